@@ -1,0 +1,50 @@
+# railcni: `make help` lists the targets.
+SHELL := /bin/sh
+PYTHON ?= python3
+# The interpreter itself, not a virtual environment's or a version manager's link to it: the launchers name it.
+BASE := $(shell $(PYTHON) -c 'import os,sys; print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))')
+VENV := .venv/bin
+PLUGINS := bin/macvlan bin/host-device bin/whereabouts
+PREFIXED := $(PLUGINS:bin/%=bin/railcni-%)
+LAUNCHERS := $(PLUGINS) $(PREFIXED)
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.PHONY: all plugins help demo test check bench clean
+
+all: plugins bin/railcni ## the executables in bin/, and .venv for the command
+
+plugins: $(LAUNCHERS) ## the executables that a runtime calls: they need Python 3.11 alone
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: all ## all tests; those that need root or a package which is missing are skipped and say so
+	$(VENV)/python -m pytest $(ARGS)
+
+check: all ## style, types, the direction of imports, the modules that a plugin loads
+	$(VENV)/ruff check
+	$(VENV)/ruff format --check
+	$(VENV)/mypy
+	$(VENV)/lint-imports
+	$(VENV)/python -m pytest -q tests/unit/test_module_list.py
+
+bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD, CHECK, DEL, 50 at once, a full pool
+	$(VENV)/python tests/bench/bench.py $(ARGS)
+
+$(PLUGINS): bin/%: bin/launcher.in Makefile
+	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@sed -e 's|@PYTHON@|$(BASE)|' -e 's|@PLUGIN@|$*|' $< > $@.new && chmod 755 $@.new && mv $@.new $@
+
+$(PREFIXED): bin/railcni-%: bin/%
+	@ln -sf $* $@
+
+bin/railcni: bin/command.in .venv/ready
+	@sed 's|@ROOT@|$(CURDIR)|g' $< > $@.new && chmod 755 $@.new && mv $@.new $@
+
+.venv/ready: requirements.txt
+	@sh .ci/venv $(BASE)
+	@touch $@
+
+clean: ## remove what make made
+	rm -rf .venv build $(LAUNCHERS) bin/railcni .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

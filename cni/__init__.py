@@ -1,0 +1,1 @@
+"""railcni's CNI side: the protocol, the kernel, the link plugins and the command."""

@@ -1,0 +1,233 @@
+"""The node's attachment records, and the lock under which every step of an attachment is taken.
+
+On disk, under STATE (mode 0700):
+
+    lock                                         one file; a byte of it per attachment and part (OFD byte-range locks)
+    attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
+
+The separator cannot occur in any of the names (cni.spec.request). A key that would exceed the longest file name is
+replaced by "#" and its hash; the record itself always says whose it is. A record is written before the first side
+effect of an ADD and goes last of all in a DEL, so what a killed process left can be found by whoever comes next.
+The parts have locks of their own because our link plugin may exec our IPAM plugin.
+"""
+
+from __future__ import annotations
+
+import _blake2
+import errno
+import posix
+
+from cni.kernel import files, locks, node
+from cni.spec import codec
+from cni.spec.errors import IoFailure, TryAgainLater
+from cni.spec.request import Attachment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    from cni.log import Log
+
+STATE = "/var/lib/cni/railcni"
+FORMAT = 1
+WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
+_NAME_BYTES = 200  # NAME_MAX is 255; the temporary name of a durable write is a little longer than the record's
+
+
+class Held:
+    """A lock that is held until the `with` block ends."""
+
+    __slots__ = ("_fd", "_offset")
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self._fd = fd
+        self._offset = offset
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        posix.close(self._fd)  # the lock belongs to the open file description and goes with it
+
+
+class Book:
+    """The records and locks under one directory. Nothing is opened or made before it is needed."""
+
+    __slots__ = ("_log", "_records", "directory")
+
+    def __init__(self, directory: str = STATE, log: Log | None = None) -> None:
+        self.directory = directory
+        self._records = directory + "/attachments"
+        self._log = log
+
+    def locked(self, attachment: Attachment, part: str, seconds: float = WAIT_SECONDS) -> Held:
+        """Hold the lock of one part of `attachment`; TryAgainLater when another holds it for `seconds`."""
+        fd = self._open_lock()
+        offset = _offset(attachment, part)
+        try:
+            locks.lock_byte(fd, offset, seconds)
+        except TimeoutError:
+            posix.close(fd)
+            raise TryAgainLater(
+                f"another operation on {attachment.ifname} of container {attachment.container_id} (network"
+                f" {attachment.network}) has been running for more than {seconds:g} s: retry when it has ended",
+                f"byte {offset} of {self.directory}/lock is locked; `lslocks` names the process",
+            ) from None
+        except OSError as fault:
+            posix.close(fd)
+            raise self._refused("lock", "lock", fault) from None
+        return Held(fd, offset)
+
+    def try_locked(self, attachment: Attachment, part: str) -> Held | None:
+        """The lock when it is free now, else None."""
+        fd = self._open_lock()
+        offset = _offset(attachment, part)
+        if locks.try_lock_byte(fd, offset):
+            return Held(fd, offset)
+        posix.close(fd)
+        return None
+
+    def read(self, attachment: Attachment, part: str) -> dict[str, Any] | None:
+        """The record, or None when there is none. One that cannot be read is set aside, with a line in the log."""
+        return self._load(_name(attachment, part))
+
+    def write(self, attachment: Attachment, part: str, document: dict[str, Any]) -> None:
+        """Write the record so that it outlives a crash of the process and of the machine."""
+        document = {
+            "format": FORMAT,
+            "network": attachment.network,
+            "containerID": attachment.container_id,
+            "ifname": attachment.ifname,
+            "bootID": node.boot_id(),
+            **document,
+        }
+        data = codec.dumps(document).encode()
+        try:
+            try:
+                files.write_durably(self._records, _name(attachment, part), data)
+            except FileNotFoundError:  # the first record on this node
+                files.make_private_directory(self._records)
+                files.write_durably(self._records, _name(attachment, part), data)
+        except OSError as fault:
+            raise self._refused("write", "attachments", fault) from None
+
+    def remove(self, attachment: Attachment, part: str) -> None:
+        """Remove the record; there need not be one."""
+        try:
+            files.remove_durably(self._records, _name(attachment, part))
+        except FileNotFoundError:
+            pass
+        except OSError as fault:
+            raise self._refused("remove a record from", "attachments", fault) from None
+
+    def of_network(self, network: str, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
+        """Every record of one part that belongs to `network`."""
+        return [(a, d) for a, p, d in self._every(network + ":") if p == part and a.network == network]
+
+    def all(self) -> list[tuple[Attachment, str, dict[str, Any]]]:
+        """Every record of the node: (attachment, part, document)."""
+        return self._every("")
+
+    def others(self, attachment: Attachment) -> list[Attachment]:
+        """Attachments of other networks that have the same containerID and ifname, and a link record."""
+        same = f":{attachment.container_id}:{attachment.ifname}:link"
+        found = []
+        for name in self._names():
+            if name.endswith(same) or name.startswith("#"):
+                document = self._load(name)
+                other = document and _attachment(document)
+                if other and other != attachment and other.key()[1:] == attachment.key()[1:]:
+                    found.append(other)
+        return found
+
+    def _every(self, prefix: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
+        found = []
+        for name in sorted(self._names()):
+            if name.startswith((prefix, "#")):
+                document = self._load(name)
+                attachment = document and _attachment(document)
+                if document and attachment:
+                    found.append((attachment, name.rpartition(":")[2], document))
+        return found
+
+    def _names(self) -> list[str]:
+        try:
+            return [n for n in posix.listdir(self._records) if not n.startswith(".")]
+        except FileNotFoundError:
+            return []
+        except OSError as fault:
+            raise self._refused("list", "attachments", fault) from None
+
+    def _load(self, name: str) -> dict[str, Any] | None:
+        path = f"{self._records}/{name}"
+        try:
+            document = codec.loads(files.read_whole(path))
+            if isinstance(document, dict) and _attachment(document):
+                return document
+            reason = "is no record"
+        except FileNotFoundError:
+            return None
+        except ValueError as fault:
+            reason = str(fault)
+        except OSError as fault:
+            raise self._refused("read", f"attachments/{name}", fault) from None
+        aside = f"{self._records}/.damaged.{name}"
+        try:
+            posix.rename(path, aside)
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            raise self._refused("set aside", f"attachments/{name}", fault) from None
+        if self._log:
+            self._log.error(f"record {path} is damaged ({reason}): set aside as {aside}")
+        return None
+
+    def _open_lock(self) -> int:
+        path = self.directory + "/lock"
+        flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
+        try:
+            try:
+                return posix.open(path, flags, 0o600)
+            except FileNotFoundError:
+                files.make_private_directory(self.directory)
+                return posix.open(path, flags, 0o600)
+        except OSError as fault:
+            raise self._refused("open", "lock", fault) from None
+
+    def _refused(self, action: str, what: str, fault: OSError) -> IoFailure:
+        remedy = {
+            errno.ENOSPC: "free space there",
+            errno.EDQUOT: "free space there",
+            errno.EROFS: "mount it writable",
+            errno.EACCES: "run as root",
+            errno.EPERM: "run as root",
+        }.get(fault.errno or 0, "see that the directory is a local, writable one")
+        return IoFailure(f"cannot {action} {self.directory}/{what}: {fault.strerror}; {remedy}")
+
+
+def digest(attachment: Attachment, salt: str, size: int) -> bytes:
+    """`size` bytes that depend on the attachment and `salt` alone."""
+    text = "\0".join((salt, *attachment.key()))
+    return _blake2.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=size).digest()
+
+
+def _offset(attachment: Attachment, part: str) -> int:
+    return (
+        int.from_bytes(digest(attachment, part, 8), "big") >> 2
+    )  # an off_t is signed, and the range ends at offset + 1
+
+
+def _name(attachment: Attachment, part: str) -> str:
+    key = ":".join(attachment.key())
+    if len(key) > _NAME_BYTES:
+        key = "#" + digest(attachment, "name", 16).hex()
+    return f"{key}:{part}"
+
+
+def _attachment(document: dict[str, Any]) -> Attachment | None:
+    names = [document.get(k) for k in ("network", "containerID", "ifname")]
+    strings = [n for n in names if isinstance(n, str)]
+    return Attachment(*strings) if len(strings) == len(names) else None

@@ -1,0 +1,154 @@
+"""How a network configuration becomes a checked object: tables of keys, and one function that fills from them.
+
+A plugin declares the keys that it knows as a table of `Key`; `fill` reads them from a JSON object into the
+attributes of a plain slotted object and notes every fault that it meets, so that an author sees all of them at once.
+Keys match without regard to case, unknown keys are ignored, null is absent: as Go's encoding/json, which wrote the
+configurations in use.
+"""
+
+from __future__ import annotations
+
+from cni.spec import codec
+from cni.spec.errors import InvalidConfig
+from cni.spec.request import member
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+
+class Key:
+    """One key of a configuration: its name, the reader that checks its value, the attribute it fills, its default.
+
+    `read` takes the JSON value and returns what the attribute gets, or raises ValueError that says what is wanted.
+    """
+
+    __slots__ = ("attribute", "default", "doc", "name", "read")
+
+    def __init__(
+        self, name: str, read: Callable[[Any], Any], default: Any = None, doc: str = "", attribute: str = ""
+    ) -> None:
+        self.name = name
+        self.read = read
+        self.default = default
+        self.doc = doc
+        self.attribute = attribute or name
+
+
+class Fault:
+    """A key with a value that is not right, and what would be."""
+
+    __slots__ = ("key", "value", "wanted")
+
+    def __init__(self, key: str, value: object, wanted: str) -> None:
+        self.key = key
+        self.value = value
+        self.wanted = wanted
+
+    def __str__(self) -> str:
+        shown = codec.dumps(self.value)
+        return f"{self.key} {shown if len(shown) <= 60 else shown[:57] + '...'}: {self.wanted}"
+
+
+def fill(
+    target: object, table: Sequence[Key], document: Mapping[str, Any], faults: list[Fault], prefix: str = ""
+) -> None:
+    """Set the attribute of every key in `table` on `target` from `document`; a bad value goes to `faults`."""
+    for key in table:
+        value = member(document, key.name)
+        filled = key.default
+        if value is not None:
+            try:
+                filled = key.read(value)
+            except ValueError as fault:
+                faults.append(Fault(prefix + key.name, value, str(fault)))
+        setattr(target, key.attribute, filled)
+
+
+def refuse(faults: Sequence[Fault]) -> None:
+    """Raise InvalidConfig with all `faults`, when there are any."""
+    if not faults:
+        return
+    texts = [str(f) for f in faults]
+    msg = "; ".join(texts)
+    if len(texts) > 1:
+        msg = f"{len(texts)} faults in the network configuration: {msg}"
+    raise InvalidConfig(msg, "\n".join(texts) if len(msg) > 250 else "")
+
+
+def string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("want a string")
+    return value
+
+
+def boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("want true or false")
+    return value
+
+
+def integer(low: int, high: int) -> Callable[[Any], int]:
+    """A reader of integers from `low` to `high`, both included."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        raise ValueError(f"want an integer from {low} to {high}")
+
+    return read
+
+
+def one_of(*choices: str) -> Callable[[Any], str]:
+    """A reader of strings that are one of `choices`."""
+
+    def read(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"want one of {', '.join(choices)}")
+        return str(value)
+
+    return read
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("want a JSON object")
+    return value
+
+
+def list_of(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    """A reader of lists whose members `read` accepts."""
+
+    def read_all(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise ValueError("want a list")
+        return [read(v) for v in value]
+
+    return read_all
+
+
+def hardware_address(value: Any) -> str:
+    """A unicast Ethernet address, as "aa:bb:cc:dd:ee:ff"; "-" between the bytes is read too."""
+    parts = string(value).replace("-", ":").split(":")
+    if len(parts) != 6 or not all(1 <= len(p) <= 2 and _is_hex(p) for p in parts):
+        raise ValueError("want a MAC address such as 02:00:00:00:00:01")
+    octets = [int(p, 16) for p in parts]
+    if octets[0] & 1:
+        raise ValueError("is a multicast address: the lowest bit of the first byte must be 0")
+    if not any(octets):
+        raise ValueError("is all zeros: want a MAC address such as 02:00:00:00:00:01")
+    return ":".join(f"{o:02x}" for o in octets)
+
+
+def _is_hex(text: str) -> bool:
+    return all(c in "0123456789abcdefABCDEF" for c in text)
+
+
+def optional(read: Callable[[Any], Any], empty: Any = "") -> Callable[[Any], Any]:
+    """A reader that takes "" for absent, as Go does, and leaves the rest to `read`."""
+
+    def read_unless_empty(value: Any) -> Any:
+        return empty if value == "" else read(value)
+
+    return read_unless_empty

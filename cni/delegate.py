@@ -1,0 +1,160 @@
+"""Hand a verb on to the IPAM plugin: in this process when it is ours, else by exec, with the same outcome.
+
+The file that CNI_PATH finds decides: when it is one of this suite's own (the same device and inode, so that links to
+it count), calling it here saves an interpreter's start. Any other file is run as the spec asks: the same environment,
+the same bytes on stdin, its stderr on ours (SPEC.md, section 4).
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from cni.spec import codec, result
+from cni.spec.errors import CniError, DecodingFailure, DelegateFailed, InvalidConfig
+from cni.spec.request import Request, member
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cni.log import Log
+    from cni.spec.result import Result
+
+_OURS = ("whereabouts",)
+
+
+def ipam_type(config: dict[str, Any]) -> str:
+    """The `ipam.type` of a configuration; "" for none: a link without addresses."""
+    ipam = member(config, "ipam")
+    kind = member(ipam, "type") if isinstance(ipam, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def add(request: Request, log: Log) -> Result:
+    """The addresses that the IPAM plugin gives. When it fails, what it may have taken is given back."""
+    kind = ipam_type(request.config)
+    try:
+        addresses = _call(kind, request, log)
+        assert addresses is not None  # noqa: S101  # ADD always has a result
+        if not addresses.ips:
+            raise DelegateFailed(
+                f'the IPAM plugin "{kind}" answered ADD without an address: see its configuration, key `ipam`'
+            )
+        return addresses
+    except CniError as fault:
+        try:
+            delete(request, log)
+        except CniError as second:
+            fault.details = f"{fault.details}\nand its DEL failed too: {second.msg}".lstrip()
+        raise
+
+
+def delete(request: Request, log: Log) -> None:
+    """Give the addresses back; idempotent, as every DEL."""
+    _call(ipam_type(request.config), with_command(request, "DEL"), log)
+
+
+def forward(request: Request, log: Log) -> None:
+    """CHECK, GC or STATUS of the IPAM plugin, when there is one."""
+    kind = ipam_type(request.config)
+    if kind:
+        _call(kind, request, log)
+
+
+def with_command(request: Request, command: str) -> Request:
+    """The same request for another verb."""
+    return Request({**request.environ, "CNI_COMMAND": command}, request.stdin, request.config, request.args)
+
+
+def with_config(request: Request, stdin: bytes) -> Request:
+    """The same request with another configuration."""
+    return Request(request.environ, stdin, codec.loads(stdin), request.args)
+
+
+def _call(kind: str, request: Request, log: Log) -> Result | None:
+    path = _find(kind, request.path)
+    if _is_ours(path):
+        from ipam import plugin
+
+        return plugin.call(request, log)
+    return _execute(kind, path, request)
+
+
+def _find(kind: str, directories: list[str]) -> str:
+    if "/" in kind or kind in (".", ".."):
+        raise InvalidConfig(f'ipam.type "{kind[:60]}" must be the name of a plugin, without "/"')
+    for directory in directories:
+        path = f"{directory}/{kind}"
+        try:
+            if posix.stat(path).st_mode & 0o170000 == 0o100000:
+                return path
+        except OSError:
+            continue
+    raise InvalidConfig(
+        f'ipam.type "{kind[:60]}" is in none of the directories of CNI_PATH ({":".join(directories)[:120]}): install that plugin there'
+    )
+
+
+def _is_ours(path: str) -> bool:
+    found = posix.stat(path)
+    for name in _OURS:
+        try:
+            own = posix.stat(f"{sys.path[0]}/bin/{name}")
+        except OSError:
+            continue
+        if (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino):
+            return True
+    return False
+
+
+def _execute(kind: str, path: str, request: Request) -> Result | None:
+    stdin = posix.memfd_create("stdin", posix.MFD_CLOEXEC)  # a pipe could fill while the plugin writes its answer
+    left = request.stdin
+    while left:
+        left = left[posix.write(stdin, left) :]
+    posix.lseek(stdin, 0, 0)
+    reading, writing = posix.pipe()
+    try:
+        pid = posix.posix_spawn(
+            path,
+            [path],
+            {
+                k.encode("utf-8", "surrogateescape"): v.encode("utf-8", "surrogateescape")
+                for k, v in request.environ.items()
+            },
+            file_actions=[(posix.POSIX_SPAWN_DUP2, stdin, 0), (posix.POSIX_SPAWN_DUP2, writing, 1)],
+        )
+    except OSError as fault:
+        posix.close(reading)
+        raise DelegateFailed(f'the IPAM plugin "{kind}" cannot be run: {path}: {fault.strerror}') from None
+    finally:
+        posix.close(writing)
+        posix.close(stdin)
+    parts = []
+    while part := posix.read(reading, 1 << 16):
+        parts.append(part)
+    posix.close(reading)
+    status = posix.waitstatus_to_exitcode(posix.waitpid(pid, 0)[1])
+    return _answer(kind, path, request, b"".join(parts), status)
+
+
+def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) -> Result | None:
+    if status == 0 and request.command != "ADD":
+        return None
+    try:
+        document = codec.loads(stdout)
+    except ValueError as fault:
+        end = f"exit code {status}" if status >= 0 else f"signal {-status}"
+        msg = f'the IPAM plugin "{kind}" ended with {end} and no JSON on stdout ({fault}): run {path} by hand, or see its log'
+        raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace")) from None
+    if status == 0:
+        return result.parse(document, f'the answer of the IPAM plugin "{kind}"')
+    code = member(document, "code") if isinstance(document, dict) else None
+    if not isinstance(code, int):
+        raise DecodingFailure(
+            f'the IPAM plugin "{kind}" failed without an error code', stdout[:500].decode("utf-8", "replace")
+        )
+    raise CniError(
+        f"{kind}: {member(document, 'msg')}", str(member(document, "details") or ""), code or DelegateFailed.code
+    )

@@ -1,0 +1,156 @@
+"""What an attachment's result asks of its link: addresses, up, routes, and that neighbours hear of it.
+
+Done in the sandbox, in this order, after pkg/ipam of containernetworking/plugins: sysctls, addresses, up, routes.
+arp_notify makes the kernel announce the IPv4 addresses as the link comes up (inetdev_event, net/ipv4/devinet.c). An
+IPv6 address that skips duplicate detection is not announced then; setting the link's own MAC once more makes the
+kernel do it (NETDEV_CHANGEADDR in ndisc_netdev_event, net/ipv6/ndisc.c), which saves a raw socket and its 12 ms.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+
+from cni.kernel import addresses, routes, sysctl
+from cni.kernel.netlink import KernelError
+from cni.spec.errors import InvalidConfig, KernelRefused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.kernel.links import Link, Rtnl
+    from cni.spec.result import IPConfig, Result
+    from cni.spec.result import Route as WantedRoute
+
+DAD_SECONDS = 5.0  # as upstream; detection itself takes 1 to 2 s
+
+
+class NotUp(Exception):
+    """The link could not be set up; `cause` is the kernel's refusal. The plugin knows what it means."""
+
+    def __init__(self, cause: KernelError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def configure(box: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str, int]:
+    """Configure `link` (down, in the namespace of `box` and of the calling thread); its MAC and MTU afterwards.
+
+    `dad`: wait until duplicate detection has passed the IPv6 addresses. KernelRefused, or NotUp.
+    """
+    has_ipv6 = any(a.family == 6 for a in wanted.ips)
+    if wanted.ips:
+        _announce(link.name, has_ipv6)
+    for address in wanted.ips:
+        try:
+            addresses.add(box, link.index, address.address, nodad=not dad)
+        except ValueError:
+            raise InvalidConfig(
+                f'the IPAM plugin gave the address "{address.address[:60]}": want one with its prefix length'
+            ) from None
+        except KernelError as fault:
+            raise KernelRefused(
+                f"address {address.address} cannot be set on {link.name}: {fault.strerror}", str(fault)
+            ) from None
+    try:
+        box.change_link(link.index, up=True)
+    except KernelError as fault:
+        raise NotUp(fault) from None
+    if has_ipv6:
+        if dad:
+            _await_detection(box, link)
+        else:
+            box.change_link(link.index, mac=link.mac)
+    for route in wanted.routes:
+        _add_route(box, link, route, wanted.ips)
+    after = box.link(index=link.index) or link
+    return after.mac, after.mtu
+
+
+def _announce(name: str, has_ipv6: bool) -> None:
+    sysctl.write(f"net/ipv4/conf/{name}/arp_notify", "1")
+    if not has_ipv6:
+        return
+    for link in ("lo", name):  # some runtimes give the sandbox with IPv6 switched off
+        try:
+            if sysctl.read(f"net/ipv6/conf/{link}/disable_ipv6") != "0":
+                sysctl.write(f"net/ipv6/conf/{link}/disable_ipv6", "0")
+        except OSError as fault:
+            raise KernelRefused(
+                f"IPv6 cannot be enabled on {link} in the sandbox: {fault.strerror}; use IPv4 alone, or a kernel with IPv6 and a writable /proc/sys"
+            ) from None
+    sysctl.write(f"net/ipv6/conf/{name}/keep_addr_on_down", "1")
+    sysctl.write(f"net/ipv6/conf/{name}/ndisc_notify", "1")
+
+
+def _await_detection(box: Rtnl, link: Link) -> None:
+    end = time.monotonic() + DAD_SECONDS
+    while True:
+        found = [a for a in addresses.list_of(box, link.index) if ":" in a.text and a.scope != addresses.LINK_SCOPE]
+        for address in found:
+            if address.duplicate:
+                raise KernelRefused(
+                    f"address {address.text} is in use by another host on the link (duplicate address detection): free it there, or exclude it from the range"
+                )
+        if not any(a.tentative for a in found):
+            return
+        if time.monotonic() > end:
+            raise KernelRefused(
+                f"duplicate address detection on {link.name} took more than {DAD_SECONDS:g} s: has the master a carrier?"
+            )
+        time.sleep(0.05)
+
+
+def _add_route(box: Rtnl, link: Link, route: WantedRoute, ips: list[IPConfig]) -> None:
+    gw = route.gw or _gateway(route.family, ips)
+    try:
+        routes.add(box, link.index, route.dst, gw, route.priority, route.table, route.scope, route.mtu, route.advmss)
+    except ValueError:
+        raise InvalidConfig(
+            f'route "{route.dst[:60]}" by "{gw[:60]}": want a CIDR and an address of the same family'
+        ) from None
+    except KernelError as fault:
+        by = f" by {gw}" if gw else ""
+        raise KernelRefused(
+            f"route {route.dst}{by} cannot be set on {link.name}: {_route_reason(fault)}", str(fault)
+        ) from None
+
+
+def _route_reason(fault: KernelError) -> str:
+    if fault.errno == errno.ENETUNREACH or fault.errno == errno.EHOSTUNREACH:
+        return "the gateway is in none of the link's subnets; correct `gw` or `gateway`"
+    if fault.errno == errno.EEXIST:
+        return "the sandbox has this route already; give it another `priority`, or leave it out"
+    if fault.errno == errno.EINVAL:
+        return "the destination has host bits, or a value is out of range"
+    return str(fault.strerror)
+
+
+def _gateway(family: int, ips: list[IPConfig]) -> str:
+    return next((a.gateway for a in ips if a.gateway and a.family == family), "")
+
+
+def differences(box: Rtnl, link: Link, wanted: Result) -> list[str]:
+    """What of the addresses and routes of `wanted` the link does not have."""
+    found = []
+    present = {a.text for a in addresses.list_of(box, link.index)}
+    for address in wanted.ips:
+        if _canonical(address.address) not in present:
+            found.append(f"address {address.address} is not on {link.name}")
+    held = {(r.dst, r.gw) for r in routes.list_of(box, link.index)}
+    destinations = {dst for dst, _ in held}
+    for route in wanted.routes:
+        dst, gw = _canonical(route.dst), route.gw or _gateway(route.family, wanted.ips)
+        if dst not in destinations or (gw and (dst, gw) not in held):
+            found.append(f"route {route.dst}{' by ' + gw if gw else ''} is not on {link.name}")
+    return found
+
+
+def _canonical(text: str) -> str:
+    """ "address/length" as the kernel's side of the comparison is written."""
+    address, slash, length = text.partition("/")
+    family = AF_INET6 if ":" in address else AF_INET
+    try:
+        return inet_ntop(family, inet_pton(family, address)) + slash + length
+    except OSError:
+        return text

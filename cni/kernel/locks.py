@@ -1,0 +1,97 @@
+"""Locks between processes, waited for with a bound: the kernel queues the waiters, so none of them polls.
+
+Two kinds, both released by the kernel when the last descriptor of the open file closes, hence also when the process
+is killed:
+
+- a byte of a file (open file description lock, fcntl(2)): as many locks as a file has offsets, of one open file;
+- a whole file (flock(2)).
+
+The wait is ended by SIGALRM, whose handler and timer are put back. So the waiting functions work in the main thread
+alone: elsewhere Python refuses to set a handler, with ValueError.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`, which costs an exec 3 ms
+import fcntl
+from _struct import pack
+from errno import EACCES, EAGAIN
+from time import monotonic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SEEK_SET = 0
+_RING_AGAIN = 0.05  # seconds: a ring that comes just before the wait begins is lost, so it is repeated
+
+
+def lock_byte(fd: int, offset: int, seconds: float) -> None:
+    """Lock the byte at `offset` of the file open for writing as `fd`; TimeoutError when not got in `seconds`."""
+    if try_lock_byte(fd, offset):
+        return
+    request = _flock(fcntl.F_WRLCK, offset)
+    _wait(lambda: fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, request), lambda: unlock_byte(fd, offset), seconds)
+
+
+def try_lock_byte(fd: int, offset: int) -> bool:
+    """Lock the byte at `offset` of `fd` if no other open file holds it; whether it did."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, offset))
+    except OSError as fault:
+        if fault.errno in (EAGAIN, EACCES):
+            return False
+        raise
+    return True
+
+
+def unlock_byte(fd: int, offset: int) -> None:
+    """Release the byte at `offset` of `fd`."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, offset))
+
+
+def lock_file(fd: int, seconds: float) -> None:
+    """Lock the whole file `fd` against all who do the same; TimeoutError when not got in `seconds`."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _wait(lambda: fcntl.flock(fd, fcntl.LOCK_EX), lambda: unlock_file(fd), seconds)
+
+
+def unlock_file(fd: int) -> None:
+    """Release the lock of the whole file `fd`."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _flock(kind: int, offset: int) -> bytes:
+    return pack("hhqqi4x", kind, _SEEK_SET, offset, 1, 0)  # struct flock of the 64-bit ABIs; l_pid must be 0 for OFD
+
+
+def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float) -> None:
+    """Call `lock`, which blocks; after `seconds` give up with TimeoutError, the lock not held."""
+    if seconds <= 0:
+        raise TimeoutError
+    rung = False
+
+    def ring(number: int, frame: object) -> None:
+        nonlocal rung
+        if not rung:  # only once: a second ring must not break off the clean-up below
+            rung = True
+            raise TimeoutError
+
+    former = _signal.signal(_signal.SIGALRM, ring)
+    began = monotonic()
+    left, interval = _signal.setitimer(_signal.ITIMER_REAL, seconds, _RING_AGAIN)
+    try:
+        try:
+            lock()
+        finally:
+            _signal.setitimer(_signal.ITIMER_REAL, 0)
+    except TimeoutError:
+        unlock()  # it may have rung after the lock was got
+        raise
+    finally:
+        _signal.setitimer(_signal.ITIMER_REAL, 0)
+        _signal.signal(_signal.SIGALRM, _signal.SIG_DFL if former is None else former)
+        if left:
+            _signal.setitimer(_signal.ITIMER_REAL, max(left - (monotonic() - began), 1e-6), interval)

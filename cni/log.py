@@ -1,0 +1,58 @@
+"""Log lines: to stderr, and to the file that the configuration names; each says whose attachment it is about.
+
+Runtimes show a plugin's stderr only sometimes, so nothing that a user must know is said here alone.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+import time
+
+LEVELS = ("debug", "verbose", "warning", "error", "panic")  # whereabouts' names; its default is "warning" here
+
+
+class Log:
+    """Where a plugin's lines go. `context` stands in every line; `level` is the least that is written."""
+
+    __slots__ = ("context", "level", "path")
+
+    def __init__(self, context: str = "", level: str = "warning", path: str = "") -> None:
+        self.context = context
+        self.level = level
+        self.path = path
+
+    def debug(self, text: str) -> None:
+        self._write("debug", text)
+
+    def info(self, text: str) -> None:
+        self._write("verbose", text)
+
+    def warning(self, text: str) -> None:
+        self._write("warning", text)
+
+    def error(self, text: str) -> None:
+        self._write("error", text)
+
+    def _write(self, level: str, text: str) -> None:
+        if LEVELS.index(level) < LEVELS.index(self.level):
+            return
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = f"{stamp} [{level}] {self.context}: {text}\n".encode("utf-8", "replace")
+        try:
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
+        except (OSError, AttributeError):
+            pass  # nobody listens on stderr: the operation goes on
+        if self.path:
+            try:
+                flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
+                fd = posix.open(self.path, flags, 0o640)
+            except OSError:
+                return  # a log that cannot be written is no reason to fail an attachment
+            try:
+                posix.write(fd, line)
+            except OSError:
+                pass  # a full disk, likewise
+            finally:
+                posix.close(fd)

@@ -1,0 +1,356 @@
+"""macvlan: a link of its own MAC on top of a master, made inside the sandbox.
+
+    read         the configuration, with all its faults                           pure
+    survey       the master, and what has the ifname in the sandbox
+    plan         configuration + survey -> the link to make, or why not           pure
+    apply        the plan -> the link in the sandbox, under its name, still down
+    remove       the link, under either of its names, when the plan made it
+    differences  the link against the plan                                        pure
+
+Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for what the
+kernel refuses, and why.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from cni.attachment import digest
+from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, one_of, optional, refuse, string
+from cni.kernel import node, routes
+from cni.kernel.netlink import KernelError
+from cni.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, LimitedConnectivity, NotAvailable
+from cni.spec.request import member
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cni.attachment import Book
+    from cni.kernel.links import Link, Rtnl
+    from cni.kernel.netns import Namespace
+    from cni.log import Log
+    from cni.spec.request import Request
+    from cni.spec.result import IPConfig
+
+NAME = "macvlan"
+MODES = ("bridge", "private", "vepa", "passthru")
+ARPHRD_ETHER = 1
+ARPHRD_INFINIBAND = 32
+IPV6_LEAST_MTU = 1280  # RFC 8200, section 5
+
+KEYS = (
+    Key("master", optional(string), "", "netdev under the link; default: the link of the default route"),
+    Key("mode", optional(one_of(*MODES), "bridge"), "bridge", "how links of one master reach each other"),
+    Key("mtu", integer(0, 65535), 0, "MTU of the link in bytes, at most the master's; 0: the master's"),
+    Key("mac", optional(hardware_address), "", "MAC address; default: one derived from the attachment"),
+    Key("linkInContainer", boolean, False, "look for the master in the sandbox", "link_in_container"),
+    Key("bcqueuelen", integer(0, 2**32 - 1), 0, "broadcast queue of the master, in packets; 0: the kernel's default"),
+    Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
+    Key("ipam", mapping, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
+    Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
+)
+
+
+class Config:
+    """The keys of KEYS, checked; `mac` is the one that counts: runtimeConfig, then CNI_ARGS, then the configuration."""
+
+    __slots__ = tuple(k.attribute for k in KEYS)
+
+    master: str
+    mode: str
+    mtu: int
+    mac: str
+    link_in_container: bool
+    bcqueuelen: int
+    dad: bool
+    ipam: dict[str, Any]
+    dns: dict[str, Any]
+
+
+class Facts:
+    """What `survey` found: the master, the names of the netdevs beside it, a link that has the ifname already."""
+
+    __slots__ = ("boot_id", "master", "names", "taken")
+
+    def __init__(self, master: Link | None, names: list[str], taken: Link | None, boot_id: str) -> None:
+        self.master = master
+        self.names = names
+        self.taken = taken
+        self.boot_id = boot_id
+
+
+class Plan:
+    """The link to make. `lower` is the index of the master; `name` the final name, `temporary` the one until then."""
+
+    __slots__ = ("bcqueuelen", "in_sandbox", "lower", "mac", "master", "mode", "mtu", "name", "temporary")
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.name: str = document["name"]
+        self.temporary: str = document["temporary"]
+        self.master: str = document["master"]
+        self.lower: int = document["lower"]
+        self.in_sandbox: bool = document["inSandbox"]
+        self.mode: str = document["mode"]
+        self.mtu: int = document["mtu"]
+        self.mac: str = document["mac"]
+        self.bcqueuelen: int = document["bcqueuelen"]
+
+    def document(self) -> dict[str, Any]:
+        """The plan as the record keeps it."""
+        return {
+            "name": self.name,
+            "temporary": self.temporary,
+            "master": self.master,
+            "lower": self.lower,
+            "inSandbox": self.in_sandbox,
+            "mode": self.mode,
+            "mtu": self.mtu,
+            "mac": self.mac,
+            "bcqueuelen": self.bcqueuelen,
+        }
+
+
+def read(request: Request) -> Config:
+    """The checked configuration; InvalidConfig with all faults."""
+    config = Config()
+    faults: list[Fault] = []
+    fill(config, KEYS, request.config, faults)
+    runtime = member(request.config, "runtimeConfig")
+    for key, value in (
+        ("CNI_ARGS MAC", request.args.get("MAC")),
+        ("runtimeConfig.mac", member(runtime, "mac") if isinstance(runtime, dict) else None),
+    ):
+        if value:
+            try:
+                config.mac = hardware_address(value)
+            except ValueError as fault:
+                faults.append(Fault(key, value, str(fault)))
+    refuse(faults)
+    return config
+
+
+def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) -> Facts:
+    """Read the master, where it is looked for, and what has the ifname in the sandbox."""
+    where = box if config.link_in_container else host
+    master = _find_master(config, where)
+    names = [] if master else [link.name for link in where.links()]
+    return Facts(master, names, box.link(name=request.attachment.ifname), node.boot_id())
+
+
+def _find_master(config: Config, where: Rtnl) -> Link | None:
+    if config.master:
+        return where.link(name=config.master)
+    index = routes.default_route_link(where)
+    return where.link(index=index) if index else None
+
+
+def load(document: dict[str, Any]) -> Plan:
+    return Plan(document)
+
+
+def adopt(request: Request, host: Rtnl, box: Rtnl) -> Plan | None:
+    """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now."""
+    config = Config()
+    fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
+    master = _find_master(config, box if config.link_in_container else host)
+    if master is None:
+        return None
+    return _plan(config, request, master, "")
+
+
+def plan(config: Config, request: Request, facts: Facts) -> Plan:
+    """The link to make on the master in `facts`, or the error that says why it cannot be made."""
+    master = facts.master
+    where = "in the sandbox" if config.link_in_container else "on the host"
+    if master is None:
+        if not config.master:
+            raise InvalidConfig(
+                f"no `master` is given and there is no default route {where}: name the netdev in the key `master`"
+            )
+        raise InvalidConfig(
+            f'master "{config.master}" does not exist {where}: name an existing netdev',
+            f"netdevs {where}: {' '.join(facts.names)}",
+        )
+    if master.arphrd == ARPHRD_INFINIBAND:
+        raise InvalidConfig(
+            f'master "{master.name}" is an InfiniBand link, and macvlan needs Ethernet: use the plugin ipoib or host-device for it'
+        )
+    if master.arphrd != ARPHRD_ETHER:
+        raise InvalidConfig(
+            f'master "{master.name}" is not an Ethernet link (ARPHRD {master.arphrd}): macvlan cannot use it'
+        )
+    if config.mtu > master.mtu:
+        raise InvalidConfig(
+            f'mtu {config.mtu} is above {master.mtu}, the MTU of master "{master.name}": lower the key `mtu`, or raise the'
+            f" master's (ip link set {master.name} mtu {config.mtu})"
+        )
+    if 0 < config.mtu < master.min_mtu:
+        raise InvalidConfig(f"mtu {config.mtu} is below {master.min_mtu}, the least that a link can have")
+    if facts.taken is not None:
+        kind = facts.taken.kind or "physical"
+        raise InvalidEnvironment(
+            f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns} (a {kind} link that this'
+            " attachment did not make): choose another ifname, or remove that link"
+        )
+    return _plan(config, request, master, config.mac or _derived_mac(request, facts.boot_id))
+
+
+def _plan(config: Config, request: Request, master: Link, mac: str) -> Plan:
+    return Plan(
+        {
+            "name": request.attachment.ifname,
+            "temporary": temporary_name(request),
+            "master": master.name,
+            "lower": master.lower_index if master.kind == "macvlan" else master.index,
+            "inSandbox": config.link_in_container,
+            "mode": config.mode,
+            "mtu": config.mtu or master.mtu,
+            "mac": "" if config.mode == "passthru" else mac,  # the kernel gives it the master's, drivers/net/macvlan.c
+            "bcqueuelen": config.bcqueuelen,
+        }
+    )
+
+
+def temporary_name(request: Request) -> str:
+    """The name under which the link is made: the attachment's alone, so that a later call knows it for its own."""
+    return "mv" + digest(request.attachment, "temporary", 6).hex()
+
+
+def _derived_mac(request: Request, boot_id: str) -> str:
+    """A locally administered unicast MAC that a retried ADD gets again, and no other attachment of any node."""
+    octets = bytearray(digest(request.attachment, "mac" + boot_id, 6))
+    octets[0] = octets[0] & 0xFC | 0x02
+    return ":".join(f"{o:02x}" for o in octets)
+
+
+def apply(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link:
+    """Make the link in the sandbox, under its name and still down; KernelRefused says in words why it cannot be."""
+    maker = box if planned.in_sandbox else host
+    try:
+        maker.add_macvlan(
+            planned.temporary,
+            planned.lower,
+            planned.mode,
+            mtu=planned.mtu,
+            mac=planned.mac,
+            bcqueuelen=planned.bcqueuelen,
+            netns_fd=sandbox.fd,
+        )
+    except KernelError as fault:
+        raise KernelRefused(_reason(planned, fault), str(fault)) from None
+    link = box.link(name=planned.temporary)
+    if link is None:
+        raise KernelRefused(
+            f"the macvlan on {planned.master} vanished as soon as it was made: was the sandbox or the master removed?"
+        )
+    try:
+        box.change_link(link.index, name=planned.name)
+    except KernelError as fault:
+        raise KernelRefused(f'the link cannot be named "{planned.name}": {fault.strerror}', str(fault)) from None
+    link.name = planned.name
+    return link
+
+
+def _reason(planned: Plan, fault: KernelError) -> str:
+    master = planned.master
+    if fault.errno == errno.EBUSY:
+        return f'master "{master}" is taken by a bridge, bond or other upper device: use another netdev, or take it out of that device'
+    if fault.errno == errno.EINVAL and planned.mode == "passthru":
+        return f'mode passthru needs master "{master}" for itself, and it has another macvlan: use mode bridge, or another master'
+    if fault.errno == errno.EINVAL:
+        return (
+            f'master "{master}" cannot carry this macvlan: is it in use by one of mode passthru, or no Ethernet link?'
+        )
+    if fault.errno == errno.EADDRINUSE:
+        return mac_in_use(planned)
+    if fault.errno in (errno.ENODEV, errno.ENXIO):
+        return f'master "{master}" vanished meanwhile: retry when it is back'
+    if fault.errno == errno.EADDRNOTAVAIL:
+        return f"the MAC address {planned.mac} is not one that a link can have: give a unicast address in the key `mac`"
+    if fault.errno == errno.EPERM:
+        return "the kernel does not permit making links here: run as root, with CAP_NET_ADMIN on the host's and the sandbox's namespace"
+    return f'the kernel refused a macvlan on master "{master}": {fault.strerror}'
+
+
+def mac_in_use(planned: Plan) -> str:
+    return f'the MAC address {planned.mac} is in use on master "{planned.master}" already: give each attachment its own (runtimeConfig.mac, CNI_ARGS MAC, key `mac`)'
+
+
+def refused_up(planned: Plan, fault: KernelError) -> str:
+    """Why the kernel did not set the link up."""
+    if fault.errno == errno.EADDRINUSE:
+        return mac_in_use(planned)
+    return f'the link "{planned.name}" cannot be set up: {fault.strerror}'
+
+
+def owns(planned: Plan, link: Link) -> bool:
+    """Whether `link` is what this plan made, also when a chained plugin gave it another MAC or MTU since."""
+    if link.kind != "macvlan":
+        return False
+    return link.name == planned.temporary or link.lower_index == planned.lower
+
+
+def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
+    """Remove what the plan made from the sandbox, under either name; nothing there is no error."""
+    if box is None:
+        return  # the link went with its sandbox
+    for name in (planned.temporary, planned.name):
+        link = box.link(name=name)
+        if link is None:
+            continue
+        if not owns(planned, link):
+            log.warning(
+                f'link "{name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
+            )
+            continue
+        try:
+            box.delete_link(link.index)
+        except KernelError as fault:
+            if fault.errno != errno.ENODEV:
+                raise KernelRefused(
+                    f'the link "{name}" cannot be removed: {fault.strerror}; retry', str(fault)
+                ) from None
+
+
+def differences(planned: Plan, link: Link) -> list[str]:
+    """What of the link itself is not as planned."""
+    found = []
+    if link.kind != "macvlan":
+        return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
+    if link.lower_index != planned.lower:
+        found.append(
+            f'"{link.name}" is not on master "{planned.master}" (index {planned.lower}), but on index {link.lower_index}'
+        )
+    if link.macvlan_mode != planned.mode:
+        found.append(f"mode is {link.macvlan_mode}, configured is {planned.mode}")
+    return found
+
+
+def pci_id(planned: Plan) -> str:
+    """A macvlan has no PCI function of its own."""
+    return ""
+
+
+def check_addresses(planned: Plan, ips: list[IPConfig]) -> None:
+    """Refuse an IPv6 address on a link whose MTU is too small for IPv6: the kernel would only say EINVAL."""
+    for address in ips:
+        if address.family == 6 and planned.mtu < IPV6_LEAST_MTU:
+            raise InvalidConfig(
+                f"mtu {planned.mtu} is too small for the IPv6 address {address.address}: IPv6 needs {IPV6_LEAST_MTU} or more (RFC 8200)"
+            )
+
+
+def status(config: Config, host: Rtnl, log: Log) -> None:
+    """NotAvailable without a master; LimitedConnectivity when it is down or has no carrier."""
+    if config.link_in_container:
+        return  # each sandbox has its own
+    master = _find_master(config, host)
+    if master is None:
+        raise NotAvailable(
+            f'master "{config.master}" does not exist: no attachment can be made; bring it back, or correct the key `master`'
+        )
+    if not master.up:
+        raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
+    if not master.carrier:
+        raise LimitedConnectivity(f'master "{master.name}" has no carrier: see its cable and switch port')

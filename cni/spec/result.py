@@ -1,0 +1,223 @@
+"""The result of an ADD, and its form in every version of the spec.
+
+One form in memory, that of 1.1.0; `document` writes it as an older version wants it and `parse`
+reads any of them. What an older version cannot say is left out:
+
+    1.1.0          interfaces (mtu, socketPath, pciID), ips, routes (mtu, advmss, priority, table, scope), dns
+    1.0.0          without mtu, socketPath and pciID; routes keep dst and gw
+    0.3.0 - 0.4.0  as 1.0.0, and each of `ips` says its `version` ("4" or "6")
+    0.1.0 - 0.2.0  no interfaces; the first IPv4 and the first IPv6 address as `ip4` and `ip6`, with their routes
+
+Sources: SPEC.md section 5 of each version; the conversions of pkg/types/{020,040,100} in containernetworking/cni.
+"""
+
+from __future__ import annotations
+
+from cni.spec.errors import DecodingFailure, IncompatibleVersion
+from cni.spec.versions import NEWEST, SUPPORTED, at_least
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Interface:
+    """A link that the attachment made or moved; `mtu` in bytes; `sandbox` "" for a link of the host."""
+
+    __slots__ = ("mac", "mtu", "name", "pci_id", "sandbox", "socket_path")
+
+    def __init__(
+        self, name: str, mac: str = "", mtu: int = 0, sandbox: str = "", pci_id: str = "", socket_path: str = ""
+    ) -> None:
+        self.name = name
+        self.mac = mac
+        self.mtu = mtu
+        self.sandbox = sandbox
+        self.pci_id = pci_id
+        self.socket_path = socket_path
+
+
+class IPConfig:
+    """An address "a.b.c.d/len" or "x::y/len", its gateway ("" for none) and the index of its interface."""
+
+    __slots__ = ("address", "gateway", "interface")
+
+    def __init__(self, address: str, gateway: str = "", interface: int | None = None) -> None:
+        self.address = address
+        self.gateway = gateway
+        self.interface = interface
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return 6 if ":" in self.address else 4
+
+
+class Route:
+    """A route to `dst` (CIDR) by `gw` ("" for the gateway of the address); the rest as in spec 1.1.0, None for unset."""
+
+    __slots__ = ("advmss", "dst", "gw", "mtu", "priority", "scope", "table")
+
+    def __init__(
+        self,
+        dst: str,
+        gw: str = "",
+        mtu: int | None = None,
+        advmss: int | None = None,
+        priority: int | None = None,
+        table: int | None = None,
+        scope: int | None = None,
+    ) -> None:
+        self.dst = dst
+        self.gw = gw
+        self.mtu = mtu
+        self.advmss = advmss
+        self.priority = priority
+        self.table = table
+        self.scope = scope
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return 6 if ":" in self.dst else 4
+
+
+class Result:
+    """What an ADD answers. `dns` is the spec's dictionary as it came; {} for none."""
+
+    __slots__ = ("dns", "interfaces", "ips", "routes")
+
+    def __init__(
+        self,
+        interfaces: list[Interface] | None = None,
+        ips: list[IPConfig] | None = None,
+        routes: list[Route] | None = None,
+        dns: dict[str, Any] | None = None,
+    ) -> None:
+        self.interfaces = interfaces or []
+        self.ips = ips or []
+        self.routes = routes or []
+        self.dns = dns or {}
+
+    def document(self, version: str) -> dict[str, Any]:
+        """The JSON object of this result in `version`; IncompatibleVersion when that cannot hold it."""
+        if not at_least(version, "0.3.0"):
+            return self._document_by_family(version)
+        reply: dict[str, Any] = {"cniVersion": version}
+        newest = at_least(version, "1.1.0")
+        if self.interfaces:
+            reply["interfaces"] = [_interface(i, newest) for i in self.interfaces]
+        if self.ips:
+            reply["ips"] = [_address(a, with_family=not at_least(version, "1.0.0")) for a in self.ips]
+        if self.routes:
+            reply["routes"] = [_route(r, newest) for r in self.routes]
+        reply["dns"] = self.dns
+        return reply
+
+    def _document_by_family(self, version: str) -> dict[str, Any]:
+        reply: dict[str, Any] = {"cniVersion": version}
+        for address in self.ips:
+            key = f"ip{address.family}"
+            if key in reply:
+                continue
+            entry: dict[str, Any] = {"ip": address.address}
+            if address.gateway:
+                entry["gateway"] = address.gateway
+            routes = [_route(r, newest=False) for r in self.routes if r.family == address.family]
+            if routes:
+                entry["routes"] = routes
+            reply[key] = entry
+        if len(reply) == 1:
+            raise IncompatibleVersion(
+                f"cniVersion {version} cannot describe an attachment without addresses: use cniVersion 0.3.0 or newer, or give it an ipam block"
+            )
+        reply["dns"] = self.dns
+        return reply
+
+
+def parse(document: Any, what: str = "prevResult") -> Result:
+    """The result in `document`, which may be of any version; DecodingFailure says what of it is no result."""
+    if not isinstance(document, dict):
+        raise DecodingFailure(f"{what} is not a JSON object, but {type(document).__name__}")
+    version = document.get("cniVersion") or ("0.2.0" if "ip4" in document or "ip6" in document else NEWEST)
+    if version not in SUPPORTED:
+        raise DecodingFailure(f'{what} has cniVersion "{version}", which is not one of {", ".join(SUPPORTED)}')
+    try:
+        dns = document.get("dns") or {}
+        if not isinstance(dns, dict):
+            raise TypeError("dns")
+        if not at_least(version, "0.3.0"):
+            return _parse_by_family(document, dns)
+        interfaces = [
+            Interface(
+                i["name"],
+                i.get("mac") or "",
+                i.get("mtu") or 0,
+                i.get("sandbox") or "",
+                i.get("pciID") or "",
+                i.get("socketPath") or "",
+            )
+            for i in document.get("interfaces") or []
+        ]
+        ips = [IPConfig(a["address"], a.get("gateway") or "", a.get("interface")) for a in document.get("ips") or []]
+        return Result(interfaces, ips, [_parse_route(r) for r in document.get("routes") or []], dns)
+    except (KeyError, TypeError, AttributeError) as fault:
+        raise DecodingFailure(
+            f"{what} is not a CNI result of version {version}: {fault} is missing or of a wrong type"
+        ) from None
+
+
+def _parse_by_family(document: dict[str, Any], dns: dict[str, Any]) -> Result:
+    ips: list[IPConfig] = []
+    routes: list[Route] = []
+    for key in ("ip4", "ip6"):
+        entry = document.get(key)
+        if entry:
+            ips.append(IPConfig(entry["ip"], entry.get("gateway") or ""))
+            routes += [_parse_route(r) for r in entry.get("routes") or []]
+    return Result([], ips, routes, dns)
+
+
+def _parse_route(r: Any) -> Route:
+    return Route(
+        r["dst"], r.get("gw") or "", r.get("mtu"), r.get("advmss"), r.get("priority"), r.get("table"), r.get("scope")
+    )
+
+
+def _interface(i: Interface, newest: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": i.name}
+    if i.mac:
+        entry["mac"] = i.mac
+    if newest and i.mtu:
+        entry["mtu"] = i.mtu
+    if i.sandbox:
+        entry["sandbox"] = i.sandbox
+    if newest and i.socket_path:
+        entry["socketPath"] = i.socket_path
+    if newest and i.pci_id:
+        entry["pciID"] = i.pci_id
+    return entry
+
+
+def _address(a: IPConfig, with_family: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {}
+    if with_family:
+        entry["version"] = str(a.family)
+    if a.interface is not None:
+        entry["interface"] = a.interface
+    entry["address"] = a.address
+    if a.gateway:
+        entry["gateway"] = a.gateway
+    return entry
+
+
+def _route(r: Route, newest: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"dst": r.dst}
+    if r.gw:
+        entry["gw"] = r.gw
+    if newest:
+        for key in ("mtu", "advmss", "priority", "table", "scope"):
+            value = getattr(r, key)
+            if value is not None:
+                entry[key] = value
+    return entry
