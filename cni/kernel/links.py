@@ -41,7 +41,7 @@ _SKIP_STATISTICS = attribute(_EXT_MASK, b"\x08\0\0\0")  # RTEXT_FILTER_SKIP_STAT
 _IFNAME_BYTES, _ALT_IFNAME_BYTES = 15, 127
 
 MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8, "source": 16}
-_MODE_NAMES = {number: name for name, number in MACVLAN_MODES.items()}
+_MODE_NAMES = {mode: name for name, mode in MACVLAN_MODES.items()}
 _OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
 ARPHRD_ETHER, ARPHRD_INFINIBAND = 1, 32
 
@@ -51,11 +51,11 @@ class Link:
 
     `kind` is the driver of a software link ("macvlan", "veth", "bridge"), "" for hardware. MACs are
     "aa:bb:cc:dd:ee:ff", "" where there is none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is what
-    an administrator set, `carrier` what the wire says, `operstate` both (RFC 2863). `master_index` is the bridge or
-    bond that the link is enslaved to. `lower_index` is the link below it (or a veth's peer); when `lower_netnsid` is
-    not None that lies in the namespace with this id. An index of 0 means none. `macvlan_mode` and `bcqueuelen` are of
-    a macvlan. `parent_bus` and `parent_device` name the hardware as /sys/bus does ("pci", "0000:3b:00.0"; "virtio",
-    "virtio0").
+    an administrator set, `carrier` what the wire says (False while not up), `operstate` both (RFC 2863).
+    `master_index` is the bridge or bond that the link is enslaved to. `lower_index` is the link below it (or a veth's
+    peer); when `lower_netnsid` is not None that lies in the namespace with this id. An index of 0 means none.
+    `macvlan_mode` and `bcqueuelen` are of a macvlan. `parent_bus` and `parent_device` name the hardware as /sys/bus
+    does ("pci", "0000:3b:00.0"; "virtio", "virtio0").
     """
 
     __slots__ = (

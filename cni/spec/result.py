@@ -144,27 +144,28 @@ def parse(document: Any, what: str = "prevResult") -> Result:
         raise DecodingFailure(f'{what} has cniVersion "{version}", which is not one of {", ".join(SUPPORTED)}')
     try:
         dns = document.get("dns") or {}
-        if not isinstance(dns, dict):
+        if not isinstance(document.get("dns", {}), dict | None):
             raise TypeError("dns")
         if not at_least(version, "0.3.0"):
             return _parse_by_family(document, dns)
         interfaces = [
             Interface(
-                i["name"],
-                i.get("mac") or "",
-                i.get("mtu") or 0,
-                i.get("sandbox") or "",
-                i.get("pciID") or "",
-                i.get("socketPath") or "",
+                _text(i, "name"),
+                _text(i, "mac", ""),
+                _number(i, "mtu") or 0,
+                _text(i, "sandbox", ""),
+                _text(i, "pciID", ""),
+                _text(i, "socketPath", ""),
             )
             for i in document.get("interfaces") or []
         ]
-        ips = [IPConfig(a["address"], a.get("gateway") or "", a.get("interface")) for a in document.get("ips") or []]
+        ips = [
+            IPConfig(_text(a, "address"), _text(a, "gateway", ""), _index(a, len(interfaces)))
+            for a in document.get("ips") or []
+        ]
         return Result(interfaces, ips, [_parse_route(r) for r in document.get("routes") or []], dns)
-    except (KeyError, TypeError, AttributeError) as fault:
-        raise DecodingFailure(
-            f"{what} is not a CNI result of version {version}: {fault} is missing or of a wrong type"
-        ) from None
+    except (TypeError, AttributeError) as fault:
+        raise DecodingFailure(f"{what} is not a CNI result of version {version}: {fault}") from None
 
 
 def _parse_by_family(document: dict[str, Any], dns: dict[str, Any]) -> Result:
@@ -173,15 +174,41 @@ def _parse_by_family(document: dict[str, Any], dns: dict[str, Any]) -> Result:
     for key in ("ip4", "ip6"):
         entry = document.get(key)
         if entry:
-            ips.append(IPConfig(entry["ip"], entry.get("gateway") or ""))
+            ips.append(IPConfig(_text(entry, "ip"), _text(entry, "gateway", "")))
             routes += [_parse_route(r) for r in entry.get("routes") or []]
     return Result([], ips, routes, dns)
 
 
 def _parse_route(r: Any) -> Route:
-    return Route(
-        r["dst"], r.get("gw") or "", r.get("mtu"), r.get("advmss"), r.get("priority"), r.get("table"), r.get("scope")
-    )
+    numbers = {key: _number(r, key) for key in ("mtu", "advmss", "priority", "table", "scope")}
+    return Route(_text(r, "dst"), _text(r, "gw", ""), **numbers)
+
+
+def _text(entry: Any, key: str, default: str | None = None) -> str:
+    """The string `entry[key]`; without a default it must be there."""
+    value = entry.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str) or not (value or default is not None):
+        raise TypeError(f"{key} {value!r} is not a string")
+    return value
+
+
+def _number(entry: Any, key: str) -> int | None:
+    value = entry.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"{key} {value!r} is not an integer")
+    return value
+
+
+def _index(address: Any, count: int) -> int | None:
+    """The index of an address's interface; a negative one says none, as some plugins do."""
+    index = _number(address, "interface")
+    if index is None or index < 0:
+        return None
+    if index >= count:
+        raise TypeError(f"interface {index} of address {address.get('address')!r} is not in its interfaces")
+    return index
 
 
 def _interface(i: Interface, newest: bool) -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""What host-device decides before it touches anything, and how it knows a device again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cni.kernel.links import Link
+from cni.plugins import devices, host_device
+from cni.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
+from cni.spec.request import Attachment, Request, parse
+
+ENVIRON = {
+    "CNI_COMMAND": "ADD",
+    "CNI_CONTAINERID": "c1",
+    "CNI_IFNAME": "net1",
+    "CNI_NETNS": "/run/netns/pod1",
+    "CNI_PATH": "/opt/cni/bin",
+}
+
+
+def request(**config: Any) -> Request:
+    whole = {"cniVersion": "1.1.0", "name": "rdma", "type": "host-device", **config}
+    return parse(ENVIRON, json.dumps(whole).encode())
+
+
+def link(**attributes: Any) -> Link:
+    found = Link.__new__(Link)
+    defaults = {"name": "ens2f0", "index": 7, "mtu": 9000, "min_mtu": 68, "max_mtu": 9978, "lower_index": 0}
+    defaults |= {"lower_netnsid": None, "master_index": 0, "altnames": []}
+    for name in Link.__slots__:
+        setattr(found, name, {**defaults, **attributes}.get(name, ""))
+    return found
+
+
+def facts(**found: Any) -> host_device.Facts:
+    made = host_device.Facts()
+    device = found.get("device", link())
+    made.device = device
+    made.state = devices.identity_of(device) if device else {}
+    for name, value in found.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("config", "found", "kind", "words"),
+    [
+        ({}, {}, InvalidConfig, ["device", "hwaddr", "kernelpath", "pciBusID", "deviceID"]),
+        ({"device": "ens9"}, {"device": None, "names": ["lo"]}, InvalidConfig, ['device "ens9"', "no netdev"]),
+        (
+            {"device": "ens2f0"},
+            {"device": None, "holder": Attachment("storage", "c7", "net3")},
+            TryAgainLater,
+            ["ens2f0", "c7", "net3", "storage"],
+        ),
+        ({"device": "ens2f0"}, {"reason": "it carries the default route"}, InvalidConfig, ["ens2f0", "default route"]),
+        ({"device": "ens2f0"}, {"taken": link(name="net1")}, InvalidEnvironment, ["net1", "exists already"]),
+        ({"device": "ens2f0", "mtu": 10000}, {}, InvalidConfig, ["mtu 10000", "ens2f0", "9978"]),
+        ({"device": "ens2f0", "mtu": 60}, {}, InvalidConfig, ["mtu 60", "68"]),
+    ],
+    ids=["no selector", "absent", "held", "default route", "ifname taken", "mtu too large", "mtu too small"],
+)
+def test_what_cannot_be_moved_is_refused_with_the_reason(
+    config: dict[str, Any], found: dict[str, Any], kind: type[CniError], words: list[str]
+) -> None:
+    asked = request(**config)
+    with pytest.raises(kind) as caught:
+        host_device.plan(host_device.read(asked), asked, facts(**found))
+    assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"kernelpath": "/sys/class/net/ens2f0"},
+        {"kernelpath": "/sys/devices/../../etc"},
+        {"pciBusID": "../../etc"},
+        {"runtimeConfig": {"deviceID": "a/b"}},
+        {"runtimeConfig": {"deviceID": 7}},
+        {"hwaddr": "nonsense"},
+        {"device": 7},
+    ],
+    ids=json.dumps,
+)
+def test_a_selector_that_is_malformed_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        host_device.read(request(**config))
+
+
+def test_a_function_bound_to_a_userspace_driver_is_not_moved_but_has_its_pci_address() -> None:
+    asked = request(pciBusID="0000:3b:00.2")
+    planned = host_device.plan(host_device.read(asked), asked, facts(device=None, driver="vfio-pci"))
+    assert planned.device == {}
+    assert planned.pci == "0000:3b:00.2"
+
+
+def test_the_device_under_the_default_routes_link_is_refused_through_every_layer() -> None:
+    nic, other = link(name="ens1", index=1, master_index=3), link(name="ens2", index=2, master_index=3)
+    bond, vlan = link(name="bond0", index=3, kind="bond"), link(name="bond0.5", index=4, lower_index=3)
+    free, peer = link(name="ens9", index=9), link(name="veth1", index=11, kind="veth", lower_index=9)
+    links = [nic, other, bond, vlan, free, peer]
+    for device in (nic, other, bond):
+        assert "bond0.5" in devices.carries_default_route(device, links, 4)
+    assert "it carries" in devices.carries_default_route(vlan, links, 4)
+    assert devices.carries_default_route(free, links, 4) == ""
+    assert devices.carries_default_route(free, links, 11) == ""  # a veth's lower index is its peer
+    assert devices.carries_default_route(nic, links, 0) == ""
+
+
+def test_hardware_is_known_by_its_parent_and_permanent_mac_whatever_it_is_called() -> None:
+    nic = link(
+        parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0a", mac="02:00:00:00:00:0a"
+    )
+    known = devices.identity_of(nic)
+    renamed = link(name="net1", parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0a")
+    second_port = link(parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0b")
+    impostor = link(name="ens2f0", parent_bus="pci", parent_device="0000:5e:00.0", permanent_mac="02:00:00:00:00:0a")
+    assert devices.known_again(known, [impostor, second_port, renamed], names=()) is renamed
+
+
+def test_a_virtual_device_is_known_by_kind_and_mac_or_its_mark_and_never_by_name_alone() -> None:
+    veth = link(kind="veth", mac="02:00:00:00:00:0a")
+    known = devices.identity_of(veth)
+    assert devices.is_same(known, link(kind="veth", mac="02:00:00:00:00:0a", name="net1"))
+    assert not devices.is_same(known, link(kind="veth", mac="02:00:00:00:00:0b"))
+    assert not devices.is_same(known, link(kind="macvlan", mac="02:00:00:00:00:0a"))
+    tuned = link(kind="veth", mac="02:00:00:00:00:0b", alias="ens2f0")
+    assert devices.is_same(known, tuned, marked=True)
+    assert not devices.is_same(known, tuned)
+
+
+def test_a_record_holds_the_whole_plan() -> None:
+    asked = request(device="ens2f0", mtu=4200)
+    before = host_device.plan(host_device.read(asked), asked, facts())
+    after = host_device.load(json.loads(json.dumps(before.document())))
+    assert after.mtu == 4200
+    assert all(getattr(after, name) == getattr(before, name) for name in host_device.Plan.__slots__)

@@ -1,0 +1,151 @@
+"""What macvlan decides before it touches anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cni.kernel.links import Link
+from cni.plugins import macvlan
+from cni.spec.errors import CniError, InvalidConfig, InvalidEnvironment
+from cni.spec.request import Request, parse
+
+
+def request(config: dict[str, Any] | None = None, args: str = "", container: str = "c1") -> Request:
+    environ = {
+        "CNI_COMMAND": "ADD",
+        "CNI_CONTAINERID": container,
+        "CNI_IFNAME": "net1",
+        "CNI_NETNS": "/run/netns/pod1",
+        "CNI_PATH": "/opt/cni/bin",
+        "CNI_ARGS": args,
+    }
+    whole = {"cniVersion": "1.1.0", "name": "rdma", "type": "macvlan", "master": "ens2f0", **(config or {})}
+    return parse(environ, json.dumps(whole).encode())
+
+
+def link(**attributes: Any) -> Link:
+    found = Link.__new__(Link)
+    defaults = {"name": "ens2f0", "index": 7, "mtu": 9000, "min_mtu": 68, "arphrd": 1, "kind": "", "lower_index": 0}
+    for name in Link.__slots__:
+        setattr(found, name, {**defaults, **attributes}.get(name, ""))
+    return found
+
+
+def planned(asked: Request, master: Link | None = None, taken: Link | None = None) -> macvlan.Plan:
+    facts = macvlan.Facts(master or link(), [], taken, "boot")
+    return macvlan.plan(macvlan.read(asked), asked, facts)
+
+
+def test_the_mtu_is_the_masters_unless_a_smaller_one_is_asked_for() -> None:
+    assert planned(request()).mtu == 9000
+    assert planned(request({"mtu": 0})).mtu == 9000
+    assert planned(request({"mtu": 1500})).mtu == 1500
+    assert planned(request({"mtu": 9000})).mtu == 9000
+
+
+def test_an_mtu_above_the_masters_is_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidConfig, match=r"mtu 9001 is above 9000.*ens2f0"):
+        planned(request({"mtu": 9001}))
+
+
+def test_runtime_config_wins_over_cni_args_and_these_over_the_key() -> None:
+    key = {"mac": "02:00:00:00:00:01"}
+    assert planned(request(key)).mac == "02:00:00:00:00:01"
+    assert planned(request(key, "MAC=02:00:00:00:00:02")).mac == "02:00:00:00:00:02"
+    both = {**key, "runtimeConfig": {"mac": "02-00-00-00-00-03"}}
+    assert planned(request(both, "MAC=02:00:00:00:00:02")).mac == "02:00:00:00:00:03"
+
+
+def test_a_derived_mac_is_local_unicast_repeats_for_a_retry_and_differs_for_another() -> None:
+    first, retry, other = (planned(request(container=c)).mac for c in ("c1", "c1", "c2"))
+    assert first == retry != other
+    assert int(first[:2], 16) & 0x03 == 0x02
+
+
+def test_a_macvlan_as_master_resolves_to_its_lower_device() -> None:
+    assert planned(request(), link(kind="macvlan", index=9, lower_index=7)).lower == 7
+
+
+def test_passthru_takes_the_masters_mac() -> None:
+    assert planned(request({"mode": "passthru", "mac": "02:00:00:00:00:01"})).mac == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "words"),
+    [
+        ({"mode": "isolated"}, "", ["mode", "isolated", "bridge, private, vepa, passthru"]),
+        ({"mtu": -1}, "", ["mtu -1", "integer"]),
+        ({"mtu": "9000"}, "", ['mtu "9000"', "integer"]),
+        ({"mtu": True}, "", ["mtu true", "integer"]),
+        ({"mac": "01:00:00:00:00:01"}, "", ["mac", "multicast"]),
+        ({"mac": "02:00:00:00:00"}, "", ["mac", "02:00:00:00:00:01"]),
+        ({"mac": "00:00:00:00:00:00"}, "", ["mac", "zeros"]),
+        ({}, "MAC=nonsense", ["CNI_ARGS MAC", "nonsense"]),
+        ({"runtimeConfig": {"mac": 7}}, "", ["runtimeConfig.mac", "7"]),
+        ({"ipam": "host-local"}, "", ["ipam", "object"]),
+        ({"linkInContainer": "yes"}, "", ["linkInContainer", "true or false"]),
+        ({"bcqueuelen": -1}, "", ["bcqueuelen", "integer"]),
+        ({"master": 3}, "", ["master 3", "string"]),
+    ],
+    ids=lambda c: json.dumps(c)[:50],
+)
+def test_a_bad_value_is_refused_with_key_value_and_what_is_wanted(
+    config: dict[str, Any], args: str, words: list[str]
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        macvlan.read(request(config, args))
+    assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(InvalidConfig, match=r"(?s)3 faults.*master.*mode.*mtu"):
+        macvlan.read(request({"mtu": -1, "mode": "x", "master": 1}))
+
+
+def test_keys_match_without_regard_to_case_and_unknown_ones_are_ignored() -> None:
+    asked = request({"MTU": 1400, "Mode": "vepa", "colour": "blue", "bcQueueLen": 5})
+    assert (planned(asked).mtu, planned(asked).mode, planned(asked).bcqueuelen) == (1400, "vepa", 5)
+
+
+@pytest.mark.parametrize(
+    ("master", "taken", "kind", "words"),
+    [
+        (link(arphrd=32, name="ib0"), None, InvalidConfig, ["ib0", "InfiniBand", "ipoib"]),
+        (link(arphrd=772, name="lo"), None, InvalidConfig, ["lo", "Ethernet"]),
+        (
+            link(),
+            link(name="net1", kind="veth"),
+            InvalidEnvironment,
+            ["net1", "exists already", "/run/netns/pod1", "veth"],
+        ),
+    ],
+    ids=["infiniband", "loopback", "ifname taken"],
+)
+def test_what_cannot_carry_a_macvlan_is_refused_by_name(
+    master: Link, taken: Link | None, kind: type[CniError], words: list[str]
+) -> None:
+    with pytest.raises(kind) as caught:
+        planned(request(), master, taken)
+    assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
+
+
+def test_an_absent_master_is_named_with_the_netdevs_that_there_are() -> None:
+    asked = request({"master": "ens9"})
+    with pytest.raises(InvalidConfig, match='"ens9" does not exist') as caught:
+        macvlan.plan(macvlan.read(asked), asked, macvlan.Facts(None, ["lo", "ens2f0"], None, ""))
+    assert "lo ens2f0" in caught.value.details
+
+
+def test_no_master_and_no_default_route_says_which_key_is_missing() -> None:
+    asked = request({"master": ""})
+    with pytest.raises(InvalidConfig, match="`master`.*default route"):
+        macvlan.plan(macvlan.read(asked), asked, macvlan.Facts(None, [], None, ""))
+
+
+def test_a_record_holds_the_whole_plan() -> None:
+    before = planned(request({"mtu": 1500, "bcqueuelen": 9}))
+    after = macvlan.load(json.loads(json.dumps(before.document())))
+    assert all(getattr(after, name) == getattr(before, name) for name in macvlan.Plan.__slots__)

@@ -1,0 +1,135 @@
+"""The protocol's checks, in the order of their codes."""
+
+from __future__ import annotations
+
+import json
+import string
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.spec import request
+from cni.spec.errors import CniError
+
+WHOLE = {
+    "CNI_COMMAND": "ADD",
+    "CNI_CONTAINERID": "c1",
+    "CNI_IFNAME": "net1",
+    "CNI_NETNS": "/run/netns/pod1",
+    "CNI_PATH": "/opt/cni/bin",
+}
+CONFIG = b'{"cniVersion": "1.1.0", "name": "rdma", "type": "macvlan"}'
+
+
+def refusal(environ: dict[str, str], stdin: bytes = CONFIG) -> CniError:
+    with pytest.raises(CniError) as caught:
+        request.parse(environ, stdin)
+    return caught.value
+
+
+def test_a_whole_request_is_read() -> None:
+    read = request.parse({**WHOLE, "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p;MAC=02:00:00:00:00:01"}, CONFIG)
+    assert (read.command, read.netns, read.path, read.cni_version) == (
+        "ADD",
+        "/run/netns/pod1",
+        ["/opt/cni/bin"],
+        "1.1.0",
+    )
+    assert str(read.attachment) == "rdma/c1/net1"
+    assert read.args["K8S_POD_NAME"] == "p"
+
+
+def test_all_missing_variables_stand_in_one_message() -> None:
+    fault = refusal({"CNI_COMMAND": "ADD"})
+    assert fault.code == 4
+    assert all(name in fault.msg for name in WHOLE if name != "CNI_COMMAND")
+
+
+@pytest.mark.parametrize(
+    ("verb", "needed"),
+    [
+        ("DEL", {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}),
+        ("CHECK", {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH", "CNI_NETNS"}),
+        ("GC", {"CNI_PATH"}),
+        ("STATUS", {"CNI_PATH"}),
+    ],
+)
+def test_each_verb_needs_its_own_variables(verb: str, needed: set[str]) -> None:
+    fault = refusal({"CNI_COMMAND": verb})
+    assert {name for name in WHOLE if name in fault.msg} == needed
+
+
+def test_a_malformed_identity_is_told_before_missing_variables_and_these_before_stdin() -> None:
+    assert "CNI_CONTAINERID" in refusal({"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "-x"}, b"{").msg
+    assert "needs" in refusal({"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "x"}, b"{").msg
+    assert refusal(WHOLE, b"{").code == 6
+
+
+def test_the_name_is_checked_before_the_command_and_this_before_the_version() -> None:
+    unknown = {**WHOLE, "CNI_COMMAND": "MOVE"}
+    assert refusal(unknown, b'{"cniVersion": "9", "name": "-"}').code == 7
+    assert refusal(unknown, b'{"cniVersion": "9", "name": "rdma"}').code == 4
+    assert refusal(WHOLE, b'{"cniVersion": "9", "name": "rdma"}').code == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "code"),
+    [
+        ({}, 7),
+        ({"name": ""}, 7),
+        ({"name": "a/b"}, 7),
+        ({"name": 5}, 6),
+        ({"name": "rdma", "cniVersion": 1}, 6),
+        ([], 6),
+        ("rdma", 6),
+        (None, 6),
+    ],
+    ids=json.dumps,
+)
+def test_a_configuration_without_a_good_name_or_version_is_refused(document: Any, code: int) -> None:
+    assert refusal(WHOLE, json.dumps(document).encode()).code == code
+
+
+@pytest.mark.parametrize(
+    ("verb", "since"), [("CHECK", "0.4.0"), ("GC", "1.1.0"), ("STATUS", "1.1.0"), ("ADD", "0.1.0"), ("DEL", "0.1.0")]
+)
+def test_a_verb_is_refused_below_the_version_that_brought_it(verb: str, since: str) -> None:
+    for version in ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"):
+        stdin = json.dumps({"name": "rdma", "cniVersion": version}).encode()
+        if version >= since:
+            assert request.parse({**WHOLE, "CNI_COMMAND": verb}, stdin).cni_version == version
+        else:
+            fault = refusal({**WHOLE, "CNI_COMMAND": verb}, stdin)
+            assert fault.code == 1
+            assert since in fault.msg
+
+
+def test_no_version_is_the_oldest() -> None:
+    assert request.parse(WHOLE, b'{"name": "rdma"}').cni_version == "0.1.0"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "a" * 16, "é" * 8])
+def test_an_ifname_that_the_kernel_would_refuse_is_refused(name: str) -> None:
+    if name:
+        assert refusal({**WHOLE, "CNI_IFNAME": name}).code == 4
+
+
+@given(st.text(string.ascii_letters + string.digits + "_.-", min_size=1, max_size=15))
+def test_names_of_the_specs_characters_pass_when_they_begin_with_a_letter_or_digit(name: str) -> None:
+    good = name[0].isalnum()
+    assert request.is_identifier(name) == good
+    if good:
+        assert request.parse({**WHOLE, "CNI_CONTAINERID": name, "CNI_IFNAME": name}, CONFIG).attachment.ifname == name
+
+
+def test_cni_args_without_an_equals_sign_are_refused_and_empty_parts_are_not() -> None:
+    assert refusal({**WHOLE, "CNI_ARGS": "IgnoreUnknown"}).code == 4
+    assert request.parse({**WHOLE, "CNI_ARGS": ";A=1;;B=x=y;"}, CONFIG).args == {"A": "1", "B": "x=y"}
+
+
+def test_keys_match_exactly_before_they_match_without_case() -> None:
+    assert request.member({"MTU": 1, "mtu": 2}, "mtu") == 2
+    assert request.member({"MTU": 1}, "mtu") == 1
+    assert request.member({}, "mtu") is None
