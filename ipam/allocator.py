@@ -1,0 +1,94 @@
+"""Which address of a range to claim next: pure, and bounded in the size of the pool.
+
+`search` answers the lowest free address, as whereabouts gives it. Once a claim was lost to somebody else, the caller
+searches on from `search_start`, so that many nodes do not fight for one address after another.
+
+A window is a span (low, high) of addresses, both included, that crosses no multiple of WINDOW; what of it cannot be
+claimed is a bitset, an integer whose bit i stands for the address low + i. That is what a store is asked for.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from ipam.ranges import Range, Span
+
+WINDOW = 4096  # addresses
+SPREAD = 1 << 16  # how many addresses from the range's start a search may begin at
+
+
+def _itself(low: int, high: int) -> int:
+    return low
+
+
+def search(
+    rng: Range,
+    occupied: Callable[[int, int], int],
+    next_open: Callable[[int, int], int] = _itself,
+    start: int = 0,
+    avoid: Collection[int] = (),
+) -> int | None:
+    """The first address that can be claimed, from `start` to the range's end and then from its beginning; or None.
+
+    `occupied(low, high)` answers the bitset of a window. `next_open(low, high)` answers an address from low on below
+    which all are occupied, high + 1 when all of low..high are: it is asked once a window is full, and a store that
+    knows spares us reading the full ones behind it. `avoid` are addresses that the caller knows to be taken
+    otherwise, such as one just proposed for the same attachment.
+    """
+    for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
+        while window := window_from(rng, at, end):
+            found = propose(rng, window, occupied(*window), avoid)
+            if found is not None:
+                return found
+            at = window[1] + 1
+            if at <= end:
+                at = next_open(at, end)
+    return None
+
+
+def window_from(rng: Range, at: int, end: int) -> Span | None:
+    """The window that begins with the first usable address of `at`..`end`, None when there is no such address."""
+    for low, _ in _clipped(rng, at, end):
+        return low, min(low | WINDOW - 1, end)
+    return None
+
+
+def propose(rng: Range, window: Span, occupied: int, avoid: Collection[int] = ()) -> int | None:
+    """The lowest address in `window` that `rng` may give and that is neither in `occupied` nor in `avoid`, or None."""
+    low, high = window
+    for address in avoid:
+        if low <= address <= high:
+            occupied |= 1 << address - low
+    for first, last in _clipped(rng, low, high):
+        free = ((1 << last - first + 1) - 1 << first - low) & ~occupied
+        if free:
+            return low + (free & -free).bit_length() - 1
+    return None
+
+
+def search_start(rng: Range, node: str, attachment: tuple[str, ...]) -> int:
+    """The address from which this attachment on this node searches on, after another one took what was proposed.
+
+    The same for the same arguments, spread evenly over the first SPREAD addresses that `rng` may give. A range
+    without any gives its first address.
+    """
+    import _blake2  # only a lost claim comes here
+
+    key = "\0".join((rng.cidr, node, *attachment)).encode("utf-8", "surrogateescape")
+    digest = int.from_bytes(_blake2.blake2b(key, digest_size=8).digest(), "big")
+    place = digest % (min(rng.size(), SPREAD) or 1)
+    for first, last in rng.spans():
+        if place <= last - first:
+            return first + place
+        place -= last - first + 1
+    return rng.first
+
+
+def _clipped(rng: Range, low: int, high: int) -> Iterator[Span]:
+    """The usable spans of `rng`, cut to low..high."""
+    for first, last in rng.spans():
+        clipped = max(first, low), min(last, high)
+        if clipped[0] <= clipped[1]:
+            yield clipped

@@ -1,0 +1,245 @@
+"""The IPAM configuration: the `ipam` block, the flat file and what the caller asks for, as one checked object.
+
+All faults are noted before any is reported, each with its key as it is written: `ipam.ipRanges[1].exclude[0]`,
+`CNI_ARGS IP`, or `PATH: gateway` for a key of the flat file at PATH. Sources: whereabouts v0.9 (pkg/config,
+pkg/types); for `ips` and `args` the CNI project's CONVENTIONS.md.
+"""
+
+from __future__ import annotations
+
+from cni.config import Fault, refuse
+from cni.spec.errors import InvalidConfig
+from cni.spec.request import member
+from cni.spec.versions import at_least
+from ipam import flatfile
+from ipam.entries import RangeEntry, attempt, read_addresses, read_ranges, read_routes
+from ipam.keys import ACCEPTED_KEYS, IPAM_KEYS, RANGE_KEYS
+from ipam.ranges import Range, format_address, parse_address, parse_cidr
+from ipam.source import Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cni.spec.request import Request
+    from cni.spec.result import IPConfig, Route
+    from ipam.source import Files
+
+    Requested = tuple[int, int, int | None]  # family, value, prefix length or None
+
+
+class IpamConfig:
+    """A checked IPAM configuration.
+
+    What IPAM_KEYS names holds the value of that key; and besides:
+    """
+
+    __slots__ = (
+        *(key.attribute for key in IPAM_KEYS),
+        *("addresses", "config_path", "dns", "gateways", "node", "notes", "ranges", "requested", "routes"),
+    )
+    ranges: list[Range]  # each gives an address; the block's own range first
+    addresses: list[IPConfig]  # static ones, for every attachment
+    requested: list[Requested]  # by CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment
+    gateways: list[tuple[int, int]]  # (family, value) of CNI_ARGS GATEWAY
+    routes: list[Route]
+    dns: dict[str, Any]  # the object of the spec, {} when the configuration says nothing
+    node: str  # this node's name
+    config_path: str  # the flat file that was read, or ""
+    notes: list[str]  # what of the configuration has no effect: for the log
+    ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
+    address_entries: Sequence[dict[str, Any]]  # as written; see addresses
+    route_entries: Sequence[dict[str, Any]]  # as written; see routes
+    dns_nameservers: Sequence[str]
+    dns_domain: str
+    dns_search: Sequence[str]
+    dns_options: Sequence[str]
+    gateway: str  # canonical, or ""; see gateway_of
+    network_name: str
+    overlap: bool
+    node_slice_size: int  # a prefix length; 0 for none
+    datastore: str  # "file", "etcd" or "kubernetes"
+    data_dir: str
+    kubeconfig: str
+    etcd_host: str
+    etcd_username: str
+    etcd_password: str
+    etcd_key_file: str
+    etcd_cert_file: str
+    etcd_ca_cert_file: str
+    log_file: str
+    log_level: str
+    configuration_path: str
+
+    def range_of(self, family: int, value: int) -> Range | None:
+        """The first range whose CIDR holds the address."""
+        return next((r for r in self.ranges if r.family == family and r.contains(value)), None)
+
+    def gateway_of(self, address: str, own: str = "") -> str:
+        """The gateway for "address/length": that of CNI_ARGS in its subnet, else `own`, else `gateway` if of its family.
+
+        "" for none.
+        """
+        subnet = Range(*parse_cidr(address))
+        for family, value in self.gateways:
+            if family == subnet.family and subnet.contains(value):
+                return format_address(family, value)
+        return own or (self.gateway if self.gateway and _family(self.gateway) == subnet.family else "")
+
+
+class _Accepted:
+    """Takes the values of the keys that change nothing."""
+
+
+def read(request: Request, files: Files = flatfile) -> IpamConfig:
+    """The IPAM configuration of `request`.
+
+    InvalidConfig (7) carries all faults; IoFailure (5) names a flat file that cannot be read. A configuration that
+    names no store is refused for a pod of Kubernetes in ADD and CHECK only: the other verbs may have to clear up.
+    """
+    block = member(request.config, "ipam")
+    if not isinstance(block, dict):
+        what = "has no `ipam`" if block is None else "has an `ipam` that is no JSON object"
+        raise InvalidConfig(
+            f'the network configuration {what}: want "ipam": {{"type": "whereabouts", "range": "192.168.2.0/24"}}'
+        )
+    faults: list[Fault] = []
+    source = Source(block, files, faults)
+    config, own = IpamConfig(), RangeEntry()
+    source.fill(config, IPAM_KEYS, faults)
+    source.fill(own, RANGE_KEYS, faults)
+    source.fill(_Accepted(), ACCEPTED_KEYS, faults)
+    config.config_path = source.path
+    config.node = source.node_name(request.environ.get("NODENAME", ""), files)
+    config.notes = []
+    config.dns = _dns(config)
+    config.addresses = read_addresses(config.address_entries, source.where, faults)
+    config.routes = read_routes(config.route_entries, source.where, faults)
+    config.gateways = _gateways(request, faults)
+    config.ranges = read_ranges(own, config.ip_ranges, source.where, _kept_back(config), config.notes, faults)
+    config.requested = _requested(request, config, faults)
+    if not faults:  # what follows compares parts that are right
+        _check_whole(request, config, source, faults)
+    _choose_store(request, config, source, faults)
+    refuse(faults)
+    return config
+
+
+def _family(text: str) -> int:
+    return 6 if ":" in text else 4
+
+
+def _dns(config: IpamConfig) -> dict[str, Any]:
+    dns: dict[str, Any] = {}
+    if config.dns_nameservers:
+        dns["nameservers"] = list(config.dns_nameservers)
+    if config.dns_domain:
+        dns["domain"] = config.dns_domain
+    if config.dns_search:
+        dns["search"] = list(config.dns_search)
+    if config.dns_options:
+        dns["options"] = list(config.dns_options)
+    return dns
+
+
+def _kept_back(config: IpamConfig) -> list[tuple[int, int]]:
+    """The addresses that no range may give: gateways, and the static ones, which every attachment has."""
+    texts = [
+        config.gateway,
+        *(a.gateway for a in config.addresses),
+        *(a.address.split("/")[0] for a in config.addresses),
+    ]
+    return config.gateways + [parse_address(text) for text in texts if text]
+
+
+def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
+    text = request.args.get("GATEWAY", "")
+    read = [attempt(parse_address, part.strip(), "CNI_ARGS GATEWAY", faults) for part in text.split(",") if text]
+    return [gateway for gateway in read if gateway]
+
+
+def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> list[Requested]:
+    """What is asked for by name. A request that comes by two ways counts once; Multus sends IP and `ips`."""
+    text = request.args.get("IP", "")
+    asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
+    for key in ("runtimeConfig.ips", "args.cni.ips"):
+        asked += _strings(request.config, key, faults)
+    static = {parse_cidr(a.address)[:2] for a in config.addresses}
+    gateways = set(_kept_back(config)) - static
+    requested: dict[tuple[int, int], int | None] = {}
+    for key, part in asked:
+        found = attempt(_address_or_cidr, part, key, faults)
+        if found is None or found[:2] in static:
+            continue
+        family, value, prefix = found
+        rng = config.range_of(family, value)
+        if rng is None and prefix is None:
+            faults.append(Fault(key, part, "is in no range of this network: want one that is, or address/length"))
+        elif rng and (family, value) in gateways:
+            faults.append(Fault(key, part, "is a gateway, which is never given: want another address"))
+        elif rng and rng.top - rng.network > 1 and value in (rng.network, rng.top):
+            faults.append(
+                Fault(key, part, f"is the first or last address of {rng}, which is never given: want another")
+            )
+        elif requested.get((family, value)) is None:
+            requested[family, value] = prefix
+    return [(family, value, prefix) for (family, value), prefix in requested.items()]
+
+
+def _strings(document: Any, key: str, faults: list[Fault]) -> list[tuple[str, str]]:
+    """The strings of the list at the dotted `key` of `document`, each with the name of its place."""
+    for name in key.split("."):
+        document = member(document, name) if isinstance(document, dict) else None
+    if document is None:
+        return []
+    if not isinstance(document, list) or not all(isinstance(item, str) for item in document):
+        faults.append(Fault(key, document, "want a list of addresses as strings"))
+        return []
+    return [(f"{key}[{i}]", item.strip()) for i, item in enumerate(document)]
+
+
+def _address_or_cidr(text: str) -> Requested:
+    try:
+        return parse_cidr(text) if "/" in text else (*parse_address(text), None)
+    except ValueError:
+        raise ValueError("want an address, with or without /length, such as 192.168.2.7/24") from None
+
+
+def _check_whole(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
+    if not config.ranges and not config.addresses and not config.requested:
+        keys = list(member(request.config, "ipam"))  # without their values: one may be a password
+        faults.append(Fault("ipam", keys, "gives no address: want range, ipRanges or addresses"))
+    families = {rng.family for rng in config.ranges}
+    if config.gateway and families and _family(config.gateway) not in families:
+        wanted = f"want an IPv{families.pop()} address, as the ranges are"
+        faults.append(Fault(source.where("gateway"), config.gateway, wanted))
+    if at_least(request.cni_version, "0.3.0"):
+        return
+    for family in (4, 6):
+        ranges = sum(rng.family == family for rng in config.ranges)
+        inside = sum(f == family and config.range_of(f, v) is not None for f, v, _ in config.requested)
+        outside = sum(f == family for f, _, _ in config.requested) - inside
+        count = max(ranges, inside) + outside + sum(a.family == family for a in config.addresses)
+        if count > 1:
+            wanted = f"holds one IPv{family} address, and this attachment gets {count}: want 0.3.0 or newer"
+            faults.append(Fault("cniVersion", request.cni_version, wanted))
+
+
+def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
+    """Resolve `datastore`; a pod of Kubernetes must never fall to addresses of its node alone unasked."""
+    chosen, where = config.datastore, source.where("datastore")
+    if chosen == "kubernetes" and not config.kubeconfig:
+        faults.append(Fault(where, chosen, "want kubernetes.kubeconfig beside it, here or in the flat file"))
+    if chosen == "etcd" and not config.etcd_host:
+        faults.append(Fault(where, chosen, "want etcd_host beside it, here or in the flat file"))
+    config.datastore = chosen or ("kubernetes" if config.kubeconfig else "etcd" if config.etcd_host else "file")
+    pod = request.args.get("K8S_POD_NAME", "")
+    if chosen or config.datastore != "file" or not pod or request.command not in ("ADD", "CHECK"):
+        return
+    looked = f"{source.path} names none" if source.path else f"there is no flat file at {', '.join(source.searched)}"
+    wanted = (
+        f'no store is named, and for a Kubernetes pod ({pod[:40]}) none is assumed: want "file" for addresses of this '
+        f"node alone, or kubernetes.kubeconfig or etcd_host; {looked}"
+    )
+    faults.append(Fault(where, None, wanted))

@@ -1,0 +1,161 @@
+"""The members of an IPAM configuration that are more than one key: ranges, static addresses, routes.
+
+Each function reads JSON objects, notes what is wrong with them, and returns what is right.
+"""
+
+from __future__ import annotations
+
+from cni.config import Fault, fill
+from cni.spec.result import IPConfig, Route
+from ipam.keys import ADDRESS_KEYS, RANGE_KEYS, ROUTE_KEYS
+from ipam.ranges import Range, format_address, parse_address, parse_range, parse_span
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+    Where = Callable[[str], str]  # from the name of a key to what a fault calls it
+
+
+class RangeEntry:
+    """The keys of one range as they were written, "" for those that were not."""
+
+    __slots__ = ("exclude", "range", "range_end", "range_start")
+    range: str
+    range_start: str
+    range_end: str
+    exclude: Sequence[str]
+
+
+def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) -> T | None:
+    """What `read` makes of `text`, or None and a fault that calls it `key`."""
+    try:
+        return read(text)
+    except ValueError as fault:
+        faults.append(Fault(key, text, str(fault)))
+        return None
+
+
+def read_ranges(
+    own: RangeEntry,
+    documents: Iterable[Mapping[str, Any]],
+    where: Where,
+    kept_back: Sequence[tuple[int, int]],
+    notes: list[str],
+    faults: list[Fault],
+) -> list[Range]:
+    """The block's own range, when it has one, and those of `ipRanges`, each without the addresses in `kept_back`."""
+    ranges: list[Range | None] = []
+    if own.range:
+        ranges.append(_range(own, where, kept_back, notes, faults))
+    else:
+        for name in ("range_start", "range_end", "exclude"):
+            if getattr(own, name):
+                notes.append(f"{where(name)} has no effect: it needs {where('range')} beside it")
+    for i, document in enumerate(documents):
+        prefix = f"{where('ipRanges')}[{i}]."
+        entry = RangeEntry()
+        met = len(faults)
+        fill(entry, RANGE_KEYS, document, faults, prefix)
+        if len(faults) == met:
+            ranges.append(_range(entry, prefix.__add__, kept_back, notes, faults))
+    return [r for r in ranges if r]
+
+
+def _range(
+    entry: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
+) -> Range | None:
+    met = len(faults)
+    parsed = attempt(parse_range, entry.range, where("range"), faults)
+    start = attempt(parse_address, entry.range_start, where("range_start"), faults) if entry.range_start else None
+    end = attempt(parse_address, entry.range_end, where("range_end"), faults) if entry.range_end else None
+    holes = [attempt(parse_span, text, where(f"exclude[{i}]"), faults) for i, text in enumerate(entry.exclude)]
+    if parsed is None or len(faults) > met:
+        return None
+    family, value, prefix, span = parsed
+    whole = Range(family, value, prefix)
+    first, last = span or _bounds(entry, start, end, whole, where, faults)
+    if span and (start or end):
+        notes.append(f"{where('range_start')} and range_end have no effect: {entry.range} names both ends")
+    blocked = [(value, value) for kept_family, value in kept_back if kept_family == family]
+    for i, hole in enumerate(holes):
+        if hole and hole[0] == family and hole[1] <= whole.top and hole[2] >= whole.network:
+            blocked.append(hole[1:])
+        else:
+            notes.append(f"{where(f'exclude[{i}]')} has no effect: {entry.exclude[i]} is outside of {whole}")
+    if len(faults) > met:
+        return None
+    rng = Range(family, value, prefix, first, last, blocked)
+    if not rng.size():
+        faults.append(Fault(where("range"), entry.range, _why_empty(rng)))
+    return rng
+
+
+def _bounds(
+    entry: RangeEntry,
+    start: tuple[int, int] | None,
+    end: tuple[int, int] | None,
+    whole: Range,
+    where: Where,
+    faults: list[Fault],
+) -> tuple[int | None, int | None]:
+    """What range_start and range_end stand for; a fault for one that is outside of the range, or out of order."""
+    for name, bound in (("range_start", start), ("range_end", end)):
+        if bound and not (bound[0] == whole.family and whole.contains(bound[1])):
+            faults.append(Fault(where(name), getattr(entry, name), f"want an address of the range {whole}"))
+    if start and end and start[0] == end[0] and start[1] > end[1]:
+        wanted = f"is below range_start {entry.range_start}: want it at or above"
+        faults.append(Fault(where("range_end"), entry.range_end, wanted))
+    return start[1] if start else None, end[1] if end else None
+
+
+def _why_empty(rng: Range) -> str:
+    if rng.first > rng.last:
+        return "range_start and range_end leave only the CIDR's first or last address, which are not given: want more"
+    first, last = format_address(rng.family, rng.first), format_address(rng.family, rng.last)
+    return f"has no address to give: exclude, gateway and addresses cover all from {first} to {last}"
+
+
+def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults: list[Fault]) -> list[IPConfig]:
+    """The static addresses."""
+    addresses: list[IPConfig] = []
+    for i, document in enumerate(documents):
+        prefix = f"{where('addresses')}[{i}]."
+        address = IPConfig("")
+        met = len(faults)
+        fill(address, ADDRESS_KEYS, document, faults, prefix)
+        if len(faults) > met:
+            continue
+        if not address.address:
+            faults.append(Fault(prefix + "address", None, "want address/length, such as 192.168.2.7/24"))
+        elif any(address.address.split("/")[0] == a.address.split("/")[0] for a in addresses):
+            faults.append(Fault(prefix + "address", address.address, "is there twice: want each address once"))
+        elif address.gateway and (":" in address.gateway) != (address.family == 6):
+            faults.append(
+                Fault(prefix + "gateway", address.gateway, f"want an IPv{address.family} address, as its address is")
+            )
+        else:
+            addresses.append(address)
+    return addresses
+
+
+def read_routes(documents: Iterable[Mapping[str, Any]], where: Where, faults: list[Fault]) -> list[Route]:
+    """The routes; mtu, advmss and priority of 0 are not given, as in the spec."""
+    routes: list[Route] = []
+    for i, document in enumerate(documents):
+        prefix = f"{where('routes')}[{i}]."
+        route = Route("")
+        met = len(faults)
+        fill(route, ROUTE_KEYS, document, faults, prefix)
+        route.mtu, route.advmss, route.priority = route.mtu or None, route.advmss or None, route.priority or None
+        if len(faults) > met:
+            continue
+        if not route.dst:
+            faults.append(Fault(prefix + "dst", None, "want a CIDR; 0.0.0.0/0 or ::/0 for the default route"))
+        elif route.gw and (":" in route.gw) != (route.family == 6):
+            faults.append(Fault(prefix + "gw", route.gw, f"want an IPv{route.family} address, as dst is"))
+        else:
+            routes.append(route)
+    return routes

@@ -1,0 +1,200 @@
+"""The keys of the `ipam` block and of the flat file: their types, defaults and meaning, as tables.
+
+The README's configuration reference and the published JSON Schema are compared with these tables. Names match without
+regard to case, unknown keys are ignored, null is absent. A name with a dot is a key of a nested object. Sources:
+whereabouts v0.9, pkg/types and doc/extended-configuration.md; `dataDir` is host-local's.
+"""
+
+from __future__ import annotations
+
+from cni.config import Key, boolean, integer, list_of, mapping, one_of, optional, string
+from cni.log import LEVELS
+from ipam.ranges import Range, format_address, parse_address, parse_cidr
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DATA_DIR = "/var/lib/cni/railcni"
+DATASTORES = ("file", "etcd", "kubernetes")
+NESTED = ("dns", "kubernetes")  # the objects whose keys stand in the table with a dot
+NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
+
+_UINT31 = integer(0, (1 << 31) - 1)
+_UINT32 = integer(0, (1 << 32) - 1)
+_ANY_INTEGER = integer(-(1 << 63), (1 << 63) - 1)
+
+
+def address(value: Any) -> str:
+    """An address, in canonical form."""
+    return format_address(*parse_address(string(value)))
+
+
+def interface_address(value: Any) -> str:
+    """An address with its prefix length, in canonical form, the host bits kept."""
+    try:
+        family, number, prefix = parse_cidr(string(value))
+    except ValueError:
+        raise ValueError("want address/length, such as 192.168.2.7/24 or fd00::7/64") from None
+    return f"{format_address(family, number)}/{prefix}"
+
+
+def destination(value: Any) -> str:
+    """A CIDR in canonical form, the host bits dropped: the kernel refuses a route that has some."""
+    return Range(*parse_cidr(string(value))).cidr
+
+
+def absolute_path(value: Any) -> str:
+    if not string(value).startswith("/"):
+        raise ValueError("want an absolute path: a plugin may be run from anywhere")
+    return str(value)
+
+
+def slice_size(value: Any) -> int:
+    """ "/26" or "26" as 26."""
+    digits = string(value).removeprefix("/")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 3 or not 1 <= int(digits) <= 128:
+        raise ValueError('want a prefix length such as "/26" or "26"')
+    return int(digits)
+
+
+def log_level(value: Any) -> str:
+    """One of LEVELS; any other name is the default, as in whereabouts: no attachment fails for its log."""
+    name = string(value).lower()
+    return name if name in LEVELS else "warning"
+
+
+RANGE_KEYS = (
+    Key(
+        "range",
+        string,
+        "",
+        'the CIDR to take an address from, "192.168.2.0/24"; or "first-last/length", "192.168.2.10-192.168.2.20/24"',
+    ),
+    Key(
+        "range_start",
+        string,
+        "",
+        "the first address to give; default: the second of the CIDR, of a /31 or /127 the first",
+    ),
+    Key(
+        "range_end",
+        string,
+        "",
+        "the last address to give, included; default: the last but one of the CIDR, of a /31 or /127 the last",
+    ),
+    Key("exclude", list_of(string), (), "CIDRs and single addresses that are never given"),
+)
+"""The keys of one range: of each member of `ipRanges`, and of the block itself."""
+
+IPAM_KEYS = (
+    Key(
+        "ipRanges",
+        list_of(mapping),
+        (),
+        "further ranges, objects with the keys range, range_start, range_end, exclude: "
+        "an attachment gets an address of each, after that of the block's own range",
+        "ip_ranges",
+    ),
+    Key("gateway", optional(address), "", "the gateway of the addresses of its family; it is never given itself"),
+    Key(
+        "addresses",
+        list_of(mapping),
+        (),
+        "static addresses, which every attachment gets besides those of the ranges: objects with the keys address, gateway",
+        "address_entries",
+    ),
+    Key(
+        "routes",
+        list_of(mapping),
+        (),
+        "routes for the pod: objects with the keys dst, gw, mtu, advmss, priority, table, scope",
+        "route_entries",
+    ),
+    Key("dns.nameservers", list_of(string), (), "DNS servers, passed on to the runtime", "dns_nameservers"),
+    Key("dns.domain", string, "", "the local DNS domain, passed on to the runtime", "dns_domain"),
+    Key("dns.search", list_of(string), (), "DNS search domains, passed on to the runtime", "dns_search"),
+    Key("dns.options", list_of(string), (), "resolver options, passed on to the runtime", "dns_options"),
+    Key(
+        "network_name",
+        string,
+        "",
+        "sets pools and overlap reservations apart: the same range can be used anew under each network_name",
+    ),
+    Key(
+        "enable_overlapping_ranges",
+        boolean,
+        True,
+        "pass over an address that is leased through another range, under the same network_name; "
+        "a flat file never changes it",
+        "overlap",
+    ),
+    Key(
+        "node_slice_size",
+        optional(slice_size, 0),
+        0,
+        'the prefix length of each node\'s part of the range, "/26" or "26"; for the kubernetes store',
+    ),
+    Key(
+        "datastore",
+        optional(one_of(*DATASTORES)),
+        "",
+        "where leases are kept: file, etcd or kubernetes; default: kubernetes where kubernetes.kubeconfig is given, "
+        "etcd where etcd_host is, else file; a pod of Kubernetes gets file only when it is named",
+    ),
+    Key("dataDir", optional(absolute_path, DATA_DIR), DATA_DIR, "the directory of the file store", "data_dir"),
+    Key("kubernetes.kubeconfig", string, "", "path of the kubeconfig for the kubernetes store", "kubeconfig"),
+    Key("etcd_host", string, "", "the endpoints of the etcd store, separated by commas"),
+    Key("etcd_username", string, "", "the user of the etcd store"),
+    Key("etcd_password", string, "", "that user's password"),
+    Key("etcd_key_file", string, "", "path of the TLS key for the etcd store"),
+    Key("etcd_cert_file", string, "", "path of the TLS certificate for the etcd store"),
+    Key("etcd_ca_cert_file", string, "", "path of the certificate of the authority that signed the etcd store's"),
+    Key("log_file", string, "", "path of a file that log lines are appended to, besides stderr"),
+    Key(
+        "log_level",
+        optional(log_level, "warning"),
+        "warning",
+        f"the least level that is logged: {', '.join(LEVELS)}; any other name is warning",
+    ),
+    Key(
+        "configuration_path",
+        string,
+        "",
+        "in the block: path of the flat file, looked at before the usual places; "
+        "in a flat file: the directory that holds the file nodename",
+    ),
+)
+"""The keys of the block besides RANGE_KEYS."""
+
+ACCEPTED_KEYS = (
+    Key("type", string, "", "the executable that the link plugin runs for this block: whereabouts"),
+    Key("leader_lease_duration", _ANY_INTEGER, 0, "accepted, no effect: no leader is elected"),
+    Key("leader_renew_deadline", _ANY_INTEGER, 0, "accepted, no effect: no leader is elected"),
+    Key("leader_retry_period", _ANY_INTEGER, 0, "accepted, no effect: no leader is elected"),
+    Key("sleep_for_race", _ANY_INTEGER, 0, "accepted, no effect: a test aid of whereabouts"),
+    Key("reconciler_cron_expression", string, "", "accepted, no effect: it is for whereabouts' reconciler"),
+)
+"""Keys whose type is checked and that change nothing."""
+
+ADDRESS_KEYS = (
+    Key("address", interface_address, "", "the address with its prefix length, 192.168.2.7/24"),
+    Key("gateway", optional(address), "", "its gateway"),
+)
+"""The keys of a member of `addresses`."""
+
+ROUTE_KEYS = (
+    Key("dst", destination, "", "the destination, a CIDR; 0.0.0.0/0 or ::/0 for the default route"),
+    Key("gw", optional(address), "", "the next hop; default: the gateway of the address of that family"),
+    Key("mtu", _UINT31, None, "the path's MTU in bytes (cniVersion 1.1.0)"),
+    Key("advmss", _UINT31, None, "the TCP segment size to advertise, in bytes (cniVersion 1.1.0)"),
+    Key("priority", _UINT32, None, "the metric; the lowest wins (cniVersion 1.1.0)"),
+    Key("table", _UINT32, None, "the routing table (cniVersion 1.1.0)"),
+    Key(
+        "scope",
+        integer(0, 255),
+        None,
+        "the scope, in the kernel's numbers: 0 global, 253 link, 254 host (cniVersion 1.1.0)",
+    ),
+)
+"""The keys of a member of `routes`."""

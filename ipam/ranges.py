@@ -1,0 +1,212 @@
+"""Address arithmetic: addresses as integers, and the range that one address of an attachment is taken from.
+
+Nothing here is linear in the size of a range: a /8 and a /64 cost what a /28 costs. An address is a pair
+(family, value): family 4 or 6, value an integer in network byte order.
+
+The rules are those of whereabouts v0.9 (pkg/iphelpers, pkg/config), with three differences: /31, /32, /127 and /128
+have addresses to give, a range can keep its gateway back, and an address of the family 4 is one in whatever form it
+is written.
+"""
+
+from __future__ import annotations
+
+import _socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    Span = tuple[int, int]  # (low, high): the addresses from low to high, both included
+
+BITS = {4: 32, 6: 128}
+_MAPPED = 0xFFFF  # ::ffff:0:0/96, RFC 4291 section 2.5.5.2: an IPv4 address written as an IPv6 one
+
+
+def parse_address(text: str) -> tuple[int, int]:
+    """(family, value) of an address; ValueError when it is none.
+
+    An IPv4 address may have leading zeros, which are read as decimal, and may be written as ::ffff:a.b.c.d: both as in
+    Go, whose configurations are in use.
+    """
+    if ":" in text:
+        try:
+            value = int.from_bytes(_socket.inet_pton(_socket.AF_INET6, text), "big")
+        except (OSError, ValueError):
+            raise ValueError("want an IPv4 or IPv6 address") from None
+        return (4, value & 0xFFFFFFFF) if value >> 32 == _MAPPED else (6, value)
+    value = 0
+    octets = text.split(".")
+    for octet in octets:
+        number = _decimal(octet)
+        if len(octets) != 4 or not 0 <= number <= 255:
+            raise ValueError("want an IPv4 or IPv6 address")
+        value = value << 8 | number
+    return 4, value
+
+
+def format_address(family: int, value: int) -> str:
+    """The canonical text of an address (RFC 5952 for IPv6)."""
+    if family == 4:
+        return _socket.inet_ntop(_socket.AF_INET, value.to_bytes(4, "big"))
+    if value >> 32 == 0 and value >> 16:  # the C library would write ::1.2.3.4, which nobody else does
+        return f"::{value >> 16:x}:{value & 0xFFFF:x}"
+    return _socket.inet_ntop(_socket.AF_INET6, value.to_bytes(16, "big"))
+
+
+def parse_cidr(text: str) -> tuple[int, int, int]:
+    """(family, value, prefix length) of "address/length", the host bits left in value; ValueError when it is none."""
+    address, _, length = text.partition("/")
+    prefix = _decimal(length)
+    try:
+        family, value = parse_address(address)
+        if family == 4 and ":" in address:
+            prefix -= BITS[6] - BITS[4]
+        if not 0 <= prefix <= BITS[family]:
+            raise ValueError
+    except ValueError:
+        raise ValueError("want a CIDR such as 192.168.2.0/24 or fd00::/64") from None
+    return family, value, prefix
+
+
+def parse_span(text: str) -> tuple[int, int, int]:
+    """(family, low, high) of a CIDR or of a single address; ValueError when it is neither."""
+    try:
+        if "/" not in text:
+            family, value = parse_address(text)
+            return family, value, value
+        family, value, prefix = parse_cidr(text)
+    except ValueError:
+        raise ValueError("want a CIDR or an address, such as 192.168.2.0/28 or 192.168.2.7") from None
+    return family, *_bounds(family, value, prefix)
+
+
+def parse_range(text: str) -> tuple[int, int, int, Span | None]:
+    """(family, value, prefix length, span) of "CIDR" or "first-last/length"; the span is None in the first form.
+
+    ValueError when it is neither, or when first is outside of the CIDR that last/length stands for, or after last.
+    """
+    first, dash, cidr = text.partition("-")
+    try:
+        if not dash:
+            return *parse_cidr(text), None
+        family, value, prefix = parse_cidr(cidr)
+        low_family, low = parse_address(first)
+    except ValueError:
+        raise ValueError(
+            "want a CIDR or first-last/length, such as 192.168.2.0/24 or 192.168.2.10-192.168.2.20/24"
+        ) from None
+    network, top = _bounds(family, value, prefix)
+    if low_family != family:
+        raise ValueError("mixes IPv4 and IPv6: want both addresses of one family")
+    if not network <= low <= top:
+        raise ValueError(f"starts outside of {format_address(family, network)}/{prefix}: want both addresses inside")
+    if low > value:
+        raise ValueError("starts after its end: want the lower address first")
+    return family, value, prefix, (low, value)
+
+
+class Range:
+    """The addresses of a CIDR that may be given.
+
+    `network` and `top` are the first and last address of the CIDR and `prefix` its length; host bits of `value` are
+    dropped. `first` and `last` bound what may be given, both included: without the CIDR's first and last address,
+    unless it has only one or two, and within `start` and `end` where those are given. `blocked` are the spans between
+    `first` and `last` that are never given, sorted and disjoint. A range that is wholly blocked has the size 0.
+    """
+
+    __slots__ = ("_spans", "blocked", "cidr", "family", "first", "last", "network", "prefix", "top")
+
+    def __init__(
+        self,
+        family: int,
+        value: int,
+        prefix: int,
+        start: int | None = None,
+        end: int | None = None,
+        blocked: Iterable[Span] = (),
+    ) -> None:
+        self.family = family
+        self.prefix = prefix
+        self.network, self.top = _bounds(family, value, prefix)
+        self.cidr = f"{format_address(family, self.network)}/{prefix}"
+        self.first, self.last = self.network, self.top
+        if self.top - self.network > 1:
+            self.first, self.last = self.network + 1, self.top - 1
+        if start is not None:
+            self.first = max(self.first, start)
+        if end is not None:
+            self.last = min(self.last, end)
+        self.blocked = _merge(blocked, self.first, self.last)
+        self._spans = _gaps(self.blocked, self.first, self.last)
+
+    def __str__(self) -> str:
+        return self.cidr
+
+    def contains(self, value: int) -> bool:
+        """Whether the CIDR holds the address, usable or not."""
+        return self.network <= value <= self.top
+
+    def usable(self, value: int) -> bool:
+        """Whether the address may be given."""
+        return any(low <= value <= high for low, high in self._spans)
+
+    def size(self) -> int:
+        """How many addresses may be given."""
+        return sum(high - low + 1 for low, high in self._spans)
+
+    def spans(self) -> list[Span]:
+        """The spans of addresses that may be given, sorted and disjoint."""
+        return list(self._spans)
+
+    def offset_of(self, value: int) -> int:
+        """How far the address is from the CIDR's first one."""
+        return value - self.network
+
+    def at(self, offset: int) -> int:
+        """The address at `offset` from the CIDR's first one."""
+        return self.network + offset
+
+    def pool_name(self, network_name: str = "", node: str = "") -> str:
+        """The name of the pool that holds this range's leases: [network_name-][node-]CIDR, `:` and `/` as `-`.
+
+        whereabouts' rule (pkg/storage/kubernetes, IPPoolName), so that both find the same IPPool object.
+        """
+        cidr = self.cidr.replace(":", "-").replace("/", "-")
+        return "-".join(part for part in (network_name, node, cidr) if part)
+
+
+def _decimal(digits: str) -> int:
+    """The number that up to three decimal digits, after any zeros, stand for; -1 when they stand for none."""
+    if not digits.isascii() or not digits.isdigit() or len(digits.lstrip("0")) > 3:
+        return -1
+    return int(digits.lstrip("0") or "0")
+
+
+def _bounds(family: int, value: int, prefix: int) -> Span:
+    hosts = (1 << BITS[family] - prefix) - 1
+    return value & ~hosts, value | hosts
+
+
+def _merge(spans: Iterable[Span], low: int, high: int) -> list[Span]:
+    """`spans` cut to low..high, sorted, those that overlap or touch joined."""
+    merged: list[Span] = []
+    for a, b in sorted((max(a, low), min(b, high)) for a, b in spans):
+        if a > b:
+            continue
+        if merged and a <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
+        else:
+            merged.append((a, b))
+    return merged
+
+
+def _gaps(blocked: list[Span], low: int, high: int) -> list[Span]:
+    """What low..high leaves between the sorted, disjoint `blocked`."""
+    gaps: list[Span] = []
+    for a, b in blocked:
+        if low < a:
+            gaps.append((low, a - 1))
+        low = b + 1
+    if low <= high:
+        gaps.append((low, high))
+    return gaps

@@ -1,0 +1,124 @@
+"""The `ipam` block over the flat file: where the value of each key comes from.
+
+The flat file fills what the block leaves out, key by key, also inside `dns` and `kubernetes`
+(whereabouts, pkg/config, GetFlatIPAM and what follows it).
+"""
+
+from __future__ import annotations
+
+from cni.config import Fault, fill
+from cni.spec import codec
+from cni.spec.errors import IoFailure
+from cni.spec.request import member
+from ipam import flatfile
+from ipam.keys import NESTED, NOT_FROM_FLAT_FILE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Protocol
+
+    from cni.config import Key
+
+    class Files(Protocol):
+        """What reads files and the host name: the module ipam.flatfile."""
+
+        def load(self, path: str, /) -> bytes | None: ...
+        def host_name(self) -> str: ...
+
+
+class Source:
+    """The block, the flat file's object, its path ("" when there is none), and all paths that were looked at."""
+
+    __slots__ = ("_block", "_flat", "path", "searched")
+
+    def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault]) -> None:
+        inline = member(block, "configuration_path")
+        self.searched = (inline, *flatfile.PATHS) if inline and isinstance(inline, str) else flatfile.PATHS
+        self.path, flat = _flat_file(self.searched, files, faults)
+        self._block = _flattened(block, "ipam.", faults)
+        self._flat = _flattened(flat, f"{self.path}: ", faults)
+
+    def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
+        """Set the attributes of `target` that `table` names."""
+        met = len(faults)
+        fill(target, [k for k in table if not self._in_flat_file(k.name)], self._block, faults, "ipam.")
+        fill(target, [k for k in table if self._in_flat_file(k.name)], self._flat, faults, f"{self.path}: ")
+        for fault in faults[met:]:
+            if fault.key.endswith("etcd_password"):
+                fault.value = "(hidden)"
+
+    def where(self, name: str) -> str:
+        """What a fault calls the key `name`."""
+        return f"{self.path}: {name}" if self._in_flat_file(name) else f"ipam.{name}"
+
+    def node_name(self, environ_name: str, files: Files) -> str:
+        """`environ_name`, else the file `nodename` in the flat file's configuration_path, else the host name."""
+        name = environ_name.strip()
+        directory = member(self._flat, "configuration_path")
+        if not name and directory and isinstance(directory, str):
+            try:
+                name = (files.load(f"{directory}/nodename") or b"").decode().strip()
+            except (OSError, ValueError):
+                pass  # as when there is none
+        return name or files.host_name()
+
+    def _in_flat_file(self, name: str) -> bool:
+        if name in NOT_FROM_FLAT_FILE or not _is_left_out(member(self._block, name)):
+            return False
+        return not _is_left_out(member(self._flat, name))
+
+
+class _FileFault(Fault):
+    """A fault of the flat file as a whole. Its path is told in full, its content not at all: it may be anybody's."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"the flat file {path}", None, what)
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.wanted}"
+
+
+def _flat_file(paths: Sequence[str], files: Files, faults: list[Fault]) -> tuple[str, dict[str, Any]]:
+    """(the first of `paths` that exists, its object), or ("", {})."""
+    for path in paths:
+        try:
+            data = files.load(path)
+        except ValueError as fault:
+            faults.append(_FileFault(path, str(fault)))
+            return path, {}
+        except OSError as fault:
+            raise IoFailure(f"the flat file {path} cannot be read: {fault.strerror}") from None
+        if data is not None:
+            return path, _object(path, data, faults)
+    return "", {}
+
+
+def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
+    try:
+        document = codec.loads(data)
+    except ValueError as fault:
+        faults.append(_FileFault(path, f"is not JSON: {fault}"))
+        return {}
+    if not isinstance(document, dict):
+        faults.append(_FileFault(path, "is no JSON object: want one with keys of the ipam block"))
+        return {}
+    return document
+
+
+def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> dict[str, Any]:
+    """`document` with the keys of its nested objects as "object.key", as the tables name them."""
+    flat = {name: value for name, value in document.items() if "." not in name}
+    for name in NESTED:
+        nested = member(document, name)
+        if isinstance(nested, dict):
+            flat.update({f"{name}.{key}": value for key, value in nested.items()})
+        elif nested is not None:
+            faults.append(Fault(prefix + name, nested, "want a JSON object"))
+    return flat
+
+
+def _is_left_out(value: object) -> bool:
+    return value is None or value == "" or value == [] or value == {}

@@ -1,0 +1,151 @@
+"""The allocator: which address comes next, and how little it reads to know."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ipam.allocator import SPREAD, WINDOW, propose, search, search_start, window_from
+from ipam.ranges import Range, format_address, parse_address, parse_cidr, parse_span
+
+
+def a_range(cidr: str, *exclude: str) -> Range:
+    return Range(*parse_cidr(cidr), blocked=[parse_span(text)[1:] for text in exclude])
+
+
+def value(text: str) -> int:
+    return parse_address(text)[1]
+
+
+class Leases:
+    """A store's answers for a set of leased addresses, and what it was asked."""
+
+    def __init__(self, leased: Collection[int] = ()) -> None:
+        self.leased = leased
+        self.asked: list[tuple[int, int]] = []
+
+    def occupied(self, low: int, high: int) -> int:
+        self.asked.append((low, high))
+        return sum(1 << v - low for v in range(low, high + 1) if v in self.leased)
+
+    def next_open(self, low: int, high: int) -> int:
+        while low <= high and low in self.leased:
+            low += 1
+        return low
+
+
+def taken(*texts: str) -> set[int]:
+    return {value(text) for text in texts}
+
+
+def test_the_lowest_free_address_is_given() -> None:
+    rng = a_range("192.168.0.0/28")
+    assert search(rng, Leases().occupied) == value("192.168.0.1")
+    assert search(rng, Leases(taken("192.168.0.1", "192.168.0.2", "192.168.0.5")).occupied) == value("192.168.0.3")
+
+
+def test_a_range_whose_addresses_are_all_leased_gives_none() -> None:
+    rng = a_range("10.0.0.0/30")
+    assert search(rng, Leases(taken("10.0.0.1", "10.0.0.2")).occupied) is None
+    assert search(a_range("10.0.0.0/29", "10.0.0.0/29"), Leases().occupied) is None
+
+
+def test_a_point_to_point_range_gives_both_its_addresses() -> None:
+    rng = a_range("10.0.0.0/31")
+    assert search(rng, Leases().occupied) == value("10.0.0.0")
+    assert search(rng, Leases(taken("10.0.0.0")).occupied) == value("10.0.0.1")
+
+
+def test_addresses_to_avoid_are_passed_over_in_whatever_order_they_come() -> None:
+    rng = a_range("10.0.0.0/29")
+    assert search(rng, Leases(taken("10.0.0.2")).occupied, avoid=[value("10.0.0.3"), value("10.0.0.1")]) == value(
+        "10.0.0.4"
+    )
+
+
+def test_excluded_addresses_are_passed_over() -> None:
+    rng = a_range("192.168.0.0/29", "192.168.0.0/30", "192.168.0.5")
+    assert search(rng, Leases(taken("192.168.0.4")).occupied) == value("192.168.0.6")
+
+
+def test_a_search_from_the_middle_goes_on_at_the_beginning() -> None:
+    rng = a_range("10.0.0.0/29")
+    assert search(rng, Leases().occupied, start=value("10.0.0.5")) == value("10.0.0.5")
+    assert search(rng, Leases(taken("10.0.0.5", "10.0.0.6")).occupied, start=value("10.0.0.5")) == value("10.0.0.1")
+    everything_but = set(range(rng.first, rng.last + 1)) - taken("10.0.0.4")
+    assert search(rng, Leases(everything_but).occupied, start=value("10.0.0.5")) == value("10.0.0.4")
+
+
+def test_a_start_outside_of_the_range_searches_all_of_it() -> None:
+    rng = a_range("10.0.0.0/29")
+    for start in (0, value("10.0.0.7"), value("11.0.0.0")):
+        assert search(rng, Leases(taken("10.0.0.1")).occupied, start=start) == value("10.0.0.2")
+
+
+def test_no_window_crosses_a_multiple_of_its_size_and_together_they_hold_the_range() -> None:
+    rng = a_range("10.0.0.0/18", "10.0.0.0/22", "10.0.16.0/20")
+    windows = []
+    at = rng.first
+    while window := window_from(rng, at, rng.last):
+        windows.append(tuple(format_address(4, v) for v in window))
+        at = window[1] + 1
+    assert windows == [("10.0.4.0", "10.0.15.255"), ("10.0.32.0", "10.0.47.255"), ("10.0.48.0", "10.0.63.254")]
+    assert all(value(a) // WINDOW == value(b) // WINDOW for a, b in windows)
+
+
+def test_one_window_is_read_for_many_excludes_in_it() -> None:
+    rng = a_range("10.0.0.0/24", *(f"10.0.0.{i}" for i in range(0, 256, 2)))
+    store = Leases(set(range(rng.first, rng.last)) - taken("10.0.0.99"))
+    assert search(rng, store.occupied) == value("10.0.0.99")
+    assert len(store.asked) == 1
+
+
+def test_a_store_that_knows_what_is_full_is_asked_for_two_windows() -> None:
+    rng = a_range("10.0.0.0/8")
+    store = Leases(range(rng.first, rng.first + 200_000))
+    assert search(rng, store.occupied, store.next_open) == rng.first + 200_000
+    assert len(store.asked) == 2
+
+
+def test_a_full_range_is_known_to_be_full_after_a_window_from_either_end() -> None:
+    rng = a_range("10.0.0.0/16")
+    store = Leases(range(rng.first, rng.last + 1))
+    assert search(rng, store.occupied, store.next_open, start=rng.first + 10_000) is None
+    assert len(store.asked) == 2
+
+
+def test_the_first_address_of_an_immense_range_is_found_at_once() -> None:
+    store = Leases()
+    assert search(a_range("fd00::/8"), store.occupied) == value("fd00::1")
+    assert len(store.asked) == 1
+
+
+def test_an_address_is_proposed_only_from_the_window_and_the_range() -> None:
+    rng = a_range("10.0.0.0/29")
+    assert propose(rng, (value("9.255.255.250"), value("10.0.0.0")), 0) is None
+    assert propose(rng, (value("10.0.0.6"), value("10.0.0.20")), 0b1) is None
+    assert propose(rng, (value("10.0.0.4"), value("10.0.0.20")), 0b1) == value("10.0.0.5")
+
+
+def test_after_a_lost_claim_the_search_starts_at_a_place_of_the_attachments_own() -> None:
+    rng = a_range("10.0.0.0/8")
+    attachments = [("node1", ("net", f"c{i}", "net1")) for i in range(50)] + [
+        (f"node{i}", ("net", "c0", "net1")) for i in range(2, 52)
+    ]
+    starts = [search_start(rng, node, attachment) for node, attachment in attachments]
+    assert starts == [search_start(rng, node, attachment) for node, attachment in attachments]
+    assert len(set(starts)) >= 98
+    assert all(rng.first <= start < rng.first + SPREAD for start in starts)
+    assert max(starts) - min(starts) > SPREAD // 2
+
+
+def test_the_parts_of_an_attachments_name_do_not_run_together() -> None:
+    rng = a_range("10.0.0.0/8")
+    assert search_start(rng, "a", ("bc", "d", "e")) != search_start(rng, "ab", ("c", "d", "e"))
+
+
+def test_a_search_starts_at_a_usable_address_whatever_is_excluded() -> None:
+    rng = a_range("10.0.0.0/24", "10.0.0.0/25", "10.0.0.200/29")
+    starts = {search_start(rng, "n", ("net", f"c{i}", "net1")) for i in range(400)}
+    assert all(rng.usable(start) for start in starts)
+    assert len(starts) > rng.size() * 0.9
+    assert search_start(a_range("10.0.0.0/29", "10.0.0.0/29"), "n", ("net", "c", "net1")) == value("10.0.0.1")

@@ -1,0 +1,557 @@
+"""The IPAM configuration: what each key does, how the flat file fills in, and what each bad input is told."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.spec.errors import InvalidConfig, IoFailure
+from cni.spec.request import Request
+from ipam import flatfile
+from ipam.config import IpamConfig, read
+from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, IPAM_KEYS, RANGE_KEYS, ROUTE_KEYS
+from ipam.ranges import format_address
+
+INSTALLED = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
+RANGE = {"range": "10.0.0.0/24"}
+
+
+class Files:
+    """Files by path, and the paths that were asked for."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes | Exception] = {}
+        self.asked: list[str] = []
+
+    def load(self, path: str, /) -> bytes | None:
+        self.asked.append(path)
+        content = self.content.get(path)
+        if isinstance(content, Exception):
+            raise content
+        return content
+
+    def host_name(self) -> str:
+        return "host.example"
+
+
+def config_of(
+    ipam: object,
+    *,
+    args: str = "",
+    files: dict[str, Any] | None = None,
+    version: str = "1.1.0",
+    command: str = "ADD",
+    environ: dict[str, str] | None = None,
+    **top: object,
+) -> IpamConfig:
+    reader = Files()
+    for path, content in (files or {}).items():
+        reader.content[path] = json.dumps(content).encode() if isinstance(content, dict) else content
+    document = {"cniVersion": version, "name": "net", "ipam": ipam, **top}
+    pairs = dict(pair.split("=", 1) for pair in args.split(";") if pair)
+    return read(Request({"CNI_COMMAND": command, **(environ or {})}, b"", document, pairs), reader)
+
+
+def refusal(ipam: object, **others: Any) -> str:
+    with pytest.raises(InvalidConfig) as refused:
+        config_of(ipam, **others)
+    assert refused.value.code == 7
+    return refused.value.msg
+
+
+def ranges_of(config: IpamConfig) -> list[str]:
+    return [f"{r.cidr} {format_address(r.family, r.first)} {format_address(r.family, r.last)}" for r in config.ranges]
+
+
+def spans_of(config: IpamConfig) -> list[list[str]]:
+    return [
+        [f"{format_address(r.family, a)}-{format_address(r.family, b)}" for a, b in r.spans()] for r in config.ranges
+    ]
+
+
+# What the keys do
+
+
+def test_one_range_is_enough() -> None:
+    config = config_of(RANGE)
+    assert ranges_of(config) == ["10.0.0.0/24 10.0.0.1 10.0.0.254"]
+    assert (config.addresses, config.routes, config.dns, config.requested, config.notes) == ([], [], {}, [], [])
+    assert (config.gateway, config.network_name, config.overlap, config.node_slice_size) == ("", "", True, 0)
+    assert (config.datastore, config.data_dir) == ("file", "/var/lib/cni/railcni")
+    assert (config.log_file, config.log_level, config.config_path, config.node) == ("", "warning", "", "host.example")
+
+
+def test_the_blocks_own_range_comes_before_those_of_the_list() -> None:
+    config = config_of({"ipRanges": [{"range": "192.168.10.1/24"}, {"range": "fd00::1/64"}], "range": "abcd::1/64"})
+    assert [r.cidr for r in config.ranges] == ["abcd::/64", "192.168.10.0/24", "fd00::/64"]
+
+
+def test_the_same_range_twice_is_two_ranges_of_one_pool() -> None:
+    config = config_of({**RANGE, "ipRanges": [RANGE]})
+    assert [r.pool_name() for r in config.ranges] == ["10.0.0.0-24", "10.0.0.0-24"]
+
+
+def test_start_end_and_excludes_bound_a_range() -> None:
+    config = config_of(
+        {"range": "00192.00168.1.0/24", "range_start": "00192.00168.1.44", "range_end": "192.168.01.209"}
+    )
+    assert ranges_of(config) == ["192.168.1.0/24 192.168.1.44 192.168.1.209"]
+    config = config_of(
+        {"ipRanges": [{"range": "10.0.0.0/29", "range_start": "10.0.0.2", "exclude": ["10.0.0.3", "10.0.0.4/31"]}]}
+    )
+    assert spans_of(config) == [["10.0.0.2-10.0.0.2", "10.0.0.6-10.0.0.6"]]
+
+
+def test_a_range_with_both_ends_in_it_overrides_range_start_and_says_so() -> None:
+    config = config_of({"range": "192.168.1.5-192.168.1.25/24", "range_start": "192.168.1.9"})
+    assert ranges_of(config) == ["192.168.1.0/24 192.168.1.5 192.168.1.25"]
+    assert "range_start" in config.notes[0]
+
+
+def test_the_network_address_as_start_and_the_broadcast_address_as_end_are_taken_for_the_defaults() -> None:
+    config = config_of({"range": "10.0.0.0/29", "range_start": "10.0.0.0", "range_end": "10.0.0.7"})
+    assert ranges_of(config) == ["10.0.0.0/29 10.0.0.1 10.0.0.6"]
+
+
+def test_gateways_and_static_addresses_are_never_given_by_a_range() -> None:
+    block = {
+        "range": "10.0.0.0/29",
+        "gateway": "10.0.0.1",
+        "addresses": [{"address": "10.0.0.3/29", "gateway": "10.0.0.6"}],
+    }
+    assert spans_of(config_of(block)) == [["10.0.0.2-10.0.0.2", "10.0.0.4-10.0.0.5"]]
+    assert spans_of(config_of({"range": "10.0.0.0/29"}, args="GATEWAY=10.0.0.4")) == [
+        ["10.0.0.1-10.0.0.3", "10.0.0.5-10.0.0.6"]
+    ]
+
+
+def test_an_exclude_outside_of_its_range_is_ignored_with_a_note() -> None:
+    config = config_of({"range": "10.0.0.0/30", "exclude": ["10.0.1.0/24", "::a00:1", "10.0.0.2"]})
+    assert spans_of(config) == [["10.0.0.1-10.0.0.1"]]
+    assert [note.split(" has")[0] for note in config.notes] == ["ipam.exclude[0]", "ipam.exclude[1]"]
+
+
+def test_bounds_without_a_range_are_ignored_with_a_note() -> None:
+    config = config_of({"ipRanges": [RANGE], "range_start": "1.1.1.1", "exclude": ["10.0.0.1"]})
+    assert ranges_of(config) == ["10.0.0.0/24 10.0.0.1 10.0.0.254"]
+    assert len(config.notes) == 2
+
+
+def test_static_addresses_alone_are_enough_and_keep_their_host_bits() -> None:
+    config = config_of(
+        {"addresses": [{"address": "010.10.0.1/24", "gateway": "10.10.0.254"}, {"address": "3FFE:ffff:0:01ff::1/64"}]}
+    )
+    assert [(a.address, a.gateway) for a in config.addresses] == [
+        ("10.10.0.1/24", "10.10.0.254"),
+        ("3ffe:ffff:0:1ff::1/64", ""),
+    ]
+
+
+def test_routes_are_read_with_all_that_the_newest_spec_has() -> None:
+    routes = [
+        {
+            "dst": "192.168.7.7/16",
+            "gw": "10.0.0.9",
+            "mtu": 1400,
+            "advmss": 1360,
+            "priority": 5,
+            "table": 100,
+            "scope": 0,
+        }
+    ]
+    route, plain = config_of({**RANGE, "routes": [*routes, {"dst": "::/0", "gw": "", "mtu": 0}]}).routes
+    assert (route.dst, route.gw, route.mtu, route.advmss, route.priority, route.table, route.scope) == (
+        "192.168.0.0/16", "10.0.0.9", 1400, 1360, 5, 100, 0,
+    )  # fmt: skip
+    assert (plain.dst, plain.gw, plain.mtu, plain.table, plain.scope) == ("::/0", "", None, None, None)
+
+
+def test_dns_is_passed_on() -> None:
+    dns = {"nameservers": ["8.8.8.8"], "domain": "example.com", "search": ["a", "b"], "options": ["ndots:1"]}
+    assert config_of({**RANGE, "dns": {**dns, "unknown": 1}}).dns == dns
+
+
+def test_keys_match_without_regard_to_case_and_unknown_or_null_ones_are_ignored() -> None:
+    block = {
+        "RANGE": "10.0.0.0/24",
+        "IPRanges": [{"Range": "fd00::/64"}],
+        "Gateway": "10.0.0.1",
+        "colour": "blue",
+        "routes": None,
+    }
+    block["DNS"] = {"Domain": "example.com"}
+    block["Enable_Overlapping_Ranges"] = False
+    config = config_of(block)
+    assert ([r.cidr for r in config.ranges], config.gateway) == (["10.0.0.0/24", "fd00::/64"], "10.0.0.1")
+    assert (config.dns, config.overlap, config.routes) == ({"domain": "example.com"}, False, [])
+
+
+def test_keys_that_change_nothing_are_accepted() -> None:
+    block = {
+        "type": "whereabouts",
+        "leader_lease_duration": 1500,
+        "leader_renew_deadline": 1000,
+        "leader_retry_period": 500,
+    }
+    config_of({**RANGE, **block, "sleep_for_race": 1, "reconciler_cron_expression": "30 4 * * *"})
+
+
+@pytest.mark.parametrize(("text", "size"), [("/26", 26), ("26", 26), ("", 0)])
+def test_a_node_slice_size_is_read_with_and_without_slash(text: str, size: int) -> None:
+    assert config_of({**RANGE, "node_slice_size": text}).node_slice_size == size
+
+
+@pytest.mark.parametrize(
+    ("text", "level"), [("debug", "debug"), ("Verbose", "verbose"), ("info", "warning"), ("", "warning")]
+)
+def test_no_attachment_fails_for_the_name_of_its_log_level(text: str, level: str) -> None:
+    assert config_of({**RANGE, "log_level": text}).log_level == level
+
+
+def test_a_gateway_serves_the_addresses_of_its_family() -> None:
+    config = config_of({**RANGE, "ipRanges": [{"range": "fd00::/64"}], "gateway": "192.168.10.1"})
+    assert config.gateway_of("10.0.0.7/24") == "192.168.10.1"
+    assert config.gateway_of("fd00::7/64") == ""
+    assert config.gateway_of("10.0.0.7/24", own="10.0.0.9") == "10.0.0.9"
+
+
+def test_a_gateway_of_the_caller_goes_before_the_networks_in_its_subnet() -> None:
+    config = config_of({**RANGE, "gateway": "10.0.0.1"}, args="GATEWAY=10.0.0.3,fd00::1")
+    assert config.gateway_of("10.0.0.7/24", own="10.0.0.9") == "10.0.0.3"
+    assert config.gateway_of("10.9.0.7/24") == "10.0.0.1"
+    assert config.gateway_of("fd00::7/64") == "fd00::1"
+
+
+# What the caller asks for
+
+
+def test_requests_are_read_from_all_three_places_and_count_once() -> None:
+    config = config_of(
+        RANGE,
+        args="IP=10.0.0.7, 172.16.0.1/12;IgnoreUnknown=1",
+        runtimeConfig={"ips": ["10.0.0.7/24", "10.0.0.8"]},
+    )
+    assert [(format_address(f, v), p) for f, v, p in config.requested] == [
+        ("10.0.0.7", 24),
+        ("172.16.0.1", 12),
+        ("10.0.0.8", None),
+    ]
+    config = config_of(RANGE, args="IP=10.0.0.7/16", runtimeConfig={"ips": ["10.0.0.7"]})
+    assert [p for _, _, p in config.requested] == [16]
+    with_args = {"cniVersion": "1.1.0", "name": "net", "ipam": RANGE, "args": {"cni": {"ips": ["10.0.0.9"]}}}
+    found = read(Request({"CNI_COMMAND": "ADD"}, b"", with_args, {}), Files()).requested
+    assert [(format_address(f, v), p) for f, v, p in found] == [("10.0.0.9", None)]
+
+
+def test_a_requested_address_may_be_one_that_is_excluded() -> None:
+    config = config_of({**RANGE, "exclude": ["10.0.0.0/28"]}, args="IP=10.0.0.7")
+    assert config.range_of(*config.requested[0][:2]) is config.ranges[0]
+
+
+def test_a_request_alone_is_enough_when_it_has_its_length() -> None:
+    assert config_of({"type": "whereabouts"}, args="IP=10.0.0.7/24").requested[0][2] == 24
+
+
+def test_a_request_for_a_static_address_adds_nothing() -> None:
+    assert config_of({"addresses": [{"address": "10.0.0.7/24"}]}, args="IP=10.0.0.7/24").requested == []
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        ("IP=banana", 'CNI_ARGS IP "banana": want an address, with or without /length'),
+        ("IP=10.0.0.7,", 'CNI_ARGS IP "": want an address'),
+        ("IP=172.16.0.1", 'CNI_ARGS IP "172.16.0.1": is in no range of this network'),
+        ("IP=10.0.0.1", 'CNI_ARGS IP "10.0.0.1": is a gateway'),
+        ("IP=10.0.0.255", 'CNI_ARGS IP "10.0.0.255": is the first or last address of 10.0.0.0/24'),
+        ("GATEWAY=x", 'CNI_ARGS GATEWAY "x": want an IPv4 or IPv6 address'),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused_with_the_reason(args: str, reason: str) -> None:
+    assert reason in refusal({**RANGE, "gateway": "10.0.0.1"}, args=args)
+
+
+def test_requests_of_a_wrong_type_are_refused() -> None:
+    assert 'runtimeConfig.ips "10.0.0.7": want a list' in refusal(RANGE, runtimeConfig={"ips": "10.0.0.7"})
+    assert "runtimeConfig.ips [7]: want a list" in refusal(RANGE, runtimeConfig={"ips": [7]})
+    assert 'runtimeConfig.ips[1] "x": want an address' in refusal(RANGE, runtimeConfig={"ips": ["10.0.0.7", "x"]})
+
+
+# The flat file
+
+
+def test_the_flat_file_fills_what_the_block_leaves_out() -> None:
+    flat = {
+        "datastore": "kubernetes", "kubernetes": {"kubeconfig": "/k"}, "log_file": "/tmp/w.log", "log_level": "debug",
+        "gateway": "10.0.0.5", "dns": {"domain": "flat", "nameservers": ["1.1.1.1"]}, "exclude": ["10.0.0.9"],
+    }  # fmt: skip
+    block = {
+        **RANGE,
+        "gateway": "10.0.0.1",
+        "dns": {"domain": "block"},
+        "kubernetes": {"k8s_api_root": "x"},
+        "log_file": "",
+    }
+    config = config_of(block, files={INSTALLED: flat})
+    assert (config.datastore, config.kubeconfig, config.log_file, config.log_level) == (
+        "kubernetes",
+        "/k",
+        "/tmp/w.log",
+        "debug",
+    )
+    assert (config.gateway, config.dns) == ("10.0.0.1", {"domain": "block", "nameservers": ["1.1.1.1"]})
+    assert spans_of(config) == [["10.0.0.2-10.0.0.8", "10.0.0.10-10.0.0.254"]]
+    assert config.config_path == INSTALLED
+
+
+def test_a_range_of_the_flat_file_comes_before_the_blocks_list() -> None:
+    config = config_of({"ipRanges": [{"range": "fd00::/64"}]}, files={INSTALLED: RANGE})
+    assert [r.cidr for r in config.ranges] == ["10.0.0.0/24", "fd00::/64"]
+
+
+@pytest.mark.parametrize("block", [{}, {"enable_overlapping_ranges": True}, {"enable_overlapping_ranges": False}])
+@pytest.mark.parametrize("flat", [True, False])
+def test_the_flat_file_never_changes_the_overlap_switch(block: dict[str, bool], flat: bool) -> None:
+    config = config_of({**RANGE, **block}, files={INSTALLED: {"enable_overlapping_ranges": flat}})
+    assert config.overlap is block.get("enable_overlapping_ranges", True)
+
+
+def test_the_file_that_the_block_names_goes_before_the_installed_ones_and_the_first_found_counts() -> None:
+    first, second = flatfile.PATHS[:2]
+    block = {**RANGE, "configuration_path": "/my.conf"}
+    files = {"/my.conf": {"log_level": "debug"}, first: {"log_level": "error"}, second: {"log_level": "panic"}}
+    assert config_of(block, files=files).log_level == "debug"
+    assert config_of(RANGE, files=files).log_level == "error"
+    assert config_of(block, files={second: {"log_level": "panic"}}).config_path == second
+
+
+def test_the_nodes_name_is_the_environments_then_the_nodename_files_then_the_hosts() -> None:
+    flat = {INSTALLED: {"configuration_path": "/etc/w.d"}, "/etc/w.d/nodename": b"node-7.example\n"}
+    assert config_of(RANGE, files=flat, environ={"NODENAME": " node-1 "}).node == "node-1"
+    assert config_of(RANGE, files=flat).node == "node-7.example"
+    assert config_of({**RANGE, "configuration_path": "/my.conf"}, files=flat).node == "node-7.example"
+    assert config_of(RANGE, files={INSTALLED: {"configuration_path": "/etc/w.d"}}).node == "host.example"
+    assert config_of(RANGE, files={**flat, "/etc/w.d/nodename": PermissionError(13, "no")}).node == "host.example"
+    assert config_of({**RANGE, "configuration_path": "/my.conf"}, files={"/my.conf": {}}).node == "host.example"
+
+
+def test_a_fault_in_the_flat_file_names_the_file() -> None:
+    assert f'{INSTALLED}: gateway "q": want an IPv4 or IPv6 address' in refusal(
+        RANGE, files={INSTALLED: {"gateway": "q"}}
+    )
+    assert f'{INSTALLED}: range "q": want a CIDR' in refusal({}, files={INSTALLED: {"range": "q"}})
+    assert f"{INSTALLED}: ipRanges[0].range 5: want a string" in refusal(
+        RANGE, files={INSTALLED: {"ipRanges": [{"range": 5}]}}
+    )
+    assert f"{INSTALLED}: kubernetes 5: want a JSON object" in refusal(RANGE, files={INSTALLED: {"kubernetes": 5}})
+
+
+def test_a_key_of_the_flat_file_that_the_block_overrides_may_be_wrong() -> None:
+    assert config_of({**RANGE, "gateway": "10.0.0.1"}, files={INSTALLED: {"gateway": 5}}).gateway == "10.0.0.1"
+
+
+def test_a_flat_file_that_is_no_json_object_is_refused_with_its_path() -> None:
+    assert f"the flat file {INSTALLED} is not JSON" in refusal(RANGE, files={INSTALLED: b'{"a": '})
+    assert "line 1" in refusal(RANGE, files={INSTALLED: b'{"a": '})
+    assert f"the flat file {INSTALLED} is no JSON object" in refusal(RANGE, files={INSTALLED: b"[]"})
+    assert f"the flat file {INSTALLED} is not JSON" in refusal(RANGE, files={INSTALLED: b"\xff\xfe"})
+
+
+def test_a_flat_file_that_cannot_be_read_is_an_io_failure_with_its_path() -> None:
+    with pytest.raises(IoFailure, match=f"{INSTALLED} cannot be read: Input/output error") as failure:
+        config_of(RANGE, files={INSTALLED: OSError(5, "Input/output error")})
+    assert failure.value.code == 5
+
+
+def test_files_are_read_from_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "whereabouts.conf"
+    path.write_text('{"log_level": "debug"}')
+    assert flatfile.load(str(path)) == b'{"log_level": "debug"}'
+    assert flatfile.load(str(tmp_path / "absent")) is None
+    assert flatfile.load(str(path / "nodename")) is None
+    assert flatfile.host_name() == os.uname().nodename
+
+
+def test_what_is_no_regular_file_or_too_large_is_not_read_as_a_flat_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_bytes(b" " * ((1 << 20) + 1))
+    for path, reason in (
+        (tmp_path, "regular"),
+        (tmp_path / "fifo", "regular"),
+        ("/dev/zero", "regular"),
+        (tmp_path / "large", "larger"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            flatfile.load(str(path))
+    with pytest.raises(ValueError, match="null"):
+        flatfile.load("/tmp/\0")
+
+
+def test_a_configuration_path_that_is_a_directory_is_refused(tmp_path: Path) -> None:
+    request = Request(
+        {"CNI_COMMAND": "ADD"}, b"", {"name": "net", "ipam": {**RANGE, "configuration_path": str(tmp_path)}}, {}
+    )
+    with pytest.raises(InvalidConfig, match=f"the flat file {tmp_path} is no regular file"):
+        read(request)
+
+
+# Which store
+
+
+@pytest.mark.parametrize(
+    ("block", "datastore"),
+    [
+        ({}, "file"),
+        ({"datastore": "file", "kubernetes": {"kubeconfig": "/k"}}, "file"),
+        ({"kubernetes": {"kubeconfig": "/k"}}, "kubernetes"),
+        ({"etcd_host": "e:2379"}, "etcd"),
+        ({"etcd_host": "e:2379", "kubernetes": {"kubeconfig": "/k"}}, "kubernetes"),
+        ({"datastore": "etcd", "etcd_host": "e:2379", "kubernetes": {"kubeconfig": "/k"}}, "etcd"),
+    ],
+)
+def test_the_store_is_the_one_named_or_else_the_one_that_has_its_place_given(
+    block: dict[str, Any], datastore: str
+) -> None:
+    assert config_of({**RANGE, **block}).datastore == datastore
+
+
+@pytest.mark.parametrize("command", ["ADD", "CHECK"])
+def test_a_pod_of_kubernetes_never_falls_to_the_file_store_unasked(command: str) -> None:
+    msg = refusal(RANGE, args="K8S_POD_NAME=web-0", command=command)
+    assert '"file"' in msg[:250]
+    assert "kubernetes.kubeconfig" in msg[:250]
+    assert "web-0" in msg[:250]
+    for path in flatfile.PATHS:
+        assert path in msg
+    assert "/my.conf" in refusal({**RANGE, "configuration_path": "/my.conf"}, args="K8S_POD_NAME=web-0")
+    assert f"{INSTALLED} names none" in refusal(
+        RANGE, args="K8S_POD_NAME=web-0", files={INSTALLED: {"log_level": "debug"}}
+    )
+
+
+def test_a_pod_of_kubernetes_gets_the_file_store_by_name_from_block_or_flat_file() -> None:
+    assert config_of({**RANGE, "datastore": "file"}, args="K8S_POD_NAME=web-0").datastore == "file"
+    assert config_of(RANGE, args="K8S_POD_NAME=web-0", files={INSTALLED: {"datastore": "file"}}).datastore == "file"
+
+
+def test_a_del_is_not_refused_for_want_of_a_store() -> None:
+    assert config_of(RANGE, args="K8S_POD_NAME=web-0", command="DEL").datastore == "file"
+
+
+# What each bad input is told
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"range": "10.0.0.0/33"}, 'ipam.range "10.0.0.0/33": want a CIDR or first-last/length'),
+        ({"range": "10.0.0.0"}, 'ipam.range "10.0.0.0": want a CIDR or first-last/length'),
+        ({"range": 10}, "ipam.range 10: want a string"),
+        ({"range": "10.0.0.9-10.0.0.2/24"}, "starts after its end"),
+        ({"range": "10.0.1.9-10.0.0.2/24"}, "starts outside of 10.0.0.0/24"),
+        ({"range": "fd00::1-10.0.0.2/24"}, "mixes IPv4 and IPv6"),
+        ({**RANGE, "range_start": "10.0.1.1"}, 'ipam.range_start "10.0.1.1": want an address of the range 10.0.0.0/24'),
+        ({**RANGE, "range_end": "fd00::1"}, 'ipam.range_end "fd00::1": want an address of the range 10.0.0.0/24'),
+        ({**RANGE, "range_start": "x"}, 'ipam.range_start "x": want an IPv4 or IPv6 address'),
+        ({**RANGE, "range_start": "10.0.0.9", "range_end": "10.0.0.8"}, 'ipam.range_end "10.0.0.8": is below range_start 10.0.0.9'),
+        ({**RANGE, "exclude": "10.0.0.1"}, 'ipam.exclude "10.0.0.1": want a list'),
+        ({**RANGE, "exclude": ["10.0.0.1", "10.0.0.0/123"]}, 'ipam.exclude[1] "10.0.0.0/123": want a CIDR or an address'),
+        ({**RANGE, "exclude": ["10.0.0.0/24"]}, "has no address to give: exclude, gateway and addresses cover all from 10.0.0.1 to 10.0.0.254"),
+        ({"range": "10.0.0.1/32", "gateway": "10.0.0.1"}, "has no address to give"),
+        ({"range": "10.0.0.0/24", "range_end": "10.0.0.0"}, "range_start and range_end leave only the CIDR's first or last address"),
+        ({"ipRanges": "x"}, 'ipam.ipRanges "x": want a list'),
+        ({"ipRanges": ["10.0.0.0/24"]}, 'ipam.ipRanges ["10.0.0.0/24"]: want a JSON object'),
+        ({"ipRanges": [RANGE, {}]}, 'ipam.ipRanges[1].range "": want a CIDR'),
+        ({"ipRanges": [RANGE, {**RANGE, "exclude": ["x"]}]}, 'ipam.ipRanges[1].exclude[0] "x": want a CIDR or an address'),
+        ({**RANGE, "gateway": "q"}, 'ipam.gateway "q": want an IPv4 or IPv6 address'),
+        ({**RANGE, "gateway": "fd00::1"}, 'ipam.gateway "fd00::1": want an IPv4 address, as the ranges are'),
+        ({"addresses": [{"address": "10.0.0.1"}]}, 'ipam.addresses[0].address "10.0.0.1": want address/length'),
+        ({"addresses": [{"gateway": "10.0.0.1"}]}, "ipam.addresses[0].address null: want address/length"),
+        ({"addresses": [{"address": "10.0.0.7/24", "gateway": "fd00::1"}]}, 'ipam.addresses[0].gateway "fd00::1": want an IPv4 address'),
+        ({"addresses": [{"address": "10.0.0.7/24"}, {"address": "10.0.0.7/16"}]}, "ipam.addresses[1].address \"10.0.0.7/16\": is there twice"),
+        ({**RANGE, "routes": [{"gw": "10.0.0.1"}]}, "ipam.routes[0].dst null: want a CIDR"),
+        ({**RANGE, "routes": [{"dst": "default"}]}, 'ipam.routes[0].dst "default": want a CIDR'),
+        ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "gw": "x"}]}, 'ipam.routes[0].gw "x": want an IPv4 or IPv6 address'),
+        ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "gw": "fd00::1"}]}, 'ipam.routes[0].gw "fd00::1": want an IPv4 address, as dst is'),
+        ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "mtu": -1}]}, "ipam.routes[0].mtu -1: want an integer from 0"),
+        ({**RANGE, "dns": "8.8.8.8"}, 'ipam.dns "8.8.8.8": want a JSON object'),
+        ({**RANGE, "dns": {"nameservers": "8.8.8.8"}}, 'ipam.dns.nameservers "8.8.8.8": want a list'),
+        ({**RANGE, "node_slice_size": "/x"}, 'ipam.node_slice_size "/x": want a prefix length'),
+        ({**RANGE, "node_slice_size": "/129"}, 'ipam.node_slice_size "/129": want a prefix length'),
+        ({**RANGE, "enable_overlapping_ranges": "yes"}, 'ipam.enable_overlapping_ranges "yes": want true or false'),
+        ({**RANGE, "datastore": "postgres"}, 'ipam.datastore "postgres": want one of file, etcd, kubernetes'),
+        ({**RANGE, "datastore": "kubernetes"}, 'ipam.datastore "kubernetes": want kubernetes.kubeconfig beside it'),
+        ({**RANGE, "datastore": "etcd"}, 'ipam.datastore "etcd": want etcd_host beside it'),
+        ({**RANGE, "dataDir": "leases"}, 'ipam.dataDir "leases": want an absolute path'),
+        ({**RANGE, "kubernetes": {"kubeconfig": 5}}, "ipam.kubernetes.kubeconfig 5: want a string"),
+        ({**RANGE, "leader_lease_duration": "x"}, 'ipam.leader_lease_duration "x": want an integer'),
+        ({**RANGE, "configuration_path": 5}, "ipam.configuration_path 5: want a string"),
+        ({"type": "whereabouts", "etcd_password": "s3cret"}, 'ipam ["type", "etcd_password"]: gives no address: want range, ipRanges or addresses'),
+        (None, "has no `ipam`"),
+        ([], "has an `ipam` that is no JSON object"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_told_its_key_its_value_and_what_would_be_right(block: object, told: str) -> None:
+    msg = refusal(block)
+    assert told in msg[:250]
+
+
+def test_all_faults_are_told_at_once() -> None:
+    msg = refusal(
+        {
+            "range": "x",
+            "gateway": "y",
+            "ipRanges": [{"range": "10.0.0.0/24", "exclude": ["z"]}, {"range": 1}],
+            "routes": [{}],
+            "addresses": [{}],
+            "dns": 1,
+        },
+        args="IP=w;GATEWAY=v",
+    )
+    assert msg.startswith("9 faults")
+
+
+def test_a_password_is_not_told() -> None:
+    assert "4711" not in refusal({**RANGE, "etcd_password": 4711})
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+@pytest.mark.parametrize(
+    ("block", "args", "count"),
+    [
+        ({**RANGE, "ipRanges": [{"range": "10.1.0.0/24"}]}, "", 2),
+        ({**RANGE, "addresses": [{"address": "10.1.0.1/24"}]}, "", 2),
+        (RANGE, "IP=10.1.0.1/24", 2),
+        (RANGE, "IP=10.0.0.7,10.0.0.8", 2),
+        ({"ipRanges": [{"range": "fd00::/64"}, {"range": "fd01::/64"}, {"range": "fd02::/64"}]}, "", 3),
+    ],
+)
+def test_a_version_that_holds_one_address_of_a_family_refuses_two(
+    version: str, block: dict[str, Any], args: str, count: int
+) -> None:
+    msg = refusal(block, args=args, version=version)
+    assert f"this attachment gets {count}: want 0.3.0 or newer" in msg
+    config_of(block, args=args, version="0.3.0")
+
+
+def test_a_version_that_holds_one_address_of_a_family_takes_one_of_each() -> None:
+    config_of({**RANGE, "ipRanges": [{"range": "fd00::/64"}]}, args="IP=10.0.0.7", version="0.2.0")
+
+
+# The tables
+
+
+def test_every_key_says_what_it_means_and_has_a_place() -> None:
+    for key in (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KEYS, *ADDRESS_KEYS, *ROUTE_KEYS):
+        assert len(key.doc) > 10, key.name
+    assert {key.attribute for key in IPAM_KEYS} <= set(IpamConfig.__slots__)
+    assert set(IpamConfig.__annotations__) == set(IpamConfig.__slots__)
+
+
+def test_no_two_keys_of_a_block_have_the_same_name_but_for_case() -> None:
+    names = [key.name.lower() for key in (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KEYS)]
+    assert len(names) == len(set(names))

@@ -1,0 +1,68 @@
+"""The README's configuration reference is what the tables in the code say.
+
+`python -m tests.unit.test_readme` writes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cni.config import Key
+from cni.plugins import host_device, macvlan
+from ipam import keys
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN = "<!-- reference: tests/unit/test_readme.py compares it with the tables in the code -->\n"
+END = "<!-- end of reference -->\n"
+
+SECTIONS: tuple[tuple[str, Sequence[Key]], ...] = (
+    ("`macvlan`", macvlan.KEYS),
+    ("`host-device`", host_device.KEYS),
+    ('`ipam` of `"type": "whereabouts"`, and the flat file: the range', keys.RANGE_KEYS),
+    ("the same: everything else", keys.IPAM_KEYS),
+    ("a member of `addresses`", keys.ADDRESS_KEYS),
+    ("a member of `routes`", keys.ROUTE_KEYS),
+    ("accepted for whereabouts' sake", keys.ACCEPTED_KEYS),
+)
+
+
+def wanted(key: Key) -> str:
+    """What the key's error asks for: its reader is shown a value that no key takes."""
+    try:
+        key.read(0.5)
+    except ValueError as fault:
+        return str(fault).removeprefix("want ")
+    return "any value"
+
+
+def default(value: Any) -> str:
+    if value is None or value == "" or (isinstance(value, (list, tuple, dict)) and not value):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def reference() -> str:
+    parts = []
+    for title, table in SECTIONS:
+        parts.append(f"\n**{title}**\n\n| key | wanted | default | meaning |\n|---|---|---|---|\n")
+        for key in table:
+            cells = (f"`{key.name}`", wanted(key), default(key.default), key.doc.replace("|", "\\|"))
+            parts.append("| " + " | ".join(cells) + " |\n")
+    return "".join(parts) + "\n"
+
+
+def split(text: str) -> tuple[str, str, str]:
+    before, _, rest = text.partition(BEGIN)
+    inside, _, after = rest.partition(END)
+    return before, inside, after
+
+
+def test_the_reference_is_what_the_tables_say() -> None:
+    assert split(README.read_text())[1] == reference(), "write it anew: python -m tests.unit.test_readme"
+
+
+if __name__ == "__main__":
+    before, _, after = split(README.read_text())
+    README.write_text(before + BEGIN + reference() + END + after)
