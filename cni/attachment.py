@@ -123,6 +123,25 @@ class Book:
         except OSError as fault:
             raise self._refused("remove a record from", "attachments", fault) from None
 
+    def sweep(self, network: str) -> None:
+        """Remove what killed writers of `network`'s records left; the record of a running one is locked."""
+        for name in self._names(hidden=True):
+            key = name.removeprefix(".").removesuffix(".tmp")
+            names = key.split(":")
+            if files.temporary_of(key) == name and len(names) == 4 and names[0] == network:
+                held = self.try_locked(Attachment(*names[:3]), names[3])
+                if held:
+                    with held:
+                        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        try:
+            posix.unlink(f"{self._records}/{name}")
+        except FileNotFoundError:
+            pass
+        except OSError as fault:
+            raise self._refused("remove", f"attachments/{name}", fault) from None
+
     def of_network(self, network: str, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
         """Every record of one part that belongs to `network`."""
         return [(a, d) for a, p, d in self._every(network + ":") if p == part and a.network == network]
@@ -153,9 +172,9 @@ class Book:
                     found.append((attachment, name.rpartition(":")[2], document))
         return found
 
-    def _names(self) -> list[str]:
+    def _names(self, hidden: bool = False) -> list[str]:
         try:
-            return [n for n in posix.listdir(self._records) if not n.startswith(".")]
+            return [n for n in posix.listdir(self._records) if n.startswith(".") == hidden]
         except FileNotFoundError:
             return []
         except OSError as fault:

@@ -62,6 +62,12 @@ def forward(request: Request, log: Log) -> None:
         _call(kind, request, log)
 
 
+def gives_again(request: Request) -> bool:
+    """Whether the IPAM plugin answers a repeated ADD with the addresses of the first; host-local, say, refuses it."""
+    kind = ipam_type(request.config)
+    return not kind or _is_ours(_find(kind, request.path))
+
+
 def with_command(request: Request, command: str) -> Request:
     """The same request for another verb."""
     return Request({**request.environ, "CNI_COMMAND": command}, request.stdin, request.config, request.args)

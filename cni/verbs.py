@@ -22,6 +22,7 @@ from cni.spec.errors import (
     InvalidConfig,
     InvalidNamespace,
     KernelRefused,
+    TryAgainLater,
 )
 from cni.spec.request import Attachment, Request, member
 from cni.spec.result import Interface, Result
@@ -73,8 +74,10 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         former = book.read(request.attachment, PART)
         if former:
             _detach(plugin, former, request, host, log)
+            if delegate.ipam_type(_config(former)) != kind or not delegate.gives_again(request):
+                _release(former, request, log)
         planned = plugin.plan(config, request, plugin.survey(config, request, host, box, book))
-        book.write(request.attachment, PART, _record(plugin, request, planned))
+        book.write(request.attachment, PART, _record(request, planned, _identity(sandbox, box)))
         addresses = Result()
         claimed = False
         try:
@@ -149,15 +152,16 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
 
 def _release(record: dict[str, Any] | None, request: Request, log: Log) -> None:
     """Give the addresses back with the configuration that they were taken with."""
-    stdin = request.stdin
-    if record:
-        former = codec.loads(record["config"].encode())
-        if member(former, "ipam") != member(request.config, "ipam"):
-            stdin = record["config"].encode()
-    if stdin is not request.stdin:
-        request = delegate.with_config(request, stdin)
+    if record and member(_config(record), "ipam") != member(request.config, "ipam"):
+        request = delegate.with_config(request, record["config"].encode())
     if delegate.ipam_type(request.config):
         delegate.delete(request, log)
+
+
+def _config(record: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that the ADD of `record` ran with."""
+    config: dict[str, Any] = codec.loads(record["config"].encode())
+    return config
 
 
 def _report(faults: list[CniError], kept: str) -> None:
@@ -180,8 +184,10 @@ def _detach(plugin: LinkPlugin, record: dict[str, Any], request: Request, host: 
         sandbox = _sandbox_if_any(path, request)
         if sandbox:
             with sandbox:
-                found = True
-                plugin.remove(planned, host, _rtnl(sandbox), log)
+                box = _rtnl(sandbox)
+                if _identity(sandbox, box) == record["sandbox"]:  # not a new one at the path of the old
+                    found = True
+                    plugin.remove(planned, host, box, log)
     if not found:
         plugin.remove(planned, host, None, log)
 
@@ -217,8 +223,8 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
         found = _differences(plugin, planned, box, known[0], expected, _wanted_mtu(config, record))
     if found:
         raise AttachmentDiffers(
-            f"attachment {name} of container {request.attachment.container_id} is not as ADD left it: {'; '.join(found)}",
-            "\n".join(found),
+            f"attachment {name} of container {request.attachment.container_id} is not as ADD left it: {'; '.join(found)}."
+            " Detach and attach it again"
         )
 
 
@@ -238,7 +244,7 @@ def _differences(
         found.append(f"MAC is {link.mac}, was {known.mac}")
     wanted = known.mtu or mtu
     if wanted and link.mtu != wanted:
-        found.append(f"MTU is {link.mtu}, was {wanted} (it shrinks with the master's and does not grow back by itself)")
+        found.append(f"MTU is {link.mtu}, was {wanted}")
     if not link.up:
         found.append("link is down")
     here = [a for a in expected.ips if a.interface is None or expected.interfaces[a.interface] is known]
@@ -275,6 +281,7 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
                 book.remove(attachment, PART)
             except CniError as fault:
                 faults.append(fault)
+    book.sweep(request.attachment.network)
     try:
         delegate.forward(_also_valid(request, keep), log)
     except CniError as fault:
@@ -331,9 +338,10 @@ def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
     delegate.forward(request, log)
 
 
-def _record(plugin: LinkPlugin, request: Request, planned: Any) -> dict[str, Any]:
+def _record(request: Request, planned: Any, sandbox: str) -> dict[str, Any]:
     return {
         "netns": request.netns,
+        "sandbox": sandbox,
         "pod": list(request.pod),
         "config": request.stdin.decode(),
         "link": planned.document(),
@@ -352,16 +360,22 @@ def _sandbox(request: Request) -> Namespace:
 
 def _sandbox_if_any(path: str, request: Request) -> Namespace | None:
     """The sandbox at `path`, or None when it is gone: then so are its links. The plugin's own never was one."""
-    if not path:
-        return None
     try:
-        sandbox = netns.open_namespace(path)
-    except InvalidNamespace:
-        return None
+        if not path or not netns.exists(path):
+            return None
+    except OSError as fault:  # it may be there: what is in it must not be taken for gone
+        raise TryAgainLater(f"network namespace {path} cannot be looked at: {fault.strerror}; retry") from None
+    sandbox = netns.open_namespace(path)
     if not request.netns_override and netns.same(sandbox, netns.own()):
         sandbox.close()
         return None
     return sandbox
+
+
+def _identity(sandbox: Namespace, box: Rtnl) -> str:
+    """What tells this sandbox from a later one at the same path."""
+    cookie = box.namespace_cookie()
+    return f"cookie {cookie}" if cookie else f"inode {sandbox.device}:{sandbox.inode}"
 
 
 def _rtnl(sandbox: Namespace) -> Rtnl:

@@ -1,14 +1,14 @@
 """Small files that survive a crash: what a call has returned from is on the disk.
 
 A file is written under a temporary name in its own directory and renamed, so that a reader sees the old content or
-the new, never a part. Temporary names begin with "." and end with ".tmp": who lists the directory skips them. Every
-function lets OSError pass; the caller knows what the file was for and says so.
+the new, never a part. The temporary name follows from the file's, so that what a killed writer left is overwritten by
+the next one and removed with the file; two writers of one name must not be at work at once. Every function lets OSError
+pass; the caller knows what the file was for and says so.
 """
 
 from __future__ import annotations
 
 import posix
-from time import monotonic_ns
 
 _CHUNK = 1 << 16
 
@@ -17,9 +17,13 @@ def write_durably(directory: str, name: str, data: bytes) -> None:
     """Make the file `name` in `directory` hold `data`, mode 0600, whatever stood there before."""
     holder = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
     try:
-        temporary = f".{posix.getpid()}-{monotonic_ns()}.tmp"
+        temporary = temporary_of(name)
         flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
-        fd = posix.open(temporary, flags, 0o600, dir_fd=holder)
+        try:
+            fd = posix.open(temporary, flags, 0o600, dir_fd=holder)
+        except FileExistsError:  # its writer was killed
+            posix.unlink(temporary, dir_fd=holder)
+            fd = posix.open(temporary, flags, 0o600, dir_fd=holder)
         try:
             try:
                 _write_all(fd, data)
@@ -35,6 +39,11 @@ def write_durably(directory: str, name: str, data: bytes) -> None:
         posix.close(holder)
 
 
+def temporary_of(name: str) -> str:
+    """The name under which the file `name` is written."""
+    return f".{name}.tmp"
+
+
 def read_whole(path: str) -> bytes:
     """The content of the file at `path`."""
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
@@ -48,12 +57,16 @@ def read_whole(path: str) -> bytes:
 
 
 def remove_durably(directory: str, name: str) -> bool:
-    """Remove the file `name` from `directory`; False when it, or the directory, was not there."""
+    """Remove the file `name` from `directory`, and what a killed writer of it left; False when there was no such file."""
     try:
         holder = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
+        try:
+            posix.unlink(temporary_of(name), dir_fd=holder)
+        except FileNotFoundError:
+            pass
         posix.unlink(name, dir_fd=holder)
         posix.fsync(holder)
     except FileNotFoundError:

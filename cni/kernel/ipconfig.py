@@ -68,7 +68,7 @@ def configure(box: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str, in
 
 
 def _announce(name: str, has_ipv6: bool) -> None:
-    sysctl.write(f"net/ipv4/conf/{name}/arp_notify", "1")
+    _try(f"net/ipv4/conf/{name}/arp_notify")
     if not has_ipv6:
         return
     for link in ("lo", name):  # some runtimes give the sandbox with IPv6 switched off
@@ -79,8 +79,16 @@ def _announce(name: str, has_ipv6: bool) -> None:
             raise KernelRefused(
                 f"IPv6 cannot be enabled on {link} in the sandbox: {fault.strerror}; use IPv4 alone, or a kernel with IPv6 and a writable /proc/sys"
             ) from None
-    sysctl.write(f"net/ipv6/conf/{name}/keep_addr_on_down", "1")
-    sysctl.write(f"net/ipv6/conf/{name}/ndisc_notify", "1")
+    _try(f"net/ipv6/conf/{name}/keep_addr_on_down")
+    _try(f"net/ipv6/conf/{name}/ndisc_notify")
+
+
+def _try(name: str) -> None:
+    """Switch it on where the kernel has it and /proc/sys is writable; the attachment works without."""
+    try:
+        sysctl.write(name, "1")
+    except OSError:
+        pass
 
 
 def _await_detection(box: Rtnl, link: Link) -> None:

@@ -151,7 +151,8 @@ class Rtnl(Socket):
 
         `mode` is a key of MACVLAN_MODES; what is 0, "" or -1 is left to the kernel. Refusals, drivers/net/macvlan.c:
         EBUSY the lower link has another master, EINVAL passthru beside another macvlan or a lower link that is no
-        Ethernet, EEXIST the name is taken. A MAC in use is refused only when the link is set up (EADDRINUSE).
+        Ethernet, EEXIST the name is taken, before kernel 6.14 also when a link of this namespace has it. A MAC in use
+        is refused only when the link is set up (EADDRINUSE).
         """
         data = number(_MACVLAN_MODE, MACVLAN_MODES[mode])
         if bcqueuelen:

@@ -88,7 +88,7 @@ def default_route_link(rtnl: Socket) -> int:
         found = [
             route
             for route in _dump(rtnl, family, number(_TABLE, MAIN_TABLE))
-            if route.table == MAIN_TABLE and route.kind == UNICAST and route.dst.endswith("/0") and route.index
+            if route.table == MAIN_TABLE and route.dst.endswith("/0") and route.index
         ]
         if found:
             return min(found, key=lambda route: route.priority).index

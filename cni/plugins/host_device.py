@@ -294,7 +294,9 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
     moved = _in_sandbox(planned, box) if box else None
     if moved and box:
         _bring_back(planned, moved, host, box)
-    device = devices.known_again(planned.device, host.links(), names=(planned.device["name"], planned.name))
+    device = devices.known_again(
+        planned.device, host.links(), names=(planned.device["name"], planned.name), marked=True
+    )
     if device is None:
         log.warning(f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished')
         return

@@ -81,14 +81,19 @@ class Facts:
 
 
 class Plan:
-    """The link to make. `lower` is the index of the master; `name` the final name, `temporary` the one until then."""
+    """The link to make, `name` its final name and `temporary` the one until then.
 
-    __slots__ = ("bcqueuelen", "in_sandbox", "lower", "mac", "master", "mode", "mtu", "name", "temporary")
+    `over` is the index of the master that is asked for, `lower` that of the device which the kernel puts the link on:
+    another one when the master is a macvlan itself, and then perhaps one of another namespace.
+    """
+
+    __slots__ = ("bcqueuelen", "in_sandbox", "lower", "mac", "master", "mode", "mtu", "name", "over", "temporary")
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.name: str = document["name"]
         self.temporary: str = document["temporary"]
         self.master: str = document["master"]
+        self.over: int = document["over"]
         self.lower: int = document["lower"]
         self.in_sandbox: bool = document["inSandbox"]
         self.mode: str = document["mode"]
@@ -102,6 +107,7 @@ class Plan:
             "name": self.name,
             "temporary": self.temporary,
             "master": self.master,
+            "over": self.over,
             "lower": self.lower,
             "inSandbox": self.in_sandbox,
             "mode": self.mode,
@@ -202,6 +208,7 @@ def _plan(config: Config, request: Request, master: Link, mac: str) -> Plan:
             "name": request.attachment.ifname,
             "temporary": temporary_name(request),
             "master": master.name,
+            "over": master.index,
             "lower": master.lower_index if master.kind == "macvlan" else master.index,
             "inSandbox": config.link_in_container,
             "mode": config.mode,
@@ -230,7 +237,7 @@ def apply(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link:
     try:
         maker.add_macvlan(
             planned.temporary,
-            planned.lower,
+            planned.over,
             planned.mode,
             mtu=planned.mtu,
             mac=planned.mac,
@@ -264,6 +271,8 @@ def _reason(planned: Plan, fault: KernelError) -> str:
         )
     if fault.errno == errno.EADDRINUSE:
         return mac_in_use(planned)
+    if fault.errno == errno.EEXIST:  # before Linux 6.14 also when the host has it
+        return f'a link has the temporary name "{planned.temporary}" already, in the sandbox or on the host: remove it'
     if fault.errno in (errno.ENODEV, errno.ENXIO):
         return f'master "{master}" vanished meanwhile: retry when it is back'
     if fault.errno == errno.EADDRNOTAVAIL:
@@ -346,10 +355,10 @@ def status(config: Config, host: Rtnl, log: Log) -> None:
     if config.link_in_container:
         return  # each sandbox has its own
     master = _find_master(config, host)
+    if master is None and not config.master:
+        raise NotAvailable("there is no default route to take the master from: name the netdev in the key `master`")
     if master is None:
-        raise NotAvailable(
-            f'master "{config.master}" does not exist: no attachment can be made; bring it back, or correct the key `master`'
-        )
+        raise NotAvailable(f'master "{config.master}" does not exist: bring it back, or correct the key `master`')
     if not master.up:
         raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
     if not master.carrier:

@@ -1,0 +1,171 @@
+"""Every file in conf/ is what it says: it is read here as a runtime and our plugins read it.
+
+What each makes in a namespace is tested in tests/blackbox/test_conf.py; FILES is the list of both.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni.cli import networks
+from cni.cli.networks import Network
+from cni.plugins import host_device, macvlan
+from cni.spec.errors import CniError
+from cni.spec.request import Request
+from ipam import config as ipam_config
+from ipam import flatfile
+from ipam.ranges import format_address
+
+CONF = Path(__file__).parents[2] / "conf"
+RAIL = {"type": "macvlan", "master": "ens2f0", "mode": "bridge", "mtu": 9000}
+RENDERED = {"type": "macvlan", "master": "ens2f0", "mode": "bridge", "mtu": 1500}
+HOST_DEVICE = {"type": "host-device"}
+
+# the first plugin of each network less its ipam block; the types behind it; the first address of each range
+NETWORKS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "rdma-net-ipam": (RAIL, [], ["192.168.111.1"]),
+    "rdma-net-l2": (RAIL, [], []),
+    "rdma-net-dual-stack": (RAIL, [], ["192.168.112.1", "fd00:192:168:112::1"]),
+    "rdma-net-ranges": (RAIL, [], ["192.168.113.16", "192.168.114.10", "192.168.115.16"]),
+    "rdma-net-tuning": (RAIL, ["tuning"], ["192.168.116.1"]),
+    "rdma-net-sbr": (RAIL, ["sbr"], ["192.168.117.1"]),
+    "rdma-pf-name": ({**HOST_DEVICE, "device": "ens2f1"}, [], ["192.168.118.1"]),
+    "rdma-pf-pci": ({**HOST_DEVICE, "pciBusID": "0000:18:00.2"}, [], ["192.168.119.1"]),
+    "nvidia-macvlan": (RENDERED, [], ["192.168.2.225"]),
+    "nvidia-macvlan-plugins": (RENDERED, ["tuning"], ["192.168.2.225"]),
+    "nvidia-macvlan-no-ipam": (RENDERED, [], []),
+    "nvidia-host-device": (HOST_DEVICE, [], ["192.168.3.225"]),
+    "nvidia-host-device-plugins": (HOST_DEVICE, ["tuning"], ["192.168.3.225"]),
+    "nvidia-host-device-no-ipam": (HOST_DEVICE, [], []),
+}
+FILES = {str(p.relative_to(CONF)) for p in CONF.rglob("*") if p.is_file()}
+NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {
+    n: f"nad/nvidia/{n.removeprefix('nvidia-')}.yaml" for n in NETWORKS if n.startswith("nvidia-")
+}
+CONFLISTS = {n: f"net.d/{10 * i}-{n}.conflist" for i, n in enumerate(list(NETWORKS)[:8], 1)}
+FLAT_FILES = {"whereabouts.d/whereabouts.conf", "whereabouts.d/file-store.conf"}
+
+
+def read(name: str) -> Network:
+    (network,) = networks.read(str(CONF / name), str(CONF / "net.d"))
+    return network
+
+
+def request(network: Network, args: dict[str, str] | None = None) -> Request:
+    document = {**network.steps[0].document, "name": network.name, "cniVersion": network.versions[-1]}
+    return Request({"CNI_COMMAND": "ADD"}, b"", document, args or {})
+
+
+class FlatFile:
+    """What the IPAM plugin finds where the flat file `name` is installed."""
+
+    def __init__(self, name: str = "") -> None:
+        self._data = (CONF / name).read_bytes() if name else None
+
+    def load(self, path: str, /) -> bytes | None:
+        return self._data if path == flatfile.PATHS[0] else None
+
+    def host_name(self) -> str:
+        return "node1"
+
+
+def test_every_file_is_known_to_these_tests() -> None:
+    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES} == FILES
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_nad_holds_the_network_of_its_name(name: str) -> None:
+    network = read(NADS[name])
+    assert (network.name, network.nad, network.versions) == (name, f"default/{name}", ("0.3.1",))
+    first, behind, _ = NETWORKS[name]
+    document = {k: v for k, v in network.steps[0].document.items() if k not in ("ipam", "name", "cniVersion")}
+    assert document == first
+    assert [s.type for s in network.steps[1:]] == behind
+
+
+@pytest.mark.parametrize("name", CONFLISTS)
+def test_a_conflist_is_its_nad_with_the_file_store_and_newer_versions(name: str) -> None:
+    of_list, of_nad = read(CONFLISTS[name]), read(NADS[name])
+    assert networks.find(name, str(CONF / "net.d")) == of_list
+    assert (of_list.name, of_list.versions) == (name, ("0.4.0", "1.0.0", "1.1.0"))
+    wanted = [{k: v for k, v in s.document.items() if k not in ("name", "cniVersion")} for s in of_nad.steps]
+    if "ipam" in wanted[0]:
+        wanted[0]["ipam"] = {**wanted[0]["ipam"], "datastore": "file"}
+    assert [s.document for s in of_list.steps] == wanted
+
+
+@pytest.mark.parametrize("name", [*NADS.values(), *CONFLISTS.values()])
+def test_our_plugins_find_no_fault_in_it(name: str) -> None:
+    network = read(name)
+    _, _, addresses = NETWORKS[network.name]
+    if network.steps[0].type == "macvlan":
+        assert macvlan.read(request(network)).master == "ens2f0"
+    else:
+        host_device.read(request(network))
+    if addresses:
+        ranges = ipam_config.read(request(network), FlatFile("whereabouts.d/file-store.conf")).ranges
+        assert [format_address(r.family, r.spans()[0][0]) for r in ranges] == addresses
+    else:
+        assert not network.steps[0].document.get("ipam")
+
+
+def test_the_seed_network_is_the_one_of_the_walk_through() -> None:
+    assert read("nad/rdma-net-ipam.yaml").steps[0].document == {
+        "cniVersion": "0.3.1",
+        "name": "rdma-net-ipam",
+        "type": "macvlan",
+        "master": "ens2f0",
+        "mode": "bridge",
+        "mtu": 9000,
+        "ipam": {"type": "whereabouts", "range": "192.168.111.0/24"},
+    }
+
+
+def test_the_rendered_nads_are_the_network_operators_to_the_letter() -> None:
+    """The templates fold the JSON into one line, with its own spacing (Mellanox/network-operator, manifests/)."""
+
+    def config(name: str) -> str:
+        return str(yaml.safe_load((CONF / NADS[name]).read_text())["spec"]["config"])
+
+    head = '{ "cniVersion":"0.3.1", "name":"%s", '
+    link = '"type":"macvlan","master": "ens2f0","mode" : "bridge","mtu" : 1500,'
+    ipam = '"ipam":{"type":"whereabouts","range":"192.168.2.225/28","exclude":["192.168.2.229/30","192.168.2.236/32"]}'
+    more = '{"type":"tuning","sysctl":{"net.ipv4.conf.net1.arp_ignore":"1"}}'
+    assert config("nvidia-macvlan") == head % "nvidia-macvlan" + link + ipam + " } "
+    assert config("nvidia-macvlan-no-ipam") == head % "nvidia-macvlan-no-ipam" + link + '"ipam":{} } '
+    name = "nvidia-macvlan-plugins"
+    assert config(name) == head % name + '"plugins": [ { ' + link + ipam + " } , " + more + " ] } "
+    name = "nvidia-host-device-no-ipam"
+    assert config(name) == head % name + '"type":"host-device", "ipam":{} } '
+
+
+@pytest.mark.parametrize("name", [n for n in NETWORKS if n.startswith("nvidia-host-device")])
+def test_a_rendered_host_device_names_a_resource_and_no_device(name: str) -> None:
+    network = read(NADS[name])
+    assert network.resource_name == "nvidia.com/hostdev"
+    selectors = {"device", "hwaddr", "kernelpath", "pciBusID"}
+    assert not selectors & {*network.steps[0].document}
+    assert host_device.read(request(network.with_device("0000:18:00.2"))).pci == "0000:18:00.2"
+
+
+def test_the_flat_file_of_a_cluster_is_what_the_installer_of_whereabouts_writes() -> None:
+    directory = "/etc/cni/net.d/whereabouts.d"
+    assert json.loads((CONF / "whereabouts.d/whereabouts.conf").read_text()) == {
+        "datastore": "kubernetes",
+        "configuration_path": directory,
+        "kubernetes": {"kubeconfig": f"{directory}/whereabouts.kubeconfig"},
+        "reconciler_cron_expression": "30 4 * * *",
+    }
+
+
+@pytest.mark.parametrize(("name", "store"), [("whereabouts.conf", "kubernetes"), ("file-store.conf", "file")])
+def test_a_flat_file_chooses_the_store_for_a_nad_that_names_none(name: str, store: str) -> None:
+    seed = request(read("nad/rdma-net-ipam.yaml"), {"K8S_POD_NAME": "rdma-pod-1"})
+    assert ipam_config.read(seed, FlatFile(f"whereabouts.d/{name}")).datastore == store
+    with pytest.raises(CniError, match="datastore"):
+        ipam_config.read(seed, FlatFile())

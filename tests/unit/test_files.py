@@ -1,0 +1,108 @@
+"""cni/kernel/files.py: small files that survive a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cni.kernel.files import make_private_directory, read_whole, remove_durably, write_durably
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_file_holds_what_was_written_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    write_durably(str(tmp_path), "record", b"first")
+    write_durably(str(tmp_path), "record", b"second")
+    assert read_whole(str(tmp_path / "record")) == b"second"
+    assert stat.S_IMODE((tmp_path / "record").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["record"]
+
+
+def test_a_large_file_is_read_whole(tmp_path: Path) -> None:
+    data = os.urandom(300_001)
+    write_durably(str(tmp_path), "record", data)
+    assert read_whole(str(tmp_path / "record")) == data
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_its_target_untouched(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"kept")
+    (tmp_path / "record").symlink_to("target")
+    write_durably(str(tmp_path), "record", b"new")
+    assert not (tmp_path / "record").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"kept"
+
+
+def test_a_failed_write_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "record").mkdir()  # a directory there makes the last step, the renaming, fail
+    with pytest.raises(IsADirectoryError):
+        write_durably(str(tmp_path), "record", b"new")
+    assert os.listdir(tmp_path) == ["record"]
+
+
+def test_a_full_disk_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs root to mount a small file system: run the tests with sudo")
+    try:
+        write_durably(str(disk), "record", b"former")
+        with pytest.raises(OSError, match="No space left"):
+            write_durably(str(disk), "record", bytes(1 << 20))
+        assert os.listdir(disk) == ["record"]
+        assert read_whole(str(disk / "record")) == b"former"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_reader_sees_the_former_content_or_the_new_but_no_part(tmp_path: Path) -> None:
+    sizes = (1 << 12, 1 << 18)
+    write_durably(str(tmp_path), "record", b"a" * sizes[0])
+    source = (
+        "import sys; from cni.kernel.files import write_durably\n"
+        "while True:\n"
+        f"    for letter, size in ((b'b', {sizes[1]}), (b'a', {sizes[0]})):\n"
+        "        write_durably(sys.argv[1], 'record', letter * size)\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], cwd=ROOT)
+    try:
+        seen: set[tuple[bytes, int, bool]] = set()
+        until = time.monotonic() + 20
+        while len(seen) < 2 and time.monotonic() < until:
+            for _ in range(100):
+                data = read_whole(str(tmp_path / "record"))
+                seen.add((data[:1], len(data), data == data[:1] * len(data)))
+        assert seen == {(b"a", sizes[0], True), (b"b", sizes[1], True)}
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    assert len(read_whole(str(tmp_path / "record"))) in sizes
+
+
+def test_removing_says_whether_the_file_was_there(tmp_path: Path) -> None:
+    write_durably(str(tmp_path), "record", b"x")
+    assert remove_durably(str(tmp_path), "record") is True
+    assert remove_durably(str(tmp_path), "record") is False
+    assert remove_durably(str(tmp_path / "missing"), "record") is False
+    assert os.listdir(tmp_path) == []
+
+
+def test_directories_are_made_private_and_those_that_exist_keep_their_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    make_private_directory(str(tmp_path / "a/b/c"))
+    make_private_directory(str(tmp_path / "a/b/c/"))
+    modes = [stat.S_IMODE((tmp_path / p).stat().st_mode) for p in ("", "a", "a/b", "a/b/c")]
+    assert modes == [0o755, 0o700, 0o700, 0o700]
+
+
+def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"")
+    with pytest.raises(NotADirectoryError):
+        make_private_directory(str(tmp_path / "state"))

@@ -1,0 +1,184 @@
+"""cni/kernel/locks.py: locks between processes, waited for with a bound."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cni.kernel import locks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Lock = Callable[[int, float], None]
+Unlock = Callable[[int], None]
+
+
+def _lock_byte_seven(fd: int, seconds: float) -> None:
+    locks.lock_byte(fd, 7, seconds)
+
+
+def _unlock_byte_seven(fd: int) -> None:
+    locks.unlock_byte(fd, 7)
+
+
+KINDS = [
+    pytest.param(_lock_byte_seven, _unlock_byte_seven, id="byte"),
+    pytest.param(locks.lock_file, locks.unlock_file, id="file"),
+]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[[], int]]:
+    """Opens the lock file once more: locks belong to the open file, so two of them stand for two processes."""
+    fds: list[int] = []
+
+    def make() -> int:
+        fds.append(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return fds[-1]
+
+    yield make
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(("lock", "unlock"), KINDS)
+def test_who_waits_in_vain_gives_up_in_time_and_holds_nothing(
+    opened: Callable[[], int], lock: Lock, unlock: Unlock
+) -> None:
+    holder, waiter, third = opened(), opened(), opened()
+    lock(holder, 1)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        lock(waiter, 0.2)
+    assert 0.19 < time.monotonic() - began < 2
+    unlock(holder)
+    lock(third, 0)
+
+
+@pytest.mark.parametrize(("lock", "unlock"), KINDS)
+def test_a_wait_of_no_time_tries_once(opened: Callable[[], int], lock: Lock, unlock: Unlock) -> None:
+    holder, waiter = opened(), opened()
+    lock(holder, 0)
+    with pytest.raises(TimeoutError):
+        lock(waiter, 0)
+    unlock(holder)
+    lock(waiter, 0)
+
+
+@pytest.mark.parametrize("kind", ["byte", "file"])
+def test_a_waiter_gets_the_lock_as_soon_as_the_holder_is_killed(
+    opened: Callable[[], int], tmp_path: Path, kind: str
+) -> None:
+    call = "lock_byte(fd, 7, 5)" if kind == "byte" else "lock_file(fd, 5)"
+    source = (
+        "import os, sys, time; from cni.kernel.locks import *\n"
+        f"fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600); {call}; print(flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", source, str(tmp_path / "lock")], cwd=ROOT, stdout=subprocess.PIPE)
+    killer = None
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        waiter = opened()
+        with pytest.raises(TimeoutError):
+            locks.lock_byte(waiter, 7, 0) if kind == "byte" else locks.lock_file(waiter, 0)
+        killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
+        began = time.monotonic()
+        locks.lock_byte(waiter, 7, 20) if kind == "byte" else locks.lock_file(waiter, 20)
+        assert time.monotonic() - began < 5
+    finally:
+        holder.kill()
+        holder.communicate()
+        if killer is not None:
+            killer.wait()
+
+
+def test_the_bytes_of_a_file_are_separate_locks(opened: Callable[[], int]) -> None:
+    a, b = opened(), opened()
+    far = (1 << 62) + 5
+    assert locks.try_lock_byte(a, 0)
+    assert locks.try_lock_byte(a, far)
+    assert locks.try_lock_byte(b, 1)
+    assert not locks.try_lock_byte(b, 0)
+    assert not locks.try_lock_byte(b, far)
+    locks.unlock_byte(a, far)
+    assert locks.try_lock_byte(b, far)
+    assert not locks.try_lock_byte(b, 0)
+
+
+def test_a_second_descriptor_of_the_same_open_file_holds_the_same_lock(opened: Callable[[], int]) -> None:
+    a, b = opened(), opened()
+    assert locks.try_lock_byte(a, 0)
+    os.close(os.open(f"/proc/self/fd/{a}", os.O_RDWR))  # POSIX locks would be lost by this close
+    assert not locks.try_lock_byte(b, 0)
+
+
+def test_the_former_alarm_and_its_handler_are_put_back(opened: Callable[[], int]) -> None:
+    holder, waiter = opened(), opened()
+    rings: list[int] = []
+    former = signal.signal(signal.SIGALRM, lambda number, frame: rings.append(number))
+    before = signal.setitimer(signal.ITIMER_REAL, 30)
+    try:
+        locks.lock_file(holder, 1)
+        with pytest.raises(TimeoutError):
+            locks.lock_file(waiter, 0.3)
+        left, interval = signal.getitimer(signal.ITIMER_REAL)
+        assert 25 < left < 29.75
+        assert interval == 0
+        signal.raise_signal(signal.SIGALRM)
+        assert rings == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, former)
+        signal.setitimer(signal.ITIMER_REAL, *before)
+
+
+def test_an_alarm_that_was_due_meanwhile_rings_after_the_wait(opened: Callable[[], int]) -> None:
+    holder, waiter = opened(), opened()
+    rings: list[float] = []
+    former = signal.signal(signal.SIGALRM, lambda number, frame: rings.append(time.monotonic()))
+    before = signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        locks.lock_file(holder, 1)
+        with pytest.raises(TimeoutError):
+            locks.lock_file(waiter, 0.3)
+        until = time.monotonic() + 5
+        while not rings and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(rings) == 1
+    finally:
+        signal.signal(signal.SIGALRM, former)
+        signal.setitimer(signal.ITIMER_REAL, *before)
+
+
+def test_a_read_only_descriptor_cannot_lock_a_byte_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    fd = os.open(tmp_path / "lock", os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            locks.try_lock_byte(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def test_many_waiters_are_served_one_after_another_and_none_is_lost(tmp_path: Path) -> None:
+    source = (
+        "import os, sys; from cni.kernel.locks import *\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)\n"
+        "lock_byte(fd, 3, 60)\n"
+        "n = int(os.pread(fd, 20, 0) or 0); os.pwrite(fd, str(n + 1).encode(), 0)"
+    )
+    waiters = [
+        subprocess.Popen(
+            [sys.executable, "-IS", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{source}", tmp_path / "lock"]
+        )
+        for _ in range(20)
+    ]
+    assert [w.wait() for w in waiters] == [0] * 20
+    assert (tmp_path / "lock").read_text() == "20"

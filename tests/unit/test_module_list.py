@@ -1,0 +1,144 @@
+"""The exact modules that each verb of each executable loads: every import there is paid by every pod.
+
+A module more is a decision, to be written down here with what it is for; `make bench` shows what it costs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node import Node, Pod
+
+START = {"__future__", "cni", "cni.run"}
+
+PROTOCOL = START | {
+    "_json",  # the C half of json, which itself costs 6 ms
+    "cni.config",
+    "cni.log",
+    "cni.spec",
+    "cni.spec.codec",
+    "cni.spec.errors",
+    "cni.spec.request",
+    "cni.spec.result",
+    "cni.spec.versions",
+}
+
+RECORDS = {
+    "_blake2",  # which byte of the lock file is an attachment's
+    "_struct",
+    "cni.attachment",
+    "cni.kernel",
+    "cni.kernel.files",
+    "cni.kernel.locks",
+    "cni.kernel.netns",
+    "cni.kernel.node",
+    "errno",
+    "fcntl",
+}
+
+LEASES = {
+    "_socket",  # inet_pton
+    "_sqlite3",  # without the Python half, which costs 4.6 ms
+    "ipam",
+    "ipam.acquire",
+    "ipam.allocator",
+    "ipam.config",
+    "ipam.entries",
+    "ipam.flatfile",
+    "ipam.keys",
+    "ipam.leases",
+    "ipam.plugin",
+    "ipam.ranges",
+    "ipam.records",
+    "ipam.source",
+    "ipam.stores",
+    "ipam.stores.base",
+    "ipam.stores.bitmap",
+    "ipam.stores.database",
+    "ipam.stores.file",
+    "ipam.stores.lockedfile",
+    "ipam.stores.mounts",
+    "ipam.stores.schema",
+    "ipam.upkeep",
+}
+
+LINK = {
+    "_socket",  # netlink
+    "cni.delegate",
+    "cni.kernel.addresses",
+    "cni.kernel.ipconfig",
+    "cni.kernel.links",
+    "cni.kernel.netlink",
+    "cni.kernel.routes",
+    "cni.kernel.sysctl",
+    "cni.plugins",
+    "cni.verbs",
+} | (set() if hasattr(os, "setns") else {"_ctypes"})  # setns, which Python has from 3.12 on
+
+OWN = {
+    "macvlan": LINK | {"cni.plugins.macvlan"},
+    "host-device": LINK | {"cni.kernel.sysfs", "cni.plugins.devices", "cni.plugins.host_device"},
+    "whereabouts": set(),
+}
+
+# _sqlite3 itself imports functools, and that what it needs in this version of Python.
+BEHIND_SQLITE = {
+    "_collections",
+    "_collections_abc",
+    "_functools",
+    "_operator",
+    "collections",
+    "functools",
+    "itertools",
+    "keyword",
+    "operator",
+    "reprlib",
+    "types",
+}
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    node.master()
+    node.host.add_veth("ens9", "ens9-peer")
+    return node.pod()
+
+
+@pytest.mark.parametrize("plugin", OWN)
+@pytest.mark.parametrize("verb", ["VERSION", "ADD", "CHECK", "DEL"])
+def test_no_module_is_loaded_but_these(node: Node, pod: Pod, plugin: str, verb: str) -> None:
+    config: dict[str, Any] = {"cniVersion": "1.1.0", "name": "n", "type": plugin, "master": "ens2f0", "device": "ens9"}
+    config["ipam"] = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
+    if verb in ("CHECK", "DEL"):
+        config["prevResult"] = node.cni(plugin, "ADD", config, netns=pod).succeeded()
+    found = loaded(node, node.executables / plugin, verb, config, pod)
+    if verb == "VERSION":
+        assert found == START
+    else:
+        assert found - BEHIND_SQLITE == PROTOCOL | RECORDS | LEASES | OWN[plugin]
+
+
+def loaded(node: Node, launcher: Path, verb: str, config: dict[str, Any], pod: Pod) -> set[str]:
+    """The modules that `launcher` imports in a call that succeeds, beyond those of a bare interpreter."""
+    interpreter = launcher.read_text().partition("\n")[0].removeprefix("#!").split()
+    environ = {
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": "c1",
+        "CNI_NETNS": pod.path,
+        "CNI_IFNAME": "net1",
+        "CNI_PATH": str(launcher.parent),
+    }
+
+    def imports(*last: str) -> set[str]:
+        argv = [*interpreter, "-X", "importtime", *last]
+        done = node.run(argv, env=environ, stdin=json.dumps(config).encode())
+        assert done.returncode == 0, done.stdout
+        lines = done.stderr.decode().splitlines()
+        return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+
+    return imports(str(launcher)) - imports("-c", "pass")

@@ -1,0 +1,125 @@
+"""cni/kernel/sysfs.py on trees as they were seen on machines with the hardware."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cni.kernel import sysfs
+
+PF = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
+VF = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.2"
+VFIO = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.3"
+UNBOUND = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.4"
+SF = f"{PF}/mlx5_core.sf.4"
+VIRTIO = "devices/pci0000:00/0000:00:03.0"
+VMD = "devices/pci0000:00/0000:00:0e.0/pci10000:00/10000:00:01.0/10000:01:00.0"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """A PF of a ConnectX with a VF and a scalable function, a VF for DPDK, one without a driver, a virtio NIC, a VMD."""
+    for device, driver, netdevs in (
+        (PF, "mlx5_core", ["net/ens2f0", "net/ens2f0_rep"]),
+        (VF, "mlx5_core", ["net/ens2f0v0"]),
+        (VFIO, "vfio-pci", []),
+        (UNBOUND, "", []),
+        (VIRTIO, "virtio-pci", ["virtio2/net/eth0"]),
+        (VMD, "mlx5_core", ["net/ens9"]),
+    ):
+        folder = tmp_path / device
+        folder.mkdir(parents=True, exist_ok=True)
+        link(tmp_path / "bus/pci/devices" / folder.name, folder)
+        if driver:
+            target = tmp_path / "bus/pci/drivers" / driver
+            target.mkdir(parents=True, exist_ok=True)
+            link(folder / "driver", target)
+        for netdev in netdevs:
+            add_netdev(tmp_path, folder / netdev)
+    add_netdev(tmp_path, tmp_path / SF / "net/ens2f0s4")
+    link(tmp_path / "bus/auxiliary/devices/mlx5_core.sf.4", tmp_path / SF)
+    link(tmp_path / "bus/auxiliary/devices/mlx5_core.rdma.0", tmp_path / PF / "mlx5_core.rdma.0")
+    (tmp_path / PF / "mlx5_core.rdma.0").mkdir()
+    add_netdev(tmp_path, tmp_path / "devices/virtual/net/lo")
+    return str(tmp_path)
+
+
+def link(place: Path, target: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(os.path.relpath(target, place.parent))
+
+
+def add_netdev(root: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    link(root / "class/net" / folder.name, folder)
+
+
+def test_the_netdevs_of_a_pci_device_are_found_in_order_of_name(root: str) -> None:
+    assert sysfs.netdevs_of_pci("0000:3b:00.0", root) == ["ens2f0", "ens2f0_rep"]
+    assert sysfs.netdevs_of_pci("0000:3b:00.2", root) == ["ens2f0v0"]
+    assert sysfs.netdevs_of_pci("0000:3b:00.3", root) == []
+    assert sysfs.netdevs_of_pci("0000:99:00.0", root) == []
+
+
+def test_the_netdev_of_a_virtio_device_lies_one_level_deeper(root: str) -> None:
+    assert sysfs.netdevs_of_pci("0000:00:03.0", root) == ["eth0"]
+
+
+def test_the_netdev_of_a_scalable_function_is_found_by_its_auxiliary_device(root: str) -> None:
+    assert sysfs.netdevs_of_auxiliary("mlx5_core.sf.4", root) == ["ens2f0s4"]
+    assert sysfs.netdevs_of_auxiliary("mlx5_core.rdma.0", root) == []
+    assert sysfs.netdevs_of_auxiliary("mlx5_core.sf.5", root) == []
+
+
+def test_the_netdevs_of_a_kernel_path_are_found(root: str) -> None:
+    assert sysfs.netdevs_of_path(f"/sys/{VF}", root) == ["ens2f0v0"]
+    assert sysfs.netdevs_of_path(f"/sys/{VIRTIO}", root) == ["eth0"]
+    assert sysfs.netdevs_of_path("/sys/devices/none", root) == []
+
+
+def test_the_driver_of_a_pci_device_is_named(root: str) -> None:
+    drivers = [sysfs.driver_of_pci(f"0000:3b:00.{function}", root) for function in (0, 3, 4, 7)]
+    assert drivers == ["mlx5_core", "vfio-pci", "", ""]
+
+
+def test_an_identifier_is_of_the_bus_that_has_it(root: str) -> None:
+    assert sysfs.is_pci("0000:3b:00.2", root)
+    assert sysfs.is_auxiliary("mlx5_core.sf.4", root)
+    assert not sysfs.is_pci("mlx5_core.sf.4", root)
+    assert not sysfs.is_auxiliary("0000:3b:00.2", root)
+    assert not sysfs.is_pci("17", root)  # the number of a share of an RDMA device
+
+
+@pytest.mark.parametrize("identifier", ["", ".", "..", "../../../class/net/lo", "0000:3b:00.0/net/ens2f0", "a\0b"])
+def test_an_identifier_is_never_a_way_to_another_place(root: str, identifier: str) -> None:
+    assert not sysfs.is_pci(identifier, root)
+    assert not sysfs.is_auxiliary(identifier, root)
+    assert sysfs.netdevs_of_pci(identifier, root) == sysfs.netdevs_of_auxiliary(identifier, root) == []
+    assert sysfs.driver_of_pci(identifier, root) == ""
+
+
+def test_the_pci_path_of_a_netdev_is_that_of_the_nearest_pci_device(root: str) -> None:
+    found = {name: sysfs.pci_path_of_netdev(name, root) for name in ("ens2f0", "ens2f0v0", "ens2f0s4", "eth0", "ens9")}
+    assert found == {
+        "ens2f0": f"/sys/{PF}",
+        "ens2f0v0": f"/sys/{VF}",
+        "ens2f0s4": f"/sys/{PF}",
+        "eth0": f"/sys/{VIRTIO}",
+        "ens9": f"/sys/{VMD}",
+    }
+    assert sysfs.pci_path_of_netdev("lo", root) == ""
+    assert sysfs.pci_path_of_netdev("none", root) == ""
+
+
+def test_every_netdev_of_this_machine_is_found_again_by_its_pci_path() -> None:
+    names = os.listdir("/sys/class/net") if Path("/sys/class/net").is_dir() else []
+    paths = {name: path for name in names if (path := sysfs.pci_path_of_netdev(name))}
+    if not paths:
+        pytest.skip("this machine has no netdev on a PCI device: run on one that has")
+    for name, path in paths.items():
+        address = path.rpartition("/")[2]
+        assert sysfs.is_pci(address)
+        assert sysfs.driver_of_pci(address)
+        assert name in sysfs.netdevs_of_path(path) or sysfs.netdevs_of_pci(address)

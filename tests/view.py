@@ -1,0 +1,247 @@
+"""What the kernel says about links, addresses and routes, read by pyroute2: the oracle, none of our own code."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWNET = 0x40000000
+_IFF_UP = 0x1
+_IFA_F_NODAD, _IFA_F_DADFAILED, _IFA_F_TENTATIVE, _IFA_F_PERMANENT = 0x02, 0x08, 0x40, 0x80
+_RT_TABLE_LOCAL = 255
+
+
+@contextmanager
+def entered(path: str) -> Iterator[None]:
+    """This thread in the network namespace at `path`, for as long as the block lasts."""
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        there = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _setns(there)
+        finally:
+            os.close(there)
+        try:
+            yield
+        finally:
+            _setns(own)
+    finally:
+        os.close(own)
+
+
+def _setns(fd: int) -> None:
+    if _LIBC.setns(fd, _CLONE_NEWNET):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address of a link; `text` is "address/length"; `valid_for_ever` is what `ip` shows as `valid_lft forever`."""
+
+    text: str
+    broadcast: str
+    scope: int
+    valid_for_ever: bool
+    nodad: bool
+    tentative: bool
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route; `dst` is "network/length", with 0.0.0.0/0 and ::/0 for the default."""
+
+    dst: str
+    gw: str = ""
+    priority: int = 0
+    table: int = 254
+    scope: int = 0
+    mtu: int = 0
+    advmss: int = 0
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link; `lower` is the index of the link it stands on, in the namespace with the id `lower_netnsid`."""
+
+    index: int
+    name: str
+    kind: str
+    mac: str
+    broadcast: str
+    mtu: int
+    up: bool
+    carrier: bool
+    mode: str
+    lower: int
+    lower_netnsid: int | None
+    alias: str
+    altnames: tuple[str, ...]
+    addresses: tuple[Address, ...]
+    routes: tuple[Route, ...]
+
+    @property
+    def texts(self) -> list[str]:
+        """The addresses as "address/length", without the link-local ones that the kernel adds."""
+        return [a.text for a in self.addresses if not a.text.startswith("fe80:")]
+
+    def route(self, dst: str) -> Route | None:
+        return next((r for r in self.routes if r.dst == dst), None)
+
+    def gateway(self, dst: str) -> str:
+        """The gateway of the route to `dst`; "" for none, or when there is no such route."""
+        route = self.route(dst)
+        return route.gw if route else ""
+
+
+class View:
+    """One network namespace, by the path of its file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def entered(self) -> Any:
+        return entered(self.path)
+
+    @contextmanager
+    def rtnl(self) -> Iterator[IPRoute]:
+        """A route socket in the namespace, for what a test changes there."""
+        with entered(self.path):
+            ipr = IPRoute()
+        try:
+            yield ipr
+        finally:
+            ipr.close()
+
+    def links(self) -> dict[str, Link]:
+        """All links but `lo`, by name."""
+        with self.rtnl() as ipr:
+            found = [_link(ipr, m) for m in ipr.get_links()]
+        return {link.name: link for link in found if link.name != "lo"}
+
+    def link(self, name: str) -> Link:
+        """The link `name`; KeyError when there is none."""
+        return self.links()[name]
+
+    def names(self) -> list[str]:
+        with self.rtnl() as ipr:
+            return sorted(m.get("ifname") for m in ipr.get_links() if m.get("ifname") != "lo")
+
+    def sysctl(self, name: str) -> str:
+        """A value below /proc/sys, such as "net/ipv4/conf/net1/arp_notify"."""
+        with entered(self.path):
+            return Path("/proc/sys", name).read_text().strip()
+
+    def set_sysctl(self, name: str, value: object) -> None:
+        with entered(self.path):
+            Path("/proc/sys", name).write_text(str(value))
+
+    def set(self, name: str, **changes: Any) -> None:
+        """Change the link `name`: mtu, state="up", address, ifname, ifalias, net_ns_fd."""
+        with self.rtnl() as ipr:
+            ipr.link("set", index=self._index(ipr, name), **changes)
+
+    def add_veth(self, name: str, peer: str, **changes: Any) -> None:
+        with self.rtnl() as ipr:
+            ipr.link("add", ifname=name, kind="veth", peer={"ifname": peer, **changes}, **changes)
+            for end in (name, peer):
+                ipr.link("set", index=self._index(ipr, end), state="up")
+
+    def delete(self, name: str) -> None:
+        with self.rtnl() as ipr:
+            ipr.link("del", index=self._index(ipr, name))
+
+    def add_address(self, name: str, text: str) -> None:
+        self._address("add", name, text)
+
+    def delete_address(self, name: str, text: str) -> None:
+        self._address("del", name, text)
+
+    def _address(self, verb: str, name: str, text: str) -> None:
+        address, _, length = text.partition("/")
+        with self.rtnl() as ipr:
+            extra = {"flags": _IFA_F_NODAD} if verb == "add" and ":" in address else {}
+            ipr.addr(verb, index=self._index(ipr, name), address=address, prefixlen=int(length), **extra)
+
+    def add_route(self, name: str, dst: str, **more: Any) -> None:
+        with self.rtnl() as ipr:
+            ipr.route("add", dst=dst, oif=self._index(ipr, name), **more)
+
+    def delete_route(self, name: str, dst: str) -> None:
+        with self.rtnl() as ipr:
+            ipr.route("del", dst=dst, oif=self._index(ipr, name))
+
+    @staticmethod
+    def _index(ipr: IPRoute, name: str) -> int:
+        found = ipr.link_lookup(ifname=name)
+        if not found:
+            raise KeyError(name)
+        return int(found[0])
+
+
+def _link(ipr: IPRoute, m: Any) -> Link:
+    info = m.get("linkinfo")
+    data = info.get("data") if info is not None else None
+    mode = (data.get("macvlan_mode") if data is not None else None) or ""
+    # an altname is an attribute of a list attribute, which older pyroute2 shows under PROP_LIST alone
+    properties = m.get("prop_list")
+    altnames = properties.get_attrs("IFLA_ALT_IFNAME") if properties is not None else []
+    return Link(
+        index=m["index"],
+        name=m.get("ifname"),
+        kind=(info.get("kind") if info is not None else "") or "",
+        mac=m.get("address") or "",
+        broadcast=m.get("broadcast") or "",
+        mtu=m.get("mtu"),
+        up=bool(m["flags"] & _IFF_UP),
+        carrier=bool(m.get("carrier")),
+        mode=str(mode),
+        lower=m.get("link") or 0,
+        lower_netnsid=m.get("link_netnsid"),
+        alias=m.get("ifalias") or "",
+        altnames=tuple(sorted(altnames)),
+        addresses=tuple(_address(a) for a in ipr.get_addr(index=m["index"])),
+        routes=tuple(_route(r) for r in _routes_of(ipr, m["index"])),
+    )
+
+
+def _address(a: Any) -> Address:
+    flags = a.get("flags") or a["flags"]
+    return Address(
+        text=f"{a.get('local') or a.get('address')}/{a['prefixlen']}",
+        broadcast=a.get("broadcast") or "",
+        scope=a["scope"],
+        valid_for_ever=bool(flags & _IFA_F_PERMANENT),
+        nodad=bool(flags & _IFA_F_NODAD),
+        tentative=bool(flags & (_IFA_F_TENTATIVE | _IFA_F_DADFAILED)),
+    )
+
+
+def _routes_of(ipr: IPRoute, index: int) -> Iterator[Any]:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for r in ipr.get_routes(family=family):
+            if r.get("oif") == index and r.get("table") != _RT_TABLE_LOCAL:
+                yield r
+
+
+def _route(r: Any) -> Route:
+    metrics = r.get("metrics")
+    every = "::" if r["family"] == socket.AF_INET6 else "0.0.0.0"
+    return Route(
+        dst=f"{r.get('dst') or every}/{r['dst_len']}",
+        gw=r.get("gateway") or "",
+        priority=r.get("priority") or 0,
+        table=r.get("table"),
+        scope=r["scope"],
+        mtu=(metrics.get("mtu") if metrics is not None else 0) or 0,
+        advmss=(metrics.get("advmss") if metrics is not None else 0) or 0,
+    )
