@@ -19,6 +19,9 @@ plugins: $(LAUNCHERS) ## the executables that a runtime calls: they need Python 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+demo: all ## two pods on one RDMA-like master, in namespaces of its own: as root or as anybody
+	@bin/railcni demo
+
 test: all ## all tests; those that need root or a package which is missing are skipped and say so
 	$(VENV)/python -m pytest $(ARGS)
 

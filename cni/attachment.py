@@ -9,6 +9,9 @@ The separator cannot occur in any of the names (cni.spec.request). A key that wo
 replaced by "#" and its hash; the record itself always says whose it is. A record is written before the first side
 effect of an ADD and goes last of all in a DEL, so what a killed process left can be found by whoever comes next.
 The parts have locks of their own because our link plugin may exec our IPAM plugin.
+
+A record decides what is deleted, moved and released. So it is believed only when none but root can have written it, and
+when its checksum, its last member, says that nothing in it has changed.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 STATE = "/var/lib/cni/railcni"
 FORMAT = 1
 WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
+_RECORD_BYTES = 64 << 20  # far above what the largest configuration makes of a record
+_SEAL = b', "checksum": "%s"}'
+_SEAL_BYTES = len(_SEAL) - len("%s") + 32
 _NAME_BYTES = 200  # NAME_MAX is 255; the temporary name of a durable write is a little longer than the record's
 
 
@@ -54,14 +60,18 @@ class Held:
 
 
 class Book:
-    """The records and locks under one directory. Nothing is opened or made before it is needed."""
+    """The records and locks under one directory. Nothing is opened or made before it is needed.
 
-    __slots__ = ("_log", "_records", "directory")
+    Every method raises IoFailure when the directory or what it needs of it cannot be used, or is not root's alone.
+    """
+
+    __slots__ = ("_examined", "_log", "_records", "directory")
 
     def __init__(self, directory: str = STATE, log: Log | None = None) -> None:
         self.directory = directory
         self._records = directory + "/attachments"
         self._log = log
+        self._examined = False
 
     def locked(self, attachment: Attachment, part: str, seconds: float = WAIT_SECONDS) -> Held:
         """Hold the lock of one part of `attachment`; TryAgainLater when another holds it for `seconds`."""
@@ -104,7 +114,8 @@ class Book:
             "bootID": node.boot_id(),
             **document,
         }
-        data = codec.dumps(document).encode()
+        data = _sealed(document)
+        self._examine()
         try:
             try:
                 files.write_durably(self._records, _name(attachment, part), data)
@@ -116,6 +127,7 @@ class Book:
 
     def remove(self, attachment: Attachment, part: str) -> None:
         """Remove the record; there need not be one."""
+        self._examine()
         try:
             files.remove_durably(self._records, _name(attachment, part))
         except FileNotFoundError:
@@ -150,18 +162,6 @@ class Book:
         """Every record of the node: (attachment, part, document)."""
         return self._every("")
 
-    def others(self, attachment: Attachment) -> list[Attachment]:
-        """Attachments of other networks that have the same containerID and ifname, and a link record."""
-        same = f":{attachment.container_id}:{attachment.ifname}:link"
-        found = []
-        for name in self._names():
-            if name.endswith(same) or name.startswith("#"):
-                document = self._load(name)
-                other = document and _attachment(document)
-                if other and other != attachment and other.key()[1:] == attachment.key()[1:]:
-                    found.append(other)
-        return found
-
     def _every(self, prefix: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
         found = []
         for name in sorted(self._names()):
@@ -173,26 +173,31 @@ class Book:
         return found
 
     def _names(self, hidden: bool = False) -> list[str]:
+        self._examine()
         try:
-            return [n for n in posix.listdir(self._records) if n.startswith(".") == hidden]
+            return [n for n in posix.listdir(self._records) if n.startswith(".") == hidden and ":" in n]
         except FileNotFoundError:
             return []
         except OSError as fault:
             raise self._refused("list", "attachments", fault) from None
 
     def _load(self, name: str) -> dict[str, Any] | None:
+        self._examine()
         path = f"{self._records}/{name}"
         try:
-            document = codec.loads(files.read_whole(path))
-            if isinstance(document, dict) and _attachment(document):
+            document = _unsealed(files.read_regular(path, _RECORD_BYTES, posix.O_NOFOLLOW, private=True))
+            attachment = _attachment(document)
+            if attachment and _name(attachment, name.rpartition(":")[2]) == name:
                 return document
-            reason = "is no record"
+            reason = "is not a record of what its name says"
         except FileNotFoundError:
             return None
         except ValueError as fault:
             reason = str(fault)
         except OSError as fault:
-            raise self._refused("read", f"attachments/{name}", fault) from None
+            if fault.errno != errno.ELOOP:
+                raise self._refused("read", f"attachments/{name}", fault) from None
+            reason = "is a symbolic link"
         aside = f"{self._records}/.damaged.{name}"
         try:
             posix.rename(path, aside)
@@ -205,26 +210,50 @@ class Book:
         return None
 
     def _open_lock(self) -> int:
+        self._examine()
         path = self.directory + "/lock"
-        flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
+        flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
         try:
             try:
-                return posix.open(path, flags, 0o600)
+                fd = posix.open(path, flags, 0o600)
             except FileNotFoundError:
                 files.make_private_directory(self.directory)
-                return posix.open(path, flags, 0o600)
+                fd = posix.open(path, flags, 0o600)
         except OSError as fault:
             raise self._refused("open", "lock", fault) from None
+        try:
+            files.check_private(posix.fstat(fd))
+        except OSError as fault:
+            posix.close(fd)
+            raise self._refused("use", "lock", fault) from None
+        return fd
+
+    def _examine(self) -> None:
+        """Refuse directories that others can write, once: while they cannot, neither can they put others in place."""
+        if self._examined:
+            return
+        for what, path in (("", self.directory), ("attachments", self._records)):
+            try:
+                files.check_private_directory(path, links=not what)
+            except (FileNotFoundError, NotADirectoryError):
+                pass  # what makes or reads it will say so
+            except OSError as fault:
+                raise self._refused("use", what, fault) from None
+        self._examined = True
 
     def _refused(self, action: str, what: str, fault: OSError) -> IoFailure:
+        place = f"{self.directory}/{what}".rstrip("/")
+        if isinstance(fault, files.NotPrivate):
+            return IoFailure(f"cannot {action} {place}: {fault.strerror}")
         remedy = {
             errno.ENOSPC: "free space there",
             errno.EDQUOT: "free space there",
             errno.EROFS: "mount it writable",
             errno.EACCES: "run as root",
             errno.EPERM: "run as root",
+            errno.ELOOP: "it is a symbolic link: see who put it there, and remove it",
         }.get(fault.errno or 0, "see that the directory is a local, writable one")
-        return IoFailure(f"cannot {action} {self.directory}/{what}: {fault.strerror}; {remedy}")
+        return IoFailure(f"cannot {action} {place}: {fault.strerror}; {remedy}")
 
 
 def digest(attachment: Attachment, salt: str, size: int) -> bytes:
@@ -244,6 +273,22 @@ def _name(attachment: Attachment, part: str) -> str:
     if len(key) > _NAME_BYTES:
         key = "#" + digest(attachment, "name", 16).hex()
     return f"{key}:{part}"
+
+
+def _sealed(document: dict[str, Any]) -> bytes:
+    """The record as it is written: JSON whose last member is the checksum of what stands before it."""
+    data = codec.dumps(document)[:-1].encode()
+    return data + _SEAL % _blake2.blake2b(data, digest_size=16).hexdigest().encode()
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    """The record in `data`; ValueError says why it is none."""
+    content = data[:-_SEAL_BYTES]
+    if data != content + _SEAL % _blake2.blake2b(content, digest_size=16).hexdigest().encode():
+        raise ValueError("its checksum is wrong: it is not as it was written")
+    document: dict[str, Any] = codec.loads(data)
+    del document["checksum"]
+    return document
 
 
 def _attachment(document: dict[str, Any]) -> Attachment | None:

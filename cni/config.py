@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_MOST_CHARACTERS = 4095  # the longest path, PATH_MAX less its final zero
+MOST_MEMBERS = 1000  # of a list: some are compared with one another
+_MOST_FAULTS = 100
+_NETDEV_BYTES = 127
+
+
 class Key:
     """One key of a configuration: its name, the reader that checks its value, the attribute it fills, its default.
 
@@ -67,20 +73,32 @@ def fill(
 
 
 def refuse(faults: Sequence[Fault]) -> None:
-    """Raise InvalidConfig with all `faults`, when there are any."""
+    """Raise InvalidConfig with all `faults`, when there are any; of a great many with the first."""
     if not faults:
         return
-    texts = [str(f) for f in faults]
+    texts = [str(f) for f in faults[:_MOST_FAULTS]]
+    if len(faults) > _MOST_FAULTS:
+        texts.append(f"and {len(faults) - _MOST_FAULTS} more")
     msg = "; ".join(texts)
     if len(texts) > 1:
-        msg = f"{len(texts)} faults in the network configuration: {msg}"
+        msg = f"{len(faults)} faults in the network configuration: {msg}"
     raise InvalidConfig(msg, "\n".join(texts) if len(msg) > 250 else "")
 
 
 def string(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("want a string")
+    if len(value) > _MOST_CHARACTERS or "\0" in value:
+        raise ValueError(f"want at most {_MOST_CHARACTERS} characters, none of them a zero")
     return value
+
+
+def netdev(value: Any) -> str:
+    """The name of a netdev, or an alternative one (include/uapi/linux/if.h: ALTIFNAMSIZ)."""
+    name = string(value)
+    if len(name.encode()) > _NETDEV_BYTES or any(c == "/" or c.isspace() for c in name):
+        raise ValueError("want the name of a netdev, such as ens2f0")
+    return name
 
 
 def boolean(value: Any) -> bool:
@@ -117,12 +135,14 @@ def mapping(value: Any) -> dict[str, Any]:
     return value
 
 
-def list_of(read: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """A reader of lists whose members `read` accepts."""
+def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:
+    """A reader of lists of up to `most` members that `read` accepts."""
 
     def read_all(value: Any) -> list[Any]:
         if not isinstance(value, list):
             raise ValueError("want a list")
+        if len(value) > most:
+            raise ValueError(f"has {len(value)} members: want {most} at most")
         return [read(v) for v in value]
 
     return read_all

@@ -1,6 +1,7 @@
 """Log lines: to stderr, and to the file that the configuration names; each says whose attachment it is about.
 
-Runtimes show a plugin's stderr only sometimes, so nothing that a user must know is said here alone.
+Runtimes show a plugin's stderr only sometimes, so nothing that a user must know is said here alone. What networks and
+pods are called comes from others: a line is one line, and moves no terminal's cursor.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import posix
 import sys
 import time
 
+_FILE_TYPE, _REGULAR = 0o170000, 0o100000
 LEVELS = ("debug", "verbose", "warning", "error", "panic")  # whereabouts' names; its default is "warning" here
 
 
 class Log:
-    """Where a plugin's lines go. `context` stands in every line; `level` is the least that is written."""
+    """Where a plugin's lines go. `context` stands in every line; `level` is the least that is written.
+
+    `path` is a file's, without symbolic links (cni.kernel.paths.resolve), or "".
+    """
 
     __slots__ = ("context", "level", "path")
 
@@ -38,20 +43,24 @@ class Log:
         if LEVELS.index(level) < LEVELS.index(self.level):
             return
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = f"{stamp} [{level}] {self.context}: {text}\n".encode("utf-8", "replace")
+        shown = "".join(c if c.isprintable() else "?" for c in f"{self.context}: {text}")
+        line = f"{stamp} [{level}] {shown}\n".encode("utf-8", "replace")
         try:
             sys.stderr.buffer.write(line)
             sys.stderr.flush()
         except (OSError, AttributeError):
             pass  # nobody listens on stderr: the operation goes on
         if self.path:
+            from cni.kernel import paths
+
             try:
-                flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
-                fd = posix.open(self.path, flags, 0o640)
+                flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_NONBLOCK | posix.O_NOCTTY
+                fd = paths.open_resolved(self.path, flags, 0o640)
             except OSError:
                 return  # a log that cannot be written is no reason to fail an attachment
             try:
-                posix.write(fd, line)
+                if posix.fstat(fd).st_mode & _FILE_TYPE == _REGULAR:
+                    posix.write(fd, line)
             except OSError:
                 pass  # a full disk, likewise
             finally:

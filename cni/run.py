@@ -46,7 +46,7 @@ def _serve(plugin: str) -> tuple[bytes, int]:
     stdin = b""
     try:
         environ = {_text(k): _text(v) for k, v in posix.environ.items()}
-        stdin = _read_all(0)
+        stdin = _read(0, codec.MOST_BYTES + 1)  # one more than is taken: enough to refuse it
         call = request.parse(environ, stdin)
         result = _call(plugin, call)
         return (codec.dumps(result.document(call.cni_version)).encode() + b"\n" if result else b""), 0
@@ -98,10 +98,12 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _read_all(fd: int) -> bytes:
+def _read(fd: int, most: int) -> bytes:
+    """What comes from `fd` up to its end, or the first `most` bytes of it."""
     parts = []
-    while part := posix.read(fd, 1 << 20):
+    while most and (part := posix.read(fd, min(most, 1 << 20))):
         parts.append(part)
+        most -= len(part)
     return b"".join(parts)
 
 

@@ -135,8 +135,8 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
         try:
             if record:
                 _detach(plugin, record, request, host, log)
-            elif not book.others(request.attachment):
-                _detach_unrecorded(plugin, request, host, log)
+            else:
+                _detach_unrecorded(plugin, request, host, book, log)
         except CniError as fault:
             gone = False
             faults.append(fault)
@@ -192,14 +192,23 @@ def _detach(plugin: LinkPlugin, record: dict[str, Any], request: Request, host: 
         plugin.remove(planned, host, None, log)
 
 
-def _detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, log: Log) -> None:
+def _detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, book: Book, log: Log) -> None:
+    """Detach what another implementation of the plugin attached; a link that a record of ours speaks of is not that."""
     sandbox = _sandbox_if_any(request.netns, request)
     if sandbox:
         with sandbox:
             box = _rtnl(sandbox)
             planned = plugin.adopt(request, host, box)
-            if planned:
+            if planned and not _is_recorded(planned.name, _identity(sandbox, box), book):
                 plugin.remove(planned, host, box, log)
+
+
+def _is_recorded(name: str, sandbox: str, book: Book) -> bool:
+    return any(
+        record.get("sandbox") == sandbox and record["link"]["name"] == name
+        for _, part, record in book.all()
+        if part == PART
+    )
 
 
 def check(plugin: LinkPlugin, request: Request, log: Log) -> None:

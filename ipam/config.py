@@ -7,7 +7,7 @@ pkg/types); for `ips` and `args` the CNI project's CONVENTIONS.md.
 
 from __future__ import annotations
 
-from cni.config import Fault, refuse
+from cni.config import MOST_MEMBERS, Fault, refuse
 from cni.spec.errors import InvalidConfig
 from cni.spec.request import member
 from cni.spec.versions import at_least
@@ -110,6 +110,7 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
     source.fill(config, IPAM_KEYS, faults)
     source.fill(own, RANGE_KEYS, faults)
     source.fill(_Accepted(), ACCEPTED_KEYS, faults)
+    source.follow(config, IPAM_KEYS, files, faults)
     config.config_path = source.path
     config.node = source.node_name(request.environ.get("NODENAME", ""), files)
     config.notes = []
@@ -165,6 +166,9 @@ def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> lis
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
     for key in ("runtimeConfig.ips", "args.cni.ips"):
         asked += _strings(request.config, key, faults)
+    if len(asked) > MOST_MEMBERS:
+        faults.append(Fault("the addresses asked for", len(asked), f"want {MOST_MEMBERS} at most"))
+        return []
     static = {parse_cidr(a.address)[:2] for a in config.addresses}
     gateways = set(_kept_back(config)) - static
     requested: dict[tuple[int, int], int | None] = {}

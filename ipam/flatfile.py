@@ -1,15 +1,14 @@
-"""What the IPAM configuration reads besides its request: the flat file, the node's name.
+"""What the IPAM configuration reads besides its request: the flat file, the node's name, where a path leads.
 
 The functions here are the reader that `ipam.config.read` is given; a test gives it another.
 """
 
 from __future__ import annotations
 
-import posix
-
+from cni.kernel import files
 from cni.kernel.node import host_name
 
-__all__ = ["PATHS", "host_name", "load"]
+__all__ = ["PATHS", "follow", "host_name", "load"]
 
 PATHS = (
     "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
@@ -28,17 +27,20 @@ def load(path: str) -> bytes | None:
     ValueError when it is no regular file or larger than a MiB, OSError when the kernel refuses to read it.
     """
     try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY)
+        return files.read_regular(path, _LIMIT)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def follow(path: str, roots: str = "") -> str:
+    """Where `path` leads. ValueError when that cannot be told, or lies outside of `roots`, a key of the node's policy."""
+    if roots:
+        from cni import policy  # most networks name no path
+
+        return policy.current().confine(roots, path)
+    from cni.kernel import paths
+
     try:
-        if posix.fstat(fd).st_mode & 0o170000 != 0o100000:  # S_IFMT, S_IFREG
-            raise ValueError("is no regular file")
-        content = b""
-        while part := posix.read(fd, _LIMIT):
-            content += part
-            if len(content) > _LIMIT:
-                raise ValueError(f"is larger than {_LIMIT} bytes")
-        return content
-    finally:
-        posix.close(fd)
+        return paths.resolve(path)
+    except OSError as fault:
+        raise ValueError(f"cannot be followed: {fault.strerror}") from None

@@ -19,6 +19,16 @@ DATA_DIR = "/var/lib/cni/railcni"
 DATASTORES = ("file", "etcd", "kubernetes")
 NESTED = ("dns", "kubernetes")  # the objects whose keys stand in the table with a dot
 NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
+CONFINED = {
+    "dataDir": "dataRoots",
+    "log_file": "logRoots",
+    "configuration_path": "configRoots",
+    "kubernetes.kubeconfig": "configRoots",
+    "etcd_key_file": "configRoots",
+    "etcd_cert_file": "configRoots",
+    "etcd_ca_cert_file": "configRoots",
+}
+"""The paths that a block may only name below roots of the node's policy (cni.policy); a flat file is not confined."""
 
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
@@ -83,7 +93,7 @@ RANGE_KEYS = (
         "",
         "the last address to give, included; default: the last but one of the CIDR, of a /31 or /127 the last",
     ),
-    Key("exclude", list_of(string), (), "CIDRs and single addresses that are never given"),
+    Key("exclude", list_of(string, 10_000), (), "CIDRs and single addresses that are never given"),
 )
 """The keys of one range: of each member of `ipRanges`, and of the block itself."""
 

@@ -11,7 +11,7 @@ from cni.spec import codec
 from cni.spec.errors import IoFailure
 from cni.spec.request import member
 from ipam import flatfile
-from ipam.keys import NESTED, NOT_FROM_FLAT_FILE
+from ipam.keys import CONFINED, NESTED, NOT_FROM_FLAT_FILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from cni.config import Key
 
     class Files(Protocol):
-        """What reads files and the host name: the module ipam.flatfile."""
+        """What reads files, the host name and where paths lead: the module ipam.flatfile."""
 
         def load(self, path: str, /) -> bytes | None: ...
+        def follow(self, path: str, roots: str = "", /) -> str: ...
         def host_name(self) -> str: ...
 
 
@@ -34,7 +35,12 @@ class Source:
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault]) -> None:
         inline = member(block, "configuration_path")
-        self.searched = (inline, *flatfile.PATHS) if inline and isinstance(inline, str) else flatfile.PATHS
+        self.searched: tuple[str, ...] = flatfile.PATHS
+        if inline and isinstance(inline, str):
+            met = len(faults)
+            followed = _follow("ipam.configuration_path", inline, CONFINED["configuration_path"], files, faults)
+            if len(faults) == met:
+                self.searched = (followed, *flatfile.PATHS)
         self.path, flat = _flat_file(self.searched, files, faults)
         self._block = _flattened(block, "ipam.", faults)
         self._flat = _flattened(flat, f"{self.path}: ", faults)
@@ -47,6 +53,18 @@ class Source:
         for fault in faults[met:]:
             if fault.key.endswith("etcd_password"):
                 fault.value = "(hidden)"
+
+    def follow(self, target: object, table: Sequence[Key], files: Files, faults: list[Fault]) -> None:
+        """Put in place of each path in `target` the one that it leads to; a fault for what the node does not allow."""
+        for key in table:
+            value = getattr(target, key.attribute)
+            if key.name not in CONFINED or key.name == "configuration_path" or value == key.default:
+                continue
+            if not self._in_flat_file(key.name):
+                value = _follow(f"ipam.{key.name}", value, CONFINED[key.name], files, faults)
+            elif key.name == "log_file":  # it is opened without following links
+                value = _follow(f"{self.path}: {key.name}", value, "", files, faults)
+            setattr(target, key.attribute, value)
 
     def where(self, name: str) -> str:
         """What a fault calls the key `name`."""
@@ -67,6 +85,14 @@ class Source:
         if name in NOT_FROM_FLAT_FILE or not _is_left_out(member(self._block, name)):
             return False
         return not _is_left_out(member(self._flat, name))
+
+
+def _follow(key: str, path: str, roots: str, files: Files, faults: list[Fault]) -> str:
+    try:
+        return files.follow(path, roots)
+    except ValueError as fault:
+        faults.append(Fault(key, path, str(fault)))
+        return path
 
 
 class _FileFault(Fault):

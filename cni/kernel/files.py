@@ -4,6 +4,8 @@ A file is written under a temporary name in its own directory and renamed, so th
 the new, never a part. The temporary name follows from the file's, so that what a killed writer left is overwritten by
 the next one and removed with the file; two writers of one name must not be at work at once. Every function lets OSError
 pass; the caller knows what the file was for and says so.
+
+State is believed only when none but root and this user can have written it: NotPrivate otherwise.
 """
 
 from __future__ import annotations
@@ -11,6 +13,11 @@ from __future__ import annotations
 import posix
 
 _CHUNK = 1 << 16
+_FILE_TYPE, _REGULAR, _DIRECTORY, _OTHERS_WRITE = 0o170000, 0o100000, 0o040000, 0o022
+
+
+class NotPrivate(PermissionError):
+    """A file or directory that others may have written. Its `strerror` says what is wrong, and what to do."""
 
 
 def write_durably(directory: str, name: str, data: bytes) -> None:
@@ -56,6 +63,53 @@ def read_whole(path: str) -> bytes:
         posix.close(fd)
 
 
+def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
+    """The content of the file at `path`, which anybody may have put there: it is neither waited for nor endless.
+
+    ValueError when it is no regular file or larger than `most` bytes; NotPrivate when it is to be `private` and is not.
+    """
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY | flags)
+    try:
+        status = posix.fstat(fd)
+        if status.st_mode & _FILE_TYPE != _REGULAR:
+            raise ValueError("is no regular file")
+        if private:
+            check_private(status)
+        parts, left = [], most
+        while left >= 0 and (part := posix.read(fd, _CHUNK)):
+            parts.append(part)
+            left -= len(part)
+        if left < 0:
+            raise ValueError(f"is larger than {most} bytes")
+        return b"".join(parts)
+    finally:
+        posix.close(fd)
+
+
+def check_private(status: posix.stat_result) -> None:
+    """Raise NotPrivate when others than root and this user can write what `status` is of."""
+    mode = status.st_mode
+    if status.st_uid in (0, posix.geteuid()) and not mode & _OTHERS_WRITE:
+        return
+    wanted = "700" if mode & _FILE_TYPE == _DIRECTORY else "600"
+    raise NotPrivate(
+        1,
+        f"its owner is user {status.st_uid}, its mode {mode & 0o7777:o}, so others can write it; see what they did, then"
+        f" chown it to root and chmod it to {wanted}",
+    )
+
+
+def check_private_directory(path: str, links: bool = False) -> None:
+    """Raise NotPrivate when what is at `path` is no directory, or one that others can write.
+
+    With `links` it may be a symbolic link to one. FileNotFoundError when there is nothing.
+    """
+    status = posix.stat(path, follow_symlinks=links)
+    if status.st_mode & _FILE_TYPE != _DIRECTORY:
+        raise NotPrivate(1, "it is no directory; see who put it there, and remove it")
+    check_private(status)
+
+
 def remove_durably(directory: str, name: str) -> bool:
     """Remove the file `name` from `directory`, and what a killed writer of it left; False when there was no such file."""
     try:
@@ -81,7 +135,7 @@ def make_private_directory(path: str) -> None:
     try:
         posix.mkdir(path, 0o700)
     except FileExistsError:
-        if posix.stat(path).st_mode & 0o170000 != 0o040000:
+        if posix.stat(path).st_mode & _FILE_TYPE != _DIRECTORY:
             raise NotADirectoryError(20, "Not a directory", path) from None
     except FileNotFoundError:
         parent = path.rstrip("/").rpartition("/")[0]

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import errno
 
-from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, optional, refuse, string
+from cni import policy
+from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, netdev, optional, refuse, string
 from cni.kernel import netns, routes, sysfs
 from cni.kernel.netlink import KernelError
 from cni.plugins import devices
@@ -41,7 +42,7 @@ NAME = "host-device"
 USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 KEYS = (
-    Key("device", optional(string), "", "name of the device, such as ens2f0"),
+    Key("device", optional(netdev), "", "name of the device, such as ens2f0"),
     Key("hwaddr", optional(hardware_address), "", "MAC address of the device"),
     Key("kernelpath", optional(string), "", "the device's directory under /sys/devices"),
     Key("pciBusID", optional(string), "", "PCI address of the device, such as 0000:3b:00.0", "pci"),
@@ -151,14 +152,23 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
     if pci:
         facts.driver = sysfs.driver_of_pci(pci)
         if facts.driver in USERSPACE_DRIVERS:
+            _permit(None, pci)
             return facts
     facts.device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
     if facts.device:
+        _permit(facts.device, pci)
         facts.reason = devices.carries_default_route(facts.device, links, routes.default_route_link(host))
         facts.state = devices.state_of(facts.device, host)
     else:
         facts.holder = _holder(config, pci, book)
     return facts
+
+
+def _permit(device: Link | None, pci: str) -> None:
+    """InvalidConfig when the node does not allow networks the device."""
+    parent = device.parent_device if device and device.parent_bus == "pci" else ""
+    names = [name for name in (device.name if device else "", pci or parent) if name]
+    policy.current().permit("devices", f'device "{" ".join(names)}"', names)
 
 
 def _pci_address(config: Config) -> str:
@@ -371,8 +381,11 @@ def status(config: Config, host: Rtnl, log: Log) -> None:
         return  # the device comes with each request
     pci = _pci_address(config)
     if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
+        _permit(None, pci)
         return
-    if devices.find(host.links(), config.device, config.hwaddr, config.kernelpath, pci, ""):
+    device = devices.find(host.links(), config.device, config.hwaddr, config.kernelpath, pci, "")
+    if device:
+        _permit(device, pci)
         return
     from cni.attachment import Book
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import errno
 
+from cni import policy
 from cni.attachment import digest
-from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, one_of, optional, refuse, string
+from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, netdev, one_of, optional, refuse
 from cni.kernel import node, routes
 from cni.kernel.netlink import KernelError
 from cni.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, LimitedConnectivity, NotAvailable
@@ -40,7 +41,7 @@ ARPHRD_INFINIBAND = 32
 IPV6_LEAST_MTU = 1280  # RFC 8200, section 5
 
 KEYS = (
-    Key("master", optional(string), "", "netdev under the link; default: the link of the default route"),
+    Key("master", optional(netdev), "", "netdev under the link; default: the link of the default route"),
     Key("mode", optional(one_of(*MODES), "bridge"), "bridge", "how links of one master reach each other"),
     Key("mtu", integer(0, 65535), 0, "MTU of the link in bytes, at most the master's; 0: the master's"),
     Key("mac", optional(hardware_address), "", "MAC address; default: one derived from the attachment"),
@@ -140,8 +141,17 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
     """Read the master, where it is looked for, and what has the ifname in the sandbox."""
     where = box if config.link_in_container else host
     master = _find_master(config, where)
+    if master and not config.link_in_container:
+        _permit(master, host)
     names = [] if master else [link.name for link in where.links()]
     return Facts(master, names, box.link(name=request.attachment.ifname), node.boot_id())
+
+
+def _permit(master: Link, host: Rtnl) -> None:
+    """InvalidConfig when the node does not allow networks the device that the link would be on."""
+    lower = master.kind == "macvlan" and master.lower_netnsid is None and host.link(index=master.lower_index)
+    name = (lower or master).name
+    policy.current().permit("masters", f'master "{name}"', (name,))
 
 
 def _find_master(config: Config, where: Rtnl) -> Link | None:
@@ -359,6 +369,7 @@ def status(config: Config, host: Rtnl, log: Log) -> None:
         raise NotAvailable("there is no default route to take the master from: name the netdev in the key `master`")
     if master is None:
         raise NotAvailable(f'master "{config.master}" does not exist: bring it back, or correct the key `master`')
+    _permit(master, host)
     if not master.up:
         raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
     if not master.carrier:

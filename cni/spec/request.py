@@ -118,7 +118,7 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
 def version_of(stdin: bytes) -> str:
     """The cniVersion to answer an error in, as far as `stdin` tells; the newest when it does not."""
     try:
-        config = codec.loads(stdin)
+        config = codec.loads_foreign(stdin)
     except ValueError:
         return versions.NEWEST
     version = member(config, "cniVersion") if isinstance(config, dict) else None
@@ -180,7 +180,9 @@ def _check_network_name(name: Any) -> None:
 
 def _decode(stdin: bytes) -> dict[str, Any]:
     try:
-        config = codec.loads(stdin)
+        config = codec.loads_foreign(stdin)
+    except codec.TooMuch as fault:
+        raise DecodingFailure(f"the network configuration on stdin is refused: {fault}; make it smaller") from None
     except ValueError as fault:
         text = stdin[:200].decode("utf-8", "replace")
         raise DecodingFailure(

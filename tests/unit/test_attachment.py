@@ -63,13 +63,6 @@ def test_names_longer_than_a_file_name_are_kept_apart(book: Book) -> None:
     assert {a for a, _ in book.of_network("n" * 300, "link")} == set(long)
 
 
-def test_others_are_those_with_the_same_container_and_ifname(book: Book) -> None:
-    same = Attachment("storage", "c1", "net1")
-    for attachment in (same, Attachment("rdma", "c2", "net1"), Attachment("rdma", "c1", "net2")):
-        book.write(attachment, "link", {})
-    assert book.others(NET1) == [same]
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"network": 1}', b"\xff"], ids=repr)
 def test_a_damaged_record_is_set_aside_and_said(
     book: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str], content: bytes

@@ -34,6 +34,9 @@ class Files:
             raise content
         return content
 
+    def follow(self, path: str, roots: str = "", /) -> str:
+        return path
+
     def host_name(self) -> str:
         return "host.example"
 
@@ -391,6 +394,7 @@ def test_what_is_no_regular_file_or_too_large_is_not_read_as_a_flat_file(tmp_pat
         flatfile.load("/tmp/\0")
 
 
+@pytest.mark.usefixtures("free_paths")
 def test_a_configuration_path_that_is_a_directory_is_refused(tmp_path: Path) -> None:
     request = Request(
         {"CNI_COMMAND": "ADD"}, b"", {"name": "net", "ipam": {**RANGE, "configuration_path": str(tmp_path)}}, {}

@@ -1,0 +1,60 @@
+"""railcni attachments: the records that this node's plugins keep, one line an attachment."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cni.attachment import STATE, Book
+from cni.cli import output, target
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `attachments`."""
+    about = "the attachments that this node's records tell of"
+    parser = commands.add_parser("attachments", help=about, description=about[0].upper() + about[1:] + ".")
+    parser.add_argument("--network", default="", help="of this network only")
+    parser.add_argument("--state-dir", default=STATE, metavar="DIR", help=f"default: {STATE}")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.set_defaults(run=_run)
+
+
+def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
+    """The attachments, each with its parts: what its link plugin and its IPAM plugin have recorded."""
+    attachments: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for attachment, part, record in Book(directory).all():
+        if network in ("", attachment.network):
+            entry = attachments.setdefault(attachment.key(), {})
+            entry[part] = record
+    return [
+        {"network": key[0], "containerID": key[1], "ifname": key[2], **_summary(parts), "records": parts}
+        for key, parts in sorted(attachments.items())
+    ]
+
+
+def _summary(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    netns = next((str(p["netns"]) for p in parts.values() if p.get("netns")), "")
+    namespace, name, *_ = next((p["pod"] for p in parts.values() if p.get("pod")), ("", ""))
+    return {
+        "pod": f"{namespace}/{name}" if name else "",
+        "addresses": parts.get("ipam", {}).get("addresses", []),
+        "netns": netns,
+        "alive": target.is_alive(netns),
+    }
+
+
+def _run(options: argparse.Namespace) -> int:
+    attachments = found(options.network, options.state_dir)
+    if options.output == "json":
+        output.print_json(attachments)
+        return 0
+    columns = ("network", "interface", "pod", "addresses", "namespace", "container")
+    output.print_table(columns, [_row(a) for a in attachments])
+    return 0
+
+
+def _row(attachment: dict[str, Any]) -> tuple[object, ...]:
+    addresses = ", ".join(str(a) for a in attachment["addresses"])
+    netns = attachment["netns"] + ("" if attachment["alive"] else " (gone)")
+    where = attachment["network"], attachment["ifname"], attachment["pod"]
+    return (*where, addresses, netns, attachment["containerID"][:12])

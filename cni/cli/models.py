@@ -1,0 +1,158 @@
+"""What people write about a network, as pydantic models: conflists, single configurations, NADs.
+
+They hold what a runtime itself reads; the keys of a plugin pass through to it unread. As in Go's encoding/json, the
+keys of a plugin match without regard to case and null is absent; those of a list and a NAD match to the letter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from cni.cli.source import Keys
+from cni.spec.request import is_identifier
+from cni.spec.versions import SUPPORTED
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _identifier(text: str) -> str:
+    if not is_identifier(text):
+        raise ValueError("start with a letter or digit, then letters, digits, _ . -")
+    return text
+
+
+def _executable(text: str) -> str:
+    if not text or "/" in text or text in (".", ".."):
+        raise ValueError("want the name of an executable in CNI_PATH, without a directory")
+    return text
+
+
+def _boolean(value: object) -> object:
+    """libcni takes "true" and "false" in any case beside the JSON values."""
+    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+Identifier = Annotated[str, AfterValidator(_identifier)]
+Switch = Annotated[StrictBool, BeforeValidator(_boolean)]
+
+
+class Plugin(BaseModel):
+    """One plugin of a network: `type` is its executable, `capabilities` what it takes from the runtime."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Annotated[str, AfterValidator(_executable)]
+    capabilities: dict[str, bool] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_case(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        folded = {str(k).lower(): v for k, v in value.items() if v is not None}
+        exact = {k: v for k, v in value.items() if v is not None}
+        return {k: exact.get(k, folded.get(k)) for k in cls.model_fields if k in folded}
+
+
+class Configuration(BaseModel):
+    """A conflist. `cniVersion` and `cniVersions` together are the versions it may be used with."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: Identifier
+    cniVersions: list[str] = []
+    cniVersion: Annotated[str, Field(validate_default=True)] = ""
+    disableCheck: Switch = False
+    disableGC: Switch = False
+    loadOnlyInlinedPlugins: Switch = False
+    plugins: Annotated[list[Plugin] | None, Field(min_length=1, validate_default=True)] = None
+
+    @field_validator("cniVersion")
+    @classmethod
+    def _one_is_known(cls, version: str, info: ValidationInfo) -> str:
+        others = info.data.get("cniVersions", [])
+        if (version or others) and not {version, *others} & {*SUPPORTED}:
+            raise ValueError(f"want one of {', '.join(SUPPORTED)}")
+        return version
+
+    @field_validator("plugins")
+    @classmethod
+    def _some_are_named(cls, plugins: list[Plugin] | None, info: ValidationInfo) -> list[Plugin] | None:
+        if plugins is None and info.data.get("loadOnlyInlinedPlugins"):
+            raise ValueError("want a list, since loadOnlyInlinedPlugins is true")
+        return plugins
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The spec versions it may be used with, oldest first; one that names none is of the first."""
+        written = {*self.cniVersions, self.cniVersion} - {""} or {SUPPORTED[0]}
+        return tuple(v for v in SUPPORTED if v in written)
+
+
+class Metadata(BaseModel):
+    """The part of a Kubernetes object's metadata that matters here."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    namespace: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class Spec(BaseModel):
+    """The spec of a NAD: `config` is JSON text; without it, the node's net.d has the network."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    config: str = ""
+
+
+class NetworkAttachmentDefinition(BaseModel):
+    """A NAD, as Multus reads it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    apiVersion: Literal["k8s.cni.cncf.io/v1"]
+    kind: Literal["NetworkAttachmentDefinition"]
+    metadata: Metadata
+    spec: Spec = Spec()
+
+
+def validate(
+    model: type[Model], document: Any, place: Callable[[Keys], str], faults: list[str], hidden: str = ""
+) -> Model | None:
+    """`document` as `model`; None when it is none, with each of its faults in `faults`, at the `place` of its key.
+
+    `hidden` is left out at the beginning of key names.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as invalid:
+        for error in invalid.errors(include_url=False):
+            keys: Keys = tuple(error["loc"])
+            wanted = error["msg"].removeprefix("Value error, ")
+            about = _key_name(keys).removeprefix(hidden)
+            if keys and error["type"] != "missing":
+                shown = json.dumps(error["input"], default=str)
+                about += f" {shown if len(shown) <= 60 else shown[:57] + '...'}"
+            faults.append(": ".join(p for p in (place(keys), about, wanted[0].lower() + wanted[1:]) if p))
+        return None
+
+
+def _key_name(keys: Keys) -> str:
+    return "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in keys).removeprefix(".")

@@ -1,0 +1,71 @@
+"""Where in a file a piece of text stands: a fault in JSON that a YAML file carries is shown by the file's own line.
+
+A NetworkAttachmentDefinition holds its network as JSON inside a YAML scalar, in any of YAML's five styles. A scalar's
+value differs from what is written in white space, quotes and escapes only, so the characters of the value are found
+again by walking through the file and taking each at its next occurrence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import yaml
+
+Keys = tuple[str | int, ...]
+
+
+class Source:
+    """`text`, which is all of the file `path` or a part of it; `at` says where a character of it stands."""
+
+    def __init__(self, path: str, text: str, whole: str | None = None, places: Sequence[int] | None = None) -> None:
+        self.path = path
+        self.text = text
+        self._whole = text if whole is None else whole
+        self._places = range(len(text) + 1) if places is None else places
+
+    def scalar(self, node: yaml.Node) -> Source:
+        """The value of a YAML scalar that was composed from this text."""
+        start, end = node.start_mark.index, node.end_mark.index
+        if getattr(node, "style", None) in ("|", ">"):  # the first line holds the style alone
+            start = self._whole.find("\n", start) + 1
+        return Source(self.path, node.value, self._whole, _align(node.value, self._whole, start, end))
+
+    def at(self, offset: int) -> str:
+        """The place of the character `offset` as "file:line:column", counted from 1."""
+        index = self._places[min(offset, len(self.text))]
+        before = self._whole[:index]
+        return f"{self.path}:{before.count(chr(10)) + 1}:{index - (before.rfind(chr(10)) + 1) + 1}"
+
+    def at_key(self, keys: Keys) -> str:
+        """The place of the JSON value under `keys`, or of its nearest parent when it is missing."""
+        try:
+            root = yaml.compose(self.text.replace("\t", " "), yaml.SafeLoader)  # JSON is YAML but for its tabs
+        except (yaml.YAMLError, ValueError):
+            return self.path
+        return self.at(descend(root, keys).start_mark.index) if root is not None else self.path
+
+
+def descend(node: yaml.Node, keys: Keys) -> yaml.Node:
+    """The node under `keys`, matched without regard to case, or the last one on the way that is there."""
+    for key in keys:
+        if isinstance(node, yaml.MappingNode) and isinstance(key, str):
+            values = {k.value.lower(): v for k, v in node.value if isinstance(k, yaml.ScalarNode)}
+            child = values.get(key.lower())
+        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+            child = node.value[key]
+        else:
+            child = None
+        if child is None:
+            break
+        node = child
+    return node
+
+
+def _align(value: str, whole: str, start: int, end: int) -> list[int]:
+    """For each character of `value`, and for its end, its index in `whole`, between `start` and `end`."""
+    places, index = [], start
+    for character in value:
+        found = -1 if character.isspace() else whole.find(character, index, end)
+        places.append(index if found < 0 else found)
+        index = index if found < 0 else found + 1
+    return [*places, index]

@@ -1,0 +1,135 @@
+"""Which attachment a person means, and which attachments of a network are alive."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cni.attachment import Book
+from cni.cli import networks
+from cni.cli.cache import Cache, Entry, Parameters
+from cni.cli.networks import Network
+from cni.kernel import netns as namespaces
+from cni.spec.errors import CniError, InvalidConfig
+from cni.spec.request import is_identifier
+
+NAMED_NAMESPACES = "/run/netns"
+_MULTUS = "multus"  # Multus keeps a cache of its own below libcni's: its option cniDir
+
+
+def new(options: argparse.Namespace, network: Network) -> Parameters:
+    """The parameters of an attachment to be made."""
+    netns = namespace_path(options.netns)
+    capabilities = dict(options.capability_args)
+    if options.device_id:
+        capabilities.setdefault("deviceID", options.device_id)
+    return Parameters(
+        container_id=options.container_id or default_container_id(netns),
+        netns=netns,
+        ifname=options.ifname or ("net1" if network.nad else "eth0"),
+        args=options.args,
+        capability_args=capabilities,
+    )
+
+
+def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parameters, bool]:
+    """The attachment that is meant, with the configuration it was made with; and whether the cache knows it."""
+    network, missing = None, None
+    try:
+        network = networks.find(options.network, options.conf_dir)
+    except CniError as fault:  # the file may be gone since
+        missing = fault
+    name = network.name if network else options.network
+    entry = _entry(options, cache, name, network) if is_identifier(name) else None
+    if entry is None:
+        if network is None:
+            raise missing or InvalidConfig(f"no network {name}")
+        return network, new(options, network), False
+    given = {"args": options.args, "capability_args": options.capability_args}
+    parameters = replace(entry.parameters, **{k: v for k, v in given.items() if v})
+    return _as_attached(entry, network, missing), parameters, True
+
+
+def _entry(options: argparse.Namespace, cache: Cache, name: str, network: Network | None) -> Entry | None:
+    netns = namespace_path(options.netns)
+    wanted = options.container_id or default_container_id(netns)
+    found = [
+        e
+        for e in cache.all()
+        if e.network == name
+        and (e.parameters.ifname == options.ifname or not options.ifname)
+        and (e.parameters.container_id == wanted or (not options.container_id and _same(e.parameters.netns, netns)))
+    ]
+    if len(found) > 1:
+        usual = "net1" if network and network.nad else "eth0"
+        found = [e for e in found if e.parameters.ifname == (options.ifname or usual)] or found
+    if len(found) > 1:
+        names = ", ".join(f"{e.parameters.ifname} ({e.parameters.container_id})" for e in found)
+        raise InvalidConfig(
+            f"{name} is attached to {netns} more than once: choose with --ifname and --container-id: {names}"
+        )
+    return found[0] if found else None
+
+
+def _as_attached(entry: Entry, network: Network | None, missing: CniError | None) -> Network:
+    try:
+        kept = networks.from_document(json.loads(entry.config), f"the cached configuration of {entry.network}")
+    except (ValueError, CniError):
+        if network is None:
+            raise missing or InvalidConfig(f"no network {entry.network}") from None
+        return network
+    if network is None:
+        return kept
+    if kept.document == network.document:  # the file's also has the plugins that stand in files of their own
+        return network
+    return replace(kept, disable_check=kept.disable_check or network.disable_check)
+
+
+def namespace_path(text: str) -> str:
+    """The absolute path of the namespace that a person means by a path or a name. Symbolic links stay, as in cnitool."""
+    if not text:
+        return ""
+    return os.path.abspath(text) if "/" in text else os.path.join(NAMED_NAMESPACES, text)
+
+
+def default_container_id(netns: str) -> str:
+    """The containerID that cnitool makes of a namespace's path."""
+    return f"cnitool-{hashlib.sha512(netns.encode()).digest()[:10].hex()}"
+
+
+def _same(a: str, b: str) -> bool:
+    """Whether two paths lead to one namespace, or would if it still were there."""
+    try:
+        return os.path.samefile(a, b)
+    except OSError:
+        return os.path.realpath(a) == os.path.realpath(b)
+
+
+def is_alive(netns: str) -> bool:
+    """Whether a namespace is there, or may be: nothing is collected on a guess."""
+    try:
+        return not netns or namespaces.exists(netns)
+    except OSError:
+        return True
+
+
+def living(network: str, cache: Cache) -> Iterator[Parameters]:
+    """Every attachment to `network` that this node knows and whose namespace is there."""
+    seen = set()
+    for parameters in _known(network, cache):
+        key = (parameters.container_id, parameters.ifname)
+        if key not in seen and is_alive(parameters.netns):
+            seen.add(key)
+            yield parameters
+
+
+def _known(network: str, cache: Cache) -> Iterator[Parameters]:
+    for directory in (cache.directory, os.path.join(cache.directory, _MULTUS)):
+        yield from (e.parameters for e in Cache(directory).all() if e.network == network)
+    for attachment, _, record in Book().all():
+        if attachment.network == network:
+            yield Parameters(attachment.container_id, str(record.get("netns") or ""), attachment.ifname)

@@ -1,0 +1,625 @@
+"""railcni attach, detach, check, gc, status: what plugins get from it, and what a person gets from it.
+
+The protocol is tested with an executable that records each call and answers as it is told; effects are tested with
+real plugins: Go's macvlan, host-local and tuning.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node import BIN, GO_PLUGINS, ROOT, Node, Pod
+
+COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
+GO = pytest.mark.skipif(
+    not (GO_PLUGINS / "macvlan").exists(), reason="needs Go's plugins: apt-get install containernetworking-plugins"
+)
+
+RECORDER = f"""#!{sys.executable} -I
+import json, os, sys
+folder, name = os.path.split(os.path.abspath(__file__))
+stdin = sys.stdin.read()
+verb = os.environ["CNI_COMMAND"]
+plan = json.load(open(folder + "/plan")).get(name + " " + verb, {{}})
+if verb != "VERSION":
+    with open(folder + "/calls", "a") as calls:
+        json.dump({{"plugin": name, "verb": verb, "config": json.loads(stdin), "environ": dict(os.environ)}}, calls)
+        calls.write("\\n")
+if "stderr" in plan:
+    sys.stderr.write(plan["stderr"])
+if "signal" in plan:
+    os.kill(os.getpid(), plan["signal"])
+result = {{"cniVersion": "1.0.0", "interfaces": [{{"name": name}}]}} if verb == "ADD" else None
+if verb == "VERSION":
+    result = {{"cniVersion": "1.1.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]}}
+answer = plan.get("answer", result)
+if answer is not None:
+    sys.stdout.write(answer if isinstance(answer, str) else json.dumps(answer))
+sys.exit(plan.get("exit", 0))
+"""
+
+
+class Recorded:
+    """A directory with recording plugins `a`, `b` and `c`, a network made of them, and a cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results = folder / "cache" / "results"
+        self.netns = folder / "ns"
+        self.netns.touch()
+        for name in "abc":
+            (folder / name).write_text(RECORDER)
+            (folder / name).chmod(0o755)
+        self.plan({})
+        self.write({"cniVersion": "1.0.0", "name": "rec", "plugins": [{"type": "a"}, {"type": "b"}, {"type": "c"}]})
+
+    def plan(self, answers: dict[str, dict[str, Any]]) -> None:
+        """What "PLUGIN VERB" shall do: its answer, its exit code, what it says on stderr, the signal it dies of."""
+        (self.folder / "plan").write_text(json.dumps(answers))
+
+    def write(self, document: dict[str, Any]) -> None:
+        (self.folder / "rec.conflist").write_text(json.dumps(document))
+
+    def run(self, verb: str, *more: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        (self.folder / "calls").write_text("")
+        argv = [*COMMAND, verb, "rec", *([] if verb in ("gc", "status") else [str(self.netns)]), *more]
+        argv += [
+            "--conf-dir",
+            str(self.folder),
+            "--cache-dir",
+            str(self.folder / "cache"),
+            "--cni-path",
+            str(self.folder),
+        ]
+        done = subprocess.run(argv, capture_output=True, text=True, env=env or {}, timeout=60)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls of the last run, without VERSION."""
+        return [json.loads(line) for line in (self.folder / "calls").read_text().splitlines()]
+
+    @property
+    def order(self) -> list[str]:
+        return [f"{c['plugin']} {c['verb']}" for c in self.calls]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    return Recorded(tmp_path)
+
+
+def ok(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def failed(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert done.stderr.startswith("railcni: ")
+    return done.stderr
+
+
+# --- what plugins get: libcni's side of the protocol ---
+
+
+def test_add_runs_the_chain_in_order_and_hands_each_result_on(recorded: Recorded) -> None:
+    ok(recorded.run("attach"))
+    assert recorded.order == ["a ADD", "b ADD", "c ADD"]
+    first, second, third = (c["config"] for c in recorded.calls)
+    assert first == {"type": "a", "name": "rec", "cniVersion": "1.0.0"}
+    assert second["prevResult"] == {"cniVersion": "1.0.0", "interfaces": [{"name": "a"}]}
+    assert third["prevResult"]["interfaces"] == [{"name": "b"}]
+
+
+def test_plugins_get_the_variables_of_the_spec_beside_the_callers_own(recorded: Recorded) -> None:
+    ok(recorded.run("attach", "-i", "net7", "--args", "K8S_POD_NAME=p;X=1=2", env={"LANG": "C", "HTTP_PROXY": "x"}))
+    container = "cnitool-" + hashlib.sha512(str(recorded.netns).encode()).hexdigest()[:20]
+    expected = {
+        "CNI_COMMAND": "ADD",
+        "CNI_CONTAINERID": container,
+        "CNI_NETNS": str(recorded.netns),
+        "CNI_IFNAME": "net7",
+        "CNI_ARGS": "K8S_POD_NAME=p;X=1=2",
+        "CNI_PATH": str(recorded.folder),
+        "HTTP_PROXY": "x",
+    }
+    environ = recorded.calls[0]["environ"]
+    assert {k: environ[k] for k in expected} == expected
+
+
+def test_cnitools_own_variables_are_read(recorded: Recorded) -> None:
+    env = {"CNI_IFNAME": "net9", "CNI_ARGS": "A=1", "CAP_ARGS": '{"mac": "02:00:00:00:00:01"}'}
+    recorded.write({"cniVersion": "1.0.0", "name": "rec", "plugins": [{"type": "a", "capabilities": {"mac": True}}]})
+    ok(recorded.run("attach", env=env))
+    (call,) = recorded.calls
+    assert (call["environ"]["CNI_IFNAME"], call["environ"]["CNI_ARGS"]) == ("net9", "A=1")
+    assert call["config"]["runtimeConfig"] == {"mac": "02:00:00:00:00:01"}
+
+
+def test_a_capability_argument_reaches_the_plugins_that_declare_it_and_no_other(recorded: Recorded) -> None:
+    a = {"type": "a", "capabilities": {"ips": True, "mac": True}}
+    b = {"type": "b", "capabilities": {"ips": False}}
+    recorded.write({"cniVersion": "1.0.0", "name": "rec", "plugins": [a, b]})
+    ok(recorded.run("attach", "--capability-args", '{"ips": ["10.0.0.9/24"], "portMappings": []}'))
+    first, second = (c["config"] for c in recorded.calls)
+    assert first["runtimeConfig"] == {"ips": ["10.0.0.9/24"]}
+    assert "runtimeConfig" not in second
+
+
+def test_del_runs_the_chain_in_reverse_with_the_result_of_the_add(recorded: Recorded) -> None:
+    ok(recorded.run("attach"))
+    ok(recorded.run("detach"))
+    assert recorded.order == ["c DEL", "b DEL", "a DEL"]
+    assert all(c["config"]["prevResult"]["interfaces"] == [{"name": "c"}] for c in recorded.calls)
+    assert list(recorded.results.iterdir()) == []
+
+
+def test_del_takes_every_step_before_it_reports_and_can_be_repeated(recorded: Recorded) -> None:
+    ok(recorded.run("attach"))
+    recorded.plan({"c DEL": {"answer": {"code": 11, "msg": "busy"}, "exit": 1}, "b DEL": {"signal": 9}})
+    told = failed(recorded.run("detach"))
+    assert recorded.order == ["c DEL", "b DEL", "a DEL"]
+    assert "railcni: c DEL failed with code 11: busy\n" in told
+    assert "railcni: b DEL ended with signal 9 and without an error message\n" in told
+    assert len(list(recorded.results.iterdir())) == 1
+    recorded.plan({})
+    ok(recorded.run("detach"))
+    assert list(recorded.results.iterdir()) == []
+
+
+def test_del_before_0_4_0_passes_no_result(recorded: Recorded) -> None:
+    recorded.write({"cniVersion": "0.3.1", "name": "rec", "plugins": [{"type": "a"}]})
+    ok(recorded.run("attach"))
+    ok(recorded.run("detach"))
+    assert "prevResult" not in recorded.calls[0]["config"]
+
+
+def test_a_detach_repeats_what_the_attach_was_told_and_its_configuration(recorded: Recorded) -> None:
+    a = {"type": "a", "capabilities": {"mac": True}, "mark": "old"}
+    recorded.write({"cniVersion": "1.0.0", "name": "rec", "plugins": [a]})
+    ok(recorded.run("attach", "--args", "A=1", "--capability-args", '{"mac": "02:00:00:00:00:01"}'))
+    recorded.write({"cniVersion": "1.0.0", "name": "rec", "plugins": [{**a, "mark": "new"}, {"type": "b"}]})
+    ok(recorded.run("detach"))
+    (call,) = recorded.calls
+    assert call["environ"]["CNI_ARGS"] == "A=1"
+    assert (call["config"]["runtimeConfig"], call["config"]["mark"]) == ({"mac": "02:00:00:00:00:01"}, "old")
+
+
+def test_a_network_whose_file_is_gone_can_still_be_detached(recorded: Recorded) -> None:
+    ok(recorded.run("attach"))
+    (recorded.folder / "rec.conflist").unlink()
+    ok(recorded.run("detach"))
+    assert recorded.order == ["c DEL", "b DEL", "a DEL"]
+    assert "no network rec in" in failed(recorded.run("detach"))
+
+
+def test_check_passes_the_cached_result_in_the_networks_version(recorded: Recorded) -> None:
+    recorded.write({"cniVersion": "0.4.0", "name": "rec", "plugins": [{"type": "a"}, {"type": "b"}]})
+    newer: dict[str, Any] = {
+        "cniVersion": "1.0.0",
+        "interfaces": [{"name": "i"}],
+        "ips": [{"address": "10.0.0.1/24", "interface": 0}],
+    }
+    recorded.plan({"b ADD": {"answer": newer}})
+    ok(recorded.run("attach"))
+    ok(recorded.run("check"))
+    assert recorded.order == ["a CHECK", "b CHECK"]
+    older = {**newer, "cniVersion": "0.4.0", "ips": [{**newer["ips"][0], "version": "4"}], "dns": {}}
+    assert recorded.calls[0]["config"]["prevResult"] == older
+    recorded.plan({"a CHECK": {"answer": {"code": 100, "msg": "differs"}, "exit": 1}})
+    assert "a CHECK failed with code 100: differs" in failed(recorded.run("check"))
+    assert recorded.order == ["a CHECK"]
+
+
+def test_check_asks_nobody_where_the_network_disables_it(recorded: Recorded) -> None:
+    document = {"cniVersion": "1.0.0", "name": "rec", "plugins": [{"type": "a"}]}
+    recorded.write(document)
+    ok(recorded.run("attach"))
+    recorded.write({**document, "disableCheck": True})
+    assert "disableCheck" in ok(recorded.run("check"))
+    assert recorded.order == []
+
+
+def test_a_network_too_old_for_check_is_checked_in_the_newest_version_of_its_plugins(recorded: Recorded) -> None:
+    recorded.write({"cniVersion": "0.3.1", "name": "rec", "plugins": [{"type": "a"}, {"type": "b"}]})
+    recorded.plan({"b VERSION": {"answer": {"cniVersion": "1.0.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0"]}}})
+    ok(recorded.run("attach"))
+    ok(recorded.run("check"))
+    assert (
+        recorded.calls[0]["config"]["cniVersion"] == recorded.calls[0]["config"]["prevResult"]["cniVersion"] == "1.0.0"
+    )
+    recorded.plan({"b VERSION": {"answer": {"cniVersion": "0.3.1", "supportedVersions": ["0.3.1"]}}})
+    told = failed(recorded.run("check"))
+    assert "CHECK needs cniVersion 0.4.0 or newer: a speaks 1.1.0, b speaks 0.3.1 at most" in told
+
+
+def test_check_of_what_is_not_attached_says_so(recorded: Recorded) -> None:
+    assert "rec is not attached as eth0" in failed(recorded.run("check"))
+    assert recorded.order == []
+
+
+def test_gc_deletes_what_lost_its_namespace_and_names_the_rest_to_the_plugins(recorded: Recorded) -> None:
+    recorded.write({"cniVersion": "1.1.0", "name": "rec", "plugins": [{"type": "a"}, {"type": "b"}]})
+    ok(recorded.run("attach", "--container-id", "stale", "-i", "net1"))
+    (cached,) = recorded.results.iterdir()
+    entry = json.loads(cached.read_text())
+    alive = {**entry, "containerId": "alive", "netns": "/proc/self/ns/net"}
+    (recorded.results / "rec-alive-net1").write_text(json.dumps(alive))
+    multus = recorded.folder / "cache" / "multus" / "results"
+    multus.mkdir(parents=True)
+    (multus / "rec-multus-net1").write_text(json.dumps({**alive, "containerId": "multus"}))
+    (recorded.results / "other-x-net1").write_text(json.dumps({**entry, "networkName": "other"}))
+    told = json.loads(ok(recorded.run("gc", "-o", "json")))
+    assert recorded.order == ["b DEL", "a DEL", "a GC", "b GC"]
+    valid = [{"containerID": "alive", "ifname": "net1"}, {"containerID": "multus", "ifname": "net1"}]
+    gc = recorded.calls[2]
+    assert gc["config"]["cni.dev/valid-attachments"] == gc["config"]["cni.dev/attachments"] == valid
+    assert gc["environ"]["CNI_CONTAINERID"] == gc["environ"]["CNI_NETNS"] == ""
+    assert [k["containerID"] for k in told["kept"]] == ["alive", "multus"]
+    assert [k["containerID"] for k in told["removed"]] == ["stale"]
+    assert {p.name for p in recorded.results.iterdir()} == {"rec-alive-net1", "other-x-net1"}
+
+
+def test_gc_goes_on_after_a_failure_and_reports_all(recorded: Recorded) -> None:
+    recorded.write({"cniVersion": "1.1.0", "name": "rec", "plugins": [{"type": "a"}, {"type": "b"}]})
+    failure = {"answer": {"code": 11, "msg": "busy"}, "exit": 1}
+    recorded.plan({"a GC": failure, "b GC": failure})
+    told = failed(recorded.run("gc"))
+    assert recorded.order == ["a GC", "b GC"]
+    assert told.count("GC failed with code 11: busy") == 2
+
+
+def test_gc_asks_no_plugin_before_1_1_0_nor_where_the_network_disables_it(recorded: Recorded) -> None:
+    ok(recorded.run("attach"))
+    assert "is older: its plugins were not asked" in ok(recorded.run("gc"))
+    assert recorded.order == ["c DEL", "b DEL", "a DEL"]
+    ok(recorded.run("attach"))
+    recorded.write({"cniVersion": "1.1.0", "name": "rec", "disableGC": True, "plugins": [{"type": "a"}]})
+    assert "disableGC: nothing was collected" in ok(recorded.run("gc"))
+    assert recorded.order == []
+    assert len(list(recorded.results.iterdir())) == 1
+
+
+def test_gc_of_a_network_without_attachments_says_so(recorded: Recorded) -> None:
+    recorded.write({"cniVersion": "1.1.0", "name": "rec", "plugins": [{"type": "a"}]})
+    assert ok(recorded.run("gc")) == "rec: this node knows no attachment\n"
+    assert recorded.calls[0]["config"]["cni.dev/valid-attachments"] == []
+
+
+def test_status_asks_every_plugin_in_1_1_0_whatever_the_network_says(recorded: Recorded) -> None:
+    recorded.write({"cniVersion": "0.3.1", "name": "rec", "plugins": [{"type": "a"}, {"type": "b"}, {"type": "c"}]})
+    assert ok(recorded.run("status")).splitlines()[1:] == ["a       ready", "b       ready", "c       ready"]
+    assert recorded.calls[0]["config"] == {"type": "a", "name": "rec", "cniVersion": "1.1.0"}
+    old = {"cniVersion": "1.0.0", "supportedVersions": ["0.4.0", "1.0.0"]}
+    recorded.plan({"a STATUS": {"answer": {"code": 50, "msg": "full"}, "exit": 1}, "b VERSION": {"answer": old}})
+    done = recorded.run("status", "-o", "json")
+    assert done.returncode == 1
+    a, b, c = json.loads(done.stdout)["plugins"]
+    assert (a["ready"], a["error"]["code"], a["error"]["msg"]) == (False, 50, "full")
+    assert b["error"]["msg"] == "STATUS needs cniVersion 1.1.0 or newer: b speaks 1.0.0 at most"
+    assert c == {"plugin": "c", "ready": True}
+
+
+def test_the_newest_version_that_all_plugins_speak_is_used(recorded: Recorded) -> None:
+    plugins = [{"type": "a"}, {"type": "b"}]
+    recorded.write({"cniVersion": "0.4.0", "cniVersions": ["1.0.0", "1.1.0"], "name": "rec", "plugins": plugins})
+    recorded.plan({"b VERSION": {"answer": {"cniVersion": "1.0.0", "supportedVersions": ["0.4.0", "1.0.0"]}}})
+    ok(recorded.run("attach"))
+    ok(recorded.run("detach"))
+    assert {c["config"]["cniVersion"] for c in recorded.calls} == {"1.0.0"}
+    recorded.plan({"b VERSION": {"answer": {"code": 4, "msg": "unknown CNI_COMMAND: VERSION"}, "exit": 1}})
+    told = failed(recorded.run("attach"))
+    assert "network rec wants cniVersion 0.4.0 or 1.0.0 or 1.1.0: b speaks 0.1.0" in told
+    assert recorded.order == []
+
+
+# --- the cache, as libcni writes it (what cnitool of libcni 1.1.2 left for such an ADD) ---
+
+LIBCNI_ENTRY = {
+    "kind": "cniCacheV1",
+    "containerId": "cnitool-77383ca0a0715733ca6f",
+    "ifName": "eth0",
+    "networkName": "rec",
+    "netns": "/run/netns/one",
+    "cniArgs": [["A", "1"]],
+    "capabilityArgs": {"mac": "02:00:00:00:00:01"},
+    "result": {"cniVersion": "1.0.0", "interfaces": [{"name": "a"}]},
+}
+
+
+def test_a_cached_result_has_libcnis_name_and_fields(recorded: Recorded) -> None:
+    ok(recorded.run("attach", "--args", "A=1", "--capability-args", '{"mac": "02:00:00:00:00:01"}'))
+    (file,) = recorded.results.iterdir()
+    container = "cnitool-" + hashlib.sha512(str(recorded.netns).encode()).hexdigest()[:20]
+    assert file.name == f"rec-{container}-eth0"
+    assert (file.stat().st_mode & 0o777, recorded.results.stat().st_mode & 0o777) == (0o600, 0o700)
+    entry = json.loads(file.read_text())
+    config = json.loads(base64.b64decode(entry.pop("config")))
+    assert config == json.loads((recorded.folder / "rec.conflist").read_text())
+    assert entry == {
+        **LIBCNI_ENTRY,
+        "containerId": container,
+        "netns": str(recorded.netns),
+        "result": {"cniVersion": "1.0.0", "interfaces": [{"name": "c"}]},
+    }
+
+
+def test_what_cnitool_attached_is_detached_under_any_path_of_its_namespace(recorded: Recorded) -> None:
+    config = base64.b64encode((recorded.folder / "rec.conflist").read_bytes()).decode()
+    link = recorded.folder / "link"
+    link.symlink_to(recorded.netns)
+    recorded.results.mkdir(parents=True)
+    entry = {**LIBCNI_ENTRY, "config": config, "netns": str(link)}
+    (recorded.results / "rec-cnitool-77383ca0a0715733ca6f-eth0").write_text(json.dumps(entry))
+    ok(recorded.run("detach"))
+    call = recorded.calls[0]
+    assert call["environ"]["CNI_CONTAINERID"] == "cnitool-77383ca0a0715733ca6f"
+    assert (call["environ"]["CNI_NETNS"], call["environ"]["CNI_ARGS"]) == (str(link), "A=1")
+    assert list(recorded.results.iterdir()) == []
+
+
+def test_an_entry_of_an_old_libcni_tells_its_namespace_by_its_result(recorded: Recorded) -> None:
+    """libcni before 1.2 keeps no netns, as in podman 4.3."""
+    config = base64.b64encode((recorded.folder / "rec.conflist").read_bytes()).decode()
+    result = {"cniVersion": "1.0.0", "interfaces": [{"name": "v"}, {"name": "a", "sandbox": str(recorded.netns)}]}
+    entry = {**LIBCNI_ENTRY, "containerId": "podman", "config": config, "result": result}
+    del entry["netns"]
+    recorded.results.mkdir(parents=True)
+    (recorded.results / "rec-podman-eth0").write_text(json.dumps(entry))
+    ok(recorded.run("detach"))
+    environ = recorded.calls[0]["environ"]
+    assert (environ["CNI_CONTAINERID"], environ["CNI_NETNS"]) == ("podman", str(recorded.netns))
+
+
+def test_a_damaged_cache_entry_stops_a_check_but_no_detach(recorded: Recorded) -> None:
+    ok(recorded.run("attach"))
+    (file,) = recorded.results.iterdir()
+    file.write_text('{"kind": "cniCacheV1", "containerId": 5')
+    assert "is no cached result of libcni" in failed(recorded.run("check"))
+    ok(recorded.run("detach"))
+    assert recorded.order == ["c DEL", "b DEL", "a DEL"]
+    assert list(recorded.results.iterdir()) == []
+
+
+# --- what a person gets ---
+
+
+def test_a_failed_attach_is_undone_and_its_own_error_comes_first(recorded: Recorded) -> None:
+    recorded.plan(
+        {
+            "b ADD": {"answer": {"code": 7, "msg": "wrong key", "details": "one\ntwo"}, "exit": 1},
+            "b DEL": {"answer": {"code": 7, "msg": "wrong key"}, "exit": 1},
+            "a DEL": {"answer": {"code": 11, "msg": "busy"}, "exit": 1},
+        }
+    )
+    told = failed(recorded.run("attach"))
+    assert recorded.order == ["a ADD", "b ADD", "c DEL", "b DEL", "a DEL"]
+    assert told == (
+        "railcni: b ADD failed with code 7: wrong key\n  one\n  two\nrailcni: a DEL failed with code 11: busy\n"
+    )
+    assert not recorded.results.exists()
+
+
+def test_an_attach_whose_result_cannot_be_kept_is_undone(recorded: Recorded) -> None:
+    (recorded.folder / "cache").touch()
+    assert "the result cannot be kept in" in failed(recorded.run("attach"))
+    assert recorded.order[3:] == ["c DEL", "b DEL", "a DEL"]
+
+
+def test_a_second_attach_is_refused_and_says_how_to_detach(recorded: Recorded) -> None:
+    ok(recorded.run("attach"))
+    told = failed(recorded.run("attach"))
+    assert (
+        f"rec is attached already as eth0 to {recorded.netns}: `railcni detach rec {recorded.netns} -i eth0` first"
+        in told
+    )
+    assert recorded.order == []
+    ok(recorded.run("attach", "-i", "eth1"))
+
+
+def test_a_detach_without_an_ifname_finds_the_only_attachment_but_does_not_guess(recorded: Recorded) -> None:
+    ok(recorded.run("attach", "-i", "net5"))
+    assert ok(recorded.run("detach")).startswith("rec detached: net5 in")
+    for ifname in ("net5", "net6"):
+        ok(recorded.run("attach", "-i", ifname))
+    assert "more than once: choose with --ifname and --container-id: net5 (cnitool-" in failed(recorded.run("detach"))
+    assert recorded.order == []
+
+
+def test_a_detach_of_what_is_not_attached_is_done_all_the_same(recorded: Recorded) -> None:
+    assert "the cache did not know it" in ok(recorded.run("detach"))
+    assert recorded.order == ["c DEL", "b DEL", "a DEL"]
+
+
+def test_a_plugin_that_is_missing_or_breaks_the_protocol_is_named(recorded: Recorded) -> None:
+    recorded.plan({"a ADD": {"answer": "no JSON"}})
+    assert "a ADD answered what is not JSON: 'no JSON'" in failed(recorded.run("attach"))
+    recorded.plan({"a ADD": {"answer": "", "exit": 3, "stderr": "why\n"}})
+    told = failed(recorded.run("attach"))
+    assert "a ADD ended with exit code 3 and without an error message\n  why\n" in told
+    recorded.plan({"a ADD": {"answer": ""}})
+    assert "a ADD answered no result, but null" in failed(recorded.run("attach"))
+    recorded.plan({"a ADD": {"answer": {"cniVersion": "1.0.0", "ips": [{}]}}})
+    assert "the answer of a is not a CNI result of version 1.0.0: " in failed(recorded.run("attach"))
+    (recorded.folder / "c").unlink()
+    assert f"there is no plugin c in {recorded.folder}" in failed(recorded.run("attach"))
+    (recorded.folder / "c").write_text("#!/nonexistent\n")
+    (recorded.folder / "c").chmod(0o755)
+    told = failed(recorded.run("attach"))
+    assert "c cannot be run: No such file or directory (its interpreter: /nonexistent)" in told
+
+
+def test_what_plugins_say_on_stderr_is_passed_on(recorded: Recorded) -> None:
+    recorded.plan({"a ADD": {"stderr": "a hint\n"}})
+    done = recorded.run("attach")
+    assert (done.returncode, done.stderr) == (0, "a hint\n")
+
+
+def test_a_result_without_a_version_is_of_the_version_asked(recorded: Recorded) -> None:
+    recorded.plan({"c ADD": {"answer": {"interfaces": [{"name": "c"}]}}})
+    assert json.loads(ok(recorded.run("attach", "-o", "json"))) == {
+        "cniVersion": "1.0.0",
+        "interfaces": [{"name": "c"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["attach", "rec"], "the following arguments are required: NETNS"),
+        (["attach", "rec", "ns", "--args", "A"], '"A" has no "=": write KEY=VALUE;KEY=VALUE'),
+        (["attach", "rec", "ns", "--capability-args", "{"], "not JSON:"),
+        (["attach", "rec", "ns", "--capability-args", "[]"], "want a JSON object"),
+        (["attach", "rec", "ns", "-i", "a/b"], '"a/b" has a character that no link may have'),
+        (["attach", "rec", "ns", "--container-id=-x"], "start with a letter or digit"),
+        (["ipam", "show", "10.0.0"], '"10.0.0" is no IP address'),
+    ],
+)
+def test_a_wrong_call_is_exit_code_2_and_says_what_is_wrong(argv: Sequence[str], told: str) -> None:
+    done = subprocess.run([*COMMAND, *argv], capture_output=True, text=True, env={})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- with Go's plugins, in a node ---
+
+MACVLAN = {
+    "type": "macvlan",
+    "master": "ens2f0",
+    "mtu": 9000,
+    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]},
+}
+
+
+class Hand:
+    """A person at the prompt of a node, with Go's plugins and the network `go`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.folder = node.path("/run/net.d")
+        self.folder.mkdir()
+        self.write({"cniVersion": "1.0.0", "name": "go", "plugins": [MACVLAN]})
+
+    def write(self, document: dict[str, Any]) -> None:
+        (self.folder / "go.conflist").write_text(json.dumps(document))
+
+    def __call__(self, *argv: str | Pod) -> subprocess.CompletedProcess[str]:
+        words = [a.path if isinstance(a, Pod) else a for a in argv]
+        env = {"CNI_PATH": str(GO_PLUGINS), "NETCONFPATH": "/run/net.d"}
+        done = self.node.run([*COMMAND, *words], env=env)
+        text = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "Traceback" not in text.stderr, text.stderr
+        return text
+
+
+@pytest.fixture
+def hand(node: Node) -> Hand:
+    node.master()
+    return Hand(node)
+
+
+@GO
+def test_attach_makes_what_the_plugins_make_and_detach_leaves_nothing(hand: Hand) -> None:
+    pod = hand.node.pod()
+    table = ok(hand("attach", "go", pod))
+    link = pod.view.link("eth0")
+    assert (link.kind, link.mtu, link.texts) == ("macvlan", 9000, ["10.9.0.2/24"])
+    head, row = table.splitlines()
+    assert head.split() == ["INTERFACE", "MAC", "MTU", "ADDRESS", "GATEWAY", "NAMESPACE"]
+    assert row.split() == ["eth0", link.mac, "10.9.0.2/24", "10.9.0.1", pod.path]
+    assert ok(hand("check", "go", pod.name)) == f"go is as it was attached: eth0 in {pod.path}\n"
+    assert ok(hand("detach", "go", pod.name)) == f"go detached: eth0 in {pod.path}\n"
+    assert hand.node.leftovers() == []
+
+
+@GO
+def test_check_tells_what_the_plugin_finds_changed(hand: Hand) -> None:
+    pod = hand.node.pod()
+    ok(hand("attach", "go", pod))
+    pod.view.delete_address("eth0", "10.9.0.2/24")
+    assert "railcni: macvlan CHECK failed with code" in failed(hand("check", "go", pod))
+
+
+@GO
+def test_a_chain_that_fails_half_way_leaves_nothing(hand: Hand) -> None:
+    pod = hand.node.pod()
+    tuning = {"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.no_such_key": "1"}}
+    hand.write({"cniVersion": "1.0.0", "name": "go", "plugins": [MACVLAN, tuning]})
+    told = failed(hand("attach", "go", pod))
+    assert told.startswith("railcni: tuning ADD failed with code")
+    assert "no_such_key" in told
+    assert hand.node.leftovers() == []
+
+
+@GO
+def test_a_failed_attach_does_not_remove_what_was_there_before(hand: Hand) -> None:
+    pod = hand.node.pod()
+    ok(hand("attach", "go", pod, "--container-id", "first"))
+    told = failed(hand("attach", "go", pod, "--container-id", "second"))
+    assert "eth0 was there before: nothing has been undone" in told
+    assert pod.view.names() == ["eth0"]
+    ok(hand("check", "go", pod, "--container-id", "first"))
+
+
+@GO
+def test_gc_removes_what_a_deleted_namespace_left_and_keeps_the_living(hand: Hand) -> None:
+    one, two = hand.node.pod("one"), hand.node.pod("two")
+    ok(hand("attach", "go", one))
+    ok(hand("attach", "go", two))
+    hand.node.delete_pod(one)
+    removed, kept = ok(hand("gc", "go")).splitlines()[1:3]
+    assert (removed.split()[0], removed.split()[-1]) == ("removed", one.path)
+    assert (kept.split()[0], kept.split()[-1]) == ("kept", two.path)
+    assert two.view.names() == ["eth0"]
+    ok(hand("attach", "go", hand.node.pod("three")))
+    assert [f for f in hand.node.files() if "networks/go" in f] == ["networks/go/10.9.0.3", "networks/go/10.9.0.4"]
+    ok(hand("detach", "go", two))
+    ok(hand("detach", "go", "three"))
+    assert hand.node.leftovers() == []
+
+
+@GO
+def test_a_nad_is_attached_as_net1(hand: Hand) -> None:
+    pod = hand.node.pod()
+    spec = {"config": json.dumps({"cniVersion": "0.3.1", "name": "go", **MACVLAN})}
+    kind = {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition"}
+    nad = {**kind, "metadata": {"name": "go"}, "spec": spec}
+    (hand.folder / "nad.yaml").write_text(json.dumps(nad))
+    ok(hand("attach", "/run/net.d/nad.yaml", pod))
+    assert pod.view.names() == ["net1"]
+    ok(hand("detach", "/run/net.d/nad.yaml", pod))
+    assert hand.node.leftovers() == []
+
+
+@GO
+def test_a_namespace_that_is_missing_is_the_plugins_error_and_leaves_nothing(hand: Hand) -> None:
+    told = failed(hand("attach", "go", "nowhere"))
+    assert "macvlan ADD failed" in told
+    assert "/run/netns/nowhere" in told
+    assert hand.node.leftovers() == []
+
+
+def test_the_launcher_in_bin_runs_the_command_from_anywhere(tmp_path: Path) -> None:
+    if not (BIN / "railcni").exists():
+        pytest.skip("bin/railcni is not made: run make")
+    link = tmp_path / "railcni"
+    link.symlink_to(BIN / "railcni")
+    done = subprocess.run([link, "--version"], cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("railcni ")
+    assert os.listdir(tmp_path) == ["railcni"]

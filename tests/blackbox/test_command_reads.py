@@ -1,0 +1,165 @@
+"""railcni ipam and railcni attachments: what the store and the records hold, as tables and JSON; nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.blackbox.test_command import COMMAND
+from tests.node import STATE, Node, Pod
+
+CONFIG = {
+    "cniVersion": "1.0.0",
+    "name": "rail",
+    "type": "macvlan",
+    "master": "ens2f0",
+    "ipam": {
+        "type": "whereabouts",
+        "datastore": "file",
+        "ipRanges": [{"range": "192.168.111.0/24"}, {"range": "fd00:111::/64"}],
+    },
+}
+
+
+class Site:
+    """A node with three pods: two on the network `rail`, one on `other`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        node.master()
+        self.pods = [self.attach(name, network) for name, network in (("a", "rail"), ("b", "rail"), ("c", "other"))]
+
+    def attach(self, name: str, network: str) -> Pod:
+        pod = self.node.pod(name)
+        args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=team;K8S_POD_NAME={name};K8S_POD_UID=uid-{name}"
+        config: dict[str, Any] = {**CONFIG, "name": network}
+        if network == "other":
+            config["ipam"] = {
+                "type": "whereabouts",
+                "datastore": "file",
+                "range": "10.0.0.0/16",
+                "network_name": "blue",
+            }
+        reply = self.node.cni("macvlan", "ADD", config, container_id=f"sandbox-{name}", netns=pod, args=args)
+        assert reply.status == 0, reply.document
+        return pod
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        done = self.node.run([*COMMAND, *argv])
+        text = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "Traceback" not in text.stderr, text.stderr
+        return text
+
+    def rows(self, *argv: str) -> list[list[str]]:
+        """The words of each line of a table, without its head."""
+        done = self.run(*argv)
+        assert (done.returncode, done.stderr) == (0, "")
+        return [line.split() for line in done.stdout.splitlines()[1:]]
+
+    def read(self, *argv: str) -> Any:
+        done = self.run(*argv, "-o", "json")
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def site(node: Node) -> Site:
+    return Site(node)
+
+
+def test_pools_are_listed_with_the_number_of_their_leases(site: Site) -> None:
+    assert site.rows("ipam", "pools") == [
+        ["192.168.111.0-24", "IPv4", "2"],
+        ["blue-10.0.0.0-16", "IPv4", "1"],
+        ["fd00-111---64", "IPv6", "2"],
+    ]
+    assert site.read("ipam", "pools")[0] == {"pool": "192.168.111.0-24", "family": 4, "used": 2}
+
+
+def test_leases_are_listed_by_pool_and_address_and_can_be_chosen(site: Site) -> None:
+    addresses = ["192.168.111.1", "192.168.111.2", "10.0.0.1", "fd00:111::1", "fd00:111::2"]
+    assert [r[0] for r in site.rows("ipam", "leases")] == addresses
+    assert [r[0] for r in site.rows("ipam", "leases", "--pool", "fd00-111---64")] == addresses[3:]
+    assert [r[0] for r in site.rows("ipam", "leases", "--network", "other")] == ["10.0.0.1"]
+    assert [r[0] for r in site.rows("ipam", "leases", "--pod", "b")] == ["192.168.111.2", "fd00:111::2"]
+    assert [r[0] for r in site.rows("ipam", "leases", "--pod", "team/b", "--pool", "192.168.111.0-24")] == [
+        addresses[1]
+    ]
+    assert site.rows("ipam", "leases", "--pod", "elsewhere/b") == []
+    assert site.rows("ipam", "leases", "--pool", "192.168.111.0-24")[0][1:6] == ["192.168.111.0-24", "team/a", "rail", "net1", "sandbox-a"]  # fmt: skip
+
+
+def test_an_address_is_shown_with_its_holder_and_a_free_one_is_exit_code_1(site: Site) -> None:
+    (shown,) = site.read("ipam", "show", "192.168.111.2")
+    created = shown.pop("created")
+    assert created.endswith("Z")
+    assert {k: v for k, v in shown.items() if k != "node"} == {
+        "address": "192.168.111.2",
+        "pool": "192.168.111.0-24",
+        "network": "rail",
+        "containerID": "sandbox-b",
+        "ifname": "net1",
+        "pod": "team/b",
+        "podUID": "uid-b",
+        "netns": site.pods[1].path,
+    }
+    assert "pod:         team/b\n" in site.run("ipam", "show", "192.168.111.2/24").stdout
+    free = site.run("ipam", "show", "192.168.111.9")
+    assert (free.returncode, free.stdout) == (1, f"192.168.111.9 is not leased in {STATE}\n")
+
+
+def test_attachments_are_listed_with_what_their_plugins_recorded(site: Site) -> None:
+    site.node.delete_pod(site.pods[0])
+    assert site.rows("attachments") == [
+        ["other", "net1", "team/c", "10.0.0.1", site.pods[2].path, "sandbox-c"],
+        ["rail", "net1", "team/a", "192.168.111.1,", "fd00:111::1", site.pods[0].path, "(gone)", "sandbox-a"],
+        ["rail", "net1", "team/b", "192.168.111.2,", "fd00:111::2", site.pods[1].path, "sandbox-b"],
+    ]
+    (other,) = site.read("attachments", "--network", "other")
+    assert (other["network"], other["containerID"], other["ifname"]) == ("other", "sandbox-c", "net1")
+    assert (other["addresses"], other["alive"], set(other["records"])) == (["10.0.0.1"], True, {"ipam", "link"})
+
+
+def test_gc_keeps_what_only_the_records_know(site: Site) -> None:
+    site.node.delete_pod(site.pods[0])
+    path = site.node.path("/run/net.d")
+    path.mkdir()
+    document = {"cniVersion": "1.1.0", "name": "rail", "plugins": [{k: v for k, v in CONFIG.items() if k != "name"}]}
+    (path / "rail.conflist").write_text(json.dumps(document))
+    kept = site.read("gc", "rail", "--conf-dir", "/run/net.d")["kept"]
+    assert [k["containerID"] for k in kept] == ["sandbox-b"]
+    assert [r[0] for r in site.rows("ipam", "leases")] == ["192.168.111.2", "10.0.0.1", "fd00:111::2"]
+    assert site.pods[1].view.names() == ["net1"]
+
+
+def test_reading_makes_no_file_and_an_empty_node_has_nothing(node: Node) -> None:
+    for argv in (["ipam", "pools"], ["ipam", "leases"], ["attachments"]):
+        done = node.run([*COMMAND, *argv, "-o", "json"])
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"[]\n", b"")
+    assert not node.path("/var/lib/cni").exists()
+
+
+def test_a_damaged_store_is_told_about_and_left_where_it_is(site: Site) -> None:
+    file = site.node.path(STATE) / "leases.db"
+    file.write_bytes(b"not a database" * 1000)
+    done = site.run("ipam", "leases")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"railcni: lease file {STATE}/leases.db is damaged" in done.stderr
+    assert file.read_bytes().startswith(b"not a database")
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_output_that_nobody_reads_any_more_is_no_failure(tmp_path: Path, form: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        argv = [*COMMAND, "ipam", "leases", "--data-dir", str(tmp_path), "-o", form]
+        done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, env={})
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

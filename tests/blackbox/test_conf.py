@@ -1,0 +1,153 @@
+"""Every network in conf/ attached, checked and detached with `railcni` in a real namespace: what comes of it, and
+that nothing is left. The list of them is that of tests/unit/test_conf.py, which also knows every other file."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.blackbox.test_command import COMMAND, GO
+from tests.node import GO_PLUGINS, Node, Pod
+from tests.unit.test_conf import CONF, CONFLISTS, NADS, NETWORKS
+
+FLAT_FILE = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
+ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=rdma-pod-1;K8S_POD_INFRA_CONTAINER_ID=a1;K8S_POD_UID=u1"
+LENGTHS = {"fd00:192:168:112::1": 64, "192.168.2.225": 28, "192.168.3.225": 28}
+ABSENT = [n for n in NETWORKS if "pf-pci" in n or n.startswith("nvidia-host-device")]  # want a PCI function
+PRESENT = [n for n in NETWORKS if n not in ABSENT]
+
+
+class Site:
+    """A node with the links that the networks name, and a pod."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        node.master()
+        node.host.add_veth("ens2f1", "ens2f1-peer", mtu=9000)
+        node.remember()
+        self.pod: Pod = node.pod("rdma-pod-1")
+
+    def install(self, name: str) -> None:
+        """Make conf/whereabouts.d/`name` the flat file of this node, in an /etc of its own."""
+        self.node.run(["cp", "-a", "/etc", "/run/etc"]).check_returncode()
+        self.node.run(["mount", "--bind", "/run/etc", "/etc"]).check_returncode()
+        file = self.node.path(FLAT_FILE)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes((CONF / "whereabouts.d" / name).read_bytes())
+
+    def run(self, verb: str, network: str, *more: str) -> subprocess.CompletedProcess[bytes]:
+        env = {"CNI_PATH": f"{self.node.executables}:{GO_PLUGINS}", "NETCONFPATH": str(CONF / "net.d")}
+        return self.node.run([*COMMAND, verb, network, self.pod.name, "-i", "net1", *more], env=env)
+
+    def ok(self, verb: str, network: str, *more: str) -> Any:
+        done = self.run(verb, network, *more, "-o", "json")
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)
+
+    def refused(self, verb: str, network: str, *more: str) -> str:
+        done = self.run(verb, network, *more)
+        assert done.returncode == 1
+        return done.stderr.decode()
+
+
+@pytest.fixture
+def site(node: Node) -> Site:
+    return Site(node)
+
+
+def assert_attached(site: Site, name: str, result: dict[str, Any]) -> None:
+    """The pod has the link and the addresses of the network `name`, and what its chained plugin does."""
+    first, behind, addresses = NETWORKS[name]
+    link = site.pod.view.link("net1")
+    wanted = [f"{a}/{LENGTHS.get(a, 24)}" for a in addresses]
+    assert link.texts == wanted
+    assert [a["address"] for a in result.get("ips", [])] == wanted
+    assert link.up
+    if first["type"] == "macvlan":
+        assert (link.kind, link.mode, link.mtu) == ("macvlan", first["mode"], first["mtu"])
+    else:
+        assert link.kind == "veth"
+        assert "ens2f1" not in site.node.host.names()
+    if name == "rdma-net-tuning":
+        for key, value in (("arp_announce", "2"), ("arp_ignore", "1"), ("rp_filter", "2")):
+            assert site.pod.view.sysctl(f"net/ipv4/conf/net1/{key}") == value
+    elif "tuning" in behind:
+        assert site.pod.view.sysctl("net/ipv4/conf/net1/arp_ignore") == "1"
+    elif "sbr" in behind:
+        with site.pod.view.rtnl() as ipr:
+            (rule,) = [r for r in ipr.get_rules(family=socket.AF_INET) if r.get("src")]
+            assert (rule.get("src"), rule["src_len"]) == ("192.168.117.1", 32)
+            routes = ipr.get_routes(family=socket.AF_INET, table=rule.get("table"))
+            assert "192.168.117.254" in [r.get("gateway") for r in routes]
+
+
+def assert_whole_life(site: Site, name: str, network: str, *more: str) -> None:
+    assert_attached(site, name, site.ok("attach", network, *more))
+    checked = site.run("check", network)
+    if b"conf/IFNAME/" in checked.stderr:  # Go's tuning of Debian 12 replaces IFNAME in ADD, but not yet in CHECK
+        assert (name, checked.returncode) == ("rdma-net-tuning", 1)
+    else:
+        assert (checked.returncode, checked.stderr) == (0, b"")
+    site.ok("detach", network)
+    assert site.node.leftovers() == []
+    assert "ens2f1" in site.node.host.names()
+
+
+@GO
+@pytest.mark.parametrize("name", PRESENT)
+def test_a_pod_is_attached_by_the_nad(site: Site, name: str) -> None:
+    site.install("file-store.conf")
+    assert_whole_life(site, name, str(CONF / NADS[name]), "--args", ARGS)
+
+
+@GO
+@pytest.mark.parametrize("name", [n for n in PRESENT if n in CONFLISTS])
+def test_a_namespace_is_attached_by_the_conflist(site: Site, name: str) -> None:
+    assert_whole_life(site, name, name)
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_a_pci_function_that_is_not_there_is_named_and_nothing_is_left(site: Site, name: str) -> None:
+    site.install("file-store.conf")
+    more = ["--device-id", "0000:18:00.2"] if name.startswith("nvidia-") else []
+    told = site.refused("attach", str(CONF / NADS[name]), "--args", ARGS, *more)
+    assert "railcni: host-device ADD failed with code" in told
+    assert "0000:18:00.2" in told
+    assert site.node.leftovers() == []
+
+
+def test_a_pci_function_that_is_not_there_is_named_for_a_conflist_too(site: Site) -> None:
+    told = site.refused("attach", "rdma-pf-pci")
+    assert "0000:18:00.2" in told
+    assert site.node.leftovers() == []
+
+
+@pytest.mark.parametrize("name", [n for n in ABSENT if n.startswith("nvidia-")])
+def test_a_nad_that_leaves_the_device_to_a_device_plugin_says_so(site: Site, name: str) -> None:
+    site.install("file-store.conf")
+    told = site.refused("attach", str(CONF / NADS[name]), "--args", ARGS)
+    assert "railcni: host-device ADD failed with code 7: " in told
+    assert "pciBusID" in told
+    assert site.node.leftovers() == []
+
+
+def test_the_clusters_flat_file_is_refused_until_there_is_a_store_for_it(site: Site) -> None:
+    site.install("whereabouts.conf")
+    told = site.refused("attach", str(CONF / NADS["rdma-net-ipam"]), "--args", ARGS)
+    assert "kubernetes" in told
+    assert 'want "file"' in told
+    assert site.node.leftovers() == []
+
+
+def test_without_a_flat_file_no_pod_of_a_cluster_gets_a_node_local_address(site: Site) -> None:
+    if Path(FLAT_FILE).exists():
+        pytest.skip(f"this machine has a flat file of its own: {FLAT_FILE}")
+    told = site.refused("attach", str(CONF / NADS["rdma-net-ipam"]), "--args", ARGS)
+    assert "code 7" in told
+    assert FLAT_FILE in told
+    assert site.node.leftovers() == []

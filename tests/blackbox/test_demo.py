@@ -1,0 +1,194 @@
+"""railcni demo, as `make demo` runs it: what it shows, as whom it runs, and that it fails when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cni.cli import iproute
+from tests.node import ROOT, Node, unusable
+from tests.view import View, entered
+
+NOBODY = 65534
+WHY_NOT = unusable()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+class Checkout:
+    """A copy of the project whose executables run with this test's interpreter, and which anybody may read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.chmod(0o755)
+        for name in ("cni", "ipam", "conf"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "bin").mkdir()
+        for name in ("Makefile", "bin/launcher.in"):
+            shutil.copy(ROOT / name, folder / name)
+        done = subprocess.run(["make", "-s", f"PYTHON={sys.executable}", "plugins"], cwd=folder, capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+    def demo(self, *before: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the demo, by way of the command `before`, in an otherwise empty environment."""
+        code = f"import sys; sys.path.insert(0, {str(self.folder)!r}); from cni.cli.main import main; sys.exit(main())"
+        argv = [*before, sys.executable, "-IPB", "-c", code, "demo"]
+        done = subprocess.run(argv, cwd="/", capture_output=True, text=True, env=env or {}, timeout=100)
+        assert "Traceback" not in done.stdout + done.stderr, done.stderr
+        return done
+
+
+@pytest.fixture
+def checkout() -> Iterator[Checkout]:
+    with tempfile.TemporaryDirectory(prefix="checkout-", dir="/tmp") as folder:
+        yield Checkout(Path(folder))
+
+
+def state() -> tuple[object, ...]:
+    """What of this machine a demo must not change."""
+    host = View("/proc/self/ns/net")
+    places = (Path("/etc/cni"), Path("/run/netns"), Path("/var/lib/cni"))
+    files = {str(p): sorted(os.listdir(p)) if p.is_dir() else None for p in places}
+    return host.names(), files, [n for n in os.listdir("/tmp") if n.startswith("railcni-private-")], len(mounts())
+
+
+def mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+def assert_complete(output: str) -> None:
+    """The report shows all that a person would check."""
+    assert "FAILED" not in output
+    assert output.rstrip().endswith("The demo found all as it must be")
+    for number in (1, 2):
+        row = rf"^rdma-pod-{number}  net1 +([0-9a-f]{{2}}:){{5}}[0-9a-f]{{2}}  9000  192\.168\.111\.{number}/24$"
+        assert re.search(row, output, re.M), output
+        shown = output[output.index(f"rdma-pod-{number}: ip addr show dev net1") :]
+        head = r"\d+: net1@if\d+: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc noqueue state UP"
+        assert re.match(head, shown.splitlines()[1])
+        address = f"    inet 192.168.111.{number}/24 brd 192.168.111.255 scope global net1"
+        assert [address, "       valid_lft forever preferred_lft forever"] == shown.splitlines()[3:5]
+    assert len(re.findall(r"56 bytes from 192\.168\.111\.2: seq=\d time=\d+\.\d{3} ms\n", output)) == 3
+    assert re.search(
+        r"8972 bytes from 192\.168\.111\.2: seq=4 time=.* ms, 9000 on the wire, not to be fragmented", output
+    )
+    pools = re.split(r"\nThe pool ", output)[1:]
+    assert [len(re.findall(r"^192\.168\.111\.0-24 ", p, re.M)) for p in pools] == [0, 2, 0]
+    assert "no link in rdma-pod-1" in output
+
+
+def test_the_demo_shows_two_pods_and_leaves_the_machine_as_it_was(checkout: Checkout) -> None:
+    before = state()
+    done = checkout.demo()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_complete(done.stdout)
+    assert state() == before
+
+
+def test_the_demo_gives_its_plugins_the_cni_variables_and_nothing_else(checkout: Checkout) -> None:
+    plugin = checkout.folder / "bin/macvlan"
+    plugin.rename(plugin.with_name("ours"))
+    plugin.write_text(f'#!/bin/sh\nenv >> {checkout.folder}/env\nexec "{plugin.with_name("ours")}"\n')
+    plugin.chmod(0o755)
+    assert checkout.demo(env={"SECRET": "1", "NODENAME": "n"}).returncode == 0
+    names = {line.partition("=")[0] for line in (checkout.folder / "env").read_text().splitlines()}
+    assert {n for n in names if not n.startswith("CNI_")} <= {"PWD"}  # which sh adds
+
+
+def test_the_demo_needs_no_root(checkout: Checkout) -> None:
+    nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs", "--"]
+    if subprocess.run([*nobody, sys.executable, "-c", ""], capture_output=True).returncode:
+        pytest.skip(f"an unprivileged user cannot run {sys.executable}: run the tests with a system-wide python3")
+    if subprocess.run(
+        [*nobody, "unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True
+    ).returncode:
+        pytest.skip(
+            "this kernel gives unprivileged users no user namespaces: sysctl user.max_user_namespaces and others"
+        )
+    before = state()
+    done = checkout.demo(*nobody)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_complete(done.stdout)
+    assert "A node in a user namespace of its own, without root" in done.stdout
+    assert state() == before
+
+
+def test_the_demo_says_what_is_missing_where_it_gets_no_namespaces(checkout: Checkout) -> None:
+    powerless = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"]
+    done = checkout.demo(*powerless)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "railcni: no private namespaces can be had here: unshare: Operation not permitted; run it"
+    )
+    assert state()[2] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"mtu": 1500}, "its MTU is 9000: 1500"),
+        ({"master": "ens9"}, "no step fails: code 7: "),
+        ({"ipam": {"type": "whereabouts", "range": "192.168.111.0/25"}}, "rdma-pod-1 gets 192.168.111.1/24: ['192.168.111.1/25']"),
+    ],
+)  # fmt: skip
+def test_the_demo_fails_when_the_outcome_is_not_as_it_must_be(
+    checkout: Checkout, changed: dict[str, object], complaint: str
+) -> None:
+    nad = checkout.folder / "conf/nad/rdma-net-ipam.yaml"
+    head, _, config = nad.read_text().partition("config: |\n")
+    nad.write_text(f"{head}config: '{json.dumps({**json.loads(config), **changed})}'\n")
+    done = checkout.demo()
+    assert done.returncode == 1
+    assert f"  FAILED  {complaint}" in done.stdout
+    assert "not met" in done.stdout
+
+
+def test_the_report_is_coloured_on_a_terminal_and_plain_elsewhere(checkout: Checkout) -> None:
+    if not shutil.which("script"):
+        pytest.skip("needs script(1): install bsdutils")
+    assert "\x1b" not in checkout.demo().stdout
+    code = f"import sys; sys.path.insert(0, '{checkout.folder}'); from cni.cli.main import main; sys.exit(main())"
+    command = f'{sys.executable} -IPB -c "{code}" demo'
+    done = subprocess.run(
+        ["script", "-eqc", command, "/dev/null"],
+        capture_output=True,
+        text=True,
+        env={"TERM": "xterm", "PATH": os.environ["PATH"]},
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "\x1b[32m" in done.stdout
+    assert "The demo found all as it must be" in done.stdout
+
+
+def test_links_are_shown_as_iproute2_shows_them(node: Node) -> None:
+    if not shutil.which("ip"):
+        pytest.skip("needs iproute2's ip to compare with")
+    node.master()
+    pod = node.pod()
+    config = {"cniVersion": "1.0.0", "name": "n", "type": "macvlan", "master": "ens2f0"}
+    config["ipam"] = {"type": "whereabouts", "ipRanges": [{"range": "10.1.0.0/16"}, {"range": "fd00::/64"}]}  # type: ignore[assignment]
+    assert node.cni("macvlan", "ADD", config, netns=pod).status == 0
+    node.host.add_veth("lone", "other")
+    node.host.set("other", state="down")
+    for where, name in ((pod.view, "net1"), (pod.view, "lo"), (node.host, "ens2f0"), (node.host, "lone")):
+        with entered(where.path):
+            shown = iproute.show(name)
+            real = subprocess.run(["ip", "addr", "show", "dev", name], capture_output=True, text=True, check=True)
+        assert shown is not None
+        assert shown.text == "\n".join(line.rstrip() for line in real.stdout.splitlines())
+
+
+def test_make_demo_is_that_command() -> None:
+    said = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "bin/railcni demo"
+    assert stat.S_ISREG((ROOT / "bin/launcher.in").stat().st_mode)
