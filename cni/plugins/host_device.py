@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import errno
 
-from cni import policy
 from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, netdev, optional, refuse, string
 from cni.kernel import netns, routes, sysfs
 from cni.kernel.netlink import KernelError
@@ -168,6 +167,8 @@ def _permit(device: Link | None, pci: str) -> None:
     """InvalidConfig when the node does not allow networks the device."""
     parent = device.parent_device if device and device.parent_bus == "pci" else ""
     names = [name for name in (device.name if device else "", pci or parent) if name]
+    from cni import policy  # a DEL asks nobody
+
     policy.current().permit("devices", f'device "{" ".join(names)}"', names)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 
-from cni import policy
 from cni.attachment import digest
 from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, netdev, one_of, optional, refuse
 from cni.kernel import node, routes
@@ -151,6 +150,8 @@ def _permit(master: Link, host: Rtnl) -> None:
     """InvalidConfig when the node does not allow networks the device that the link would be on."""
     lower = master.kind == "macvlan" and master.lower_netnsid is None and host.link(index=master.lower_index)
     name = (lower or master).name
+    from cni import policy  # a DEL asks nobody
+
     policy.current().permit("masters", f'master "{name}"', (name,))
 
 
@@ -167,6 +168,8 @@ def load(document: dict[str, Any]) -> Plan:
 
 def adopt(request: Request, host: Rtnl, box: Rtnl) -> Plan | None:
     """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now."""
+    if box.link(name=request.attachment.ifname) is None:
+        return None
     config = Config()
     fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
     master = _find_master(config, box if config.link_in_container else host)

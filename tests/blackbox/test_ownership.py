@@ -1,0 +1,88 @@
+"""Whose link, device or address it is: what a call removes, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.node import GO_PLUGINS, Node, Pod
+
+L2 = {"cniVersion": "1.0.0", "name": "rdma", "type": "macvlan", "master": "ens2f0"}
+WITH_HOST_LOCAL = {**L2, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}
+
+needs_go = pytest.mark.skipif(
+    not (GO_PLUGINS / "macvlan").exists(),
+    reason="needs the Go plugins in /usr/lib/cni: apt-get install containernetworking-plugins",
+)
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    node.master()
+    return node.pod("pod1")
+
+
+@pytest.mark.parametrize(
+    "other", [{"container_id": "c2"}, {"config": {**L2, "name": "storage"}}], ids=["container", "network"]
+)
+def test_a_delete_of_another_attachment_spares_the_link_that_has_the_ifname(
+    node: Node, pod: Pod, other: dict[str, Any]
+) -> None:
+    node.cni("macvlan", "ADD", L2, netns=pod).succeeded()
+    before = node.leftovers()
+    how = {"config": L2, "netns": pod, **other}
+    node.cni("macvlan", "DEL", how.pop("config"), **how).succeeded()
+    assert node.leftovers() == before
+    node.cni("macvlan", "DEL", L2, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+def test_a_delete_whose_add_was_refused_spares_the_link_that_was_in_the_way(node: Node, pod: Pod) -> None:
+    node.cni("macvlan", "ADD", L2, netns=pod).succeeded()
+    node.cni("macvlan", "ADD", {**L2, "name": "storage"}, netns=pod).refused(4, "net1", "exists already")
+    node.cni("macvlan", "DEL", {**L2, "name": "storage"}, netns=pod).succeeded()
+    assert "pod1: link net1" in node.leftovers()
+
+
+@needs_go
+def test_a_link_that_gos_macvlan_made_is_removed(node: Node, pod: Pod) -> None:
+    node.cni(GO_PLUGINS / "macvlan", "ADD", L2, netns=pod).succeeded()
+    node.cni("macvlan", "DEL", L2, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+def test_a_link_of_another_kind_under_the_ifname_is_left_alone(node: Node, pod: Pod) -> None:
+    pod.view.add_veth("net1", "other")
+    node.cni("macvlan", "DEL", L2, netns=pod).succeeded()
+    assert {"net1", "other"} <= set(pod.view.names())
+
+
+@needs_go
+def test_an_add_repeated_over_an_ipam_plugin_that_refuses_repetition_succeeds_and_leaves_one_address(
+    node: Node, pod: Pod
+) -> None:
+    node.cni("macvlan", "ADD", WITH_HOST_LOCAL, netns=pod).succeeded()
+    again = node.cni("macvlan", "ADD", WITH_HOST_LOCAL, netns=pod)
+    assert len(again.addresses) == 1
+    reserved = node.path("/var/lib/cni/networks/rdma")
+    assert [p.name for p in reserved.iterdir() if p.name[0].isdigit()] == [again.addresses[0].split("/")[0]]
+    node.cni("macvlan", "DEL", WITH_HOST_LOCAL, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+@needs_go
+def test_an_add_repeated_with_another_ipam_plugin_gives_the_first_ones_address_back(node: Node, pod: Pod) -> None:
+    node.cni("macvlan", "ADD", WITH_HOST_LOCAL, netns=pod).succeeded()
+    ours = {**L2, "ipam": {"type": "whereabouts", "range": "10.2.0.0/24"}}
+    node.cni("macvlan", "ADD", ours, netns=pod).succeeded()
+    assert [p.name for p in node.path("/var/lib/cni/networks/rdma").iterdir() if p.name[0].isdigit()] == []
+    node.cni("macvlan", "DEL", ours, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+def test_a_delete_frees_what_was_taken_although_the_network_was_changed_since(node: Node, pod: Pod) -> None:
+    before = {**L2, "ipam": {"type": "whereabouts", "range": "10.2.0.0/24"}}
+    node.cni("macvlan", "ADD", before, netns=pod).succeeded()
+    node.cni("macvlan", "DEL", {**before, "master": "gone0", "ipam": {}}, netns=pod).succeeded()
+    assert node.leftovers() == []
