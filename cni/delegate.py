@@ -83,13 +83,17 @@ def _call(kind: str, request: Request, log: Log) -> Result | None:
     if _is_ours(path):
         from ipam import plugin
 
-        return plugin.call(request, log)
+        try:
+            return plugin.call(request, log)
+        except CniError as fault:
+            fault.msg = f"{kind}: {fault.msg}"  # as it would say from a process of its own
+            raise
     return _execute(kind, path, request)
 
 
 def _find(kind: str, directories: list[str]) -> str:
-    if "/" in kind or kind in (".", ".."):
-        raise InvalidConfig(f'ipam.type "{kind[:60]}" must be the name of a plugin, without "/"')
+    if "/" in kind or "\0" in kind or kind in (".", ".."):
+        raise InvalidConfig(f'ipam.type "{kind[:60]}" must be the name of an executable in CNI_PATH, without "/"')
     for directory in directories:
         path = f"{directory}/{kind}"
         try:

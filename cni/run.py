@@ -34,7 +34,11 @@ def main(plugin: str) -> NoReturn:
         _write(2, about.encode())
         posix._exit(0)
     reply, status = _serve(plugin)
-    _write(1, reply)
+    try:
+        _write(1, reply)
+    except OSError as fault:  # the runtime learns of a failure, and its DEL clears what an ADD did
+        sys.stderr.write(f"plugin {plugin} of railcni: the reply cannot be written to stdout: {fault.strerror}\n")
+        status = 1
     sys.stderr.flush()
     posix._exit(status)  # nothing is left to do: finalizing the interpreter costs 2 ms
 

@@ -131,18 +131,28 @@ def remove_durably(directory: str, name: str) -> bool:
 
 
 def make_private_directory(path: str) -> None:
-    """Make the directory `path` and those above it where they are missing; what it makes has mode 0700."""
+    """Make the directory `path` and those above it where they are missing; what it makes has mode 0700 and is durable."""
+    parent = path.rstrip("/").rpartition("/")[0]
     try:
         posix.mkdir(path, 0o700)
+        sync_directory(parent or "/")  # else a power loss may take the directory, with all that is synced in it
     except FileExistsError:
         if posix.stat(path).st_mode & _FILE_TYPE != _DIRECTORY:
             raise NotADirectoryError(20, "Not a directory", path) from None
     except FileNotFoundError:
-        parent = path.rstrip("/").rpartition("/")[0]
         if not parent:
             raise
         make_private_directory(parent)
         make_private_directory(path)
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in the directory `path` durable."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    try:
+        posix.fsync(fd)
+    finally:
+        posix.close(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -13,6 +13,8 @@ Sources: SPEC.md section 5 of each version; the conversions of pkg/types/{020,04
 
 from __future__ import annotations
 
+from _socket import AF_INET, AF_INET6, inet_pton
+
 from cni.spec.errors import DecodingFailure, IncompatibleVersion
 from cni.spec.versions import NEWEST, SUPPORTED, at_least
 
@@ -141,7 +143,7 @@ def parse(document: Any, what: str = "prevResult") -> Result:
         raise DecodingFailure(f"{what} is not a JSON object, but {type(document).__name__}")
     version = document.get("cniVersion") or ("0.2.0" if "ip4" in document or "ip6" in document else NEWEST)
     if version not in SUPPORTED:
-        raise DecodingFailure(f'{what} has cniVersion "{version}", which is not one of {", ".join(SUPPORTED)}')
+        raise DecodingFailure(f'{what} has cniVersion "{version!s:.40}", which is not one of {", ".join(SUPPORTED)}')
     try:
         dns = document.get("dns") or {}
         if not isinstance(document.get("dns", {}), dict | None):
@@ -160,7 +162,7 @@ def parse(document: Any, what: str = "prevResult") -> Result:
             for i in document.get("interfaces") or []
         ]
         ips = [
-            IPConfig(_text(a, "address"), _text(a, "gateway", ""), _index(a, len(interfaces)))
+            IPConfig(_cidr(a, "address"), _address_or_none(a, "gateway"), _index(a, len(interfaces)))
             for a in document.get("ips") or []
         ]
         return Result(interfaces, ips, [_parse_route(r) for r in document.get("routes") or []], dns)
@@ -174,14 +176,39 @@ def _parse_by_family(document: dict[str, Any], dns: dict[str, Any]) -> Result:
     for key in ("ip4", "ip6"):
         entry = document.get(key)
         if entry:
-            ips.append(IPConfig(_text(entry, "ip"), _text(entry, "gateway", "")))
+            ips.append(IPConfig(_cidr(entry, "ip"), _address_or_none(entry, "gateway")))
             routes += [_parse_route(r) for r in entry.get("routes") or []]
     return Result([], ips, routes, dns)
 
 
 def _parse_route(r: Any) -> Route:
     numbers = {key: _number(r, key) for key in ("mtu", "advmss", "priority", "table", "scope")}
-    return Route(_text(r, "dst"), _text(r, "gw", ""), **numbers)
+    return Route(_cidr(r, "dst"), _address_or_none(r, "gw"), **numbers)
+
+
+def _cidr(entry: Any, key: str) -> str:
+    """The "address/length" that is `entry[key]`."""
+    text = _text(entry, key)
+    address, _, length = text.partition("/")
+    family = _family(address)
+    if not family or not (length.isascii() and length.isdigit() and len(length) <= 3) or int(length) > family:
+        raise TypeError(f"{key} {text[:60]!r} is not address/length")
+    return text
+
+
+def _address_or_none(entry: Any, key: str) -> str:
+    text = _text(entry, key, "")
+    if text and not _family(text):
+        raise TypeError(f"{key} {text[:60]!r} is not an address")
+    return text
+
+
+def _family(address: str) -> int:
+    """The number of bits of an address, 0 when it is none."""
+    try:
+        return 8 * len(inet_pton(AF_INET6 if ":" in address else AF_INET, address))
+    except (OSError, ValueError):  # ValueError: a zero byte
+        return 0
 
 
 def _text(entry: Any, key: str, default: str | None = None) -> str:
@@ -190,14 +217,14 @@ def _text(entry: Any, key: str, default: str | None = None) -> str:
     if value is None and default is not None:
         return default
     if not isinstance(value, str) or not (value or default is not None):
-        raise TypeError(f"{key} {value!r} is not a string")
+        raise TypeError(f"{key} {value!r:.60} is not a string")
     return value
 
 
 def _number(entry: Any, key: str) -> int | None:
     value = entry.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise TypeError(f"{key} {value!r} is not an integer")
+        raise TypeError(f"{key} {value!r:.60} is not an integer")
     return value
 
 
@@ -207,7 +234,7 @@ def _index(address: Any, count: int) -> int | None:
     if index is None or index < 0:
         return None
     if index >= count:
-        raise TypeError(f"interface {index} of address {address.get('address')!r} is not in its interfaces")
+        raise TypeError(f"interface {index} of address {address.get('address')!r:.60} is not in its interfaces")
     return index
 
 

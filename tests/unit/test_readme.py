@@ -38,7 +38,7 @@ def wanted(key: Key) -> str:
 
 
 def default(value: Any) -> str:
-    if value is None or value == "" or (isinstance(value, (list, tuple, dict)) and not value):
+    if value is None or value == "" or (isinstance(value, list | tuple | dict) and not value):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -1,0 +1,450 @@
+"""Delegation: any IPAM plugin is run from CNI_PATH with the very bytes and variables that came, and cleaned up after."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node import GO_PLUGINS, Call, Node, Pod, until
+
+ROOT = "/run/ipam"
+# Notes what it was given and what the sandbox had then, and answers what the test laid out. It speaks before it reads.
+STAND_IN = f"""#!/bin/sh
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+cd {ROOT}
+echo "a line of the IPAM plugin for $CNI_COMMAND" >&2
+cat reply.$CNI_COMMAND 2>/dev/null
+cat > stdin.$CNI_COMMAND
+[ -e slow.$CNI_COMMAND ] && touch waiting.$CNI_COMMAND && sleep 1
+env | grep ^CNI_ | sort > env.$CNI_COMMAND
+[ -e "$CNI_NETNS" ] && nsenter --net="$CNI_NETNS" cat /proc/net/dev > dev.$CNI_COMMAND
+echo $CNI_COMMAND >> calls
+[ -e signal.$CNI_COMMAND ] && kill -9 $$
+exit $(cat status.$CNI_COMMAND 2>/dev/null || echo 0)
+"""
+RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.5.0.7/24", "gateway": "10.5.0.1"}], "dns": {}}
+HOST_LOCAL = {"type": "host-local", "ranges": [[{"subnet": "10.6.0.0/24", "gateway": "10.6.0.254"}]]}
+STATIC = {"type": "static", "addresses": [{"address": "10.7.0.9/24"}, {"address": "fd00:7::9/64"}]}
+
+each_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+needs_go = pytest.mark.skipif(
+    not (GO_PLUGINS / "host-local").exists(), reason="needs the package containernetworking-plugins"
+)
+
+
+class Ipam:
+    """The stand-in, as `recorder` in a directory of its own."""
+
+    def __init__(self, node: Node) -> None:
+        self.folder = node.path(ROOT)
+        self.folder.mkdir()
+        self.install("recorder")
+        self.replies("ADD", RESULT)
+
+    def install(self, name: str) -> None:
+        script = self.folder / name
+        script.write_text(STAND_IN)
+        script.chmod(0o755)
+
+    def replies(self, verb: str, document: Any, status: int = 0) -> None:
+        text = document if isinstance(document, str) else json.dumps(document)
+        (self.folder / f"reply.{verb}").write_text(text)
+        (self.folder / f"status.{verb}").write_text(str(status))
+
+    def fails(self, verb: str, code: int = 11, msg: str = "no address today") -> None:
+        self.replies(verb, {"cniVersion": "1.1.0", "code": code, "msg": msg, "details": "and why"}, 1)
+
+    def works_again(self, verb: str) -> None:
+        self.replies(verb, "")
+
+    @property
+    def calls(self) -> list[str]:
+        calls = self.folder / "calls"
+        return calls.read_text().split() if calls.exists() else []
+
+    def heard(self, what: str, verb: str) -> bytes:
+        return (self.folder / f"{what}.{verb}").read_bytes()
+
+
+@pytest.fixture
+def ipam(node: Node) -> Ipam:
+    return Ipam(node)
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    node.master()
+    node.host.add_veth("ens9", "ens9-peer")
+    node.remember()
+    return node.pod()
+
+
+def network(plugin: str, version: str = "1.1.0", **more: Any) -> dict[str, Any]:
+    own = {"macvlan": {"master": "ens2f0"}, "host-device": {"device": "ens9"}}[plugin]
+    return {"cniVersion": version, "name": "n", "type": plugin, **own, "ipam": {"type": "recorder"}, **more}
+
+
+def call(node: Node, plugin: str, verb: str, config: Any, pod: Pod, **how: Any) -> Any:
+    return node.cni(plugin, verb, config, netns=pod, path=["/nowhere", ROOT, GO_PLUGINS], **how)
+
+
+# --- what it is given ---
+
+
+@each_plugin
+def test_stdin_and_variables_are_passed_on_to_the_byte(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    text = json.dumps(network(plugin))[1:]
+    odd = (
+        b'\n {\t"\\u0061": 1.50,  "a": 1e3, "a": "\\u00e4\\/", "long": "' + b"x" * 3_000_000 + b'",\r\n' + text.encode()
+    )
+    previous = call(node, plugin, "ADD", odd, pod, args="K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns").succeeded()
+    assert ipam.heard("stdin", "ADD") == odd
+    assert ipam.heard("env", "ADD").decode().split() == [
+        "CNI_ARGS=K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns",
+        "CNI_COMMAND=ADD",
+        "CNI_CONTAINERID=c1",
+        "CNI_IFNAME=net1",
+        f"CNI_NETNS={pod.path}",
+        f"CNI_PATH=/nowhere:{ROOT}:{GO_PLUGINS}",
+    ]
+    for verb in ("STATUS", "CHECK", "DEL"):
+        stdin = odd.rstrip()[:-1] + b', "prevResult" : ' + json.dumps(previous).encode() + b"}"
+        call(node, plugin, verb, stdin, pod).succeeded()
+        assert ipam.heard("stdin", verb) == stdin
+    stdin = odd.rstrip()[:-1] + b', "cni.dev/valid-attachments" :[ ]}'
+    call(node, plugin, "GC", stdin, pod).succeeded()
+    assert ipam.heard("stdin", "GC") == stdin
+    assert ipam.calls == ["ADD", "STATUS", "CHECK", "DEL", "GC"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_its_stderr_is_seen_and_its_stdout_is_not(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    for verb in ("STATUS", "ADD", "DEL"):
+        if verb != "ADD":
+            ipam.replies(verb, {"cniVersion": "1.1.0"})
+        reply = call(node, plugin, verb, network(plugin), pod)
+        assert f"a line of the IPAM plugin for {verb}" in reply.stderr
+        assert (reply.document is None) == (verb != "ADD")
+
+
+@each_plugin
+def test_its_addresses_routes_and_names_reach_link_and_result(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    dns = {"nameservers": ["10.5.0.2"]}
+    ipam.replies("ADD", {**RESULT, "routes": [{"dst": "10.99.0.0/16"}], "dns": dns})
+    result = call(node, plugin, "ADD", network(plugin), pod).succeeded()
+    assert [(a["address"], a["gateway"], a["interface"]) for a in result["ips"]] == [("10.5.0.7/24", "10.5.0.1", 0)]
+    assert result["routes"] == [{"dst": "10.99.0.0/16"}]
+    link = pod.view.link("net1")
+    route = link.route("10.99.0.0/16")
+    assert link.texts == ["10.5.0.7/24"]
+    assert route and route.gw == "10.5.0.1"
+
+
+@each_plugin
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_a_result_of_an_old_form_is_understood(node: Node, pod: Pod, ipam: Ipam, plugin: str, version: str) -> None:
+    routes = [{"dst": "10.99.0.0/16", "gw": "10.5.0.1"}]
+    ipam.replies("ADD", {"cniVersion": version, "ip4": {"ip": "10.5.0.7/24", "gateway": "10.5.0.1", "routes": routes}})
+    result = call(node, plugin, "ADD", network(plugin, version), pod).succeeded()
+    assert result["ip4"] == {"ip": "10.5.0.7/24", "gateway": "10.5.0.1", "routes": routes}
+    assert pod.view.link("net1").texts == ["10.5.0.7/24"]
+
+
+# --- when it fails ---
+
+
+@each_plugin
+def test_a_failing_add_leaves_nothing_and_is_followed_by_its_delete(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    ipam.fails("ADD", 11, "no address today")
+    reply = call(node, plugin, "ADD", network(plugin), pod)
+    reply.refused(11, "no address today")
+    assert "and why" in reply.document["details"]
+    assert ipam.calls == ["ADD", "DEL"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_addresses_are_given_back_when_what_follows_fails(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    ipam.replies("ADD", {**RESULT, "routes": [{"dst": "10.99.0.0/16", "gw": "203.0.113.1"}]})
+    call(node, plugin, "ADD", network(plugin), pod).refused(101, "10.99.0.0/16")
+    assert ipam.calls == ["ADD", "DEL"]
+    assert b"net1" not in ipam.heard("dev", "DEL")  # the address had left the wire before it was given back
+    assert node.leftovers() == []
+
+
+@each_plugin
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        ("", 102, ["recorder", "JSON"]),
+        ("nonsense", 102, ["recorder", "JSON"]),
+        ({"cniVersion": "1.1.0"}, 102, ["recorder", "address"]),
+        ({"cniVersion": "1.1.0", "ips": [{"address": 7}]}, 6, ["recorder"]),
+        ({"cniVersion": "9.9.9", "ips": []}, 6, ["recorder", "9.9.9"]),
+        ([], 6, ["recorder"]),
+        ({"cniVersion": "1.1.0", "ips": [{"address": "10.5.0.700/24"}]}, 6, ["recorder", "10.5.0.700/24"]),
+    ],
+)
+def test_an_add_that_answers_nonsense_is_refused_and_undone(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str, answer: Any, code: int, words: list[str]
+) -> None:
+    ipam.replies("ADD", answer)
+    call(node, plugin, "ADD", network(plugin), pod).refused(code, *words)
+    assert ipam.calls == ["ADD", "DEL"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+@pytest.mark.parametrize("answer", ["", "nonsense", "[]", "{}", '{"code": "11", "msg": 7}'])
+def test_an_error_that_is_none_is_reported_as_the_plugins_failure(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str, answer: str
+) -> None:
+    ipam.replies("ADD", answer, 3)
+    reply = call(node, plugin, "ADD", network(plugin), pod)
+    assert reply.code in (6, 102)
+    assert "recorder" in reply.msg
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_an_ipam_plugin_that_is_killed_is_reported_and_undone(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    (ipam.folder / "signal.ADD").touch()
+    ipam.replies("ADD", "")
+    call(node, plugin, "ADD", network(plugin), pod).refused(102, "recorder", "signal 9")
+    assert ipam.calls == ["ADD", "DEL"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_check_and_status_pass_on_its_error(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    result = call(node, plugin, "ADD", network(plugin), pod).succeeded()
+    ipam.fails("CHECK", 100, "the lease is gone")
+    call(node, plugin, "CHECK", {**network(plugin), "prevResult": result}, pod).refused(100, "the lease is gone")
+    ipam.fails("STATUS", 50, "nothing is left")
+    node.remember()
+    other = network(plugin) if plugin == "macvlan" else network(plugin, device="ens9-peer")
+    call(node, plugin, "STATUS", other, pod).refused(50, "nothing is left")
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_a_failing_delete_removes_the_link_and_can_be_retried(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    call(node, plugin, "ADD", network(plugin), pod).succeeded()
+    ipam.fails("DEL", 11, "the store is away")
+    call(node, plugin, "DEL", network(plugin), pod).refused(11, "the store is away")
+    assert pod.view.names() == []
+    ipam.works_again("DEL")
+    call(node, plugin, "DEL", network(plugin), pod).succeeded()
+    assert ipam.calls == ["ADD", "DEL", "DEL"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_gc_is_forwarded_also_when_its_delete_fails(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    call(node, plugin, "ADD", network(plugin), pod).succeeded()
+    ipam.fails("DEL", 11, "the store is away")
+    listed: dict[str, Any] = {"cni.dev/valid-attachments": []}
+    call(node, plugin, "GC", network(plugin) | listed, pod).refused(11, "the store is away")
+    assert ipam.calls == ["ADD", "DEL", "GC"]
+    ipam.works_again("DEL")
+    call(node, plugin, "GC", network(plugin) | listed, pod).succeeded()
+    assert node.leftovers() == []
+
+
+# --- in what order ---
+
+
+@each_plugin
+def test_the_link_goes_before_its_addresses(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    call(node, plugin, "ADD", network(plugin), pod).succeeded()
+    call(node, plugin, "DEL", network(plugin), pod).succeeded()
+    assert b"net1" not in ipam.heard("dev", "DEL")
+
+
+@each_plugin
+def test_a_delete_of_what_was_never_added_asks_the_ipam_plugin_too(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    call(node, plugin, "DEL", network(plugin), pod).succeeded()
+    assert ipam.calls == ["DEL"]
+
+
+# --- two at once on one attachment ---
+
+
+@each_plugin
+def test_a_delete_waits_for_an_add_that_still_runs_and_clears_what_it_did(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    (ipam.folder / "slow.ADD").touch()
+    adding, deleting = (start(node, plugin, verb, pod) for verb in ("ADD", "DEL"))
+    outcome: list[Any] = []
+    thread = threading.Thread(target=lambda: outcome.append(adding.finish()))
+    thread.start()
+    assert until((ipam.folder / "waiting.ADD").exists)
+    reply = deleting.finish()
+    thread.join()
+    assert (reply.document, outcome[0].status) == (None, 0)
+    assert ipam.calls == ["ADD", "DEL"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+@pytest.mark.parametrize("after", ["DEL", "GC", "ADD"])
+def test_what_a_killed_add_left_is_cleared(node: Node, pod: Pod, ipam: Ipam, plugin: str, after: str) -> None:
+    (ipam.folder / "slow.ADD").touch()
+    adding = start(node, plugin, "ADD", pod)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        adding.finish(timeout=0.3)
+    assert until((ipam.folder / "waiting.ADD").exists)
+    adding.process.kill()
+    adding.process.communicate()
+    (ipam.folder / "slow.ADD").unlink()
+    if after == "GC":
+        call(node, plugin, "GC", network(plugin) | {"cni.dev/valid-attachments": []}, pod).succeeded()
+    else:
+        call(node, plugin, after, network(plugin), pod).succeeded()
+        call(node, plugin, "DEL", network(plugin), pod).succeeded()
+    assert "DEL" in ipam.calls
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_gc_leaves_a_pod_alone_that_is_being_set_up(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    (ipam.folder / "slow.ADD").touch()
+    adding = start(node, plugin, "ADD", pod)
+    outcome: list[Any] = []
+    thread = threading.Thread(target=lambda: outcome.append(adding.finish()))
+    thread.start()
+    assert until((ipam.folder / "waiting.ADD").exists)
+    call(node, plugin, "GC", network(plugin) | {"cni.dev/valid-attachments": []}, pod).succeeded()
+    told = json.loads(ipam.heard("stdin", "GC"))["cni.dev/valid-attachments"]
+    assert told == [{"containerID": "c1", "ifname": "net1"}]  # for the IPAM plugin must spare it too
+    thread.join()
+    assert outcome[0].addresses == ["10.5.0.7/24"] == pod.view.link("net1").texts
+    assert "DEL" not in ipam.calls
+
+
+def start(node: Node, plugin: str, verb: str, pod: Pod) -> Call:
+    return node.start_cni(plugin, verb, network(plugin), netns=pod, path=[ROOT])
+
+
+# --- which file is run ---
+
+
+@each_plugin
+@pytest.mark.parametrize("kind", ["../recorder", "/run/ipam/recorder", "..", "sub/recorder"])
+def test_a_type_that_is_a_path_is_refused(node: Node, pod: Pod, ipam: Ipam, plugin: str, kind: str) -> None:
+    (ipam.folder / "sub").mkdir()
+    (ipam.folder / "sub" / "recorder").symlink_to("../recorder")
+    call(node, plugin, "ADD", network(plugin, ipam={"type": kind}), pod).refused(7, "ipam.type")
+    assert ipam.calls == []
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_an_unknown_type_is_refused_with_the_places_searched(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    reply = call(node, plugin, "ADD", network(plugin, ipam={"type": "nobody"}), pod)
+    reply.refused(7, "nobody", "CNI_PATH", ROOT)
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_a_file_that_cannot_be_run_is_named(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    (ipam.folder / "plain").write_text("no program")
+    reply = call(node, plugin, "ADD", network(plugin, ipam={"type": "plain"}), pod)
+    assert reply.code in (7, 102)
+    assert f"{ROOT}/plain" in reply.msg
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_the_first_of_the_path_is_run_also_when_it_has_our_name(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    ipam.install("whereabouts")
+    config = network(plugin, ipam={"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"})
+    result = node.cni(plugin, "ADD", config, netns=pod, path=[ROOT, node.executables]).succeeded()
+    assert result["ips"][0]["address"] == "10.5.0.7/24"
+    assert (ipam.calls, node.leases()) == (["ADD"], [])
+
+
+@each_plugin
+@pytest.mark.parametrize("name", ["whereabouts", "railcni-whereabouts"])
+def test_ours_is_found_under_each_of_its_names_and_by_links(
+    node: Node, pod: Pod, tmp_path: Path, plugin: str, name: str
+) -> None:
+    (tmp_path / name).symlink_to(node.executables / name)
+    config = network(plugin, ipam={"type": name, "range": "192.168.111.0/24", "datastore": "file"})
+    for path in ([node.executables], [tmp_path]):
+        result = node.cni(plugin, "ADD", config, netns=pod, path=path).succeeded()
+        assert result["ips"][0]["address"] == "192.168.111.1/24"
+        node.cni(plugin, "DEL", config, netns=pod, path=path).succeeded()
+        assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+def test_ours_answers_the_same_in_this_process_and_by_exec(node: Node, pod: Pod, tmp_path: Path, verb: str) -> None:
+    """A copy of the launcher is another file to the plugin, and is run; a link to it is not."""
+    wrapper = tmp_path / "whereabouts"
+    wrapper.write_text(f'#!/bin/sh\nexec {node.executables}/whereabouts "$@"\n')
+    wrapper.chmod(0o755)
+    answers = []
+    for path in ([node.executables], [tmp_path]):
+        for ipam in ({"range": "192.168.111.0/24", "datastore": "file"}, {"range": "nonsense"}, {}):
+            config = network("macvlan", ipam={"type": "whereabouts", **ipam})
+            if verb == "DEL":
+                node.cni("macvlan", "ADD", config, netns=pod, path=path)
+            reply = node.cni("macvlan", verb, config, netns=pod, path=path)
+            answers.append((ipam, reply.status, reply.document))
+            node.cni("macvlan", "DEL", config, netns=pod, path=path)
+            assert node.leftovers() == []
+    half = len(answers) // 2
+    assert answers[:half] == answers[half:]
+
+
+# --- plugins of others ---
+
+
+@needs_go
+@each_plugin
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"])
+def test_host_local_gives_addresses_through_ours(node: Node, pod: Pod, plugin: str, version: str) -> None:
+    config = network(plugin, version, ipam=HOST_LOCAL)
+    reply = call(node, plugin, "ADD", config, pod)
+    assert reply.succeeded()["cniVersion"] == version
+    assert reply.addresses == ["10.6.0.1/24"] == pod.view.link("net1").texts
+    if version >= "0.4.0":
+        call(node, plugin, "CHECK", {**config, "prevResult": reply.document}, pod).succeeded()
+    call(node, plugin, "DEL", config, pod).succeeded()
+    assert node.leftovers() == []
+
+
+@needs_go
+@each_plugin
+@pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
+def test_static_gives_addresses_through_ours(node: Node, pod: Pod, plugin: str, version: str) -> None:
+    config = network(plugin, version, ipam=STATIC)
+    reply = call(node, plugin, "ADD", config, pod)
+    reply.succeeded()
+    assert reply.addresses == ["10.7.0.9/24", "fd00:7::9/64"] == pod.view.link("net1").texts
+    call(node, plugin, "DEL", config, pod).succeeded()
+    assert node.leftovers() == []
+
+
+@needs_go
+def test_a_retried_add_with_host_local_succeeds(node: Node, pod: Pod) -> None:
+    """host-local itself refuses a second ADD of an attachment that it knows: ours gives the first one's back before."""
+    config = network("macvlan", "1.0.0", ipam=HOST_LOCAL)
+    for _ in range(2):
+        call(node, "macvlan", "ADD", config, pod).succeeded()
+    assert len(pod.view.link("net1").texts) == 1
+    call(node, "macvlan", "DEL", config, pod).succeeded()
+    assert node.leftovers() == []

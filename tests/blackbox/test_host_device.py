@@ -1,0 +1,518 @@
+"""host-device against a real kernel: the device goes into the pod as a whole and comes back as it was.
+
+The devices are veth ends: they behave as physical ones do but for what hardware alone has (PCI path, permanent MAC),
+which the tests in the lab cover. Where a selector goes by a bus, a tree of its own stands in for /sys/bus.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.node import GO_PLUGINS, VERSIONS, Node, Pod
+from tests.view import Link
+
+LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
+PCI, AUXILIARY = "0000:3b:00.2", "mlx5_core.sf.4"
+
+needs_go = pytest.mark.skipif(
+    not (GO_PLUGINS / "host-device").exists(), reason="needs the package containernetworking-plugins"
+)
+
+
+def network(version: str = "1.1.0", **more: Any) -> dict[str, Any]:
+    base = {"cniVersion": version, "name": "pf-net", "type": "host-device", "device": "ens9", "ipam": LEASES}
+    return {key: value for key, value in {**base, **more}.items() if value is not None}
+
+
+@pytest.fixture
+def device(node: Node) -> Link:
+    """A device of the host that has something of everything that a move takes away."""
+    node.host.add_veth("ens9", "ens9-peer", mtu=4200)
+    with node.host.rtnl() as ipr:
+        (index,) = ipr.link_lookup(ifname="ens9")
+        ipr.link("property_add", index=index, altname="rdma-rail-0")
+        ipr.link("property_add", index=index, altname="enp59s0f2np0-a-name-longer-than-fifteen-bytes")
+    node.host.set("ens9", ifalias="rail 0, port 2", address="02:00:00:00:09:09")
+    node.host.add_address("ens9", "10.9.0.1/24")
+    node.host.add_address("ens9", "10.9.1.1/32")
+    node.host.add_address("ens9", "fd00:9::1/64")
+    node.host.add_route("ens9", "10.10.0.0/16", gateway="10.9.0.254", priority=50)
+    node.host.add_route("ens9", "fd00:10::/64", gateway="fd00:9::fe")
+    node.remember()
+    return node.host.link("ens9")
+
+
+@pytest.fixture
+def pod(node: Node, device: Link) -> Pod:
+    return node.pod()
+
+
+def add(node: Node, pod: Pod, config: dict[str, Any], **how: Any) -> dict[str, Any]:
+    result: dict[str, Any] = node.cni("host-device", "ADD", config, netns=pod, **how).succeeded()
+    return result
+
+
+def delete(node: Node, pod: Pod | str | None, config: dict[str, Any], **how: Any) -> None:
+    assert node.cni("host-device", "DEL", config, netns=pod, **how).succeeded() is None
+
+
+def refused(node: Node, pod: Pod | str, config: dict[str, Any], code: int, *words: str, **how: Any) -> None:
+    """ADD fails with `code` and changes nothing on the host or in the pod."""
+    before = as_it_was(node)
+    node.cni("host-device", "ADD", config, netns=pod, **how).refused(code, *words)
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def as_it_was(node: Node) -> dict[str, dict[str, Any]]:
+    """Every link of the host with all that a person would miss, but its index, which a move may change."""
+    return {name: lasting(link) for name, link in node.host.links().items()}
+
+
+def lasting(link: Link) -> dict[str, Any]:
+    """What of a link must outlive a move: neither indices nor the link-local address, which the kernel makes anew."""
+    return {
+        "identity": (link.name, link.kind, link.mac, link.alias, link.altnames),
+        "state": (link.mtu, link.up),
+        "addresses": sorted((a.text, a.broadcast, a.scope) for a in link.addresses if not a.text.startswith("fe80:")),
+        "routes": sorted(
+            (r.dst, r.gw, r.priority, r.table, r.scope) for r in link.routes if not r.dst.startswith("fe80:")
+        ),
+    }
+
+
+# --- ADD ---
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_device_is_in_the_pod_with_its_mac_and_mtu(node: Node, pod: Pod, device: Link, version: str) -> None:
+    result = add(node, pod, network(version))
+    link = pod.view.link("net1")
+    assert "ens9" not in node.host.names()
+    assert (link.kind, link.mac, link.mtu, link.up) == ("veth", device.mac, device.mtu, True)
+    assert link.texts == ["192.168.111.1/24"]
+    if version >= "0.3.0":
+        interface: dict[str, Any] = {"name": "net1", "mac": device.mac, "sandbox": pod.path}
+        if version >= "1.1.0":
+            interface["mtu"] = device.mtu
+        assert result["interfaces"] == [interface]
+        assert [(a["interface"], a["address"]) for a in result["ips"]] == [(0, "192.168.111.1/24")]
+    else:
+        assert result["ip4"]["ip"] == "192.168.111.1/24"
+    delete(node, pod, network(version))
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("version", VERSIONS[2:])
+def test_a_device_may_go_without_addresses(node: Node, pod: Pod, version: str) -> None:
+    ipam: dict[str, Any] | None
+    for ipam in ({}, None):
+        before = as_it_was(node)
+        result = add(node, pod, network(version, ipam=ipam))
+        assert "ips" not in result
+        assert (pod.view.link("net1").up, pod.view.link("net1").texts) == (True, [])
+        delete(node, pod, network(version, ipam=ipam))
+        assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+@pytest.mark.parametrize("version", VERSIONS[:2])
+def test_an_old_version_that_cannot_say_no_address_is_refused(node: Node, pod: Pod, version: str) -> None:
+    refused(node, pod, network(version, ipam={}), 1, version, "0.3.0")
+
+
+def bus(node: Node, kind: str, name: str, netdev: str = "", driver: str = "") -> None:
+    """A device on a bus, in a tree of its own over /sys/bus."""
+    if not node.path("/sys/bus/ours").exists():
+        node.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/bus"]).check_returncode()
+        node.path("/sys/bus/ours").touch()
+    at = node.path(f"/sys/bus/{kind}/devices/{name}")
+    at.mkdir(parents=True)
+    if netdev:
+        (at / "net" / netdev).mkdir(parents=True)
+    if driver:
+        drivers = node.path(f"/sys/bus/{kind}/drivers/{driver}")
+        drivers.mkdir(parents=True)
+        (at / "driver").symlink_to(f"../../drivers/{driver}")
+
+
+def by(selector: str) -> dict[str, Any]:
+    if selector in ("PCI deviceID", "auxiliary deviceID"):
+        return {"runtimeConfig": {"deviceID": PCI if selector[0] == "P" else AUXILIARY}}
+    value = {"device": "ens9", "altname": "rdma-rail-0", "hwaddr": "02:00:00:00:09:09", "pciBusID": PCI}[selector]
+    return {"device" if selector == "altname" else selector: value}
+
+
+@pytest.mark.parametrize("selector", ["device", "altname", "hwaddr", "pciBusID", "PCI deviceID", "auxiliary deviceID"])
+def test_each_selector_finds_the_device(node: Node, pod: Pod, device: Link, selector: str) -> None:
+    bus(node, "pci", PCI, "ens9")
+    bus(node, "auxiliary", AUXILIARY, "ens9")
+    before = as_it_was(node)
+    config = network(**{"device": None} | by(selector))
+    result = add(node, pod, config)
+    assert result["interfaces"][0]["mac"] == device.mac
+    delete(node, pod, config)
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_kernel_path_finds_the_device(node: Node, pod: Pod, device: Link) -> None:
+    path = "/sys/devices/ours/0000:3b:00.2"
+    node.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/devices"]).check_returncode()
+    (node.path(path) / "net" / "ens9").mkdir(parents=True)
+    add(node, pod, network(device=None, kernelpath=path))
+    delete(node, pod, network(device=None, kernelpath=path))
+    assert node.leftovers() == []
+
+
+def test_the_device_that_the_runtime_names_wins_over_the_configured_address(node: Node, pod: Pod, device: Link) -> None:
+    bus(node, "pci", PCI, "ens9")
+    bus(node, "pci", "0000:3b:00.7", "ens9-peer")
+    config = network(device=None, pciBusID="0000:3b:00.7", runtimeConfig={"deviceID": PCI})
+    assert add(node, pod, config)["interfaces"][0]["mac"] == device.mac
+    delete(node, pod, config)
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
+def test_a_function_that_a_userspace_driver_holds_gets_addresses_and_stays(node: Node, pod: Pod, version: str) -> None:
+    for number, driver in enumerate(("vfio-pci", "uio_pci_generic", "igb_uio")):
+        address = f"0000:3b:01.{number}"
+        bus(node, "pci", address, driver=driver)
+        config = network(version, device=None, pciBusID=address)
+        result = add(node, pod, config)
+        interface = {"name": "net1", "sandbox": pod.path}
+        if version == "1.1.0":
+            interface["pciID"] = address
+        assert result["interfaces"] == [interface]
+        assert result["ips"][0]["address"] == "192.168.111.1/24"
+        assert pod.view.names() == []
+        node.cni("host-device", "CHECK", {**config, "prevResult": result}, netns=pod).succeeded()
+        delete(node, pod, config)
+        assert node.leftovers() == []
+
+
+# --- ADD: what is refused ---
+
+
+def test_a_configuration_that_names_no_device_is_refused_with_the_ways_to_name_one(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(device=None), 7, "device", "hwaddr", "kernelpath", "pciBusID", "deviceID")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"device": "ens77"},
+        {"hwaddr": "02:00:00:00:77:77"},
+        {"kernelpath": "/sys/devices/nowhere"},
+        {"pciBusID": "0000:77:00.0"},
+        {"runtimeConfig": {"deviceID": "0000:77:00.0"}},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_device_that_does_not_exist_is_named(node: Node, pod: Pod, wrong: dict[str, Any]) -> None:
+    (value,) = wrong.values()
+    value = value["deviceID"] if isinstance(value, dict) else value
+    refused(node, pod, network(device=None) | wrong, 7, value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hwaddr": "zz"},
+        {"kernelpath": "/etc"},
+        {"kernelpath": "/sys/devices/../../etc"},
+        {"pciBusID": "../../net"},
+        {"device": 7},
+        {"runtimeConfig": {"deviceID": 7}},
+    ],
+    ids=lambda wrong: "-".join(map(str, next(iter(wrong.items())))),
+)
+def test_a_selector_that_cannot_be_is_refused(node: Node, pod: Pod, wrong: dict[str, Any]) -> None:
+    refused(node, pod, network(device=None) | wrong, 7, next(iter(wrong)))
+
+
+def test_a_device_that_another_attachment_holds_is_refused_with_the_holders_name(node: Node, pod: Pod) -> None:
+    other = node.pod("pod2")
+    add(node, other, network(), container_id="holder", ifname="net7")
+    node.remember()
+    reply = node.cni("host-device", "ADD", network(), netns=pod)
+    reply.refused(11, "ens9", "holder", "net7", "pf-net")
+    assert node.leftovers() == []
+
+
+def test_the_link_of_the_default_route_is_refused(node: Node, pod: Pod) -> None:
+    node.host.add_route("ens9", "default", gateway="10.9.0.254")
+    refused(node, pod, network(), 7, "ens9", "default route")
+
+
+def test_a_link_below_that_of_the_default_route_is_refused(node: Node, pod: Pod) -> None:
+    with node.host.rtnl() as ipr:
+        (lower,) = ipr.link_lookup(ifname="ens9")
+        ipr.link("add", ifname="up0", kind="macvlan", link=lower)
+    node.host.set("up0", state="up")
+    node.host.add_address("up0", "10.20.0.1/24")
+    node.host.add_route("up0", "default", gateway="10.20.0.254")
+    node.remember()
+    refused(node, pod, network(), 7, "ens9", "up0", "default route")
+
+
+def test_a_port_of_the_bridge_with_the_default_route_is_refused(node: Node, pod: Pod) -> None:
+    with node.host.rtnl() as ipr:
+        ipr.link("add", ifname="br0", kind="bridge")
+        (bridge,) = ipr.link_lookup(ifname="br0")
+        (port,) = ipr.link_lookup(ifname="ens9")
+        ipr.link("set", index=port, master=bridge)
+    node.host.set("br0", state="up")
+    node.host.add_address("br0", "10.20.0.1/24")
+    node.host.add_route("br0", "default", gateway="10.20.0.254")
+    node.remember()
+    refused(node, pod, network(), 7, "ens9", "br0", "default route")
+
+
+def test_an_ifname_that_is_taken_in_the_pod_is_refused(node: Node, pod: Pod) -> None:
+    pod.view.add_veth("net1", "other")
+    node.remember()
+    refused(node, pod, network(), 4, "net1", pod.path)
+
+
+def test_a_device_that_cannot_leave_its_namespace_is_refused(node: Node, pod: Pod) -> None:
+    with node.host.rtnl() as ipr:
+        ipr.link("add", ifname="br0", kind="bridge")  # net/bridge/br_device.c: netns_local
+    node.remember()
+    before = as_it_was(node)
+    reply = node.cni("host-device", "ADD", network(device="br0"), netns=pod)
+    if reply.status:
+        reply.refused(101, "br0")
+    else:
+        delete(node, pod, network(device="br0"))  # a kernel that lets bridges move
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_failing_ipam_plugin_leaves_the_device_as_it_was(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(ipam={"type": "nowhere"}), 7, "nowhere")
+    refused(node, pod, network(ipam={**LEASES, "range": "nonsense"}), 7, "ipam.range")
+
+
+def test_a_route_that_the_kernel_refuses_gives_the_device_back_as_it_was(node: Node, pod: Pod) -> None:
+    routes = [{"dst": "10.0.0.0/8", "gw": "203.0.113.1"}]
+    refused(node, pod, network(ipam={**LEASES, "routes": routes}), 101, "10.0.0.0/8")
+
+
+# --- DEL ---
+
+
+def test_a_delete_gives_the_device_back_as_it_was(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    add(node, pod, network())
+    delete(node, pod, network())
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_device_that_was_down_comes_back_down(node: Node, pod: Pod) -> None:
+    node.host.set("ens9", state="down")
+    before = as_it_was(node)
+    add(node, pod, network())
+    assert pod.view.link("net1").up
+    delete(node, pod, network())
+    assert as_it_was(node) == before
+
+
+def test_what_the_pod_changed_on_the_device_is_undone(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    add(node, pod, network())
+    pod.view.add_address("net1", "10.66.0.1/24")
+    pod.view.set("net1", state="down")
+    pod.view.set("net1", mtu=1400, address="02:66:66:66:66:66")
+    with pod.view.rtnl() as ipr:
+        (index,) = ipr.link_lookup(ifname="net1")
+        ipr.link("property_add", index=index, altname="from-the-pod")
+    delete(node, pod, network())
+    after = as_it_was(node)
+    kept = after["ens9"].pop("identity"), before["ens9"].pop("identity")
+    assert after == before
+    assert set(kept[1][4]) <= set(kept[0][4])  # an alternative name more is no harm
+    assert kept[0][:4] == kept[1][:4]
+
+
+def test_a_delete_can_be_repeated(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    add(node, pod, network())
+    for _ in range(3):
+        delete(node, pod, network())
+        assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_delete_of_what_was_never_added_changes_nothing(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    delete(node, pod, network())
+    delete(node, None, network())
+    delete(node, "/run/netns/none", network())
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_delete_leaves_a_link_of_the_pod_that_is_not_ours(node: Node, pod: Pod) -> None:
+    pod.view.add_veth("net1", "other")
+    node.remember()
+    delete(node, pod, network())
+    assert node.leftovers() == []
+
+
+def test_a_delete_of_another_network_leaves_the_device_in_the_pod(node: Node, pod: Pod) -> None:
+    add(node, pod, network(name="one"))
+    delete(node, pod, network(name="two"))
+    assert pod.view.link("net1").texts == ["192.168.111.1/24"]
+
+
+def test_a_delete_after_the_namespace_has_gone_ends_well(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    node.delete_pod(pod)  # a veth is destroyed with it; a physical device would return to the host
+    delete(node, pod.path, network())
+    assert (node.leases(), node.files()) == ([], [])
+    assert "net1" not in node.host.names()
+
+
+@pytest.mark.parametrize("netns", [None, ""])
+def test_a_delete_without_a_namespace_brings_the_device_back(node: Node, pod: Pod, netns: str | None) -> None:
+    before = as_it_was(node)
+    add(node, pod, network())
+    delete(node, netns, network())
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_device_that_came_back_under_the_pods_name_gets_its_own_again(node: Node, pod: Pod, device: Link) -> None:
+    before = as_it_was(node)
+    add(node, pod, network())
+    with node.host.entered(), open("/proc/thread-self/ns/net") as host:
+        pod.view.set("net1", net_ns_fd=host.fileno())  # as the kernel does with a physical device of a dying namespace
+    node.delete_pod(pod)
+    assert "net1" in node.host.names()
+    delete(node, pod.path, network())
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_host_name_that_is_taken_meanwhile_is_an_error_that_a_retry_clears(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    add(node, pod, network())
+    node.host.add_veth("ens9", "usurper")
+    node.cni("host-device", "DEL", network(), netns=pod).refused(11, "ens9")
+    assert pod.view.link("net1")  # not lost
+    assert node.leases() == ["192.168.111.1"]  # for the device still has it
+    node.host.delete("ens9")
+    delete(node, pod, network())
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_device_that_vanished_ends_well(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    pod.view.delete("net1")
+    delete(node, pod, network())
+    assert (node.leases(), node.files(), pod.view.names()) == ([], [], [])
+
+
+def test_another_device_under_the_old_name_is_left_alone(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    pod.view.delete("net1")  # with its peer
+    node.host.add_veth("ens9", "ens9-peer", mtu=1500)
+    before = as_it_was(node)
+    delete(node, pod, network())
+    assert as_it_was(node) == before
+    assert (node.leases(), node.files()) == ([], [])
+
+
+def test_a_delete_with_a_configuration_that_has_changed_since_brings_the_device_back(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    changed: dict[str, Any]
+    for changed in ({"device": "ens77"}, {"device": None}, {"ipam": {}}, {"device": 7}):
+        add(node, pod, network())
+        delete(node, pod, network(**changed))
+        assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_retried_add_keeps_the_device_and_its_address(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    assert add(node, pod, network()) == add(node, pod, network())
+    assert node.leases() == ["192.168.111.1"]
+    delete(node, pod, network())
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+# --- beside Go's plugin ---
+
+
+@needs_go
+def test_an_attachment_of_gos_plugin_is_taken_back(node: Node, pod: Pod, device: Link) -> None:
+    config = network("1.0.0", ipam={"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]})
+    node.host.set("ens9", ifalias="")
+    node.cni(GO_PLUGINS / "host-device", "ADD", config, netns=pod).succeeded()
+    assert pod.view.names() == ["net1"]
+    delete(node, pod, config)
+    link = node.host.link("ens9")
+    assert node.leftovers() == []
+    assert (link.name, link.alias, link.mac, link.altnames) == ("ens9", "", device.mac, device.altnames)
+    delete(node, pod, config)
+    assert node.leftovers() == []
+
+
+@needs_go
+def test_gos_plugin_can_take_back_an_attachment_of_ours(node: Node, pod: Pod, device: Link) -> None:
+    config = network("1.0.0", ipam={})
+    add(node, pod, config)
+    assert pod.view.link("net1").alias == "ens9"
+    node.cni(GO_PLUGINS / "host-device", "DEL", config, netns=pod).succeeded()
+    assert node.host.link("ens9").mac == device.mac
+    delete(node, pod, config)
+    assert (node.files(), node.host.link("ens9").alias) == ([], device.alias)
+
+
+# --- CHECK, GC, STATUS ---
+
+DIFFERENCES: dict[str, tuple[Any, list[str]]] = {
+    "the device is gone": (lambda pod: pod.view.delete("net1"), ["net1"]),
+    "it is down": (lambda pod: pod.view.set("net1", state="down"), ["down"]),
+    "another MTU": (lambda pod: pod.view.set("net1", mtu=1400), ["1400", "4200"]),
+    "another MAC": (lambda pod: pod.view.set("net1", address="02:66:66:66:66:66"), ["02:66:66:66:66:66"]),
+    "an address is gone": (lambda pod: pod.view.delete_address("net1", "192.168.111.1/24"), ["192.168.111.1/24"]),
+    "a route is gone": (lambda pod: pod.view.delete_route("net1", "10.0.0.0/8"), ["10.0.0.0/8"]),
+}
+
+
+def test_check_passes_what_add_made(node: Node, pod: Pod) -> None:
+    result = add(node, pod, network())
+    assert node.cni("host-device", "CHECK", {**network(), "prevResult": result}, netns=pod).succeeded() is None
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+@pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
+def test_check_names_what_differs(node: Node, pod: Pod, difference: str, version: str) -> None:
+    change, words = DIFFERENCES[difference]
+    config = network(version, ipam={**LEASES, "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.200"}]})
+    result = add(node, pod, config)
+    change(pod)
+    node.cni("host-device", "CHECK", {**config, "prevResult": result}, netns=pod).refused(100, *words)
+
+
+def test_gc_brings_back_the_devices_that_the_runtime_no_longer_knows(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    add(node, pod, network())
+    listed = {"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}]}
+    node.cni("host-device", "GC", network() | listed).succeeded()
+    assert pod.view.names() == ["net1"]
+    node.cni("host-device", "GC", network() | {"cni.dev/valid-attachments": []}).succeeded()
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_gc_keeps_the_address_of_a_device_that_cannot_return(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    add(node, pod, network())
+    node.host.add_veth("ens9", "usurper")
+    empty = network() | {"cni.dev/valid-attachments": []}
+    node.cni("host-device", "GC", empty).refused(11, "ens9")
+    assert (pod.view.names(), node.leases()) == (["net1"], ["192.168.111.1"])
+    node.host.delete("ens9")
+    node.cni("host-device", "GC", empty).succeeded()
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_status_knows_whether_the_device_is_there(node: Node, pod: Pod) -> None:
+    assert node.cni("host-device", "STATUS", network()).succeeded() is None
+    node.cni("host-device", "STATUS", network(device="ens77")).refused(50, "ens77")

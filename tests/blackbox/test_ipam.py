@@ -1,0 +1,743 @@
+"""The IPAM plugin with the file store, as link plugins and runtimes call it: which address whom, and how long."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from typing import Any
+
+import pytest
+
+from tests.node import GO_PLUGINS, STATE, VERSIONS, Node, Pod, Reply
+
+RANGE = {"range": "192.168.111.0/24"}
+FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
+
+
+def network(ipam: dict[str, Any], version: str = "1.1.0", **more: Any) -> dict[str, Any]:
+    block = {"type": "whereabouts", "datastore": "file", **ipam}
+    filled = {key: value for key, value in block.items() if value is not None}
+    return {"cniVersion": version, "name": "rdma-net", "type": "macvlan", "ipam": filled, **more}
+
+
+def pod_args(name: str, uid: str = "", **more: str) -> str:
+    args = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "ns", "K8S_POD_NAME": name, "K8S_POD_UID": uid, **more}
+    return ";".join(f"{key}={value}" for key, value in args.items() if value)
+
+
+def call(node: Node, verb: str, config: dict[str, Any], **how: Any) -> Reply:
+    """The IPAM plugin never opens the namespace: a DRA driver passes /dev/null."""
+    return node.cni("whereabouts", verb, config, **{"netns": "/dev/null", **how})
+
+
+def add(node: Node, config: dict[str, Any], container: str = "c1", **how: Any) -> list[str]:
+    reply = call(node, "ADD", config, container_id=container, **how)
+    reply.succeeded()
+    return reply.addresses
+
+
+def delete(node: Node, config: dict[str, Any], container: str = "c1", **how: Any) -> None:
+    assert call(node, "DEL", config, container_id=container, **how).succeeded() is None
+
+
+def refused(node: Node, config: dict[str, Any], code: int, *words: str, **how: Any) -> None:
+    """ADD fails with `code`, and changes nothing."""
+    before = node.leftovers()
+    call(node, "ADD", config, container_id="refused", **how).refused(code, *words)
+    assert node.leftovers() == before
+
+
+# --- ranges ---
+
+
+def test_addresses_are_given_from_the_lowest_and_those_freed_again_first(node: Node) -> None:
+    config = network(RANGE)
+    given = [add(node, config, f"c{i}") for i in range(1, 6)]
+    assert given == [[f"192.168.111.{i}/24"] for i in range(1, 6)]
+    delete(node, config, "c2")
+    delete(node, config, "c4")
+    assert [add(node, config, f"d{i}") for i in range(3)] == [[f"192.168.111.{i}/24"] for i in (2, 4, 6)]
+
+
+FORMS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    # what is written: the addresses that it gives, to the last one (or the first few)
+    "/24": ({"range": "10.0.0.0/24"}, ["10.0.0.1/24", "10.0.0.2/24", "..."]),
+    "host bits": ({"range": "10.0.0.77/24"}, ["10.0.0.1/24", "..."]),
+    "/30": ({"range": "10.0.0.4/30"}, ["10.0.0.5/30", "10.0.0.6/30"]),
+    "/31": ({"range": "10.0.0.4/31"}, ["10.0.0.4/31", "10.0.0.5/31"]),
+    "/32": ({"range": "10.0.0.4/32"}, ["10.0.0.4/32"]),
+    "/8": ({"range": "10.0.0.0/8"}, ["10.0.0.1/8", "..."]),
+    "first-last": ({"range": "10.0.0.10-10.0.0.12/24"}, ["10.0.0.10/24", "10.0.0.11/24", "10.0.0.12/24"]),
+    "start": ({"range": "10.0.0.0/29", "range_start": "10.0.0.5"}, ["10.0.0.5/29", "10.0.0.6/29"]),
+    "end": ({"range": "10.0.0.0/24", "range_end": "10.0.0.2"}, ["10.0.0.1/24", "10.0.0.2/24"]),
+    "start and end": (
+        {"range": "10.0.0.0/24", "range_start": "10.0.0.9", "range_end": "10.0.0.10"},
+        ["10.0.0.9/24", "10.0.0.10/24"],
+    ),
+    "exclude": (
+        {"range": "10.0.0.0/28", "exclude": ["10.0.0.0/30", "10.0.0.5", "10.0.0.8/29"]},
+        ["10.0.0.4/28", "10.0.0.6/28", "10.0.0.7/28"],
+    ),
+    "gateway": ({"range": "10.0.0.0/29", "gateway": "10.0.0.1"}, [f"10.0.0.{i}/29" for i in range(2, 7)]),
+    "IPv6 /64": ({"range": "fd00::/64"}, ["fd00::1/64", "fd00::2/64", "..."]),
+    "IPv6 /32": ({"range": "fd00:1::/32"}, ["fd00:1::1/32", "..."]),
+    "/126": ({"range": "fd00::4/126"}, ["fd00::5/126", "fd00::6/126"]),
+    "/127": ({"range": "fd00::4/127"}, ["fd00::4/127", "fd00::5/127"]),
+    "/128": ({"range": "fd00::4/128"}, ["fd00::4/128"]),
+    "IPv6 first-last": ({"range": "fd00::ffff-fd00::1:0/64"}, ["fd00::ffff/64", "fd00::1:0/64"]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_range_gives_what_it_says_to_the_last_address(node: Node, form: str) -> None:
+    ipam, expected = FORMS[form]
+    config = network(ipam)
+    whole = expected[-1] != "..."
+    given = [address for address in expected if address != "..."]
+    for number, address in enumerate(given):
+        assert add(node, config, f"c{number}") == [address]
+    if whole:
+        refused(node, config, 11, str(len(given)))
+        delete(node, config, "c0")
+        assert add(node, config, "again") == [given[0]]
+
+
+def test_each_of_several_ranges_gives_an_address_the_top_one_first(node: Node) -> None:
+    ipam = {"range": "10.1.0.0/24", "ipRanges": [{"range": "fd00:1::/64"}, {"range": "10.2.0.0/30"}]}
+    config = network(ipam)
+    assert add(node, config) == ["10.1.0.1/24", "fd00:1::1/64", "10.2.0.1/30"]
+    assert add(node, config, "c2") == ["10.1.0.2/24", "fd00:1::2/64", "10.2.0.2/30"]
+    # all or nothing: the third range is exhausted, and nothing is taken of the others
+    refused(node, config, 11, "10.2.0.0", "2")
+    delete(node, config)
+    assert node.leases() == ["10.1.0.2", "10.2.0.2", "fd00:1::2"]
+    delete(node, config, "c2")
+    assert node.leftovers() == []
+
+
+def test_static_addresses_are_appended_to_those_of_ranges(node: Node) -> None:
+    static = [{"address": "10.9.0.5/24", "gateway": "10.9.0.1"}, {"address": "fd00:9::5/64"}]
+    config = network({**RANGE, "addresses": static})
+    result = call(node, "ADD", config).succeeded()
+    assert result["ips"] == [
+        {"address": "192.168.111.1/24"},
+        {"address": "10.9.0.5/24", "gateway": "10.9.0.1"},
+        {"address": "fd00:9::5/64"},
+    ]
+    only = network({"addresses": static})
+    assert add(node, only, "c2") == ["10.9.0.5/24", "fd00:9::5/64"]
+    delete(node, config)
+    delete(node, only, "c2")
+    assert node.leftovers() == []
+
+
+def test_gateway_routes_and_names_are_in_the_result(node: Node) -> None:
+    routes = [{"dst": "0.0.0.0/0"}, {"dst": "10.0.0.0/8", "gw": "192.168.111.9"}]
+    dns = {"nameservers": ["192.168.111.8"], "domain": "example", "search": ["a", "b"], "options": ["ndots:1"]}
+    config = network({**RANGE, "gateway": "192.168.111.254", "routes": routes, "dns": dns})
+    assert call(node, "ADD", config).succeeded() == {
+        "cniVersion": "1.1.0",
+        "ips": [{"address": "192.168.111.1/24", "gateway": "192.168.111.254"}],
+        "routes": routes,
+        "dns": dns,
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_result_has_the_form_of_its_version(node: Node, version: str) -> None:
+    config = network({"range": "10.1.0.0/24", "ipRanges": [{"range": "fd00:1::/64"}]}, version)
+    result = call(node, "ADD", config).succeeded()
+    assert result.pop("cniVersion") == version
+    assert result.pop("dns") == {}
+    if version < "0.3.0":
+        assert result == {"ip4": {"ip": "10.1.0.1/24"}, "ip6": {"ip": "fd00:1::1/64"}}
+    elif version < "1.0.0":
+        four, six = {"version": "4", "address": "10.1.0.1/24"}, {"version": "6", "address": "fd00:1::1/64"}
+        assert result == {"ips": [four, six]}
+    else:
+        assert result == {"ips": [{"address": "10.1.0.1/24"}, {"address": "fd00:1::1/64"}]}
+
+
+@pytest.mark.parametrize("version", VERSIONS[:2])
+def test_an_old_version_with_two_addresses_of_a_family_is_refused(node: Node, version: str) -> None:
+    config = network({"range": "10.1.0.0/24", "ipRanges": [{"range": "10.2.0.0/24"}]}, version)
+    refused(node, config, 7, version, "0.3.0")
+
+
+BAD: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, ["ipam", "range"]),
+    ({"range": "nonsense"}, ["ipam.range", "nonsense"]),
+    ({"range": "10.0.0.0/33"}, ["ipam.range", "10.0.0.0/33"]),
+    ({"range": "10.0.0.0"}, ["ipam.range", "10.0.0.0"]),
+    ({"range": "10.0.0.9-10.0.0.2/24"}, ["ipam.range", "10.0.0.9"]),
+    ({"range": "10.0.0.9-fd00::1/64"}, ["ipam.range"]),
+    ({"range": 7}, ["ipam.range", "7"]),
+    ({**RANGE, "range_start": "10.0.0.1"}, ["ipam.range_start", "10.0.0.1"]),
+    ({**RANGE, "range_end": "fd00::1"}, ["ipam.range_end", "fd00::1"]),
+    ({**RANGE, "range_start": "192.168.111.9", "range_end": "192.168.111.3"}, ["range_", "192.168.111."]),
+    ({**RANGE, "exclude": ["10.0.0.300"]}, ["ipam.exclude[0]", "10.0.0.300"]),
+    ({**RANGE, "exclude": "192.168.111.1"}, ["ipam.exclude"]),
+    ({"ipRanges": [RANGE, {"range": "x"}]}, ["ipam.ipRanges[1].range", "x"]),
+    ({"ipRanges": [{**RANGE, "exclude": ["192.168.111.1", "x"]}]}, ["ipam.ipRanges[0].exclude[1]", "x"]),
+    ({"ipRanges": {}} | {"range": "x"}, ["ipam.range"]),
+    ({**RANGE, "gateway": "192.168.111"}, ["ipam.gateway", "192.168.111"]),
+    ({**RANGE, "gateway": "fd00::1"}, ["ipam.gateway", "fd00::1"]),
+    ({**RANGE, "addresses": [{"address": "10.0.0.1"}]}, ["ipam.addresses[0].address", "10.0.0.1"]),
+    ({**RANGE, "routes": [{"dst": "10.0.0.1/40"}]}, ["ipam.routes[0].dst", "10.0.0.1/40"]),
+    ({**RANGE, "routes": [{"gw": "10.0.0.1"}]}, ["ipam.routes[0]"]),
+    ({**RANGE, "datastore": "paper"}, ["ipam.datastore", "paper", "file"]),
+    ({**RANGE, "datastore": "kubernetes"}, ["kubeconfig"]),
+    ({**RANGE, "datastore": "etcd"}, ["etcd_host"]),
+    ({**RANGE, "dataDir": "relative"}, ["ipam.dataDir", "relative"]),
+    ({**RANGE, "node_slice_size": "/200"}, ["ipam.node_slice_size", "/200"]),
+]
+
+
+@pytest.mark.parametrize(("ipam", "words"), BAD, ids=lambda value: json.dumps(value) if isinstance(value, dict) else "")
+def test_a_bad_value_is_refused_with_its_key(node: Node, ipam: dict[str, Any], words: list[str]) -> None:
+    refused(node, network(ipam), 7, *words)
+
+
+def test_a_range_that_excludes_all_it_has_is_refused_or_exhausted(node: Node) -> None:
+    reply = call(node, "ADD", network({**RANGE, "exclude": ["192.168.111.0/24"]}))
+    assert reply.code in (7, 11)
+    assert node.leftovers() == []
+
+
+def test_an_exhausted_pool_is_named_with_size_and_use_and_the_way_to_look(node: Node) -> None:
+    config = network({"range": "10.0.0.0/30"})
+    for container in ("c1", "c2"):
+        add(node, config, container)
+    before = node.leftovers()
+    refused(node, config, 11, "10.0.0.0", "2", "railcni ipam leases")
+    call(node, "STATUS", config).refused(50, "10.0.0.0", "2")
+    assert node.leftovers() == before
+    delete(node, config)
+    assert call(node, "STATUS", config).succeeded() is None
+
+
+# --- whose a lease is ---
+
+
+def test_the_same_attachment_gets_the_same_addresses(node: Node) -> None:
+    config = network({"range": "10.1.0.0/24", "ipRanges": [{"range": "fd00:1::/64"}]})
+    first = add(node, config)
+    add(node, config, "c2")
+    assert add(node, config) == first
+    assert len(node.leases()) == 4
+
+
+def test_interfaces_and_networks_are_attachments_of_their_own(node: Node) -> None:
+    config = network(RANGE)
+    assert add(node, config) == ["192.168.111.1/24"]
+    assert add(node, config, ifname="net2") == ["192.168.111.2/24"]
+    assert add(node, {**config, "name": "other"}) == ["192.168.111.3/24"]
+    delete(node, config, ifname="net2")
+    assert node.leases() == ["192.168.111.1", "192.168.111.3"]
+
+
+def test_a_restarted_sandbox_gets_the_addresses_and_a_late_delete_frees_nothing(node: Node) -> None:
+    config, args = network(RANGE), pod_args("pod-a")
+    assert add(node, config, "old", args=args) == ["192.168.111.1/24"]
+    assert add(node, config, "new", args=args) == ["192.168.111.1/24"]
+    delete(node, config, "old", args=args)
+    assert node.leases() == ["192.168.111.1"]
+    delete(node, config, "new", args=args)
+    assert node.leftovers() == []
+
+
+def test_a_sandbox_that_says_its_uid_takes_over_from_one_that_did_not(node: Node) -> None:
+    config = network(RANGE)
+    add(node, config, "old", args=pod_args("pod-a"))
+    assert add(node, config, "new", args=pod_args("pod-a", "uid-1")) == ["192.168.111.1/24"]
+    assert add(node, config, "newer", args=pod_args("pod-a", "uid-1")) == ["192.168.111.1/24"]
+
+
+def test_two_known_uids_are_two_pods(node: Node) -> None:
+    config = network(RANGE)
+    add(node, config, "old", args=pod_args("pod-a", "uid-1"))
+    assert add(node, config, "new", args=pod_args("pod-a", "uid-2")) == ["192.168.111.2/24"]
+    delete(node, config, "old")
+    assert node.leases() == ["192.168.111.2"]
+
+
+def test_another_ifname_or_pod_takes_nothing_over(node: Node) -> None:
+    config = network(RANGE)
+    add(node, config, "c1", args=pod_args("pod-a"))
+    assert add(node, config, "c2", args=pod_args("pod-a"), ifname="net2") == ["192.168.111.2/24"]
+    assert add(node, config, "c3", args=pod_args("pod-b")) == ["192.168.111.3/24"]
+
+
+def test_attachments_without_a_pod_never_share(node: Node) -> None:
+    config = network(RANGE)
+    assert [add(node, config, f"c{i}") for i in (1, 2)] == [["192.168.111.1/24"], ["192.168.111.2/24"]]
+
+
+def test_no_address_is_given_twice_to_fifty_processes_at_once(node: Node) -> None:
+    config = network(RANGE)
+    calls = [
+        node.start_cni("whereabouts", "ADD", config, container_id=f"c{i}", netns="/dev/null", args=pod_args(f"p{i}"))
+        for i in range(50)
+    ]
+    given = [reply.addresses for reply in node.cni_at_once(calls)]
+    assert sorted(given, key=lambda a: ipaddress.ip_interface(a[0])) == [[f"192.168.111.{i}/24"] for i in range(1, 51)]
+    assert len(node.leases()) == 50
+    calls = [node.start_cni("whereabouts", "DEL", config, container_id=f"c{i}", netns="/dev/null") for i in range(50)]
+    assert [reply.status for reply in node.cni_at_once(calls)] == [0] * 50
+    assert node.leftovers() == []
+
+
+def test_the_last_addresses_of_a_pool_go_to_as_many_of_those_who_race_for_them(node: Node) -> None:
+    config = network({"range": "10.0.0.0/28"})  # 14 addresses
+    calls = [node.start_cni("whereabouts", "ADD", config, container_id=f"c{i}", netns="/dev/null") for i in range(20)]
+    replies = node.cni_at_once(calls)
+    given = [reply.addresses[0] for reply in replies if not reply.status]
+    assert (len(given), len(set(given))) == (14, 14)
+    assert {reply.code for reply in replies} == {0, 11}
+    assert len(node.leases()) == 14
+
+
+def test_one_attachment_added_by_many_at_once_has_one_address(node: Node) -> None:
+    config = network(RANGE)
+    calls = [node.start_cni("whereabouts", "ADD", config, netns="/dev/null", args=pod_args("a")) for _ in range(10)]
+    assert {tuple(reply.addresses) for reply in node.cni_at_once(calls)} == {("192.168.111.1/24",)}
+    assert node.leases() == ["192.168.111.1"]
+    delete(node, config)
+    assert node.leftovers() == []
+
+
+def test_adds_and_deletes_of_one_attachment_at_once_end_in_a_state_that_a_delete_clears(node: Node) -> None:
+    config = network({"range": "10.1.0.0/24", "ipRanges": [{"range": "fd00:1::/64"}]})
+    verbs = ["ADD", "DEL"] * 20
+    replies = node.cni_at_once([node.start_cni("whereabouts", verb, config, netns="/dev/null") for verb in verbs])
+    assert [reply.status for reply in replies] == [0] * len(verbs)
+    assert len(node.leases()) in (0, 2)
+    assert len(node.leases()) == 2 * len([f for f in node.files() if "attachments" in f])
+    delete(node, config)
+    assert node.leftovers() == []
+
+
+# --- requests ---
+
+BY: dict[str, Any] = {
+    "CNI_ARGS": lambda *ips: {"args": f"IgnoreUnknown=1;IP={','.join(ips)}"},
+    "runtimeConfig": lambda *ips: {"more_config": {"runtimeConfig": {"ips": list(ips)}}},
+    "args": lambda *ips: {"more_config": {"args": {"cni": {"ips": list(ips)}}}},
+}
+each_way = pytest.mark.parametrize("way", BY)
+
+
+def ask(node: Node, ipam: dict[str, Any], container: str, way: str, *ips: str) -> Reply:
+    how = BY[way](*ips)
+    config = network(ipam, **how.pop("more_config", {}))
+    return call(node, "ADD", config, container_id=container, **how)
+
+
+@each_way
+@pytest.mark.parametrize("form", ["192.168.111.77", "192.168.111.77/24"])
+def test_a_requested_address_is_given_and_reserved(node: Node, way: str, form: str) -> None:
+    reply = ask(node, RANGE, "c1", way, form)
+    assert reply.succeeded()["ips"] == [{"address": "192.168.111.77/24"}]
+    assert node.leases() == ["192.168.111.77"]
+    reply = ask(node, RANGE, "c2", way, form)
+    reply.refused(11, "192.168.111.77", "c1", "net1")
+    assert node.leases() == ["192.168.111.77"]
+    delete(node, network(RANGE))
+    assert node.leftovers() == []
+
+
+@each_way
+def test_requests_of_both_families_replace_what_the_ranges_would_give(node: Node, way: str) -> None:
+    ipam = {"ipRanges": [RANGE, {"range": "fd00:1::/64"}]}
+    assert ask(node, ipam, "c1", way, "fd00:1::77", "192.168.111.7").addresses == [
+        "192.168.111.7/24",
+        "fd00:1::77/64",
+    ]
+    assert node.leases() == ["192.168.111.7", "fd00:1::77"]
+
+
+@each_way
+def test_a_request_outside_of_all_ranges_is_static_and_needs_its_length(node: Node, way: str) -> None:
+    assert ask(node, RANGE, "c1", way, "10.7.0.7/16").addresses == ["192.168.111.1/24", "10.7.0.7/16"]
+    ask(node, RANGE, "c2", way, "10.7.0.7").refused(7, "10.7.0.7")
+    assert node.leases() == ["192.168.111.1"]
+
+
+@each_way
+@pytest.mark.parametrize("bad", ["nonsense", "192.168.111.0", "192.168.111.255"])
+def test_a_request_that_cannot_be_met_is_refused(node: Node, way: str, bad: str) -> None:
+    ask(node, RANGE, "c1", way, bad).refused(7, bad)
+    assert node.leftovers() == []
+
+
+def test_the_gateway_cannot_be_requested(node: Node) -> None:
+    ask(node, {**RANGE, "gateway": "192.168.111.254"}, "c1", "CNI_ARGS", "192.168.111.254").refused(7, "gateway")
+
+
+def test_one_request_by_two_ways_counts_once(node: Node) -> None:
+    config = network(RANGE, runtimeConfig={"ips": ["192.168.111.77"]})
+    assert add(node, config, args="IP=192.168.111.77") == ["192.168.111.77/24"]
+
+
+def test_a_gateway_of_the_arguments_is_in_the_result(node: Node) -> None:
+    reply = call(node, "ADD", network(RANGE), args="IgnoreUnknown=1;GATEWAY=192.168.111.200")
+    assert reply.succeeded()["ips"] == [{"address": "192.168.111.1/24", "gateway": "192.168.111.200"}]
+
+
+# --- overlapping ranges ---
+
+
+def test_ranges_that_overlap_give_no_address_twice(node: Node) -> None:
+    narrow, wide = network({"range": "10.0.0.0/24"}), network({"range": "10.0.0.0/16"}) | {"name": "wide"}
+    assert add(node, narrow, "c1") == ["10.0.0.1/24"]
+    assert add(node, wide, "c2") == ["10.0.0.2/16"]
+    assert add(node, narrow, "c3") == ["10.0.0.3/24"]
+    delete(node, narrow, "c1")
+    assert add(node, wide, "c4") == ["10.0.0.1/16"]
+
+
+def test_a_requested_address_is_taken_also_when_another_range_gave_it(node: Node) -> None:
+    add(node, network({"range": "10.0.0.0/24"}), "holder")
+    ask(node, {"range": "10.0.0.0/16"}, "c2", "CNI_ARGS", "10.0.0.1").refused(11, "10.0.0.1", "holder")
+
+
+@pytest.mark.parametrize("apart", [{"enable_overlapping_ranges": False}, {"network_name": "blue"}], ids=str)
+def test_ranges_may_be_kept_apart(node: Node, apart: dict[str, Any]) -> None:
+    assert add(node, network({"range": "10.0.0.0/24"}), "c1") == ["10.0.0.1/24"]
+    assert add(node, network({"range": "10.0.0.0/16", **apart}), "c2") == ["10.0.0.1/16"]
+
+
+def test_one_range_under_two_network_names_is_two_pools(node: Node) -> None:
+    for container, name in (("c1", "blue"), ("c2", "red"), ("c3", None)):
+        assert add(node, network({**RANGE, "network_name": name}), container) == ["192.168.111.1/24"]
+    assert add(node, network({**RANGE, "network_name": "red"}), "c4") == ["192.168.111.2/24"]
+
+
+# --- DEL, CHECK, GC ---
+
+
+def test_a_delete_can_be_repeated_and_need_not_have_been_added(node: Node) -> None:
+    config = network(RANGE)
+    delete(node, config)
+    add(node, config)
+    for _ in range(2):
+        delete(node, config)
+        assert node.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"range": "10.0.0.0/24"},
+        {"range": "192.168.111.128/25"},
+        {"range": "nonsense"},
+        {"dataDir": "/var/lib/cni/other"},
+        {"network_name": "blue"},
+        {"addresses": [{"address": "10.0.0.1/24"}], "range": None},
+        {"datastore": None},
+    ],
+    ids=json.dumps,
+)
+def test_a_delete_finds_its_leases_after_the_configuration_has_changed(node: Node, changed: dict[str, Any]) -> None:
+    add(node, network(RANGE))
+    delete(node, network({**RANGE, **changed}), args=pod_args("pod-a"))
+    assert node.leftovers() == []
+
+
+def test_live_leases_survive_a_change_of_their_range(node: Node) -> None:
+    old, new = network(RANGE), network({"range": "192.168.111.0/24", "range_start": "192.168.111.100"})
+    add(node, old)
+    assert add(node, new, "c2") == ["192.168.111.100/24"]
+    assert node.leases() == ["192.168.111.1", "192.168.111.100"]
+    assert add(node, old, "c3") == ["192.168.111.2/24"]
+    delete(node, new)
+    assert node.leases() == ["192.168.111.2", "192.168.111.100"]
+
+
+def test_an_add_with_another_store_gives_up_the_lease_in_the_former_one(node: Node) -> None:
+    add(node, network({**RANGE, "dataDir": "/var/lib/cni/former"}))
+    add(node, network({**RANGE, "dataDir": "/var/lib/cni/latter"}))
+    assert (node.leases("/var/lib/cni/former"), node.leases("/var/lib/cni/latter")) == ([], ["192.168.111.1"])
+    delete(node, network(RANGE))
+    assert node.leases("/var/lib/cni/latter") == []
+
+
+def test_check_knows_the_lease(node: Node) -> None:
+    config = network(RANGE)
+    result = call(node, "ADD", config).succeeded()
+    checked = {**config, "prevResult": result}
+    assert call(node, "CHECK", checked).succeeded() is None
+    wrong = {**result, "ips": [{"address": "192.168.111.9/24"}]}
+    call(node, "CHECK", {**config, "prevResult": wrong}).refused(100, "192.168.111.1")
+    call(node, "CHECK", checked, container_id="c2").refused(100, "192.168.111.1")
+    delete(node, config)
+    call(node, "CHECK", checked).refused(100, "192.168.111.1")
+
+
+def test_check_lets_a_link_plugins_own_addresses_pass(node: Node) -> None:
+    """In a chain prevResult may hold what other plugins added."""
+    config = network({**RANGE, "addresses": [{"address": "10.9.0.5/24"}]})
+    result = call(node, "ADD", config).succeeded()
+    assert call(node, "CHECK", {**config, "prevResult": result}).succeeded() is None
+
+
+def valid(*containers: str) -> dict[str, Any]:
+    return {"cni.dev/valid-attachments": [{"containerID": c, "ifname": "net1"} for c in containers]}
+
+
+def test_gc_frees_what_is_not_listed_of_this_network_alone(node: Node) -> None:
+    config, other = network(RANGE), network(RANGE) | {"name": "other"}
+    for container in ("c1", "c2", "c3"):
+        add(node, config, container)
+    add(node, other, "c9")
+    assert call(node, "GC", config | valid("c2")).succeeded() is None
+    assert node.leases() == ["192.168.111.2", "192.168.111.4"]
+    assert call(node, "GC", config | valid()).succeeded() is None
+    assert node.leases() == ["192.168.111.4"]
+
+
+@pytest.mark.parametrize("listed", [{}, {"cni.dev/valid-attachments": None}])
+def test_gc_without_a_list_frees_nothing(node: Node, listed: dict[str, Any]) -> None:
+    add(node, network(RANGE))
+    call(node, "GC", network(RANGE) | listed).refused(7, "cni.dev/valid-attachments")
+    assert node.leases() == ["192.168.111.1"]
+
+
+def test_leases_of_an_earlier_boot_go_when_their_namespace_has_gone(node: Node) -> None:
+    """A reboot is a boot_id that differs: another file stands in for the kernel's."""
+    pod = node.pod()
+    config = network({"range": "10.0.0.0/30"})
+    add(node, config, "dead", netns="/run/netns/no-more")
+    add(node, config, "live", netns=pod.path)
+    refused(node, config, 11)
+    node.path("/run/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
+    node.run(["mount", "--bind", "/run/boot_id", "/proc/sys/kernel/random/boot_id"]).check_returncode()
+    assert add(node, config, "new") == ["10.0.0.1/30"]
+    assert node.leases() == ["10.0.0.1", "10.0.0.2"]
+
+
+# --- which store ---
+
+
+@pytest.fixture
+def etc(node: Node) -> Node:
+    """The node with an /etc of its own."""
+    node.run(["cp", "-a", "/etc", "/run/etc"]).check_returncode()
+    node.run(["mount", "--bind", "/run/etc", "/etc"]).check_returncode()
+    return node
+
+
+def write(node: Node, path: str, document: Any) -> None:
+    file = node.path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+
+
+def test_a_kubernetes_pod_is_never_given_node_local_addresses_unasked(node: Node) -> None:
+    config, args = network({**RANGE, "datastore": None}), pod_args("pod-a")
+    reply = call(node, "ADD", config, args=args)
+    reply.refused(7, "datastore", '"file"', "pod-a")
+    for path in (
+        "/etc/kubernetes/cni/net.d",
+        "/etc/cni/net.d",
+        "/host/etc/cni/net.d",
+        "/host/etc/kubernetes/cni/net.d",
+    ):
+        assert f"{path}/whereabouts.d/whereabouts.conf" in reply.msg + reply.document.get("details", "")
+    assert node.leftovers() == []
+    delete(node, config, args=args)
+
+
+def test_without_a_pod_the_file_store_is_the_default(node: Node) -> None:
+    config = network({**RANGE, "datastore": None})
+    assert add(node, config) == ["192.168.111.1/24"]
+    delete(node, config)
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    "store", [{"etcd_host": "10.0.0.1:2379"}, {"kubernetes": {"kubeconfig": "/etc/cni/net.d/kubeconfig"}}], ids=str
+)
+def test_a_store_that_this_version_does_not_have_is_refused(node: Node, store: dict[str, Any]) -> None:
+    reply = call(node, "ADD", network({**RANGE, "datastore": None, **store}))
+    assert reply.code in (2, 7)
+    assert '"file"' in reply.msg
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("path", [FLAT, "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf"])
+def test_a_flat_file_fills_what_the_block_leaves_out(etc: Node, path: str) -> None:
+    write(etc, path, {"datastore": "file", "range": "10.3.0.0/24", "gateway": "10.3.0.1", "log_level": "debug"})
+    block = {"datastore": None}
+    assert add(etc, network(block), args=pod_args("pod-a")) == ["10.3.0.2/24"]
+    assert add(etc, network({**block, **RANGE, "gateway": "192.168.111.1"}), "c2") == ["192.168.111.2/24"]
+
+
+def test_a_flat_file_may_be_named_in_the_block(etc: Node) -> None:
+    write(etc, "/etc/cni/own.conf", {"datastore": "file", "range": "10.3.0.0/24"})
+    config = network({"datastore": None, "configuration_path": "/etc/cni/own.conf"})
+    assert add(etc, config, args=pod_args("pod-a")) == ["10.3.0.1/24"]
+
+
+@pytest.mark.parametrize("content", ["nonsense", "[]", '{"range": "nonsense"}', '{"gateway": 7}'])
+def test_a_flat_file_that_is_wrong_is_named(etc: Node, content: str) -> None:
+    write(etc, FLAT, content)
+    refused(etc, network({}), 7, FLAT)
+
+
+def test_the_flat_file_cannot_switch_overlap_checks_off(etc: Node) -> None:
+    write(etc, FLAT, {"enable_overlapping_ranges": False})
+    add(etc, network({"range": "10.0.0.0/24"}))
+    assert add(etc, network({"range": "10.0.0.0/16"}), "c2") == ["10.0.0.2/16"]
+
+
+def test_the_file_store_lies_where_data_dir_says(node: Node) -> None:
+    config = network({**RANGE, "dataDir": "/var/lib/cni/elsewhere/leases"})
+    add(node, config)
+    assert node.leases("/var/lib/cni/elsewhere/leases") == ["192.168.111.1"]
+    assert node.leases() == []
+    assert node.path("/var/lib/cni/elsewhere/leases").stat().st_mode & 0o777 == 0o700
+    delete(node, config)
+    assert node.leases("/var/lib/cni/elsewhere/leases") == []
+
+
+def test_state_is_for_root_alone(node: Node) -> None:
+    add(node, network(RANGE))
+    top = node.path(STATE)
+    assert top.stat().st_mode & 0o777 == 0o700
+    assert all(p.stat().st_mode & 0o077 == 0 for p in top.rglob("*"))
+
+
+def test_log_lines_carry_container_pod_and_interface(node: Node) -> None:
+    node.run(["mount", "-t", "tmpfs", "tmpfs", "/var/log"]).check_returncode()
+    config = network({**RANGE, "log_file": "/var/log/ipam.log", "log_level": "debug"})
+    add(node, config, "container-7", args=pod_args("pod-a"))
+    delete(node, config, "container-7", args=pod_args("pod-a"))
+    lines = node.path("/var/log/ipam.log").read_text().splitlines()
+    assert lines
+    assert all("container-7" in line and "ns/pod-a" in line and "net1" in line for line in lines)
+
+
+def test_a_block_needs_no_type(node: Node) -> None:
+    config = network(RANGE)
+    del config["ipam"]["type"]
+    del config["type"]
+    assert add(node, config) == ["192.168.111.1/24"]
+    delete(node, config)
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("ipam", [None, [], "whereabouts"])
+def test_a_configuration_without_a_block_is_refused(node: Node, ipam: Any) -> None:
+    refused(node, {"cniVersion": "1.1.0", "name": "n", "type": "x", "ipam": ipam}, 7, "ipam")
+
+
+# --- a store in trouble ---
+
+
+def test_a_damaged_store_is_set_aside_and_nobody_loses_an_address(node: Node) -> None:
+    config = network(RANGE)
+    given = [add(node, config, f"c{i}")[0] for i in range(1, 4)]
+    file = node.path(f"{STATE}/leases.db")
+    file.write_bytes(b"\0garbage" * (file.stat().st_size // 8))
+    reply = call(node, "ADD", config, container_id="c9")
+    reply.refused(103, f"{STATE}/leases.db", "set aside")
+    aside = [p for p in node.path(STATE).iterdir() if p.name.startswith("leases.db.")]
+    assert aside
+    assert add(node, config, "c9") == ["192.168.111.4/24"]
+    assert [add(node, config, f"c{i}")[0] for i in range(1, 4)] == given
+
+
+def test_a_lost_store_is_rebuilt_from_the_records(node: Node) -> None:
+    config = network(RANGE)
+    add(node, config, "c1")
+    add(node, config, "c2")
+    node.path(f"{STATE}/leases.db").unlink()
+    replies = [call(node, "ADD", config, container_id="c3") for _ in range(2)]
+    assert replies[-1].addresses == ["192.168.111.3/24"]
+    delete(node, config, "c1")
+    assert node.leases() == ["192.168.111.2", "192.168.111.3"]
+
+
+def test_a_read_only_disk_is_named(node: Node) -> None:
+    config = network(RANGE)
+    add(node, config)
+    before = node.leases()
+    node.run(["mount", "-o", "remount,ro", "/var/lib"]).check_returncode()
+    reply = call(node, "ADD", config, container_id="c2")
+    reply.refused(5, STATE)
+    call(node, "STATUS", config).refused(50, STATE)
+    assert call(node, "DEL", config).status == 1
+    node.run(["mount", "-o", "remount,rw", "/var/lib"]).check_returncode()
+    assert node.leases() == before
+    delete(node, config)
+    assert node.leftovers() == []
+
+
+def test_a_full_disk_is_named_and_lets_go_of_leases(node: Node) -> None:
+    node.path("/var/lib/cni/small").mkdir(parents=True)
+    node.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", "/var/lib/cni/small"]).check_returncode()
+    config = network({**RANGE, "dataDir": "/var/lib/cni/small"})
+    for container in ("c1", "c2"):
+        add(node, config, container)
+    node.run(["dd", "if=/dev/zero", "of=/var/lib/cni/small/filler", "bs=4k"])
+    many = network({"range": "10.0.0.0/16", "dataDir": "/var/lib/cni/small"})
+    replies = [call(node, "ADD", many, container_id=f"m{i}") for i in range(200)]
+    failed = [reply for reply in replies if reply.status]
+    assert failed
+    assert all(reply.code in (5, 11) and "/var/lib/cni/small" in reply.msg[:250] for reply in failed)
+    given = [reply.addresses[0] for reply in replies if not reply.status]
+    assert len(set(given)) == len(given)
+    delete(node, config, "c1")
+    assert "192.168.111.1" not in node.leases("/var/lib/cni/small")
+
+
+def test_a_directory_that_is_a_file_is_named(node: Node) -> None:
+    write(node, "/var/lib/cni/flat", "")
+    refused(node, network({**RANGE, "dataDir": "/var/lib/cni/flat/x"}), 5, "/var/lib/cni/flat")
+
+
+def test_a_store_that_is_a_link_or_no_file_is_refused(node: Node) -> None:
+    top = node.path(STATE)
+    top.mkdir(parents=True, mode=0o700)
+    (top / "leases.db").symlink_to("/run/victim")
+    call(node, "ADD", network(RANGE)).refused(5, f"{STATE}/leases.db")
+    assert not node.path("/run/victim").exists()
+
+
+# --- called by others ---
+
+
+@pytest.mark.skipif(not (GO_PLUGINS / "macvlan").exists(), reason="needs the package containernetworking-plugins")
+@pytest.mark.parametrize("version", VERSIONS[:-1])
+def test_gos_macvlan_finds_it_in_cni_path(node: Node, version: str) -> None:
+    node.master()
+    pod = node.pod()
+    config = network(RANGE, version, master="ens2f0")
+
+    def go(verb: str, **more: Any) -> Reply:
+        return node.cni(GO_PLUGINS / "macvlan", verb, {**config, **more}, netns=pod, path=[node.executables])
+
+    reply = go("ADD")
+    reply.succeeded()
+    assert reply.addresses == ["192.168.111.1/24"] == pod.view.link("net1").texts
+    if version >= "0.4.0":
+        assert go("CHECK", prevResult=reply.document).succeeded() is None
+    assert go("DEL").succeeded() is None
+    assert go("DEL").succeeded() is None
+    assert node.leftovers() == []
+
+
+def test_a_link_plugin_of_ours_may_run_it_by_exec(node: Node) -> None:
+    """Locks of the two parts of one attachment differ: else the one would wait for the other for ever."""
+    node.master()
+    pod: Pod = node.pod()
+    folder = node.path("/run/bin")
+    folder.mkdir()
+    (folder / "whereabouts").write_text(f'#!/bin/sh\nexec {node.executables}/railcni-whereabouts "$@"\n')
+    (folder / "whereabouts").chmod(0o755)
+    config = network(RANGE, master="ens2f0")
+    for verb in ("STATUS", "ADD", "ADD", "DEL", "DEL"):
+        reply = node.cni("macvlan", verb, config, netns=pod, path=["/run/bin"])
+        assert reply.status == 0, (verb, reply.document)
+    assert node.leftovers() == []

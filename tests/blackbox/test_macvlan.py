@@ -1,0 +1,782 @@
+"""macvlan against a real kernel: what it makes, what it refuses, what it finds, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.node import GO_PLUGINS, VERSIONS, Node, Pod, until
+from tests.view import View
+
+LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
+BOTH = {
+    "type": "whereabouts",
+    "ipRanges": [{"range": "192.168.111.0/24"}, {"range": "fd00:111::/64"}],
+    "datastore": "file",
+}
+
+each_version = pytest.mark.parametrize("version", VERSIONS)
+with_interfaces = pytest.mark.parametrize("version", VERSIONS[2:])
+
+
+def network(version: str = "1.1.0", **more: Any) -> dict[str, Any]:
+    """The seed network: an RDMA netdev shared by many pods."""
+    base = {
+        "cniVersion": version,
+        "name": "rdma-net",
+        "type": "macvlan",
+        "master": "ens2f0",
+        "mtu": 9000,
+        "ipam": LEASES,
+    }
+    return {key: value for key, value in {**base, **more}.items() if value is not None}
+
+
+@pytest.fixture
+def wire(node: Node) -> View:
+    """The far end of the master's wire."""
+    return node.master()
+
+
+@pytest.fixture
+def pod(node: Node, wire: View) -> Pod:
+    return node.pod()
+
+
+def add(node: Node, pod: Pod, config: dict[str, Any], **how: Any) -> dict[str, Any]:
+    result: dict[str, Any] = node.cni("macvlan", "ADD", config, netns=pod, **how).succeeded()
+    return result
+
+
+def delete(node: Node, pod: Pod | str | None, config: dict[str, Any], **how: Any) -> None:
+    reply = node.cni("macvlan", "DEL", config, netns=pod, **how)
+    assert reply.succeeded() is None
+
+
+def refused(node: Node, pod: Pod | str, config: dict[str, Any], code: int, *words: str, **how: Any) -> None:
+    """ADD fails with `code` and leaves nothing; neither does the DEL that a runtime sends after it."""
+    node.cni("macvlan", "ADD", config, netns=pod, **how).refused(code, *words)
+    assert node.leftovers() == []
+    node.cni("macvlan", "DEL", config, netns=pod, **how)
+    assert node.leftovers() == []
+
+
+# --- ADD: the result ---
+
+
+@each_version
+def test_an_add_answers_in_the_form_of_its_version(node: Node, pod: Pod, version: str) -> None:
+    result = add(node, pod, network(version, dns={"nameservers": ["192.168.111.2"]}))
+    link = pod.view.link("net1")
+    dns = {"nameservers": ["192.168.111.2"]}
+    if version < "0.3.0":
+        assert result == {"cniVersion": version, "ip4": {"ip": "192.168.111.1/24"}, "dns": dns}
+    else:
+        interface: dict[str, Any] = {"name": "net1", "mac": link.mac, "sandbox": pod.path}
+        address: dict[str, Any] = {"interface": 0, "address": "192.168.111.1/24"}
+        if version < "1.0.0":
+            address["version"] = "4"
+        if version >= "1.1.0":
+            interface["mtu"] = 9000
+        assert result == {"cniVersion": version, "interfaces": [interface], "ips": [address], "dns": dns}
+    delete(node, pod, network(version))
+    assert node.leftovers() == []
+
+
+@with_interfaces
+def test_an_attachment_without_ipam_has_a_link_and_no_address(node: Node, pod: Pod, version: str) -> None:
+    ipam: dict[str, Any] | None
+    for ipam in ({}, None):
+        result = add(node, pod, network(version, ipam=ipam))
+        assert "ips" not in result
+        assert [i["name"] for i in result["interfaces"]] == ["net1"]
+        link = pod.view.link("net1")
+        assert (link.up, link.mtu, link.texts) == (True, 9000, [])
+        delete(node, pod, network(version, ipam=ipam))
+        assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("version", VERSIONS[:2])
+def test_an_old_version_that_cannot_say_no_address_is_refused(node: Node, pod: Pod, version: str) -> None:
+    ipam: dict[str, Any] | None
+    for ipam in ({}, None):
+        refused(node, pod, network(version, ipam=ipam), 1, version, "0.3.0")
+
+
+# --- ADD: the kernel's state ---
+
+
+def test_the_link_is_what_the_configuration_says(node: Node, pod: Pod) -> None:
+    result = add(node, pod, network())
+    link = pod.view.link("net1")
+    assert (link.kind, link.mode, link.mtu) == ("macvlan", "bridge", 9000)
+    assert (link.up, link.carrier) == (True, True)
+    assert link.lower == node.host.link("ens2f0").index
+    assert link.lower_netnsid == 0  # `ip` shows it as link-netnsid 0
+    assert link.broadcast == "ff:ff:ff:ff:ff:ff"
+    assert int(link.mac[:2], 16) & 3 == 2  # unicast, locally administered
+    assert result["interfaces"][0]["mac"] == link.mac
+    (address,) = [a for a in link.addresses if a.text == "192.168.111.1/24"]
+    assert (address.broadcast, address.scope, address.valid_for_ever) == ("192.168.111.255", 0, True)
+
+
+def test_two_pods_get_two_links_two_macs_and_two_addresses(node: Node, pod: Pod) -> None:
+    other = node.pod("pod2")
+    first, second = add(node, pod, network()), add(node, other, network(), container_id="c2")
+    assert [r["ips"][0]["address"] for r in (first, second)] == ["192.168.111.1/24", "192.168.111.2/24"]
+    assert pod.view.link("net1").mac != other.view.link("net1").mac
+
+
+def test_packets_of_the_whole_mtu_pass_between_two_pods(node: Node, pod: Pod) -> None:
+    other = node.pod("pod2")
+    add(node, pod, network(ipam=BOTH))
+    add(node, other, network(ipam=BOTH), container_id="c2")
+    for family, one, two, size in (
+        (socket.AF_INET, "192.168.111.1", "192.168.111.2", 9000 - 28),
+        (socket.AF_INET6, "fd00:111::1", "fd00:111::2", 9000 - 48),
+    ):
+        with pod.view.entered():
+            sender = socket.socket(family, socket.SOCK_DGRAM)
+        with other.view.entered():
+            receiver = socket.socket(family, socket.SOCK_DGRAM)
+        with sender, receiver:
+            receiver.settimeout(5)
+            receiver.bind((two, 4791))
+            sender.bind((one, 0))
+            if family == socket.AF_INET:
+                sender.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO: must not fragment
+            sender.sendto(b"x" * size, (two, 4791))
+            assert len(receiver.recv(65536)) == size
+
+
+@pytest.mark.parametrize("mode", ["bridge", "private", "vepa", "passthru"])
+def test_every_mode_is_set_and_reported_by_the_kernel(node: Node, pod: Pod, mode: str) -> None:
+    config = network(mode=mode)
+    result = add(node, pod, config)
+    link = pod.view.link("net1")
+    assert link.mode == mode
+    if mode == "passthru":
+        assert link.mac == node.host.link("ens2f0").mac
+    checked = node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod)
+    assert checked.succeeded() is None
+    delete(node, pod, config)
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("unset", [None, ""])
+def test_the_mode_is_bridge_unless_said_otherwise(node: Node, pod: Pod, unset: str | None) -> None:
+    add(node, pod, network(mode=unset))
+    assert pod.view.link("net1").mode == "bridge"
+
+
+@pytest.mark.parametrize(("mtu", "expected"), [(None, 9000), (0, 9000), (1500, 1500), (68, 68), (9000, 9000)])
+def test_the_mtu_is_the_masters_unless_said_otherwise(node: Node, pod: Pod, mtu: int | None, expected: int) -> None:
+    result = add(node, pod, network(mtu=mtu))
+    assert pod.view.link("net1").mtu == expected
+    assert result["interfaces"][0]["mtu"] == expected
+
+
+def test_the_mac_comes_from_the_runtime_then_the_arguments_then_the_configuration(node: Node, pod: Pod) -> None:
+    mac, args, runtime = "02:00:00:00:00:01", "MAC=02:00:00:00:00:02", {"mac": "02:00:00:00:00:03"}
+    for expected, how in (
+        ("02:00:00:00:00:01", {"config": network(mac=mac)}),
+        ("02:00:00:00:00:02", {"config": network(mac=mac), "args": args}),
+        ("02:00:00:00:00:03", {"config": network(mac=mac, runtimeConfig=runtime), "args": args}),
+        ("02:00:00:00:00:03", {"config": network(runtimeConfig=runtime)}),
+    ):
+        result = add(node, pod, **how)
+        assert pod.view.link("net1").mac == expected
+        assert result["interfaces"][0]["mac"] == expected
+        delete(node, pod, **how)
+    assert node.leftovers() == []
+
+
+def test_neighbours_are_told_of_a_change_of_address(node: Node, pod: Pod) -> None:
+    add(node, pod, network(ipam=BOTH))
+    assert pod.view.sysctl("net/ipv4/conf/net1/arp_notify") == "1"
+    assert pod.view.sysctl("net/ipv6/conf/net1/ndisc_notify") == "1"
+
+
+def test_ipv6_addresses_can_be_used_at_once(node: Node, pod: Pod) -> None:
+    add(node, pod, network(ipam=BOTH))
+    link = pod.view.link("net1")
+    assert link.texts == ["192.168.111.1/24", "fd00:111::1/64"]
+    (address,) = [a for a in link.addresses if a.text == "fd00:111::1/64"]
+    assert (address.nodad, address.tentative, address.valid_for_ever) == (True, False, True)
+
+
+def test_duplicate_address_detection_is_waited_for_when_asked(node: Node, pod: Pod) -> None:
+    began = time.monotonic()
+    add(node, pod, network(ipam=BOTH, dad=True))
+    (address,) = [a for a in pod.view.link("net1").addresses if a.text == "fd00:111::1/64"]
+    assert (address.nodad, address.tentative) == (False, False)
+    assert time.monotonic() - began > 0.5  # the kernel listens for a second
+
+
+def test_a_duplicate_ipv6_address_fails_the_add_that_asked_for_detection(node: Node, pod: Pod, wire: View) -> None:
+    wire.add_address("peer", "fd00:111::1/64")
+    refused(node, pod, network(ipam=BOTH, dad=True), 101, "fd00:111::1")
+
+
+def test_routes_of_the_ipam_plugin_are_set(node: Node, pod: Pod) -> None:
+    routes = [
+        {"dst": "10.0.0.0/8", "gw": "192.168.111.200"},
+        {"dst": "0.0.0.0/0", "gw": "192.168.111.254"},
+        {"dst": "172.16.0.0/12", "gw": "192.168.111.200", "mtu": 1400, "advmss": 1300, "priority": 77, "table": 500},
+        {"dst": "10.99.0.0/16", "scope": 253},
+        {"dst": "fd00:2::/64", "gw": "fd00:111::fe"},
+    ]
+    result = add(node, pod, network(ipam={**BOTH, "routes": routes}))
+    assert result["routes"] == routes
+    link = pod.view.link("net1")
+    default, far = link.route("0.0.0.0/0"), link.route("172.16.0.0/12")
+    assert default and default.gw == "192.168.111.254"
+    assert far and (far.mtu, far.advmss, far.priority, far.table) == (1400, 1300, 77, 500)
+    assert link.gateway("10.0.0.0/8") == "192.168.111.200"
+    assert link.gateway("fd00:2::/64") == "fd00:111::fe"
+    near = link.route("10.99.0.0/16")
+    assert near and near.scope == 253
+
+
+def test_a_route_without_a_gateway_takes_that_of_its_family(node: Node, pod: Pod) -> None:
+    ipam = {**LEASES, "gateway": "192.168.111.254", "routes": [{"dst": "10.0.0.0/8"}]}
+    result = add(node, pod, network(ipam=ipam))
+    assert result["ips"][0]["gateway"] == "192.168.111.254"
+    assert pod.view.link("net1").gateway("10.0.0.0/8") == "192.168.111.254"
+
+
+def test_a_route_that_the_kernel_refuses_fails_the_add(node: Node, pod: Pod) -> None:
+    routes = [{"dst": "10.0.0.0/8", "gw": "203.0.113.1"}]
+    refused(node, pod, network(ipam={**LEASES, "routes": routes}), 101, "10.0.0.0/8", "203.0.113.1")
+
+
+# --- ADD: the announcement on the wire ---
+
+
+def frames(listener: socket.socket, seconds: float) -> Iterator[bytes]:
+    """What arrives within `seconds`, as it comes."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        listener.settimeout(left)
+        try:
+            yield listener.recv(65536)
+        except TimeoutError:
+            return
+
+
+def listen(wire: View) -> socket.socket:
+    with wire.entered():
+        listener = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    listener.bind(("peer", 3))
+    return listener
+
+
+def is_gratuitous_arp(frame: bytes, mac: str, address: str) -> bool:
+    """RFC 5227, section 3: sender and target are the address itself."""
+    if frame[12:14] != b"\x08\x06":
+        return False
+    sender, source, target = frame[22:28], frame[28:32], frame[38:42]
+    return sender == bytes.fromhex(mac.replace(":", "")) and source == target == socket.inet_aton(address)
+
+
+def is_unsolicited_neighbour_advertisement(frame: bytes, address: str) -> bool:
+    """RFC 4861, section 7.2.6: to all nodes, type 136, the target is the address itself."""
+    packed = socket.inet_pton(socket.AF_INET6, address)
+    to_all = socket.inet_pton(socket.AF_INET6, "ff02::1")
+    return frame[12:14] == b"\x86\xdd" and frame[38:54] == to_all and frame[54] == 136 and frame[62:78] == packed
+
+
+def test_a_gratuitous_arp_is_seen_on_the_wire(node: Node, pod: Pod, wire: View) -> None:
+    with listen(wire) as listener:
+        result = add(node, pod, network())
+        mac = result["interfaces"][0]["mac"]
+        assert any(is_gratuitous_arp(f, mac, "192.168.111.1") for f in frames(listener, 1.0))
+
+
+def test_an_ipv6_address_is_announced_on_the_wire(node: Node, pod: Pod, wire: View) -> None:
+    with listen(wire) as listener:
+        add(node, pod, network(ipam=BOTH))
+        assert any(is_unsolicited_neighbour_advertisement(f, "fd00:111::1") for f in frames(listener, 2.0))
+
+
+# --- ADD: what is refused ---
+
+
+def test_an_unknown_master_is_named_with_what_there_is(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(master="ens9f9"), 7, "ens9f9", "does not exist")
+
+
+def test_an_unknown_mode_is_named_with_those_that_are_known(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(mode="sideways"), 7, "mode", "sideways", "bridge", "private", "vepa", "passthru")
+
+
+@pytest.mark.parametrize("mtu", [-1, 70_000, "9000", 1.5, True])
+def test_an_mtu_that_is_none_is_refused(node: Node, pod: Pod, mtu: Any) -> None:
+    refused(node, pod, network(mtu=mtu), 7, "mtu")
+
+
+def test_an_mtu_above_the_masters_is_refused_with_both_numbers(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(mtu=9001), 7, "9001", "9000", "ens2f0")
+
+
+def test_an_mtu_below_the_least_is_refused(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(mtu=67), 7, "67", "68")
+
+
+def test_an_mtu_that_is_too_small_for_ipv6_is_refused(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(mtu=1279, ipam=BOTH), 7, "1279", "1280")
+
+
+@pytest.mark.parametrize("mac", ["zz", "02:00:00:00:00", "01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"])
+@pytest.mark.parametrize("place", ["mac", "CNI_ARGS", "runtimeConfig"])
+def test_a_bad_mac_is_refused_with_the_place_it_came_from(node: Node, pod: Pod, mac: str, place: str) -> None:
+    if place == "mac":
+        refused(node, pod, network(mac=mac), 7, "mac", mac)
+    elif place == "CNI_ARGS":
+        refused(node, pod, network(), 7, "CNI_ARGS", mac, args=f"MAC={mac}")
+    else:
+        refused(node, pod, network(runtimeConfig={"mac": mac}), 7, "runtimeConfig.mac", mac)
+
+
+def test_an_ifname_that_is_taken_is_refused_and_its_link_stays(node: Node, pod: Pod) -> None:
+    pod.view.add_veth("net1", "other")
+    node.remember()
+    before = pod.view.link("net1")
+    refused(node, pod, network(), 4, "net1", pod.path)
+    assert pod.view.link("net1") == before
+
+
+def test_an_ifname_that_another_attachment_holds_is_refused(node: Node, pod: Pod) -> None:
+    add(node, pod, network(name="one"))
+    node.cni("macvlan", "ADD", network(name="two"), netns=pod).refused(4, "net1")
+    delete(node, pod, network(name="two"))
+    assert pod.view.link("net1").texts == ["192.168.111.1/24"]
+    delete(node, pod, network(name="one"))
+    assert node.leftovers() == []
+
+
+def test_a_namespace_that_is_missing_is_refused(node: Node, pod: Pod) -> None:
+    refused(node, "/run/netns/none", network(), 8, "/run/netns/none")
+
+
+def test_a_master_that_is_enslaved_to_a_bridge_is_refused(node: Node, pod: Pod) -> None:
+    with node.host.rtnl() as ipr:
+        ipr.link("add", ifname="br0", kind="bridge")
+        (bridge,) = ipr.link_lookup(ifname="br0")
+        (master,) = ipr.link_lookup(ifname="ens2f0")
+        ipr.link("set", index=master, master=bridge)
+    node.remember()
+    refused(node, pod, network(), 101, "ens2f0", "bridge")
+
+
+def test_passthru_beside_another_macvlan_is_refused(node: Node, pod: Pod) -> None:
+    other = node.pod("pod2")
+    add(node, other, network(name="first"), container_id="c2")
+    node.remember()
+    refused(node, pod, network(mode="passthru"), 101, "passthru", "ens2f0")
+
+
+def test_a_macvlan_beside_a_passthru_is_refused(node: Node, pod: Pod) -> None:
+    other = node.pod("pod2")
+    add(node, other, network(name="first", mode="passthru"), container_id="c2")
+    node.remember()
+    refused(node, pod, network(), 101, "passthru", "ens2f0")
+
+
+def test_a_mac_that_is_in_use_on_the_master_is_refused(node: Node, pod: Pod) -> None:
+    other = node.pod("pod2")
+    add(node, other, network(name="first", mac="02:00:00:00:00:07"), container_id="c2")
+    node.remember()
+    refused(node, pod, network(mac="02:00:00:00:00:07"), 101, "02:00:00:00:00:07", "ens2f0")
+
+
+def test_a_master_that_is_no_ethernet_link_is_refused(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(master="lo"), 7, "lo", "Ethernet")
+
+
+def test_an_ipam_plugin_that_does_not_exist_is_refused_and_leaves_no_link(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(ipam={"type": "nowhere"}), 7, "nowhere", "CNI_PATH")
+
+
+def test_keys_that_a_device_plugin_adds_are_no_concern_of_macvlan(node: Node, pod: Pod) -> None:
+    add(node, pod, network(deviceID="42", pciBusID="0000:03:00.2", runtimeConfig={"deviceID": "42"}))
+    delete(node, pod, network())
+    assert node.leftovers() == []
+
+
+# --- masters ---
+
+
+def test_a_master_that_is_down_is_no_error_of_add_but_of_status(node: Node, pod: Pod) -> None:
+    node.host.set("ens2f0", state="down")
+    node.cni("macvlan", "STATUS", network()).refused(51, "ens2f0", "down")
+    add(node, pod, network())
+    node.host.set("ens2f0", state="up")
+    assert until(lambda: pod.view.link("net1").carrier)
+    assert node.cni("macvlan", "STATUS", network()).succeeded() is None
+
+
+def test_status_names_a_master_that_is_missing(node: Node, pod: Pod) -> None:
+    node.cni("macvlan", "STATUS", network(master="ens9f9")).refused(50, "ens9f9")
+
+
+def test_without_a_master_the_link_of_the_default_route_is_taken(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(master=None), 7, "master", "default route")
+    node.host.add_address("ens2f0", "192.0.2.2/24")
+    node.host.add_route("ens2f0", "default", gateway="192.0.2.1")
+    for unset in (None, ""):
+        add(node, pod, network(master=unset))
+        assert pod.view.link("net1").lower == node.host.link("ens2f0").index
+        delete(node, pod, network(master=unset))
+    assert node.leftovers() == []
+
+
+def test_a_macvlan_as_master_stands_for_the_link_below_it(node: Node, pod: Pod) -> None:
+    with node.host.rtnl() as ipr:
+        (lower,) = ipr.link_lookup(ifname="ens2f0")
+        ipr.link("add", ifname="shared0", kind="macvlan", link=lower, macvlan_mode="bridge")
+    node.host.set("shared0", state="up")
+    node.remember()
+    result = add(node, pod, network(master="shared0"))
+    assert pod.view.link("net1").lower == node.host.link("ens2f0").index
+    node.cni("macvlan", "CHECK", {**network(master="shared0"), "prevResult": result}, netns=pod).succeeded()
+    delete(node, pod, network(master="shared0"))
+    assert node.leftovers() == []
+
+
+def test_the_master_may_be_in_the_container(node: Node, pod: Pod) -> None:
+    pod.view.add_veth("inner0", "inner1", mtu=4000)
+    node.remember()
+    config = network(master="inner0", mtu=None, linkInContainer=True)
+    result = add(node, pod, config)
+    link = pod.view.link("net1")
+    assert (link.lower, link.mtu) == (pod.view.link("inner0").index, 4000)
+    node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod).succeeded()
+    delete(node, pod, config)
+    assert node.leftovers() == []
+
+
+def test_a_master_of_the_host_is_not_found_in_the_container(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(linkInContainer=True), 7, "ens2f0", "sandbox")
+
+
+def test_a_link_of_the_host_with_the_pods_ifname_is_no_hindrance(node: Node, pod: Pod) -> None:
+    node.host.add_veth("net1", "net2")
+    node.remember()
+    before = node.host.link("net1")
+    add(node, pod, network())
+    delete(node, pod, network())
+    assert node.leftovers() == []
+    assert node.host.link("net1") == before
+
+
+# --- a retried ADD ---
+
+
+def test_a_retried_add_gets_the_same_address_and_mac(node: Node, pod: Pod) -> None:
+    assert add(node, pod, network()) == add(node, pod, network())
+    assert pod.view.names() == ["net1"]
+    assert node.leases() == ["192.168.111.1"]
+    delete(node, pod, network())
+    assert node.leftovers() == []
+
+
+def test_an_add_after_the_first_ones_link_was_lost_succeeds(node: Node, pod: Pod) -> None:
+    first = add(node, pod, network())
+    pod.view.delete("net1")
+    assert add(node, pod, network())["ips"] == first["ips"]
+    delete(node, pod, network())
+    assert node.leftovers() == []
+
+
+def test_an_add_in_a_new_sandbox_of_the_same_attachment_leaves_nothing_in_the_old_one(node: Node, pod: Pod) -> None:
+    other = node.pod("pod2")
+    add(node, pod, network())
+    add(node, other, network())
+    assert (pod.view.names(), other.view.names()) == ([], ["net1"])
+    delete(node, other, network())
+    assert node.leftovers() == []
+
+
+def test_one_attachment_added_by_many_at_once_has_one_link(node: Node, pod: Pod) -> None:
+    calls = [node.start_cni("macvlan", "ADD", network(), netns=pod) for _ in range(8)]
+    answers = [reply.succeeded() for reply in node.cni_at_once(calls)]
+    assert all(answer == answers[0] for answer in answers)
+    assert pod.view.names() == ["net1"]
+    delete(node, pod, network())
+    assert node.leftovers() == []
+
+
+# --- DEL ---
+
+
+def test_a_delete_can_be_repeated(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    for _ in range(3):
+        delete(node, pod, network())
+        assert node.leftovers() == []
+
+
+def test_a_delete_of_what_was_never_added_succeeds(node: Node, pod: Pod) -> None:
+    delete(node, pod, network())
+    delete(node, None, network())
+    assert node.leftovers() == []
+
+
+def test_a_delete_after_the_namespace_has_gone_frees_the_address(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    node.delete_pod(pod)
+    delete(node, pod.path, network())
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("netns", [None, ""])
+def test_a_delete_without_a_namespace_removes_the_link_all_the_same(node: Node, pod: Pod, netns: str | None) -> None:
+    add(node, pod, network())
+    delete(node, netns, network())
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("path", ["/run/netns/none", "/dev/null", "/run/some-file"])
+def test_a_delete_with_a_path_that_is_no_namespace_succeeds(node: Node, pod: Pod, path: str) -> None:
+    node.path("/run/some-file").write_text("")
+    add(node, pod, network())
+    delete(node, path, network())
+    assert node.leftovers() == []
+
+
+def test_a_delete_leaves_a_link_that_is_not_ours(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    pod.view.delete("net1")
+    pod.view.add_veth("net1", "other")
+    before = pod.view.link("net1")
+    delete(node, pod, network())
+    assert node.leases() == []
+    assert pod.view.link("net1") == before
+
+
+def test_a_delete_leaves_a_link_of_another_network(node: Node, pod: Pod) -> None:
+    add(node, pod, network(name="one"))
+    delete(node, pod, network(name="two"))
+    assert pod.view.link("net1").texts == ["192.168.111.1/24"]
+
+
+def test_a_delete_leaves_a_link_of_the_host_that_has_the_pods_ifname(node: Node, pod: Pod) -> None:
+    node.host.add_veth("net1", "net2")
+    node.remember()
+    for netns in (None, "/proc/self/ns/net", "/run/netns/none"):
+        node.cni("macvlan", "DEL", network(), netns=netns)
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"master": "ens9f9"}, {"ipam": {**LEASES, "range": "10.1.0.0/16"}}, {"ipam": {}}, {"mode": "vepa", "mtu": 1500}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_delete_with_a_configuration_that_has_changed_since_leaves_nothing(
+    node: Node, pod: Pod, changed: dict[str, Any]
+) -> None:
+    add(node, pod, network())
+    delete(node, pod, network(**changed))
+    assert node.leftovers() == []
+
+
+def test_a_delete_whose_configuration_is_wrong_by_now_leaves_nothing(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    delete(node, pod, network(mode="sideways", mtu=-1))
+    assert node.leftovers() == []
+
+
+def test_a_delete_after_the_master_has_gone_frees_the_address(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    node.host.delete("ens2f0")  # takes its macvlans with it
+    delete(node, pod, network())
+    assert node.leases() == []
+    assert node.files() == []
+
+
+@pytest.mark.skipif(not (GO_PLUGINS / "macvlan").exists(), reason="needs the package containernetworking-plugins")
+def test_an_attachment_of_gos_macvlan_is_removed(node: Node, pod: Pod) -> None:
+    config = network("1.0.0", ipam={"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]})
+    node.cni(GO_PLUGINS / "macvlan", "ADD", config, netns=pod).succeeded()
+    assert pod.view.names() == ["net1"]
+    delete(node, pod, config)
+    assert node.leftovers() == []
+
+
+# --- CHECK ---
+
+
+def test_check_passes_what_add_made(node: Node, pod: Pod) -> None:
+    config = network(ipam={**BOTH, "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.200"}]})
+    result = add(node, pod, config)
+    reply = node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod)
+    assert (reply.succeeded(), reply.stderr) == (None, "")
+
+
+def replace_by_veth(node: Node, pod: Pod) -> None:
+    pod.view.delete("net1")
+    pod.view.add_veth("net1", "other")
+
+
+def move_to_another_master(node: Node, pod: Pod) -> None:
+    mac = pod.view.link("net1").mac
+    pod.view.delete("net1")
+    with pod.view.rtnl() as ipr:
+        ipr.link("add", ifname="dead0", kind="veth", peer={"ifname": "dead1"}, mtu=9000)
+        (lower,) = ipr.link_lookup(ifname="dead0")
+        ipr.link("add", ifname="net1", kind="macvlan", link=lower, macvlan_mode="bridge", address=mac)
+    pod.view.set("net1", state="up")
+    pod.view.add_address("net1", "192.168.111.1/24")
+
+
+def change_mode(node: Node, pod: Pod) -> None:
+    with pod.view.rtnl() as ipr:
+        (index,) = ipr.link_lookup(ifname="net1")
+        ipr.link("set", index=index, kind="macvlan", macvlan_mode="vepa")
+
+
+def shrink_the_master(node: Node, pod: Pod) -> None:
+    node.host.set("ens2f0", mtu=1500)
+    node.host.set("ens2f0", mtu=9000)  # and the pod's link does not grow back
+
+
+DIFFERENCES: dict[str, tuple[Any, list[str]]] = {
+    "the link is gone": (lambda node, pod: pod.view.delete("net1"), ["net1"]),
+    "the link is down": (lambda node, pod: pod.view.set("net1", state="down"), ["down"]),
+    "another kind": (replace_by_veth, ["veth", "macvlan"]),
+    "another master": (move_to_another_master, ["ens2f0"]),
+    "another mode": (change_mode, ["vepa", "bridge"]),
+    "another MTU": (lambda node, pod: pod.view.set("net1", mtu=8000), ["8000", "9000"]),
+    "the master's MTU had shrunk": (shrink_the_master, ["1500", "9000"]),
+    "another MAC": (lambda node, pod: pod.view.set("net1", address="02:00:00:00:00:99"), ["02:00:00:00:00:99"]),
+    "an address is gone": (lambda node, pod: pod.view.delete_address("net1", "192.168.111.1/24"), ["192.168.111.1/24"]),
+    "a route is gone": (lambda node, pod: pod.view.delete_route("net1", "10.0.0.0/8"), ["10.0.0.0/8"]),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+@pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
+def test_check_names_what_differs(node: Node, pod: Pod, difference: str, version: str) -> None:
+    change, words = DIFFERENCES[difference]
+    config = network(version, ipam={**LEASES, "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.200"}]})
+    result = add(node, pod, config)
+    change(node, pod)
+    node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod).refused(100, *words)
+
+
+def test_check_names_a_lease_that_is_gone(node: Node, pod: Pod) -> None:
+    result = add(node, pod, network())
+    node.cni("whereabouts", "DEL", network(), netns=pod).succeeded()
+    reply = node.cni("macvlan", "CHECK", {**network(), "prevResult": result}, netns=pod)
+    reply.refused(100, "192.168.111.1")
+
+
+def test_check_names_several_differences_at_once(node: Node, pod: Pod) -> None:
+    result = add(node, pod, network())
+    pod.view.set("net1", mtu=8000)
+    pod.view.delete_address("net1", "192.168.111.1/24")
+    node.cni("macvlan", "CHECK", {**network(), "prevResult": result}, netns=pod).refused(100, "8000", "192.168.111.1")
+
+
+def test_check_without_a_previous_result_is_refused(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    node.cni("macvlan", "CHECK", network(), netns=pod).refused(7, "prevResult")
+
+
+def test_check_in_another_sandbox_is_refused(node: Node, pod: Pod) -> None:
+    result = add(node, pod, network())
+    other = node.pod("pod2")
+    reply = node.cni("macvlan", "CHECK", {**network(), "prevResult": result}, netns=other)
+    assert reply.status == 1
+    assert "net1" in reply.msg
+
+
+# --- GC and STATUS ---
+
+
+def valid(*attachments: str) -> dict[str, Any]:
+    return {"cni.dev/valid-attachments": [{"containerID": c, "ifname": "net1"} for c in attachments]}
+
+
+def test_gc_removes_what_the_runtime_no_longer_knows(node: Node, pod: Pod) -> None:
+    pods = [pod, node.pod("pod2"), node.pod("pod3")]
+    for number, each in enumerate(pods, 1):
+        add(node, each, network(), container_id=f"c{number}")
+    assert node.cni("macvlan", "GC", network() | valid("c2")).succeeded() is None
+    assert node.leases() == ["192.168.111.2"]
+    assert [each.view.names() for each in pods] == [[], ["net1"], []]
+    assert node.cni("macvlan", "GC", network() | valid()).succeeded() is None
+    assert node.leftovers() == []
+
+
+def test_gc_touches_no_other_network(node: Node, pod: Pod) -> None:
+    add(node, pod, network(name="other"))
+    node.cni("macvlan", "GC", network() | valid()).succeeded()
+    assert (node.leases(), pod.view.names()) == (["192.168.111.1"], ["net1"])
+
+
+def test_gc_frees_what_a_removed_namespace_left(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    node.delete_pod(pod)
+    node.cni("macvlan", "GC", network() | valid()).succeeded()
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("listed", [{}, {"cni.dev/valid-attachments": None}, {"cni.dev/valid-attachments": {}}])
+def test_gc_without_a_list_collects_nothing(node: Node, pod: Pod, listed: dict[str, Any]) -> None:
+    add(node, pod, network())
+    node.cni("macvlan", "GC", network() | listed).refused(7, "cni.dev/valid-attachments")
+    assert (node.leases(), pod.view.names()) == (["192.168.111.1"], ["net1"])
+
+
+@pytest.mark.parametrize(
+    "entry", [{"containerID": "c1"}, {"ifname": "net1"}, "c1", {"containerID": 1, "ifname": "net1"}]
+)
+def test_gc_with_a_malformed_entry_collects_nothing(node: Node, pod: Pod, entry: Any) -> None:
+    add(node, pod, network())
+    config = network() | {"cni.dev/valid-attachments": [entry]}
+    node.cni("macvlan", "GC", config).refused(7, "cni.dev/valid-attachments")
+    assert (node.leases(), pod.view.names()) == (["192.168.111.1"], ["net1"])
+
+
+def test_status_of_a_network_that_can_be_attached_is_good(node: Node, pod: Pod) -> None:
+    assert node.cni("macvlan", "STATUS", network()).succeeded() is None
+    assert node.leftovers() == []
+
+
+def test_status_passes_on_that_the_addresses_are_exhausted(node: Node, pod: Pod) -> None:
+    config = network(ipam={**LEASES, "range": "192.168.111.0/32"})
+    add(node, pod, config)
+    node.cni("macvlan", "STATUS", config).refused(50, "192.168.111.0")
+
+
+# --- names of the temporary link ---
+
+
+def test_no_temporary_link_is_seen_under_a_name_of_its_own_afterwards(node: Node, pod: Pod) -> None:
+    add(node, pod, network())
+    assert pod.view.names() == ["net1"]
+    assert not any(re.match(r"mv|macvlan|veth", name) for name in node.host.names())
+
+
+def test_broadcast_queue_length_is_passed_to_the_kernel(node: Node, pod: Pod) -> None:
+    add(node, pod, network(bcqueuelen=77))
+    assert macvlan_attribute(pod.view, "net1", 7) == 77  # IFLA_MACVLAN_BC_QUEUE_LEN
+
+
+def macvlan_attribute(view: View, name: str, kind: int) -> int:
+    """A 32-bit attribute of a macvlan that pyroute2 has no name for."""
+    with view.rtnl() as ipr:
+        (message,) = ipr.get_links(ifname=name)
+        for _, value in message.get("linkinfo").get("data")["attrs"]:
+            if getattr(value, "offset", None) is not None and value["header"]["type"] == kind:
+                return int.from_bytes(value.data[value.offset + 4 : value.offset + 8], sys.byteorder)
+    raise KeyError(kind)

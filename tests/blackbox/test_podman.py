@@ -1,0 +1,147 @@
+"""podman, a runtime that nobody here wrote, attaches containers by our executables: its CNI backend, Debian's 4.3.
+
+Everything that podman keeps lies in the node's own tmpfs; the image is one static busybox.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node import GO_PLUGINS, Node
+
+BUSYBOX = Path("/bin/busybox")
+APPLETS = ("sh", "ip", "ping", "sleep")
+RUN = ("--cgroups=disabled", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--network", "rdma-net")
+CONTAINERS_CONF = """
+[network]
+network_backend = "cni"
+cni_plugin_dirs = [%s]
+network_config_dir = "/run/podman-test/net.d"
+[engine]
+runtime = "crun"
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+[containers]
+log_driver = "k8s-file"
+"""
+STORAGE_CONF = """
+[storage]
+driver = "vfs"
+graphroot = "/var/lib/containers/storage"
+runroot = "/run/containers/storage"
+"""
+IPAM: dict[str, dict[str, Any]] = {
+    "whereabouts": {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"},
+    "host-local": {"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24", "gateway": "192.168.111.254"}]]},
+}
+
+
+def missing() -> str:
+    absent = [tool for tool in ("podman", "crun") if not shutil.which(tool)]
+    if not BUSYBOX.exists() or b"/lib64/ld-linux" in BUSYBOX.read_bytes():
+        absent.append("busybox-static")
+    if absent:
+        return f"needs {' '.join(absent)}: apt-get install --no-install-recommends podman crun busybox-static"
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+class Podman:
+    """podman on a node, with its state in there, and the plugins in `folders`."""
+
+    def __init__(self, node: Node, folders: list[Path]) -> None:
+        self.node = node
+        for mount in ("-t cgroup2 cgroup2 /sys/fs/cgroup", "-t tmpfs tmpfs /dev/shm"):
+            node.run(["mount", *mount.split()]).check_returncode()
+        top = node.path("/run/podman-test")
+        (top / "net.d").mkdir(parents=True)
+        (top / "containers.conf").write_text(CONTAINERS_CONF % ", ".join(f'"{f}"' for f in folders))
+        (top / "storage.conf").write_text(STORAGE_CONF)
+        self.networks = top / "net.d"
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> str:
+        done = self.node.run(["podman", *arguments], env=self._environment(), stdin=stdin)
+        assert done.returncode == 0, f"podman {' '.join(arguments)}: {done.stderr.decode()}"
+        return done.stdout.decode()
+
+    @staticmethod
+    def _environment() -> dict[str, str]:
+        return {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/run/podman-test",
+            "CONTAINERS_CONF": "/run/podman-test/containers.conf",
+            "CONTAINERS_STORAGE_CONF": "/run/podman-test/storage.conf",
+        }
+
+    def import_busybox(self) -> None:
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.add(BUSYBOX.resolve(), "bin/busybox")
+            for applet in APPLETS:
+                link = tarfile.TarInfo(f"bin/{applet}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(link)
+        self("import", "-", "busybox", stdin=archive.getvalue())
+
+    def start(self, name: str) -> None:
+        self("run", "--detach", "--name", name, *RUN, "busybox", "/bin/sleep", "100")
+
+
+@pytest.fixture
+def wired(node: Node) -> Node:
+    node.master()
+    return node
+
+
+@pytest.fixture
+def podman(wired: Node) -> Iterator[Podman]:
+    podman = Podman(wired, [wired.executables, GO_PLUGINS])
+    podman.import_busybox()
+    yield podman
+    podman("rm", "--all", "--force", "--time", "0")
+
+
+@pytest.mark.parametrize("ipam", IPAM)
+def test_two_containers_ping_each_other_and_leave_nothing(wired: Node, podman: Podman, ipam: str) -> None:
+    plugin = {"type": "macvlan", "master": "ens2f0", "mtu": 9000, "ipam": IPAM[ipam]}
+    conflist = {"cniVersion": "1.0.0", "name": "rdma-net", "plugins": [plugin]}
+    (podman.networks / "rdma-net.conflist").write_text(json.dumps(conflist))
+    for name in ("one", "two"):
+        podman.start(name)
+    shown = podman("exec", "one", "/bin/ip", "address", "show", "dev", "eth0")
+    assert "mtu 9000" in shown
+    assert "inet 192.168.111.1/24 brd 192.168.111.255 scope global eth0" in shown
+    assert "inet 192.168.111.2/24" in podman("exec", "two", "/bin/ip", "address", "show", "dev", "eth0")
+    for size in ("56", "8972"):
+        assert " 0% packet loss" in podman(
+            "exec", "one", "/bin/ping", "-c", "1", "-W", "5", "-s", size, "192.168.111.2"
+        )
+    if ipam == "whereabouts":
+        assert wired.leases() == ["192.168.111.1", "192.168.111.2"]
+    podman("rm", "--force", "--time", "0", "one")
+    podman.start("three")  # gets the address that is free again
+    assert "inet 192.168.111." in podman("exec", "three", "/bin/ip", "address", "show", "dev", "eth0")
+    podman("rm", "--all", "--force", "--time", "0")
+    assert wired.leftovers(settle=5) == []
+
+
+def test_a_container_restarts_on_its_network(wired: Node, podman: Podman) -> None:
+    plugin = {"type": "macvlan", "master": "ens2f0", "ipam": IPAM["whereabouts"]}
+    conflist = {"cniVersion": "1.0.0", "name": "rdma-net", "plugins": [plugin]}
+    (podman.networks / "rdma-net.conflist").write_text(json.dumps(conflist))
+    podman.start("one")
+    podman("restart", "--time", "0", "one")
+    assert "inet 192.168.111.1/24" in podman("exec", "one", "/bin/ip", "address", "show", "dev", "eth0")
+    assert wired.leases() == ["192.168.111.1"]
+    podman("rm", "--all", "--force", "--time", "0")
+    assert wired.leftovers(settle=5) == []

@@ -1,0 +1,479 @@
+"""The CNI protocol, as a runtime sees it: environment and stdin in, stdout and exit code out, for every executable."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node import BIN, VERSIONS, Node, Pod
+
+PLUGINS = ("macvlan", "host-device", "whereabouts")
+ATTACHMENT_VERBS = ("ADD", "CHECK", "DEL")
+VERBS = (*ATTACHMENT_VERBS, "GC", "STATUS")
+NEEDED = {
+    "ADD": {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
+    "CHECK": {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
+    "DEL": {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"},
+    "GC": {"CNI_PATH"},
+    "STATUS": {"CNI_PATH"},
+}
+LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
+
+each_plugin = pytest.mark.parametrize("plugin", PLUGINS)
+each_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def configuration(plugin: str, version: str = "1.1.0", **more: Any) -> dict[str, Any]:
+    own = {"macvlan": {"master": "ens2f0"}, "host-device": {"device": "ens9"}, "whereabouts": {}}[plugin]
+    return {"cniVersion": version, "name": "rdma-net", "type": plugin, **own, "ipam": LEASES, **more}
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    """A pod on a node that has what each configuration asks for."""
+    node.master()
+    node.host.add_veth("ens9", "ens9-peer")
+    node.remember()
+    return node.pod()
+
+
+def environment(verb: str, **changed: str | None) -> dict[str, str]:
+    variables: dict[str, str | None] = {
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": "c1",
+        "CNI_NETNS": "/run/netns/pod1",
+        "CNI_IFNAME": "net1",
+        "CNI_PATH": str(BIN),
+        **changed,
+    }
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def call(node: Node, plugin: str, environ: dict[str, str], stdin: bytes) -> tuple[int, bytes, bytes]:
+    done = node.run([node.executables / plugin], env=environ, stdin=stdin)
+    return done.returncode, done.stdout, done.stderr
+
+
+# --- VERSION, and no command at all ---
+
+
+@each_plugin
+def test_version_is_answered_without_reading_stdin(executables: Path, plugin: str) -> None:
+    endless = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE)  # a stdin that never ends
+    try:
+        done = subprocess.run(
+            [executables / plugin],
+            env={"CNI_COMMAND": "VERSION"},
+            stdin=endless.stdout,
+            capture_output=True,
+            timeout=10,
+        )
+    finally:
+        endless.kill()
+        endless.communicate()
+    assert (done.returncode, done.stderr) == (0, b"")
+    answer = json.loads(done.stdout)
+    assert answer == {"cniVersion": "1.1.0", "supportedVersions": list(VERSIONS)}
+
+
+@each_plugin
+def test_version_is_answered_with_stdin_and_stderr_closed(executables: Path, plugin: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"exec {executables / plugin} <&- 2>&-"], env={"CNI_COMMAND": "VERSION"}, capture_output=True
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["cniVersion"] == "1.1.0"
+
+
+@each_plugin
+@pytest.mark.parametrize("environ", [{}, {"CNI_COMMAND": ""}], ids=["unset", "empty"])
+def test_without_a_command_a_person_is_told_what_this_is(
+    executables: Path, plugin: str, environ: dict[str, str]
+) -> None:
+    done = subprocess.run([executables / plugin], env=environ, stdin=subprocess.DEVNULL, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert plugin in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+
+
+# --- where it runs from ---
+
+
+@each_plugin
+@pytest.mark.parametrize("prefix", ["", "railcni-"])
+def test_it_runs_from_any_directory_under_any_name(
+    node: Node, pod: Pod, tmp_path: Path, plugin: str, prefix: str
+) -> None:
+    target = node.executables / f"{prefix}{plugin}"
+    (tmp_path / "direct").symlink_to(target)
+    (tmp_path / "chain").symlink_to("direct")  # relative, to another link
+    (tmp_path / "down").mkdir()
+    (tmp_path / "down" / "up").symlink_to("../chain")
+    (tmp_path / "cni").mkdir()  # whose names must not be taken for ours
+    (tmp_path / "cni" / "__init__.py").write_text("raise SystemExit(9)")
+    (tmp_path / "posix.py").write_text("raise SystemExit(9)")
+    for path in (target, tmp_path / "direct", tmp_path / "chain", tmp_path / "down" / "up"):
+        for verb in ("STATUS", "ADD", "DEL"):
+            reply = node.cni(path, verb, configuration(plugin), netns=pod, cwd=str(tmp_path))
+            assert reply.status == 0, (path, verb, reply.document)
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_python_variables_of_the_runtime_have_no_effect(node: Node, pod: Pod, tmp_path: Path, plugin: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise SystemExit(9)")
+    (tmp_path / "cni.py").write_text("raise SystemExit(9)")
+    more = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "PYTHONSTARTUP": "/nowhere", "LC_ALL": "C"}
+    assert node.cni(plugin, "ADD", configuration(plugin), netns=pod, more=more).status == 0
+    assert node.cni(plugin, "DEL", configuration(plugin), netns=pod, more=more).status == 0
+
+
+@each_plugin
+def test_it_writes_no_file_beside_its_own_state(node: Node, pod: Pod, plugin: str) -> None:
+    node.cni(plugin, "ADD", configuration(plugin), netns=pod).succeeded()
+    tops = [node.path(top) for top in ("/var/lib", "/run")]
+    found = {str(p).removeprefix(node.root) for top in tops for p in top.rglob("*") if p.is_file()}
+    outside = {f for f in found if not f.startswith(("/var/lib/cni/railcni/", "/run/netns/"))}
+    assert outside == set()
+
+
+# --- the environment: code 4 ---
+
+
+@each_plugin
+@pytest.mark.parametrize("verb", VERBS)
+def test_all_missing_variables_stand_in_one_message(node: Node, plugin: str, verb: str) -> None:
+    reply = node.cni(plugin, verb, configuration(plugin), container_id=None, ifname=None, path=[])
+    reply.refused(4, verb, *NEEDED[verb])
+
+
+@each_plugin
+@pytest.mark.parametrize(("verb", "variable"), [(v, name) for v in VERBS for name in sorted(NEEDED[v])])
+def test_each_variable_that_a_verb_needs_is_asked_for(node: Node, plugin: str, verb: str, variable: str) -> None:
+    environ = environment(verb, **{variable: None})
+    status, out, _ = call(node, plugin, environ, json.dumps(configuration(plugin)).encode())
+    answer = json.loads(out)
+    assert (status, answer["code"]) == (1, 4)
+    assert variable in answer["msg"]
+    assert not any(other in answer["msg"] for other in NEEDED[verb] - {variable})
+
+
+@each_plugin
+@pytest.mark.parametrize("bad", ["-c1", "_c1", ".", "c/1", "c:1", "c 1", "c1\n", "ä", "../../etc", "c1;rm"])
+def test_a_malformed_container_id_is_refused_first(node: Node, plugin: str, bad: str) -> None:
+    for verb in ATTACHMENT_VERBS:
+        reply = node.cni(plugin, verb, b"no JSON", container_id=bad, ifname=None, path=[])
+        reply.refused(4, "CNI_CONTAINERID", "malformed")
+
+
+@each_plugin
+@pytest.mark.parametrize(
+    "bad", ["sixteen-bytes-in", ".", "..", "a/b", "a:b", "a b", "a\tb", "net1\n", "ä" * 8], ids=lambda name: repr(name)
+)
+def test_a_malformed_ifname_is_refused_first(node: Node, plugin: str, bad: str) -> None:
+    for verb in ATTACHMENT_VERBS:
+        reply = node.cni(plugin, verb, b"no JSON", container_id=None, ifname=bad, path=[])
+        reply.refused(4, "CNI_IFNAME")
+
+
+@each_plugin
+@pytest.mark.parametrize("good", ["0", "C1.2_3-4", "f" * 64])
+def test_a_well_formed_container_id_is_taken(node: Node, pod: Pod, plugin: str, good: str) -> None:
+    assert node.cni(plugin, "ADD", configuration(plugin), netns=pod, container_id=good).status == 0
+    assert node.cni(plugin, "DEL", configuration(plugin), netns=pod, container_id=good).status == 0
+    assert node.leftovers() == []
+
+
+@each_plugin
+@pytest.mark.parametrize("good", ["fifteen-bytes-x", "net1@x", "ä", "a.1"])
+def test_an_ifname_that_the_kernel_takes_is_taken(node: Node, pod: Pod, plugin: str, good: str) -> None:
+    node.cni(plugin, "ADD", configuration(plugin), netns=pod, ifname=good).succeeded()
+    if plugin != "whereabouts":
+        assert pod.view.names() == [good]
+    node.cni(plugin, "DEL", configuration(plugin), netns=pod, ifname=good).succeeded()
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_a_very_long_container_id_works_or_is_refused(node: Node, pod: Pod, plugin: str) -> None:
+    for container_id in ("f" * 255, "f" * 4096):
+        reply = node.cni(plugin, "ADD", configuration(plugin), netns=pod, container_id=container_id)
+        assert reply.status == 0 or reply.code == 4, reply
+        assert node.cni(plugin, "DEL", configuration(plugin), netns=pod, container_id=container_id).code in (
+            0,
+            reply.code,
+        )
+    assert node.leftovers() == []
+
+
+@each_plugin
+@pytest.mark.parametrize("verb", ["add", "UPDATE", "ADD ", "\N{SNOWMAN}"])
+def test_an_unknown_command_is_refused_after_the_name_of_the_network(node: Node, plugin: str, verb: str) -> None:
+    node.cni(plugin, verb, {"cniVersion": "1.1.0"}).refused(7, "name")
+    node.cni(plugin, verb, configuration(plugin, "9.9.9")).refused(4, "CNI_COMMAND", "ADD", "STATUS")
+
+
+@each_plugin
+def test_args_that_are_not_pairs_are_refused(node: Node, pod: Pod, plugin: str) -> None:
+    node.cni(plugin, "ADD", configuration(plugin), netns=pod, args="IgnoreUnknown").refused(
+        4, "CNI_ARGS", "IgnoreUnknown"
+    )
+    assert node.leftovers() == []
+
+
+# --- stdin: codes 6 and 7 ---
+
+
+@each_plugin
+@pytest.mark.parametrize(
+    ("stdin", "line", "column"),
+    [
+        (b"", 1, 1),
+        (b"nonsense", 1, 1),
+        (b'{"name": "n",\n "type": }', 2, 10),
+        (b'{"name": "n"} x', 1, 15),
+        (b'{"name": "n"', 1, 13),
+        (b'{\n\n"a" 1}', 3, 5),
+    ],
+)
+def test_stdin_that_is_not_json_is_refused_with_line_and_column(
+    node: Node, plugin: str, stdin: bytes, line: int, column: int
+) -> None:
+    for verb in VERBS:
+        reply = node.cni(plugin, verb, stdin, netns="/run/netns/none")
+        reply.refused(6, "not JSON", f"line {line}", f"column {column}")
+
+
+@each_plugin
+@pytest.mark.parametrize(
+    "stdin",
+    [
+        b"[]",
+        b'"text"',
+        b"null",
+        b"7",
+        b'{"name": NaN}',
+        b'{"name": "\xff"}',
+        b'{"a": ' + b"[" * 100_000,
+        b'{"name": 7}',
+    ],
+    ids=["list", "string", "null", "number", "NaN", "not UTF-8", "deep", "name is a number"],
+)
+def test_stdin_that_is_no_configuration_is_refused(node: Node, plugin: str, stdin: bytes) -> None:
+    for verb in VERBS:
+        node.cni(plugin, verb, stdin, netns="/run/netns/none").refused(6)
+
+
+@each_plugin
+@pytest.mark.parametrize("name", [None, "", "-n", "a/b", "..", "a:b", "a b", "ä"])
+def test_a_missing_or_malformed_network_name_is_refused(node: Node, plugin: str, name: str | None) -> None:
+    for verb in VERBS:
+        config = configuration(plugin, "9.9.9", name=name)
+        node.cni(plugin, verb, config, netns="/run/netns/none").refused(7, "name")
+
+
+@each_plugin
+def test_megabytes_of_stdin_are_fine(node: Node, pod: Pod, plugin: str) -> None:
+    config = configuration(plugin, annotations=["x" * 1000] * 8000)  # 8 MB in a key that nobody knows
+    node.cni(plugin, "ADD", config, netns=pod).succeeded()
+    node.cni(plugin, "DEL", config, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_stdin_may_come_in_small_parts(node: Node, pod: Pod, plugin: str) -> None:
+    text = json.dumps(configuration(plugin, "1.0.0")).encode()
+    process = node.start([node.executables / plugin], env=environment("ADD"))
+    assert process.stdin is not None
+    for at in range(0, len(text), 16):
+        process.stdin.write(text[at : at + 16])
+        process.stdin.flush()
+    out, _ = process.communicate()
+    assert json.loads(out)["cniVersion"] == "1.0.0"
+    assert process.returncode == 0
+
+
+@each_plugin
+def test_keys_match_without_regard_to_case(node: Node, pod: Pod, plugin: str) -> None:
+    def shouted(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key.upper(): shouted(inner) for key, inner in value.items()}
+        return value
+
+    config = shouted(configuration(plugin, "0.4.0"))
+    reply = node.cni(plugin, "ADD", config, netns=pod)
+    assert reply.succeeded()["cniVersion"] == "0.4.0"
+    assert reply.addresses == ["192.168.111.1/24"]
+    node.cni(plugin, "DEL", config, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_unknown_keys_are_ignored_at_every_level(node: Node, pod: Pod, plugin: str) -> None:
+    strange: dict[str, Any] = {"unheardOf": [1, {"a": None}], "deviceID": "7"}
+    config = configuration(plugin, **strange)
+    config["ipam"] = {**LEASES, **strange}
+    config["runtimeConfig"] = {"unheardOf": True}
+    if plugin == "host-device":
+        del config["deviceID"]
+    node.cni(plugin, "ADD", config, netns=pod).succeeded()
+    node.cni(plugin, "DEL", config, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+# --- versions: code 1 ---
+
+
+@each_plugin
+@pytest.mark.parametrize("version", ["0.0.1", "0.5.0", "1.2.0", "2.0.0", "v1.0.0", "1.0", " 1.0.0"])
+def test_an_unknown_version_is_refused_with_those_that_are_known(
+    node: Node, pod: Pod, plugin: str, version: str
+) -> None:
+    for verb in VERBS:
+        node.cni(plugin, verb, configuration(plugin, version), netns=pod).refused(1, version, *VERSIONS)
+    assert node.leftovers() == []
+
+
+@each_plugin
+@pytest.mark.parametrize(
+    ("verb", "version", "since"),
+    [("CHECK", v, "0.4.0") for v in VERSIONS[:4]]
+    + [(verb, v, "1.1.0") for verb in ("GC", "STATUS") for v in VERSIONS[:6]],
+)
+def test_a_verb_that_the_version_does_not_have_is_refused(
+    node: Node, pod: Pod, plugin: str, verb: str, version: str, since: str
+) -> None:
+    node.cni(plugin, verb, configuration(plugin, version), netns=pod).refused(1, verb, version, since)
+
+
+@each_plugin
+@each_version
+def test_every_verb_of_a_version_is_served_in_it(node: Node, pod: Pod, plugin: str, version: str) -> None:
+    config = configuration(plugin, version)
+    reply = node.cni(plugin, "ADD", config, netns=pod)
+    assert reply.succeeded()["cniVersion"] == version
+    assert reply.addresses == ["192.168.111.1/24"]
+    if version >= "0.4.0":
+        check = node.cni(plugin, "CHECK", {**config, "prevResult": reply.document}, netns=pod)
+        assert (check.succeeded(), check.stderr) == (None, "")
+    if version >= "1.1.0":
+        assert node.cni(plugin, "STATUS", config).succeeded() is None
+        valid = [{"containerID": "c1", "ifname": "net1"}]
+        assert node.cni(plugin, "GC", {**config, "cni.dev/valid-attachments": valid}).succeeded() is None
+        assert node.leases() == ["192.168.111.1"]
+    assert node.cni(plugin, "DEL", {**config, "prevResult": reply.document}, netns=pod).succeeded() is None
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_a_configuration_without_a_version_is_one_of_0_1_0(node: Node, pod: Pod, plugin: str) -> None:
+    config = configuration(plugin)
+    del config["cniVersion"]
+    answer = node.cni(plugin, "ADD", config, netns=pod).succeeded()
+    assert answer["cniVersion"] == "0.1.0"
+    assert answer["ip4"]["ip"] == "192.168.111.1/24"
+
+
+# --- the form of an error ---
+
+
+@each_plugin
+@each_version
+def test_an_error_goes_to_stdout_in_the_version_asked(node: Node, pod: Pod, plugin: str, version: str) -> None:
+    config = configuration(plugin, version, ipam={**LEASES, "range": "nonsense"})
+    reply = node.cni(plugin, "ADD", config, netns=pod)
+    reply.refused(7, "ipam.range", "nonsense")
+    assert reply.document["cniVersion"] == version
+    assert set(reply.document) <= {"cniVersion", "code", "msg", "details"}
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_an_error_before_the_version_is_known_has_a_version_too(node: Node, plugin: str) -> None:
+    for config in (b"nonsense", configuration(plugin, "9.9.9")):
+        reply = node.cni(plugin, "ADD", config, netns="/run/netns/none")
+        assert reply.document["cniVersion"] in VERSIONS
+
+
+@each_plugin
+def test_an_error_answers_also_when_nobody_reads_stderr(node: Node, plugin: str) -> None:
+    argv = ["sh", "-c", f"exec {node.executables / plugin} 2>&-"]
+    done = node.run(argv, env=environment("ADD"), stdin=b"nonsense")
+    assert (done.returncode, json.loads(done.stdout)["code"]) == (1, 6)
+
+
+@each_plugin
+def test_all_faults_of_a_configuration_stand_in_one_message(node: Node, pod: Pod, plugin: str) -> None:
+    config = configuration(plugin)
+    if plugin == "whereabouts":
+        config["ipam"] = {**LEASES, "range": "nonsense", "gateway": 7}
+        words = ["ipam.range", "nonsense", "ipam.gateway", "7"]
+    elif plugin == "macvlan":
+        config |= {"mode": "sideways", "mtu": "9000", "mac": "zz"}
+        words = ["mode", "sideways", "mtu", "mac", "zz"]
+    else:
+        config |= {"hwaddr": "zz", "kernelpath": "/tmp/x"}
+        words = ["hwaddr", "zz", "kernelpath", "/tmp/x"]
+    node.cni(plugin, "ADD", config, netns=pod).refused(7, *words)
+    assert node.leftovers() == []
+
+
+# --- the namespace: code 8 ---
+
+
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+@pytest.mark.parametrize("spelling", ["/proc/self/ns/net", "/proc/1/ns/net/../net", "/run/netns/own"])
+def test_the_plugins_own_namespace_is_refused_before_anything_is_made(
+    node: Node, pod: Pod, plugin: str, spelling: str
+) -> None:
+    if spelling == "/run/netns/own":
+        node.path(spelling).touch()
+        node.run(["mount", "--bind", "/proc/self/ns/net", spelling]).check_returncode()
+    elif spelling != "/proc/self/ns/net":
+        spelling = "/run/netns/own-link"
+        node.path(spelling).symlink_to("/proc/self/ns/net")
+    before = node.host.links()
+    node.cni(plugin, "ADD", configuration(plugin), netns=spelling).refused(8, "CNI_NETNS", spelling)
+    assert node.host.links() == before
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+@pytest.mark.parametrize("yes", ["1", "true", "TRUE"])
+def test_the_plugins_own_namespace_is_taken_when_the_caller_insists(
+    node: Node, pod: Pod, plugin: str, yes: str
+) -> None:
+    how: dict[str, Any] = {"netns": "/proc/self/ns/net", "more": {"CNI_NETNS_OVERRIDE": yes}}
+    node.cni(plugin, "ADD", configuration(plugin), **how).succeeded()
+    assert "net1" in node.host.names()
+    node.cni(plugin, "DEL", configuration(plugin), **how).succeeded()
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+@pytest.mark.parametrize(
+    "kind", ["missing", "file", "fifo", "directory", "device", "other namespace", "huge", "dangling"]
+)
+def test_a_path_that_is_no_network_namespace_is_refused(node: Node, pod: Pod, plugin: str, kind: str) -> None:
+    path = f"/run/{kind.replace(' ', '-')}"
+    here = node.path(path)
+    if kind == "file":
+        here.write_text("not a namespace")
+    elif kind == "fifo":
+        node.run(["mkfifo", path]).check_returncode()
+    elif kind == "directory":
+        here.mkdir()
+    elif kind == "device":
+        path = "/dev/zero"
+    elif kind == "other namespace":
+        path = "/proc/self/ns/uts"
+    elif kind == "huge":
+        node.run(["truncate", "-s", "1T", path]).check_returncode()
+    elif kind == "dangling":
+        here.symlink_to("/run/nothing-there")
+    node.cni(plugin, "ADD", configuration(plugin), netns=path).refused(8, path)
+    assert node.leftovers() == []

@@ -1,0 +1,51 @@
+"""Fixtures: the executables, built once; a node for each test, on which a plugin can do no harm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cni import policy
+from tests import node as nodes
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--executables",
+        type=Path,
+        default=nodes.BIN,
+        metavar="DIR",
+        help="run the black-box tests against the plugins in DIR, such as /usr/lib/cni, to compare them with ours",
+    )
+
+
+@pytest.fixture(scope="session")
+def executables(request: pytest.FixtureRequest) -> Path:
+    """The directory of the plugins under test; ours are made first."""
+    folder: Path = request.config.getoption("--executables")
+    if folder == nodes.BIN:
+        command = ["make", "-s", "plugins", f"PYTHON={sys.executable}"]
+        made = subprocess.run(command, cwd=nodes.ROOT, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+    return folder.resolve()
+
+
+@pytest.fixture
+def node(executables: Path) -> Iterator[nodes.Node]:
+    """A fresh node."""
+    why = nodes.unusable()
+    if why:
+        pytest.skip(why)
+    with nodes.Node(executables) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def free_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process networks may name any path: the directories of tests lie outside of the usual roots."""
+    roots = {key: ["/"] for key in ("dataRoots", "logRoots", "configRoots")}
+    monkeypatch.setattr(policy, "_current", policy.Policy(roots))

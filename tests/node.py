@@ -1,0 +1,335 @@
+"""A node of its own for a test: mount and network namespace, state directories, pods, and calls of CNI executables.
+
+The executables run with their real paths and defaults, and the machine sees nothing of it. A holder process keeps the
+namespaces; it ends when its parent dies or closes its stdin, and the kernel then takes everything that lived in them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import select
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.view import View
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = ROOT / "bin"
+GO_PLUGINS = Path("/usr/lib/cni")
+STATE = "/var/lib/cni/railcni"
+VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+
+_TOOLS = ("nsenter", "unshare", "setpriv", "mount")
+_HOLDER = """
+for top in /var/lib /var/log /run /etc/cni /etc/kubernetes /host/etc/cni /host/etc/kubernetes; do
+    [ ! -d "$top" ] || mount -t tmpfs tmpfs "$top"
+done
+mount -t sysfs sysfs /sys
+mkdir /run/netns
+echo ready
+read end
+"""
+
+
+def unusable() -> str:
+    """Why no Node can be made here, and what would make it possible; "" when it can."""
+    if os.geteuid() != 0:
+        return "needs root for mount and network namespaces: run the tests with sudo"
+    missing = [t for t in _TOOLS if not shutil.which(t)]
+    return f"needs {', '.join(missing)}: install util-linux and mount" if missing else ""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a plugin answered: its exit code, stdout as JSON (None when empty), and stderr."""
+
+    status: int
+    document: Any
+    stderr: str
+
+    @property
+    def code(self) -> int:
+        """The CNI error code; 0 for success."""
+        return int(self.document["code"]) if self.status else 0
+
+    @property
+    def msg(self) -> str:
+        return str(self.document["msg"]) if self.status else ""
+
+    def succeeded(self) -> Any:
+        """The result; AssertionError with the error when there is one."""
+        assert self.status == 0, self.document
+        return self.document
+
+    def refused(self, code: int, *words: str) -> None:
+        """Assert that it failed with `code`, and that `words` stand where a runtime still shows them."""
+        assert self.status == 1, f"succeeded with {self.document}"
+        assert self.code == code, self.document
+        shown = self.msg[:250]
+        assert all(word in shown for word in words), f"{words} in: {shown}"
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of a result of any version."""
+        if "ips" in self.document:
+            return [a["address"] for a in self.document["ips"]]
+        return [self.document[k]["ip"] for k in ("ip4", "ip6") if k in self.document]
+
+
+class Call:
+    """A plugin that has been started and waits for its stdin."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes) -> None:
+        self.process = process
+        self._stdin = stdin
+
+    def finish(self, timeout: float = 60) -> Reply:
+        """Give it its stdin and wait for what it says. AssertionError when stdout is no answer of a CNI plugin."""
+        out, err = self.process.communicate(self._stdin, timeout)
+        status, stderr = self.process.returncode, err.decode(errors="replace")
+        shown = f"exit {status}, stdout {out[:2000]!r}, stderr {stderr[-2000:]}"
+        try:
+            document = json.loads(out) if out.strip() else None
+        except ValueError:
+            raise AssertionError(f"stdout is not JSON: {shown}") from None
+        assert "Traceback" not in stderr, shown
+        assert status in (0, 1), shown
+        if status:
+            assert isinstance(document, dict) and {"code", "msg"} <= set(document), shown
+        return Reply(status, document, stderr)
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A network namespace of the node; `path` is what a runtime passes as CNI_NETNS."""
+
+    name: str
+    path: str
+    view: View
+
+
+class Node:
+    """`with Node() as node`: see the module. `host` is the view of the node's own namespace."""
+
+    def __init__(self, executables: Path = BIN) -> None:
+        self.executables = executables
+        self.pods: dict[str, Pod] = {}
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._known: set[str] = set()
+
+    def __enter__(self) -> Node:
+        holder = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--propagation", "private"]
+        self._holder = subprocess.Popen(
+            [*holder, "sh", "-ec", _HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != b"ready\n":
+            self.__exit__()
+            raise OSError("cannot make a mount and network namespace with tmpfs and sysfs in them")
+        pid = self._holder.pid
+        self.root = f"/proc/{pid}/root"
+        self.host = View(f"/proc/{pid}/ns/net")
+        self._enter = [shutil.which("nsenter") or "nsenter", f"--target={pid}", "--net", "--mount"]
+        with self.host.rtnl() as ipr:
+            ipr.link("set", index=1, state="up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self._started, self._holder]:
+            if process.poll() is None:
+                process.kill()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+            process.wait()
+
+    # --- what a node has ---
+
+    def path(self, inside: str) -> Path:
+        """The path by which this process reaches the file `inside` of the node."""
+        return Path(self.root + inside)
+
+    def master(self, name: str = "ens2f0", mtu: int = 9000) -> View:
+        """An RDMA-like master: one end of a veth pair, up; its other end is `peer` in a namespace of its own,
+        whose view is returned: it sees what leaves the master on the wire."""
+        wire = self.namespace(f"wire-{name}")
+        self.host.add_veth(name, f"{name}-peer", mtu=mtu)
+        with wire.entered():
+            fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        try:
+            self.host.set(f"{name}-peer", net_ns_fd=fd, ifname="peer")
+        finally:
+            os.close(fd)
+        wire.set("peer", state="up")
+        self.remember()
+        return wire
+
+    def namespace(self, name: str) -> View:
+        """A new network namespace at /run/netns/`name`, with `lo` up."""
+        path = f"/run/netns/{name}"
+        self.path(path).touch()
+        self.run(["unshare", f"--net={path}", "true"]).check_returncode()
+        view = View(self.root + path)
+        with view.rtnl() as ipr:
+            ipr.link("set", index=1, state="up")
+        return view
+
+    def pod(self, name: str = "pod1") -> Pod:
+        """A new pod: a network namespace at /run/netns/`name`."""
+        pod = self.pods[name] = Pod(name, f"/run/netns/{name}", self.namespace(name))
+        return pod
+
+    def delete_pod(self, pod: Pod) -> None:
+        """Remove the pod's namespace, as a runtime does: unmount and unlink. The kernel clears it a moment later."""
+        del self.pods[pod.name]
+        self.run(["umount", pod.path]).check_returncode()
+        self.path(pod.path).unlink()
+
+    def remember(self) -> None:
+        """What is there now belongs there: `leftovers` reports what differs from it."""
+        self._known = set(self._present())
+
+    def leftovers(self, *, settle: float = 0.0) -> list[str]:
+        """What plugins have left behind: links in the node and its pods, leases, records and other files; and links
+        that are gone. [] means that all is as it was. Waits up to `settle` seconds for the kernel's deferred work."""
+        deadline = time.monotonic() + settle
+        while (found := self._differences()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found
+
+    def _differences(self) -> list[str]:
+        present = set(self._present())
+        missing = [f"missing: {item}" for item in self._known - present if item.partition(":")[0] in self._places()]
+        return sorted(present - self._known) + sorted(missing)
+
+    def _places(self) -> list[str]:
+        return ["host", *self.pods]
+
+    def _present(self) -> list[str]:
+        links = [f"host: link {name}" for name in self.host.names()]
+        for pod in self.pods.values():
+            links += [f"{pod.name}: link {name}" for name in pod.view.names()]
+        return links + [f"lease {text}" for text in self.leases()] + [f"file {name}" for name in self.files()]
+
+    def files(self) -> list[str]:
+        """The files below /var/lib/cni that stand for something: neither locks nor the store's own file."""
+        top = self.path("/var/lib/cni")
+        found = [str(p.relative_to(top)) for p in top.rglob("*") if not p.is_dir()] if top.exists() else []
+        standing = ("lock", "leases.db", "leases.db-journal")  # and host-local's: lock, last_reserved_ip.N
+        return sorted(f for f in found if Path(f).name not in standing and "last_reserved_ip" not in f)
+
+    def leases(self, directory: str = STATE) -> list[str]:
+        """The addresses that the file store in `directory` holds, in the order of pools and addresses."""
+        with tempfile.TemporaryDirectory() as copy:  # SQLite would resolve the path of the node to one of ours
+            for name in ("leases.db", "leases.db-journal"):  # and roll back what a killed plugin left
+                if (self.path(directory) / name).exists():
+                    shutil.copy(self.path(directory) / name, copy)
+            if not Path(copy, "leases.db").exists():
+                return []
+            connection = sqlite3.connect(Path(copy, "leases.db"))
+            try:
+                rows = connection.execute("SELECT address FROM lease ORDER BY pool, address").fetchall()
+            finally:
+                connection.close()
+        return [str(ipaddress.ip_address(address)) for (address,) in rows]
+
+    # --- what runs in it ---
+
+    def run(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run `argv` in the node, with exactly `env`; without it with a PATH alone."""
+        process = self.start(argv, env=env)
+        out, err = process.communicate(stdin, timeout)
+        return subprocess.CompletedProcess([str(a) for a in argv], process.returncode, out, err)
+
+    def start(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+        pod: Pod | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start `argv` in the node (in `pod`'s network namespace when given); stdin, stdout and stderr are pipes."""
+        enter = [*self._enter, f"--wd={self.root}{cwd}"]
+        if pod:
+            enter[2] = f"--net={pod.view.path}"
+        if env is None:
+            env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        pipe = subprocess.PIPE
+        command = [*enter, "--", *[str(a) for a in argv]]
+        process = subprocess.Popen(command, env=dict(env), stdin=pipe, stdout=pipe, stderr=pipe)
+        self._started = [p for p in self._started if p.poll() is None] + [process]
+        return process
+
+    def start_cni(
+        self,
+        executable: str | Path,
+        verb: str,
+        config: Mapping[str, Any] | bytes,
+        *,
+        container_id: str | None = "c1",
+        ifname: str | None = "net1",
+        netns: Pod | str | None = None,
+        args: str | None = None,
+        path: Sequence[str | Path] | None = None,
+        more: Mapping[str, str] | None = None,
+        cwd: str = "/",
+    ) -> Call:
+        """Start `executable` (a name in bin/ or a path) for `verb`, with CNI variables and nothing else in its
+        environment; a None leaves its variable out. GC and STATUS get CNI_PATH alone, as from libcni."""
+        folders = path if path is not None else [self.executables, GO_PLUGINS]
+        env = {"CNI_COMMAND": verb, "CNI_PATH": ":".join(str(p) for p in folders)}
+        if verb not in ("GC", "STATUS", "VERSION"):
+            named = {
+                "CNI_CONTAINERID": container_id,
+                "CNI_IFNAME": ifname,
+                "CNI_NETNS": netns.path if isinstance(netns, Pod) else netns,
+                "CNI_ARGS": args,
+            }
+            env |= {name: value for name, value in named.items() if value is not None}
+        stdin = config if isinstance(config, bytes) else json.dumps(config).encode()
+        return Call(self.start([self.executables / executable], env=env | dict(more or {}), cwd=cwd), stdin)
+
+    def cni(self, executable: str | Path, verb: str, config: Mapping[str, Any] | bytes, **how: Any) -> Reply:
+        """Call `executable` and return its answer; `how` as for `start_cni`."""
+        return self.start_cni(executable, verb, config, **how).finish()
+
+    def cni_at_once(self, calls: Sequence[Call]) -> list[Reply]:
+        """Give all `calls` their stdin as near to one moment as one process can, and collect the answers in order."""
+        for call in calls:
+            stdin = call.process.stdin
+            assert stdin is not None
+            stdin.write(call._stdin)
+            stdin.flush()
+        for call in calls:
+            assert call.process.stdin is not None
+            call.process.stdin.close()
+            call.process.stdin = None
+            call._stdin = b""
+        return [Call(call.process, None).finish() for call in calls]  # type: ignore[arg-type]
+
+
+def until(condition: Any, seconds: float = 5.0) -> bool:
+    """Whether `condition()` became true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        select.select([], [], [], 0.01)
+    return True
