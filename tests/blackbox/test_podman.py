@@ -11,15 +11,22 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.node import GO_PLUGINS, Node
+from tests.node import GO_PLUGINS, ROOT, Node
 
 BUSYBOX = Path("/bin/busybox")
 APPLETS = ("sh", "ip", "ping", "sleep")
-RUN = ("--cgroups=disabled", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--network", "rdma-net")
+RUN = (
+    "--cgroups=disabled",
+    "--ulimit",
+    "nofile=1024:1024",
+    "--ulimit",
+    "nproc=1024:1024",
+    "--network",
+    "rdma-net-ipam",
+)
 CONTAINERS_CONF = """
 [network]
 network_backend = "cni"
@@ -38,10 +45,8 @@ driver = "vfs"
 graphroot = "/var/lib/containers/storage"
 runroot = "/run/containers/storage"
 """
-IPAM: dict[str, dict[str, Any]] = {
-    "whereabouts": {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"},
-    "host-local": {"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24", "gateway": "192.168.111.254"}]]},
-}
+CONFLIST = ROOT / "conf/net.d/10-rdma-net-ipam.conflist"
+HOST_LOCAL = {"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24", "gateway": "192.168.111.254"}]]}
 
 
 def missing() -> str:
@@ -83,6 +88,13 @@ class Podman:
             "CONTAINERS_STORAGE_CONF": "/run/podman-test/storage.conf",
         }
 
+    def network(self, ipam: str) -> None:
+        """Give it the network of our conflist, with this IPAM plugin."""
+        conflist = json.loads(CONFLIST.read_text())
+        if ipam == "host-local":
+            conflist["plugins"][0]["ipam"] = HOST_LOCAL
+        (self.networks / CONFLIST.name).write_text(json.dumps(conflist))
+
     def import_busybox(self) -> None:
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -111,11 +123,9 @@ def podman(wired: Node) -> Iterator[Podman]:
     podman("rm", "--all", "--force", "--time", "0")
 
 
-@pytest.mark.parametrize("ipam", IPAM)
+@pytest.mark.parametrize("ipam", ["whereabouts", "host-local"])
 def test_two_containers_ping_each_other_and_leave_nothing(wired: Node, podman: Podman, ipam: str) -> None:
-    plugin = {"type": "macvlan", "master": "ens2f0", "mtu": 9000, "ipam": IPAM[ipam]}
-    conflist = {"cniVersion": "1.0.0", "name": "rdma-net", "plugins": [plugin]}
-    (podman.networks / "rdma-net.conflist").write_text(json.dumps(conflist))
+    podman.network(ipam)
     for name in ("one", "two"):
         podman.start(name)
     shown = podman("exec", "one", "/bin/ip", "address", "show", "dev", "eth0")
@@ -136,9 +146,7 @@ def test_two_containers_ping_each_other_and_leave_nothing(wired: Node, podman: P
 
 
 def test_a_container_restarts_on_its_network(wired: Node, podman: Podman) -> None:
-    plugin = {"type": "macvlan", "master": "ens2f0", "ipam": IPAM["whereabouts"]}
-    conflist = {"cniVersion": "1.0.0", "name": "rdma-net", "plugins": [plugin]}
-    (podman.networks / "rdma-net.conflist").write_text(json.dumps(conflist))
+    podman.network("whereabouts")
     podman.start("one")
     podman("restart", "--time", "0", "one")
     assert "inet 192.168.111.1/24" in podman("exec", "one", "/bin/ip", "address", "show", "dev", "eth0")

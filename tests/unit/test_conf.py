@@ -92,7 +92,8 @@ def test_a_nad_holds_the_network_of_its_name(name: str) -> None:
 def test_a_conflist_is_its_nad_with_the_file_store_and_newer_versions(name: str) -> None:
     of_list, of_nad = read(CONFLISTS[name]), read(NADS[name])
     assert networks.find(name, str(CONF / "net.d")) == of_list
-    assert (of_list.name, of_list.versions) == (name, ("0.4.0", "1.0.0", "1.1.0"))
+    debians = {"tuning", "sbr"} & {s.type for s in of_list.steps}  # 1.1.1 does not speak 1.1.0, not even for a DEL
+    assert (of_list.name, of_list.versions) == (name, ("0.4.0", "1.0.0") + (() if debians else ("1.1.0",)))
     wanted = [{k: v for k, v in s.document.items() if k not in ("name", "cniVersion")} for s in of_nad.steps]
     if "ipam" in wanted[0]:
         wanted[0]["ipam"] = {**wanted[0]["ipam"], "datastore": "file"}
