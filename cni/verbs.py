@@ -73,11 +73,11 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         host, box = Rtnl(), _rtnl(sandbox)
         former = book.read(request.attachment, PART)
         if former:
-            _detach(plugin, former, request, host, log)
+            _detach(former, request, host, log)
             if delegate.ipam_type(_config(former)) != kind or not delegate.gives_again(request):
                 _release(former, request, log)
         planned = plugin.plan(config, request, plugin.survey(config, request, host, box, book))
-        book.write(request.attachment, PART, _record(request, planned, _identity(sandbox, box)))
+        book.write(request.attachment, PART, _record(plugin, request, planned, _identity(sandbox, box)))
         addresses = Result()
         claimed = False
         try:
@@ -134,7 +134,7 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
         gone = True
         try:
             if record:
-                _detach(plugin, record, request, host, log)
+                _detach(record, request, host, log)
             else:
                 _detach_unrecorded(plugin, request, host, book, log)
         except CniError as fault:
@@ -174,8 +174,9 @@ def _report(faults: list[CniError], kept: str) -> None:
     raise first
 
 
-def _detach(plugin: LinkPlugin, record: dict[str, Any], request: Request, host: Rtnl, log: Log) -> None:
-    """Take the link of `record` out of every sandbox that it may be in."""
+def _detach(record: dict[str, Any], request: Request, host: Rtnl, log: Log) -> None:
+    """Take the link of `record` out of every sandbox that it may be in, as the plugin that made it does."""
+    plugin = _plugin(record["plugin"])
     planned = plugin.load(record["link"])
     if record["bootID"] != node.boot_id():
         return  # the links of that boot went with it
@@ -228,6 +229,11 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
                 f'prevResult has no interface "{name}" in sandbox {request.netns}: pass on the result of this attachment\'s ADD'
             )
         record = Book(log=log).read(request.attachment, PART)
+        if record and record["plugin"] != plugin.NAME:
+            raise AttachmentDiffers(
+                f"attachment {name} of container {request.attachment.container_id} was made by plugin {record['plugin']}, and"
+                f" its network is one of {plugin.NAME} by now: detach and attach it again"
+            )
         planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, box)
         found = _differences(plugin, planned, box, known[0], expected, _wanted_mtu(config, record))
     if found:
@@ -280,7 +286,7 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
                 continue
             own = _for_attachment(request, attachment, record)
             try:
-                _detach(plugin, record, own, host, log)
+                _detach(record, own, host, log)
             except CniError as fault:
                 keep.append(attachment)
                 faults.append(fault)
@@ -347,8 +353,9 @@ def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
     delegate.forward(request, log)
 
 
-def _record(request: Request, planned: Any, sandbox: str) -> dict[str, Any]:
+def _record(plugin: LinkPlugin, request: Request, planned: Any, sandbox: str) -> dict[str, Any]:
     return {
+        "plugin": plugin.NAME,
         "netns": request.netns,
         "sandbox": sandbox,
         "pod": list(request.pod),

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     class LinkPlugin(Protocol):
         """The steps that differ from plugin to plugin. Config, Facts and Plan are the plugin's own classes."""
 
+        NAME: str
+
         def read(self, request: Request) -> Any:
             """The checked configuration: `dns` and `dad` are attributes of it. InvalidConfig has all faults."""
 

@@ -1,0 +1,181 @@
+"""What this node lets networks do: its administrator's file railcni.json, or the defaults.
+
+Who may write a NAD is not trusted with the node's files and devices. So the paths in a network's own configuration are
+confined to roots, and its masters and devices to lists. The flat file and its paths are the administrator's, and free.
+"""
+
+from __future__ import annotations
+
+from cni.config import Fault, Key, fill, list_of, refuse, string
+from cni.kernel import files
+from cni.spec import codec
+from cni.spec.errors import InvalidConfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+PATHS = (
+    "/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",
+    "/etc/cni/net.d/whereabouts.d/railcni.json",
+    "/host/etc/cni/net.d/whereabouts.d/railcni.json",
+    "/host/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",
+)
+"""Beside the flat file (ipam.flatfile.PATHS); the first that exists counts."""
+
+_USUAL_PATH = PATHS[1]
+_MOST_BYTES = 1 << 20
+
+
+def root(value: Any) -> str:
+    if not string(value).startswith("/"):
+        raise ValueError("want absolute paths")
+    return str(value)
+
+
+def pattern(value: Any) -> str:
+    if not string(value):
+        raise ValueError('want names, "*" in them for any characters')
+    return str(value)
+
+
+KEYS = (
+    Key(
+        "dataRoots",
+        list_of(root),
+        ("/var/lib/cni", "/run/cni"),
+        "where a network's `dataDir` may lie: directories, with all below them",
+        "data_roots",
+    ),
+    Key(
+        "logRoots",
+        list_of(root),
+        ("/var/log", "/tmp/whereabouts.log"),  # noqa: S108  # the file in whereabouts' examples; links are not followed
+        "where a network's `log_file` may lie: directories with all below them, or files",
+        "log_roots",
+    ),
+    Key(
+        "configRoots",
+        list_of(root),
+        ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes"),
+        "where a network's `configuration_path`, `kubernetes.kubeconfig` and `etcd_*_file` may lie",
+        "config_roots",
+    ),
+    Key(
+        "masters",
+        list_of(pattern),
+        ("*",),
+        'names of the host\'s netdevs that `macvlan` may use as master, "*" in them for any characters',
+    ),
+    Key(
+        "devices",
+        list_of(pattern),
+        ("*",),
+        'names or PCI addresses of the devices that `host-device` may move, "*" in them for any characters',
+    ),
+)
+
+
+class Policy:
+    """The keys of KEYS, checked; `path` is the file that they came from, or the one to write."""
+
+    __slots__ = ("path", *(key.attribute for key in KEYS))
+
+    config_roots: Sequence[str]
+    data_roots: Sequence[str]
+    devices: Sequence[str]
+    log_roots: Sequence[str]
+    masters: Sequence[str]
+
+    def __init__(self, document: dict[str, Any], path: str = _USUAL_PATH) -> None:
+        """InvalidConfig when a key is wrong, or unknown: a permission that is misspelt must not go unseen."""
+        self.path = path
+        faults: list[Fault] = []
+        fill(self, KEYS, document, faults, f"{path}: ")
+        known = {key.name.lower(): key.name for key in KEYS}
+        for name in document:
+            if name.lower() not in known:
+                wanted = f"is unknown: want {', '.join(known.values())}"
+                faults.append(Fault(f"{path}: {name[:40]}", document[name], wanted))
+        refuse(faults)
+
+    def confine(self, key: str, value: str) -> str:
+        """Where the path `value` leads, when the roots of `key` (dataRoots, ...) allow it; else ValueError says why."""
+        from cni.kernel import paths  # most networks name no path
+
+        roots: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
+        try:
+            resolved = paths.resolve(value)
+            if any(paths.is_below(resolved, paths.resolve(one)) for one in roots):
+                return resolved
+        except OSError as fault:
+            raise ValueError(f"cannot be followed: {fault.strerror}") from None
+        leads = "" if resolved == value else f"leads to {resolved[:60]}, which "
+        raise ValueError(
+            f"{leads}is outside of {' and '.join(roots) or 'any root'}: want a path there, or have {key} in {self.path}"
+            " changed"
+        )
+
+    def permit(self, key: str, what: str, names: Sequence[str]) -> None:
+        """InvalidConfig unless one of `names`, of the device that is `what` (in words), matches the list `key`."""
+        patterns: Sequence[str] = getattr(self, key)
+        if not any(matches(one, name) for one in patterns for name in names):
+            allowed = ", ".join(patterns) or "none"
+            raise InvalidConfig(
+                f"{what} is none that this node allows: want one of {allowed[:60]}, or have its administrator add"
+                f" {names[0]} to {key} in {self.path}",
+                f"{key}: {allowed}",
+            )
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether `name` is `pattern`, in which each "*" stands for any characters."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == first
+    if not name.startswith(first) or len(name) < len(pattern) - len(rest):
+        return False
+    *middle, last = rest
+    at, end = len(first), len(name) - len(last)
+    for part in middle:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return name.endswith(last)
+
+
+_current: Policy | None = None
+
+
+def current() -> Policy:
+    """The policy of this node, read once in a process: a process serves one call. InvalidConfig when it cannot be read."""
+    global _current
+    if _current is None:
+        _current = _load()
+    return _current
+
+
+def _load() -> Policy:
+    for path in PATHS:
+        try:
+            return read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return Policy({})
+
+
+def read(path: str) -> Policy:
+    """The policy in the file at `path`; InvalidConfig when it cannot be used, FileNotFoundError when there is none."""
+    try:
+        document = codec.loads(files.read_regular(path, _MOST_BYTES, private=True))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as fault:
+        raise InvalidConfig(f"the node's policy {path} cannot be used: {fault.strerror}") from None
+    except ValueError as fault:
+        raise InvalidConfig(f"the node's policy {path} cannot be read as JSON: {fault}; correct it") from None
+    if not isinstance(document, dict):
+        raise InvalidConfig(f"the node's policy {path} is no JSON object: want one with {KEYS[0].name} and the like")
+    return Policy(document, path)

@@ -1,0 +1,240 @@
+"""The IPAM plugin `whereabouts`: ADD, DEL, CHECK, GC and STATUS over a store of leases.
+
+CNI_NETNS is a text here: it is kept with the lease and asked about in later boots, never opened by ADD or DEL, for
+there are callers that pass /dev/null. The order of the writes decides what a kill leaves:
+
+    ADD   the record (store, addresses), then the claim: a lease without a record cannot be
+    DEL   the release, then the record: a record without leases is cleared by the next DEL or GC
+"""
+
+from __future__ import annotations
+
+import time
+
+from cni.attachment import STATE, Book
+from cni.kernel import node
+from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField
+from cni.spec.request import Attachment, member
+from cni.spec.result import IPConfig, Result
+from ipam import config as configuration
+from ipam import leases, stores
+from ipam.acquire import acquire, search
+from ipam.ranges import format_address, parse_address
+from ipam.records import PART, document
+from ipam.stores.base import CREATE, READ, Owner
+from ipam.upkeep import read_record, reclaim, release, restorer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cni.log import Log
+    from cni.spec.request import Request
+    from ipam.config import IpamConfig
+    from ipam.leases import Need
+    from ipam.stores.base import Store, Want
+
+
+def call(request: Request, log: Log, state: str = STATE) -> Result | None:
+    """Serve `request`; the result of an ADD, None for every other verb. The records are under the directory `state`."""
+    book = Book(state, log)
+    if request.command == "ADD":
+        return add(request, book, log)
+    {"DEL": delete, "CHECK": check, "GC": collect, "STATUS": status}[request.command](request, book, log)
+    return None
+
+
+def add(request: Request, book: Book, log: Log) -> Result:
+    """The addresses of the attachment: those that it has already, or new ones, all or none."""
+    config = _read(request, log)
+    wanted = leases.needs(config)
+    described = stores.describe(config) if wanted else None
+    values: list[int] = []
+    with book.locked(request.attachment, PART):
+        record = read_record(request.attachment, book, log)
+        if record and record["store"] != described:  # the network's configuration has changed since
+            release(request.attachment, record, record["store"], book, log)
+            record = None
+        if described:
+            values = _acquire(request, config, wanted, described, record, book, log)
+    addresses = [f"{format_address(n.rng.family, v)}/{n.rng.prefix}" for n, v in zip(wanted, values, strict=True)]
+    for family, value, prefix in config.requested:
+        if config.range_of(family, value) is None:
+            addresses.append(f"{format_address(family, value)}/{prefix}")
+    ips = [IPConfig(address, config.gateway_of(address)) for address in addresses]
+    ips += [IPConfig(a.address, config.gateway_of(a.address, a.gateway)) for a in config.addresses]
+    return Result(ips=ips, routes=config.routes, dns=config.dns)
+
+
+def _acquire(
+    request: Request,
+    config: IpamConfig,
+    wanted: Sequence[Need],
+    described: dict[str, Any],
+    record: dict[str, Any] | None,
+    book: Book,
+    log: Log,
+) -> list[int]:
+    owner = _owner(request, config)
+    store = stores.open_store(described, CREATE, restorer(described, book, log))
+    former = record
+
+    def remember(wants: Sequence[Want], sequence: int) -> None:
+        nonlocal record
+        owner.sequence = sequence
+        new = document(described, wants, owner)
+        if record is None or any(record.get(key) != value for key, value in new.items()):
+            book.write(request.attachment, PART, new)
+            record = new
+
+    try:
+        return acquire(store, wanted, owner, remember, lambda pool: reclaim(store, pool, owner, book, log))
+    except CniError:
+        if former is None and record is not None:
+            _forget(request.attachment, store, book)
+        raise
+
+
+def _forget(attachment: Attachment, store: Store, book: Book) -> None:
+    """Remove the record of a failed ADD, if it is certain that nothing was claimed."""
+    try:
+        if not store.find(attachment):
+            book.remove(attachment, PART)
+    except CniError:
+        pass  # DEL or GC will
+
+
+def delete(request: Request, book: Book, log: Log) -> None:
+    """Release what the attachment holds: by its record, or where there is none by the configuration."""
+    with book.locked(request.attachment, PART):
+        record = read_record(request.attachment, book, log)
+        described = record["store"] if record else None
+        try:
+            config = _read(request, log)
+            if described is None and leases.needs(config):
+                described = stores.describe(config)
+        except (InvalidConfig, UnsupportedField) as fault:
+            if (
+                record is None
+            ):  # then no ADD of ours came as far as a lease, and a pod must not hang on its configuration
+                log.warning(
+                    f"nothing is recorded of this attachment, and its configuration cannot be used: {fault.msg}"
+                )
+        if described:
+            release(request.attachment, record, described, book, log)
+        else:
+            book.remove(request.attachment, PART)
+
+
+def check(request: Request, book: Book, log: Log) -> None:
+    """Compare the store with prevResult; AttachmentDiffers names all differences."""
+    from cni.spec import result
+
+    config = _read(request, log)
+    previous = member(request.config, "prevResult")
+    if previous is None:
+        raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
+    given = {_address(a.address): a.address for a in result.parse(previous).ips}
+    found = [f"{a.address} is not in prevResult" for a in config.addresses if _address(a.address) not in given]
+    static = {_address(a.address) for a in config.addresses}
+    with book.locked(request.attachment, PART):
+        found += _lease_differences(
+            request.attachment, config, {k: v for k, v in given.items() if k not in static}, book, log
+        )
+    if found:
+        raise AttachmentDiffers(
+            f"the addresses of {request.attachment.ifname} of container {request.attachment.container_id} are not as ADD left"
+            f" them: {'; '.join(found)}. Detach and attach it again",
+            "\n".join(found),
+        )
+
+
+def _lease_differences(
+    attachment: Attachment, config: IpamConfig, given: dict[tuple[int, int], str], book: Book, log: Log
+) -> list[str]:
+    """How the leases of `attachment` differ from the addresses `given`, as far as these are of its ranges."""
+    wanted = leases.needs(config)
+    record = read_record(attachment, book, log)
+    if not wanted and not record:
+        return []
+    store = stores.open_store(record["store"] if record else stores.describe(config), READ)
+    found = []
+    with store.turn():
+        held = {(lease.family, lease.value): lease for lease in store.find(attachment)}
+        for (family, value), text in given.items():
+            need = next((n for n in wanted if n.rng.family == family and n.rng.contains(value)), None)
+            if need and (family, value) not in held:
+                holder = store.holder(need.want(value))
+                found.append(f"{text} is leased to {holder.holder()}" if holder else f"{text} is not leased")
+    found += [f"{format_address(*key)} is not in prevResult" for key in held if key not in given]
+    if wanted and not held and not found:
+        found.append(f"it holds no lease of pool {wanted[0].pool}")
+    return found
+
+
+def collect(request: Request, book: Book, log: Log) -> None:
+    """GC: release what belongs to attachments of this network that the runtime does not list; all that can be, then report."""
+    from ipam import upkeep
+
+    valid = upkeep.valid_attachments(request)
+    faults: list[CniError] = []
+    described, pools, node_name = None, [], ""
+    try:
+        config = _read(request, log)
+        wanted = leases.needs(config)
+        node_name = config.node
+        if wanted:
+            described, pools = stores.describe(config), list(dict.fromkeys(need.pool for need in wanted))
+    except (InvalidConfig, UnsupportedField) as fault:
+        faults.append(fault)
+    faults += upkeep.collect(request.attachment.network, valid, node_name, described, pools, book, log)
+    if faults:
+        faults[0].details = "\n".join(filter(None, [faults[0].details, *(fault.msg for fault in faults[1:])]))
+        raise faults[0]
+
+
+def status(request: Request, book: Book, log: Log) -> None:
+    """Whether an ADD could be served now; NotAvailable says why not."""
+    config = _read(request, log)
+    wanted = leases.needs(config)
+    if not wanted:
+        return
+    described = stores.describe(config)
+    store = stores.open_store(described, CREATE, restorer(described, book, log))
+    owner = _owner(request, config)
+    try:
+        with store.turn():
+            search(
+                store, wanted, [None] * len(wanted), owner, False, lambda pool: reclaim(store, pool, owner, book, log)
+            )
+    except InvalidConfig:
+        raise
+    except CniError as fault:
+        raise NotAvailable(fault.msg, fault.details) from None
+
+
+def _read(request: Request, log: Log) -> IpamConfig:
+    """The configuration; from now on `log` writes where and what it says."""
+    config = configuration.read(request)
+    log.path, log.level = config.log_file, config.log_level
+    for note in config.notes:
+        log.warning(note)
+    if config.node_slice_size and config.datastore == "file":
+        log.warning("ipam.node_slice_size has no effect: the file store's addresses are this node's alone")
+    return config
+
+
+def _owner(request: Request, config: IpamConfig) -> Owner:
+    namespace, name, uid = (_printable(part) for part in request.pod)
+    netns = _printable(request.netns)
+    return Owner(request.attachment, (namespace, name, uid), config.node, node.boot_id(), netns, time.time_ns())
+
+
+def _printable(text: str) -> str:
+    """`text` with "?" for bytes that are no UTF-8, which a store could not keep."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _address(text: str) -> tuple[int, int]:
+    return parse_address(text.split("/")[0])

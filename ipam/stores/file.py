@@ -1,0 +1,240 @@
+"""The file store: the leases of one machine in one SQLite file, without a daemon.
+
+    DATADIR/leases.db                  table `lease`: a row a lease; table `bitmap`: which addresses are leased
+    DATADIR/leases.db-journal          SQLite's; it stays, and holds nothing between two calls
+    DATADIR/leases.db.damaged-N        a file that was found damaged
+
+A pool has a bitmap, and so has a reservation scope: an address can be claimed when its bit is set in neither. A claim
+is one transaction, and it reads and writes as many rows in a full pool as in an empty one.
+
+A new file begins with the leases that `restore` answers: the caller knows them from the attachment records.
+"""
+
+from __future__ import annotations
+
+from cni.spec.request import Attachment
+from ipam.stores import bitmap, schema
+from ipam.stores.base import CREATE, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
+from ipam.stores.database import WAIT_SECONDS, OutcomeUnknown, open_database
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ipam.stores.database import Database
+
+NAME = "leases.db"
+
+
+class FileStore(Store):
+    """The store in `directory`, opened anew for each turn.
+
+    `use` is READ, CHANGE or CREATE (ipam.stores.base). Unless it is CREATE, a file that does not exist is an empty store
+    and nothing can be claimed.
+    """
+
+    __slots__ = ("_database", "_depth", "_restore", "_seconds", "_use", "directory", "path")
+
+    kind = "file"
+
+    def __init__(
+        self,
+        directory: str,
+        use: int = CREATE,
+        restore: Callable[[], list[Lease]] = list,
+        seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self.directory = directory
+        self.path = f"{directory}/{NAME}"
+        self._use = use
+        self._restore = restore
+        self._seconds = seconds
+        self._depth = 0
+        self._database: Database | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind, "path": self.directory}
+
+    def enter(self) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
+        try:
+            opened = open_database(self.path, self._use, self._seconds)
+            if opened:
+                self._database, new = opened
+                if new:
+                    self._fill(self._database)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._database:
+            self._database.close()
+            self._database = None
+
+    def find(self, attachment: Attachment) -> list[Lease]:
+        network, container_id, ifname = attachment.key()
+        return self._leases(schema.FIND, container_id, ifname, network)
+
+    def find_pod(self, pod: tuple[str, str, str], ifname: str) -> list[Lease]:
+        namespace, name, _ = pod
+        return self._leases(schema.FIND_POD, name, namespace, ifname) if name else []
+
+    def holder(self, want: Want) -> Lease | None:
+        key = bitmap.address_key(want.family, want.value)
+        found = self._leases(schema.FIND_ADDRESS, want.pool, key) or self._leases(schema.FIND_RESERVED, want.scope, key)
+        return found[0] if found else None
+
+    def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
+        bits = 0
+        with self.turn():
+            at = low
+            while at <= high:
+                number, index = bitmap.leaf(family, at)
+                bits |= self._either(0, pool, scope, number) >> index << at - low
+                at += bitmap.SIZE - index
+        return bits & (1 << high - low + 1) - 1
+
+    def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
+        at = value
+        with self.turn():
+            while at <= high:
+                number, index = bitmap.summary(family, at)
+                found = bitmap.lowest_clear(self._either(schema.SUMMARY, pool, scope, number), index)
+                if found == index:
+                    return at
+                at = (at >> bitmap.SHIFT) - index + found << bitmap.SHIFT
+                if found < bitmap.SIZE:
+                    break
+        return min(at, high + 1)
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
+        with self.turn():
+            database = self._open()
+            leases = [Lease(want, owner) for want in wants]
+            try:
+                taken = [
+                    Want(old.pool, old.family, old.value, old.scope) for old in instead_of if not self._delete(old)
+                ]
+                taken += [want for want, lease in zip(wants, leases, strict=True) if not self._insert(lease)]
+            except BaseException:
+                database.roll_back()
+                raise
+            if taken:
+                database.roll_back()
+                return Taken(taken)
+            try:
+                database.commit()
+            except OutcomeUnknown as reason:
+                return Unknown(reason)
+            return Claimed(leases)
+
+    def release(self, leases: Sequence[Lease]) -> int:
+        with self.turn():
+            if self._database is None:
+                return 0
+            try:
+                freed = sum(self._delete(lease) for lease in leases)
+            except BaseException:
+                self._database.roll_back()
+                raise
+            if freed:
+                self._database.commit()
+            return freed
+
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000) -> list[Lease]:
+        start = bitmap.address_key(after.family, after.value) if after else b""
+        return self._leases(schema.PAGE, pool, start, limit)
+
+    def pools(self) -> list[Pool]:
+        found: dict[str, Pool] = {}
+        for name, number, row in self._rows(schema.POOLS, schema.POOL):
+            pool = found.setdefault(name, Pool(name, bitmap.leaf_family(number), 0))
+            pool.used += bitmap.decode(row).bit_count()
+        return list(found.values())
+
+    def of_earlier_boots(self, pool: str, node: str, boot_id: str, limit: int = 1000) -> list[Lease]:
+        return self._leases(schema.EARLIER_BOOTS, pool, boot_id, node, limit)
+
+    def _open(self) -> Database:
+        assert self._database, "a claim needs a store that was opened with CREATE"  # noqa: S101  # a fault of the caller
+        return self._database
+
+    def _fill(self, database: Database) -> None:
+        """Put the restored leases into a new file. Where two of them want one address, the later claim has it."""
+        for lease in sorted(self._restore(), key=lambda lease: -lease.sequence):
+            self._insert(lease)
+        database.commit()
+
+    def _rows(self, sql: str, *values: Any) -> list[Any]:
+        with self.turn():
+            return self._database.run(sql, *values) if self._database else []
+
+    def _leases(self, sql: str, *values: Any) -> list[Lease]:
+        return [_lease(row) for row in self._rows(sql, *values)]
+
+    def _insert(self, lease: Lease) -> bool:
+        """Add a lease and its bits; False, and nothing done, when one of them is set already."""
+        family, value = lease.family, lease.value
+        number, index = bitmap.leaf(family, value)
+        if self._either(0, lease.pool, lease.scope, number) >> index & 1:
+            return False
+        self._mark(schema.POOL, lease.pool, family, value, True)
+        if lease.scope is not None:
+            self._mark(schema.SCOPE, lease.scope, family, value, True)
+        key = bitmap.address_key(family, value)
+        attachment = (lease.network, lease.container_id, lease.ifname)
+        claim = (lease.node, lease.boot_id, lease.netns, lease.sequence)
+        self._rows(schema.INSERT, lease.pool, key, lease.scope, *attachment, *lease.pod, *claim)
+        return True
+
+    def _delete(self, lease: Lease) -> bool:
+        """Remove a lease that is still as it is here, and its bits; whether it was."""
+        key = bitmap.address_key(lease.family, lease.value)
+        found = self._rows(
+            schema.MATCH, lease.pool, key, lease.container_id, lease.ifname, lease.network, lease.sequence
+        )
+        if not found:
+            return False
+        ((scope,),) = found
+        self._rows(schema.DELETE, lease.pool, key)
+        self._mark(schema.POOL, lease.pool, lease.family, lease.value, False)
+        if scope is not None:
+            self._mark(schema.SCOPE, scope, lease.family, lease.value, False)
+        return True
+
+    def _mark(self, kind: int, space: str, family: int, value: int, leased: bool) -> None:
+        """Set or clear the bit of an address, and that of its leaf in the summary when the leaf becomes or was full."""
+        number, index = bitmap.leaf(family, value)
+        before, after = self._change_bit(kind, space, number, index, leased)
+        if bitmap.FULL in (before, after) and before != after:
+            self._change_bit(kind + schema.SUMMARY, space, *bitmap.summary(family, value), after == bitmap.FULL)
+
+    def _change_bit(self, kind: int, space: str, number: bytes, index: int, on: bool) -> tuple[int, int]:
+        before = bitmap.decode(b"".join(row for (row,) in self._rows(schema.BITS, kind, space, number)))
+        after = before | 1 << index if on else before & ~(1 << index)
+        if after:
+            self._rows(schema.WRITE_BITS, kind, space, number, bitmap.encode(after))
+        elif before:
+            self._rows(schema.CLEAR_BITS, kind, space, number)
+        return before, after
+
+    def _either(self, level: int, pool: str, scope: str | None, number: bytes) -> int:
+        """What is set in the row of the pool or in that of the scope."""
+        bits = 0
+        for (row,) in self._rows(
+            schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number
+        ):
+            bits |= bitmap.decode(row)
+        return bits
+
+
+def _lease(row: Any) -> Lease:
+    pool, key, scope, network, container_id, ifname, namespace, pod, uid, node, boot_id, netns, sequence = row
+    family, value = bitmap.address(key)
+    owner = Owner(Attachment(network, container_id, ifname), (namespace, pod, uid), node, boot_id, netns, sequence)
+    return Lease(Want(pool, family, value, scope), owner)

@@ -1,0 +1,201 @@
+"""Leases and records brought into line: release, collection, and a store's beginning after its file was lost."""
+
+from __future__ import annotations
+
+import time
+
+from cni.kernel import netns
+from cni.spec.errors import CniError, InvalidConfig
+from cni.spec.request import Attachment, member
+from ipam import records, stores
+from ipam.ranges import format_address
+from ipam.records import PART
+from ipam.stores.base import CHANGE, CREATE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from cni.attachment import Book
+    from cni.log import Log
+    from cni.spec.request import Request
+    from ipam.stores.base import Lease, Owner, Store
+
+VALID_ATTACHMENTS = "cni.dev/valid-attachments"
+_LINK_PART = "link"
+
+
+def read_record(attachment: Attachment, book: Book, log: Log) -> dict[str, Any] | None:
+    """The IPAM record; None for none, and for one with members that are not as they should be."""
+    record = book.read(attachment, PART)
+    if record is None:
+        return None
+    try:
+        records.leases(attachment, record)
+    except ValueError as fault:
+        log.error(f"the record of {attachment} is damaged: {fault}; going by the store alone")
+        return None
+    return record
+
+
+def release(
+    attachment: Attachment, record: dict[str, Any] | None, described: dict[str, Any], book: Book, log: Log
+) -> None:
+    """Free the leases of `attachment` in the store that `described` names, then remove the record. Its lock is held.
+
+    With a record the store is made when its file is not there: else another process could make it now, and begin it
+    with this very record.
+    """
+    store = stores.open_store(described, CREATE if record else CHANGE, restorer(described, book, log))
+    try:
+        with store.turn():
+            held = store.find(attachment)
+            if held:
+                store.release(held)
+    except CniError:
+        if record and not record["pending"]:
+            try:
+                book.write(attachment, PART, {**record, "pending": True})
+            except CniError:
+                pass  # the first error says more
+        raise
+    if held:
+        log.info(f"released {_texts(held)}")
+    book.remove(attachment, PART)
+
+
+def restorer(described: dict[str, Any], book: Book, log: Log) -> Callable[[], list[Lease]]:
+    """What a new store of this description begins with: the leases of the records that name it."""
+
+    def restore() -> list[Lease]:
+        found: list[Lease] = []
+        for attachment, part, record in book.all():
+            if part == PART and record.get("store") == described:
+                try:
+                    found += records.leases(attachment, record)
+                except ValueError as fault:
+                    log.error(f"the record of {attachment} is damaged: {fault}; its addresses are not restored")
+        if found:
+            log.warning(f"the store was new; restored from the attachment records: {_texts(found)}")
+        return found
+
+    return restore
+
+
+def reclaim(store: Store, pool: str, owner: Owner, book: Book, log: Log) -> bool:
+    """Release the leases of `pool` from earlier boots of this node whose namespaces are gone; whether there were any."""
+    freed = False
+    for attachment in {lease.attachment for lease in store.of_earlier_boots(pool, owner.node, owner.boot_id)}:
+        if attachment == owner.attachment:
+            continue
+        held = book.try_locked(attachment, PART)
+        if held is None:
+            continue
+        with held:
+            dead = store.find(attachment)
+            if any(lease.boot_id == owner.boot_id or _is_alive(lease.netns) for lease in dead):
+                continue
+            freed = store.release(dead) > 0 or freed
+            book.remove(attachment, PART)
+            log.warning(f"reclaimed {_texts(dead)} of {attachment}, which an earlier boot left")
+    return freed
+
+
+def _is_alive(path: str) -> bool:
+    try:
+        return netns.exists(path)
+    except OSError:
+        return True  # it cannot be told
+
+
+def valid_attachments(request: Request) -> set[Attachment]:
+    """The attachments that GC must keep; InvalidConfig when the list is absent: then nothing may be collected."""
+    listed = member(request.config, VALID_ATTACHMENTS)
+    if not isinstance(listed, list):
+        raise InvalidConfig(
+            f'GC needs the list "{VALID_ATTACHMENTS}" (empty when nothing is attached): without it nothing is collected'
+        )
+    found = set()
+    for entry in listed:
+        container_id, ifname = (
+            member(entry, k) if isinstance(entry, dict) else None for k in ("containerID", "ifname")
+        )
+        if not isinstance(container_id, str) or not isinstance(ifname, str):
+            raise InvalidConfig(
+                f'an entry of "{VALID_ATTACHMENTS}" is not {{"containerID": string, "ifname": string}}: nothing is collected'
+            )
+        found.add(Attachment(request.attachment.network, container_id, ifname))
+    return found
+
+
+def collect(
+    network: str,
+    valid: set[Attachment],
+    node: str,
+    described: dict[str, Any] | None,
+    pools: Iterable[str],
+    book: Book,
+    log: Log,
+) -> list[CniError]:
+    """Release what belongs to attachments of `network` that are not `valid`; the faults that were met.
+
+    By the records; and by the leases in `pools` of the store `described`, for attachments of this node whose record was
+    damaged. What is locked is being set up or torn down, and what was claimed after the call began cannot be in the
+    list: both stay. What a failed DEL left goes, listed or not.
+    """
+    began = time.time_ns()
+    faults: list[CniError] = []
+    doomed: dict[Attachment, None] = {}
+    for attachment, record in book.of_network(network, PART):
+        if attachment not in valid or record.get("pending") is True:
+            doomed[attachment] = None
+    try:
+        if described:
+            doomed.update(dict.fromkeys(_unlisted(network, valid, node, stores.open_store(described, CHANGE), pools)))
+    except CniError as fault:
+        faults.append(fault)
+    for attachment in doomed:
+        try:
+            _collect(attachment, began, described, book, log)
+        except CniError as fault:
+            faults.append(fault)
+    try:
+        book.sweep(network)
+    except CniError as fault:
+        faults.append(fault)
+    return faults
+
+
+def _unlisted(network: str, valid: set[Attachment], node: str, store: Store, pools: Iterable[str]) -> list[Attachment]:
+    found: dict[Attachment, None] = {}
+    for pool in pools:
+        page = store.leases(pool)
+        while page:
+            for lease in page:
+                if (lease.network, lease.node) == (network, node) and lease.attachment not in valid:
+                    found[lease.attachment] = None
+            page = store.leases(pool, page[-1])
+    return list(found)
+
+
+def _collect(attachment: Attachment, began: int, described: dict[str, Any] | None, book: Book, log: Log) -> None:
+    link = book.try_locked(attachment, _LINK_PART)
+    if link is None:
+        return
+    with link:
+        own = book.try_locked(attachment, PART)
+        if own is None:
+            return
+        with own:
+            record = read_record(attachment, book, log)
+            if record and record["sequence"] >= began:
+                return
+            where = record["store"] if record else described
+            if where:
+                release(attachment, record, where, book, log)
+                log.info(f"collected {attachment}")
+
+
+def _texts(leases: Iterable[Lease]) -> str:
+    return ", ".join(format_address(lease.family, lease.value) for lease in leases)

@@ -1,0 +1,398 @@
+"""Faults of the plugins that came before, as their users reported them: none of them here.
+
+Each test is a row of tests/REGRESSIONS.md and names the upstream issue; rows that other tests answer are only there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node import GO_PLUGINS, STATE, Node, Pod, Reply, until
+from tests.view import Link, View
+
+RANGE = {"range": "192.168.111.0/24"}
+HOST_LOCAL = {"type": "host-local", "subnet": "192.168.111.0/24"}
+
+needs_host_local = pytest.mark.skipif(
+    not (GO_PLUGINS / "host-local").exists(), reason="needs the package containernetworking-plugins"
+)
+each_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+
+
+def leases(**ipam: Any) -> dict[str, Any]:
+    return {"type": "whereabouts", "datastore": "file", **ipam}
+
+
+def network(plugin: str, **more: Any) -> dict[str, Any]:
+    """A network of `plugin` with addresses of RANGE; None leaves a key out."""
+    device = {"macvlan": {"master": "ens2f0"}, "host-device": {"device": "ens9"}}[plugin]
+    base = {"cniVersion": "1.1.0", "name": "rdma-net", "type": plugin, **device, "ipam": leases(**RANGE), **more}
+    return {key: value for key, value in base.items() if value is not None}
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    """A pod on a node that has a master for macvlan and a device for host-device."""
+    node.host.add_veth("ens9", "ens9-peer", mtu=4200)
+    node.host.set("ens9", address="02:00:00:00:09:09")
+    node.host.add_address("ens9", "10.9.0.1/24")
+    node.master()
+    return node.pod()
+
+
+def call(node: Node, verb: str, config: dict[str, Any], where: Pod | str | None, container: str = "c1") -> Reply:
+    return node.cni(config["type"], verb, config, netns=where, container_id=container)
+
+
+def pod_args(name: str, uid: str = "") -> str:
+    args = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "ns", "K8S_POD_NAME": name, "K8S_POD_UID": uid}
+    return ";".join(f"{key}={value}" for key, value in args.items() if value)
+
+
+def ipam(node: Node, verb: str, block: dict[str, Any], container: str = "c1", **how: Any) -> Reply:
+    """The IPAM plugin alone."""
+    config = {"cniVersion": "1.1.0", "name": "rdma-net", "type": "macvlan", "ipam": leases(**block), **how}
+    variables = {key: config.pop(key) for key in ("args", "ifname") if key in config}
+    return node.cni("whereabouts", verb, config, container_id=container, **{"netns": "/dev/null", **variables})
+
+
+def given(node: Node, block: dict[str, Any], container: str = "c1", **how: Any) -> list[str]:
+    reply = ipam(node, "ADD", block, container, **how)
+    reply.succeeded()
+    return reply.addresses
+
+
+def freed(node: Node, block: dict[str, Any], container: str = "c1", **how: Any) -> None:
+    assert ipam(node, "DEL", block, container, **how).succeeded() is None
+
+
+def reboot(node: Node) -> None:
+    """Another boot_id: a file stands in for the kernel's."""
+    number = len(list(node.path("/run").glob("boot_id.*")))
+    node.path(f"/run/boot_id.{number}").write_text(f"11111111-2222-3333-4444-{number:012}\n")
+    command = ["mount", "--bind", f"/run/boot_id.{number}", "/proc/sys/kernel/random/boot_id"]
+    node.run(command).check_returncode()
+
+
+def as_it_was(link: Link) -> tuple[Any, ...]:
+    addresses = sorted(text for text in link.texts)
+    return link.name, link.mac, link.mtu, link.up, link.alias, link.altnames, addresses
+
+
+# --- macvlan ---
+
+
+def test_one_attachment_on_two_nodes_has_two_macs(node: Node, pod: Pod) -> None:
+    """containernetworking/plugins #250: the same MAC address on separate nodes."""
+    config = network("macvlan")
+    first = call(node, "ADD", config, pod).succeeded()["interfaces"][0]["mac"]
+    assert call(node, "ADD", config, pod).succeeded()["interfaces"][0]["mac"] == first
+    with Node(node.executables) as other:
+        reboot(other)
+        other.master()
+        assert call(other, "ADD", config, other.pod()).succeeded()["interfaces"][0]["mac"] != first
+
+
+@pytest.mark.xfail(
+    strict=True, reason="DEL looks for the link by its names alone, and releases its address all the same"
+)
+def test_a_link_that_the_pod_renamed_does_not_outlive_its_address(node: Node, pod: Pod) -> None:
+    """containernetworking/plugins #773, of host-device: what the pod renamed is not found by DEL. So for macvlan."""
+    call(node, "ADD", network("macvlan"), pod).succeeded()
+    rename(pod.view, "net1", "rail0")
+    call(node, "DEL", network("macvlan"), pod)
+    assert still_answering(node, pod.view) == []
+    assert pod.view.names() == []
+
+
+def rename(view: View, old: str, new: str) -> None:
+    view.set(old, state="down")
+    view.set(old, ifname=new)
+    view.set(new, state="up")
+
+
+def still_answering(node: Node, view: View) -> list[str]:
+    """The addresses that a link in `view` answers to though nobody holds them any more."""
+    held = node.leases()
+    on_links = [text.partition("/")[0] for link in view.links().values() for text in link.texts]
+    return [address for address in on_links if address not in held]
+
+
+@each_plugin
+def test_a_conflists_delete_without_its_ipam_parameters_frees_the_address(node: Node, pod: Pod, plugin: str) -> None:
+    """k8snetworkplumbingwg/multus-cni #755, #1449: the DEL of a conflist has nothing of `ipam` but its type."""
+    before = as_it_was(node.host.link("ens9"))
+    call(node, "ADD", network(plugin, mtu=1500, cniVersion="0.3.1"), pod).succeeded()
+    bare = {"cniVersion": "0.3.1", "name": "rdma-net", "type": plugin, "ipam": {"type": "whereabouts"}, "dns": {}}
+    call(node, "DEL", bare, pod).succeeded()
+    assert node.leftovers() == []
+    assert as_it_was(node.host.link("ens9")) == before
+
+
+@each_plugin
+@pytest.mark.parametrize(
+    "block", [leases(**RANGE), pytest.param(HOST_LOCAL, marks=needs_host_local)], ids=lambda block: str(block["type"])
+)
+@pytest.mark.parametrize("path", ["", "/run/netns/pod1"], ids=["no path", "a path that is gone"])
+def test_addresses_are_given_back_after_a_reboot(
+    node: Node, pod: Pod, plugin: str, block: dict[str, Any], path: str
+) -> None:
+    """containernetworking/plugins #1196, multus-cni #239, #323: no namespace after a reboot, so no DEL for the IPAM."""
+    config = network(plugin, ipam=block, cniVersion="1.0.0")  # Debian's host-local knows no later one
+    call(node, "ADD", config, pod).succeeded()
+    node.delete_pod(pod)
+    reboot(node)
+    assert call(node, "DEL", config, path).succeeded() is None
+    assert (node.leases(), node.files()) == ([], [])
+
+
+@each_plugin
+def test_adds_that_a_full_disk_refuses_hold_no_address(node: Node, pod: Pod, plugin: str) -> None:
+    """containernetworking/plugins #498: each retry on a full disk left an empty reservation, until none was free."""
+    node.path(STATE).mkdir(parents=True, mode=0o700)
+    node.run(["mount", "-t", "tmpfs", "-o", "size=128k,mode=700", "tmpfs", STATE]).check_returncode()
+    node.remember()
+    node.run(["dd", "if=/dev/zero", f"of={STATE}/filler", "bs=4k"])
+    before = as_it_was(node.host.link("ens9"))
+    for number in range(5):
+        call(node, "ADD", network(plugin), pod, f"retry-{number}").refused(5, STATE)
+        assert pod.view.names() == []
+    node.path(f"{STATE}/filler").unlink()
+    assert node.leftovers() == []
+    assert as_it_was(node.host.link("ens9")) == before
+    assert call(node, "ADD", network(plugin), pod, "retry-5").addresses == ["192.168.111.1/24"]
+
+
+# --- host-device ---
+
+
+@contextmanager
+def names_seen(view: View) -> Iterator[set[str]]:
+    """Every name under which the kernel announced a link in `view`, as udev and NetworkManager hear it."""
+    seen: set[str] = set()
+    with view.rtnl() as ipr:
+        ipr.bind()
+        yield seen
+        view.add_veth("the-end", "the-end-peer")
+        while "the-end" not in seen:
+            seen.update(m.get("ifname") for m in ipr.get() if m["event"] == "RTM_NEWLINK")
+        view.delete("the-end")
+    seen -= {"the-end", "the-end-peer"}
+
+
+def test_a_device_that_leaves_the_host_has_no_other_name_on_the_way(node: Node, pod: Pod) -> None:
+    """containernetworking/plugins #1072: a temporary name races with udev and NetworkManager."""
+    with names_seen(node.host) as names:
+        call(node, "ADD", network("host-device"), pod).succeeded()
+    assert names <= {"ens9", "ens9-peer"}
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the kernel moves it under the pod's name and renames it on the host: rename first"
+)
+def test_a_device_that_returns_to_the_host_has_no_other_name_on_the_way(node: Node, pod: Pod) -> None:
+    """containernetworking/plugins #1072, for DEL."""
+    call(node, "ADD", network("host-device"), pod).succeeded()
+    with names_seen(node.host) as names:
+        call(node, "DEL", network("host-device"), pod).succeeded()
+    assert names <= {"ens9", "ens9-peer"}
+
+
+def test_a_device_whose_name_exists_in_the_pod_can_be_moved(node: Node, pod: Pod) -> None:
+    """containernetworking/plugins #1002: ADD fails when the pod has a link of the device's name on the host."""
+    pod.view.add_veth("ens9", "other")
+    node.remember()
+    before = as_it_was(node.host.link("ens9"))
+    call(node, "ADD", network("host-device"), pod).succeeded()
+    assert pod.view.link("net1").mac == before[1]
+    call(node, "DEL", network("host-device"), pod).succeeded()
+    assert node.leftovers() == []
+    assert as_it_was(node.host.link("ens9")) == before
+
+
+@pytest.mark.xfail(strict=True, reason="a virtual device is known by its names alone, not by the mark that it bears")
+def test_a_device_that_the_pod_renamed_comes_back(node: Node, pod: Pod) -> None:
+    """containernetworking/plugins #773: DEL fails when the device was renamed in the container."""
+    before = as_it_was(node.host.link("ens9"))
+    call(node, "ADD", network("host-device"), pod).succeeded()
+    rename(pod.view, "net1", "rail0")
+    call(node, "DEL", network("host-device"), pod).succeeded()
+    assert node.leftovers() == []
+    assert as_it_was(node.host.link("ens9")) == before
+
+
+def thrown_back(node: Node, pod: Pod) -> None:
+    """The sandbox dies, and its device comes back under the pod's name, as the kernel does with a physical one."""
+    with node.host.entered(), Path("/proc/thread-self/ns/net").open() as host:
+        pod.view.set("net1", net_ns_fd=host.fileno())
+    node.delete_pod(pod)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the next ADD records the pod's name for the device's own, and DEL restores that"
+)
+def test_a_device_that_came_back_under_a_pods_name_is_its_own_again_after_the_next_pod(node: Node, pod: Pod) -> None:
+    """foundation-model-stack/multi-nic-cni #278: a pod is deleted by force, and its device is net1-0 from then on."""
+    config = network("host-device", device=None, hwaddr="02:00:00:00:09:09")
+    before = as_it_was(node.host.link("ens9"))
+    call(node, "ADD", config, pod).succeeded()
+    thrown_back(node, pod)
+    second = node.pod("pod2")
+    call(node, "ADD", config, second, "c2").succeeded()
+    call(node, "DEL", config, pod.path, "c1").succeeded()  # late
+    call(node, "DEL", config, second, "c2").succeeded()
+    assert node.leftovers() == []
+    assert as_it_was(node.host.link("ens9")) == before
+
+
+@contextmanager
+def alive_without_a_path(node: Node, pod: Pod) -> Iterator[View]:
+    """The pod's namespace, of which a process is all that is left."""
+    process = node.start(["sleep", "60"], pod=pod)
+    mine = Path("/proc/self/ns/net").readlink()
+    assert until(lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != mine)
+    assert until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+    node.delete_pod(pod)
+    try:
+        yield View(f"/proc/{process.pid}/ns/net")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="DEL takes a namespace without its path for one that is gone, and forgets the device"
+)
+def test_a_device_in_a_namespace_without_a_path_comes_back(node: Node, pod: Pod) -> None:
+    """k8snetworkplumbingwg/multus-cni #1134: the device is stuck in the namespace of a pod that was deleted."""
+    before = as_it_was(node.host.link("ens9"))
+    call(node, "ADD", network("host-device"), pod).succeeded()
+    with alive_without_a_path(node, pod):
+        call(node, "DEL", network("host-device"), pod.path).succeeded()
+        assert as_it_was(node.host.link("ens9")) == before
+
+
+@each_plugin
+@pytest.mark.xfail(
+    strict=True, reason="DEL takes a namespace without its path for one that is gone, and frees the address"
+)
+def test_an_address_is_not_given_on_while_a_namespace_without_a_path_answers_to_it(
+    node: Node, pod: Pod, plugin: str
+) -> None:
+    """containernetworking/plugins #666, #274: the address is free, and a link that DEL did not reach still answers."""
+    call(node, "ADD", network(plugin), pod).succeeded()
+    with alive_without_a_path(node, pod) as view:
+        call(node, "DEL", network(plugin), pod.path)
+        assert still_answering(node, view) == []
+
+
+# --- whose address it is ---
+
+
+def test_a_restarted_sandbox_gets_its_address_out_of_a_full_pool(node: Node) -> None:
+    """k8snetworkplumbingwg/whereabouts #291: "Could not allocate IP in range", and the pod holds one of it."""
+    full = {"range": "10.0.0.0/29", "range_end": "10.0.0.3"}
+    pods = [given(node, full, f"old-{i}", args=pod_args(f"pod-{i}")) for i in range(3)]
+    ipam(node, "ADD", full, "stranger", args=pod_args("stranger")).refused(11, "10.0.0.0-29")
+    for i in range(3):
+        assert given(node, full, f"new-{i}", args=pod_args(f"pod-{i}")) == pods[i]
+        freed(node, full, f"old-{i}", args=pod_args(f"pod-{i}"))
+    assert len(node.leases()) == 3
+
+
+def test_a_pod_with_one_network_twice_has_two_addresses(node: Node) -> None:
+    """k8snetworkplumbingwg/whereabouts #446, #503: a pod alone is not who holds an address, nor is its container."""
+    args = pod_args("pod-a", "uid-1")
+    both = [given(node, RANGE, "old", args=args, ifname=name) for name in ("net1", "net2")]
+    assert both == [["192.168.111.1/24"], ["192.168.111.2/24"]]
+    assert [given(node, RANGE, "new", args=args, ifname=name) for name in ("net1", "net2")] == both
+    freed(node, RANGE, "new", args=args, ifname="net1")
+    assert node.leases() == ["192.168.111.2"]
+
+
+def test_of_two_pods_with_one_name_only_the_dead_ones_address_is_collected(node: Node) -> None:
+    """k8snetworkplumbingwg/whereabouts #176: the reconciler went by the pod's name, and freed the living one's."""
+    given(node, RANGE, "dead", args=pod_args("db-0", "uid-1"))
+    assert given(node, RANGE, "living", args=pod_args("db-0", "uid-2")) == ["192.168.111.2/24"]
+    listed = [{"containerID": "living", "ifname": "net1"}]
+    ipam(node, "GC", RANGE, "", **{"cni.dev/valid-attachments": listed}).succeeded()
+    assert node.leases() == ["192.168.111.2"]
+    freed(node, RANGE, "dead", args=pod_args("db-0", "uid-1"))  # late
+    assert node.leases() == ["192.168.111.2"]
+
+
+def test_a_late_delete_after_a_crash_frees_nothing_that_was_given_on(node: Node) -> None:
+    """k8snetworkplumbingwg/whereabouts #75: the crashed node comes up and deletes what has gone to another pod."""
+    full = {"range": "10.0.0.0/30"}
+    given(node, full, "crashed", args=pod_args("pod-a"))
+    given(node, full, "crashed-too", args=pod_args("pod-b"))
+    reboot(node)
+    assert given(node, full, "next", args=pod_args("pod-c")) == ["10.0.0.1/30"]
+    freed(node, full, "crashed", args=pod_args("pod-a"))
+    assert "10.0.0.1" in node.leases()
+    assert given(node, full, "next", args=pod_args("pod-c")) == ["10.0.0.1/30"]
+
+
+def test_the_delete_after_an_add_that_found_no_address_succeeds(node: Node, pod: Pod) -> None:
+    """k8snetworkplumbingwg/whereabouts #70: "Did not find reserved IP", and the pod can be neither made nor removed."""
+    config = network("macvlan", ipam=leases(range="10.0.0.0/32"))
+    call(node, "ADD", config, pod).succeeded()
+    second = node.pod("pod2")
+    for _ in range(2):
+        call(node, "ADD", config, second, "c2").refused(11, "10.0.0.0")
+        for _ in range(2):
+            assert call(node, "DEL", config, second, "c2").succeeded() is None
+    assert node.leases() == ["10.0.0.0"]
+    call(node, "DEL", config, pod).succeeded()
+    assert call(node, "ADD", config, second, "c2").addresses == ["10.0.0.0/32"]
+
+
+def test_a_delete_visits_every_range_although_the_first_was_changed(node: Node) -> None:
+    """k8snetworkplumbingwg/whereabouts #44, and its DEL ends at the first range that holds nothing: the rest leaks."""
+    given(node, {"ipRanges": [{"range": "10.1.0.0/24"}, {"range": "fd00:1::/64"}, {"range": "10.2.0.0/24"}]})
+    freed(node, {"ipRanges": [{"range": "10.99.0.0/24"}, {"range": "fd00:1::/64"}]})
+    assert node.leftovers() == []
+
+
+# --- ranges ---
+
+
+def test_a_range_high_up_in_an_ipv6_subnet_is_given_freed_and_given_again(node: Node) -> None:
+    """k8snetworkplumbingwg/whereabouts #83: offsets of 2^63 and more became negative."""
+    block = {"range": "caa5::0/64", "range_start": "caa5:0:0:0:caa5::0", "range_end": "caa5:0:0:0:caa5::10"}
+    expected = [[f"caa5::caa5:0:0:{i:x}/64"] for i in range(17)]
+    assert [given(node, block, f"c{i}") for i in range(17)] == expected
+    ipam(node, "ADD", block, "too-many").refused(11, "caa5---64")
+    freed(node, block, "c16")
+    assert given(node, block, "again") == expected[16]
+
+
+EXCLUDES: list[tuple[dict[str, Any], str]] = [
+    ({"range": "caa5::0/112", "exclude": ["caa5::0/113"]}, "caa5::8000/112"),
+    ({"range": "f002:f003:f004:0baa::/64", "exclude": ["f002:f003:f004:0baa::/100"]}, "f002:f003:f004:baa::1000:0/64"),
+    ({"range": "10.0.0.0/8", "exclude": ["10.0.0.0/9", "10.128.0.0/10"]}, "10.192.0.0/8"),
+    ({"range": "10.0.0.0/24", "exclude": ["10.0.0.0/27"], "node_slice_size": "/26"}, "10.0.0.32/24"),
+]
+
+
+@pytest.mark.parametrize(("block", "expected"), EXCLUDES, ids=["IPv6", "IPv6 /100", "/9", "with node_slice_size"])
+def test_what_is_excluded_is_never_given_however_much_it_is(node: Node, block: dict[str, Any], expected: str) -> None:
+    """k8snetworkplumbingwg/whereabouts #71: IPv6 is not excluded; #278: large excludes time out; #666: node slices."""
+    began = time.monotonic()
+    assert given(node, block) == [expected]
+    assert time.monotonic() - began < 2
+
+
+def test_two_families_are_given_while_overlaps_are_looked_for(node: Node) -> None:
+    """k8snetworkplumbingwg/whereabouts #507: since 0.8.0 such pods do not start."""
+    block = {"ipRanges": [{"range": "16.0.0.0/24"}, {"range": "4000::16.0.0.0/120"}]}
+    for i, container in enumerate(("c1", "c2"), 1):
+        assert given(node, block, container) == [f"16.0.0.{i}/24", f"4000::1000:{i}/120"]
+    freed(node, block)
+    assert given(node, block, "c3") == ["16.0.0.1/24", "4000::1000:1/120"]

@@ -1,0 +1,25 @@
+"""A store of every kind, empty, for the contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ipam.stores.base import Store
+from tests.stores.kinds import KINDS, FileKind
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def reopen(request: pytest.FixtureRequest) -> Iterator[Callable[[], Store]]:
+    """Opens the same store once more, as another process would."""
+    kind: FileKind = request.param
+    open_store, remove = kind.make()
+    yield open_store
+    remove()
+
+
+@pytest.fixture
+def store(reopen: Callable[[], Store]) -> Store:
+    """A store without leases."""
+    return reopen()

@@ -1,0 +1,239 @@
+"""What every store promises (ipam/stores/base.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ipam.stores.base import Claimed, Lease, Owner, Store, Taken, Want
+from tests.stores.kinds import owner, want
+
+TEN = 10 << 24  # 10.0.0.0
+FD = 0xFD << 120  # fd00::
+LARGE = 1 << 128
+FAMILIES = pytest.mark.parametrize(("family", "base"), [(4, TEN), (6, FD)], ids=["IPv4", "IPv6"])
+
+
+def claim(store: Store, wants: list[Want], who: Owner, instead_of: list[Lease] | None = None) -> list[Lease]:
+    answer = store.claim(wants, who, instead_of or [])
+    assert isinstance(answer, Claimed)
+    return answer.leases
+
+
+def taken(store: Store, wants: list[Want], who: Owner, instead_of: list[Lease] | None = None) -> list[int]:
+    answer = store.claim(wants, who, instead_of or [])
+    assert isinstance(answer, Taken)
+    return [w.value for w in answer.wants]
+
+
+def values(leases: list[Lease]) -> list[int]:
+    return [lease.value for lease in leases]
+
+
+def test_a_new_store_is_empty(store: Store) -> None:
+    assert store.find(owner().attachment) == []
+    assert store.pools() == []
+    assert store.leases("pool") == []
+    assert store.occupied("pool", "", 4, TEN, TEN + 4095) == 0
+    assert store.next_open("pool", "", 4, TEN, TEN + 4095) == TEN
+    assert store.holder(want(TEN)) is None
+
+
+@FAMILIES
+def test_what_is_claimed_is_found_with_all_that_was_said_of_it(
+    reopen: Callable[[], Store], family: int, base: int
+) -> None:
+    who = owner("c1", 1 << 62, pod=("ns", "pod-a", "uid-1"), node="n", boot_id="b", netns="/proc/1/ns/net")
+    claim(reopen(), [want(base + 7, "p", family=family, scope="blue")], who)
+    (found,) = reopen().find(who.attachment)
+    assert (found.pool, found.family, found.value, found.scope) == ("p", family, base + 7, "blue")
+    assert (found.network, found.container_id, found.ifname) == ("rdma-net", "c1", "net1")
+    assert (found.pod, found.node, found.boot_id, found.netns) == (("ns", "pod-a", "uid-1"), "n", "b", "/proc/1/ns/net")
+    assert found.sequence == 1 << 62
+    assert found.created == pytest.approx((1 << 62) / 1e9)
+
+
+def test_a_claim_takes_all_its_addresses_or_none(store: Store) -> None:
+    claim(store, [want(TEN + 2, "b")], owner("holder"))
+    late = owner("late")
+    assert taken(store, [want(TEN + 1, "a"), want(TEN + 2, "b"), want(TEN + 3, "c")], late) == [TEN + 2]
+    assert store.find(late.attachment) == []
+    assert store.occupied("a", None, 4, TEN, TEN + 9) == 0
+    assert values(claim(store, [want(TEN + 1, "a"), want(TEN + 3, "c")], late)) == [TEN + 1, TEN + 3]
+
+
+def test_a_claim_cannot_take_one_address_twice(store: Store) -> None:
+    assert taken(store, [want(TEN + 1), want(TEN + 1)], owner()) == [TEN + 1]
+    assert store.pools() == []
+
+
+def test_an_address_belongs_to_one_lease_of_its_pool_whatever_the_scope(store: Store) -> None:
+    claim(store, [want(TEN + 1, scope=None)], owner("c1"))
+    assert taken(store, [want(TEN + 1, scope=None)], owner("c2")) == [TEN + 1]
+    assert taken(store, [want(TEN + 1, scope="blue")], owner("c2")) == [TEN + 1]
+
+
+def test_pools_of_one_scope_share_no_address(store: Store) -> None:
+    claim(store, [want(TEN + 1, "narrow")], owner("c1"))
+    assert taken(store, [want(TEN + 1, "wide")], owner("c2")) == [TEN + 1]
+    assert store.occupied("wide", "", 4, TEN, TEN + 3) == 0b0010
+    holder = store.holder(want(TEN + 1, "wide"))
+    assert holder
+    assert holder.container_id == "c1"
+
+
+@pytest.mark.parametrize("scope", [None, "red"])
+def test_pools_of_other_scopes_are_apart(store: Store, scope: str | None) -> None:
+    claim(store, [want(TEN + 1, "narrow", scope="blue")], owner("c1"))
+    assert store.occupied("wide", scope, 4, TEN, TEN + 3) == 0
+    assert store.holder(want(TEN + 1, "wide", scope=scope)) is None
+    claim(store, [want(TEN + 1, "wide", scope=scope)], owner("c2"))
+
+
+def test_families_are_apart(store: Store) -> None:
+    claim(store, [want(7, "p", family=4)], owner("c1"))
+    assert store.occupied("p6", "", 6, 0, 15) == 0
+    claim(store, [want(7, "p6", family=6)], owner("c2"))
+    assert [(p.name, p.family, p.used) for p in store.pools()] == [("p", 4, 1), ("p6", 6, 1)]
+
+
+def test_a_claim_takes_the_place_of_leases_that_are_given_up_with_it(store: Store) -> None:
+    old = claim(store, [want(TEN + 1), want(TEN + 2)], owner("old", 1))
+    new = owner("new", 2)
+    claim(store, [want(TEN + 1), want(TEN + 9)], new, old)
+    assert store.find(owner("old").attachment) == []
+    assert values(store.find(new.attachment)) == [TEN + 1, TEN + 9]
+    assert store.occupied("pool", "", 4, TEN, TEN + 9) == 1 << 1 | 1 << 9
+    claim(store, [want(TEN + 2)], owner("third", 3))
+
+
+def test_nothing_is_given_up_when_the_claim_fails(store: Store) -> None:
+    old = claim(store, [want(TEN + 1)], owner("old", 1))
+    claim(store, [want(TEN + 5)], owner("other", 2))
+    assert taken(store, [want(TEN + 1), want(TEN + 5)], owner("new", 3), old) == [TEN + 5]
+    assert values(store.find(owner("old").attachment)) == [TEN + 1]
+
+
+def test_a_lease_that_has_changed_since_it_was_read_cannot_be_given_up(store: Store) -> None:
+    stale = claim(store, [want(TEN + 1)], owner("old", 1))
+    claim(store, [want(TEN + 1)], owner("new", 2), stale)
+    assert taken(store, [want(TEN + 2)], owner("late", 3), stale) == [TEN + 1]
+    assert values(store.find(owner("new").attachment)) == [TEN + 1]
+
+
+def test_release_frees_and_can_be_repeated(store: Store) -> None:
+    leases = claim(store, [want(TEN + 1), want(TEN + 2, "b", scope=None)], owner())
+    assert store.release(leases) == 2
+    assert store.release(leases) == 0
+    assert store.find(owner().attachment) == []
+    assert store.pools() == []
+    assert store.holder(want(TEN + 1)) is None
+    claim(store, [want(TEN + 1, "other pool, same scope")], owner("c2"))
+
+
+def test_a_late_release_frees_nothing_of_another(store: Store) -> None:
+    first = claim(store, [want(TEN + 1)], owner("c1", 1))
+    again = claim(store, [want(TEN + 1)], owner("c1", 2), first)  # the same attachment, attached anew
+    assert store.release(first) == 0
+    claim(store, [want(TEN + 1)], owner("c2", 3), again)
+    assert store.release(first + again) == 0
+    assert values(store.find(owner("c2").attachment)) == [TEN + 1]
+
+
+def test_release_frees_what_is_still_there(store: Store) -> None:
+    leases = claim(store, [want(TEN + 1), want(TEN + 2)], owner())
+    store.release(leases[:1])
+    assert store.release(leases) == 1
+
+
+def test_an_attachment_is_network_container_and_ifname(store: Store) -> None:
+    claim(store, [want(TEN + 1)], owner("c1", 1))
+    claim(store, [want(TEN + 2)], owner("c1", 2, ifname="net2"))
+    claim(store, [want(TEN + 3)], owner("c1", 3, network="other"))
+    claim(store, [want(TEN + 4)], owner("c2", 4))
+    assert values(store.find(owner("c1").attachment)) == [TEN + 1]
+
+
+def test_a_pod_is_found_by_namespace_name_and_ifname_whatever_its_uid_and_container(store: Store) -> None:
+    claim(store, [want(TEN + 1)], owner("c1", 1, pod=("ns", "a", "uid-1")))
+    claim(store, [want(TEN + 2)], owner("c2", 2, pod=("ns", "a", "uid-2")))
+    claim(store, [want(TEN + 3)], owner("c3", 3, pod=("ns", "a", ""), ifname="net2"))
+    claim(store, [want(TEN + 4)], owner("c4", 4, pod=("other", "a", "")))
+    assert values(store.find_pod(("ns", "a", "uid-9"), "net1")) == [TEN + 1, TEN + 2]
+
+
+def test_no_pod_name_matches_no_pod(store: Store) -> None:
+    claim(store, [want(TEN + 1)], owner("c1", pod=("ns", "", "")))
+    assert store.find_pod(("ns", "", ""), "net1") == []
+
+
+@FAMILIES
+@pytest.mark.parametrize("start", [0, 4090, 4096, (1 << 24) - 3])
+def test_occupied_is_a_bitset_from_low_to_high(store: Store, family: int, base: int, start: int) -> None:
+    held = [0, 3, 7]
+    claim(store, [want(base + start + i, family=family) for i in held], owner())
+    for low in range(8):
+        expected = sum(1 << i - low for i in held if low <= i <= 7)
+        assert store.occupied("pool", "", family, base + start + low, base + start + 7) == expected
+    assert store.occupied("pool", "", family, base + start, base + start + 2) == 1
+
+
+def test_the_highest_addresses_can_be_leased(store: Store) -> None:
+    for family, top in ((4, (1 << 32) - 1), (6, LARGE - 1)):
+        (lease,) = claim(store, [want(top, f"p{family}", family=family)], owner(f"c{family}"))
+        assert store.occupied(f"p{family}", "", family, top - 1, top) == 0b10
+        assert store.next_open(f"p{family}", "", family, top - 1, top) in (top - 1, top)
+        assert store.release([lease]) == 1
+
+
+def test_next_open_never_passes_a_free_address(store: Store) -> None:
+    base = TEN + 4096
+    leases = claim(store, [want(base + i) for i in range(2 * 4096)], owner())
+    for at in (TEN, TEN + 4095, base, base + 4095, base + 4096, base + 8191):
+        assert at <= store.next_open("pool", "", 4, at, TEN + 65535) <= max(at, base + 8192)
+    assert store.next_open("pool", "", 4, base + 5, base + 4000) in range(base + 5, base + 4002)
+    store.release(leases[5000:5001])
+    assert store.next_open("pool", "", 4, base, TEN + 65535) <= base + 5000
+    assert store.next_open("other", "", 4, base, TEN + 65535) <= base + 5000
+    assert store.next_open("other", None, 4, base, TEN + 65535) == base
+
+
+def test_leases_come_in_pages_in_the_order_of_addresses(store: Store) -> None:
+    for i in (9, 2, 300, 70000, 5):
+        claim(store, [want(TEN + i)], owner(f"c{i}", i))
+    claim(store, [want(TEN + 3, "other")], owner("x"))
+    page = store.leases("pool", limit=2)
+    assert values(page) == [TEN + 2, TEN + 5]
+    page = store.leases("pool", page[-1], 2)
+    assert values(page) == [TEN + 9, TEN + 300]
+    assert values(store.leases("pool", page[-1])) == [TEN + 70000]
+    assert store.leases("pool", store.leases("pool")[-1]) == []
+
+
+def test_pools_say_how_many_leases_they_have(store: Store) -> None:
+    claim(store, [want(TEN + i, "a") for i in range(5)] + [want(FD + 1, "b", family=6)], owner())
+    assert [(p.name, p.family, p.used) for p in store.pools()] == [("a", 4, 5), ("b", 6, 1)]
+
+
+def test_leases_of_earlier_boots_are_those_of_this_node_only(store: Store) -> None:
+    claim(store, [want(TEN + 1)], owner("c1", boot_id="old"))
+    claim(store, [want(TEN + 2)], owner("c2", boot_id="now"))
+    claim(store, [want(TEN + 3)], owner("c3", boot_id="old", node="node-2"))
+    claim(store, [want(TEN + 4, "other")], owner("c4", boot_id="old"))
+    assert values(store.of_earlier_boots("pool", "node-1", "now")) == [TEN + 1]
+
+
+def test_turns_may_be_nested(store: Store) -> None:
+    with store.turn(), store.turn():
+        claim(store, [want(TEN + 1)], owner())
+        with store.turn():
+            assert values(store.find(owner().attachment)) == [TEN + 1]
+    assert values(store.find(owner().attachment)) == [TEN + 1]
+
+
+def test_what_is_read_in_a_turn_sees_what_was_claimed_in_it(store: Store) -> None:
+    with store.turn():
+        claim(store, [want(TEN + 1)], owner("c1"))
+        assert taken(store, [want(TEN + 1)], owner("c2")) == [TEN + 1]
+        assert store.occupied("pool", "", 4, TEN, TEN + 1) == 0b10

@@ -1,0 +1,728 @@
+"""The file store's own promises: what it costs, what a kill leaves, and what it says of a bad file, disk or place."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cni.spec.errors import CniError, InvalidConfig, IoFailure, StateDamaged, TryAgainLater
+from ipam.stores import mounts, schema
+from ipam.stores.base import CHANGE, CREATE, READ, Claimed, Lease, Taken, Want
+from ipam.stores.database import Database, open_database
+from ipam.stores.file import FileStore
+from tests.stores.kinds import owner, want
+
+ROOT = Path(__file__).resolve().parents[2]
+TEN = 10 << 24  # 10.0.0.0
+LEAF = 4096
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount: run the tests with sudo")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def claim(store: FileStore, *offsets: int, container: str = "c1", sequence: int = 1) -> list[Lease]:
+    answer = store.claim([want(TEN + offset) for offset in offsets], owner(container, sequence))
+    assert isinstance(answer, Claimed), answer
+    return answer.leases
+
+
+def offsets(store: FileStore) -> list[int]:
+    return [lease.value - TEN for lease in store.leases("pool")]
+
+
+def consistent(directory: Path) -> None:
+    """The file is whole, and its bitmaps say what its leases say."""
+    connection = sqlite3.connect(directory / "leases.db")
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    leased: dict[tuple[int, str], set[int]] = {}
+    for pool, address, scope in connection.execute("SELECT pool, address, scope FROM lease"):
+        leased.setdefault((schema.POOL, pool), set()).add(int.from_bytes(address, "big"))
+        if scope is not None:
+            leased.setdefault((schema.SCOPE, scope), set()).add(int.from_bytes(address, "big"))
+    marked: dict[tuple[int, str], set[int]] = {}
+    for kind, space, number, bits in connection.execute("SELECT * FROM bitmap WHERE kind IN (0, 2)"):
+        base, row = int.from_bytes(number, "big") * LEAF, int.from_bytes(bits, "little")
+        assert row
+        marked.setdefault((kind, space), set()).update(base + i for i in range(LEAF) if row >> i & 1)
+    assert marked == leased
+    connection.close()
+
+
+# --- files ---
+
+
+def test_files_are_for_root_alone_and_nothing_is_made_before_a_claim_needs_it(directory: Path) -> None:
+    for use in (READ, CHANGE):
+        store = FileStore(str(directory), use)
+        assert store.pools() == store.find(owner().attachment) == []
+        assert store.release([Lease(want(TEN + 1), owner())]) == 0
+    assert not directory.exists()
+    claim(FileStore(str(directory)), 1)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {p.name: p.stat().st_mode & 0o777 for p in directory.iterdir()} == {
+        "leases.db": 0o600,
+        "leases.db-journal": 0o600,
+    }
+
+
+def test_an_empty_file_is_an_empty_store(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "leases.db").touch(0o600)
+    assert FileStore(str(directory), READ).pools() == []
+    assert FileStore(str(directory), CHANGE).pools() == []
+    claim(FileStore(str(directory)), 1)
+    consistent(directory)
+
+
+def test_the_path_may_have_any_characters(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path / "a ? # % ä;b"))
+    claim(store, 1)
+    assert offsets(store) == [1]
+
+
+def test_a_symbolic_link_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    directory.mkdir()
+    (directory / "leases.db").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(IoFailure, match="symbolic link"):
+        claim(FileStore(str(directory)), 1)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_fifo_is_refused_without_waiting(directory: Path) -> None:
+    directory.mkdir()
+    os.mkfifo(directory / "leases.db", 0o600)
+    with pytest.raises(IoFailure, match="not a regular file"):
+        claim(FileStore(str(directory)), 1)
+
+
+@pytest.mark.parametrize("change", [lambda p: p.chmod(0o666), lambda p: os.chown(p, 65534, 0)], ids=["mode", "owner"])
+def test_a_file_that_others_can_write_is_refused(directory: Path, change: Callable[[Path], None]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to give a file away: run the tests with sudo")
+    claim(FileStore(str(directory)), 1)
+    change(directory / "leases.db")
+    with pytest.raises(IoFailure, match=f"{directory}/leases.db: .*others can write it.*chmod"):
+        FileStore(str(directory)).pools()
+
+
+def test_a_directory_that_others_can_write_is_refused(directory: Path) -> None:
+    directory.mkdir()
+    directory.chmod(0o777)
+    with pytest.raises(IoFailure, match="others can write it.*chmod"):
+        claim(FileStore(str(directory)), 1)
+    assert list(directory.iterdir()) == []
+
+
+def test_a_database_of_another_program_is_left_alone(directory: Path) -> None:
+    directory.mkdir()
+    connection = sqlite3.connect(directory / "leases.db")
+    connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    before = (directory / "leases.db").read_bytes()
+    with pytest.raises(IoFailure, match=r"another program: set ipam\.dataDir"):
+        claim(FileStore(str(directory)), 1)
+    assert (directory / "leases.db").read_bytes() == before
+
+
+def test_a_newer_format_is_left_alone(directory: Path) -> None:
+    claim(FileStore(str(directory)), 1)
+    connection = sqlite3.connect(directory / "leases.db")
+    ((version,),) = connection.execute("PRAGMA user_version")
+    connection.execute(f"PRAGMA user_version = {version + 1}")
+    connection.close()
+    with pytest.raises(IoFailure, match="format 2.*newer railcni"):
+        claim(FileStore(str(directory)), 2)
+    assert [p.name for p in directory.glob("*damaged*")] == []
+
+
+# --- damage ---
+
+
+def fill(directory: Path, count: int = 300) -> list[Lease]:
+    """Enough leases for a file of many pages."""
+    store = FileStore(str(directory))
+    leases = [
+        Lease(want(TEN + i), owner(f"container-{i}", i, pod=("ns", f"pod-{i}", f"uid-{i}"))) for i in range(1, count)
+    ]
+    with FileStore(str(directory), restore=lambda: leases).turn():
+        pass
+    assert len(store.leases("pool")) == count - 1
+    return leases
+
+
+def overwrite(position: int, data: bytes) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(position)
+            file.write(data)
+
+    return change
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def drop_a_table(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE bitmap")
+    connection.close()
+
+
+DAMAGE = {
+    "no database": lambda path: path.write_bytes(b"nonsense" * 1000),
+    "zeros": lambda path: path.write_bytes(bytes(8192)),
+    "header": overwrite(0, b"X" * 100),
+    "pages": lambda path: [
+        overwrite(page * 4096, os.urandom(4096))(path) for page in range(1, path.stat().st_size // 4096)
+    ],
+    "truncated": truncate,
+    "a table is missing": drop_a_table,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_set_aside_and_the_next_call_begins_with_what_the_records_tell(
+    directory: Path, damage: str
+) -> None:
+    leases = fill(directory)
+    path = directory / "leases.db"
+    DAMAGE[damage](path)
+    broken = path.read_bytes()
+    with pytest.raises(StateDamaged) as caught:
+        claim(FileStore(str(directory), restore=lambda: leases), 500, container="new")
+    assert caught.value.code == 103
+    shown = caught.value.msg[:250]
+    assert str(path) in shown
+    assert "leases.db.damaged-1" in shown
+    assert "Try again" in shown
+    assert not path.exists()
+    assert (directory / "leases.db.damaged-1").read_bytes() == broken
+    store = FileStore(str(directory), restore=lambda: leases)
+    claim(store, 500, container="new", sequence=9999)
+    assert offsets(store) == [*range(1, 300), 500]
+    consistent(directory)
+
+
+def test_a_second_damaged_file_does_not_replace_the_first(directory: Path) -> None:
+    for number in (1, 2):
+        fill(directory)
+        (directory / "leases.db").write_bytes(b"nonsense %d" % number * 1000)
+        with pytest.raises(StateDamaged, match=f"damaged-{number}"):
+            claim(FileStore(str(directory)), 1)
+    assert (directory / "leases.db.damaged-1").read_bytes().startswith(b"nonsense 1")
+
+
+def test_a_reader_leaves_a_damaged_file_where_it_is(directory: Path) -> None:
+    fill(directory)
+    (directory / "leases.db").write_bytes(b"nonsense" * 1000)
+    with pytest.raises(StateDamaged, match="damaged"):
+        FileStore(str(directory), READ).pools()
+    assert sorted(p.name for p in directory.iterdir()) == ["leases.db", "leases.db-journal"]
+
+
+def test_bitmaps_that_contradict_the_leases_are_damage(directory: Path) -> None:
+    claim(FileStore(str(directory)), 1)
+    connection = sqlite3.connect(directory / "leases.db")
+    connection.execute("DELETE FROM bitmap")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StateDamaged, match="bitmaps and leases differ"):
+        claim(FileStore(str(directory)), 1, container="c2")
+
+
+def test_of_restored_leases_that_want_one_address_the_later_claim_has_it(directory: Path) -> None:
+    old, new = Lease(want(TEN + 1), owner("old", 1)), Lease(want(TEN + 1), owner("new", 2))
+    store = FileStore(str(directory), restore=lambda: [old, new])
+    assert store.find(owner("new").attachment)
+    assert not store.find(owner("old").attachment)
+
+
+def test_nothing_is_restored_into_a_file_that_is_there(directory: Path) -> None:
+    claim(FileStore(str(directory)), 1)
+
+    def restore() -> list[Lease]:
+        raise AssertionError("asked for leases to restore")
+
+    assert offsets(FileStore(str(directory), restore=restore)) == [1]
+
+
+def test_the_journal_of_a_file_that_was_set_aside_is_not_played_into_the_next(directory: Path, tmp_path: Path) -> None:
+    """As after a kill between the two renames."""
+    hot = hot_copy(directory, tmp_path)
+    (hot / "leases.db").unlink()
+    store = FileStore(str(hot))
+    claim(store, 7)
+    assert offsets(store) == [7]
+    consistent(hot)
+
+
+# --- kills ---
+
+
+def hot_copy(directory: Path, tmp_path: Path) -> Path:
+    """A copy of the store as a kill in the middle of a commit leaves it: pages half written, the journal hot."""
+    fill(directory)
+    connection = sqlite3.connect(directory / "leases.db", isolation_level=None)
+    connection.executescript(
+        "PRAGMA journal_mode=PERSIST; PRAGMA cache_size=1; BEGIN; DELETE FROM lease; UPDATE bitmap SET bits = x'01'"
+    )
+    copy = tmp_path / "hot"
+    shutil.copytree(directory, copy)
+    connection.execute("ROLLBACK")
+    connection.close()
+    assert (copy / "leases.db-journal").read_bytes()[:8] == bytes.fromhex("d9d505f920a163d7")
+    return copy
+
+
+@pytest.mark.parametrize("use", [READ, CHANGE, CREATE], ids=["read", "change", "create"])
+def test_a_commit_that_was_killed_is_rolled_back_by_the_next_one_to_open_the_file(
+    directory: Path, tmp_path: Path, use: int
+) -> None:
+    hot = hot_copy(directory, tmp_path)
+    assert offsets(FileStore(str(hot), use)) == list(range(1, 300))
+    consistent(hot)
+
+
+def test_sqlite_is_told_to_sync_and_to_keep_its_journal(directory: Path) -> None:
+    """No kill can show a sync that is missing; only a power loss can."""
+    claim(FileStore(str(directory)), 1)
+    opened = open_database(f"{directory}/leases.db", CHANGE)
+    assert opened
+    assert opened[0].run("PRAGMA synchronous") == [(2,)]  # FULL
+    assert opened[0].run("PRAGMA journal_mode") == [("persist",)]
+    opened[0].close()
+
+
+CHURN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.stores.kinds import owner, want
+from ipam.stores.base import Claimed
+from ipam.stores.file import FileStore
+store = FileStore(sys.argv[2])
+number = int(sys.argv[3])
+while True:
+    number += 1
+    answer = store.claim([want((10 << 24) + number), want((11 << 24) + number, "b")], owner(f"c{number}", number))
+    assert isinstance(answer, Claimed)
+    print("+", number, flush=True)
+    if number % 3 == 0:
+        print("?", number, flush=True)
+        store.release(answer.leases)
+        print("-", number, flush=True)
+"""
+
+
+def test_what_was_acknowledged_outlives_a_kill_at_any_moment(directory: Path) -> None:
+    number = 0
+    expected: set[int] = set()
+    for round_ in range(25):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHURN, str(ROOT), str(directory), str(number)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout
+        assert select.select([child.stdout], [], [], 30)[0]
+        time.sleep(0.0007 * round_)
+        os.kill(child.pid, signal.SIGKILL)
+        said = [line.split() for line in child.stdout.read().splitlines()]
+        child.stdout.close()
+        child.wait()
+        expected |= {int(n) for sign, n in said if sign == "+"}
+        expected -= {int(n) for sign, n in said if sign == "-"}
+        number = max(int(n) for _, n in said) + 1  # its claim may have been made, and not said
+        doubtful = {number, *(int(n) for sign, n in said[-1:] if sign == "?")}
+        store = FileStore(str(directory))
+        found = set(offsets(store))
+        assert found - doubtful == expected - doubtful
+        assert {lease.value - (11 << 24) for lease in store.leases("b")} == found, "a claim was torn"
+        expected = found
+    consistent(directory)
+
+
+# --- disks ---
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k,mode=700", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@needs_root
+def test_a_full_disk_is_said_changes_nothing_and_still_lets_leases_go(small_disk: Path) -> None:
+    store = FileStore(str(small_disk))
+    claim(store, 0, container="first")
+    (small_disk / "ballast").write_bytes(bytes(16384))
+    number = 0
+    with pytest.raises(IoFailure) as caught:
+        while True:
+            claim(store, number + 1, container=f"c{number + 1}-{'x' * 200}")
+            number += 1
+            assert number < 1000
+    assert "disk is full" in caught.value.msg
+    assert str(small_disk) in caught.value.msg
+    assert offsets(store) == list(range(number + 1))
+    consistent(small_disk)
+    assert store.release(store.find(owner("first").attachment)) == 1
+    assert offsets(store) == list(range(1, number + 1))
+    (small_disk / "ballast").unlink()
+    claim(store, number + 1, container="late")
+    consistent(small_disk)
+
+
+@needs_root
+def test_a_disk_that_is_full_from_the_beginning_is_said(small_disk: Path) -> None:
+    try:
+        (small_disk / "ballast").write_bytes(bytes(1 << 20))
+    except OSError:
+        pass
+    with pytest.raises(IoFailure, match="disk is full|No space left"):
+        claim(FileStore(str(small_disk)), 1)
+    (small_disk / "ballast").unlink()
+    store = FileStore(str(small_disk))
+    claim(store, 1)
+    assert offsets(store) == [1]
+
+
+@needs_root
+@pytest.mark.parametrize("made", [True, False], ids=["store there", "no store"])
+def test_a_read_only_disk_can_be_read_and_says_so_to_a_claim(small_disk: Path, made: bool) -> None:
+    if made:
+        leases = claim(FileStore(str(small_disk)), 1)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(IoFailure) as caught:
+        claim(FileStore(str(small_disk)), 2)
+    assert str(small_disk) in caught.value.msg
+    assert "Read-only" in caught.value.msg
+    if made:
+        assert offsets(FileStore(str(small_disk), READ)) == [1]
+        with pytest.raises(IoFailure, match="Read-only"):
+            FileStore(str(small_disk), CHANGE).release(leases)
+
+
+RECORDED = (
+    b"22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw\n"
+    b"23 22 0:22 / /proc rw,nosuid shared:12 - proc proc rw\n"
+    b"31 22 0:27 / /run rw,nosuid shared:11 - tmpfs tmpfs rw,size=13187888k,mode=755\n"
+    b"622 22 0:53 / /srv/pods rw,relatime shared:332 - nfs4 filer:/pods rw,vers=4.2,clientaddr=10.1.0.4,addr=10.1.0.2\n"
+    b"637 22 0:54 / /srv/office rw,relatime shared:340 - cifs //office/share rw,vers=3.1.1,username=u\n"
+    b"645 22 0:55 / /mnt/with\\040space rw,relatime shared:348 - fuse.sshfs u@host:/ rw,user_id=0,group_id=0\n"
+    b"651 22 0:56 / /host rw,relatime - 9p hostshare rw,trans=virtio\n"
+    b"662 22 0:57 / /var/lib/x rw,relatime shared:1 master:2 - overlay overlay rw,lowerdir=/l,upperdir=/u,workdir=/w\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("mount_id", "kind"),
+    [
+        (b"22", ""),
+        (b"31", ""),
+        (b"62", ""),
+        (b"622", "nfs4"),
+        (b"637", "cifs"),
+        (b"645", "fuse.sshfs"),
+        (b"651", "9p"),
+        (b"662", ""),
+        (b"999", ""),
+    ],
+)
+def test_a_network_file_system_is_known_by_its_mount(mount_id: bytes, kind: str) -> None:
+    assert mounts.find_remote(mount_id, RECORDED) == kind
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.glusterfs", "ext4"])
+def test_a_store_on_a_network_file_system_is_refused_before_anything_is_made(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    directory.mkdir()
+    fd = os.open(directory, os.O_RDONLY)
+    (mount_id,) = re.findall(r"mnt_id:\s*(\d+)", Path(f"/proc/self/fdinfo/{fd}").read_text())
+    os.close(fd)
+    recorded = directory.parent / "mountinfo"
+    recorded.write_bytes(RECORDED + f"{mount_id} 22 0:60 / {directory} rw - {kind} source rw\n".encode())
+    monkeypatch.setattr(mounts, "MOUNTINFO", str(recorded))
+    if kind == "ext4":
+        claim(FileStore(str(directory)), 1)
+        return
+    with pytest.raises(InvalidConfig) as caught:
+        claim(FileStore(str(directory)), 1)
+    assert caught.value.code == 7
+    assert f'ipam.dataDir "{directory}" is on a file system of type {kind}' in caught.value.msg
+    assert list(directory.iterdir()) == []
+
+
+# --- other processes ---
+
+
+def test_fifty_processes_that_claim_at_once_get_fifty_addresses(directory: Path) -> None:
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.stores.kinds import owner, want
+from ipam.stores.base import Claimed
+from ipam.stores.file import FileStore
+store = FileStore(sys.argv[2])
+print(flush=True)
+sys.stdin.readline()
+with store.turn():
+    bits = store.occupied("pool", "", 4, 10 << 24, (10 << 24) + 255)
+    value = (10 << 24) + (~bits & -~bits).bit_length() - 1
+    answer = store.claim([want(value)], owner(f"c{sys.argv[3]}", int(sys.argv[3])))
+assert isinstance(answer, Claimed)
+print(value - (10 << 24))
+"""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(ROOT), str(directory), str(i)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(50)
+    ]
+    for child in children:
+        assert child.stdout
+        child.stdout.readline()
+    for child in children:
+        assert child.stdin
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    got = sorted(int(child.communicate()[0]) for child in children)
+    assert got == list(range(50))
+    assert offsets(FileStore(str(directory))) == list(range(50))
+    consistent(directory)
+
+
+def test_processes_that_claim_without_taking_turns_get_one_address_once(directory: Path) -> None:
+    first, second = FileStore(str(directory)), FileStore(str(directory))
+    assert first.occupied("pool", "", 4, TEN, TEN + 9) == second.occupied("pool", "", 4, TEN, TEN + 9) == 0
+    claim(first, 1)
+    answer = second.claim([want(TEN + 1)], owner("c2", 2))
+    assert isinstance(answer, Taken)
+    assert [w.value for w in answer.wants] == [TEN + 1]
+
+
+@pytest.fixture
+def holder(directory: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts another process that holds the store's lock until it reads a line."""
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ipam.stores.file import FileStore
+with FileStore(sys.argv[2]).turn():
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+    children: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, str(ROOT), str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        assert child.stdout
+        assert child.stdout.readline() == "held\n"
+        return child
+
+    yield start
+    for child in children:
+        if child.poll() is None:
+            child.communicate("end\n")
+
+
+def test_a_lock_that_is_not_got_in_time_names_file_and_holder(
+    directory: Path, holder: Callable[[], subprocess.Popen[str]]
+) -> None:
+    claim(FileStore(str(directory)), 1)
+    child = holder()
+    began = time.monotonic()
+    with pytest.raises(TryAgainLater) as caught:
+        FileStore(str(directory), seconds=0.2).pools()
+    assert 0.15 < time.monotonic() - began < 5
+    assert f"{directory}/leases.db" in caught.value.msg
+    assert f"process {child.pid}" in caught.value.msg
+
+
+def test_a_file_replaced_while_its_lock_was_waited_for_is_noticed(
+    directory: Path, tmp_path: Path, holder: Callable[[], subprocess.Popen[str]]
+) -> None:
+    claim(FileStore(str(directory)), 1)
+    other = FileStore(str(tmp_path / "other"))
+    claim(other, 1, 2, 3)
+    former = holder()
+    waiter = subprocess.Popen(
+        [sys.executable, "-c", WAITER, str(ROOT), str(directory)], stdout=subprocess.PIPE, text=True
+    )
+    assert waiter.stdout
+    assert waiter.stdout.readline() == "waits\n"
+    wait_until_blocked(waiter.pid, directory / "leases.db")
+    (tmp_path / "other" / "leases.db").rename(directory / "leases.db")
+    latter = holder()
+    former.communicate("end\n")
+    wait_until_blocked(waiter.pid, directory / "leases.db")  # the lock of the former file is worth nothing
+    latter.communicate("end\n")
+    assert waiter.communicate(timeout=30)[0] == "1 2 3\n"
+
+
+WAITER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ipam.stores.file import FileStore
+print("waits", flush=True)
+print(*(lease.value - (10 << 24) for lease in FileStore(sys.argv[2]).leases("pool")))
+"""
+
+
+def wait_until_blocked(pid: int, path: Path) -> None:
+    """Until the process waits for the flock of the file: the kernel lists waiters with an arrow."""
+    waits = re.compile(rf"-> FLOCK +ADVISORY +WRITE {pid} \S+:{path.stat().st_ino} ")
+    deadline = time.monotonic() + 10
+    while not waits.search(Path("/proc/locks").read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_another_program_that_keeps_the_database_locked_is_an_error_to_retry(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ipam.stores.database._BUSY_SECONDS", 0.1)
+    claim(FileStore(str(directory)), 1)
+    program = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('BEGIN IMMEDIATE'); print(flush=True); sys.stdin.readline()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(directory / "leases.db")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout
+    other.stdout.readline()
+    with pytest.raises(TryAgainLater, match="another program"):
+        claim(FileStore(str(directory)), 2, container="c2")
+    other.communicate("end\n")
+    assert offsets(FileStore(str(directory))) == [1]
+
+
+def test_a_name_that_no_file_can_hold_is_a_fault_of_the_configuration(directory: Path) -> None:
+    store = FileStore(str(directory))
+    with pytest.raises(InvalidConfig, match="want another name"):
+        store.claim([want(TEN + 1, "bad \ud800 name")], owner())
+    assert store.pools() == []
+
+
+def test_every_failure_leaves_the_lock_free(directory: Path) -> None:
+    store = FileStore(str(directory), seconds=0.1)
+    for _ in range(2):
+        with pytest.raises(CniError):
+            store.claim([want(TEN + 1, "bad \ud800 name")], owner())
+    claim(FileStore(str(directory), seconds=0.1), 1)
+
+
+# --- cost ---
+
+SCANS = {
+    "POOLS",
+    "EARLIER_BOOTS",
+}  # of all bitmaps; of a pool's leases: for the command, and for a pool without addresses
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, v in vars(schema).items() if isinstance(v, str) and n.isupper() and n not in SCANS]
+)
+def test_every_statement_of_a_claim_or_release_goes_by_an_index(directory: Path, name: str) -> None:
+    claim(FileStore(str(directory)), 1)
+    connection = sqlite3.connect(directory / "leases.db")
+    sql = getattr(schema, name)
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * sql.count("?")).fetchall()
+    connection.close()
+    assert [line for *_, line in plan if "SCAN" in line or "TEMP B-TREE" in line] == []
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], tuple[int, int, int]]:
+    """Counts what a call costs: (statements, rows that they answer, instructions of SQLite's virtual machine)."""
+    counted = [0, 0, 0]
+    connect, run = Database._connect, Database.run
+
+    def count() -> None:
+        counted[2] += 1
+
+    def connecting(self: Database) -> bool:
+        answer = connect(self)
+        self._connection.set_progress_handler(count, 1)
+        return answer
+
+    def running(self: Database, sql: str, *values: object) -> list[object]:
+        rows = run(self, sql, *values)
+        counted[0] += 1
+        counted[1] += len(rows)
+        return rows
+
+    monkeypatch.setattr(Database, "_connect", connecting)
+    monkeypatch.setattr(Database, "run", running)
+
+    def measure(call: Callable[[], object]) -> tuple[int, int, int]:
+        counted[:] = [0, 0, 0]
+        call()
+        return counted[0], counted[1], counted[2]
+
+    return measure
+
+
+def test_sixty_five_thousand_leases_make_no_claim_or_release_dearer(
+    tmp_path: Path, steps: Callable[[Callable[[], object]], tuple[int, int, int]]
+) -> None:
+    def lowest_free(store: FileStore) -> None:
+        with store.turn():
+            assert store.find(owner("new").attachment) == []
+            assert store.find_pod(("ns", "new", ""), "net1") == []
+            at = store.next_open("pool", "", 4, TEN + LEAF, TEN + 65535)
+            bits = store.occupied("pool", "", 4, at, at | LEAF - 1)
+            value = at + (~bits & -~bits).bit_length() - 1
+            answer = store.claim([want(value)], owner("new", 1, pod=("ns", "new", "")))
+            assert isinstance(answer, Claimed)
+
+    def release(store: FileStore) -> None:
+        with store.turn():
+            assert store.release(store.find(owner("new").attachment)) == 1
+
+    cost = {}
+    for count in (10, 65_000):
+        leases = [
+            Lease(
+                Want("pool", 4, TEN + LEAF + i if i < 60_000 else TEN + i - 60_000, ""),
+                owner(f"c{i}", i, pod=("ns", f"p{i}", "")),
+            )
+            for i in range(count)
+        ]
+        directory = str(tmp_path / str(count))
+        with FileStore(directory, restore=lambda leases=leases: leases).turn():
+            pass
+        store = FileStore(directory)
+        cost[count] = steps(lambda store=store: lowest_free(store)), steps(lambda store=store: release(store))
+    for few, many in zip(cost[10], cost[65_000], strict=True):
+        assert many[0] == few[0], "statements"
+        assert many[1] <= few[1] + 2, "rows: a summary and a leaf that are not there in the small pool"
+        assert many[2] <= 1.1 * few[2], "instructions"

@@ -1,0 +1,759 @@
+"""The IPAM verbs over a real file store and real records: what exec'd calls cannot show, or only by chance.
+
+What a runtime sees is in tests/blackbox/test_ipam.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.attachment import Book
+from cni.kernel.node import boot_id
+from cni.log import Log
+from cni.spec import request as requests
+from cni.spec.errors import (
+    AttachmentDiffers,
+    CniError,
+    InvalidConfig,
+    IoFailure,
+    NotAvailable,
+    StateDamaged,
+    TryAgainLater,
+)
+from cni.spec.request import Attachment
+from ipam import acquire, leases, plugin, records, stores
+from ipam.ranges import Range, format_address
+from ipam.stores.base import Claimed, Lease, Owner, Taken, Unknown, Want
+from ipam.stores.file import FileStore
+
+NETNS = "/run/netns/no-such-namespace"
+POOL = "10.0.0.0-24"
+DEAD_BOOT = "11111111-2222-3333-4444-555555555555"
+
+
+class Host:
+    """The verbs of one node, whose records and store lie in a directory of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state = str(directory / "state")
+        self.data = str(directory / "data")
+        self.store = FileStore(self.data)
+        self.book = Book(self.state)
+        self.log_file = directory / "log"
+
+    def call(self, verb: str, container: str = "c1", ipam: dict[str, Any] | None = None, **more: Any) -> list[str]:
+        block = {"range": "10.0.0.0/24", "datastore": "file", "dataDir": self.data, "log_file": str(self.log_file)}
+        block |= ipam or {}
+        pod = more.pop("pod", None)
+        environ = {
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": container,
+            "CNI_IFNAME": more.pop("ifname", "net1"),
+            "CNI_NETNS": more.pop("netns", NETNS),
+            "CNI_PATH": "/opt/cni/bin",
+            "CNI_ARGS": more.pop("args", f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}" if pod else ""),
+        }
+        if verb in ("GC", "STATUS"):
+            del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
+        config = {"cniVersion": "1.1.0", "name": more.pop("name", "rdma-net"), "ipam": block, **more}
+        result = plugin.call(requests.parse(environ, json.dumps(config).encode()), Log(), self.state)
+        return [a.address for a in result.ips] if result else []
+
+    def add(self, container: str = "c1", ipam: dict[str, Any] | None = None, **more: Any) -> list[str]:
+        return self.call("ADD", container, ipam, **more)
+
+    def delete(self, container: str = "c1", ipam: dict[str, Any] | None = None, **more: Any) -> None:
+        self.call("DEL", container, ipam, **more)
+
+    def gc(self, *valid: str, ipam: dict[str, Any] | None = None) -> None:
+        listed = [{"containerID": c, "ifname": "net1"} for c in valid]
+        self.call("GC", "", ipam, **{"cni.dev/valid-attachments": listed})
+
+    def leased(self) -> dict[str, str]:
+        """Container by address, of all pools."""
+        found = [lease for pool in self.store.pools() for lease in self.store.leases(pool.name)]
+        return {format_address(lease.family, lease.value): lease.container_id for lease in found}
+
+    def recorded(self) -> dict[str, list[str]]:
+        """Addresses by container."""
+        return {a.container_id: document["addresses"] for a, _, document in self.book.all()}
+
+    def agree(self) -> None:
+        """Each lease has its record, which says of it what the store says."""
+        told = [lease.key() for a, _, document in self.book.all() for lease in records.leases(a, document)]
+        held = [lease.key() for pool in self.store.pools() for lease in self.store.leases(pool.name)]
+        assert sorted(told) == sorted(held)
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """(inode, time of the last write) of every file."""
+        found = [p for top in (self.state, self.data) for p in Path(top).rglob("*") if p.is_file()]
+        return {str(p): (p.stat().st_ino, p.stat().st_mtime_ns) for p in found}
+
+    def log(self) -> str:
+        return self.log_file.read_text() if self.log_file.exists() else ""
+
+    def dead(self, container: str, *values: int, netns: str = NETNS) -> None:
+        """An attachment of an earlier boot."""
+        attachment = Attachment("rdma-net", container, "net1")
+        node = os.uname().nodename
+        who = Owner(attachment, node=node, boot_id=DEAD_BOOT, netns=netns, sequence=1)
+        wants = [Want(POOL, 4, (10 << 24) + value, "") for value in values]
+        document = records.document(self.store.record(), wants, who)
+        self.book.write(attachment, "ipam", {**document, "bootID": DEAD_BOOT})
+        assert isinstance(self.store.claim(wants, who), Claimed)
+
+
+@pytest.fixture
+def host(tmp_path: Path, free_paths: None) -> Host:
+    return Host(tmp_path)
+
+
+# --- the same attachment again ---
+
+
+def test_a_retried_add_writes_nothing(host: Host) -> None:
+    first = host.add(pod="a")
+    before = host.files()
+    assert host.add(pod="a") == first
+    assert host.files() == before
+
+
+def test_a_retried_add_in_a_new_namespace_keeps_the_address_and_says_where_it_is_now(host: Host) -> None:
+    host.add(netns="/run/netns/old")
+    assert host.add(netns="/run/netns/new") == ["10.0.0.1/24"]
+    (lease,) = host.store.leases(POOL)
+    assert lease.netns == "/run/netns/new"
+    host.agree()
+
+
+def test_a_range_changed_under_a_live_lease_moves_the_retried_attachment_only(host: Host) -> None:
+    host.add("c1")
+    host.add("c2")
+    assert host.add("c1", {"range_start": "10.0.0.100"}) == ["10.0.0.100/24"]
+    assert host.leased() == {"10.0.0.100": "c1", "10.0.0.2": "c2"}
+    host.agree()
+
+
+def test_a_lease_that_the_changed_range_still_gives_is_kept(host: Host) -> None:
+    host.add("c1")
+    assert host.add("c1", {"range": "10.0.0.0/24", "exclude": ["10.0.0.128/25"]}) == ["10.0.0.1/24"]
+
+
+def test_a_range_taken_out_gives_its_address_back_at_the_retry(host: Host) -> None:
+    second = {"ipRanges": [{"range": "fd00::/64"}]}
+    assert host.add(ipam=second) == ["10.0.0.1/24", "fd00::1/64"]
+    assert host.add() == ["10.0.0.1/24"]
+    assert host.leased() == {"10.0.0.1": "c1"}
+    assert host.add(ipam=second) == ["10.0.0.1/24", "fd00::1/64"]
+    host.agree()
+
+
+def test_an_exhausted_second_range_leaves_a_retried_attachment_what_it_had(host: Host) -> None:
+    second = {"ipRanges": [{"range": "10.9.0.0/30"}]}
+    host.add("c1")
+    for other in ("c2", "c3"):
+        host.add(other, second)
+    with pytest.raises(TryAgainLater, match=r"10\.9\.0\.0-30 is exhausted: 2 of the 2 .*railcni ipam leases"):
+        host.add("c1", second)
+    assert host.leased()["10.0.0.1"] == "c1"
+    host.agree()
+
+
+def test_overlap_switched_on_later_reserves_what_is_held_or_moves_it(host: Host) -> None:
+    apart = {"enable_overlapping_ranges": False}
+    host.add("c1", apart)
+    host.add("c2", apart)
+    host.add("wide", {"range": "10.0.0.0/16"})  # 10.0.0.1, for nothing is reserved
+    assert host.add("c2") == ["10.0.0.2/24"]
+    assert host.add("c1") == ["10.0.0.3/24"]
+    assert [lease.scope for lease in host.store.leases(POOL)] == ["", ""]
+    host.agree()
+
+
+def test_a_data_dir_changed_between_two_adds_frees_the_former_store(host: Host, tmp_path: Path) -> None:
+    host.add()
+    elsewhere = str(tmp_path / "elsewhere")
+    assert host.add(ipam={"dataDir": elsewhere}) == ["10.0.0.1/24"]
+    assert host.leased() == {}
+    assert [lease.container_id for lease in FileStore(elsewhere).leases(POOL)] == ["c1"]
+    host.delete()
+    assert FileStore(elsewhere).pools() == []
+    assert host.recorded() == {}
+
+
+def test_ranges_taken_out_altogether_free_what_they_gave(host: Host) -> None:
+    host.add()
+    assert host.add(ipam={"range": "", "addresses": [{"address": "10.5.0.5/16"}]}) == ["10.5.0.5/16"]
+    assert host.leased() == host.recorded() == {}
+
+
+# --- requests ---
+
+
+def test_a_requested_address_that_the_pods_former_sandbox_has_moves_to_it(host: Host) -> None:
+    ask = "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a;IP=10.0.0.77"
+    assert host.add("old", args=ask) == ["10.0.0.77/24"]
+    assert host.add("new", args=ask) == ["10.0.0.77/24"]
+    assert host.leased() == {"10.0.0.77": "new"}
+
+
+def test_a_refused_request_names_the_holder_and_leaves_nothing(host: Host) -> None:
+    host.add("holder", args="K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a;IP=10.0.0.77")
+    before = host.recorded()
+    with pytest.raises(TryAgainLater) as caught:
+        host.add("late", args="IP=10.0.0.77")
+    assert caught.value.code == 11
+    assert all(word in caught.value.msg[:250] for word in ("10.0.0.77", POOL, "pod ns/a", "holder", "net1"))
+    assert host.recorded() == before
+
+
+def test_two_requests_in_one_range_are_both_given_and_reserved(host: Host) -> None:
+    assert host.add(args="IP=10.0.0.7,10.0.0.8") == ["10.0.0.7/24", "10.0.0.8/24"]
+    assert host.add(args="IP=10.0.0.7,10.0.0.8") == ["10.0.0.7/24", "10.0.0.8/24"]
+    assert host.leased() == {"10.0.0.7": "c1", "10.0.0.8": "c1"}
+    host.agree()
+
+
+def test_an_excluded_address_can_be_requested(host: Host) -> None:
+    ipam = {"exclude": ["10.0.0.200/29"]}
+    assert host.add(ipam=ipam, args="IP=10.0.0.201") == ["10.0.0.201/24"]
+    assert host.add(ipam=ipam, args="IP=10.0.0.201") == ["10.0.0.201/24"]
+
+
+# --- what kills and failures leave ---
+
+
+def claim_is_killed(host: Host, monkeypatch: pytest.MonkeyPatch, container: str, **more: Any) -> None:
+    """An ADD that ends after its record was written and before its claim."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments: object, **named: object) -> object:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "claim", killed)
+        with pytest.raises(Killed):
+            host.add(container, **more)
+
+
+def test_an_add_killed_before_its_claim_is_cleared_by_each_of_retry_delete_and_gc(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim_is_killed(host, monkeypatch, "c1")
+    assert host.recorded() == {"c1": ["10.0.0.1"]}
+    assert host.leased() == {}
+    assert host.add("c1") == ["10.0.0.1/24"]
+    host.agree()
+    claim_is_killed(host, monkeypatch, "c2")
+    host.delete("c2")
+    claim_is_killed(host, monkeypatch, "c3")
+    host.gc("c1")
+    assert host.recorded() == {"c1": ["10.0.0.1"]}
+    host.agree()
+
+
+def test_a_takeover_killed_before_its_claim_leaves_the_lease_where_it_was(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.add("old", pod="a")
+    claim_is_killed(host, monkeypatch, "new", pod="a")
+    host.delete("new", pod="a")
+    assert host.leased() == {"10.0.0.1": "old"}
+    host.agree()
+
+
+def test_a_delete_killed_between_release_and_record_is_completed_by_the_next(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments: object) -> None:
+        raise Killed
+
+    host.add()
+    with monkeypatch.context() as patch:
+        patch.setattr(Book, "remove", killed)
+        with pytest.raises(Killed):
+            host.delete()
+    assert host.leased() == {}
+    assert host.recorded() == {"c1": ["10.0.0.1"]}
+    assert host.add("c2") == ["10.0.0.1/24"]
+    host.delete()
+    assert host.leased() == {"10.0.0.1": "c2"}
+    host.agree()
+
+
+def test_a_claim_that_the_disk_refuses_leaves_no_record(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **named: object) -> object:
+        raise IoFailure("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "claim", refuse)
+        with pytest.raises(IoFailure):
+            host.add()
+    assert host.recorded() == {}
+
+
+def test_a_release_that_fails_stays_in_the_record_and_gc_makes_up_for_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **named: object) -> object:
+        raise IoFailure("the disk is gone")
+
+    host.add()
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "release", refuse)
+        with pytest.raises(IoFailure):
+            host.delete()
+    ((_, _, document),) = host.book.all()
+    assert document["pending"] is True
+    host.gc("c1")  # the runtime may list it: its DEL has failed
+    assert host.leased() == host.recorded() == {}
+
+
+def test_an_add_after_a_delete_that_failed_is_not_collected(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **named: object) -> object:
+        raise IoFailure("the disk is gone")
+
+    host.add()
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "release", refuse)
+        with pytest.raises(IoFailure):
+            host.delete()
+    assert host.add() == ["10.0.0.1/24"]
+    host.gc("c1")
+    assert host.leased() == {"10.0.0.1": "c1"}
+
+
+# --- answers of a store that others use too ---
+
+
+class Answers:
+    """Makes `claim` answer something else for a while; what stands in `before` is done first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
+        self.left = list(answers)
+        self.wanted: list[list[int]] = []
+        real = FileStore.claim
+
+        def claim(store: FileStore, wants: list[Want], owner: Owner, instead_of: list[Lease]) -> object:
+            self.wanted.append([want.value for want in wants])
+            if not self.left:
+                return real(store, wants, owner, instead_of)
+            answer = self.left.pop(0)
+            return answer(lambda: real(store, wants, owner, instead_of), wants)
+
+        monkeypatch.setattr(FileStore, "claim", claim)
+
+
+def test_a_reply_that_was_lost_after_the_claim_is_read_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_but_not_said(real: Any, wants: list[Want]) -> object:
+        real()
+        return Unknown(IoFailure("reply lost"))
+
+    answers = Answers(monkeypatch, made_but_not_said)
+    assert host.add() == ["10.0.0.1/24"]
+    assert len(answers.wanted) == 1
+    host.agree()
+
+
+def test_a_request_that_was_lost_before_the_claim_is_made_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, lambda real, wants: Unknown(IoFailure("request lost")))
+    assert host.add() == ["10.0.0.1/24"]
+    assert len(answers.wanted) == 2
+    host.agree()
+
+
+def test_an_outcome_that_stays_unknown_is_an_error_with_its_reason(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    Answers(monkeypatch, *[lambda real, wants: Unknown(IoFailure("the disk fails"))] * 3)
+    with pytest.raises(IoFailure, match="the disk fails"):
+        host.add()
+    assert host.leased() == host.recorded() == {}
+
+
+def test_a_record_stays_while_it_is_unknown_whether_there_is_a_lease(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(real: Any, wants: list[Want]) -> object:
+        return Unknown(IoFailure("the disk fails"))
+
+    def made_but_not_said(real: Any, wants: list[Want]) -> object:
+        real()
+        return lost(real, wants)
+
+    Answers(monkeypatch, lost, lost, made_but_not_said)
+    with pytest.raises(IoFailure, match="the disk fails"):
+        host.add()
+    host.agree()
+    host.delete()
+    assert host.leased() == host.recorded() == {}
+
+
+def test_after_a_lost_claim_the_search_goes_on_elsewhere(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, lambda real, wants: Taken(list(wants)))
+    (address,) = host.add()
+    assert answers.wanted[0] == [(10 << 24) + 1]
+    assert address != "10.0.0.1/24"
+    host.agree()
+
+
+def test_claims_that_are_lost_for_too_long_end_in_an_error_to_retry(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acquire, "CLAIM_SECONDS", 0.1)
+    Answers(monkeypatch, *[lambda real, wants: Taken(list(wants))] * 50)
+    with pytest.raises(TryAgainLater, match=POOL):
+        host.add()
+    assert host.recorded() == {}
+
+
+# --- damage ---
+
+
+def test_a_damaged_store_is_rebuilt_from_the_records(host: Host) -> None:
+    for container in ("c1", "c2", "c3"):
+        host.add(container, {"ipRanges": [{"range": "fd00::/64"}]}, pod=container)
+    host.add("c3-new", {"ipRanges": [{"range": "fd00::/64"}]}, pod="c3")  # the record of c3 is stale from now on
+    host.delete("c2")
+    before = host.leased()
+    Path(host.data, "leases.db").write_bytes(b"nonsense" * 999)
+    with pytest.raises(StateDamaged, match="Try again"):
+        host.add("c4")
+    assert host.add("c4") == ["10.0.0.2/24"]
+    assert host.leased() == {**before, "10.0.0.2": "c4"}
+    assert "restored" in host.log()
+    host.delete("c3")
+    assert host.leased() == {**before, "10.0.0.2": "c4"}
+    host.agree()
+
+
+def test_a_lost_store_gives_nothing_twice(host: Host) -> None:
+    host.add("c1")
+    host.add("c2")
+    for path in Path(host.data).iterdir():
+        path.unlink()
+    assert host.add("c3") == ["10.0.0.3/24"]
+    assert host.add("c1") == ["10.0.0.1/24"]
+
+
+def test_a_delete_after_the_damage_frees_the_address(host: Host) -> None:
+    host.add("c1")
+    host.add("c2")
+    Path(host.data, "leases.db").write_bytes(b"nonsense" * 999)
+    with pytest.raises(StateDamaged):
+        host.delete("c1")
+    host.delete("c1")
+    assert host.leased() == {"10.0.0.2": "c2"}
+    assert host.recorded() == {"c2": ["10.0.0.2"]}
+
+
+BAD_MEMBERS: dict[str, Any] = {
+    "pod": ["ns"],
+    "store": "file",
+    "sequence": 1 << 70,
+    "addresses": ["10.0.0.300"],
+    "pools": [],
+    "scope": 7,
+    "netns": None,
+}
+
+
+@pytest.mark.parametrize("member", BAD_MEMBERS)
+def test_a_record_with_a_bad_member_hinders_neither_retry_nor_delete_nor_gc(host: Host, member: str) -> None:
+    def spoil() -> None:
+        attachment = Attachment("rdma-net", "c1", "net1")
+        document = host.book.read(attachment, "ipam")
+        assert document
+        host.book.write(attachment, "ipam", {**document, member: BAD_MEMBERS[member]})
+
+    host.add()
+    spoil()
+    assert host.add() == ["10.0.0.1/24"]
+    host.agree()
+    spoil()
+    host.delete()
+    assert host.leased() == host.recorded() == {}
+    host.add()
+    spoil()
+    host.gc()
+    assert host.leased() == {}
+    assert list(host.book.all()) == []
+
+
+def test_a_lease_whose_record_was_lost_is_collected(host: Host) -> None:
+    host.add("c1")
+    host.add("c2")
+    host.add("elsewhere", name="other")
+    for path in Path(host.state, "attachments").iterdir():
+        path.unlink()
+    host.gc("c2")
+    assert host.leased() == {"10.0.0.2": "c2", "10.0.0.3": "elsewhere"}
+
+
+# --- DEL ---
+
+
+def test_a_delete_of_what_was_never_added_makes_nothing(host: Host) -> None:
+    host.delete()
+    assert not Path(host.data).exists()
+    assert host.recorded() == {}
+
+
+def test_a_delete_without_record_and_with_an_unusable_configuration_says_so_in_the_log_alone(
+    host: Host, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host.delete(ipam={"range": "nonsense"})
+    host.delete(ipam={"datastore": "etcd", "etcd_host": "x"})
+    assert capfd.readouterr().err.count("cannot be used") == 2
+
+
+def test_a_record_of_an_unknown_store_is_an_error_and_stays(host: Host) -> None:
+    host.add()
+    attachment = Attachment("rdma-net", "c1", "net1")
+    document = host.book.read(attachment, "ipam")
+    assert document
+    host.book.write(attachment, "ipam", {**document, "store": {"kind": "punched cards"}})
+    with pytest.raises(CniError, match="punched cards") as caught:
+        host.delete()
+    assert caught.value.code == 2
+    assert host.recorded() == {"c1": ["10.0.0.1"]}
+
+
+def test_a_delete_waits_for_the_add_that_still_runs(host: Host) -> None:
+    host.add()
+    with (
+        host.book.locked(Attachment("rdma-net", "c1", "net1"), "ipam"),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(Book.locked, "__defaults__", (0.1,))
+        with pytest.raises(TryAgainLater, match="c1"):
+            host.delete()
+    assert host.leased() == {"10.0.0.1": "c1"}
+
+
+# --- GC ---
+
+
+def test_gc_passes_by_what_is_locked(host: Host) -> None:
+    for container in ("c1", "c2", "c3"):
+        host.add(container)
+    with (
+        host.book.locked(Attachment("rdma-net", "c1", "net1"), "ipam"),
+        host.book.locked(Attachment("rdma-net", "c2", "net1"), "link"),
+    ):
+        host.gc()
+    assert host.leased() == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
+
+
+def test_gc_passes_by_what_was_claimed_after_it_began(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.add("old")
+    real = Book.of_network
+
+    def add_one_meanwhile(book: Book, network: str, part: str) -> object:
+        monkeypatch.setattr(Book, "of_network", real)
+        host.add("new")
+        return real(book, network, part)
+
+    monkeypatch.setattr(Book, "of_network", add_one_meanwhile)
+    host.gc()
+    assert host.leased() == {"10.0.0.2": "new"}
+
+
+def test_gc_with_a_faulty_configuration_collects_by_the_records_and_reports(host: Host) -> None:
+    host.add()
+    with pytest.raises(InvalidConfig):
+        host.gc(ipam={"range": "nonsense"})
+    assert host.leased() == host.recorded() == {}
+
+
+def test_gc_goes_on_after_a_failure_and_reports_it(host: Host, tmp_path: Path) -> None:
+    host.add("a-first", {"dataDir": str(tmp_path / "other")})
+    host.add("b-second")
+    (tmp_path / "other" / "leases.db").chmod(0o666)
+    with pytest.raises(IoFailure, match="others can write"):
+        host.gc()
+    assert host.leased() == {}
+    assert host.recorded() == {"a-first": ["10.0.0.1"]}
+
+
+@pytest.mark.parametrize("entry", [7, {}, {"containerID": "c1"}, {"containerID": 7, "ifname": "net1"}], ids=str)
+def test_gc_with_a_bad_entry_in_its_list_collects_nothing(host: Host, entry: Any) -> None:
+    host.add()
+    with pytest.raises(InvalidConfig, match="nothing is collected"):
+        host.call("GC", "", **{"cni.dev/valid-attachments": [entry]})
+    assert host.leased() == {"10.0.0.1": "c1"}
+
+
+# --- earlier boots ---
+
+TINY = {"range": "10.0.0.0/24", "range_end": "10.0.0.3"}
+
+
+def test_an_exhausted_pool_takes_back_what_an_earlier_boot_left(host: Host) -> None:
+    host.dead("dead-1", 1, 2)
+    host.dead("dead-2", 3)
+    assert host.add("new", TINY) == ["10.0.0.1/24"]
+    assert host.leased() == {"10.0.0.1": "new"}
+    host.agree()
+
+
+def test_an_attachment_of_an_earlier_boot_whose_namespace_is_there_is_left_alone(host: Host) -> None:
+    host.dead("alive", 1, 2, 3, netns="/proc/self/ns/net")
+    with pytest.raises(TryAgainLater, match="exhausted"):
+        host.add("new", TINY)
+
+
+def test_an_attachment_of_an_earlier_boot_that_is_locked_is_left_alone(host: Host) -> None:
+    host.dead("dead", 1, 2, 3)
+    with (
+        host.book.locked(Attachment("rdma-net", "dead", "net1"), "ipam"),
+        pytest.raises(TryAgainLater, match="exhausted"),
+    ):
+        host.add("new", TINY)
+
+
+def test_an_attachment_that_comes_back_while_its_earlier_boots_leases_are_looked_through_keeps_its_new_ones(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node's turn, in a store that nodes share. /dev/null as its namespace tells nothing of its life."""
+    host.dead("dead", 1, 2, 3, netns="/dev/null")
+    real = FileStore.of_earlier_boots
+
+    def back_again(store: FileStore, *where: Any) -> list[Lease]:
+        found = real(store, *where)
+        who = Owner(Attachment("rdma-net", "dead", "net1"), boot_id=boot_id(), netns="/dev/null", sequence=2)
+        assert isinstance(store.claim([Want(POOL, 4, lease.value, "") for lease in found], who, found), Claimed)
+        return found
+
+    monkeypatch.setattr(FileStore, "of_earlier_boots", back_again)
+    with pytest.raises(TryAgainLater, match="exhausted"):
+        host.add("new", TINY)
+
+
+def test_an_attachment_of_an_earlier_boot_gets_its_own_address_again(host: Host) -> None:
+    host.dead("c1", 7)
+    assert host.add("c1") == ["10.0.0.7/24"]
+    (lease,) = host.store.leases(POOL)
+    assert lease.boot_id != DEAD_BOOT
+
+
+def test_an_earlier_boots_leases_stay_while_there_is_room(host: Host) -> None:
+    host.dead("dead", 1)
+    assert host.add("new") == ["10.0.0.2/24"]
+
+
+# --- CHECK and STATUS ---
+
+
+def check(host: Host, *addresses: str, container: str = "c1", **more: Any) -> None:
+    ips = [{"address": a} for a in addresses]
+    host.call("CHECK", container, prevResult={"cniVersion": "1.1.0", "ips": ips}, **more)
+
+
+def test_check_finds_all_differences_at_once(host: Host) -> None:
+    host.add("c1", {"ipRanges": [{"range": "fd00::/64"}]})
+    host.add("c2", pod="b")
+    check(host, "10.0.0.1/24", "fd00::1/64")
+    with pytest.raises(AttachmentDiffers) as caught:
+        check(host, "10.0.0.2/24", "fd00::1/64")
+    assert caught.value.code == 100
+    assert "10.0.0.2/24 is leased to pod ns/b, container c2" in caught.value.details
+    assert "10.0.0.1 is not in prevResult" in caught.value.details
+
+
+def test_check_passes_by_addresses_that_are_none_of_its_ranges(host: Host) -> None:
+    host.add()
+    check(host, "10.0.0.1/24", "172.16.0.1/16")
+
+
+def test_check_asks_for_static_addresses(host: Host) -> None:
+    static = {"addresses": [{"address": "10.0.0.250/24"}]}
+    host.add(ipam=static)
+    check(host, "10.0.0.1/24", "10.0.0.250/24", ipam=static)
+    with pytest.raises(AttachmentDiffers, match=r"10\.0\.0\.250/24 is not in prevResult"):
+        check(host, "10.0.0.1/24", ipam=static)
+
+
+def test_check_of_what_holds_nothing_differs(host: Host) -> None:
+    with pytest.raises(AttachmentDiffers, match=POOL):
+        check(host)
+    assert not Path(host.data).exists()
+
+
+def test_check_without_prev_result_is_a_fault_of_the_caller(host: Host) -> None:
+    host.add()
+    with pytest.raises(InvalidConfig, match="prevResult"):
+        host.call("CHECK")
+
+
+def test_status_says_whether_an_add_could_be_served(host: Host) -> None:
+    tiny = {"range": "10.0.0.0/30"}
+    host.call("STATUS", "", tiny)
+    host.add("c1", tiny)
+    host.call("STATUS", "", tiny)
+    host.add("c2", tiny)
+    with pytest.raises(NotAvailable, match="2 of the 2") as caught:
+        host.call("STATUS", "", tiny)
+    assert caught.value.code == 50
+    host.delete("c1", tiny)
+    host.call("STATUS", "", tiny)
+
+
+def test_status_of_a_store_that_cannot_be_opened_is_not_available(host: Host) -> None:
+    Path(host.data).mkdir()
+    Path(host.data, "leases.db").mkdir()
+    with pytest.raises(NotAvailable, match=r"leases\.db"):
+        host.call("STATUS")
+
+
+# --- odds and ends ---
+
+
+def test_an_environment_that_is_no_utf_8_is_served(host: Host) -> None:
+    netns = b"/run/netns/\xff\xfe".decode("utf-8", "surrogateescape")
+    assert host.add(netns=netns) == ["10.0.0.1/24"]
+    assert host.add(netns=netns) == ["10.0.0.1/24"]
+    host.delete(netns=netns)
+    assert host.leased() == host.recorded() == {}
+
+
+def test_nothing_of_a_full_pool_is_read_to_find_the_free_address_behind_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = Range(4, 10 << 24, 12)  # 256 leaves
+    need = leases.Need(rng, rng.pool_name(), "")
+    held = [
+        Lease(need.want((10 << 24) + i), Owner(Attachment("n", f"c{i}", "net1"), sequence=i)) for i in range(1, 50_000)
+    ]
+    with FileStore(host.data, restore=lambda: held).turn():
+        pass
+    asked = []
+    real = FileStore.occupied
+
+    def occupied(store: FileStore, *where: Any) -> int:
+        asked.append(where)
+        return real(store, *where)
+
+    monkeypatch.setattr(FileStore, "occupied", occupied)
+    assert acquire.lowest_free(host.store, need) == (10 << 24) + 50_000
+    assert len(asked) == 2  # the first window, and the one with room
+
+
+def test_a_store_that_this_version_lacks_is_refused_with_a_remedy(host: Host) -> None:
+    for block in (
+        {"datastore": "etcd", "etcd_host": "x"},
+        {"datastore": "kubernetes", "kubernetes": {"kubeconfig": "/k"}},
+    ):
+        with pytest.raises(CniError, match='want "file"') as caught:
+            host.add(ipam=block)
+        assert caught.value.code == 2
+    with pytest.raises(CniError, match="use a newer one"):
+        stores.open_store({"kind": "x"}, 0)

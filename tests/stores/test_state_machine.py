@@ -1,0 +1,192 @@
+"""Every store against a model that is a plain dict, by random operations in random order (hypothesis).
+
+The model maps (pool, family, value) to the lease; what it says of reservations follows from the scopes.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from ipam.stores.base import Claimed, Lease, Owner, Taken, Want
+from tests.stores.kinds import KINDS, FileKind, owner
+
+LEAF = 4096
+BASES = {4: (10 << 24) + LEAF - 4, 6: (0xFD << 120) + (1 << 24) - 4}  # at the border of two leaves; of two summaries
+SPAN = 8  # addresses from a base on that the rules use
+POOLS = ("narrow", "wide", "apart")
+SCOPES = (None, "", "blue")
+
+wants = st.builds(
+    lambda pool, family, offset, scope: Want(f"{pool}{family}", family, BASES[family] + offset, scope),
+    st.sampled_from(POOLS),
+    st.sampled_from(sorted(BASES)),
+    st.integers(0, SPAN - 1),
+    st.sampled_from(SCOPES),
+)
+containers = st.sampled_from(("c1", "c2", "c3"))
+pods = st.sampled_from((("", "", ""), ("ns", "a", ""), ("ns", "a", "uid-1"), ("ns", "b", "uid-2")))
+boots = st.sampled_from(("boot-1", "boot-2"))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Claims, releases and reads in the store, in the model, and compared."""
+
+    kind: FileKind
+    seen = Bundle("seen")  # leases that were once in the store, some of them no more
+
+    @initialize()
+    def start(self) -> None:
+        self.open_store, self.remove = self.kind.make()
+        self.store = self.open_store()
+        self.model: dict[tuple[str, int, int], Lease] = {}
+        self.clock = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "remove"):
+            self.remove()
+
+    # --- what the model knows ---
+
+    def held_by(self, want: Want) -> Lease | None:
+        for (pool, family, value), lease in self.model.items():
+            same = (family, value) == (want.family, want.value)
+            if same and (pool == want.pool or (want.scope is not None and lease.scope == want.scope)):
+                return lease
+        return None
+
+    def is_there(self, lease: Lease) -> bool:
+        there = self.model.get((lease.pool, lease.family, lease.value))
+        return there is not None and there.key() == lease.key()
+
+    def owner(self, container: str, pod: tuple[str, str, str], boot: str) -> Owner:
+        self.clock += 1
+        return owner(container, self.clock, pod=pod, boot_id=boot)
+
+    # --- changes ---
+
+    @rule(
+        target=seen,
+        wanted=st.lists(wants, min_size=1, max_size=3),
+        container=containers,
+        pod=pods,
+        boot=boots,
+        given_up=st.lists(seen, max_size=2),
+    )
+    def claim(
+        self, wanted: list[Want], container: str, pod: tuple[str, str, str], boot: str, given_up: list[Lease]
+    ) -> object:
+        who = self.owner(container, pod, boot)
+        before = dict(self.model)
+        conflicts = []
+        for old in given_up:
+            if self.is_there(old):
+                del self.model[old.pool, old.family, old.value]
+            else:
+                conflicts.append(old.value)
+        for want in wanted:
+            if self.held_by(want):
+                conflicts.append(want.value)
+            else:
+                self.model[want.pool, want.family, want.value] = Lease(want, who)
+        answer = self.store.claim(wanted, who, given_up)
+        if conflicts:
+            self.model = before
+            assert isinstance(answer, Taken)
+            assert [want.value for want in answer.wants] == conflicts
+            return multiple()
+        assert isinstance(answer, Claimed)
+        assert [lease.value for lease in answer.leases] == [want.value for want in wanted]
+        return multiple(*answer.leases)
+
+    @rule(leases=st.lists(seen, min_size=1, max_size=3))
+    def release(self, leases: list[Lease]) -> None:
+        freed = 0
+        for lease in leases:
+            if self.is_there(lease):
+                del self.model[lease.pool, lease.family, lease.value]
+                freed += 1
+        assert self.store.release(leases) == freed
+
+    @rule(old=consumes(seen))
+    def forget(self, old: Lease) -> None:
+        """Keeps `seen` from filling up with leases long gone."""
+
+    @rule(pool=st.sampled_from(POOLS), family=st.sampled_from(sorted(BASES)))
+    def fill_and_empty_a_leaf(self, pool: str, family: int) -> None:
+        """A leaf that becomes full is skipped, and no longer when one of its addresses is free again."""
+        first = BASES[family] + (1 << 30)
+        first -= first % LEAF
+        leaf = [Want(f"{pool}{family}", family, first + i, None) for i in range(LEAF)]
+        answer = self.store.claim(leaf, self.owner("filler", ("", "", ""), "boot-1"))
+        assert isinstance(answer, Claimed)
+        assert self.store.next_open(f"{pool}{family}", None, family, first, first + 2 * LEAF) == first + LEAF
+        self.store.release(answer.leases[7:8])
+        assert self.store.next_open(f"{pool}{family}", None, family, first, first + 2 * LEAF) == first
+        assert self.store.release(answer.leases) == LEAF - 1
+
+    @rule()
+    def another_process(self) -> None:
+        self.store = self.open_store()
+
+    # --- reads ---
+
+    @rule(container=containers)
+    def find(self, container: str) -> None:
+        attachment = owner(container).attachment
+        self.same(self.store.find(attachment), [x for x in self.model.values() if x.attachment == attachment])
+
+    @rule(pod=pods)
+    def find_pod(self, pod: tuple[str, str, str]) -> None:
+        expected = [x for x in self.model.values() if pod[1] and x.pod[:2] == pod[:2]]
+        self.same(self.store.find_pod(pod, "net1"), expected)
+
+    @rule(want=wants)
+    def holder(self, want: Want) -> None:
+        found, expected = self.store.holder(want), self.held_by(want)
+        assert (found is None) == (expected is None)
+        if found:
+            assert self.is_there(found)
+
+    @rule(pool=st.sampled_from(POOLS), family=st.sampled_from(sorted(BASES)), scope=st.sampled_from(SCOPES))
+    def occupied(self, pool: str, family: int, scope: str | None) -> None:
+        base = BASES[family]
+        held = [self.held_by(Want(f"{pool}{family}", family, base + i, scope)) is not None for i in range(SPAN)]
+        bits = self.store.occupied(f"{pool}{family}", scope, family, base, base + SPAN - 1)
+        assert [bool(bits >> i & 1) for i in range(SPAN)] == held
+        assert bits >> SPAN == 0
+        opened = self.store.next_open(f"{pool}{family}", scope, family, base, base + SPAN - 1)
+        assert all(held[: opened - base])
+
+    @rule(pool=st.sampled_from(POOLS), boot=boots)
+    def earlier_boots(self, pool: str, boot: str) -> None:
+        expected = [x for x in self.model.values() if x.pool == f"{pool}4" and x.boot_id != boot]
+        self.same(self.store.of_earlier_boots(f"{pool}4", "node-1", boot), expected)
+
+    @invariant()
+    def the_store_holds_what_the_model_holds(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        pools = {p.name: p.used for p in self.store.pools()}
+        found = [lease for name in pools for lease in self.store.leases(name)]
+        self.same(found, list(self.model.values()))
+        assert sum(pools.values()) == len(self.model)
+
+    @staticmethod
+    def same(found: list[Lease], expected: list[Lease]) -> None:
+        def whole(leases: list[Lease]) -> list[object]:
+            return sorted((*x.key(), x.scope is None, x.scope or "", x.pod, x.boot_id, x.node, x.netns) for x in leases)
+
+        assert whole(found) == whole(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_store_does_what_a_dictionary_would(kind: FileKind) -> None:
+    machine = type(f"{kind.name}Machine", (StoreMachine,), {"kind": kind})
+    case = machine.TestCase()
+    case.settings = settings(
+        max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
+    case.runTest()
