@@ -156,16 +156,16 @@ class Book:
 
     def of_network(self, network: str, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
         """Every record of one part that belongs to `network`."""
-        return [(a, d) for a, p, d in self._every(network + ":") if p == part and a.network == network]
+        return [(a, d) for a, _, d in self._every(network + ":", part) if a.network == network]
 
-    def all(self) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Every record of the node: (attachment, part, document)."""
-        return self._every("")
+    def all(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
+        """Every record of the node, or those of one part: (attachment, part, document)."""
+        return self._every("", part)
 
-    def _every(self, prefix: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
+    def _every(self, prefix: str, part: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
         found = []
         for name in sorted(self._names()):
-            if name.startswith((prefix, "#")):
+            if name.startswith((prefix, "#")) and name.endswith(f":{part}" if part else ""):
                 document = self._load(name)
                 attachment = document and _attachment(document)
                 if document and attachment:

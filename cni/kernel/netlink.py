@@ -11,6 +11,7 @@ import _socket
 import posix
 from _struct import Struct
 from errno import EINTR, ENOBUFS
+from fcntl import ioctl
 from sys import byteorder
 
 TYPE_CHECKING = False
@@ -36,6 +37,7 @@ _UNSIGNED = Struct("=I")
 
 _NETNS_COOKIE = 71  # SO_NETNS_COOKIE, include/uapi/asm-generic/socket.h
 _SOL_NETLINK = 270
+_GET_NAMESPACE = 0x894C  # SIOCGSKNS, include/uapi/linux/sockios.h; since Linux 4.10
 _EXT_ACK, _GET_STRICT_CHK = 11, 12  # setsockopt(2) of netlink(7)
 _EXT_ACK_MESSAGE = 1  # NLMSGERR_ATTR_MSG
 _RECEIVE = 1 << 16  # bytes; the kernel fills at most 32 KiB of a dump at a time
@@ -159,6 +161,10 @@ class Socket:
     def close(self) -> None:
         """Close the socket; a second call does nothing."""
         self._socket.close()
+
+    def namespace(self) -> int:
+        """A descriptor of the network namespace that the socket is bound to, for the caller to close; OSError."""
+        return ioctl(self._socket.fileno(), _GET_NAMESPACE)
 
     def request(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
         """Send one request and return the bodies of its replies; KernelError when the kernel refuses."""

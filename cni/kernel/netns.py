@@ -121,6 +121,24 @@ def exists(path: str) -> bool:
     return True
 
 
+def of_a_process(device: int, inode: int) -> Namespace | None:
+    """The network namespace with this identity, if a process that is seen here is in it; else None."""
+    for name in posix.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        path = f"/proc/{name}/ns/net"
+        try:
+            status = posix.stat(path)
+            if (status.st_dev, status.st_ino) == (device, inode):
+                namespace = _open(path)
+                if (namespace.device, namespace.inode) == (device, inode):
+                    return namespace
+                namespace.close()  # the process has moved meanwhile
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile, or is none of ours to look at
+    return None
+
+
 def _open(path: str) -> Namespace:
     """The namespace at `path`; ValueError says what else is there."""
     handle = posix.open(path, posix.O_PATH | posix.O_CLOEXEC)  # opens nothing: no FIFO waits, no device wakes

@@ -140,10 +140,14 @@ def is_same(remembered: dict[str, Any], link: Link, marked: bool = False) -> boo
 def known_again(
     remembered: dict[str, Any], links: Sequence[Link], names: Sequence[str], marked: bool = False
 ) -> Link | None:
-    """The remembered device among `links`; a virtual one only under one of `names`, since its MAC may not be its own."""
+    """The remembered device among `links`.
+
+    A virtual one only under one of `names` or with our mark, since others may have its MAC.
+    """
     hardware = remembered["parent"] or remembered["permanentMac"]
     for link in links:
-        if (hardware or link.name in names) and is_same(remembered, link, marked):
+        found_by = hardware or link.name in names or (marked and link.alias == remembered["name"])
+        if found_by and is_same(remembered, link, marked):
             return link
     return None
 

@@ -18,9 +18,11 @@ device to the initial one under the name that it had in the pod, and destroys a 
 from __future__ import annotations
 
 import errno
+import posix
 
+from cni import sandbox
 from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, netdev, optional, refuse, string
-from cni.kernel import netns, routes, sysfs
+from cni.kernel import node, routes, sysfs
 from cni.kernel.netlink import KernelError
 from cni.plugins import devices
 from cni.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, NotAvailable, TryAgainLater
@@ -28,6 +30,7 @@ from cni.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from cni.attachment import Book
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from cni.spec.result import IPConfig
 
 NAME = "host-device"
+_PART = "link"  # of the attachment records
 USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 KEYS = (
@@ -154,12 +158,17 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
             _permit(None, pci)
             return facts
     facts.device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
+    for attachment, record in _holders(config, request.attachment, pci, facts.device, book):
+        if facts.device is None or sandbox.of_record(record, request):
+            facts.holder = attachment
+            break
+        # that sandbox died without a DEL, and the kernel brought the device back as it was in there
+        _restore(load(record["link"]), facts.device, host)
+        facts.device = host.link(index=facts.device.index)
     if facts.device:
         _permit(facts.device, pci)
         facts.reason = devices.carries_default_route(facts.device, links, routes.default_route_link(host))
         facts.state = devices.state_of(facts.device, host)
-    else:
-        facts.holder = _holder(config, pci, book)
     return facts
 
 
@@ -181,19 +190,25 @@ def _pci_address(config: Config) -> str:
     return config.pci
 
 
-def _holder(config: Config, pci: str, book: Book) -> Attachment | None:
-    """The attachment whose record says that it has the device."""
-    for attachment, part, document in book.all():
-        if part != "link" or "device" not in document.get("link", {}):
+def _holders(
+    config: Config, own: Attachment | None, pci: str, device: Link | None, book: Book
+) -> Iterator[tuple[Attachment, dict[str, Any]]]:
+    """The attachments other than `own`, with their records, that have the device, or have not given it back whole."""
+    boot = node.boot_id()
+    for attachment, _, record in book.all(_PART):
+        link = record["link"]
+        former = link.get("device")
+        if former is None or attachment == own or record["bootID"] != boot:
             continue
-        device = document["link"]["device"]
-        if (
-            (config.device and device.get("name") == config.device)
-            or (config.hwaddr and config.hwaddr in (device.get("mac"), device.get("permanentMac")))
-            or (pci and document["link"].get("pci") == pci)
+        if device:
+            if former and devices.known_again(former, [device], (former["name"], link["name"]), marked=True):
+                yield attachment, record
+        elif (
+            (config.device and former.get("name") == config.device)
+            or (config.hwaddr and config.hwaddr in (former.get("mac"), former.get("permanentMac")))
+            or (pci and link["pci"] == pci)
         ):
-            return attachment
-    return None
+            yield attachment, record
 
 
 def plan(config: Config, request: Request, facts: Facts) -> Plan:
@@ -208,6 +223,11 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     if facts.driver in USERSPACE_DRIVERS:
         return Plan({"name": request.attachment.ifname, "mtu": 0, "pci": pci, "device": {}, "restoresState": False})
     device = facts.device
+    if facts.holder:  # also of a device on the host: what it has now is not what it must get back
+        raise TryAgainLater(
+            f"{selected} is in use by container {facts.holder.container_id} as {facts.holder.ifname} (network"
+            f" {facts.holder.network}): wait until that is deleted, or select another device"
+        )
     if device is None:
         raise _absent(selected, facts)
     if facts.reason:
@@ -233,12 +253,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     )
 
 
-def _absent(selected: str, facts: Facts) -> InvalidConfig | TryAgainLater:
-    if facts.holder:
-        return TryAgainLater(
-            f"{selected} is in use by container {facts.holder.container_id} as {facts.holder.ifname} (network"
-            f" {facts.holder.network}): wait until that is deleted, or select another device"
-        )
+def _absent(selected: str, facts: Facts) -> InvalidConfig:
     driver = f" (its driver is {facts.driver})" if facts.driver else ""
     return InvalidConfig(
         f"{selected} names no netdev of the host{driver}: correct the key, or load the device's network driver",
@@ -326,15 +341,30 @@ def _bring_back(planned: Plan, link: Link, host: Rtnl, box: Rtnl) -> None:
             f'device "{name}" cannot return to the host: another link has that name there; rename it (ip link set {name} name ...)'
             " and DEL again"
         )
-    own = netns.own()
+    _name_again(link, name, box)
+    home = host.namespace()  # the thread may be in the sandbox still, when what follows a failure to leave it
     try:
-        box.change_link(link.index, netns_fd=own.fd, name=name)
+        box.change_link(link.index, netns_fd=home, name=name)
     except KernelError as fault:
         raise KernelRefused(
             f'device "{name}" cannot be moved back to the host: {fault.strerror}; DEL again', str(fault)
         ) from None
     finally:
-        own.close()
+        posix.close(home)
+
+
+def _name_again(link: Link, name: str, box: Rtnl) -> None:
+    """Give the device its name before it is on the host, where udev and others would act upon the pod's name.
+
+    Where the sandbox has a link of that name already, the move itself changes the name.
+    """
+    if link.name == name:
+        return
+    try:
+        box.change_link(link.index, up=False)  # before Linux 6.2 a link that is up keeps its name
+        box.change_link(link.index, name=name)
+    except KernelError:
+        pass
 
 
 def _restore(planned: Plan, link: Link, host: Rtnl) -> None:
@@ -390,7 +420,7 @@ def status(config: Config, host: Rtnl, log: Log) -> None:
         return
     from cni.attachment import Book
 
-    if _holder(config, pci, Book(log=log)) is None:
+    if not any(_holders(config, None, pci, None, Book(log=log))):
         raise NotAvailable(
             f"{config.selected()} names no netdev of the host: correct the key, or bring the device back"
         )

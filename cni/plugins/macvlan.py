@@ -307,32 +307,29 @@ def refused_up(planned: Plan, fault: KernelError) -> str:
 
 
 def owns(planned: Plan, link: Link) -> bool:
-    """Whether `link` is what this plan made, also when a chained plugin gave it another MAC or MTU since."""
+    """Whether `link` is what this plan made, also when it was renamed since, or given another MAC or MTU."""
     if link.kind != "macvlan":
         return False
-    return link.name == planned.temporary or link.lower_index == planned.lower
+    known = link.name == planned.name or (planned.mac != "" and link.mac == planned.mac)
+    return link.name == planned.temporary or (link.lower_index == planned.lower and known)
 
 
 def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
-    """Remove what the plan made from the sandbox, under either name; nothing there is no error."""
+    """Remove what the plan made from the sandbox, under whatever name; nothing there is no error."""
     if box is None:
         return  # the link went with its sandbox
-    for name in (planned.temporary, planned.name):
-        link = box.link(name=name)
-        if link is None:
-            continue
-        if not owns(planned, link):
-            log.warning(
-                f'link "{name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
-            )
-            continue
-        try:
-            box.delete_link(link.index)
-        except KernelError as fault:
-            if fault.errno != errno.ENODEV:
+    for link in box.links():
+        if owns(planned, link):
+            try:
+                box.delete_link(link.index)
+            except KernelError as fault:
                 raise KernelRefused(
-                    f'the link "{name}" cannot be removed: {fault.strerror}; retry', str(fault)
+                    f'the link "{link.name}" cannot be removed: {fault.strerror}; retry', str(fault)
                 ) from None
+        elif link.name == planned.name:
+            log.warning(
+                f'link "{link.name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
+            )
 
 
 def differences(planned: Plan, link: Link) -> list[str]:

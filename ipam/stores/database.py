@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 60.0  # as for an attachment; a hundred waiters on a slow disk need some of it
 _BUSY_SECONDS = 2.0
+_NO_TEXT = "a text in it is not UTF-8"
 _MAGIC = 0x7263 << 16  # in user_version: above the format, to know a file of ours
 
 
@@ -48,6 +49,8 @@ class Database:
             return self._connection.execute(sql, values).fetchall()  # type: ignore[no-any-return]
         except _sqlite3.Error as fault:
             raise self._failure(fault) from None
+        except UnicodeDecodeError:
+            raise self.damaged(_NO_TEXT) from None
         except (UnicodeError, OverflowError) as fault:
             raise InvalidConfig(f"{values!r:.100} cannot be kept in {self.path}: {fault}; want another name") from None
 
@@ -114,6 +117,8 @@ class Database:
             )
         except _sqlite3.Error as fault:
             raise self._failure(fault) from None
+        except UnicodeDecodeError:  # in what SQLite says of a table
+            raise self.damaged(_NO_TEXT) from None
         ((version,),) = self.run("PRAGMA user_version")
         if version == _MAGIC | FORMAT:
             return True
@@ -142,7 +147,7 @@ class Database:
             return False
         try:
             return bool(connection.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
-        except _sqlite3.Error:
+        except (_sqlite3.Error, UnicodeDecodeError):
             return False
         finally:
             connection.close()
@@ -170,7 +175,7 @@ class Database:
                     f"lease file {self.path} could not be read for a moment: retry; see the kernel's log for errors of its disk"
                 )
             return self.damaged(str(fault))
-        if str(fault).startswith("no such "):  # table or column
+        if str(fault).startswith(("no such ", "Could not decode ")):  # table or column; a text that is not UTF-8
             return self.damaged(str(fault))
         if code == _sqlite3.SQLITE_CONSTRAINT:
             return self.damaged(f"its bitmaps and leases differ: {fault}")

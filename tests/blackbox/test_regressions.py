@@ -99,9 +99,6 @@ def test_one_attachment_on_two_nodes_has_two_macs(node: Node, pod: Pod) -> None:
         assert call(other, "ADD", config, other.pod()).succeeded()["interfaces"][0]["mac"] != first
 
 
-@pytest.mark.xfail(
-    strict=True, reason="DEL looks for the link by its names alone, and releases its address all the same"
-)
 def test_a_link_that_the_pod_renamed_does_not_outlive_its_address(node: Node, pod: Pod) -> None:
     """containernetworking/plugins #773, of host-device: what the pod renamed is not found by DEL. So for macvlan."""
     call(node, "ADD", network("macvlan"), pod).succeeded()
@@ -193,9 +190,6 @@ def test_a_device_that_leaves_the_host_has_no_other_name_on_the_way(node: Node, 
     assert names <= {"ens9", "ens9-peer"}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the kernel moves it under the pod's name and renames it on the host: rename first"
-)
 def test_a_device_that_returns_to_the_host_has_no_other_name_on_the_way(node: Node, pod: Pod) -> None:
     """containernetworking/plugins #1072, for DEL."""
     call(node, "ADD", network("host-device"), pod).succeeded()
@@ -216,13 +210,26 @@ def test_a_device_whose_name_exists_in_the_pod_can_be_moved(node: Node, pod: Pod
     assert as_it_was(node.host.link("ens9")) == before
 
 
-@pytest.mark.xfail(strict=True, reason="a virtual device is known by its names alone, not by the mark that it bears")
 def test_a_device_that_the_pod_renamed_comes_back(node: Node, pod: Pod) -> None:
     """containernetworking/plugins #773: DEL fails when the device was renamed in the container."""
     before = as_it_was(node.host.link("ens9"))
     call(node, "ADD", network("host-device"), pod).succeeded()
     rename(pod.view, "net1", "rail0")
     call(node, "DEL", network("host-device"), pod).succeeded()
+    assert node.leftovers() == []
+    assert as_it_was(node.host.link("ens9")) == before
+
+
+def test_a_delete_that_failed_is_completed_though_its_configuration_is_gone(node: Node, pod: Pod) -> None:
+    """k8snetworkplumbingwg/multus-cni #355: after a DEL that failed, what the next one needs is no longer there."""
+    before = as_it_was(node.host.link("ens9"))
+    config = network("host-device", mtu=1500)
+    call(node, "ADD", config, pod).succeeded()
+    node.host.add_veth("ens9", "usurper")
+    call(node, "DEL", config, pod).refused(11, "ens9")
+    node.host.delete("ens9")
+    bare = {"cniVersion": "1.1.0", "name": "rdma-net", "type": "host-device"}
+    assert call(node, "DEL", bare, pod).succeeded() is None
     assert node.leftovers() == []
     assert as_it_was(node.host.link("ens9")) == before
 
@@ -234,9 +241,6 @@ def thrown_back(node: Node, pod: Pod) -> None:
     node.delete_pod(pod)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the next ADD records the pod's name for the device's own, and DEL restores that"
-)
 def test_a_device_that_came_back_under_a_pods_name_is_its_own_again_after_the_next_pod(node: Node, pod: Pod) -> None:
     """foundation-model-stack/multi-nic-cni #278: a pod is deleted by force, and its device is net1-0 from then on."""
     config = network("host-device", device=None, hwaddr="02:00:00:00:09:09")
@@ -266,9 +270,6 @@ def alive_without_a_path(node: Node, pod: Pod) -> Iterator[View]:
         process.wait()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="DEL takes a namespace without its path for one that is gone, and forgets the device"
-)
 def test_a_device_in_a_namespace_without_a_path_comes_back(node: Node, pod: Pod) -> None:
     """k8snetworkplumbingwg/multus-cni #1134: the device is stuck in the namespace of a pod that was deleted."""
     before = as_it_was(node.host.link("ens9"))
@@ -279,9 +280,6 @@ def test_a_device_in_a_namespace_without_a_path_comes_back(node: Node, pod: Pod)
 
 
 @each_plugin
-@pytest.mark.xfail(
-    strict=True, reason="DEL takes a namespace without its path for one that is gone, and frees the address"
-)
 def test_an_address_is_not_given_on_while_a_namespace_without_a_path_answers_to_it(
     node: Node, pod: Pod, plugin: str
 ) -> None:

@@ -70,6 +70,7 @@ LEASES = {
 LINK = {
     "_socket",  # netlink
     "cni.delegate",
+    "cni.detach",
     "cni.kernel.addresses",
     "cni.kernel.ipconfig",
     "cni.kernel.links",
@@ -77,6 +78,7 @@ LINK = {
     "cni.kernel.routes",
     "cni.kernel.sysctl",
     "cni.plugins",
+    "cni.sandbox",
     "cni.verbs",
 } | (set() if hasattr(os, "setns") else {"_ctypes"})  # setns, which Python has from 3.12 on
 
@@ -120,8 +122,9 @@ def test_no_module_is_loaded_but_these(node: Node, pod: Pod, plugin: str, verb: 
     if verb == "VERSION":
         assert found == START
     else:
-        permission = {"cni.policy"} if verb == "ADD" and plugin != "whereabouts" else set()  # which masters and devices
-        assert found - BEHIND_SQLITE == PROTOCOL | RECORDS | LEASES | OWN[plugin] | permission
+        of_links = {"ADD": {"cni.policy"}, "CHECK": {"cni.upkeep", "cni.spec.gc"}, "DEL": set()}
+        of_verb = of_links[verb] if plugin != "whereabouts" else set()
+        assert found - BEHIND_SQLITE == PROTOCOL | RECORDS | LEASES | OWN[plugin] | of_verb
 
 
 def loaded(node: Node, launcher: Path, verb: str, config: dict[str, Any], pod: Pod) -> set[str]:

@@ -1,0 +1,74 @@
+"""What DEL and GC do to one attachment: the link leaves the sandbox, then its addresses are given back."""
+
+from __future__ import annotations
+
+from cni import delegate, plugins, sandbox
+from cni.kernel import node
+from cni.spec import codec
+from cni.spec.request import member
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cni.attachment import Book
+    from cni.kernel.links import Rtnl
+    from cni.log import Log
+    from cni.plugins.base import LinkPlugin
+    from cni.spec.errors import CniError
+    from cni.spec.request import Request
+
+PART = "link"
+
+
+def detach(record: dict[str, Any], request: Request, host: Rtnl, log: Log) -> None:
+    """Take the link of `record` out of its sandbox, as the plugin that brought it there does."""
+    plugin = plugins.named(record["plugin"])
+    planned = plugin.load(record["link"])
+    if record["bootID"] != node.boot_id():
+        return  # the links of that boot went with it
+    there = sandbox.of_record(record, request)
+    if there is None:
+        plugin.remove(planned, host, None, log)
+        return
+    with there:
+        plugin.remove(planned, host, there.rtnl, log)
+
+
+def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, book: Book, log: Log) -> None:
+    """Detach what another implementation of the plugin attached; a link that a record of ours speaks of is not that."""
+    there = sandbox.at(request.netns, request)
+    if there:
+        with there:
+            planned = plugin.adopt(request, host, there.rtnl)
+            if planned and not _is_recorded(planned.name, there.identity(), book):
+                plugin.remove(planned, host, there.rtnl, log)
+
+
+def _is_recorded(name: str, identity: dict[str, int], book: Book) -> bool:
+    return any(record["sandbox"] == identity and record["link"]["name"] == name for _, _, record in book.all(PART))
+
+
+def release(record: dict[str, Any] | None, request: Request, log: Log) -> None:
+    """Give the addresses back with the configuration that they were taken with."""
+    if record and member(config_of(record), "ipam") != member(request.config, "ipam"):
+        request = delegate.with_config(request, record["config"].encode())
+    if delegate.ipam_type(request.config):
+        delegate.delete(request, log)
+
+
+def config_of(record: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that the ADD of `record` ran with."""
+    config: dict[str, Any] = codec.loads(record["config"].encode())
+    return config
+
+
+def report(faults: list[CniError], kept: str = "") -> None:
+    """Raise the first of `faults`, when there are any, with the others in its details; `kept`: who keeps the addresses."""
+    if not faults:
+        return
+    first = faults[0]
+    if kept:
+        first.msg += f"; its addresses stay reserved with {kept} until the link is gone: DEL again"
+    first.details = "\n".join(filter(None, [first.details, *(f.msg for f in faults[1:])]))
+    raise first

@@ -1,0 +1,101 @@
+"""The sandbox of an attachment: its network namespace, found again, or known to be gone.
+
+A path alone does not tell: a later sandbox may have the path of an earlier one, and a namespace lives on without its
+path for as long as a process is in it. So the record keeps what identifies the namespace.
+"""
+
+from __future__ import annotations
+
+from cni.kernel import netns
+from cni.kernel.links import Rtnl
+from cni.spec.errors import InvalidNamespace, TryAgainLater
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    from cni.kernel.netns import Namespace
+    from cni.spec.request import Request
+
+
+class Sandbox:
+    """An open sandbox: its `namespace`, and `rtnl`, a route socket in it."""
+
+    __slots__ = ("namespace", "rtnl")
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        with namespace.entered():
+            self.rtnl = Rtnl()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.rtnl.close()
+        self.namespace.close()
+
+    def identity(self) -> dict[str, int]:
+        """What tells this namespace from every other: its cookie, or its inode where the kernel gives no cookie.
+
+        The inode finds it again; but the next namespace gets it as soon as this one is gone, unlike the cookie.
+        """
+        return {
+            "cookie": self.rtnl.namespace_cookie(),
+            "device": self.namespace.device,
+            "inode": self.namespace.inode,
+        }
+
+
+def opened(request: Request) -> Sandbox:
+    """The sandbox that CNI_NETNS names; InvalidNamespace when there is none, or when it is the plugin's own."""
+    namespace = netns.open_namespace(request.netns)
+    if _is_own(namespace, request):
+        namespace.close()
+        raise InvalidNamespace(
+            f"CNI_NETNS {request.netns} is the plugin's own network namespace: pass the sandbox's, or set"
+            " CNI_NETNS_OVERRIDE=1 if it is meant"
+        )
+    return Sandbox(namespace)
+
+
+def at(path: str, request: Request) -> Sandbox | None:
+    """The sandbox at `path`, or None when there is none. The plugin's own namespace never was one."""
+    try:
+        if not path or not netns.exists(path):
+            return None
+    except OSError as fault:  # it may be there: what is in it must not be taken for gone
+        raise TryAgainLater(f"network namespace {path} cannot be looked at: {fault.strerror}; retry") from None
+    namespace = netns.open_namespace(path)
+    if _is_own(namespace, request):
+        namespace.close()
+        return None
+    return Sandbox(namespace)
+
+
+def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
+    """The sandbox in which the attachment of `record` was made, wherever it is now; None when it is gone."""
+    for path in dict.fromkeys((record["netns"], request.netns)):
+        found = at(path, request)
+        if found:
+            if found.identity() == record["sandbox"]:
+                return found
+            found.__exit__(None, None, None)  # a later one at the path of the former
+    namespace = netns.of_a_process(record["sandbox"]["device"], record["sandbox"]["inode"])
+    if namespace is None:
+        return None
+    found = Sandbox(namespace)
+    if found.identity() == record["sandbox"]:
+        return found
+    found.__exit__(None, None, None)
+    return None
+
+
+def _is_own(namespace: Namespace, request: Request) -> bool:
+    if request.netns_override:
+        return False
+    with netns.own() as own:
+        return netns.same(namespace, own)

@@ -1,0 +1,143 @@
+"""CHECK, GC and STATUS of a link plugin: what a runtime asks of attachments that stand, or that nobody knows any more."""
+
+from __future__ import annotations
+
+from cni import delegate, sandbox
+from cni.attachment import Book
+from cni.detach import PART, detach, release, report
+from cni.kernel import ipconfig
+from cni.kernel.links import Rtnl
+from cni.spec import codec, result
+from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig
+from cni.spec.gc import VALID_ATTACHMENTS, valid_attachments
+from cni.spec.request import Attachment, Request, member
+from cni.spec.result import Interface, Result
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cni.log import Log
+    from cni.plugins.base import LinkPlugin
+
+
+def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
+    """Compare the attachment with its plan and with prevResult; AttachmentDiffers names all differences."""
+    config = plugin.read(request)
+    previous = member(request.config, "prevResult")
+    if previous is None:
+        raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
+    expected = result.parse(previous)
+    delegate.forward(request, log)
+    with sandbox.opened(request) as there:
+        host, box = Rtnl(), there.rtnl
+        name = request.attachment.ifname
+        known = [i for i in expected.interfaces if i.name == name and i.sandbox == request.netns]
+        if not known:
+            raise InvalidConfig(
+                f'prevResult has no interface "{name}" in sandbox {request.netns}: pass on the result of this attachment\'s ADD'
+            )
+        record = Book(log=log).read(request.attachment, PART)
+        if record and record["plugin"] != plugin.NAME:
+            raise AttachmentDiffers(
+                f"attachment {name} of container {request.attachment.container_id} was made by plugin {record['plugin']}, and"
+                f" its network is one of {plugin.NAME} by now: detach and attach it again"
+            )
+        planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, box)
+        found = _differences(plugin, planned, box, known[0], expected, _wanted_mtu(config, record))
+    if found:
+        raise AttachmentDiffers(
+            f"attachment {name} of container {request.attachment.container_id} is not as ADD left it: {'; '.join(found)}."
+            " Detach and attach it again"
+        )
+
+
+def _wanted_mtu(config: Any, record: dict[str, Any] | None) -> int:
+    recorded = record["link"].get("mtu", 0) if record else 0
+    return getattr(config, "mtu", 0) or recorded
+
+
+def _differences(
+    plugin: LinkPlugin, planned: Any, box: Rtnl, known: Interface, expected: Result, mtu: int
+) -> list[str]:
+    link = box.link(name=known.name)
+    if link is None:
+        return [f'there is no link "{known.name}" in the sandbox'] if known.mac else []  # a DPDK device has none
+    found = plugin.differences(planned, link) if planned else []
+    if known.mac and link.mac != known.mac:
+        found.append(f"MAC is {link.mac}, was {known.mac}")
+    wanted = known.mtu or mtu
+    if wanted and link.mtu != wanted:
+        found.append(f"MTU is {link.mtu}, was {wanted}")
+    if not link.up:
+        found.append("link is down")
+    here = [a for a in expected.ips if a.interface is None or expected.interfaces[a.interface] is known]
+    return found + ipconfig.differences(box, link, Result([known], here, expected.routes))
+
+
+def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
+    """GC: detach what the runtime no longer knows; then let the IPAM plugin collect."""
+    valid = valid_attachments(request)
+    book = Book(log=log)
+    host = Rtnl()
+    faults: list[CniError] = []
+    keep: list[Attachment] = []
+    for attachment, _ in book.of_network(request.attachment.network, PART):
+        if attachment in valid:
+            continue
+        held = book.try_locked(attachment, PART)
+        if held is None:  # an ADD or DEL of it is under way
+            keep.append(attachment)
+            continue
+        with held:
+            record = book.read(attachment, PART)
+            if record is None:
+                continue
+            own = _for_attachment(request, attachment, record)
+            try:
+                detach(record, own, host, log)
+            except CniError as fault:
+                keep.append(attachment)
+                faults.append(fault)
+                continue
+            try:
+                release(record, own, log)
+                book.remove(attachment, PART)
+            except CniError as fault:
+                faults.append(fault)
+    book.sweep(request.attachment.network)
+    try:
+        delegate.forward(_also_valid(request, keep), log)
+    except CniError as fault:
+        faults.append(fault)
+    report(faults)
+
+
+def _for_attachment(request: Request, attachment: Attachment, record: dict[str, Any]) -> Request:
+    """The DEL that the runtime would have sent for `attachment`."""
+    environ = {
+        **request.environ,
+        "CNI_COMMAND": "DEL",
+        "CNI_CONTAINERID": attachment.container_id,
+        "CNI_IFNAME": attachment.ifname,
+        "CNI_NETNS": record["netns"],
+    }
+    stdin = record["config"].encode()
+    return Request(environ, stdin, codec.loads(stdin), request.args)
+
+
+def _also_valid(request: Request, keep: list[Attachment]) -> Request:
+    if not keep:
+        return request
+    listed = [
+        *member(request.config, VALID_ATTACHMENTS),
+        *({"containerID": a.container_id, "ifname": a.ifname} for a in keep),
+    ]
+    return delegate.with_config(request, codec.dumps({**request.config, VALID_ATTACHMENTS: listed}).encode())
+
+
+def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
+    """Whether an ADD could be served now; NotAvailable or LimitedConnectivity when not."""
+    config = plugin.read(request)
+    plugin.status(config, Rtnl(), log)
+    delegate.forward(request, log)
