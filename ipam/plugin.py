@@ -175,9 +175,10 @@ def _lease_differences(
 
 def collect(request: Request, book: Book, log: Log) -> None:
     """GC: release what belongs to attachments of this network that the runtime does not list; all that can be, then report."""
+    from cni.spec.gc import valid_attachments
     from ipam import upkeep
 
-    valid = upkeep.valid_attachments(request)
+    valid = valid_attachments(request)
     faults: list[CniError] = []
     described, pools, node_name = None, [], ""
     try:

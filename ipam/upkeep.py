@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from cni.kernel import netns
-from cni.spec.errors import CniError, InvalidConfig
-from cni.spec.request import Attachment, member
+from cni.spec.errors import CniError
 from ipam import records, stores
 from ipam.ranges import format_address
 from ipam.records import PART
@@ -19,10 +18,9 @@ if TYPE_CHECKING:
 
     from cni.attachment import Book
     from cni.log import Log
-    from cni.spec.request import Request
+    from cni.spec.request import Attachment
     from ipam.stores.base import Lease, Owner, Store
 
-VALID_ATTACHMENTS = "cni.dev/valid-attachments"
 _LINK_PART = "link"
 
 
@@ -107,26 +105,6 @@ def _is_alive(path: str) -> bool:
         return netns.exists(path)
     except OSError:
         return True  # it cannot be told
-
-
-def valid_attachments(request: Request) -> set[Attachment]:
-    """The attachments that GC must keep; InvalidConfig when the list is absent: then nothing may be collected."""
-    listed = member(request.config, VALID_ATTACHMENTS)
-    if not isinstance(listed, list):
-        raise InvalidConfig(
-            f'GC needs the list "{VALID_ATTACHMENTS}" (empty when nothing is attached): without it nothing is collected'
-        )
-    found = set()
-    for entry in listed:
-        container_id, ifname = (
-            member(entry, k) if isinstance(entry, dict) else None for k in ("containerID", "ifname")
-        )
-        if not isinstance(container_id, str) or not isinstance(ifname, str):
-            raise InvalidConfig(
-                f'an entry of "{VALID_ATTACHMENTS}" is not {{"containerID": string, "ifname": string}}: nothing is collected'
-            )
-        found.add(Attachment(request.attachment.network, container_id, ifname))
-    return found
 
 
 def collect(
