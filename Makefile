@@ -10,7 +10,7 @@ LAUNCHERS := $(PLUGINS) $(PREFIXED)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all plugins help demo test check bench clean
+.PHONY: all plugins help demo test check bench faults fuzz clean
 
 all: plugins bin/railcni ## the executables in bin/, and .venv for the command
 
@@ -34,6 +34,13 @@ check: all ## style, types, the direction of imports, the modules that a plugin 
 
 bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD, CHECK, DEL, 50 at once, a full pool
 	$(VENV)/python tests/bench/bench.py $(ARGS)
+
+faults: all ## plugins killed, failed, stopped and cut off by power losses at every point; ARGS="--sample 20 --jobs 2": a part
+	$(VENV)/python -m tests.faults $(ARGS)
+
+fuzz: all ## hostile input at random, 40 times as much as in `make test`: some minutes; SEED=7 repeats a run, FUZZ=200 is longer
+	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \
+	FUZZ=$${FUZZ:-40} $(VENV)/python -m pytest --timeout=0 --hypothesis-seed=$$seed $(ARGS) tests/faults/test_fuzz.py
 
 $(PLUGINS): bin/%: bin/launcher.in Makefile
 	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }

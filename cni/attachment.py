@@ -222,7 +222,7 @@ class Book:
         except OSError as fault:
             raise self._refused("open", "lock", fault) from None
         try:
-            files.check_private(posix.fstat(fd))
+            files.check_private_file(posix.fstat(fd))
         except OSError as fault:
             posix.close(fd)
             raise self._refused("use", "lock", fault) from None

@@ -111,11 +111,8 @@ class Policy:
                 return resolved
         except OSError as fault:
             raise ValueError(f"cannot be followed: {fault.strerror}") from None
-        leads = "" if resolved == value else f"leads to {resolved[:60]}, which "
-        raise ValueError(
-            f"{leads}is outside of {' and '.join(roots) or 'any root'}: want a path there, or have {key} in {self.path}"
-            " changed"
-        )
+        leads = "is" if resolved == value else f"leads to {resolved[:60]},"
+        raise ValueError(f"{leads} not in {key} ({', '.join(roots)}): want a path there, or change {self.path}")
 
     def permit(self, key: str, what: str, names: Sequence[str]) -> None:
         """InvalidConfig unless one of `names`, of the device that is `what` (in words), matches the list `key`."""
@@ -123,8 +120,7 @@ class Policy:
         if not any(matches(one, name) for one in patterns for name in names):
             allowed = ", ".join(patterns) or "none"
             raise InvalidConfig(
-                f"{what} is none that this node allows: want one of {allowed[:60]}, or have its administrator add"
-                f" {names[0]} to {key} in {self.path}",
+                f"{what} is not in {key} ({allowed[:60]}): want one that is, or change {self.path}",
                 f"{key}: {allowed}",
             )
 

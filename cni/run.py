@@ -83,7 +83,10 @@ def _unforeseen(fault: Exception) -> CniError:
     from cni.spec.errors import Internal, IoFailure
 
     if isinstance(fault, OSError):
-        return IoFailure(f"{fault.strerror or fault}: {fault.filename or 'no file'}", _trace(fault))
+        what = f"{fault.filename} cannot be used" if fault.filename else "a request to the kernel failed"
+        return IoFailure(
+            f"{what}: {fault.strerror or fault}; retry, and see the kernel's log if it stays so", _trace(fault)
+        )
     if isinstance(fault, MemoryError):
         return IoFailure("out of memory: give the plugin more, or a smaller configuration")
     return Internal(f"fault in railcni {VERSION}: {type(fault).__name__}: {fault}; please report it", _trace(fault))

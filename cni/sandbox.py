@@ -1,7 +1,7 @@
 """The sandbox of an attachment: its network namespace, found again, or known to be gone.
 
 A path alone does not tell: a later sandbox may have the path of an earlier one, and a namespace lives on without its
-path for as long as a process is in it. So the record keeps what identifies the namespace.
+path for as long as a process is in it, or a mount elsewhere keeps it. So the record keeps what identifies the namespace.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
             if found.identity() == record["sandbox"]:
                 return found
             found.__exit__(None, None, None)  # a later one at the path of the former
-    namespace = netns.of_a_process(record["sandbox"]["device"], record["sandbox"]["inode"])
+    namespace = netns.found_again(record["sandbox"]["device"], record["sandbox"]["inode"])
     if namespace is None:
         return None
     found = Sandbox(namespace)

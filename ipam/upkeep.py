@@ -169,6 +169,8 @@ def _collect(attachment: Attachment, began: int, described: dict[str, Any] | Non
             record = read_record(attachment, book, log)
             if record and record["sequence"] >= began:
                 return
+            if not (record and record["pending"]) and book.read(attachment, _LINK_PART):
+                return  # an ADD has made its link since the link plugin looked; or that plugin could not remove it
             where = record["store"] if record else described
             if where:
                 release(attachment, record, where, book, log)

@@ -99,6 +99,13 @@ def check_private(status: posix.stat_result) -> None:
     )
 
 
+def check_private_file(status: posix.stat_result) -> None:
+    """Raise NotPrivate when what `status` is of is no regular file, or one that others can write."""
+    if status.st_mode & _FILE_TYPE != _REGULAR:
+        raise NotPrivate(1, "it is no regular file; see who put it there, and remove it")
+    check_private(status)
+
+
 def check_private_directory(path: str, links: bool = False) -> None:
     """Raise NotPrivate when what is at `path` is no directory, or one that others can write.
 

@@ -14,6 +14,7 @@ from cni.spec.errors import InvalidNamespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 _OWN = "/proc/thread-self/ns/net"
@@ -121,22 +122,32 @@ def exists(path: str) -> bool:
     return True
 
 
-def of_a_process(device: int, inode: int) -> Namespace | None:
-    """The network namespace with this identity, if a process that is seen here is in it; else None."""
-    for name in posix.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        path = f"/proc/{name}/ns/net"
+def found_again(device: int, inode: int) -> Namespace | None:
+    """The network namespace with this identity, if a mount or a process that is seen here keeps it; else None."""
+    for path in _keepers(inode):
         try:
             status = posix.stat(path)
-            if (status.st_dev, status.st_ino) == (device, inode):
-                namespace = _open(path)
-                if (namespace.device, namespace.inode) == (device, inode):
-                    return namespace
-                namespace.close()  # the process has moved meanwhile
+            if (status.st_dev, status.st_ino) != (device, inode):
+                continue
+            namespace = _open(path)
         except (OSError, ValueError):
-            continue  # it has ended meanwhile, or is none of ours to look at
+            continue  # gone meanwhile, or a process that is none of ours to look at
+        if (namespace.device, namespace.inode) == (device, inode):
+            return namespace
+        namespace.close()  # the process has moved meanwhile
     return None
+
+
+def _keepers(inode: int) -> Iterator[str]:
+    """Paths that may name the network namespace `inode`."""
+    with open("/proc/self/mountinfo", "rb") as mounts:
+        for line in mounts:
+            fields = line.split()  # proc(5): ID, parent, device, root, mount point, ...
+            if fields[3] == b"net:[%d]" % inode:
+                yield fields[4].decode("unicode_escape")
+    for name in posix.listdir("/proc"):
+        if name.isdigit():
+            yield f"/proc/{name}/ns/net"
 
 
 def _open(path: str) -> Namespace:

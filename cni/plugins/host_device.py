@@ -159,11 +159,12 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
             return facts
     facts.device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
     for attachment, record in _holders(config, request.attachment, pci, facts.device, book):
-        if facts.device is None or sandbox.of_record(record, request):
+        held = book.try_locked(attachment, _PART)
+        if facts.device is None or held is None or sandbox.of_record(record, request):
             facts.holder = attachment
             break
-        # that sandbox died without a DEL, and the kernel brought the device back as it was in there
-        _restore(load(record["link"]), facts.device, host)
+        with held:  # that sandbox died without a DEL, and the kernel brought the device back as it was in there
+            _restore(load(record["link"]), facts.device, host)
         facts.device = host.link(index=facts.device.index)
     if facts.device:
         _permit(facts.device, pci)

@@ -310,7 +310,8 @@ def owns(planned: Plan, link: Link) -> bool:
     """Whether `link` is what this plan made, also when it was renamed since, or given another MAC or MTU."""
     if link.kind != "macvlan":
         return False
-    known = link.name == planned.name or (planned.mac != "" and link.mac == planned.mac)
+    alone = planned.mode == "passthru"  # a master has one of this mode and then no other, drivers/net/macvlan.c
+    known = alone or link.name == planned.name or (planned.mac != "" and link.mac == planned.mac)
     return link.name == planned.temporary or (link.lower_index == planned.lower and known)
 
 

@@ -104,3 +104,24 @@ def test_a_state_directory_that_cannot_be_made_is_named_with_the_remedy(tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(IoFailure, match=str(tmp_path / "file/state")):
         Book(str(tmp_path / "file/state")).write(NET1, "link", {})
+
+
+def test_a_record_in_which_one_bit_has_changed_is_no_record(book: Book, tmp_path: Path) -> None:
+    book.write(NET1, "link", {"netns": "/run/netns/pod1"})
+    (record,) = (tmp_path / "state/attachments").iterdir()
+    data = record.read_bytes()
+    for at in range(len(data)):
+        record.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert book.read(NET1, "link") is None
+    record.write_bytes(data)
+    assert book.read(NET1, "link") is not None
+
+
+def test_a_record_that_is_written_again_has_one_checksum(book: Book, tmp_path: Path) -> None:
+    book.write(NET1, "link", {"pending": False})
+    record = book.read(NET1, "link")
+    assert record and "checksum" not in record
+    book.write(NET1, "link", {**record, "pending": True})
+    assert (book.read(NET1, "link") or {})["pending"] is True
+    (path,) = (tmp_path / "state/attachments").iterdir()
+    assert path.read_bytes().count(b"checksum") == 1

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cni import policy
 from cni.config import Key
 from cni.plugins import host_device, macvlan
 from ipam import keys
@@ -25,6 +26,7 @@ SECTIONS: tuple[tuple[str, Sequence[Key]], ...] = (
     ("a member of `addresses`", keys.ADDRESS_KEYS),
     ("a member of `routes`", keys.ROUTE_KEYS),
     ("accepted for whereabouts' sake", keys.ACCEPTED_KEYS),
+    ("`railcni.json`, the node's policy", policy.KEYS),
 )
 
 
@@ -40,6 +42,8 @@ def wanted(key: Key) -> str:
 def default(value: Any) -> str:
     if value is None or value == "" or (isinstance(value, list | tuple | dict) and not value):
         return ""
+    if isinstance(value, list | tuple):
+        return ", ".join(f"`{member}`" for member in value)
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

@@ -1,0 +1,590 @@
+"""Networks, state and environments that are meant to do harm: refused with a clear error, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node import GO_PLUGINS, ROOT, STATE, Node, Pod, Reply
+
+POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
+FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
+SHADOW = "/etc/hostile/shadow"
+PLUGINS = ("macvlan", "host-device", "whereabouts")
+
+each_plugin = pytest.mark.parametrize("plugin", PLUGINS)
+each_link_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+
+
+def network(ipam: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """A network with an `exclude` of which the log says that it has no effect."""
+    block = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file", "exclude": ["10.0.0.0/8"]}
+    block |= ipam or {}
+    return {"cniVersion": "1.1.0", "name": "hostile", "master": "ens2f0", "device": "ens9", "ipam": block, **more}
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    """A pod on a node that has devices to attach, and an /etc and /var/log of its own."""
+    node.master()
+    node.host.add_veth("ens9", "ens9-peer")
+    node.run(["sh", "-c", "cp -a /etc /run/etc && mount --bind /run/etc /etc && mount -t tmpfs tmpfs /var/log"])
+    write(node, SHADOW, "root:secret")
+    node.remember()
+    return node.pod()
+
+
+def write(node: Node, path: str, content: Any, mode: int = 0o600) -> Path:
+    file = node.path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    file.chmod(mode)
+    return file
+
+
+def refused(node: Node, plugin: str, config: dict[str, Any] | bytes, pod: Pod, code: int, *words: str) -> Reply:
+    """Assert that ADD is refused, with `words` where a runtime shows them, and that nothing came of it."""
+    before = tree(node)
+    reply = node.cni(plugin, "ADD", config, netns=pod)
+    reply.refused(code, *words)
+    assert node.leftovers() == []
+    assert "secret" not in json.dumps(reply.document) + reply.stderr
+    assert tree(node) == before
+    return reply
+
+
+def tree(node: Node) -> list[str]:
+    """What lies outside of the state directory, where a network's author might want a file to be."""
+    found = []
+    for top in ("/etc/hostile", "/etc/cni", "/var/log", "/var/lib"):
+        for path in node.path(top).rglob("*"):
+            if STATE not in str(path) and str(path) != node.root + "/var/lib/cni":
+                found.append(f"{path} {path.read_bytes()!r}" if path.is_file() and not path.is_symlink() else str(path))
+    return sorted(found)
+
+
+# --- paths in a network's own configuration ---
+
+REFUSED_PATHS = [
+    ("dataDir", "/etc/hostile", "dataRoots", "/var/lib/cni"),
+    ("dataDir", "/var/lib/cni/../../../etc/hostile", "dataRoots", "/var/lib/cni"),
+    ("dataDir", "/var/lib/cni/link", "dataRoots", "/etc/hostile"),
+    ("log_file", "/etc/hostile/job", "logRoots", "/var/log"),
+    ("log_file", "/var/log/../../etc/hostile/job", "logRoots", "/var/log"),
+    ("log_file", "/var/log/link/job", "logRoots", "/etc/hostile/job"),
+    ("log_file", "/dev/sda", "logRoots", "/var/log"),
+    ("configuration_path", SHADOW, "configRoots", "/etc/cni"),
+    ("configuration_path", "/proc/1/environ", "configRoots", "/etc/cni"),
+    ("configuration_path", "/etc/cni/link/shadow", "configRoots", SHADOW),
+    ("kubernetes.kubeconfig", SHADOW, "configRoots", "/etc/kubernetes"),
+    ("etcd_key_file", SHADOW, "configRoots", "/etc/cni"),
+    ("etcd_cert_file", SHADOW, "configRoots", "/etc/cni"),
+    ("etcd_ca_cert_file", SHADOW, "configRoots", "/etc/cni"),
+]
+
+
+def block_with(key: str, value: str) -> dict[str, Any]:
+    outer, _, inner = key.partition(".")
+    return {outer: {inner: value} if inner else value}
+
+
+@pytest.mark.parametrize("plugin", ["whereabouts", "macvlan"])
+@pytest.mark.parametrize(("key", "value", "roots", "word"), REFUSED_PATHS)
+def test_a_path_outside_of_its_roots_is_refused(
+    node: Node, pod: Pod, plugin: str, key: str, value: str, roots: str, word: str
+) -> None:
+    for link in ("/var/lib/cni/link", "/var/log/link", "/etc/cni/link"):
+        node.path(link).parent.mkdir(parents=True, exist_ok=True)
+        node.path(link).symlink_to("/etc/hostile")
+    node.remember()
+    refused(node, plugin, network(block_with(key, value)), pod, 7, f'ipam.{key} "{value}"', roots, word, POLICY)
+
+
+def test_all_paths_are_refused_at_once(node: Node, pod: Pod) -> None:
+    reply = refused(
+        node, "whereabouts", network({"dataDir": "/etc", "log_file": "/etc/x"}), pod, 7, "2 faults", "dataDir"
+    )
+    assert "ipam.log_file" in reply.msg
+
+
+def test_the_usual_paths_of_whereabouts_work_and_so_does_the_administrators_choice(node: Node, pod: Pod) -> None:
+    usual = {"dataDir": "/var/lib/cni/rdma", "log_file": "/var/log/whereabouts.log"}
+    node.cni("whereabouts", "ADD", network(usual), netns=pod).succeeded()
+    assert "hostile" in node.path("/var/log/whereabouts.log").read_text()
+    chosen = {"dataDir": "/run/chosen", "log_file": "/run/chosen.log"}
+    other = {**network(chosen), "name": "other"}
+    node.cni("whereabouts", "ADD", other, netns=pod).refused(7, "dataDir", "/var/lib/cni", "/run/cni")
+    write(node, POLICY, {"dataRoots": ["/run/chosen"], "logRoots": ["/run/chosen.log"]})
+    node.cni("whereabouts", "ADD", other, netns=pod).succeeded()
+    assert node.leases("/run/chosen") == ["192.168.111.1"]
+    assert node.path("/run/chosen.log").exists()
+    third = {**network(usual), "name": "third"}
+    node.cni("whereabouts", "ADD", third, netns=pod).refused(7, "/var/lib/cni/rdma", "/run/chosen")
+
+
+def test_the_flat_file_is_the_administrators_and_not_confined(node: Node, pod: Pod) -> None:
+    write(node, FLAT, {"dataDir": "/run/flat", "log_file": "/run/flat.log"})
+    config = network()
+    node.cni("whereabouts", "ADD", config, netns=pod).succeeded()
+    assert node.leases("/run/flat") == ["192.168.111.1"]
+    assert node.path("/run/flat.log").exists()
+
+
+def test_a_delete_is_served_after_the_administrator_has_narrowed_the_roots(node: Node, pod: Pod) -> None:
+    config = network({"dataDir": "/var/lib/cni/rdma", "log_file": "/var/log/w.log"})
+    for plugin in ("macvlan", "whereabouts"):
+        node.cni(plugin, "ADD", config, netns=pod).succeeded()
+        for policy in ({"dataRoots": ["/run"], "masters": []}, "nonsense"):
+            write(node, POLICY, policy)
+            node.cni(plugin, "DEL", config, netns=pod).succeeded()
+            assert node.leases("/var/lib/cni/rdma") == []
+            assert node.leftovers() == []
+        node.path(POLICY).unlink()
+
+
+def test_a_log_is_not_written_through_a_link_that_is_put_in_the_way(node: Node, pod: Pod) -> None:
+    """Whoever may write to a directory below /var/log changes it all the time while the plugin runs."""
+    config = network({"log_file": "/var/log/app/job"})
+    directory, link = node.path("/var/log/app"), node.path("/var/log/app-link")
+    directory.mkdir()
+    link.symlink_to("/etc/hostile")
+    done = threading.Event()
+
+    def swap() -> None:
+        aside = directory.with_name("aside")
+        while not done.is_set():
+            for source, target in ((directory, aside), (link, directory), (directory, link), (aside, directory)):
+                os.rename(source, target)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        for number in range(30):
+            node.cni("whereabouts", "ADD", config, netns=pod, container_id=f"c{number}")
+    finally:
+        done.set()
+        thread.join()
+    assert os.listdir(node.path("/etc/hostile")) == ["shadow"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "fifo that is read", "directory", "device", "link"])
+def test_a_log_that_is_no_file_is_neither_waited_for_nor_an_error(node: Node, pod: Pod, kind: str) -> None:
+    log, reader = node.path("/var/log/w.log"), -1
+    if kind.startswith("fifo"):
+        os.mkfifo(log)
+        if kind != "fifo":
+            reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    elif kind == "directory":
+        log.mkdir()
+    elif kind == "device":
+        os.mknod(log, 0o20600, os.makedev(1, 5))
+    else:
+        log.symlink_to("/var/log/elsewhere")
+    config = network({"log_file": "/var/log/w.log"})
+    node.cni("whereabouts", "ADD", config, netns=pod).succeeded()
+    if reader >= 0:
+        assert os.read(reader, 100) == b""
+        os.close(reader)
+
+
+def test_one_message_is_one_line_of_the_log(node: Node, pod: Pod) -> None:
+    config = network({"log_file": "/var/log/w.log"})
+    args = "K8S_POD_NAMESPACE=a\nb;K8S_POD_NAME=c\x1b[2J"
+    node.cni("whereabouts", "ADD", config, netns=pod, args=args).succeeded()
+    node.cni("whereabouts", "DEL", config, netns=pod, args=args).succeeded()
+    lines = node.path("/var/log/w.log").read_text().splitlines()
+    assert lines
+    assert all("whereabouts" in line and "\x1b" not in line for line in lines), lines
+
+
+# --- masters and devices ---
+
+
+def test_a_master_that_is_not_listed_is_refused_by_every_name(node: Node, pod: Pod) -> None:
+    node.host.add_veth("ens8", "ens8-peer", mtu=9000)
+    with node.host.rtnl() as ipr:
+        ipr.link("property_add", index=ipr.link_lookup(ifname="ens8")[0], altname="ens2f0-alt")
+    node.remember()
+    write(node, POLICY, {"masters": ["ens2*", "eth0"]})
+    for name in ("ens8", "ens2f0-alt"):
+        refused(node, "macvlan", network(master=name), pod, 7, 'master "ens8"', "ens2*, eth0", "masters", POLICY)
+    node.cni("macvlan", "STATUS", network(master="ens8")).refused(7, 'master "ens8"')
+    node.cni("macvlan", "ADD", network(), netns=pod).succeeded()
+    node.cni("macvlan", "STATUS", network()).succeeded()
+
+
+def test_a_macvlan_stands_for_the_master_below_it(node: Node, pod: Pod) -> None:
+    with node.host.rtnl() as ipr:
+        ipr.link("add", ifname="mv0", kind="macvlan", link=ipr.link_lookup(ifname="ens2f0")[0])
+    node.remember()
+    write(node, POLICY, {"masters": ["mv*"]})
+    refused(node, "macvlan", network(master="mv0"), pod, 7, 'master "ens2f0"', "mv*")
+    write(node, POLICY, {"masters": ["ens2f0"]})
+    node.cni("macvlan", "ADD", network(master="mv0"), netns=pod).succeeded()
+
+
+def test_the_default_routes_link_is_taken_as_master_only_when_listed(node: Node, pod: Pod) -> None:
+    node.host.add_address("ens2f0", "10.7.0.1/24")
+    node.host.add_route("ens2f0", "0.0.0.0/0", gateway="10.7.0.254")
+    write(node, POLICY, {"masters": ["ens9"]})
+    refused(node, "macvlan", network(master=""), pod, 7, 'master "ens2f0"', "ens9")
+
+
+def test_the_sandboxs_own_links_are_the_pods(node: Node, pod: Pod) -> None:
+    pod.view.add_veth("eth0", "eth1")
+    node.remember()
+    write(node, POLICY, {"masters": []})
+    node.cni("macvlan", "ADD", network(master="eth0", linkInContainer=True), netns=pod).succeeded()
+
+
+@pytest.mark.parametrize("selector", ["device", "hwaddr", "altname"])
+def test_a_device_that_is_not_listed_is_refused_by_every_selector(node: Node, pod: Pod, selector: str) -> None:
+    with node.host.rtnl() as ipr:
+        ipr.link("property_add", index=ipr.link_lookup(ifname="ens9")[0], altname="ens2-alt")
+    mac = node.host.link("ens9").mac
+    write(node, POLICY, {"devices": ["ens2*", "0000:3b:00.*"]})
+    chosen = {"device": {"device": "ens9"}, "hwaddr": {"device": "", "hwaddr": mac}, "altname": {"device": "ens2-alt"}}
+    config = network(**chosen[selector])
+    refused(node, "host-device", config, pod, 7, 'device "ens9"', "ens2*, 0000:3b:00.*", "devices", POLICY)
+    if selector == "device":
+        node.cni("host-device", "STATUS", config).refused(7, 'device "ens9"')
+    write(node, POLICY, {"devices": ["ens9"]})
+    node.cni("host-device", "ADD", config, netns=pod).succeeded()
+    write(node, POLICY, {"devices": []})
+    node.cni("host-device", "DEL", config, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words"),
+    [
+        ("nonsense", 0o600, ["JSON"]),
+        ({"master": ["ens2f0"]}, 0o600, ["master", "unknown", "masters"]),
+        ({"masters": ["*"]}, 0o666, ["mode 666", "chmod"]),
+    ],
+)
+@each_link_plugin
+def test_a_policy_that_cannot_be_believed_stops_every_add(
+    node: Node, pod: Pod, plugin: str, content: Any, mode: int, words: list[str]
+) -> None:
+    write(node, POLICY, content, mode)
+    refused(node, plugin, network(), pod, 7, POLICY, *words)
+
+
+# --- what is on stdin, and how much of it ---
+
+MANY = [{"range": f"10.{n // 250}.{n % 250}.0/24"} for n in range(1000)]
+BOMBS = {
+    "size": b'{"name": "hostile", "x": "' + b"x" * (8 << 20) + b'"}',
+    "values": b'{"name": "hostile", "x": [' + b"{}," * 100_000 + b"1]}",
+    "depth": b'{"name": "hostile", "x": ' + b"[" * 100 + b"]" * 100 + b"}",
+    "unclosed": b'{"name": "hostile", "x": ' + b"[" * 2_000_000,
+    "digits": b'{"name": "hostile", "mtu": ' + b"9" * 4301 + b"}",
+    "exponent": b'{"name": "hostile", "mtu": 1e999}',
+    "surrogate": b'{"name": "hostile", "master": "\\ud800"}',
+    "endless": b"",
+}
+WORDS = {
+    "size": ["larger than 8 MiB", "smaller"],
+    "values": ["more than 100000 values", "smaller"],
+    "depth": ["nested too deeply", "100"],
+    "unclosed": ["more than 100000 values"],
+    "digits": ["4301 digits"],
+    "exponent": ["1e999 is too large"],
+    "surrogate": ["surrogate"],
+    "endless": ["larger than 8 MiB"],
+}
+BOUNDS = ["prlimit", f"--as={200 << 20}", "--cpu=2"]
+
+
+def bounded(node: Node, plugin: str, stdin: bytes, pod: Pod, verb: str = "ADD", source: str = "") -> Any:
+    """The answer of the plugin, run with at most 200 MB and 2 s of processor time."""
+    environ = {
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": "c1",
+        "CNI_IFNAME": "net1",
+        "CNI_NETNS": pod.path,
+        "CNI_PATH": str(node.executables),
+    }
+    command: list[Any] = [*BOUNDS, node.executables / plugin]
+    if source:
+        command = ["sh", "-c", f"exec {' '.join(map(str, command))} < {source}"]
+    done = node.run(command, env={**environ, "PATH": "/usr/bin:/bin"}, stdin=stdin)
+    assert done.returncode in (0, 1), done
+    answer = json.loads(done.stdout) if done.stdout else None
+    assert "out of memory" not in str(answer)
+    return answer
+
+
+@each_plugin
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_too_much_on_stdin_is_refused(node: Node, pod: Pod, plugin: str, bomb: str) -> None:
+    answer = bounded(node, plugin, BOMBS[bomb], pod, source="/dev/zero" if bomb == "endless" else "")
+    assert answer["code"] == 6
+    assert all(word in answer["msg"][:250] for word in WORDS[bomb]), answer
+    assert node.leftovers() == []
+
+
+LARGE = {
+    "text": {"x": "😀" * 1_400_000},
+    "keys": {f"k{n}": n for n in range(33_000)},
+    "keys of the block": {"ipam": {**network()["ipam"], **{f"k{n}": n for n in range(33_000)}}},
+    "keys of no case": {"ipam": {**network()["ipam"], **{f"RANGE{n}": n for n in range(33_000)}}},
+    "depth": {"x": json.loads("[" * 99 + "]" * 99)},
+    "exclude": {"ipam": {**network()["ipam"], "exclude": [f"192.168.111.{n % 200}/32" for n in range(10_000)]}},
+    "ranges": {"ipam": {**network()["ipam"], "ipRanges": MANY[:200]}},
+    "addresses": {
+        "ipam": {**network()["ipam"], "addresses": [{"address": f"10.1.{n >> 8}.{n & 255}/16"} for n in range(1000)]}
+    },
+    "valid": {"cni.dev/valid-attachments": [{"containerID": f"c{n}", "ifname": "net1"} for n in range(15_000)]},
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_as_much_as_is_taken_is_served_within_bounds(node: Node, pod: Pod, case: str) -> None:
+    config = json.dumps({**network(), **LARGE[case]}, ensure_ascii=False).encode()
+    for verb in ("ADD", "DEL", "GC") if case == "valid" else ("ADD", "DEL"):
+        for plugin in ("whereabouts",) if case == "addresses" else ("macvlan", "whereabouts"):
+            answer = bounded(node, plugin, config, pod, verb)
+            assert answer is None or "code" not in answer, answer
+            if verb == "ADD":
+                bounded(node, plugin, config, pod, "DEL")
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("ipam", "words"),
+    [
+        ({"ipRanges": [*MANY, MANY[0]]}, ["ipam.ipRanges", "1001 members", "1000 at most"]),
+        ({"addresses": [{}] * 1001}, ["ipam.addresses", "1001 members"]),
+        ({"exclude": ["10.0.0.1"] * 10_001}, ["ipam.exclude", "10001 members", "10000 at most"]),
+        ({"network_name": "x" * 5000}, ["ipam.network_name", "4095 characters"]),
+        ({"log_file": "/var/log/\0"}, ["ipam.log_file", "zero"]),
+        ({"dataDir": "/var/lib/cni/" + "x" * 300}, ["ipam.dataDir", "File name too long"]),
+        ({"range": 1e300}, ["ipam.range", "string"]),
+        ({"routes": [{"dst": "10.0.0.0/8", "mtu": 10**4000}]}, ["ipam.routes[0].mtu", "integer"]),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value[0],
+)
+def test_more_than_a_key_takes_is_refused(node: Node, pod: Pod, ipam: dict[str, Any], words: list[str]) -> None:
+    node.path("/var/lib/cni").mkdir()
+    refused(node, "whereabouts", network(ipam), pod, 7, *words)
+
+
+def test_a_thousand_addresses_cannot_be_asked_for(node: Node, pod: Pod) -> None:
+    config = network(runtimeConfig={"ips": [f"192.168.{n >> 8}.{n & 255}/16" for n in range(1001)]})
+    refused(node, "whereabouts", config, pod, 7, "asked for", "1000 at most")
+
+
+@pytest.mark.parametrize("name", ["x" * 128, "ens2f0\0", "../ens2f0", "ens2 f0"])
+@pytest.mark.parametrize(("plugin", "key"), [("macvlan", "master"), ("host-device", "device")])
+def test_what_names_no_netdev_is_refused(node: Node, pod: Pod, plugin: str, key: str, name: str) -> None:
+    refused(node, plugin, network(**{key: name}), pod, 7, key, "want")
+
+
+@each_link_plugin
+@pytest.mark.parametrize("kind", ["../host-local", "/usr/lib/cni/host-local", "..", ".", "a\0b", "sub/whereabouts"])
+def test_an_ipam_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod, plugin: str, kind: str) -> None:
+    refused(node, plugin, network({"type": kind}), pod, 7, "ipam.type", "CNI_PATH")
+
+
+def test_a_network_with_a_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod) -> None:
+    command = ROOT / "bin/railcni"
+    if not command.exists():
+        pytest.skip("needs the command: make")
+    for kind in ("../../bin/sh", "/bin/sh", ".."):
+        conflist = {"cniVersion": "1.1.0", "name": "hostile", "plugins": [{"type": kind}]}
+        write(node, "/run/hostile.conflist", conflist)
+        done = node.run([command, "attach", "/run/hostile.conflist", pod.path])
+        assert done.returncode != 0
+        assert b"type" in done.stderr
+        assert b"without a directory" in done.stderr
+        assert node.leftovers() == []
+
+
+# --- state that others have touched ---
+
+
+@pytest.fixture
+def attached(node: Node, pod: Pod) -> Pod:
+    """The pod, with an attachment that must not be taken for another's."""
+    node.cni("macvlan", "ADD", network(), netns=pod, container_id="good", ifname="net9").succeeded()
+    node.remember()
+    return pod
+
+
+STATE_FILES = ("lock", "leases.db", "leases.db-journal")
+
+
+@pytest.mark.parametrize("name", ["", "attachments", *STATE_FILES])
+@pytest.mark.parametrize("how", ["mode", "owner"])
+def test_state_that_others_can_write_is_refused(node: Node, attached: Pod, name: str, how: str) -> None:
+    path = node.path(f"{STATE}/{name}")
+    if how == "mode":
+        path.chmod(0o777 if path.is_dir() else 0o666)
+        word = "mode 777" if path.is_dir() else "mode 666"
+    else:
+        os.chown(path, 4321, 0)
+        word = "user 4321"
+    before = node.leases()
+    node.cni("macvlan", "ADD", network(), netns=attached).refused(
+        5, f"{STATE}/{name}".rstrip("/"), word, "chown", "chmod"
+    )
+    assert node.leases() == before
+    assert set(attached.view.names()) == {"net9"}
+    os.chown(path, 0, 0)
+    path.chmod(0o700 if path.is_dir() else 0o600)
+    node.cni("macvlan", "ADD", network(), netns=attached).succeeded()
+
+
+@pytest.mark.parametrize("name", ["attachments", *STATE_FILES])
+def test_a_link_in_place_of_state_is_refused_and_not_followed(node: Node, attached: Pod, name: str) -> None:
+    path, aside = node.path(f"{STATE}/{name}"), node.path("/run/aside")
+    node.run(["cp", "-a", f"{STATE}/{name}", "/run/aside"]).check_returncode()
+    node.run(["rm", "-rf", f"{STATE}/{name}"]).check_returncode()
+    path.symlink_to("/run/aside")
+    before = node.run(["find", "/run/aside", "-printf", "%p %s %T@\n"]).stdout
+    node.cni("macvlan", "ADD", network(), netns=attached).refused(
+        5, f"{STATE}/{name}", "link" if name == "leases.db" else "remove"
+    )
+    assert node.run(["find", "/run/aside", "-printf", "%p %s %T@\n"]).stdout == before
+    assert aside.exists()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device"])
+@pytest.mark.parametrize("name", STATE_FILES)
+def test_what_is_no_file_in_place_of_state_is_refused_without_waiting(
+    node: Node, attached: Pod, name: str, kind: str
+) -> None:
+    path = node.path(f"{STATE}/{name}")
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        os.mknod(path, 0o20600, os.makedev(1, 5))
+    node.cni("macvlan", "ADD", network(), netns=attached).refused(5, f"{STATE}/{name}")
+
+
+@pytest.mark.parametrize("part", ["link", "ipam"])
+@pytest.mark.parametrize("how", ["link", "fifo", "directory", "endless", "changed", "swapped", "empty"])
+def test_a_record_that_is_not_as_it_was_written_is_set_aside(node: Node, pod: Pod, part: str, how: str) -> None:
+    for container in ("c1", "c2"):
+        node.cni("macvlan", "ADD", network(), netns=pod, container_id=container, ifname=f"net-{container}").succeeded()
+    record, other = (node.path(f"{STATE}/attachments/hostile:{c}:net-{c}:{part}") for c in ("c1", "c2"))
+    text = record.read_text()
+    if how == "changed":
+        record.write_text(text.replace("net-c1", "net-c2"))
+    elif how == "swapped":
+        record.write_text(other.read_text())
+    elif how == "empty":
+        record.write_text("")
+    elif how == "endless":
+        os.truncate(record, 1 << 40)
+    else:
+        record.unlink()
+        if how == "link":
+            record.symlink_to(other.name)
+        elif how == "fifo":
+            os.mkfifo(record)
+        else:
+            record.mkdir()
+    reply = node.cni("macvlan", "DEL", network(), netns=pod, container_id="c1", ifname="net-c1")
+    reply.succeeded()
+    assert "damaged" in reply.stderr
+    assert set(pod.view.names()) == {"net-c2"}
+    assert node.leases() == ["192.168.111.2"]
+    node.cni("macvlan", "DEL", network(), netns=pod, container_id="c2", ifname="net-c2").succeeded()
+    assert node.leases() == []
+    assert os.listdir(record.parent) == [f".damaged.{record.name}"]
+
+
+def test_a_record_that_others_can_write_is_refused_and_stays(node: Node, attached: Pod) -> None:
+    record = node.path(f"{STATE}/attachments/hostile:good:net9:link")
+    os.chown(record, 4321, 0)
+    reply = node.cni("macvlan", "DEL", network(), netns=attached, container_id="good", ifname="net9")
+    reply.refused(5, record.name, "user 4321", "chown")
+    assert "net9" in attached.view.names()
+    os.chown(record, 0, 0)
+    node.cni("macvlan", "DEL", network(), netns=attached, container_id="good", ifname="net9").succeeded()
+    assert node.leases() == []
+
+
+def test_a_file_that_is_no_record_is_left_alone(node: Node, attached: Pod) -> None:
+    stray = node.path(f"{STATE}/attachments/leases.db")
+    config = network({"dataDir": f"{STATE}/attachments"})
+    node.cni("macvlan", "ADD", config, netns=attached).succeeded()
+    assert stray.exists()
+    node.cni("macvlan", "DEL", config, netns=attached).succeeded()
+    valid = {"cni.dev/valid-attachments": [{"containerID": "good", "ifname": "net9"}]}
+    node.cni("macvlan", "GC", {**network(), **valid}).succeeded()
+    assert stray.exists()
+
+
+def test_a_data_directory_that_others_can_write_is_refused(node: Node, pod: Pod) -> None:
+    node.path("/var/lib/cni/shared").mkdir(parents=True)
+    node.path("/var/lib/cni/shared").chmod(0o777)
+    config = network({"dataDir": "/var/lib/cni/shared"})
+    refused(node, "whereabouts", config, pod, 5, "/var/lib/cni/shared", "mode 777", "chmod")
+    assert list(node.path("/var/lib/cni/shared").iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL", "GC"])
+@pytest.mark.parametrize(("first", "then"), [("macvlan", "host-device"), ("host-device", "macvlan")])
+def test_a_network_that_is_of_another_type_by_now_is_cleared_by_the_plugin_that_made_it(
+    node: Node, pod: Pod, first: str, then: str, verb: str
+) -> None:
+    result = node.cni(first, "ADD", network(), netns=pod).succeeded()
+    config = {**network(), "prevResult": result, "cni.dev/valid-attachments": []}
+    reply = node.cni(then, verb, config, netns=pod)
+    if verb == "CHECK":
+        reply.refused(100, first, then, "attach it again")
+        assert "net1" in pod.view.names()
+    else:
+        reply.succeeded()
+    if verb in ("ADD", "CHECK"):
+        node.cni(then, "DEL", config, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+# --- the sandbox's path ---
+
+
+@each_link_plugin
+@pytest.mark.parametrize("kind", ["fifo", "device", "endless", "socket", "proc", "loop"])
+def test_a_sandbox_that_is_none_is_refused_without_being_opened(node: Node, pod: Pod, plugin: str, kind: str) -> None:
+    path = node.path("/run/trap")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        os.mknod(path, 0o20600, os.makedev(1, 5))
+    elif kind == "endless":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    elif kind == "socket":
+        node.run(["python3", "-c", "import socket; socket.socket(1).bind('/run/trap')"])
+    elif kind == "proc":
+        path.symlink_to("/proc/kmsg")
+    else:
+        path.symlink_to("trap")
+    before = node.leases()
+    reply = node.cni(plugin, "ADD", network(), netns="/run/trap")
+    reply.refused(8, "/run/trap")
+    assert node.leases() == before == []
+    assert node.leftovers() == []
+
+
+def test_a_delegate_gets_what_the_runtime_sent_and_no_more(node: Node, pod: Pod) -> None:
+    """host-local is Go's: a type that CNI_PATH has, and a dataDir that is its own business, not ours."""
+    if not (GO_PLUGINS / "host-local").exists():
+        pytest.skip("needs the package containernetworking-plugins")
+    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.4.0.0/24"}]], "dataDir": "/run/host-local"}
+    config = {**network(), "cniVersion": "1.0.0", "ipam": ipam}
+    node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    node.cni("macvlan", "DEL", config, netns=pod).succeeded()

@@ -1,0 +1,160 @@
+"""What a node lets networks do: the file railcni.json, the roots of paths, the lists of masters and devices."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import policy
+from cni.policy import Policy, matches
+from cni.spec.errors import InvalidConfig
+from ipam import flatfile
+from ipam.keys import CONFINED, IPAM_KEYS
+
+
+@given(st.text("ab*", max_size=8), st.text("ab", max_size=8))
+def test_a_star_stands_for_any_characters(pattern: str, name: str) -> None:
+    assert matches(pattern, name) == fnmatch.fnmatchcase(name, pattern)
+
+
+@pytest.mark.parametrize("pattern", ["[a]", "?", "a.c", "ens2f0 "])
+def test_nothing_but_a_star_is_special(pattern: str) -> None:
+    assert matches(pattern, pattern)
+    assert not matches(pattern, "a")
+    assert not matches(pattern, "ens2f0")
+
+
+def test_without_a_file_every_device_is_permitted_and_paths_are_confined() -> None:
+    usual = Policy({})
+    usual.permit("masters", "master", ["ens2f0"])
+    usual.permit("devices", "device", ["ens9", "0000:3b:00.1"])
+    assert usual.confine("dataRoots", "/var/lib/cni/mine") == "/var/lib/cni/mine"
+    assert usual.confine("logRoots", "/tmp/whereabouts.log") == "/tmp/whereabouts.log"  # whereabouts' own examples
+    kubeconfig = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
+    assert usual.confine("configRoots", kubeconfig) == kubeconfig
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("dataRoots", "/etc"),
+        ("dataRoots", "/var/lib/cni/../../../etc"),
+        ("dataRoots", "/var/lib/cnix"),
+        ("dataRoots", "relative"),
+        ("logRoots", "/tmp/other.log"),
+        ("logRoots", "/var/log/../spool/cron/root"),
+        ("configRoots", "/root/.kube/config"),
+        ("configRoots", "/proc/self/environ"),
+    ],
+)
+def test_a_path_outside_of_its_roots_is_refused_with_the_roots_and_the_remedy(key: str, path: str) -> None:
+    with pytest.raises(ValueError, match=" not in ") as refused:
+        Policy({}).confine(key, path)
+    roots = next(k.default for k in policy.KEYS if k.name == key)
+    assert all(root in str(refused.value) for root in roots)
+    assert "or change /etc/cni/net.d/whereabouts.d/railcni.json" in str(refused.value)
+
+
+def test_a_link_out_of_a_root_is_refused_and_one_within_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "root/inner").mkdir(parents=True)
+    (tmp_path / "root/out").symlink_to("/etc")
+    (tmp_path / "root/in").symlink_to("inner")
+    (tmp_path / "way").symlink_to("root")
+    node = Policy({"dataRoots": [str(tmp_path / "way")]})  # the administrator's root may be a link itself
+    assert node.confine("dataRoots", f"{tmp_path}/root/in/x") == f"{tmp_path}/root/inner/x"
+    with pytest.raises(ValueError, match="leads to /etc/cron.d, not in dataRoots"):
+        node.confine("dataRoots", f"{tmp_path}/root/out/cron.d")
+
+
+def test_an_empty_list_permits_nothing() -> None:
+    with pytest.raises(InvalidConfig, match="masters"):
+        Policy({"masters": []}).permit("masters", "master", ["ens2f0"])
+    with pytest.raises(ValueError, match="not in logRoots"):
+        Policy({"logRoots": []}).confine("logRoots", "/var/log/x")
+
+
+def test_a_device_that_is_not_listed_is_refused_with_the_list_and_the_remedy() -> None:
+    node = Policy({"devices": ["ens9", "0000:3b:*"]}, "/x/railcni.json")
+    node.permit("devices", "device", ["ens9", "0000:af:00.0"])
+    node.permit("devices", "device", ["ens8", "0000:3b:00.0"])
+    with pytest.raises(InvalidConfig) as refused:
+        node.permit("devices", 'device "ens8 0000:af:00.0"', ["ens8", "0000:af:00.0"])
+    assert refused.value.code == 7
+    shown = refused.value.msg[:250]
+    assert all(
+        word in shown for word in ("ens8 0000:af:00.0", "ens9, 0000:3b:*", "change /x/railcni.json")
+    )
+
+
+# --- the file ---
+
+
+def write(path: Path, content: object) -> str:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    path.chmod(0o644)
+    return str(path)
+
+
+def test_the_file_gives_what_it_names_and_the_rest_is_as_without_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "railcni.json", {"Masters": ["ens*"], "dataRoots": None})
+    read = policy.read(path)
+    assert (read.masters, read.devices, read.path) == (["ens*"], ("*",), path)
+    assert read.data_roots == ("/var/lib/cni", "/run/cni")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", ["cannot be read as JSON"]),
+        ("[]", ["is no JSON object"]),
+        ({"master": ["ens9"]}, ["master", "is unknown: want", "masters"]),  # would permit all, unseen
+        ({"masters": "ens9"}, ["masters", "want a list"]),
+        ({"masters": [""]}, ["masters", "want names"]),
+        ({"dataRoots": ["var"]}, ["dataRoots", "want absolute paths"]),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_with_what_is_wrong(tmp_path: Path, content: object, words: list[str]) -> None:
+    path = write(tmp_path / "railcni.json", content)
+    with pytest.raises(InvalidConfig) as refused:
+        policy.read(path)
+    assert all(word in refused.value.msg for word in [path, *words]), refused.value.msg
+
+
+def test_a_file_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "railcni.json", {})
+    os.chmod(path, 0o666)
+    with pytest.raises(InvalidConfig, match=f"{path} cannot be used: .*mode 666.*chmod it to 600"):
+        policy.read(path)
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path, tmp_path / "fifo", Path("/dev/zero")):
+        with pytest.raises(InvalidConfig, match="is no regular file"):
+            policy.read(str(path))
+
+
+def test_the_first_file_that_exists_counts_and_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "none/railcni.json", tmp_path / "railcni.json"
+    monkeypatch.setattr(policy, "PATHS", (str(first), str(second)))
+    monkeypatch.setattr(policy, "_current", None)
+    write(second, {"masters": ["one"]})
+    assert policy.current().masters == ["one"]
+    write(second, {"masters": ["two"]})
+    assert policy.current().masters == ["one"]
+
+
+def test_it_lies_beside_the_flat_file_in_the_same_order() -> None:
+    assert [p.rpartition("/")[0] for p in policy.PATHS] == [p.rpartition("/")[0] for p in flatfile.PATHS]
+
+
+def test_every_path_of_the_ipam_block_is_confined_by_a_key_of_the_policy() -> None:
+    assert set(CONFINED.values()) <= {key.name for key in policy.KEYS}
+    told = {key.name for key in IPAM_KEYS if "path of" in key.doc or "directory" in key.doc}
+    assert told == set(CONFINED)
