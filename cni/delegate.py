@@ -42,11 +42,12 @@ def add(request: Request, log: Log) -> Result:
                 f'the IPAM plugin "{kind}" answered ADD without an address: see its configuration, key `ipam`'
             )
         return addresses
-    except CniError as fault:
+    except Exception as fault:
         try:
             delete(request, log)
         except CniError as second:
-            fault.details = f"{fault.details}\nand its DEL failed too: {second.msg}".lstrip()
+            if isinstance(fault, CniError):
+                fault.details = f"{fault.details}\nand its DEL failed too: {second.msg}".lstrip()
         raise
 
 

@@ -233,7 +233,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         raise _absent(selected, facts)
     if facts.reason:
         raise InvalidConfig(
-            f'device "{device.name}" ({selected}) is refused: {facts.reason}, and moving it would cut the node off; select another device'
+            f"{selected} is refused: {facts.reason}, and moving it would cut the node off; select another device"
         )
     if facts.taken is not None:
         raise InvalidEnvironment(

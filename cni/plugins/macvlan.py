@@ -87,7 +87,19 @@ class Plan:
     another one when the master is a macvlan itself, and then perhaps one of another namespace.
     """
 
-    __slots__ = ("bcqueuelen", "in_sandbox", "lower", "mac", "master", "mode", "mtu", "name", "over", "temporary")
+    __slots__ = (
+        "bcqueuelen",
+        "in_sandbox",
+        "lower",
+        "mac",
+        "mac_is_derived",
+        "master",
+        "mode",
+        "mtu",
+        "name",
+        "over",
+        "temporary",
+    )
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.name: str = document["name"]
@@ -99,6 +111,7 @@ class Plan:
         self.mode: str = document["mode"]
         self.mtu: int = document["mtu"]
         self.mac: str = document["mac"]
+        self.mac_is_derived: bool = document["macIsDerived"]
         self.bcqueuelen: int = document["bcqueuelen"]
 
     def document(self) -> dict[str, Any]:
@@ -113,6 +126,7 @@ class Plan:
             "mode": self.mode,
             "mtu": self.mtu,
             "mac": self.mac,
+            "macIsDerived": self.mac_is_derived,
             "bcqueuelen": self.bcqueuelen,
         }
 
@@ -212,10 +226,11 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
             f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns} (a {kind} link that this'
             " attachment did not make): choose another ifname, or remove that link"
         )
-    return _plan(config, request, master, config.mac or _derived_mac(request, facts.boot_id))
+    return _plan(config, request, master, _derived_mac(request, facts.boot_id))
 
 
-def _plan(config: Config, request: Request, master: Link, mac: str) -> Plan:
+def _plan(config: Config, request: Request, master: Link, derived: str) -> Plan:
+    passthru = config.mode == "passthru"  # there the kernel gives the master's, drivers/net/macvlan.c
     return Plan(
         {
             "name": request.attachment.ifname,
@@ -226,7 +241,8 @@ def _plan(config: Config, request: Request, master: Link, mac: str) -> Plan:
             "inSandbox": config.link_in_container,
             "mode": config.mode,
             "mtu": config.mtu or master.mtu,
-            "mac": "" if config.mode == "passthru" else mac,  # the kernel gives it the master's, drivers/net/macvlan.c
+            "mac": "" if passthru else config.mac or derived,
+            "macIsDerived": not (passthru or config.mac) and derived != "",
             "bcqueuelen": config.bcqueuelen,
         }
     )
@@ -307,11 +323,13 @@ def refused_up(planned: Plan, fault: KernelError) -> str:
 
 
 def owns(planned: Plan, link: Link) -> bool:
-    """Whether `link` is what this plan made, also when it was renamed since, or given another MAC or MTU."""
+    """Whether `link` is what this plan made, also when it was renamed since, or given another MAC or MTU.
+
+    A MAC tells it only when it is derived: a configured one may be that of another attachment, which is in the way.
+    """
     if link.kind != "macvlan":
         return False
-    alone = planned.mode == "passthru"  # a master has one of this mode and then no other, drivers/net/macvlan.c
-    known = alone or link.name == planned.name or (planned.mac != "" and link.mac == planned.mac)
+    known = link.name == planned.name or (planned.mac_is_derived and link.mac == planned.mac)
     return link.name == planned.temporary or (link.lower_index == planned.lower and known)
 
 

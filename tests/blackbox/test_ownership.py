@@ -86,3 +86,25 @@ def test_a_delete_frees_what_was_taken_although_the_network_was_changed_since(no
     node.cni("macvlan", "ADD", before, netns=pod).succeeded()
     node.cni("macvlan", "DEL", {**before, "master": "gone0", "ipam": {}}, netns=pod).succeeded()
     assert node.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"mac": "02:00:00:00:00:01"}, {"mac": "02:00:00:00:00:01"}),
+        ({}, {"mode": "passthru"}),
+        ({"mode": "passthru"}, {"mode": "passthru"}),
+        ({"mode": "passthru"}, {}),
+    ],
+    ids=["MAC in use", "passthru beside bridge", "passthru beside passthru", "bridge beside passthru"],
+)
+def test_an_add_that_the_kernel_refuses_spares_the_pods_link_that_is_in_its_way(
+    node: Node, pod: Pod, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    node.cni("macvlan", "ADD", {**L2, **first}, netns=pod).succeeded()
+    before = node.leftovers()
+    other = {"container_id": "c2", "ifname": "net2", "netns": pod}
+    node.cni("macvlan", "ADD", {**L2, **second}, **other).refused(101, "ens2f0")
+    assert node.leftovers() == before
+    node.cni("macvlan", "DEL", {**L2, **second}, **other).succeeded()
+    assert node.leftovers() == before

@@ -107,7 +107,7 @@ no_mark = pytest.mark.xfail(strict=True, reason="the link bears no mark: its nam
     [
         ("bridge", None),
         pytest.param("bridge", "02:00:00:00:77:77", marks=no_mark),
-        ("passthru", None),
+        pytest.param("passthru", None, marks=no_mark),
     ],
     ids=["name", "name and MAC", "passthru"],
 )
