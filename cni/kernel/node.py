@@ -5,11 +5,17 @@ from __future__ import annotations
 import posix
 
 from cni.kernel.files import read_whole
+from cni.spec.errors import IoFailure
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def boot_id() -> str:
-    """The random identifier that the kernel drew when it started (random(4))."""
-    return read_whole("/proc/sys/kernel/random/boot_id").decode().strip()
+    """The random identifier that the kernel drew when it started (random(4)); IoFailure when it cannot be read."""
+    try:
+        return read_whole(_BOOT_ID).decode().strip()
+    except OSError as fault:
+        raise IoFailure(f"cannot read {_BOOT_ID}: {fault.strerror}; mount /proc where the plugin runs") from None
 
 
 def host_name() -> str:
