@@ -10,7 +10,7 @@ LAUNCHERS := $(PLUGINS) $(PREFIXED)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all plugins help demo test check bench faults fuzz clean
+.PHONY: all plugins help demo test check bench faults fuzz histories soak clean
 
 all: plugins bin/railcni ## the executables in bin/, and .venv for the command
 
@@ -41,6 +41,14 @@ faults: all ## plugins killed, failed, stopped and cut off by power losses at ev
 fuzz: all ## hostile input at random, 40 times as much as in `make test`: some minutes; SEED=7 repeats a run, FUZZ=200 is longer
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \
 	FUZZ=$${FUZZ:-40} $(VENV)/python -m pytest --timeout=0 --hypothesis-seed=$$seed $(ARGS) tests/faults/test_fuzz.py
+
+histories: all ## concurrent calls and random kills, judged by a checker, for SECONDS=60; then thousands of random steps against a model
+	$(VENV)/python -m tests.faults.churn $(or $(SECONDS),60) $(ARGS)
+	$(VENV)/python -m tests.faults.plugin_machine $(or $(SECONDS),240)
+
+soak: all ## churn over 64 namespaces with random kills for MINUTES=60: nothing may grow; then the model for as long
+	$(VENV)/python -m tests.faults.soak $(or $(MINUTES),60) $(ARGS)
+	$(VENV)/python -m tests.faults.plugin_machine $$(( 60 * $(or $(MINUTES),60) ))
 
 $(PLUGINS): bin/%: bin/launcher.in Makefile
 	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }

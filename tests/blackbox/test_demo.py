@@ -189,6 +189,7 @@ def test_links_are_shown_as_iproute2_shows_them(node: Node) -> None:
 
 
 def test_make_demo_is_that_command() -> None:
-    said = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["make", "--no-print-directory", "-n", "demo"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert said.splitlines()[-1] == "bin/railcni demo"
     assert stat.S_ISREG((ROOT / "bin/launcher.in").stat().st_mode)
