@@ -135,6 +135,15 @@ def mapping(value: Any) -> dict[str, Any]:
     return value
 
 
+def ipam_block(value: Any) -> dict[str, Any]:
+    """The configuration of an IPAM plugin, which its `type` names; without one there are no addresses."""
+    block = mapping(value)
+    kind = member(block, "type")
+    if kind is not None and not isinstance(kind, str):
+        raise ValueError("want a string as its type, the name of an IPAM plugin")
+    return block
+
+
 def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:
     """A reader of lists of up to `most` members that `read` accepts."""
 

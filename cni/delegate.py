@@ -53,7 +53,9 @@ def add(request: Request, log: Log) -> Result:
 
 def delete(request: Request, log: Log) -> None:
     """Give the addresses back; idempotent, as every DEL."""
-    _call(ipam_type(request.config), with_command(request, "DEL"), log)
+    kind = ipam_type(request.config)
+    if _is_name(kind):  # else no ADD came as far as an address
+        _call(kind, with_command(request, "DEL"), log)
 
 
 def forward(request: Request, log: Log) -> None:
@@ -92,8 +94,12 @@ def _call(kind: str, request: Request, log: Log) -> Result | None:
     return _execute(kind, path, request)
 
 
+def _is_name(kind: str) -> bool:
+    return not ("/" in kind or "\0" in kind or kind in (".", ".."))
+
+
 def _find(kind: str, directories: list[str]) -> str:
-    if "/" in kind or "\0" in kind or kind in (".", ".."):
+    if not _is_name(kind):
         raise InvalidConfig(f'ipam.type "{kind[:60]}" must be the name of an executable in CNI_PATH, without "/"')
     for directory in directories:
         path = f"{directory}/{kind}"

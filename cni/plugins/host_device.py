@@ -21,7 +21,20 @@ import errno
 import posix
 
 from cni import sandbox
-from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, netdev, optional, refuse, string
+from cni.config import (
+    Fault,
+    Key,
+    boolean,
+    fill,
+    hardware_address,
+    integer,
+    ipam_block,
+    mapping,
+    netdev,
+    optional,
+    refuse,
+    string,
+)
 from cni.kernel import node, routes, sysfs
 from cni.kernel.netlink import KernelError
 from cni.plugins import devices
@@ -51,7 +64,7 @@ KEYS = (
     Key("pciBusID", optional(string), "", "PCI address of the device, such as 0000:3b:00.0", "pci"),
     Key("mtu", integer(0, 65535), 0, "MTU in the sandbox in bytes; 0: as the device has it"),
     Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
-    Key("ipam", mapping, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
+    Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
     Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
 )
 

@@ -16,7 +16,20 @@ from __future__ import annotations
 import errno
 
 from cni.attachment import digest
-from cni.config import Fault, Key, boolean, fill, hardware_address, integer, mapping, netdev, one_of, optional, refuse
+from cni.config import (
+    Fault,
+    Key,
+    boolean,
+    fill,
+    hardware_address,
+    integer,
+    ipam_block,
+    mapping,
+    netdev,
+    one_of,
+    optional,
+    refuse,
+)
 from cni.kernel import node, routes
 from cni.kernel.netlink import KernelError
 from cni.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, LimitedConnectivity, NotAvailable
@@ -47,7 +60,7 @@ KEYS = (
     Key("linkInContainer", boolean, False, "look for the master in the sandbox", "link_in_container"),
     Key("bcqueuelen", integer(0, 2**32 - 1), 0, "broadcast queue of the master, in packets; 0: the kernel's default"),
     Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
-    Key("ipam", mapping, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
+    Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
     Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
 )
 

@@ -108,3 +108,10 @@ def test_an_add_that_the_kernel_refuses_spares_the_pods_link_that_is_in_its_way(
     assert node.leftovers() == before
     node.cni("macvlan", "DEL", {**L2, **second}, **other).succeeded()
     assert node.leftovers() == before
+
+
+def test_a_delete_of_what_no_add_could_have_made_succeeds(node: Node, pod: Pod) -> None:
+    never = {**L2, "ipam": {"type": "../host-local"}}
+    node.cni("macvlan", "ADD", never, netns=pod).refused(7, "../host-local")
+    node.cni("macvlan", "DEL", never, netns=pod).succeeded()
+    assert node.leftovers() == []

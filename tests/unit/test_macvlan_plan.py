@@ -86,6 +86,7 @@ def test_passthru_takes_the_masters_mac() -> None:
         ({}, "MAC=nonsense", ["CNI_ARGS MAC", "nonsense"]),
         ({"runtimeConfig": {"mac": 7}}, "", ["runtimeConfig.mac", "7"]),
         ({"ipam": "host-local"}, "", ["ipam", "object"]),
+        ({"ipam": {"type": 5}}, "", ["ipam", "string", "type"]),
         ({"linkInContainer": "yes"}, "", ["linkInContainer", "true or false"]),
         ({"bcqueuelen": -1}, "", ["bcqueuelen", "integer"]),
         ({"master": 3}, "", ["master 3", "string"]),

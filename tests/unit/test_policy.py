@@ -87,9 +87,7 @@ def test_a_device_that_is_not_listed_is_refused_with_the_list_and_the_remedy() -
         node.permit("devices", 'device "ens8 0000:af:00.0"', ["ens8", "0000:af:00.0"])
     assert refused.value.code == 7
     shown = refused.value.msg[:250]
-    assert all(
-        word in shown for word in ("ens8 0000:af:00.0", "ens9, 0000:3b:*", "change /x/railcni.json")
-    )
+    assert all(word in shown for word in ("ens8 0000:af:00.0", "ens9, 0000:3b:*", "change /x/railcni.json"))
 
 
 # --- the file ---
