@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from cni import delegate, sandbox
 from cni.attachment import Book
 from cni.detach import PART, detach, release, report
@@ -76,7 +78,11 @@ def _differences(
 
 
 def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
-    """GC: detach what the runtime no longer knows; then let the IPAM plugin collect."""
+    """GC: detach what the runtime no longer knows; then let the IPAM plugin collect.
+
+    What was attached after this call began cannot be in the list, and stays.
+    """
+    began = time.time_ns()
     valid = valid_attachments(request)
     book = Book(log=log)
     host = Rtnl()
@@ -92,6 +98,9 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
         with held:
             record = book.read(attachment, PART)
             if record is None:
+                continue
+            if record["created"] >= began:
+                keep.append(attachment)
                 continue
             own = _for_attachment(request, attachment, record)
             try:

@@ -10,6 +10,8 @@ What holds for all of them, in this order:
 
 from __future__ import annotations
 
+import time
+
 from cni import delegate, plugins, sandbox
 from cni.attachment import Book
 from cni.detach import PART, config_of, detach, detach_unrecorded, release, report
@@ -140,6 +142,7 @@ def _record(plugin: LinkPlugin, request: Request, planned: Any, there: Sandbox) 
         "netns": request.netns,
         "sandbox": there.identity(),
         "pod": list(request.pod),
+        "created": time.time_ns(),
         "config": request.stdin.decode(),
         "link": planned.document(),
     }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from tests.node import GO_PLUGINS, Node, Pod
+from cni.attachment import Book
+from cni.spec.request import Attachment
+from tests.node import GO_PLUGINS, STATE, Node, Pod
 
 L2 = {"cniVersion": "1.0.0", "name": "rdma", "type": "macvlan", "master": "ens2f0"}
 WITH_HOST_LOCAL = {**L2, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}
@@ -114,4 +117,19 @@ def test_a_delete_of_what_no_add_could_have_made_succeeds(node: Node, pod: Pod) 
     never = {**L2, "ipam": {"type": "../host-local"}}
     node.cni("macvlan", "ADD", never, netns=pod).refused(7, "../host-local")
     node.cni("macvlan", "DEL", never, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+def test_gc_spares_what_was_attached_after_it_began(node: Node, pod: Pod) -> None:
+    config = {**L2, "cniVersion": "1.1.0", "ipam": {"type": "whereabouts", "range": "10.2.0.0/24"}}
+    node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    book, attachment = Book(str(node.path(STATE))), Attachment("rdma", "c1", "net1")
+    record = book.read(attachment, "link") or {}
+    book.write(attachment, "link", {**record, "created": time.time_ns() + 3600 * 10**9})
+    collection = {**config, "cni.dev/valid-attachments": []}
+    node.cni("macvlan", "GC", collection).succeeded()
+    assert "pod1: link net1" in node.leftovers()
+    assert node.leases() == ["10.2.0.1"]
+    book.write(attachment, "link", record)
+    node.cni("macvlan", "GC", collection).succeeded()
     assert node.leftovers() == []
