@@ -10,7 +10,7 @@ LAUNCHERS := $(PLUGINS) $(PREFIXED)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all plugins help demo test check bench faults fuzz histories soak clean
+.PHONY: all plugins help demo test check long bench faults fuzz histories soak clean
 
 all: plugins bin/railcni ## the executables in bin/, and .venv for the command
 
@@ -31,6 +31,9 @@ check: all ## style, types, the direction of imports, the modules that a plugin 
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 	$(VENV)/python -m pytest -q tests/unit/test_module_list.py
+
+long: all ## the tests that plant faults in copies of the plugins, to see that the harness finds them
+	$(VENV)/python -m pytest -m long $(ARGS)
 
 bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD, CHECK, DEL, 50 at once, a full pool
 	$(VENV)/python tests/bench/bench.py $(ARGS)

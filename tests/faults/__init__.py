@@ -1,0 +1,15 @@
+"""Faults: plugins killed, stopped, failed by the kernel and cut off by a power loss at every point that matters.
+
+tree        a copy of the plugins, with planted faults when asked
+trace       what strace writes, as calls; which of them are points of a sweep
+inject      one call of a plugin under strace, with a fault at a point
+state       what stands on disk and in the kernel, and what is wrong with it
+scene       a node with a victim and a bystander attached to one network
+cases       what is done to the victim, and how it goes on afterwards
+sweep       every operation x fault x point x continuation, and the table
+journal     a recorded log of what was written, and the disks that a power loss may leave of it
+powerloss   every such disk brought back to life by the plugins
+churn       many attachments at once and random kills: a history, and whether it keeps the promises
+soak        the same for an hour: what stands must not grow
+plugin_machine, plugin_model   random calls in random order, against a model that is plain dicts
+"""

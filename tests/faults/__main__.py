@@ -1,0 +1,32 @@
+"""`make faults`: all of the sweep and of the power losses, or a part of it.
+
+python -m tests.faults                      everything, each part with its table
+python -m tests.faults sweep ...            the sweep alone; --help says how to choose
+python -m tests.faults powerloss ...        the power losses alone
+python -m tests.faults --sample K --jobs N  one in K cases of everything, N at a time
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.faults import powerloss, sweep
+
+PARTS = {"sweep": sweep.main, "powerloss": powerloss.main}
+
+
+def main(arguments: list[str]) -> int:
+    if arguments and arguments[0] in PARTS:
+        return PARTS[arguments[0]](arguments[1:])
+    if set(arguments) & {"-h", "--help"}:
+        print(__doc__)
+        return 0
+    failed = 0
+    for name, part in PARTS.items():
+        print(f"--- {name}", flush=True)
+        failed |= part(arguments)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""What is done to the victim, and how a runtime may go on after a plugin was killed or failed.
+
+Every continuation ends with nothing left of the victim and with another attachment that works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.faults.scene import DEVICE, Attachment, Scene
+from tests.node import until
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call to be disturbed. `first`: it is the first on the node, so that directories and files are made."""
+
+    name: str
+    plugin: str
+    verb: str
+    first: bool = False
+
+    def prepare(self, scene: Scene) -> Attachment:
+        """The state that the call finds."""
+        victim = scene.renew()
+        if self.verb != "ADD":
+            scene.call("ADD", victim).succeeded()
+        return victim
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("macvlan-first-add", "macvlan", "ADD", first=True),
+        Operation("macvlan-add", "macvlan", "ADD"),
+        Operation("macvlan-del", "macvlan", "DEL"),
+        Operation("macvlan-gc", "macvlan", "GC"),
+        Operation("host-device-add", "host-device", "ADD"),
+        Operation("host-device-del", "host-device", "DEL"),
+        Operation("host-device-gc", "host-device", "GC"),
+    )
+}
+
+
+def retry(scene: Scene) -> list[str]:
+    """The same ADD again, then DEL."""
+    kept = scene.state().addresses(scene.victim.container)
+    reply = scene.call("ADD", scene.victim)
+    faults = scene.attached(scene.victim, reply)
+    given = scene.state().addresses(scene.victim.container)
+    if kept and given != kept:
+        faults.append(f"the retried ADD gave {given}, and the attachment had {kept}")
+    scene.call("DEL", scene.victim).succeeded()
+    return faults + _over(scene)
+
+
+def delete(scene: Scene) -> list[str]:
+    """DEL, DEL."""
+    scene.call("DEL", scene.victim).succeeded()
+    scene.call("DEL", scene.victim).succeeded()
+    return _over(scene)
+
+
+def collect_gone(scene: Scene) -> list[str]:
+    """The sandbox is deleted; then GC."""
+    scene.drop_sandbox()
+    scene.collect().succeeded()
+    return _over(scene)
+
+
+def collect(scene: Scene) -> list[str]:
+    """GC, with the sandbox still there."""
+    scene.collect().succeeded()
+    return _over(scene)
+
+
+def other(scene: Scene) -> list[str]:
+    """Another pod first: it gets no address that is still on the wire, and no device that is still held; then DEL of
+    the victim, which takes nothing from the other."""
+    on_wire = {text for link in scene.victim.sandbox.view.links().values() for text in link.texts}
+    reply = scene.call("ADD", scene.next)
+    faults: list[str] = []
+    if reply.code == 11 and scene.plugin == "host-device":
+        if not scene.state().of(scene.victim.container):
+            faults.append(f"nobody has the device, and it is refused: {reply.msg}")
+        if scene.victim.container not in reply.msg:
+            faults.append(f"the holder is not named: {reply.msg}")
+    else:
+        faults += scene.attached(scene.next, reply)
+        faults += [
+            f"{a['address']} was given and is on the wire" for a in reply.document["ips"] if a["address"] in on_wire
+        ]
+    scene.call("DEL", scene.victim).succeeded()
+    if reply.status == 0:
+        faults += [f"after the victim's DEL: {fault}" for fault in scene.attached(scene.next, reply)]
+    scene.call("DEL", scene.next).succeeded()
+    return faults + _over(scene)
+
+
+def restart(scene: Scene) -> list[str]:
+    """The pod gets a new sandbox, and keeps its addresses; the DEL of the old one comes late, and takes nothing."""
+    kept = scene.state().addresses(scene.victim.container)
+    again = Attachment(scene.victim.container + "-b", scene.victim.pod, scene.next.sandbox, DEVICE)
+    reply = scene.call("ADD", again)
+    faults = scene.attached(again, reply)
+    given = scene.state().addresses(again.container)
+    if kept and given != kept:
+        faults.append(f"the restarted pod got {given}, and had {kept}")
+    scene.call("DEL", scene.victim).succeeded()
+    faults += [f"after the late DEL: {fault}" for fault in scene.attached(again, reply)]
+    scene.call("DEL", again).succeeded()
+    return faults + _over(scene)
+
+
+def _over(scene: Scene) -> list[str]:
+    """What is left of the case; and whether the next ADD works, and gets the lowest address."""
+    faults = scene.clean()
+    reply = scene.call("ADD", scene.next)
+    faults += scene.attached(scene.next, reply)
+    number = 2 if scene.bystander else 1
+    if faults == [] and sorted(reply.addresses) != [f"192.168.111.{number}/24", f"fd00:111::{number}/64"]:
+        faults.append(f"the next ADD got {reply.addresses}")
+    scene.call("DEL", scene.next).succeeded()
+    return faults + [f"after the next ADD and DEL: {fault}" for fault in scene.clean()]
+
+
+def vanish(scene: Scene) -> list[str]:
+    """The sandbox is deleted, and a virtual device that was in it with it; then GC. It is made anew afterwards."""
+    inside = scene.victim.sandbox.view.names()
+    scene.drop_sandbox(physical=False)
+    if inside:
+        until(lambda: f"{DEVICE}-peer" not in scene.node.host.names())
+    scene.collect().succeeded()
+    if inside:
+        scene.make_device(DEVICE)
+    return _over(scene)
+
+
+_ALWAYS = (retry, delete, collect_gone, collect, other)
+CONTINUATIONS: dict[str, dict[str, Callable[[Scene], list[str]]]] = {
+    "macvlan": {step.__name__: step for step in (*_ALWAYS, restart)},
+    "host-device": {step.__name__: step for step in (*_ALWAYS, vanish)},
+}

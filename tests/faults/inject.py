@@ -1,0 +1,143 @@
+"""One call of a plugin under strace, with a fault at a point of it, or none to see the points."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults import trace
+from tests.faults.trace import Call
+from tests.node import Call as Started
+from tests.node import Node, Reply, until, unusable
+
+KILL, STOP = "KILL", "STOP"
+ERRORS = ("ENOSPC", "EIO", "EINTR", "EBUSY", "EAGAIN")
+NONE_OF_OURS = 999  # cni.spec.errors.Internal: a cause that nobody has thought of
+
+
+def unavailable() -> str:
+    """Why no fault can be injected here, and what would make it possible; "" when it can."""
+    return unusable() or ("" if shutil.which("strace") else "needs strace: install the package of that name")
+
+
+@dataclass
+class Outcome:
+    """What came of a call: its answer, or that it was killed; the call that was hit; what was wrong about it."""
+
+    reply: Reply | None = None
+    killed: bool = False
+    hit: Call | None = None
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Command:
+    """How a plugin is called: the executable, its environment and its stdin."""
+
+    executable: Path
+    environ: Mapping[str, str]
+    stdin: bytes
+
+
+class Injector:
+    """Calls plugins in `node`; a folder of its own is removed at the end of `with Injector(node)`."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __enter__(self) -> Injector:
+        self._folder = tempfile.TemporaryDirectory(prefix="faults-")
+        self._file = Path(self._folder.name) / "trace"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def record(self, command: Command, *options: str) -> tuple[Outcome, str]:
+        """Call without a fault; the answer, and what strace wrote with `options`."""
+        outcome = self._finish(self._start(command, "-y", *options))
+        return outcome, self._file.read_text()
+
+    def strike(self, command: Command, fault: str, point: str) -> Outcome:
+        """Call with `fault` (KILL or the name of an error) at `point`."""
+        outcome = self._finish(self.start(command, fault, point))
+        outcome.hit = self._hit(point)
+        done = outcome.killed if fault == KILL else outcome.hit and "INJECTED" in outcome.hit.result
+        if not done:
+            outcome.faults.append(f"{fault} had no effect at {point}: {outcome.hit}, {outcome.reply}")
+        return outcome
+
+    def start(self, command: Command, fault: str, point: str) -> Started:
+        """As `strike`, but only start it."""
+        name, _, ordinal = point.partition(":")
+        what = f"signal={fault}" if fault in (KILL, STOP) else f"error={fault}"
+        self._file.unlink(missing_ok=True)
+        quick = [] if fault in (KILL, STOP) else ["--seccomp-bpf"]  # with it strace 6.1 loses the signal
+        options = [*quick, "-e", f"trace={name}", "-e", f"inject={name}:{what}:when={ordinal}"]
+        return self._start(command, "-y", *options)
+
+    def stopped(self, point: str, process: Started) -> int:
+        """The process that was stopped at `point`, once it is; 0 when it ended without that."""
+        found: list[str] = []
+
+        def seen() -> bool:
+            if self._file.exists():
+                found[:] = re.findall(r"^(\d+) +--- stopped by SIGSTOP", self._file.read_text(), re.MULTILINE)
+            return bool(found) or process.process.poll() is not None
+
+        until(seen)
+        return int(found[0]) if found else 0
+
+    def _start(self, command: Command, *options: str) -> Started:
+        strace = [shutil.which("strace") or "strace", "-f", "-qq", "-o", str(self._file), *options]
+        return Started(self._node.start([*strace, command.executable], env=command.environ), command.stdin)
+
+    def _finish(self, call: Started) -> Outcome:
+        return finished(call)
+
+    def _hit(self, point: str) -> Call | None:
+        name, _, ordinal = point.partition(":")
+        return next((c for c in trace.parse(self._file.read_text()) if c.point == f"{name}:{ordinal}"), None)
+
+
+def begin(call: Started) -> None:
+    """Give a started call its stdin, so that it runs while the caller does something else."""
+    stdin = call.process.stdin
+    assert stdin is not None
+    stdin.write(call._stdin)
+    stdin.close()
+    call.process.stdin = None
+
+
+def finished(call: Started) -> Outcome:
+    """The outcome of a started call, once it has ended."""
+    outcome = Outcome()
+    try:
+        outcome.reply = call.finish()
+    except AssertionError as fault:
+        outcome.killed = call.process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        if not outcome.killed and not _is_mute(fault):
+            outcome.faults.append(f"no valid answer: {fault}")
+    if outcome.reply and outcome.reply.code == NONE_OF_OURS:
+        outcome.faults.append(f"code {NONE_OF_OURS} for a cause that can be known: {outcome.reply.document}")
+    return outcome
+
+
+def _is_mute(fault: AssertionError) -> bool:
+    """Whether a plugin said on stderr, and by its exit code, that stdout takes nothing: all that it can do."""
+    said = str(fault)
+    return "exit 1, stdout b''" in said and "reply cannot be written" in said and "Traceback" not in said
+
+
+def end(pid: int, number: int) -> None:
+    """Send a signal to a process that was stopped here."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,261 @@
+"""Power losses: a history of ADDs and DELs is recorded, and every disk that a loss may leave of it is started anew.
+
+    python -m tests.faults.powerloss [--only HISTORY] [--disks N] [--seed S] [--sample K] [--jobs N] [--case ID]
+
+On each disk, in a node with another boot_id: whoever had an answer to ADD has the lease, whoever had one to DEL has
+none, no record is torn or names what is not so, the lease file is sound; STATUS is well; the next ADD works and gets
+no address of the others; DEL or GC then clears everything. A case has the name HISTORY/ENTRY/DISK/SEED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from multiprocessing import Queue
+from pathlib import Path
+
+from tests.faults import tree
+from tests.faults.history import HISTORIES, Expectation, Recording, record
+from tests.faults.inject import unavailable
+from tests.faults.journal import TOP, Disk
+from tests.faults.scene import IFNAME, NETWORK, Scene
+from tests.faults.state import State
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+NEXT_BOOT = "11111111-2222-4333-8444-555555555555"
+DISKS, SEED = 12, 0
+_SHOWN = 40  # failures that are printed in full
+
+
+class Restarter:
+    """Starts disks: a node with another boot_id, in which the plugins find what the loss has left."""
+
+    def __init__(self, executables: Path) -> None:
+        self._scene = Scene("macvlan", executables, first=True)
+
+    def __enter__(self) -> Restarter:
+        scene = self._scene
+        scene.__enter__()
+        boot = scene.node.path("/run/boot_id")
+        boot.write_text(NEXT_BOOT + "\n")
+        scene.node.run(["mount", "--bind", "/run/boot_id", BOOT_ID]).check_returncode()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scene.__exit__()
+
+    def faults(self, disk: Disk, expected: Expectation, crowd: int, collects: bool) -> list[str]:
+        """What is wrong on `disk` and after it was started; cleared by GC or by DELs."""
+        self._write(disk)
+        now = self._scene.state()
+        found = now.faults + self._kept(now, expected, crowd)
+        found += [f"set aside: {name}" for name in now.others if ".damaged" in name]
+        return found + self._goes_on(now, expected, crowd, collects)
+
+    def _write(self, disk: Disk) -> None:
+        top = self._scene.node.path(TOP)
+        for path in top.iterdir():
+            shutil.rmtree(path)
+        for name, data in disk.tree().items():
+            path = top / name
+            if data is None:
+                path.mkdir(mode=0o700)
+            else:
+                path.write_bytes(data)
+                path.chmod(0o600)
+
+    @staticmethod
+    def _kept(now: State, expected: Expectation, crowd: int) -> list[str]:
+        faults = []
+        for container, addresses in expected.leased.items():
+            if container in expected.unsure:
+                continue
+            if now.addresses(container) != sorted(addresses):
+                faults.append(f"{container} was given {addresses}, and has {now.addresses(container)}")
+            parts = [name.split(":")[3] for name in now.records if name.split(":")[1] == container]
+            if parts != ["ipam", "link"]:
+                faults.append(f"{container} was attached, and has the records {parts}")
+        leased = {lease.address for lease in now.leases}
+        faults += [f"{a} was leased, and is to nobody" for a in expected.moving if a not in leased]
+        for container in expected.freed - expected.unsure - set(expected.leased):
+            faults += [f"{container} was detached, and has {what}" for what in now.of(container)]
+        lost = crowd - sum(lease.network == "crowd" for lease in now.leases) // 2  # two families
+        return faults + ([f"{lost} of the leases of others are lost"] if lost else [])
+
+    def _goes_on(self, now: State, expected: Expectation, crowd: int, collects: bool) -> list[str]:
+        scene = self._scene
+        named = {"path": [scene.node.executables]}
+        scene.node.cni("macvlan", "STATUS", scene.config(), **named).succeeded()
+        reply = scene.call("ADD", scene.next)
+        faults = scene.attached(scene.next, reply)
+        held = {lease.address for lease in now.leases}
+        faults += [f"{a} was given again" for a in (text.split("/")[0] for text in reply.addresses) if a in held]
+        after = scene.state()
+        faults += self._kept(after, expected, crowd)
+        if collects:
+            scene.collect([scene.next]).succeeded()
+        else:
+            recorded = {name.split(":")[1] for name in now.records if name.startswith(NETWORK)}
+            for container in sorted({*recorded, *expected.leased, *expected.unsure, *expected.freed}):
+                how = {"container_id": container, "ifname": IFNAME, "netns": "", **named}
+                scene.node.cni("macvlan", "DEL", scene.config(), **how).succeeded()
+        faults += [f"after the ADD: {fault}" for fault in scene.attached(scene.next, reply)]
+        scene.call("DEL", scene.next).succeeded()
+        last = scene.state()
+        faults += [f"left: {lease}" for lease in last.leases if lease.network == NETWORK]
+        faults += [f"left: {name}" for name in (*last.records, *last.others) if "crowd:" not in name]
+        return faults
+
+
+@dataclass(frozen=True)
+class Case:
+    history: str
+    point: int
+    disk: int
+
+    def name(self, seed: int) -> str:
+        return f"{self.history}/{self.point}/{self.disk}/{seed}"
+
+
+def run(
+    recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path
+) -> Iterator[tuple[Case, list[str] | None]]:
+    """Go through `cases`; what is wrong with each, None when its disk was met before with the same expectation."""
+    seen: set[str] = set()
+    restarter: Restarter | None = None
+    at, found = -1, []
+    for case in cases:
+        if case.point != at:
+            at, found = case.point, recording.journal.disks(case.point, disks, seed)
+        if case.disk >= len(found):
+            yield case, None
+            continue
+        disk, expected = found[case.disk], recording.expected(case.point)
+        key = blake2b(repr((disk.tree(), expected)).encode()).hexdigest()
+        if key in seen:
+            yield case, None
+            continue
+        seen.add(key)
+        try:
+            restarter = restarter or Restarter(executables).__enter__()
+            faults = restarter.faults(disk, expected, recording.crowd, collects=(case.point + case.disk) % 2 == 0)
+        except Exception as fault:
+            faults = [f"{type(fault).__name__}: {fault}", *traceback.format_exc().splitlines()[-7:-1]]
+        if faults and restarter:
+            restarter.__exit__()
+            restarter = None
+        yield case, faults
+    if restarter:
+        restarter.__exit__()
+
+
+def _work(recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path, queue: Queue) -> None:
+    for pair in run(recording, cases, disks, seed, executables):
+        queue.put(pair)
+
+
+def at_once(
+    recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path, jobs: int
+) -> Iterator[tuple[Case, list[str] | None]]:
+    """As `run`, in `jobs` processes; each takes points of its own."""
+    if jobs == 1:
+        yield from run(recording, cases, disks, seed, executables)
+        return
+    context = multiprocessing.get_context("fork")
+    queue: Queue = context.Queue()
+    for k in range(jobs):
+        mine = [case for case in cases if case.point % jobs == k]
+        context.Process(target=_work, args=(recording, mine, disks, seed, executables, queue), daemon=True).start()
+    for _ in cases:
+        yield queue.get()
+
+
+def sweep(names: Sequence[str], disks: int, seed: int, share: int, jobs: int, executables: Path) -> int:
+    """Go through the histories, print the table and the failures; how many there were."""
+    began, failed, shown = time.monotonic(), [], 0
+    rows = [("history", "calls", "entries", "disks started", "met before", "failures")]
+    for name in names:
+        recording = record(name, executables)
+        points = range(len(recording.journal.entries))
+        cases = [Case(name, point, disk) for point in points for disk in range(disks)]
+        if share > 1:
+            drawn = sorted(random.Random(seed).sample(range(len(cases)), -(-len(cases) // share)))
+            print(f"a part: {len(drawn)} of {len(cases)} disks of the history {name}, drawn with the seed {seed}")
+            cases = [cases[i] for i in drawn]
+        started, wrong = 0, 0
+        for case, faults in at_once(recording, cases, disks, seed, executables, jobs):
+            started += faults is not None
+            if faults:
+                wrong += 1
+                failed.append(case.name(seed))
+                shown += 1
+                if shown <= _SHOWN:
+                    entry = recording.journal.entries[case.point]
+                    print(
+                        f"FAILED {case.name(seed)} behind {str(entry)[:100]}\n    " + "\n    ".join(faults), flush=True
+                    )
+        counts = (len(recording.steps), len(points), started, len(cases) - started, wrong)
+        rows.append((name, *map(str, counts)))  # type: ignore[arg-type]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print(
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+        )
+    for case_name in failed[:5]:
+        print(f"once more: make faults ARGS='powerloss --disks {disks} --case {case_name}'")
+    print(f"{time.monotonic() - began:.0f} s")
+    return len(failed)
+
+
+def one(text: str, disks: int, executables: Path) -> int:
+    """Go through one case; 1 when it failed."""
+    name, point, disk, seed = text.split("/")
+    recording = record(name, executables)
+    case = Case(name, int(point), int(disk))
+    entries = recording.journal.entries
+    if case.point >= len(entries):
+        print(f"the history {name} has no entry {case.point}")
+        return 1
+    print(f"{text}: behind {str(entries[case.point])[:200]}; expected: {recording.expected(case.point)}")
+    ((_, faults),) = run(recording, [case], disks, int(seed), executables)
+    for said in faults or ["as it should be" if faults is not None else "there is no such disk"]:
+        print(f"    {said}")
+    return bool(faults)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="powerloss", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", choices=tuple(HISTORIES), help="a history; may be repeated")
+    parser.add_argument("--disks", type=int, default=DISKS, metavar="N", help="so many disks for each entry")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="other mixtures of what was lost")
+    parser.add_argument("--sample", type=int, default=1, metavar="K", help="one in K of the disks")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many nodes at a time")
+    parser.add_argument("--case", metavar="ID", help="one case by its name")
+    options = parser.parse_args(arguments)
+    why = unavailable()
+    if why:
+        print(f"skipped: {why}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="faults-tree-") as folder:
+        executables = tree.copy(Path(folder))
+        if options.case:
+            return one(options.case, options.disks, executables)
+        names = options.only or list(HISTORIES)
+        return min(1, sweep(names, options.disks, options.seed, options.sample, options.jobs, executables))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,284 @@
+"""A node on which a victim is attached and detached beside a bystander, and what must be true of it at any time.
+
+The state directory is put back as it was before each case, and the victim has a new sandbox each time, so a case meets
+the same state as in a new node, at a fraction of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults import state
+from tests.faults.inject import Command, Outcome
+from tests.faults.state import State
+from tests.node import STATE, Call, Node, Pod, Reply
+from tests.view import Link
+
+NETWORK, IFNAME, MASTER = "faults", "net1", "ens2f0"
+DEVICES = {"bystander": "ens8"}  # host-device: everybody else gets DEVICE
+DEVICE = "ens9"
+GATEWAY = "192.168.111.254"
+
+
+@dataclass
+class Attachment:
+    """Somebody's interface: its container, its pod's name, its sandbox, the device that it asks for."""
+
+    container: str
+    pod: str
+    sandbox: Pod
+    device: str
+
+
+class Scene:
+    """`with Scene("macvlan", executables) as scene`. `first`: nothing has ever been attached, and nobody stands by."""
+
+    def __init__(self, plugin: str, executables: Path, first: bool = False) -> None:
+        self.plugin = plugin
+        self.node = Node(executables)
+        self._first = first
+        self._cases = 0
+
+    def __enter__(self) -> Scene:
+        self.node.__enter__()
+        try:
+            self._furnish()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.node.__exit__()
+
+    def _furnish(self) -> None:
+        if self.plugin == "macvlan":
+            self.node.master(MASTER)
+        else:
+            for name in (DEVICE, *DEVICES.values()):
+                self.make_device(name)
+        self.next = Attachment("next", "next", self.node.pod("next"), DEVICE)
+        self.bystander: Attachment | None = None
+        if not self._first:
+            self.bystander = Attachment("bystander", "bystander", self.node.pod("bystander"), DEVICES["bystander"])
+            self.call("ADD", self.bystander).succeeded()
+        self.victim = Attachment("none", "victim", self.next.sandbox, DEVICE)
+        directory = self.node.path(STATE)
+        self._saved = {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+        self._base = self.state()
+        self._host = self.host()
+
+    def make_device(self, name: str) -> None:
+        """A device of the host that has something of everything that a move takes away."""
+        host, number = self.node.host, name[-1]
+        host.add_veth(name, f"{name}-peer", mtu=4200)
+        host.set(name, address=f"02:00:00:00:00:0{number}", ifalias=f"rail {number}")
+        host.set(f"{name}-peer", address=f"02:00:00:00:01:0{number}")
+        with host.rtnl() as ipr:
+            ipr.link("property_add", index=ipr.link_lookup(ifname=name)[0], altname=f"rdma-rail-{number}")
+        host.add_address(name, f"10.{number}.0.1/24")
+        host.add_address(name, f"fd00:{number}::1/64")
+        host.add_route(name, f"10.1{number}.0.0/16", gateway=f"10.{number}.0.254", priority=50)
+
+    # --- what a case begins with ---
+
+    def renew(self) -> Attachment:
+        """The state as at the beginning, and a victim that nobody has seen before."""
+        directory = self.node.path(STATE)
+        shutil.rmtree(directory, ignore_errors=True)
+        if self._first:
+            shutil.rmtree(directory.parent, ignore_errors=True)
+        for name, data in self._saved.items():
+            (directory / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (directory / name).write_bytes(data)
+            (directory / name).chmod(0o600)
+        self._cases += 1
+        self.drop_sandbox()
+        container = f"victim-{self._cases:05}"  # a MAC of its own: the kernel may not be done with the last one's link
+        self.victim = Attachment(container, "victim", self.node.pod("victim"), DEVICE)
+        return self.victim
+
+    def drop_sandbox(self, physical: bool = True) -> None:
+        """The victim's sandbox goes. The kernel would give a `physical` device back to the host, under the pod's name,
+        without its addresses; with a virtual one, as ours are, it is done by hand; else it is destroyed."""
+        pod = self.node.pods.get("victim")
+        if pod is None:
+            return
+        if self.plugin == "host-device" and physical:
+            self._evict(pod)
+        self.node.delete_pod(pod)
+
+    def _evict(self, pod: Pod) -> None:
+        fd = os.open(self.node.host.path, os.O_RDONLY)
+        try:
+            for name in pod.view.names():
+                taken = name in self.node.host.names()
+                pod.view.set(name, state="down", net_ns_fd=fd, **({"ifname": "dev0"} if taken else {}))
+        finally:
+            os.close(fd)
+
+    # --- calls ---
+
+    def config(self, who: Attachment | None = None) -> dict[str, Any]:
+        ranges = [{"range": "fd00:111::/64"}]
+        ipam = {"type": "whereabouts", "datastore": "file", "range": "192.168.111.0/24", "ipRanges": ranges}
+        ipam["routes"] = [{"dst": "10.20.0.0/16", "gw": GATEWAY}]  # type: ignore[assignment]
+        network: dict[str, Any] = {"cniVersion": "1.1.0", "name": NETWORK, "type": self.plugin, "ipam": ipam}
+        if self.plugin == "macvlan":
+            return network | {"master": MASTER, "mtu": 9000}
+        return network | {"device": who.device if who else DEVICE}
+
+    def collection(self, valid: Sequence[Attachment] | None = None) -> dict[str, Any]:
+        """The configuration of a GC that is told of `valid` alone; by default of the bystander."""
+        if valid is None:
+            valid = [self.bystander] if self.bystander else []
+        listed = [{"containerID": who.container, "ifname": IFNAME} for who in valid]
+        return self.config() | {"cni.dev/valid-attachments": listed}
+
+    def command(self, verb: str, who: Attachment, valid: Sequence[Attachment] | None = None) -> Command:
+        """The call as `strace` must be told it; a GC with its `valid` attachments."""
+        environ = {"CNI_COMMAND": verb, "CNI_PATH": str(self.node.executables)}
+        if verb != "GC":
+            environ |= {"CNI_CONTAINERID": who.container, "CNI_IFNAME": IFNAME, "CNI_NETNS": who.sandbox.path}
+            environ["CNI_ARGS"] = self._args(who)
+        config = self.collection(valid) if verb == "GC" else self.config(who)
+        return Command(self.node.executables / self.plugin, environ, json.dumps(config).encode())
+
+    def call(self, verb: str, who: Attachment) -> Reply:
+        return self.start(verb, who).finish()
+
+    def start(self, verb: str, who: Attachment) -> Call:
+        named = {"container_id": who.container, "ifname": IFNAME, "netns": who.sandbox.path, "args": self._args(who)}
+        return self.node.start_cni(self.plugin, verb, self.config(who), path=[self.node.executables], **named)
+
+    def collect(self, valid: Sequence[Attachment] | None = None) -> Reply:
+        return self.node.cni(self.plugin, "GC", self.collection(valid), path=[self.node.executables])
+
+    @staticmethod
+    def _args(who: Attachment) -> str:
+        return f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={who.pod}"
+
+    # --- what must be true ---
+
+    def state(self) -> State:
+        return state.read(self.node.path(STATE))
+
+    def host(self) -> dict[str, Any]:
+        """Everything that a person would miss of the links of the host."""
+        return {name: lasting(link) for name, link in self.node.host.links().items()}
+
+    def standing(self, who: Attachment) -> list[str]:
+        """All that there is of an attachment."""
+        pod = self.node.pods.get(who.sandbox.name)
+        links = pod.view.names() if pod else []
+        return self.state().of(who.container) + [f"link {name} in the sandbox" for name in links]
+
+    def at_rest(self, outcome: Outcome, verb: str) -> list[str]:
+        """What is wrong after a call that ended in any way, before anything else is called."""
+        now = self.state()
+        faults = outcome.faults + now.faults
+        for who in filter(None, (self.victim, self.bystander)):
+            faults += self._unguarded(who, now)
+        if self.bystander:
+            faults += self._disturbed(self.bystander, now)
+        if outcome.reply and outcome.reply.status == 0:
+            if verb == "ADD":
+                faults += self.attached(self.victim, outcome.reply)
+            else:
+                faults += [f"{verb} succeeded, but left {what}" for what in self.standing(self.victim)]
+        return faults
+
+    def _unguarded(self, who: Attachment, now: State) -> list[str]:
+        """An address on a link that is not leased to it, and a link or lease without a link record."""
+        links = who.sandbox.view.links() if who.sandbox.name in self.node.pods else {}
+        on_wire = [text.split("/")[0] for link in links.values() for text in link.texts if link.up]
+        leased = now.addresses(who.container)
+        faults = [f"{a} is on the wire and not leased to {who.container}" for a in on_wire if a not in leased]
+        if f"{NETWORK}:{who.container}:{IFNAME}:link" not in now.records:
+            faults += [f"link {name} of {who.container} has no record" for name in links]
+            faults += [f"{what} of {who.container} without a link record" for what in now.of(who.container)]
+            if self.plugin == "host-device" and who is self.victim and self.host() != self._host:
+                faults.append(f"a device of the host is not as it was, and there is no record: {self.changed()}")
+        return faults
+
+    def _disturbed(self, who: Attachment, now: State) -> list[str]:
+        faults = []
+        if now.of(who.container) != self._base.of(who.container):
+            faults.append(f"the bystander has {now.of(who.container)}, had {self._base.of(who.container)}")
+        link = who.sandbox.view.links().get(IFNAME)
+        if link is None or [a.split("/")[0] for a in sorted(link.texts)] != now.addresses(who.container):
+            faults.append(f"the bystander's link is {link}")
+        return faults
+
+    def attached(self, who: Attachment, reply: Reply) -> list[str]:
+        """What is missing of an attachment that ADD answered so: the link, its addresses, leases and records."""
+        document = reply.succeeded()
+        given = sorted(a["address"] for a in document["ips"])
+        link = who.sandbox.view.links().get(IFNAME)
+        faults = []
+        if link is None or not link.up or sorted(link.texts) != given or not link.route("10.20.0.0/16"):
+            faults.append(f"ADD gave {given}, and the link is {link}")
+        elif (document["interfaces"][0]["mac"], document["interfaces"][0]["mtu"]) != (link.mac, link.mtu):
+            faults.append(f"ADD told of {document['interfaces']}, and the link is {link}")
+        now = self.state()
+        if now.addresses(who.container) != sorted(a.split("/")[0] for a in given):
+            faults.append(f"ADD gave {given}, and leased are {now.addresses(who.container)}")
+        wanted = [f"{NETWORK}:{who.container}:{IFNAME}:{part}" for part in ("ipam", "link")]
+        found = [name for name in now.records if name.split(":")[1] == who.container]
+        if found != wanted or who.sandbox.view.names() != [IFNAME]:
+            faults.append(f"there are records {found} and links {who.sandbox.view.names()}")
+        return faults
+
+    def clean(self) -> list[str]:
+        """What differs from the beginning: leases, records, files, links of the host and of the sandboxes."""
+        now = self.state()
+        faults = list(now.faults)
+        leased = [lease for lease in now.leases if lease not in self._base.leases]
+        faults += [f"left: lease {lease.address} of {lease.container}" for lease in leased]
+        faults += [f"lost: {lease}" for lease in self._base.leases if lease not in now.leases]
+        faults += [f"left: record {name}" for name in now.records if name not in self._base.records]
+        faults += [f"lost: record {name}" for name in self._base.records if name not in now.records]
+        faults += [f"left: file {name}" for name in now.others]
+        for who in (self.victim, self.next):
+            pod = self.node.pods.get(who.sandbox.name)
+            faults += [f"left: link {name} of {who.container}" for name in (pod.view.names() if pod else [])]
+        return faults + ([f"the host's links are not as they were: {self.changed()}"] if self.changed() else [])
+
+    def digest(self) -> str:
+        """What a continuation can meet, without what differs from case to case: names, times, MACs."""
+        now = self.state()
+        lasts = [{k: v for k, v in record.items() if k != "sequence"} for _, record in sorted(now.records.items())]
+        journal = self.node.path(STATE) / f"{state.STORE}-journal"
+        hot = journal.exists() and journal.read_bytes()[:8] != bytes(8)
+        pod = self.node.pods.get(self.victim.sandbox.name)
+        links = {name: lasting(link) for name, link in pod.view.links().items()} if pod else {}
+        text = repr((now.leases, sorted(now.records), lasts, len(now.others), hot, links, self.host()))
+        text = text.replace(self.victim.container, "victim")
+        return re.sub(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}|\bmv[0-9a-f]{12}\b", "", text)
+
+    def changed(self) -> list[str]:
+        now, before = self.host(), self._host
+        return [
+            f"{name}: {now.get(name)}, was {before.get(name)}"
+            for name in sorted({*now, *before})
+            if now.get(name) != before.get(name)
+        ]
+
+
+def lasting(link: Link) -> dict[str, Any]:
+    """What of a link outlives a move: neither indices nor the link-local address, which the kernel makes anew."""
+    return {
+        "identity": (link.name, link.kind, link.mac, link.alias, link.altnames),
+        "state": (link.mtu, link.up),
+        "addresses": sorted((a.text, a.broadcast, a.scope) for a in link.addresses if not a.text.startswith("fe80:")),
+        "routes": sorted(
+            (r.dst, r.gw, r.priority, r.table, r.scope) for r in link.routes if not r.dst.startswith("fe80:")
+        ),
+    }

@@ -1,0 +1,121 @@
+"""`make soak MINUTES=60`: churn with random kills for long; what stands must not grow, and in the end nothing stands.
+
+python -m tests.faults.soak [MINUTES] [--seed N] [--keep FILE]     60 minutes; FILE gets the samples, a JSON each
+
+Every few seconds all calls come to rest, and leases, records, links, open files and the store's size are counted. The
+history of each stretch is judged as `make histories` does. The report has a line of bars for each value over time; the
+exit code is 0 when they are flat and nothing was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.faults import tree
+from tests.faults.churn.__main__ import strange
+from tests.faults.churn.checker import check
+from tests.faults.churn.events import Operation, Rest
+from tests.faults.churn.run import Churn
+from tests.faults.churn.sampling import Sample, growth, open_files, plot, state_bytes, store_bytes
+from tests.node import unusable
+
+WORKERS, PODS = 4, 16  # 64 namespaces
+PREFIX = 27  # 30 addresses: they run out now and then
+SAMPLES = 120  # of a run, at most
+_LEAST_SECONDS = 5.0  # of churn between two samples
+
+
+class Soak:
+    """The churn, its samples, and what was wrong. Each stretch from rest to rest is a history of its own."""
+
+    def __init__(self, churn: Churn) -> None:
+        self._churn = churn
+        self._began = time.monotonic()
+        self._calls = 0
+        self.samples: list[Sample] = []
+        self.faults: list[str] = []
+
+    def step(self, seconds: float) -> None:
+        """Churn for so long, judge it, and take a sample."""
+        rest = self._churn.go(seconds)
+        self._judge()
+        self.samples.append(self._sample(rest))
+
+    def end(self) -> None:
+        """Detach all: nothing may be left."""
+        rest = self._churn.end()
+        self._judge()
+        for what, left in (("leases", rest.leases), ("records", rest.records), ("links", rest.links)):
+            if left:
+                self.faults.append(f"left in the end: {what} {left}")
+
+    def _judge(self) -> None:
+        """Note what is wrong with the history of all that stood lately."""
+        events = self._churn.events()
+        found = check(events) + strange(self._churn.fresh)
+        self.faults += [fault for fault in found if fault not in self.faults]
+        self._churn.forget()
+
+    def _sample(self, rest: Rest) -> Sample:
+        operations = [o for o in self._churn.fresh if isinstance(o, Operation)]
+        self._calls += len(operations)
+        times = sorted(o.ended - o.began for o in operations if o.verb == "ADD") or [0.0]
+        node = self._churn.node
+        return Sample(
+            seconds=round(time.monotonic() - self._began, 1),
+            calls=self._calls,
+            leases=sum(len(a) for a in rest.leases.values()),
+            links=len(rest.links),
+            records=sum(len(parts) for parts in rest.records.values()),
+            unowned=len(set(rest.records) - set(rest.links)),
+            files=open_files(self._churn.pids),
+            store=store_bytes(node),
+            state=state_bytes(node),
+            netns=sum(1 for p in node.path("/run/netns").iterdir()),
+            call_milliseconds=round(1000 * times[len(times) // 2], 1),
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
+    parser.add_argument("minutes", type=float, nargs="?", default=60.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 20))
+    parser.add_argument("--keep", type=Path)
+    chosen = parser.parse_args(arguments)
+    if why := unusable():
+        print(why, file=sys.stderr)
+        return 2
+    seconds = 60 * chosen.minutes
+    print(f"soak: {chosen.minutes:g} minutes over {WORKERS * PODS} sandboxes, seed {chosen.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        executables = tree.copy(Path(folder))
+        with Churn(executables, chosen.seed, WORKERS, PODS, PREFIX) as churn:
+            soak = Soak(churn)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                soak.step(max(_LEAST_SECONDS, seconds / SAMPLES))
+            soak.end()
+    if chosen.keep:
+        chosen.keep.write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in soak.samples))
+    print(plot(soak.samples))
+    faults = soak.faults
+    try:
+        faults = [*faults, *growth(soak.samples)]
+    except ValueError as few:
+        print(f"whether it is flat cannot be told: {few}")
+    for fault in faults:
+        print(f"FAULT {fault}")
+    print(f"{soak.samples[-1].calls} calls, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""A small part of `make faults`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults import powerloss, sweep, tree
+from tests.faults.history import record
+from tests.faults.inject import KILL, STOP, unavailable
+from tests.faults.powerloss import Case
+from tests.faults.sweep import Unit
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+
+@pytest.fixture(scope="module")
+def plugins(executables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The executables of a copy of the tree."""
+    return tree.copy(tmp_path_factory.mktemp("tree"))
+
+
+def failures(units: Sequence[Unit], plugins: Path) -> dict[str, list[str]]:
+    """What went wrong in `units`, by case."""
+    return {case: said for _, tally in sweep.run(units, plugins) for case, said in tally.failures.items()}
+
+
+def thinned(units: Sequence[Unit], count: int) -> list[Unit]:
+    """`count` cases, spread over `units`, with all continuations in turn."""
+    drawn = [units[i * len(units) // count] for i in range(count)]
+    return [replace(u, continuations=(u.continuations[i % len(u.continuations)],)) for i, u in enumerate(drawn)]
+
+
+@pytest.mark.parametrize("operation", ["macvlan-first-add", "macvlan-del", "host-device-add", "host-device-del"])
+def test_a_killed_plugin_leaves_nothing_that_a_retry_a_del_or_gc_does_not_clear(plugins: Path, operation: str) -> None:
+    assert failures(thinned(sweep.plan([operation], [KILL], plugins), 8), plugins) == {}
+
+
+@pytest.mark.parametrize("operation", ["macvlan-add", "host-device-del"])
+def test_a_failed_system_call_is_a_cni_error_and_leaves_nothing_for_good(plugins: Path, operation: str) -> None:
+    assert failures(thinned(sweep.plan([operation], ["EIO", "ENOSPC", "EBUSY"], plugins), 9), plugins) == {}
+
+
+def test_a_del_waits_for_an_add_that_still_runs_and_clears_what_it_did(plugins: Path) -> None:
+    assert failures(thinned(sweep.plan(["macvlan-add"], [STOP], plugins), 6), plugins) == {}
+
+
+def test_a_device_that_is_not_given_back_whole_is_refused_to_others_until_it_is(plugins: Path) -> None:
+    units = [u for u in sweep.plan(["host-device-del"], ["EIO"], plugins) if u.call.name == "sendto"]
+    assert len(units) > 5
+    assert failures([replace(u, continuations=("other",)) for u in units], plugins) == {}
+
+
+def test_a_power_loss_takes_no_acknowledged_lease_and_leaves_no_record_that_lies(plugins: Path) -> None:
+    recording = record("first", plugins)
+    cases = [Case("first", point, disk) for point in range(0, len(recording.journal.entries), 60) for disk in range(3)]
+    wrong = {c.name(0): faults for c, faults in powerloss.run(recording, cases, 12, 0, plugins) if faults}
+    assert wrong == {}

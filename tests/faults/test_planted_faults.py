@@ -1,0 +1,80 @@
+"""Faults of each kind that the design forbids, planted in a copy of the plugins: the harness must find every one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults import powerloss, sweep, tree
+from tests.faults.history import record
+from tests.faults.inject import KILL, STOP, unavailable
+from tests.faults.journal import Ended
+from tests.faults.tree import Edit
+
+pytestmark = [pytest.mark.skipif(bool(unavailable()), reason=unavailable()), pytest.mark.long]
+
+# what a power loss must show
+UNSYNCED = {
+    "a record": Edit("cni/kernel/files.py", r"posix\.fsync\(fd\)(\n {12}finally)", r"pass\1"),
+    "the name of a record": Edit("cni/kernel/files.py", r"raise\n {8}posix\.fsync\(holder\)", "raise"),
+    "a new directory": Edit("cni/kernel/files.py", r"sync_directory\(parent or \"/\"\)", "pass"),
+    "what a killed call has committed": Edit("ipam/stores/file.py", r"self\._database\.sync\(\)", "pass"),
+    "the lease file": Edit("ipam/stores/database.py", "PRAGMA synchronous=FULL", "PRAGMA synchronous=OFF"),
+}
+_WRITTEN_LATE = Edit(
+    "cni/verbs.py",
+    r"( {8}book\.write\(request\.attachment, PART, .*\n)((?:.*\n)*? {12}link = plugin\.apply\(.*\n)",
+    r"\2    \1",
+)
+# what a kill must show, in which operation, and what is said of it
+MISORDERED = {
+    "addresses released before the link is gone": (
+        Edit(
+            "cni/verbs.py", r"( {8}faults: .* = \[\]\n {8}gone = True\n)", r"\1        release(record, request, log)\n"
+        ),
+        "macvlan-del",
+        "on the wire and not leased",
+    ),
+    "the link's record written after the link": (_WRITTEN_LATE, "macvlan-add", "without a link record"),
+    "the device's record written after the move": (_WRITTEN_LATE, "host-device-add", "without a link record"),
+    "the lease's record written after the claim": (
+        Edit("ipam/acquire.py", r"( +remember\(wants, owner\.sequence\)\n)( +answer = store\.claim\(.*\n)", r"\2\1"),
+        "macvlan-add",
+        "has no record",
+    ),
+}
+UNLOCKED = Edit("cni/verbs.py", r", book\.locked\(request\.attachment, PART\):", ":")
+
+
+@pytest.mark.parametrize("what", UNSYNCED)
+def test_a_missing_fsync_is_found(executables: Path, tmp_path: Path, what: str) -> None:
+    plugins = tree.copy(tmp_path, [UNSYNCED[what]])
+    history = "retries" if "killed" in what else "first"
+    recording = record(history, plugins)
+    points = [i for i, entry in enumerate(recording.journal.entries) if isinstance(entry, Ended)]
+    cases = [powerloss.Case(history, point, disk) for point in points for disk in range(12)]
+    assert any(faults for _, faults in powerloss.run(recording, cases, 12, 0, plugins))
+
+
+@pytest.mark.parametrize("what", MISORDERED)
+def test_a_wrong_order_is_found(executables: Path, tmp_path: Path, what: str) -> None:
+    edit, operation, words = MISORDERED[what]
+    plugins = tree.copy(tmp_path, [edit])
+    units = [u for u in sweep.plan([operation], [KILL], plugins) if u.call.name in ("sendto", "fsync", "write")]
+    assert words in first_failure(units, plugins)
+
+
+def test_a_missing_lock_is_found(executables: Path, tmp_path: Path) -> None:
+    plugins = tree.copy(tmp_path, [UNLOCKED])
+    units = [u for u in sweep.plan(["macvlan-add"], [STOP], plugins) if u.call.name in ("sendto", "fsync")]
+    assert "did not wait" in first_failure(units, plugins)
+
+
+def first_failure(units: Sequence[sweep.Unit], plugins: Path) -> str:
+    """All that was said of the first unit that went wrong; "" when none did."""
+    quick = [replace(u, continuations=u.continuations[:1]) for u in units]
+    found = (tally.failures for _, tally in sweep.run(quick, plugins) if tally.failures)
+    return "\n".join(said for failures in found for lines in failures.values() for said in lines)

@@ -1,0 +1,65 @@
+"""The soak tells what is flat from what grows; and a short one runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults import tree
+from tests.faults.churn.run import Churn
+from tests.faults.churn.sampling import LIMITS, Sample, growth, plot
+from tests.faults.soak import Soak
+from tests.node import unusable
+
+USUAL = Sample(0, 0, 60, 30, 65, 5, 20, 36864, 110_000, 45, 60)
+
+
+def samples(count: int = 30, **rises: float) -> list[Sample]:
+    """As many samples that go up and down a little, and in some values up by so much a sample."""
+    found = []
+    for i in range(count):
+        wave = replace(USUAL, seconds=i, calls=40 * i, leases=USUAL.leases + i % 4, links=USUAL.links - i % 3)
+        found.append(replace(wave, **{name: getattr(wave, name) + int(i * rise) for name, rise in rises.items()}))
+    return found
+
+
+def test_what_goes_up_and_down_is_flat() -> None:
+    assert growth(samples()) == []
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_grows_is_named(name: str) -> None:
+    rise = LIMITS[name](getattr(USUAL, name)) or 0.3
+    faults = growth(samples(30, **{name: rise}))
+    assert len(faults) == 1
+    assert faults[0].startswith(f"{name} grew from")
+
+
+def test_a_store_that_leaves_a_lease_at_each_sample_grows() -> None:
+    assert growth(samples(120, leases=1, records=1))
+
+
+def test_few_samples_tell_nothing() -> None:
+    with pytest.raises(ValueError, match="too few"):
+        growth(samples(5))
+
+
+def test_the_plot_has_a_line_for_each_value() -> None:
+    lines = plot(samples(leases=2)).splitlines()
+    assert len(lines) == len(LIMITS) + 1
+    assert lines[0].split()[-1] == "119"
+
+
+@pytest.mark.skipif(bool(unusable()), reason=unusable())
+def test_a_soak_judges_each_stretch_and_ends_with_nothing_left(executables: Path, tmp_path: Path) -> None:
+    with Churn(tree.copy(tmp_path), seed=3, workers=2, pods=4) as churn:
+        soak = Soak(churn)
+        for _ in range(3):
+            soak.step(1.0)
+        soak.end()
+    assert soak.faults == []
+    assert [sample.files for sample in soak.samples[1:]] == [soak.samples[0].files] * 2
+    assert soak.samples[-1].calls > 10
+    assert any(sample.leases and sample.links and sample.records for sample in soak.samples)

@@ -1,0 +1,127 @@
+"""What strace writes of one process, as calls; and which of them are points at which a fault is worth while.
+
+A point is the n-th call of its name since the program was started, which is how strace counts for an injection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LINE = re.compile(r"^(?:\d+ +)?(\w+)\((.*)$")
+_RESULT = re.compile(r"^(.*?)\)? += (-?\d+|0x[0-9a-f]+|\?)(.*)$", re.DOTALL)
+_OPENED = re.compile(r'"([^"]*)"')
+_DESCRIPTOR = re.compile(r"^(\d+|AT_FDCWD)<([^>]*)>")
+_NETLINK_TYPE = re.compile(r"nlmsg_type=(?:0x([0-9a-f]+)|(RTM_\w+))")
+
+_CREATES = ("openat", "open", "creat", "openat2")
+_CHANGES = (
+    *("write", "writev", "pwrite64", "pwritev", "fsync", "fdatasync", "sync_file_range", "fallocate"),
+    *("ftruncate", "truncate", "rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
+    *("unlink", "unlinkat", "mkdir", "mkdirat", "rmdir", "fchmod", "chmod", "fchmodat", "fchown", "setns", "flock"),
+)
+_OWN = ("/var/lib/cni", "/run/netns", "/proc/sys", "/proc/self", "/proc/thread-self")  # not the interpreter's
+_CARRIES_DATA = (
+    "read",
+    "write",
+    "writev",
+    "pread64",
+    "pwrite64",
+    "pwritev",
+    "sendto",
+    "sendmsg",
+    "recvfrom",
+    "recvmsg",
+)
+_READS = ("read", "pread64", "getdents64")
+_STATE = "/var/lib/cni"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A system call: the `ordinal`-th of its `name`; `path` is that of its first descriptor, "" for none."""
+
+    name: str
+    ordinal: int
+    text: str
+    result: str
+    path: str
+
+    @property
+    def point(self) -> str:
+        return f"{self.name}:{self.ordinal}"
+
+    @property
+    def opened(self) -> str:
+        """The path that an open names."""
+        found = _OPENED.search(self.text)
+        return found[1] if found else ""
+
+    @property
+    def what(self) -> str:
+        """The call for a person: one short line."""
+        return f"{self.name}({self.text})"[:150]
+
+    def alike(self) -> str:
+        """What must be the same when the call is met again in another run: no numbers, and not the data."""
+        data = self.name in _CARRIES_DATA
+        return self.name + re.sub(r"[0-9]+", "N", f"({self.path} {'' if data else self.opened}")
+
+
+def parse(text: str) -> list[Call]:
+    """The calls in the output of strace for one process, in their order. What other processes did is left out."""
+    calls: list[Call] = []
+    counts: dict[str, int] = {}
+    first = text.partition(" ")[0]
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if not found or (first.isdigit() and not line.startswith(first + " ")):
+            continue  # signals, exits
+        name, rest = found[1], found[2]
+        counts[name] = counts.get(name, 0) + 1
+        ended = _RESULT.match(rest)
+        inner, result = (ended[1], ended[2] + ended[3]) if ended else (rest, "?")
+        descriptor = _DESCRIPTOR.match(inner)
+        calls.append(Call(name, counts[name], inner, result, descriptor[2] if descriptor else ""))
+    return calls
+
+
+def changes(call: Call) -> bool:
+    """Whether the call changes something that outlives the process, or a lock or namespace that guards it."""
+    if call.name in _CREATES:
+        return bool(re.search(r"O_CREAT|O_TRUNC", call.text)) and call.opened.startswith((_STATE, "."))
+    if call.name in ("write", "writev"):
+        return not call.text.startswith("2")  # the log
+    if call.name == "fcntl":
+        return "SETL" in call.text
+    if call.name in ("sendto", "sendmsg"):
+        return not _asks(call)
+    return call.name in _CHANGES
+
+
+def may_fail(call: Call) -> bool:
+    """Whether the call changes something, or reads what the plugin decides by: files of its own, the kernel's replies."""
+    if call.name in _CREATES:
+        return changes(call) or call.opened.startswith(_OWN)
+    if call.name in _READS:
+        return call.path.startswith(_OWN)
+    return changes(call) or call.name in ("sendto", "sendmsg", "recvfrom", "recvmsg")
+
+
+def answers(call: Call) -> bool:
+    """Whether the call writes to stdout: what there was to do is done, and no lock is held."""
+    return call.name in ("write", "writev") and call.text.startswith("1<")
+
+
+def last(calls: Sequence[Call]) -> list[Call]:
+    """The end of the process, as a point after all the others."""
+    return [c for c in calls if c.name == "exit_group"]
+
+
+def _asks(call: Call) -> bool:
+    """Whether a netlink request only reads: RTM_GET..., by their numbers 2 modulo 4 (linux/rtnetlink.h)."""
+    found = _NETLINK_TYPE.search(call.text)
+    if not found:
+        return False
+    return int(found[1], 16) % 4 == 2 if found[1] else found[2].startswith("RTM_GET")
