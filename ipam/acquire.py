@@ -54,6 +54,7 @@ def acquire(
             values = search(store, wanted, plan.chosen, owner, contended, reclaim)
             wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
             if plan.settled:
+                store.sync()
                 remember(wants, own[0].sequence)
                 return values
             remember(wants, owner.sequence)

@@ -51,6 +51,8 @@ def release(
             held = store.find(attachment)
             if held:
                 store.release(held)
+            else:
+                store.sync()
     except CniError:
         if record and not record["pending"]:
             try:

@@ -124,16 +124,19 @@ def remove_durably(directory: str, name: str) -> bool:
     except FileNotFoundError:
         return False
     try:
-        try:
-            posix.unlink(temporary_of(name), dir_fd=holder)
-        except FileNotFoundError:
-            pass
-        posix.unlink(name, dir_fd=holder)
-        posix.fsync(holder)
-    except FileNotFoundError:
-        return False
+        _unlink(temporary_of(name), holder)
+        found = _unlink(name, holder)
+        posix.fsync(holder)  # also when it was gone: whoever removed it may have been killed before this
     finally:
         posix.close(holder)
+    return found
+
+
+def _unlink(name: str, holder: int) -> bool:
+    try:
+        posix.unlink(name, dir_fd=holder)
+    except FileNotFoundError:
+        return False
     return True
 
 

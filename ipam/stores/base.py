@@ -193,6 +193,12 @@ class Store:
         """End the turn that `enter` began."""
         raise NotImplementedError
 
+    def sync(self) -> None:
+        """Make durable what is read in this turn: a process that was killed may have left it half-way to the disk.
+
+        For who answers by what it finds and changes nothing. A store that shows only what is durable does nothing.
+        """
+
     def find(self, attachment: Attachment) -> list[Lease]:
         """The leases of an attachment, by pool and address."""
         raise NotImplementedError

@@ -65,6 +65,20 @@ class Database:
                 raise OutcomeUnknown(failure.msg) from None
             raise failure from None
 
+    def sync(self) -> None:
+        """Make the last commit durable, in case its process was killed between writing and syncing the journal's end."""
+        journal = f"{self.path}-journal"
+        try:
+            fd = posix.open(journal, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
+            try:
+                posix.fsync(fd)
+            finally:
+                posix.close(fd)
+        except FileNotFoundError:
+            pass  # then nothing was ever committed
+        except OSError as fault:
+            raise refused("sync the journal of", self.path, fault) from None
+
     def roll_back(self) -> None:
         """Undo what was run since the last commit."""
         try:

@@ -76,6 +76,11 @@ class FileStore(Store):
             self._database.close()
             self._database = None
 
+    def sync(self) -> None:
+        with self.turn():
+            if self._database:
+                self._database.sync()
+
     def find(self, attachment: Attachment) -> list[Lease]:
         network, container_id, ifname = attachment.key()
         return self._leases(schema.FIND, container_id, ifname, network)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing import Queue
 from pathlib import Path
+from typing import Any
 
 from tests.faults import tree
 from tests.faults.history import HISTORIES, Expectation, Recording, record
@@ -158,7 +159,9 @@ def run(
         restarter.__exit__()
 
 
-def _work(recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path, queue: Queue) -> None:
+def _work(
+    recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path, queue: Queue[Any]
+) -> None:
     for pair in run(recording, cases, disks, seed, executables):
         queue.put(pair)
 
@@ -171,7 +174,7 @@ def at_once(
         yield from run(recording, cases, disks, seed, executables)
         return
     context = multiprocessing.get_context("fork")
-    queue: Queue = context.Queue()
+    queue: Queue[Any] = context.Queue()
     for k in range(jobs):
         mine = [case for case in cases if case.point % jobs == k]
         context.Process(target=_work, args=(recording, mine, disks, seed, executables, queue), daemon=True).start()

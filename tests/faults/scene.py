@@ -129,7 +129,7 @@ class Scene:
     def config(self, who: Attachment | None = None) -> dict[str, Any]:
         ranges = [{"range": "fd00:111::/64"}]
         ipam = {"type": "whereabouts", "datastore": "file", "range": "192.168.111.0/24", "ipRanges": ranges}
-        ipam["routes"] = [{"dst": "10.20.0.0/16", "gw": GATEWAY}]  # type: ignore[assignment]
+        ipam["routes"] = [{"dst": "10.20.0.0/16", "gw": GATEWAY}]
         network: dict[str, Any] = {"cniVersion": "1.1.0", "name": NETWORK, "type": self.plugin, "ipam": ipam}
         if self.plugin == "macvlan":
             return network | {"master": MASTER, "mtu": 9000}
@@ -155,7 +155,12 @@ class Scene:
         return self.start(verb, who).finish()
 
     def start(self, verb: str, who: Attachment) -> Call:
-        named = {"container_id": who.container, "ifname": IFNAME, "netns": who.sandbox.path, "args": self._args(who)}
+        named: dict[str, Any] = {
+            "container_id": who.container,
+            "ifname": IFNAME,
+            "netns": who.sandbox.path,
+            "args": self._args(who),
+        }
         return self.node.start_cni(self.plugin, verb, self.config(who), path=[self.node.executables], **named)
 
     def collect(self, valid: Sequence[Attachment] | None = None) -> Reply:
