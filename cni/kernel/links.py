@@ -27,6 +27,8 @@ from cni.kernel.netlink import (
 
 _NEWLINK, _DELLINK, _GETLINK, _GETNSID, _NEWLINKPROP, _DELLINKPROP = 16, 17, 18, 90, 108, 109
 
+_GETNEIGH, _AF_BRIDGE, _NEIGH_ADDRESS = 30, 7, 2
+_NDMSG = Struct("=BxxxiHBB")  # struct ndmsg: family, index, state, flags, type
 _IFINFO = Struct("=BxHiII")  # struct ifinfomsg: family, ARPHRD type, index, flags, mask of flags to change
 _IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
 
@@ -209,6 +211,19 @@ class Rtnl(Socket):
                 return False
             raise
         return True
+
+    def receives(self, index: int, mac: str) -> bool:
+        """Whether a link above the link `index`, in whatever namespace, is up with the address `mac`.
+
+        Such a link puts its MAC on the list of addresses that the one below it receives (macvlan_open,
+        drivers/net/macvlan.c), which the kernel shows as forwarding entries (ndo_dflt_fdb_dump, net/core/rtnetlink.c).
+        """
+        octets = _octets(mac)
+        for body in self.dump(_GETNEIGH, _NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0)):
+            found = dict(unpack_attributes(body, _NDMSG.size)).get(_NEIGH_ADDRESS)
+            if found == octets and _NDMSG.unpack_from(body)[1] == index:
+                return True
+        return False
 
     def add_altname(self, index: int, name: str) -> None:
         """Give the link `index` the alternative name `name` (1 to 127 bytes); EEXIST when any link has it."""

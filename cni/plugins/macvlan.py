@@ -14,6 +14,7 @@ kernel refuses, and why.
 from __future__ import annotations
 
 import errno
+import time
 
 from cni.attachment import digest
 from cni.config import (
@@ -32,7 +33,14 @@ from cni.config import (
 )
 from cni.kernel import node, routes
 from cni.kernel.netlink import KernelError
-from cni.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, LimitedConnectivity, NotAvailable
+from cni.spec.errors import (
+    InvalidConfig,
+    InvalidEnvironment,
+    KernelRefused,
+    LimitedConnectivity,
+    NotAvailable,
+    TryAgainLater,
+)
 from cni.spec.request import member
 
 TYPE_CHECKING = False
@@ -50,6 +58,7 @@ NAME = "macvlan"
 MODES = ("bridge", "private", "vepa", "passthru")
 ARPHRD_ETHER = 1
 ARPHRD_INFINIBAND = 32
+CLEARING_SECONDS = 2.0  # seen: up to 0.07 s, with 150 sandboxes that end at once
 IPV6_LEAST_MTU = 1280  # RFC 8200, section 5
 
 KEYS = (
@@ -349,7 +358,8 @@ def owns(planned: Plan, link: Link) -> bool:
 def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
     """Remove what the plan made from the sandbox, under whatever name; nothing there is no error."""
     if box is None:
-        return  # the link went with its sandbox
+        _await_end(planned, host)  # the link goes with its sandbox
+        return
     for link in box.links():
         if owns(planned, link):
             try:
@@ -362,6 +372,21 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
             log.warning(
                 f'link "{link.name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
             )
+
+
+def _await_end(planned: Plan, host: Rtnl) -> None:
+    """Wait until the kernel has cleared the link out of a dead sandbox, which it does some time after its end.
+
+    Until then the link answers for its addresses. A MAC that is not derived may be that of another attachment by now.
+    """
+    end = time.monotonic() + CLEARING_SECONDS
+    while planned.mac_is_derived and not planned.in_sandbox and host.receives(planned.lower, planned.mac):
+        if time.monotonic() > end:
+            raise TryAgainLater(
+                f'the link "{planned.name}" ({planned.mac}) on {planned.master} is still up in a sandbox that cannot be'
+                " found: end what holds that network namespace, and DEL again"
+            )
+        time.sleep(0.005)
 
 
 def differences(planned: Plan, link: Link) -> list[str]:

@@ -6,8 +6,10 @@ inject      one call of a plugin under strace, with a fault at a point
 state       what stands on disk and in the kernel, and what is wrong with it
 scene       a node with a victim and a bystander attached to one network
 cases       what is done to the victim, and how it goes on afterwards
+stopped     a DEL while an ADD is stopped
 sweep       every operation x fault x point x continuation, and the table
 journal     a recorded log of what was written, and the disks that a power loss may leave of it
+history     calls that are recorded so, and what must stand at any point of them
 powerloss   every such disk brought back to life by the plugins
 churn       many attachments at once and random kills: a history, and whether it keeps the promises
 soak        the same for an hour: what stands must not grow
