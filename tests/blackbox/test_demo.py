@@ -89,7 +89,7 @@ def assert_complete(output: str) -> None:
 def test_the_demo_shows_two_pods_and_leaves_the_machine_as_it_was(checkout: Checkout) -> None:
     before = state()
     done = checkout.demo()
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert_complete(done.stdout)
     assert state() == before
 
@@ -116,7 +116,7 @@ def test_the_demo_needs_no_root(checkout: Checkout) -> None:
         )
     before = state()
     done = checkout.demo(*nobody)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert_complete(done.stdout)
     assert "A node in a user namespace of its own, without root" in done.stdout
     assert state() == before
