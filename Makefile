@@ -1,12 +1,16 @@
 # railcni: `make help` lists the targets.
 SHELL := /bin/sh
-PYTHON ?= python3
+# The system's own before that of a version manager: every user can run it, and it starts sooner.
+PYTHON ?= $(shell for p in /usr/bin/python3 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; done; echo python3)
 # The interpreter itself, not a virtual environment's or a version manager's link to it: the launchers name it.
 BASE := $(shell $(PYTHON) -c 'import os,sys; print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))')
 VENV := .venv/bin
 PLUGINS := bin/macvlan bin/host-device bin/whereabouts
 PREFIXED := $(PLUGINS:bin/%=bin/railcni-%)
 LAUNCHERS := $(PLUGINS) $(PREFIXED)
+PACK := bin/modules.$(shell $(BASE) -c 'import sys; print(sys.implementation.cache_tag)')
+SOURCES := $(shell find cni ipam -name '*.py' -not -path 'cni/cli/*' -not -path 'cni/dist/*')
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -14,7 +18,7 @@ LAUNCHERS := $(PLUGINS) $(PREFIXED)
 
 all: plugins bin/railcni ## the executables in bin/, and .venv for the command
 
-plugins: $(LAUNCHERS) ## the executables that a runtime calls: they need Python 3.11 alone
+plugins: $(LAUNCHERS) $(PACK) ## the executables that a runtime calls: they need Python 3.11 alone
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +61,9 @@ $(PLUGINS): bin/%: bin/launcher.in Makefile
 	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@sed -e 's|@PYTHON@|$(BASE)|' -e 's|@PLUGIN@|$*|' $< > $@.new && chmod 755 $@.new && mv $@.new $@
 
+$(PACK): $(SOURCES)
+	@$(BASE) -I cni/pack.py
+
 $(PREFIXED): bin/railcni-%: bin/%
 	@ln -sf $* $@
 
@@ -68,4 +75,4 @@ bin/railcni: bin/command.in .venv/ready
 	@touch $@
 
 clean: ## remove what make made
-	rm -rf .venv build $(LAUNCHERS) bin/railcni .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build $(LAUNCHERS) bin/modules.* bin/railcni .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -8,8 +8,8 @@ the same bytes on stdin, its stderr on ours (SPEC.md, section 4).
 from __future__ import annotations
 
 import posix
-import sys
 
+import cni
 from cni.spec import codec, result
 from cni.spec.errors import CniError, DecodingFailure, DelegateFailed, InvalidConfig
 from cni.spec.request import Request, member
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cni.log import Log
     from cni.spec.result import Result
 
-_OURS = ("whereabouts",)
+_OURS = ("bin/whereabouts", "plain/whereabouts")  # the second where it has replaced another (cni/cli/installation)
 
 
 def ipam_type(config: dict[str, Any]) -> str:
@@ -56,6 +56,17 @@ def delete(request: Request, log: Log) -> None:
     kind = ipam_type(request.config)
     if _is_name(kind):  # else no ADD came as far as an address
         _call(kind, with_command(request, "DEL"), log)
+
+
+def prepare(request: Request) -> None:
+    """Import what a call of our own IPAM plugin needs, before it is called; what is wrong, the call will say."""
+    try:
+        kind = ipam_type(request.config)
+        if kind and _is_ours(_find(kind, request.path)):
+            import ipam.plugin
+            import ipam.stores.file  # noqa: F401
+    except Exception:  # noqa: S110
+        pass
 
 
 def forward(request: Request, log: Log) -> None:
@@ -115,9 +126,10 @@ def _find(kind: str, directories: list[str]) -> str:
 
 def _is_ours(path: str) -> bool:
     found = posix.stat(path)
+    home = cni.__path__[0].rpartition("/")[0]
     for name in _OURS:
         try:
-            own = posix.stat(f"{sys.path[0]}/bin/{name}")
+            own = posix.stat(f"{home}/{name}")
         except OSError:
             continue
         if (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino):

@@ -12,7 +12,7 @@ _HEADER = struct.Struct("!BBHHH")  # type, code, checksum, identifier, sequence
 _IP_MTU_DISCOVER, _IP_PMTUDISC_DO = 10, 2  # include/uapi/linux/in.h: set DF, and refuse what is longer than the MTU
 
 
-def ping(address: str, payload: int, sequence: int, seconds: float = 2.0) -> float:
+def ping(address: str, payload: int, sequence: int, seconds: float = 10.0) -> float:
     """The round-trip time, in seconds, of an echo with `payload` bytes that no hop may fragment.
 
     OSError: EMSGSIZE when it is longer than the MTU, TimeoutError when no reply came, else why it cannot be sent.

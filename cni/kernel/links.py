@@ -7,6 +7,7 @@ pod's, and use it wherever. Numbers are those of include/uapi/linux/if_link.h an
 from __future__ import annotations
 
 from _struct import Struct
+from _thread import start_new_thread
 from errno import ENODEV
 
 from cni.kernel.netlink import (
@@ -24,6 +25,10 @@ from cni.kernel.netlink import (
     text_of,
     unpack_attributes,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _NEWLINK, _DELLINK, _GETLINK, _GETNSID, _NEWLINKPROP, _DELLINKPROP = 16, 17, 18, 90, 108, 109
 
@@ -116,9 +121,25 @@ class Link:
 
 
 class Rtnl(Socket):
-    """Reads and changes the links of the namespace in which it was made; KernelError for every refusal."""
+    """Reads and changes the links of the namespace in which it was made; KernelError for every refusal.
 
-    __slots__ = ()
+    `meanwhile` is called once, in a thread of its own, when the kernel is asked to remove or to move a link: that
+    takes it 15 to 20 ms (rcu_barrier in netdev_run_todo, net/core/dev.c), in which this process has nothing to do.
+    """
+
+    __slots__ = ("meanwhile",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], None] | None = None
+
+    def _wait_usefully(self) -> None:
+        work, self.meanwhile = self.meanwhile, None
+        if work:
+            try:
+                start_new_thread(work, ())
+            except RuntimeError:
+                pass  # no thread is to be had: what it would have prepared is done when it is needed
 
     def link(self, name: str = "", index: int = 0) -> Link | None:
         """The link with this index, or else with this name or alternative name; None when there is none."""
@@ -191,6 +212,7 @@ class Rtnl(Socket):
             flags, mask = (_IFF_UP if up else 0), _IFF_UP
         body = _IFINFO.pack(0, 0, index, flags, mask)
         if netns_fd >= 0:
+            self._wait_usefully()
             body += number(_NET_NS_FD, netns_fd)
         if name:
             body += string(_IFNAME, name)
@@ -204,6 +226,7 @@ class Rtnl(Socket):
 
     def delete_link(self, index: int) -> bool:
         """Remove the link `index`; False when there was none."""
+        self._wait_usefully()
         try:
             self.request(_DELLINK, _ifinfo(index))
         except KernelError as fault:

@@ -14,13 +14,14 @@ from cni.spec.errors import InvalidNamespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 _OWN = "/proc/thread-self/ns/net"
 _NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h
 _CLONE_NEWNET = 0x40000000
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000
+_known: list[Callable[[int, int], None]] = []  # setns, once it was looked for
 
 
 class Namespace:
@@ -172,16 +173,22 @@ def _open(path: str) -> Namespace:
 
 def _setns(fd: int) -> None:
     """setns(2) of the calling thread into the network namespace `fd`; OSError."""
-    setns = getattr(posix, "setns", None)  # from Python 3.12 on
-    if setns is not None:
-        setns(fd, _CLONE_NEWNET)
-        return
+    if not _known:
+        _known.append(getattr(posix, "setns", None) or _c_setns())  # posix has it from Python 3.12 on
+    _known[0](fd, _CLONE_NEWNET)
+
+
+def _c_setns() -> Callable[[int, int], None]:
     import _ctypes
 
     class Function(_ctypes.CFuncPtr):
         _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
 
     call = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "setns"))  # type: ignore[arg-type]  # None: this process
-    if call(fd, _CLONE_NEWNET) != 0:
-        number = _ctypes.get_errno()
-        raise OSError(number, posix.strerror(number))
+
+    def setns(fd: int, kind: int) -> None:
+        if call(fd, kind) != 0:
+            number = _ctypes.get_errno()
+            raise OSError(number, posix.strerror(number))
+
+    return setns

@@ -8,12 +8,15 @@ from cni.kernel.files import read_whole
 from cni.spec.errors import IoFailure
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_known: list[str] = []
 
 
 def boot_id() -> str:
     """The random identifier that the kernel drew when it started (random(4)); IoFailure when it cannot be read."""
     try:
-        return read_whole(_BOOT_ID).decode().strip()
+        if not _known:
+            _known.append(read_whole(_BOOT_ID).decode().strip())
+        return _known[0]
     except OSError as fault:
         raise IoFailure(f"cannot read {_BOOT_ID}: {fault.strerror}; mount /proc where the plugin runs") from None
 
