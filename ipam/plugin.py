@@ -18,7 +18,6 @@ from cni.spec.request import Attachment, member
 from cni.spec.result import IPConfig, Result
 from ipam import config as configuration
 from ipam import leases, stores
-from ipam.acquire import acquire, search
 from ipam.ranges import format_address, parse_address
 from ipam.records import PART, document
 from ipam.stores.base import CREATE, READ, Owner
@@ -76,6 +75,8 @@ def _acquire(
     book: Book,
     log: Log,
 ) -> list[int]:
+    from ipam.acquire import acquire  # the other verbs take no address
+
     owner = _owner(request, config)
     store = stores.open_store(described, CREATE, restorer(described, book, log))
     former = record
@@ -197,6 +198,8 @@ def collect(request: Request, book: Book, log: Log) -> None:
 
 def status(request: Request, book: Book, log: Log) -> None:
     """Whether an ADD could be served now; NotAvailable says why not."""
+    from ipam.acquire import search
+
     config = _read(request, log)
     wanted = leases.needs(config)
     if not wanted:

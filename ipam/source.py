@@ -82,7 +82,7 @@ class Source:
         return name or files.host_name()
 
     def _in_flat_file(self, name: str) -> bool:
-        if name in NOT_FROM_FLAT_FILE or not _is_left_out(member(self._block, name)):
+        if not self._flat or name in NOT_FROM_FLAT_FILE or not _is_left_out(member(self._block, name)):
             return False
         return not _is_left_out(member(self._flat, name))
 
