@@ -1,0 +1,111 @@
+"""Start a plugin as a runtime does, and measure the process: its time, its processor time, its peak memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.samples import Sample
+
+_PR_SET_CHILD_SUBREAPER = 36
+# In the background, so that the shell has nobody's memory but its own when it forks, and nobody waits for the plugin:
+# it becomes a child of this process. The shell gives background processes no stdin of their own.
+_ORPHAN = '"$0" "$@" <&4 3>&- 4<&- & echo $! >&3'
+
+
+class Failed(Exception):
+    """A call that should have succeeded did not: there is nothing to measure."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a plugin, with the variables of the specification and no others in its environment."""
+
+    argv: Sequence[str | Path]
+    verb: str
+    stdin: bytes
+    container: str
+    netns: str
+    path: str
+
+    def environ(self) -> dict[str, str]:
+        return {
+            "CNI_COMMAND": self.verb,
+            "CNI_CONTAINERID": self.container,
+            "CNI_NETNS": self.netns,
+            "CNI_IFNAME": "net1",
+            "CNI_PATH": self.path,
+        }
+
+
+class Running:
+    """A process that has been started. Its stdin and stdout are files in memory, so nobody waits for a pipe."""
+
+    def __init__(self, call: Call, wrapper: Sequence[str] = ()) -> None:
+        self.call = call
+        given, self.said, self._aside = (os.memfd_create(name) for name in ("stdin", "stdout", "aside"))
+        os.write(given, call.stdin)
+        os.lseek(given, 0, os.SEEK_SET)
+        actions = [
+            (os.POSIX_SPAWN_DUP2, given, 0),
+            (os.POSIX_SPAWN_DUP2, self.said, 1),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, self._aside, 3),
+            (os.POSIX_SPAWN_DUP2, 0, 4),
+        ]
+        argv = [*wrapper, *map(str, call.argv)]
+        self.began = time.perf_counter()
+        self.pid = os.posix_spawn(argv[0], argv, call.environ(), file_actions=actions)
+        os.close(given)
+
+    def finish(self) -> tuple[Sample, bytes, bytes]:
+        """Wait for it: what it took, its stdout, and what it wrote to descriptor 3. Failed unless it succeeded."""
+        _, status, usage = os.wait4(self.pid, 0)
+        sample = Sample((time.perf_counter() - self.began) * 1e3, (usage.ru_utime + usage.ru_stime) * 1e3)
+        out, aside = (_whole(fd) for fd in (self.said, self._aside))
+        if status:
+            raise Failed(_failure(self.call, status, out))
+        return sample, out, aside
+
+
+def timed(call: Call) -> tuple[Sample, bytes]:
+    """What a call took, and its stdout."""
+    sample, out, _ = Running(call).finish()
+    return sample, out
+
+
+def peak_kib(call: Call) -> int:
+    """The peak of resident memory of a call, the largest of its processes, in KiB.
+
+    ru_maxrss of a process begins with that of the one that it was before exec (setmax_mm_hiwater_rss, fs/exec.c): here
+    that is a shell of a megabyte instead of this interpreter.
+    """
+    shell = Running(call, ("/bin/sh", "-c", _ORPHAN))
+    said = os.dup(shell.said)  # the shell ends before the plugin
+    _, _, pid = shell.finish()
+    _, status, usage = os.wait4(int(pid), 0)
+    out = _whole(said)
+    if status:
+        raise Failed(_failure(call, status, out))
+    return usage.ru_maxrss
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of what its children leave behind, which `peak_kib` needs."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _whole(fd: int) -> bytes:
+    data = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
+    return data
+
+
+def _failure(call: Call, status: int, out: bytes) -> str:
+    said = out.decode(errors="replace").strip() or f"wait status {status}"
+    return f"{Path(call.argv[0]).name} {call.verb}: {said[:300]}"

@@ -1,0 +1,162 @@
+"""Where the time of one call goes: runs a launcher with its functions timed. Started by breakdown.py, as
+
+    python -IS -c STUB LAUNCHER PROBE
+
+Writes lines "PHASE SECONDS" to descriptor 3 when the launcher is done; "first", "ready" and "end" are times of the
+monotonic clock. Imports nothing that the launcher would have to import otherwise. The time of a function counts for
+its own phase; that of what it calls for theirs.
+"""
+
+from __future__ import annotations
+
+import _frozen_importlib as importlib
+import marshal
+import posix
+import sys
+from time import perf_counter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+FD = 3
+_PYC_HEAD = 16  # bytes before the code
+REST = "rest"
+OWN = "probe"  # what the probe itself takes
+
+# The functions of each phase, by module; all that a module or class in the list defines when it is named alone.
+PHASES = {
+    "parsing": (
+        "cni.spec.codec:loads",
+        "cni.spec.codec:dumps",
+        "cni.spec.request:parse",
+        "cni.spec.result:parse",
+        "cni.spec.result:Result.document",
+        "cni.config:fill",
+        "cni.plugins.macvlan:read",
+        "cni.plugins.host_device:read",
+        "ipam.plugin:_read",
+    ),
+    "record": ("cni.attachment:Book.*", "cni.attachment:Held.__exit__"),
+    "store": (
+        "ipam.acquire:acquire",
+        "ipam.upkeep:release",
+        "ipam.stores:open_store",
+        "ipam.stores.base:Turn.*",
+        "ipam.stores.file:FileStore.*",
+    ),
+    "netlink": (
+        "cni.kernel.netlink:Socket.*",
+        "cni.kernel.links:Rtnl.*",
+        "cni.kernel.addresses:*",
+        "cni.kernel.routes:*",
+    ),
+    "delegated plugin": ("cni.delegate:_execute",),
+    "kernel": ("cni.kernel.netns:_setns", "cni.kernel.netns:_open", "cni.kernel.sysctl:*"),
+}
+
+
+class Clock:
+    """Seconds by phase; `enter` and `leave` nest."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        self._phases = [REST]
+        self._since = perf_counter()
+
+    def enter(self, phase: str) -> None:
+        self._account()
+        self._phases.append(phase)
+
+    def leave(self) -> None:
+        self._account()
+        self._phases.pop()
+
+    def _account(self) -> None:
+        now = perf_counter()
+        phase = self._phases[-1]
+        self.spent[phase] = self.spent.get(phase, 0.0) + now - self._since
+        self._since = perf_counter()
+
+
+def timed(function: Callable[..., Any], phase: str, clock: Clock) -> Callable[..., Any]:
+    """`function`, its time counted for `phase`."""
+
+    def call(*positional: Any, **named: Any) -> Any:
+        clock.enter(phase)
+        try:
+            return function(*positional, **named)
+        finally:
+            clock.leave()
+
+    return call
+
+
+def instrument(module: Any, clock: Clock) -> None:
+    """Time the functions of PHASES that a module, which has just been loaded, defines."""
+    for phase, places in PHASES.items():
+        for place in places:
+            name, _, what = place.partition(":")
+            if name != module.__name__:
+                continue
+            holder, attributes = module, what
+            if "." in what:
+                kind, _, attributes = what.partition(".")
+                holder = getattr(module, kind)
+            names = list(vars(holder)) if attributes == "*" else [attributes]
+            for attribute in names:
+                function = vars(holder).get(attribute)
+                if type(function) is type(timed) and function.__module__ == name:
+                    setattr(holder, attribute, timed(function, phase, clock))
+    if module.__name__ == "cni.kernel.netlink":
+        module._socket = Sockets(module._socket, clock)
+
+
+class Sockets:
+    """The module _socket with a class `socket` whose system calls count as the kernel's time: it works in send(2)."""
+
+    def __init__(self, module: Any, clock: Clock) -> None:
+        class TimedSocket(module.socket):
+            __init__ = timed(module.socket.__init__, "kernel", clock)
+            send = timed(module.socket.send, "kernel", clock)
+            recv = timed(module.socket.recv, "kernel", clock)
+
+        self._module = module
+        self.socket = TimedSocket
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def main(launcher: str, first: float) -> None:
+    """Run the launcher; `first` is when this process began to run Python."""
+    load = importlib._find_and_load
+    leave_process = posix._exit
+
+    def find_and_load(name: str, importer: Any) -> Any:
+        clock.enter("imports")
+        try:
+            package = load(name, importer)
+        finally:
+            clock.leave()
+        clock.enter(OWN)
+        instrument(sys.modules[name], clock)
+        clock.leave()
+        return package
+
+    def report(status: int) -> NoReturn:
+        clock.enter(REST)  # accounts for the last phase
+        found = {"first": first, "ready": ready, "end": perf_counter(), **clock.spent}
+        posix.write(FD, "".join(f"{phase} {seconds!r}\n" for phase, seconds in found.items()).encode())
+        leave_process(status)
+
+    with open(launcher, "rb") as source:
+        text = source.read()
+    code = marshal.loads(text[_PYC_HEAD:]) if launcher.endswith(".pyc") else compile(text, launcher, "exec")
+    importlib._find_and_load = find_and_load
+    posix._exit = report
+    sys.argv = [launcher]
+    clock = Clock()
+    ready = perf_counter()
+    exec(code, {"__name__": "__main__", "__file__": launcher})

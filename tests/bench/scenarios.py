@@ -1,0 +1,123 @@
+"""What is compared: the plugins of each side, and the configuration of the same network for each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench.samples import Operation
+from tests.node import GO_PLUGINS, ROOT, STATE
+
+BUILD = ROOT / "build"
+
+OURS, GO = "ours", "Go"
+SIZES = (0, 1_000, 10_000, 65_000)
+FULL = SIZES[-1]
+PODS = 50
+
+# Groups of operations, as the table shows them. Of the first our IPAM is the file store, Go's host-local.
+POOL = "macvlan, addresses from a pool"
+HOST_LOCAL = "macvlan, host-local on both sides"
+STATIC = "macvlan, static on both sides"
+BARE = "macvlan, no addresses"
+HOST_DEVICE = "host-device, static on both sides"
+AT_ONCE = f"{PODS} at once: {POOL}"
+FLOORS = "floors"
+MOVE = Operation(FLOORS, "netlink move of a device")
+INTERPRETER = Operation(FLOORS, "bare interpreter, -IS")
+
+
+def ipam_group(leases: int) -> str:
+    return f"IPAM alone, {leases:,} leases"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side's plugins. `number` is 1 for ours, 2 for Go's and more for others."""
+
+    name: str
+    folder: Path
+    number: int
+
+    @property
+    def path(self) -> str:
+        """CNI_PATH: the side's own plugins, then Go's for what it has not."""
+        return os.pathsep.join(dict.fromkeys([str(self.folder), str(GO_PLUGINS)]))
+
+    @property
+    def pool_plugin(self) -> str:
+        """The IPAM plugin that gives addresses of a pool."""
+        return "whereabouts" if self.executable("whereabouts").exists() else "host-local"
+
+    @property
+    def device(self) -> str:
+        """The netdev that this side's host-device moves."""
+        return f"bench{self.number}"
+
+    @property
+    def state(self) -> str:
+        """Where this side's IPAM plugin keeps leases when it is measured alone.
+
+        host-local's files stay for the next run: ext4 looks at each inode that was freed in the last minutes before it
+        makes a file (recently_deleted, fs/ext4/ialloc.c), and would take most of a minute to make them all again.
+        """
+        return f"{STATE}/bench-{self.number}" if self.pool_plugin == "whereabouts" else str(BUILD / "bench-pools")
+
+    def executable(self, plugin: str) -> Path:
+        return self.folder / plugin
+
+    def network(self, what: str) -> str:
+        return f"bench-{self.number}-{what}"
+
+    def subnet(self) -> str:
+        return f"10.{self.number}.0.0/16"
+
+    def pool(self) -> dict[str, Any]:
+        """The `ipam` block for addresses of a pool."""
+        if self.pool_plugin == "whereabouts":
+            return {"type": "whereabouts", "range": self.subnet(), "datastore": "file"}
+        return self.host_local()
+
+    def host_local(self) -> dict[str, Any]:
+        return {"type": "host-local", "ranges": [[{"subnet": self.subnet()}]]}
+
+    def full_pool(self, leases: int) -> bytes:
+        """The configuration for the IPAM plugin alone, of a pool with so many leases."""
+        block = {**self.pool(), "dataDir": f"{self.state}/{leases}"}
+        return _network(self, str(leases), {"type": "macvlan", "ipam": block})
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A network: the link plugin, where its addresses come from, and the verbs to measure."""
+
+    group: str
+    plugin: str
+    source: str
+    verbs: tuple[str, ...] = ("ADD", "CHECK", "DEL")
+
+    def config(self, side: Side, **more: Any) -> bytes:
+        keys: dict[str, Any] = {"type": self.plugin}
+        keys |= {"master": "ens2f0", "mtu": 9000} if self.plugin == "macvlan" else {"device": side.device}
+        if self.source != "none":
+            static = {"type": "static", "addresses": [{"address": "10.200.0.7/16"}]}
+            keys["ipam"] = {"pool": side.pool(), "host-local": side.host_local(), "static": static}[self.source]
+        return _network(side, f"{self.plugin}-{self.source}", keys | more)
+
+
+SCENARIOS = (
+    Scenario(POOL, "macvlan", "pool", ("VERSION", "ADD", "CHECK", "DEL")),
+    Scenario(HOST_LOCAL, "macvlan", "host-local"),
+    Scenario(STATIC, "macvlan", "static"),
+    Scenario(BARE, "macvlan", "none"),
+    Scenario(HOST_DEVICE, "host-device", "static"),
+)
+
+GROUPS = (*(s.group for s in SCENARIOS), AT_ONCE, *map(ipam_group, SIZES), FLOORS)  # in the order of the table
+
+
+def _network(side: Side, what: str, keys: dict[str, Any]) -> bytes:
+    return json.dumps({"cniVersion": "1.0.0", "name": side.network(what), **keys}).encode()

@@ -1,0 +1,99 @@
+"""The statistics, limits and pictures of `make bench`, from samples that are made up."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from tests.bench import breakdown, chart, probe, report
+from tests.bench.limits import LIMITS, memory_verdict
+from tests.bench.samples import Operation, Results, Sample, percentile, ratio
+from tests.bench.scenarios import FULL, GO, HOST_DEVICE, MOVE, OURS, POOL, ipam_group
+
+ADD = Operation(POOL, "ADD")
+
+
+def results(times: dict[tuple[Operation, str], list[float]]) -> Results:
+    found = Results()
+    for (operation, side), values in times.items():
+        for value in values:
+            found.add(operation, side, Sample(value, value / 2))
+    return found
+
+
+def test_the_99th_percentile_is_the_greatest_of_fewer_than_a_hundred() -> None:
+    assert percentile(list(range(99, 0, -1)), 0.99) == 99
+    assert percentile(range(1, 101), 0.99) == 99
+    assert percentile(range(1, 201), 0.99) == 198
+    assert percentile([], 0.99) is None
+
+
+def test_a_ratio_is_that_of_the_medians_and_unknown_without_one_of_them() -> None:
+    assert ratio([1, 4, 100], [2, 2, 50]) == 2
+    assert ratio([], [1]) is None
+    assert ratio([1], []) is None
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(20.0, "at most 2: met"), (20.1, "at most 2: missed")])
+def test_a_limit_is_met_up_to_its_value(ours: float, verdict: str) -> None:
+    assert LIMITS[ADD].verdict(results({(ADD, OURS): [ours], (ADD, GO): [10.0]})) == verdict
+
+
+def test_limits_that_are_no_ratio_to_go_name_what_they_compare() -> None:
+    moved, full, empty = (Operation(g, "ADD") for g in (HOST_DEVICE, ipam_group(FULL), ipam_group(0)))
+    found = results({(moved, OURS): [30.0], (MOVE, OURS): [14.0], (full, OURS): [11.0], (empty, OURS): [10.0]})
+    assert LIMITS[moved].verdict(found) == "above the bare move 16.00 ms, at most 15 ms: missed"
+    assert LIMITS[full].verdict(found) == "to 0 leases 1.10, at most 1.2: met"
+
+
+def test_without_go_there_is_no_verdict() -> None:
+    assert LIMITS[ADD].verdict(results({(ADD, OURS): [20.0]})) == ""
+
+
+def test_memory_is_judged_in_millions_of_bytes() -> None:
+    found = Results(memory_kib={POOL: {OURS: [29_296], GO: [1]}, HOST_DEVICE: {OURS: [29_297]}})
+    assert memory_verdict(found, POOL).endswith("met")
+    assert memory_verdict(found, HOST_DEVICE).endswith("missed")
+
+
+def test_the_table_shows_ratios_verdicts_and_a_peer() -> None:
+    found = results({(ADD, OURS): [20.0], (ADD, GO): [8.0], (ADD, "peer"): [10.0]})
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report.times(found, [OURS, GO, "peer"]))
+    text = console.export_text()
+    assert "ours / peer" in text
+    assert "2.50" in text and "at most 2: missed" in text
+    assert "2.00" in text
+
+
+def test_the_document_keeps_every_sample() -> None:
+    found = results({(ADD, OURS): [20.0, 22.0]})
+    document = report.document(found, {"kernel": "6"}, 2)
+    assert document["operations"] == [
+        {"group": POOL, "verb": "ADD", "ms": {OURS: [20.0, 22.0]}, "cpu_ms": {OURS: [10.0, 11.0]}}
+    ]
+
+
+def test_the_chart_is_a_picture_that_fits_its_frame() -> None:
+    found = results({(ADD, OURS): [20.0, 25.0], (ADD, GO): [10.0], (ADD, "a <peer>"): [5.0], (MOVE, OURS): [1.0]})
+    phases = (*breakdown.PHASES, breakdown.PROBED, breakdown.PLAIN)
+    found.breakdown[ADD] = [dict.fromkeys(phases, 2.0)]
+    picture = ElementTree.fromstring(chart.svg(found, [OURS, GO, "a <peer>"], {"kernel": "6"}, 2))
+    width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
+    bars = [e.attrib for e in picture.iter("{http://www.w3.org/2000/svg}rect") if e.attrib["width"] != "100%"]
+    assert len(bars) >= 4 + len(breakdown.PHASES)
+    for bar in bars:
+        assert float(bar["x"]) + float(bar["width"]) <= width
+        assert float(bar["y"]) + float(bar["height"]) <= height
+
+
+def test_every_function_that_the_breakdown_times_exists() -> None:
+    for place in (place for places in probe.PHASES.values() for place in places):
+        module, _, path = place.partition(":")
+        found = importlib.import_module(module)
+        for name in path.removesuffix("*").split("."):
+            found = getattr(found, name) if name else found
