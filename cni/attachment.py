@@ -11,7 +11,8 @@ effect of an ADD and goes last of all in a DEL, so what a killed process left ca
 The parts have locks of their own because our link plugin may exec our IPAM plugin.
 
 A record decides what is deleted, moved and released. So it is believed only when none but root can have written it, and
-when its checksum, its last member, says that nothing in it has changed.
+when its checksum, its last member, says that nothing in it has changed. In every format to come the number of the
+format and the checksum stay as they are: what an older version cannot read it can at least tell from damage, and leave.
 """
 
 from __future__ import annotations
@@ -186,6 +187,7 @@ class Book:
         path = f"{self._records}/{name}"
         try:
             document = _unsealed(files.read_regular(path, _RECORD_BYTES, posix.O_NOFOLLOW, private=True))
+            _check_format(f"{self.directory}/attachments/{name}", document)
             attachment = _attachment(document)
             if attachment and _name(attachment, name.rpartition(":")[2]) == name:
                 return document
@@ -289,6 +291,16 @@ def _unsealed(data: bytes) -> dict[str, Any]:
     document: dict[str, Any] = codec.loads(data)
     del document["checksum"]
     return document
+
+
+def _check_format(path: str, document: dict[str, Any]) -> None:
+    """Refuse a record of a newer version: what it says must not be guessed, and nobody else would know it again."""
+    found = document.get("format")
+    if isinstance(found, int) and found > FORMAT:
+        raise IoFailure(
+            f"record {path} has format {found}, and this railcni knows {FORMAT}: a newer railcni has made that attachment;"
+            " install that version again, at least until its pod is gone"
+        )
 
 
 def _attachment(document: dict[str, Any]) -> Attachment | None:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr
 from typing import Any
 
-from cni.cli import networks, output, target
+from cni.cli import install, installed, networks, output, target
 from cni.cli.cache import Cache, Parameters
 from cni.cli.executables import Executables, PluginFailed
 from cni.cli.networks import Network
@@ -39,10 +39,17 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ("detach", _detach, True, "detach it: DEL, every step, whether it is attached or not"),
         ("check", _check, True, "ask whether the attachment is as it was made: CHECK"),
         ("gc", _collect, False, "remove what attachments to gone namespaces have left: DEL and GC"),
-        ("status", _status, False, "ask the plugins whether they can attach: STATUS"),
+        (
+            "status",
+            _status,
+            False,
+            "ask the plugins whether they can attach: STATUS; without NETWORK: the installation",
+        ),
     ):
         parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
-        add_options(parser, needs_namespace)
+        add_options(parser, needs_namespace, needs_network=run is not _status)
+        if run is _status:
+            install.add_options(parser)
         parser.set_defaults(run=run)
 
 
@@ -133,6 +140,8 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    if not options.network:
+        return installed.show(options)
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir)
     answers = runtime.status(network)

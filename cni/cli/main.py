@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from cni.cli import attach, attachments, ipam, output
+from cni.cli import agent, attach, attachments, install, ipam, output
 from cni.cli.executables import PluginFailed
 from cni.cli.runtime import StepsFailed
 from cni.run import VERSION
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="railcni", description="Networks for RDMA pods, by hand.")
     parser.add_argument("--version", action="version", version=f"railcni {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for module in (attach, ipam, attachments):
+    for module in (attach, ipam, attachments, install, agent):
         module.register(commands)
     about = "attach two pods to an RDMA-like master, ping, detach; in namespaces of its own"
     demo = commands.add_parser("demo", help=about, description=about[0].upper() + about[1:] + ".")

@@ -16,10 +16,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PLUGIN_DIRECTORIES = (os.path.join(ROOT, "bin"), "/opt/cni/bin", "/usr/lib/cni")
 
 
-def add_options(parser: argparse.ArgumentParser, needs_namespace: bool) -> None:
+def add_options(parser: argparse.ArgumentParser, needs_namespace: bool, needs_network: bool = True) -> None:
     """Add them; argparse turns what is wrong with one into exit code 2."""
     parser.add_argument(
-        "network", metavar="NETWORK", help="its name in net.d, or the path of a conflist, conf or NAD file (PATH#NAME)"
+        "network",
+        metavar="NETWORK",
+        nargs=None if needs_network else "?",
+        default="",
+        help="its name in net.d, or the path of a conflist, conf or NAD file (PATH#NAME)",
     )
     parser.add_argument(
         "netns",

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from tests.node import BIN, GO_PLUGINS, ROOT, Node, Pod
+from tests.node import BIN, GO_PLUGINS, INTERPRETER, IS_BUNDLE, ROOT, Node, Pod
 
-COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
+COMMAND = [BIN / "railcni"] if IS_BUNDLE else [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
 GO = pytest.mark.skipif(
     not (GO_PLUGINS / "macvlan").exists(), reason="needs Go's plugins: apt-get install containernetworking-plugins"
 )
 
-RECORDER = f"""#!{sys.executable} -I
+RECORDER = f"""#!{INTERPRETER} -I
 import json, os, sys
 folder, name = os.path.split(os.path.abspath(__file__))
 stdin = sys.stdin.read()

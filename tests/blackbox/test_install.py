@@ -1,0 +1,657 @@
+"""railcni install and uninstall on real folders: whole at every moment, whoever is killed; others are left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.attachment import Book
+from cni.cli import main as command
+from cni.cli.installation import change, running, source
+from cni.cli.installation.apply import Folder
+from cni.cli.installation.layout import BUNDLE, NAMES, PLAIN, PREFIXED
+from cni.cli.installation.lock import only_installer
+from cni.spec.errors import CniError, IoFailure, TryAgainLater
+from cni.spec.request import Attachment
+from tests.node import CHROOT, ROOT, Node
+
+COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
+
+EVERY = bool(os.environ.get("EVERY"))  # every point of the sweeps, not a dozen of them at random
+
+PROGRAM = """#!/bin/sh
+echo "CNI plugin {name} of railcni {release}" >&2
+here=$(readlink -f "$0"); top=${{here%/*/*}}
+[ -z "$SLOWLY" ] || sleep "$SLOWLY"
+read a < "$top/lib/a"; read b < "$top/lib/deep/b"; echo "$a$b"
+"""
+
+
+def make_bundle(top: Path, mark: str) -> source.Source:
+    """A bundle whose plugins print what two of its files hold."""
+    for folder in ("bin", "lib/deep", "empty"):
+        (top / folder).mkdir(parents=True)
+    (top / "VERSION").write_text("1.0.0\n")
+    for name in PLAIN:
+        (top / "bin" / name).write_text(PROGRAM.format(name=name, release=mark))
+        (top / "bin" / name).chmod(0o755)
+        (top / "bin" / f"railcni-{name}").symlink_to(name)
+    (top / "lib/a").write_text(f"{mark}\n")
+    (top / "lib/deep/b").write_text(f"{mark}\n")
+    return source.bundle(str(top))
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[source.Source, source.Source]:
+    top = tmp_path_factory.mktemp("bundles")
+    return make_bundle(top / "one", "A"), make_bundle(top / "two", "B")
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests start can be seen, also when they run in a container with PIDs of its own."""
+    monkeypatch.setattr(running, "sees_all", lambda: True)
+
+
+@pytest.fixture
+def work() -> Iterator[Path]:
+    """A folder in memory, where a sync costs nothing."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def plugins(work: Path) -> Path:
+    """A plugin folder with plugins of others."""
+    folder = work / "plugins"
+    folder.mkdir()
+    for name in ("bridge", *PLAIN):
+        (folder / name).write_text(f"#!/bin/sh\necho {name} of others\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def the(folder: Path) -> Folder:
+    return Folder(str(folder), str(folder))
+
+
+def listing(top: Path) -> dict[str, Any]:
+    """All that is in a folder: links, modes and contents."""
+    return {
+        str(p.relative_to(top)): os.readlink(p)
+        if p.is_symlink()
+        else (p.stat().st_mode, p.is_file() and p.read_bytes())
+        for p in sorted(top.rglob("*"))
+        if p.name != ".lock"
+    }
+
+
+def said(program: Path, **environ: str) -> str:
+    done = subprocess.run([program], capture_output=True, text=True, env={"PATH": os.environ["PATH"], **environ})
+    assert done.returncode == 0, done
+    return done.stdout.strip()
+
+
+def install(plugins: Path, wanted: source.Source, replace: bool = False) -> None:
+    change.install(the(plugins), wanted, replace)
+
+
+def uninstall(plugins: Path) -> None:
+    change.uninstall(the(plugins), lambda facts: None)
+
+
+def railcni(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, **more)
+
+
+# --- what is installed ---
+
+
+def test_by_default_only_the_prefixed_names_are_added_and_uninstall_leaves_no_trace(
+    plugins: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    before = listing(plugins)
+    install(plugins, bundles[0])
+    now = listing(plugins)
+    assert {n for n in now if "/" not in n} - {n for n in before if "/" not in n} == {BUNDLE, *PREFIXED}
+    assert {n: now[n] for n in before} == before
+    assert all(said(plugins / name) == "AA" for name in PREFIXED)
+    assert (plugins / BUNDLE / "current/empty").is_dir()
+    uninstall(plugins)
+    assert listing(plugins) == before
+
+
+def test_what_replace_takes_comes_back(plugins: Path, bundles: tuple[source.Source, source.Source]) -> None:
+    (plugins / "host-device").unlink()
+    (plugins / "whereabouts").unlink()
+    (plugins / "whereabouts").symlink_to("bridge")
+    before = listing(plugins)
+    install(plugins, bundles[0], replace=True)
+    assert all(said(plugins / name) == "AA" for name in NAMES)
+    install(plugins, bundles[1])  # without --replace they stay ours
+    assert all(said(plugins / name) == "BB" for name in NAMES)
+    assert said(plugins / "bridge") == "bridge of others"
+    uninstall(plugins)
+    assert listing(plugins) == before
+
+
+def test_the_folder_works_under_another_path(
+    plugins: Path, work: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    install(plugins, bundles[0], replace=True)
+    moved = plugins.rename(work / "mounted")
+    assert all(said(moved / name) == "AA" for name in NAMES)
+
+
+def test_an_upgrade_keeps_the_version_before_and_it_can_be_gone_back_to(
+    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    one, two = bundles
+    install(plugins, one)
+    install(plugins, two)
+    assert (said(plugins / PREFIXED[0]), (plugins / BUNDLE / "previous").readlink().name) == ("BB", one.version)
+    install(plugins, source.bundle(str(plugins / BUNDLE / one.version)))
+    assert (said(plugins / PREFIXED[0]), (plugins / BUNDLE / "previous").readlink().name) == ("AA", two.version)
+    assert change.steps_to(the(plugins), one, False) == []
+    install(plugins, make_bundle(tmp_path / "three", "C"))
+    assert {p.name for p in (plugins / BUNDLE).iterdir() if p.is_dir() and not p.is_symlink()} == {
+        one.version, source.bundle(str(tmp_path / "three")).version,
+    }  # fmt: skip
+
+
+def test_a_version_that_something_still_runs_from_is_not_removed(
+    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    one, two = bundles
+    install(plugins, one)
+    with open(plugins / BUNDLE / one.version / "lib/a") as held:
+        child = subprocess.Popen(["sleep", "60"], stdin=held)
+        try:
+            install(plugins, two)
+        finally:
+            held.close()
+        three = make_bundle(tmp_path / "three", "C")
+        try:
+            install(plugins, three)
+            assert (plugins / BUNDLE / one.version).is_dir()
+            assert running.users(f"{plugins}/{BUNDLE}/{one.version}") == [child.pid]
+        finally:
+            child.kill()
+            child.wait()
+    install(plugins, three)
+    assert not (plugins / BUNDLE / one.version).exists()
+
+
+def test_where_processes_cannot_be_seen_an_old_version_stays_for_an_hour(
+    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "sees_all", lambda: False)  # as in a container with PIDs of its own
+    install(plugins, bundles[0])
+    install(plugins, bundles[1])
+    three = make_bundle(tmp_path / "three", "C")
+    install(plugins, three)
+    assert (plugins / BUNDLE / bundles[0].version).is_dir()
+    os.utime(plugins / BUNDLE / "current", (0, 0), follow_symlinks=False)
+    install(plugins, three)
+    assert not (plugins / BUNDLE / bundles[0].version).exists()
+
+
+def test_what_an_installer_of_others_writes_through_a_plain_name_stays_there(
+    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    """whereabouts' own image runs `cp -f /whereabouts /opt/cni/bin` at every start."""
+    install(plugins, bundles[0], replace=True)
+    (tmp_path / "whereabouts").write_text("#!/bin/sh\necho CNI whereabouts plugin >&2\n")
+    (tmp_path / "whereabouts").chmod(0o755)
+    subprocess.run(["cp", "-f", tmp_path / "whereabouts", plugins], check=True)
+    assert said(plugins / "railcni-whereabouts") == "AA"
+    shown = railcni("status", "--to", plugins, "--state-dir", tmp_path / "state")
+    assert shown.returncode == 1
+    assert f"{plugins}/whereabouts is no longer railcni's" in shown.stderr
+    install(plugins, bundles[0], replace=True)
+    assert said(plugins / "whereabouts") == said(plugins / "railcni-whereabouts") == "AA"
+
+
+def test_what_root_may_not_link_is_kept_as_a_copy(
+    plugins: Path, bundles: tuple[source.Source, source.Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root in a container without capabilities, and a plugin that is another user's: fs.protected_hardlinks."""
+    before = listing(plugins)
+
+    def refuse(*names: object, **options: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    install(plugins, bundles[0], replace=True)
+    assert said(plugins / "macvlan") == "AA"
+    uninstall(plugins)
+    assert listing(plugins) == before
+
+
+def test_a_plugin_that_others_put_in_the_place_of_ours_is_what_uninstall_leaves(
+    plugins: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    install(plugins, bundles[0], replace=True)
+    (plugins / "new").write_text("newer\n")
+    (plugins / "new").rename(plugins / "macvlan")
+    uninstall(plugins)
+    assert (plugins / "macvlan").read_text() == "newer\n"
+    assert said(plugins / "whereabouts") == "whereabouts of others"
+
+
+# --- at every moment ---
+
+
+def in_child(act: Callable[[], None], die_at: int = 0) -> tuple[bool, int]:
+    """Run `act` in a child that is killed before the `die_at`-th change of the file system; whether it got to the end,
+    and how many changes it made."""
+    changes = ("os.rename", "os.symlink", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.chmod")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def audit(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal count
+            opens = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_CREAT | os.O_WRONLY)
+            if event in changes or opens:
+                count += 1
+                if count == die_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(audit)
+            act()
+            os.write(writing, str(count).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return bool(text), int(text or 0)
+
+
+def sweep(start: Path, work: Path, act: Callable[[Path], None], check: Callable[[Path], None]) -> int:
+    """Kill `act` at each of its changes; then `check` the folder, do it again, and compare with an undisturbed run."""
+    whole = work / "whole"
+    shutil.copytree(start, whole, symlinks=True)
+    done, changes = in_child(lambda: act(whole))
+    assert done
+    for die_at in range(1, changes + 1) if EVERY else random.sample(range(1, changes + 1), 12):
+        folder = work / "folder"
+        shutil.copytree(start, folder, symlinks=True)
+        assert not in_child(lambda folder=folder: act(folder), die_at)[0]  # type: ignore[misc]
+        check(folder)
+        if listing(folder) != listing(whole):
+            assert in_child(lambda folder=folder: act(folder))[0], die_at  # type: ignore[misc]
+        assert listing(folder) == listing(whole), die_at
+        shutil.rmtree(folder)
+    return changes
+
+
+def all_whole(folder: Path, others: tuple[str, ...] = ()) -> None:
+    """Every name of ours that is there works, from one version; a plain name is never missing."""
+    marks = {said(folder / name) for name in NAMES if (folder / name).is_symlink()}
+    assert marks <= {"AA"} or marks <= {"BB"}, marks
+    assert all((folder / name).exists() for name in ("bridge", *others))
+
+
+def test_an_install_that_is_killed_anywhere_leaves_a_folder_that_works_and_can_be_finished(
+    plugins: Path, work: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    changes = sweep(plugins, work, lambda f: install(f, bundles[0], True), lambda f: all_whole(f, PLAIN))
+    assert changes > 40
+
+
+def test_an_upgrade_that_is_killed_anywhere_leaves_the_old_version_or_the_new(
+    plugins: Path, work: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    install(plugins, bundles[0], True)
+
+    def check(folder: Path) -> None:
+        all_whole(folder)
+        assert all((folder / name).is_symlink() for name in NAMES)
+
+    assert sweep(plugins, work, lambda f: install(f, bundles[1]), check) > 20
+
+
+def test_an_uninstall_that_is_killed_anywhere_can_be_finished(
+    plugins: Path, work: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    install(plugins, bundles[0], True)
+    assert sweep(plugins, work, uninstall, lambda folder: all_whole(folder, PLAIN)) > 20
+
+
+def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(
+    plugins: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    install(plugins, bundles[0])
+    stop = plugins.parent / "stop"
+    loop = f"while [ ! -e {stop} ]; do {plugins}/railcni-macvlan 2>&- || echo failed; done"
+    reader = subprocess.Popen(["sh", "-c", loop], stdout=subprocess.PIPE, text=True)
+    try:
+        for turn in range(1, 13):
+            install(plugins, bundles[turn % 2])
+            assert said(plugins / "railcni-macvlan", SLOWLY="0") == "AB"[turn % 2] * 2
+    finally:
+        stop.touch()
+        out, _ = reader.communicate(timeout=30)
+    assert set(out.split()) == {"AA", "BB"}
+
+
+@pytest.mark.skipif(bool(CHROOT), reason="a checkout's plugins need a host with Python: unset RAILCNI_CHROOT")
+def test_pods_are_attached_and_detached_while_versions_change(node: Node, plugins: Path, work: Path) -> None:
+    for top in (work / "one", work / "two"):
+        for part in ("bin", "cni", "ipam"):
+            ignored = shutil.ignore_patterns("__pycache__", "cli", "dist")
+            shutil.copytree(ROOT / part, top / part, symlinks=True, ignore=ignored)
+    with open(work / "two/ipam/plugin.py", "a") as module:
+        module.write("\nOTHER = True\n")
+    wanted = [source.checkout(str(work / "one")), source.checkout(str(work / "two"))]
+    install(plugins, wanted[0], replace=True)
+    node.master()
+    pod = node.pod()
+    config: dict[str, Any] = {"cniVersion": "1.1.0", "name": "n", "type": "macvlan", "master": "ens2f0"}
+    config["ipam"] = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "file"}
+    child = os.fork()
+    if child == 0:
+        try:
+            for turn in range(1, 1000):
+                install(plugins, wanted[turn % 2])
+        finally:
+            os._exit(0)
+    try:
+        for turn in range(12):
+            for verb in ("ADD", "DEL"):
+                node.cni(
+                    plugins / ("macvlan", "railcni-macvlan")[turn % 2], verb, config, netns=pod, path=[plugins]
+                ).succeeded()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert node.leftovers() == []
+    assert len(list((plugins / BUNDLE).glob("0.*"))) == 2
+
+
+def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(
+    plugins: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    with (
+        only_installer(str(plugins), str(plugins)),
+        pytest.raises(TryAgainLater, match="another railcni install or uninstall"),
+    ):
+        install(plugins, bundles[0])
+    in_child(lambda: install(plugins, bundles[0]), 5)
+    install(plugins, bundles[0])
+    assert said(plugins / PREFIXED[0]) == "AA"
+
+
+def test_uninstall_waits_for_the_calls_that_run(plugins: Path, bundles: tuple[source.Source, source.Source]) -> None:
+    install(plugins, bundles[0])
+    with open(plugins / BUNDLE / bundles[0].version / "lib/a") as held:
+        child = subprocess.Popen(["sleep", "0.4"], stdin=held)
+    began = time.monotonic()
+    uninstall(plugins)
+    assert child.wait() == 0
+    assert time.monotonic() - began >= 0.2
+    assert not (plugins / BUNDLE).exists()
+
+
+# --- what goes wrong ---
+
+
+def refused(plugins: Path, wanted: source.Source, kind: type[CniError], *words: str) -> None:
+    with pytest.raises(kind) as caught:
+        install(plugins, wanted)
+    shown = caught.value.msg[:250]
+    assert all(word in shown for word in words), shown
+
+
+def test_a_version_that_does_not_run_here_is_not_used(
+    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    install(plugins, bundles[0])
+    broken = make_bundle(tmp_path / "broken", "X")
+    (tmp_path / "broken/bin/whereabouts").write_text("#!/no/such/interpreter\n")
+    broken = source.bundle(str(tmp_path / "broken"))
+    refused(plugins, broken, IoFailure, "does not run on this host", "whereabouts", "No such file")
+    assert all(said(plugins / name) == "AA" for name in PREFIXED)
+    install(plugins, bundles[1])  # what is left of it goes
+    assert not (plugins / BUNDLE / broken.version).exists()
+
+
+def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_change_nothing(
+    node: Node, tmp_path: Path
+) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    shim = tmp_path / "railcni"
+    shim.write_text(f"#!{COMMAND[0]} -IP\n{COMMAND[3]}\n")
+    shim.chmod(0o755)
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+
+    def refused(*before: str | Path) -> str:
+        done = node.run([*before, shim, "install", "--to", folder])
+        assert (done.returncode, done.stdout) == (1, b"")
+        return done.stderr.decode().partition("\n")[0]
+
+    def there() -> list[bytes]:
+        return node.run(["find", folder, "-mindepth", "1", "!", "-name", ".lock"]).stdout.split()
+
+    node.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", folder]).check_returncode()
+    assert "No space left on device; free space there" in refused()
+    assert there() == [f"{folder}/{BUNDLE}".encode()]
+    node.run(["mount", "-o", "remount,ro", folder]).check_returncode()
+    assert "Read-only file system; it is mounted read-only" in refused()
+    node.run(["umount", folder]).check_returncode()
+    assert "Permission denied; run as root" in refused("setpriv", "--reuid", "65534", "--clear-groups")
+    assert there() == []
+
+
+def test_files_of_others_under_our_names_are_left_alone(
+    plugins: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    (plugins / "railcni-macvlan").write_text("somebody's\n")
+    with pytest.raises(CniError, match="railcni-macvlan in the plugin folder is not railcni's: move it away"):
+        install(plugins, bundles[0])
+    assert (plugins / "railcni-macvlan").read_text() == "somebody's\n"
+    (plugins / "railcni-macvlan").unlink()
+    install(plugins, bundles[0])
+
+
+def test_a_changed_version_is_noticed_and_put_beside_anew(
+    plugins: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    install(plugins, bundles[0])
+    (plugins / BUNDLE / "current/lib/a").write_text("Z\n")
+    install(plugins, bundles[0])
+    assert said(plugins / PREFIXED[0]) == "AA"
+    assert (plugins / BUNDLE / "current").readlink().name == f"{bundles[0].version}.1"
+    assert change.steps_to(the(plugins), bundles[0], False) == []
+
+
+# --- the command ---
+
+
+@pytest.mark.skipif(bool(CHROOT), reason="a checkout's plugins need a host with Python: unset RAILCNI_CHROOT")
+def test_a_checkout_installs_the_plugins_for_its_own_python(
+    node: Node, plugins: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    options = ("--to", plugins, "--state-dir", state)
+    assert run("install", "--replace", "--dry-run", *options) == 0
+    assert "keep the macvlan that is there" in capfd.readouterr().out
+    assert not (plugins / BUNDLE).exists()
+    done = railcni("install", "--replace", *options)
+    assert done.returncode == 0, done.stderr
+    assert "from a checkout: the plugins alone" in done.stdout
+    assert done.stderr == ""
+    version = (plugins / BUNDLE / "current").readlink().name
+    assert run("status", "-o", "json", *options) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert (document["folder"], document["version"], document["healthy"]) == (str(plugins), version, True)
+    assert document["replaced"] == sorted(PLAIN)
+
+    node.master()
+    pod = node.pod()
+    config = {"cniVersion": "1.1.0", "name": "n", "type": "macvlan", "master": "ens2f0"}
+    config["ipam"] = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "file"}  # type: ignore[assignment]
+    for name in ("macvlan", "railcni-macvlan"):
+        result = node.cni(plugins / name, "ADD", config, netns=pod, path=[plugins]).succeeded()
+        assert result["ips"][0]["address"] == "10.9.0.1/24"
+        node.cni(plugins / name, "DEL", config, netns=pod, path=[plugins]).succeeded()
+    assert node.leftovers() == []
+    assert source.is_whole(str(plugins / BUNDLE / version)), "running a plugin has changed what is installed"
+    assert run("status", *options) == 0
+    table = capfd.readouterr().out
+    assert "whole" in table
+    assert "\x1b" not in table
+    assert run("uninstall", *options) == 0
+    assert "put back: macvlan, host-device, whereabouts" in capfd.readouterr().out
+    assert said(plugins / "macvlan") == "macvlan of others"
+
+
+def test_the_plugin_folder_is_found_below_the_root_of_a_host(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    interpreter = Path(source.checkout(str(ROOT)).interpreter)
+    config = tmp_path / "etc/containerd/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('version = 3\n[plugins."io.containerd.cri.v1.runtime".cni]\nbin_dirs = ["/opt/other"]')
+    (tmp_path / "opt/other").mkdir(parents=True)
+    assert run("install", "--root", tmp_path) == 1
+    assert "has no" in capfd.readouterr().err
+    (tmp_path / interpreter.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / interpreter.relative_to("/")).symlink_to("/bin/python")
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    (tmp_path / "bin/python").touch(0o755)
+    assert run("install", "--root", tmp_path) == 0
+    assert "installed in /opt/other" in capfd.readouterr().out
+    assert (tmp_path / "opt/other/railcni-macvlan").is_symlink()
+    assert run("status", "--root", tmp_path) == 0
+    assert run("uninstall", "--root", tmp_path) == 0
+    assert list((tmp_path / "opt/other").iterdir()) == []
+    capfd.readouterr()
+    assert run("uninstall", "--root", tmp_path) == 1
+    assert "railcni is not installed in /opt/other" in capfd.readouterr().err
+    assert run("status", "--root", tmp_path) == 1
+
+
+def run(*arguments: str | Path) -> int:
+    """The command in this process: its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["railcni", *map(str, arguments)])
+        return command.main()
+
+
+# --- what an uninstall would strand ---
+
+BOOT = {"bootID": "of an earlier boot"}
+
+
+def held(state: Path, netns: str, link: dict[str, Any] | None, ipam: dict[str, Any] | None) -> None:
+    book = Book(str(state))
+    attachment = Attachment("rail", "c1", "net1")
+    if link is not None:
+        book.write(attachment, "link", {"netns": netns, "pod": ["ns", "pod1", ""], **link})
+    if ipam is not None:
+        book.write(attachment, "ipam", {"netns": netns, "pod": ["ns", "pod1", ""], **ipam})
+
+
+MACVLAN = {"plugin": "macvlan", "config": '{"type": "macvlan"}'}
+LEASED = {"addresses": ["10.9.0.1"]}
+
+
+@pytest.mark.parametrize(
+    ("link", "ipam", "alive", "reason"),
+    [
+        (MACVLAN, LEASED, True, "10.9.0.1 would be given to others too"),
+        (MACVLAN, LEASED, False, ""),
+        (MACVLAN, None, True, ""),
+        (None, LEASED, True, "10.9.0.1 would be given to others too"),
+        (MACVLAN | {"config": '{"type": "railcni-macvlan"}'}, None, True, "nobody else detaches"),
+        (MACVLAN | {"plugin": "host-device", "config": '{"type": "host-device"}'}, None, False, "without its MTU"),
+        (MACVLAN | BOOT, LEASED | BOOT, True, ""),
+    ],
+)
+def test_uninstall_refuses_what_the_plugins_of_others_could_not_take_over(
+    plugins: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    bundles: tuple[source.Source, source.Source],
+    link: dict[str, Any] | None,
+    ipam: dict[str, Any] | None,
+    alive: bool,
+    reason: str,
+) -> None:
+    install(plugins, bundles[0], replace=True)
+    netns = "/proc/self/ns/net" if alive else "/run/netns/gone"
+    held(tmp_path / "state", netns, link, ipam)
+    options = ("--to", plugins, "--state-dir", tmp_path / "state")
+    assert run("uninstall", *options) == int(bool(reason))
+    if reason:
+        told = capfd.readouterr().err
+        assert "an attachment lives that only railcni can detach" in told
+        assert "--force" in told
+        assert f"rail net1 of ns/pod1: {reason}" in told or reason in told
+        assert all(said(plugins / name) == "AA" for name in NAMES)
+        assert run("uninstall", "--force", *options) == 0
+    assert said(plugins / "macvlan") == "macvlan of others"
+    assert not (plugins / BUNDLE).exists()
+
+
+def test_what_was_attached_while_uninstall_began_puts_the_names_back(
+    plugins: Path, bundles: tuple[source.Source, source.Source]
+) -> None:
+    install(plugins, bundles[0], replace=True)
+    before = listing(plugins)
+    asked = []
+
+    def refuse(facts: object) -> None:
+        asked.append(facts)
+        if len(asked) == 2:
+            raise TryAgainLater("somebody came")
+
+    with pytest.raises(TryAgainLater):
+        change.uninstall(the(plugins), refuse)
+    assert listing(plugins) == before
+    assert said(plugins / "macvlan") == "AA"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_the_command_killed_at_any_of_its_changing_calls_leaves_what_works(
+    plugins: Path, work: Path, tmp_path: Path, executables: Path
+) -> None:
+    """The same as above by strace, which also kills between writes and syncs: some minutes."""
+    if not shutil.which("strace"):
+        pytest.skip("needs strace: install the package of that name")
+    names = "fsync,rename,symlink,mkdir,unlink,link,linkat,unlinkat,chmod,write,openat,flock,rmdir"
+    arguments = [*COMMAND, "install", "--replace", "--to", str(plugins)]
+    trace = tmp_path / "trace"
+    for name in names.split(","):
+        ordinal = 0
+        while True:
+            ordinal += 1 if name not in ("openat", "write") else 40
+            inject = ["strace", "-f", "-qq", "-o", str(trace), "-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={ordinal}"]  # fmt: skip
+            killed = subprocess.run([*inject, *arguments], capture_output=True).returncode
+            for plugin in NAMES:
+                if (plugins / plugin).is_symlink():
+                    subprocess.run([plugins / plugin], check=True, capture_output=True, env={})
+            assert run("install", "--replace", "--to", plugins) == 0
+            assert run("uninstall", "--to", plugins, "--state-dir", work / "state") == 0
+            assert said(plugins / "macvlan") == "macvlan of others"
+            if killed == 0:
+                break

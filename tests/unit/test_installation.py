@@ -1,0 +1,164 @@
+"""The installation: where a runtime looks for plugins, paths below a root, and the plans of install and uninstall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cni.cli.installation.below import below
+from cni.cli.installation.layout import NAMES, PLAIN, PREFIXED, Facts, choose, plan_install, plan_release, plan_removal
+from cni.cli.installation.runtimes import plugin_folder
+from cni.spec.errors import InvalidConfig
+
+# --- which folder ---
+
+
+def host(top: Path, **files: str) -> str:
+    """A root with those files ("/" as "__") and the folders that end in "__"."""
+    for name, text in files.items():
+        path = top / name.replace("__", "/").replace("_toml", ".toml").replace("_conf", ".conf")
+        if name.endswith("__"):
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    return str(top)
+
+
+V1 = '[plugins.cri.cni]\nbin_dir = "/v1/bin"'
+V2 = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/v2/bin"'
+V3 = 'version = 3\n[plugins."io.containerd.cri.v1.runtime".cni]\nbin_dirs = ["/gone/bin", "/v3/bin", "/v2/bin"]'
+
+
+@pytest.mark.parametrize(("text", "folder"), [(V1, "/v1/bin"), (V2, "/v2/bin"), (V3, "/v3/bin"), ("", "/opt/cni/bin")])
+def test_containerd_says_where_in_every_version_of_its_configuration(tmp_path: Path, text: str, folder: str) -> None:
+    root = host(
+        tmp_path, etc__containerd__config_toml=text, v1__bin__="", v2__bin__="", v3__bin__="", opt__cni__bin__=""
+    )
+    assert plugin_folder(root) == folder
+
+
+def test_what_containerd_imports_overrides_what_it_says(tmp_path: Path) -> None:
+    root = host(
+        tmp_path, etc__containerd__config_toml='imports = ["conf.d/*.toml"]\n' + V2, etc__containerd__conf_d__a_toml=V3,
+        v2__bin__="", v3__bin__="",
+    )  # fmt: skip
+    (tmp_path / "etc/containerd/conf_d").rename(tmp_path / "etc/containerd/conf.d")
+    assert plugin_folder(root) == "/v3/bin"
+
+
+def test_a_containerd_that_runs_no_pods_does_not_count(tmp_path: Path) -> None:
+    disabled = 'disabled_plugins = ["cri"]\n' + V2
+    crio = '[crio.network]\nplugin_dirs = ["/var/lib/cni/bin", "/usr/libexec/cni"]'
+    root = host(tmp_path, etc__containerd__config_toml=disabled, etc__crio__crio_conf=crio, v2__bin__="")
+    host(tmp_path, var__lib__cni__bin__="")
+    assert plugin_folder(root) == "/var/lib/cni/bin"
+
+
+def test_the_last_file_of_crio_that_says_it_counts(tmp_path: Path) -> None:
+    root = host(tmp_path, etc__crio__crio_conf='[crio.network]\nplugin_dirs = ["/a/bin"]', a__bin__="", b__bin__="")
+    parts = tmp_path / "etc/crio/crio.conf.d"
+    parts.mkdir()
+    (parts / "00-default").write_text('[crio.network]\nplugin_dirs = ["/b/bin"]')
+    (parts / "99-other").write_text('[crio.runtime]\nlog = "x"')
+    assert plugin_folder(root) == "/b/bin"
+
+
+def test_k3s_and_rke2_write_a_configuration_of_their_own(tmp_path: Path) -> None:
+    text = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".cni]\n  bin_dir = "/var/lib/rancher/k3s/data/cni"'
+    root = host(tmp_path, var__lib__rancher__k3s__agent__etc__containerd__config_toml=text, opt__cni__bin__="")
+    host(tmp_path, var__lib__rancher__k3s__data__cni__="")
+    assert plugin_folder(root) == "/var/lib/rancher/k3s/data/cni"
+
+
+def test_without_a_configuration_the_usual_folder_that_exists_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="no plugin folder found.*--to"):
+        plugin_folder(str(tmp_path))
+    assert plugin_folder(host(tmp_path, opt__cni__bin__="")) == "/opt/cni/bin"
+    host(tmp_path, var__lib__rancher__k3s__data__current__bin__="")
+    with pytest.raises(InvalidConfig, match=r"--to: .*data/current/bin \(k3s\).*|--to: .*/opt/cni/bin"):
+        plugin_folder(str(tmp_path))
+
+
+def test_two_runtimes_with_two_folders_are_both_named(tmp_path: Path) -> None:
+    root = host(tmp_path, etc__containerd__config_toml=V2, etc__crio__crio_conf="", v2__bin__="", opt__cni__bin__="")
+    with pytest.raises(InvalidConfig) as caught:
+        plugin_folder(root)
+    assert all(word in caught.value.msg for word in ("--to", "/v2/bin (containerd)", "/opt/cni/bin (CRI-O)"))
+    (tmp_path / "v2/bin").rmdir()
+    (tmp_path / "v2/bin").symlink_to("/opt/cni/bin")  # one folder, as the host sees it
+    assert plugin_folder(root) == "/v2/bin"
+
+
+def test_a_folder_that_is_missing_or_a_file_is_said(tmp_path: Path) -> None:
+    root = host(tmp_path, opt__cni="")
+    with pytest.raises(InvalidConfig, match="/opt/cni is no directory"):
+        plugin_folder(root, "/opt/cni")
+    with pytest.raises(InvalidConfig, match="/opt/other does not exist below"):
+        plugin_folder(root, "/opt/other")
+    host(tmp_path, etc__containerd__config_toml="[[[")
+    with pytest.raises(InvalidConfig, match=r"config.toml is not TOML.*--to"):
+        plugin_folder(root)
+
+
+def test_links_of_a_host_are_followed_below_its_root(tmp_path: Path) -> None:
+    (tmp_path / "data/abc/bin").mkdir(parents=True)
+    (tmp_path / "data/current").symlink_to("/data/abc")
+    (tmp_path / "link").symlink_to("../../../data/./current/bin")
+    assert below(str(tmp_path), "/link") == str(tmp_path / "data/abc/bin")
+    assert below(str(tmp_path), "/../../data/../new") == str(tmp_path / "new")
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(InvalidConfig, match="symbolic links"):
+        below(str(tmp_path), "/a")
+
+
+# --- what is done ---
+
+
+def texts(steps: object) -> list[str]:
+    return [f"{s.action} {s.subject}" for s in steps]  # type: ignore[attr-defined]
+
+
+def test_a_version_is_whole_and_tried_before_it_is_used(tmp_path: Path) -> None:
+    steps = texts(plan_install(Facts(), "2", False, False, lambda v: True))
+    assert steps == ["put 2", "try 2", "switch 2", *(f"link {name}" for name in PREFIXED)]
+
+
+def test_the_version_before_stays_and_older_ones_go_when_nothing_runs_from_them() -> None:
+    facts = Facts("3", "2", ("0", "1", "2", "3"), (".new.x",), frozenset(PREFIXED))
+    steps = texts(plan_install(facts, "4", False, False, lambda version: version != "1"))
+    assert steps == ["clean .new.x", "put 4", "try 4", "precede 3", "switch 4", "remove 0", "remove 2"]
+    again = Facts("4", "3", ("3", "4"), (), frozenset(PREFIXED))
+    assert plan_install(again, "4", True, False, lambda version: True) == []
+    assert texts(plan_install(again, "3", True, False, lambda version: True)) == ["try 3", "precede 4", "switch 3"]
+
+
+def test_plain_names_are_taken_only_when_asked_and_what_has_them_is_kept_first() -> None:
+    facts = Facts("1", "", ("1",), (), frozenset(PREFIXED), frozenset({"macvlan"}))
+    assert plan_install(facts, "1", True, False, lambda v: True) == []
+    steps = texts(plan_install(facts, "1", True, True, lambda v: True))
+    assert steps == ["keep macvlan", "link macvlan", "link host-device", "link whereabouts"]
+
+
+def test_a_prefixed_name_of_others_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="railcni-macvlan in the plugin folder is not railcni's: move it away"):
+        plan_install(Facts(foreign=frozenset({"railcni-macvlan"})), "1", False, True, lambda v: True)
+
+
+def test_uninstall_puts_back_what_was_replaced_and_nothing_else() -> None:
+    ours = frozenset({*PREFIXED, "macvlan", "host-device"})
+    facts = Facts("2", "1", ("1", "2"), (".new.link",), ours, frozenset({"whereabouts"}), frozenset({"macvlan", "whereabouts"}))  # fmt: skip
+    released = texts(plan_release(facts))
+    assert released[:3] == ["forget whereabouts", "unlink host-device", "restore macvlan"]
+    assert released[3:] == [f"unlink {name}" for name in reversed(PREFIXED)]
+    assert texts(plan_removal(facts)) == ["clean .new.link", "retire 2", "remove 1", "remove 2"]
+    assert set(NAMES) == {*PREFIXED, *PLAIN}
+
+
+def test_a_version_that_was_changed_is_not_mended_in_place() -> None:
+    assert choose("1-ab", [], lambda name: True) == ("1-ab", False)
+    assert choose("1-ab", ["1-ab"], lambda name: True) == ("1-ab", True)
+    assert choose("1-ab", ["1-ab"], lambda name: False) == ("1-ab.1", False)
+    assert choose("1-ab", ["1-ab", "1-ab.1"], lambda name: name.endswith(".1")) == ("1-ab.1", True)
