@@ -10,7 +10,7 @@ from __future__ import annotations
 import posix
 
 import cni
-from cni.spec import codec, result
+from cni.spec import codec
 from cni.spec.errors import CniError, DecodingFailure, DelegateFailed, InvalidConfig
 from cni.spec.request import Request, member
 
@@ -178,6 +178,8 @@ def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) 
         msg = f'the IPAM plugin "{kind}" ended with {end} and no JSON on stdout ({fault}): run {path} by hand, or see its log'
         raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace")) from None
     if status == 0:
+        from cni.spec import result  # only ADD has one
+
         return result.parse(document, f'the answer of the IPAM plugin "{kind}"')
     code = member(document, "code") if isinstance(document, dict) else None
     if not isinstance(code, int):

@@ -1,24 +1,50 @@
-"""What DEL and GC do to one attachment: the link leaves the sandbox, then its addresses are given back."""
+"""DEL of a link plugin, and what GC does to one attachment: the link leaves the sandbox, then its addresses are given back."""
 
 from __future__ import annotations
 
 from cni import delegate, plugins, sandbox
+from cni.attachment import Book
 from cni.kernel import node
+from cni.kernel.links import Rtnl
 from cni.spec import codec
+from cni.spec.errors import CniError
 from cni.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cni.attachment import Book
-    from cni.kernel.links import Rtnl
     from cni.log import Log
     from cni.plugins.base import LinkPlugin
-    from cni.spec.errors import CniError
     from cni.spec.request import Request
 
 PART = "link"
+
+
+def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
+    """Detach; any number of times, and whatever has become of the sandbox, the device or the configuration."""
+    book = Book(log=log)
+    with book.locked(request.attachment, PART):
+        record = book.read(request.attachment, PART)
+        host = Rtnl()
+        faults: list[CniError] = []
+        gone = True
+        try:
+            if record:
+                detach(record, request, host, log)
+            else:
+                detach_unrecorded(plugin, request, host, book, log)
+        except CniError as fault:
+            gone = False
+            faults.append(fault)
+        if gone:
+            try:
+                release(record, request, log)
+            except CniError as fault:
+                faults.append(fault)
+        if not faults:
+            book.remove(request.attachment, PART)
+        report(faults, kept="" if gone else delegate.ipam_type(request.config))
 
 
 def detach(record: dict[str, Any], request: Request, host: Rtnl, log: Log) -> None:

@@ -11,7 +11,6 @@ from cni.kernel import ipconfig
 from cni.kernel.links import Rtnl
 from cni.spec import codec, result
 from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig
-from cni.spec.gc import VALID_ATTACHMENTS, valid_attachments
 from cni.spec.request import Attachment, Request, member
 from cni.spec.result import Interface, Result
 
@@ -82,6 +81,8 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
 
     What was attached after this call began cannot be in the list, and stays.
     """
+    from cni.spec.gc import valid_attachments
+
     began = time.time_ns()
     valid = valid_attachments(request)
     book = Book(log=log)
@@ -138,6 +139,8 @@ def _for_attachment(request: Request, attachment: Attachment, record: dict[str, 
 def _also_valid(request: Request, keep: list[Attachment]) -> Request:
     if not keep:
         return request
+    from cni.spec.gc import VALID_ATTACHMENTS
+
     listed = [
         *member(request.config, VALID_ATTACHMENTS),
         *({"containerID": a.container_id, "ifname": a.ifname} for a in keep),

@@ -31,7 +31,7 @@ from cni.config import (
     optional,
     refuse,
 )
-from cni.kernel import node, routes
+from cni.kernel import node
 from cni.kernel.netlink import KernelError
 from cni.spec.errors import (
     InvalidConfig,
@@ -194,6 +194,8 @@ def _permit(master: Link, host: Rtnl) -> None:
 def _find_master(config: Config, where: Rtnl) -> Link | None:
     if config.master:
         return where.link(name=config.master)
+    from cni.kernel import routes  # most networks name their master
+
     index = routes.default_route_link(where)
     return where.link(index=index) if index else None
 

@@ -21,7 +21,7 @@ SECONDS = 10.0
 PLANTED: dict[str, Sequence[Edit]] = {
     "DEL releases before the link is gone": [  # the pause makes it likely that a kill falls in between
         Edit(
-            "cni/verbs.py",
+            "cni/detach.py",
             r"( {8}faults: .* = \[\]\n {8}gone = True\n)",
             r"\1        release(record, request, log)\n        __import__('time').sleep(0.05)\n",
         )
@@ -30,7 +30,7 @@ PLANTED: dict[str, Sequence[Edit]] = {
         Edit("ipam/stores/file.py", r"return bits\n\n\ndef _lease", "return 0\n\n\ndef _lease"),
         Edit("ipam/stores/schema.py", "INSERT INTO lease", "INSERT OR REPLACE INTO lease"),
     ],
-    "ADD does not lock its attachment": [Edit("cni/verbs.py", r", book\.locked\(request\.attachment, PART\):", ":")],
+    "ADD does not lock its attachment": [Edit("cni/attach.py", r", book\.locked\(request\.attachment, PART\):", ":")],
     "GC does not heed locks": [
         Edit(
             "cni/upkeep.py",

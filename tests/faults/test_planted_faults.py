@@ -25,7 +25,7 @@ UNSYNCED = {
     "the lease file": Edit("ipam/stores/database.py", "PRAGMA synchronous=FULL", "PRAGMA synchronous=OFF"),
 }
 _WRITTEN_LATE = Edit(
-    "cni/verbs.py",
+    "cni/attach.py",
     r"( {8}book\.write\(request\.attachment, PART, .*\n)((?:.*\n)*? {12}link = plugin\.apply\(.*\n)",
     r"\2    \1",
 )
@@ -33,7 +33,7 @@ _WRITTEN_LATE = Edit(
 MISORDERED = {
     "addresses released before the link is gone": (
         Edit(
-            "cni/verbs.py", r"( {8}faults: .* = \[\]\n {8}gone = True\n)", r"\1        release(record, request, log)\n"
+            "cni/detach.py", r"( {8}faults: .* = \[\]\n {8}gone = True\n)", r"\1        release(record, request, log)\n"
         ),
         "macvlan-del",
         "on the wire and not leased",
@@ -46,7 +46,7 @@ MISORDERED = {
         "has no record",
     ),
 }
-UNLOCKED = Edit("cni/verbs.py", r", book\.locked\(request\.attachment, PART\):", ":")
+UNLOCKED = Edit("cni/attach.py", r", book\.locked\(request\.attachment, PART\):", ":")
 
 
 @pytest.mark.parametrize("what", UNSYNCED)

@@ -71,26 +71,39 @@ LINK = {
     "_socket",  # netlink
     "cni.delegate",
     "cni.detach",
-    "cni.kernel.addresses",
-    "cni.kernel.ipconfig",
     "cni.kernel.links",
     "cni.kernel.netlink",
-    "cni.kernel.routes",
-    "cni.kernel.sysctl",
     "cni.plugins",
     "cni.sandbox",
     "cni.verbs",
 } | (set() if hasattr(os, "setns") else {"_ctypes"})  # setns, which Python has from 3.12 on
 
+CONFIGURED = {
+    "cni.kernel.addresses",
+    "cni.kernel.ipconfig",
+    "cni.kernel.routes",
+    "cni.kernel.sysctl",
+}
+
 OWN = {
     "macvlan": LINK | {"cni.plugins.macvlan"},
-    "host-device": LINK | {"cni.kernel.sysfs", "cni.plugins.devices", "cni.plugins.host_device"},
+    "host-device": LINK
+    | {
+        "cni.kernel.addresses",
+        "cni.kernel.routes",
+        "cni.kernel.sysfs",
+        "cni.plugins.devices",
+        "cni.plugins.host_device",
+    },
     "whereabouts": set(),
 }
 
-
 OF_VERB: dict[str, set[str]] = {"ADD": {"ipam.acquire", "ipam.allocator"}, "CHECK": set(), "DEL": set()}
-OF_LINK_VERB = {"ADD": {"cni.policy"}, "CHECK": {"cni.upkeep", "cni.spec.gc"}, "DEL": set()}
+OF_LINK_VERB: dict[str, set[str]] = {
+    "ADD": CONFIGURED | {"cni.attach", "cni.policy"},
+    "CHECK": CONFIGURED | {"cni.upkeep"},
+    "DEL": set(),
+}
 
 
 @pytest.fixture
