@@ -14,7 +14,7 @@ SOURCES := $(shell find cni ipam -name '*.py' -not -path 'cni/cli/*' -not -path 
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all plugins help demo test check long bench faults fuzz histories soak clean
+.PHONY: all plugins help demo test check long bundle image bench faults fuzz histories soak clean
 
 all: plugins bin/railcni ## the executables in bin/, and .venv for the command
 
@@ -36,8 +36,14 @@ check: all ## style, types, the direction of imports, the modules that a plugin 
 	$(VENV)/lint-imports
 	$(VENV)/python -m pytest -q tests/unit/test_module_list.py
 
-long: all ## the tests that plant faults in copies of the plugins, to see that the harness finds them
+long: all ## the long tests: faults planted in copies of the plugins, the bundle on hosts of other kinds, the image
 	$(VENV)/python -m pytest -m long $(ARGS)
+
+bundle: all ## build/railcni-VERSION-linux-ARCH and its .tar.gz: all that runs on a host without Python, this interpreter too
+	$(VENV)/python -m cni.dist bundle --python $(BASE)
+
+image: all ## the bundle, and an OCI image of it that installs it on a node: build/railcni-VERSION-ARCH.oci.tar
+	$(VENV)/python -m cni.dist image --python $(BASE)
 
 bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD, CHECK, DEL, 50 at once, a full pool
 	$(VENV)/python -m tests.bench $(ARGS)

@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def executables(request: pytest.FixtureRequest) -> Path:
     """The directory of the plugins under test; ours are made first."""
     folder: Path = request.config.getoption("--executables")
-    if folder == nodes.BIN:
+    if folder == nodes.ROOT / "bin":
         command = ["make", "-s", "plugins", f"PYTHON={sys.executable}"]
         made = subprocess.run(command, cwd=nodes.ROOT, capture_output=True, text=True)
         assert made.returncode == 0, made.stderr

@@ -2,6 +2,10 @@
 
 The executables run with their real paths and defaults, and the machine sees nothing of it. A holder process keeps the
 namespaces; it ends when its parent dies or closes its stdin, and the kernel then takes everything that lived in them.
+
+RAILCNI_BIN names another directory of executables, such as a bundle's bin/. RAILCNI_CHROOT names a root in which they
+and the command then run: a host of another kind, which has what tests/roots.py puts there, and of this one the kernel's
+file systems, the state, the configuration and the executables.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import select
 import shutil
 import sqlite3
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +28,10 @@ from typing import Any
 from tests.view import View
 
 ROOT = Path(__file__).resolve().parents[1]
-BIN = ROOT / "bin"
+BIN = Path(os.environ.get("RAILCNI_BIN", ROOT / "bin")).resolve()
+IS_BUNDLE = (BIN / "python3").exists()
+INTERPRETER = str(BIN / "python3") if IS_BUNDLE else sys.executable  # one that can be executed where the plugins can
+CHROOT = os.environ.get("RAILCNI_CHROOT", "")
 GO_PLUGINS = Path("/usr/lib/cni")
 STATE = "/var/lib/cni/railcni"
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -35,6 +43,11 @@ for top in /var/lib /var/log /run /etc/cni /etc/kubernetes /host/etc/cni /host/e
 done
 mount -t sysfs sysfs /sys
 mkdir /run/netns
+if [ "$1" ]; then
+    for top in /dev /tmp $2 $3; do mount --rbind --make-rprivate "$top" "$1$top"; done
+    mount --make-rshared / # what a test mounts from now on is mounted in there, too
+    for top in /proc /sys /run /var/lib /var/log /etc; do mount --rbind "$top" "$1$top"; done
+fi
 echo ready
 read end
 """
@@ -128,9 +141,8 @@ class Node:
 
     def __enter__(self) -> Node:
         holder = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--propagation", "private"]
-        self._holder = subprocess.Popen(
-            [*holder, "sh", "-ec", _HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
+        script = ["sh", "-ec", _HOLDER, "sh", CHROOT, ROOT, BIN.parent]
+        self._holder = subprocess.Popen([*holder, *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != b"ready\n":
             self.__exit__()
@@ -264,9 +276,17 @@ class Node:
         env: Mapping[str, str] | None = None,
         cwd: str = "/",
         pod: Pod | None = None,
+        as_plugin: bool = False,
     ) -> subprocess.Popen[bytes]:
-        """Start `argv` in the node (in `pod`'s network namespace when given); stdin, stdout and stderr are pipes."""
-        enter = [*self._enter, f"--wd={self.root}{cwd}"]
+        """Start `argv` in the node (in `pod`'s network namespace when given); stdin, stdout and stderr are pipes.
+
+        What is ours and what a runtime would start (`as_plugin`) sees the root RAILCNI_CHROOT, if that is set.
+        """
+        ours = str(argv[0]).startswith((f"{self.executables}/", f"{BIN}/"))
+        if CHROOT and (ours or as_plugin):
+            enter = [*self._enter, f"--root={self.root}{CHROOT}", f"--wd={self.root}{CHROOT}{cwd}"]
+        else:
+            enter = [*self._enter, f"--wd={self.root}{cwd}"]
         if pod:
             enter[2] = f"--net={pod.view.path}"
         if env is None:
@@ -304,7 +324,8 @@ class Node:
             }
             env |= {name: value for name, value in named.items() if value is not None}
         stdin = config if isinstance(config, bytes) else json.dumps(config).encode()
-        return Call(self.start([self.executables / executable], env=env | dict(more or {}), cwd=cwd), stdin)
+        argv = [self.executables / executable]
+        return Call(self.start(argv, env=env | dict(more or {}), cwd=cwd, as_plugin=True), stdin)
 
     def cni(self, executable: str | Path, verb: str, config: Mapping[str, Any] | bytes, **how: Any) -> Reply:
         """Call `executable` and return its answer; `how` as for `start_cni`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.node import GO_PLUGINS, ROOT, STATE, Node, Pod, Reply
+from tests.node import BIN, GO_PLUGINS, STATE, Node, Pod, Reply
 
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
 FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
@@ -394,7 +394,7 @@ def test_an_ipam_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod
 
 
 def test_a_network_with_a_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod) -> None:
-    command = ROOT / "bin/railcni"
+    command = BIN / "railcni"
     if not command.exists():
         pytest.skip("needs the command: make")
     for kind in ("../../bin/sh", "/bin/sh", ".."):

@@ -49,6 +49,7 @@ NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {
 }
 CONFLISTS = {n: f"net.d/{10 * i}-{n}.conflist" for i, n in enumerate(list(NETWORKS)[:8], 1)}
 FLAT_FILES = {"whereabouts.d/whereabouts.conf", "whereabouts.d/file-store.conf"}
+MANIFESTS = {f"kubernetes/{n}.yaml" for n in ("kustomization", "namespace", "serviceaccount", "daemonset")}
 
 
 def read(name: str) -> Network:
@@ -75,7 +76,7 @@ class FlatFile:
 
 
 def test_every_file_is_known_to_these_tests() -> None:
-    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES} == FILES
+    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS} == FILES
 
 
 @pytest.mark.parametrize("name", NETWORKS)

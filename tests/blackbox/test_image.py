@@ -1,0 +1,110 @@
+"""The image that `make image` makes, run by podman as the kubelet runs it for conf/kubernetes/daemonset.yaml: with its
+arguments, its mounts and its few rights. What it installs is then called from a root that holds nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni.run import VERSION
+from tests import bundles
+from tests.blackbox import test_podman
+from tests.blackbox.test_podman import Podman
+from tests.node import IS_BUNDLE, ROOT, Node, until
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(test_podman.missing()), reason=test_podman.missing()),
+    pytest.mark.skipif(bool(bundles.missing()), reason=bundles.missing()),
+    pytest.mark.skipif(IS_BUNDLE, reason="an image is built from the checkout"),
+]
+IMAGE = f"localhost/railcni:{VERSION}"
+POD: dict[str, Any] = yaml.safe_load((ROOT / "conf/kubernetes/daemonset.yaml").read_text())["spec"]["template"]["spec"]
+RUN = ("--cgroups=disabled", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
+HOST = "/var/lib/test-host"  # of the node: where the pod's hostPath volumes lie
+PLUGINS = f"{HOST}/opt/cni/bin"
+
+
+@pytest.fixture(scope="module")
+def archive() -> Path:
+    """The image's file."""
+    target = ROOT / "build/tests/image"
+    bundles.build(ROOT, target, "image")
+    return next(target.glob("*.oci.tar"))
+
+
+@pytest.fixture
+def podman(node: Node, archive: Path) -> Iterator[Podman]:
+    podman = Podman(node, [node.executables])
+    podman("load", "--input", str(archive))
+    for volume in POD["volumes"]:
+        node.path(HOST + volume["hostPath"]["path"]).mkdir(parents=True)
+    yield podman
+    podman("rm", "--all", "--force", "--time", "0")
+
+
+def as_kubelet(container: dict[str, Any]) -> list[str]:
+    """The options of `podman run` for a container of the pod."""
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    options = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges"]
+    options += ["--user=0:0", *RUN]
+    hosts = {v["name"]: v["hostPath"]["path"] for v in POD["volumes"]}
+    for mount in container["volumeMounts"]:
+        how = "ro" if mount.get("readOnly") else "rw"
+        options.append(f"--volume={HOST}{hosts[mount['name']]}:{mount['mountPath']}:{how}")
+    return options
+
+
+def install(podman: Podman) -> str:
+    (container,) = POD["initContainers"]
+    return podman("run", "--rm", "--network=none", *as_kubelet(container), IMAGE, *container["args"])
+
+
+def call(node: Node, *argv: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a plugin in a root that holds the host's folders alone."""
+    return node.run(["chroot", HOST, *argv], env={"CNI_COMMAND": "VERSION", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+
+
+def test_it_runs_the_command(podman: Podman) -> None:
+    assert podman("run", "--rm", "--network=none", *RUN, IMAGE, "--version") == f"railcni {VERSION}\n"
+
+
+def test_the_init_container_installs_plugins_that_run_on_a_host_with_nothing(node: Node, podman: Podman) -> None:
+    assert f"railcni {VERSION}" in install(podman)
+    assert "nothing had to be changed" in install(podman)
+    for name in ("macvlan", "host-device", "whereabouts"):
+        done = call(node, f"/opt/cni/bin/railcni-{name}")
+        assert json.loads(done.stdout)["cniVersion"] == "1.1.0", done.stderr
+
+
+def test_the_agent_is_ready_when_the_plugins_run_and_says_what_is_wrong_when_not(node: Node, podman: Podman) -> None:
+    install(podman)
+    (container,) = POD["containers"]
+    arguments = [a.replace("$(POD_IP)", "127.0.0.1") for a in container["args"]]
+    podman("run", "--detach", "--name=agent", "--network=host", *as_kubelet(container), IMAGE, *arguments)
+    port = container["ports"][0]["containerPort"]
+
+    def asked() -> tuple[int, str]:
+        program = (
+            "import http.client; c = http.client.HTTPConnection('127.0.0.1', %d); c.request('GET', '%s');"
+            "r = c.getresponse(); print(r.status, r.read().decode())"
+        )
+        path = container["readinessProbe"]["httpGet"]["path"]
+        done = node.run([shutil.which("python3") or "python3", "-c", program % (port, path)])
+        status, _, text = done.stdout.decode().partition(" ")
+        return int(status or 0), text
+
+    assert until(lambda: asked()[0] == 200, 20), podman("logs", "agent")
+    node.path(f"{PLUGINS}/railcni-macvlan").unlink()
+    status, text = asked()
+    assert status == 503
+    assert "/opt/cni/bin/railcni-macvlan is missing" in text
