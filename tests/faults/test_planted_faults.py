@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import powerloss, sweep, tree
+from tests.faults import powerloss, runner, sweep, tree
 from tests.faults.history import record
 from tests.faults.inject import KILL, STOP, unavailable
 from tests.faults.journal import Ended
@@ -73,8 +73,8 @@ def test_a_missing_lock_is_found(executables: Path, tmp_path: Path) -> None:
     assert "did not wait" in first_failure(units, plugins)
 
 
-def first_failure(units: Sequence[sweep.Unit], plugins: Path) -> str:
+def first_failure(units: Sequence[runner.Unit], plugins: Path) -> str:
     """All that was said of the first unit that went wrong; "" when none did."""
     quick = [replace(u, continuations=u.continuations[:1]) for u in units]
-    found = (tally.failures for _, tally in sweep.run(quick, plugins) if tally.failures)
+    found = (tally.failures for _, tally in runner.run(quick, plugins) if tally.failures)
     return "\n".join(said for failures in found for lines in failures.values() for said in lines)
