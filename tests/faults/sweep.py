@@ -28,6 +28,7 @@ from tests.faults.trace import Call
 
 FAULTS = (KILL, *ERRORS, STOP)
 _SHOWN = 40  # failures that are printed in full
+_TELL_SECONDS = 120  # how often to say how far it is
 
 
 def points(operation: Operation, executables: Path) -> list[Call]:
@@ -39,6 +40,8 @@ def points(operation: Operation, executables: Path) -> list[Call]:
         if faults or outcome.reply is None or outcome.reply.status:
             raise RuntimeError(f"{operation.name} does not work even without a fault: {outcome.reply} {faults}")
         calls = trace.parse(text)
+        if names := trace.unknown(calls):
+            raise RuntimeError(f"tests/faults/trace.py does not know whether these calls change something: {names}")
         return [c for c in calls if trace.may_fail(c)] + trace.last(calls)
 
 
@@ -76,8 +79,11 @@ def sweep(units: Sequence[Unit], jobs: int, every: bool, executables: Path) -> i
     """Go through `units`, print the table and the failures; how many there were."""
     began = time.monotonic()
     tallies: dict[tuple[str, str], Tally] = {(u.operation, u.fault): Tally() for u in units}
-    shown = 0
-    for unit, tally in run(units, executables, jobs, every):
+    shown, told = 0, began
+    for number, (unit, tally) in enumerate(run(units, executables, jobs, every)):
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            print(f"{told - began:.0f} s: {number} of {len(units)} points", flush=True)
         tallies[unit.operation, unit.fault].add(tally)
         for case, said in tally.failures.items():
             shown += 1
