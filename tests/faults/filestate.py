@@ -66,11 +66,11 @@ def _read(path: Path, namespaces: Mapping[tuple[int, int], str]) -> tuple[str, b
         right = blake2b(sealed[1], digest_size=16).hexdigest().encode() == sealed[2]
         return f"{head} {'sealed' if right else 'with a wrong checksum'}", sealed[1]
     if path.name.endswith("-journal"):
-        return head, _journal(data)
+        return head, journal(data)
     return head, data
 
 
-def _journal(data: bytes) -> bytes:
+def journal(data: bytes) -> bytes:
     """SQLite's rollback journal (https://sqlite.org/fileformat.html, section 3) without its random number, which the
     checksums begin with: "right" and "wrong" stand in their places."""
     if data[:1] == b"\0":  # hasHotJournal in src/pager.c

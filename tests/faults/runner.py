@@ -122,6 +122,7 @@ class Runner:
             unit,
             "at rest",
             operation.verb,
+            outcome.met_a_lock(),
             outcome.reply and (outcome.reply.status, outcome.reply.status or repr(outcome.reply.document)),
         )
         faults = outcome.faults

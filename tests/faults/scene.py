@@ -9,27 +9,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from tests.faults import state
-from tests.faults.filestate import Files
+from tests.faults import devices, state
 from tests.faults.inject import Command, Outcome
-from tests.faults.kernelstate import Namespace, locks
 from tests.faults.met import Met
 from tests.faults.state import State
+from tests.faults.whole import Whole
 from tests.node import STATE, Call, Node, Pod, Reply
-from tests.view import Link, View
+from tests.view import Link
 
 NETWORK, IFNAME, MASTER = "faults", "net1", "ens2f0"
 DEVICES = {"bystander": "ens8"}  # host-device: everybody else gets DEVICE
 DEVICE = "ens9"
 GATEWAY = "192.168.111.254"
-_KEPT = ("/var/lib", "/var/log", "/run", "/etc/cni")  # what is the node's own, and is there with every machine
 
 
 @dataclass
@@ -51,8 +48,7 @@ class Scene:
         self._met = met
         self.node = Node(executables)
         self._first = first
-        self._files = Files(time.time_ns())
-        self._namespaces: dict[str, Namespace] = {}
+        self._whole = Whole(self.node)
 
     def __enter__(self) -> Scene:
         self.node.__enter__()
@@ -64,29 +60,27 @@ class Scene:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for namespace in self._namespaces.values():
-            namespace.close()
-        self._namespaces.clear()
+        self._whole.close()
         self.node.__exit__()
 
     def _furnish(self) -> None:
         views = {"host": self.node.host}
-        _quieten(self.node.host)
+        devices.quieten(self.node.host)
         if self.plugin == "macvlan":
             views["wire"] = self.node.master(MASTER)
-            _quieten(views["wire"], "peer")
-            _identify(self.node.host, MASTER, "02:00:00:00:00:02")
-            _identify(views["wire"], "peer", "02:00:00:00:01:02")
+            devices.quieten(views["wire"], "peer")
+            devices.identify(self.node.host, MASTER, "02:00:00:00:00:02")
+            devices.identify(views["wire"], "peer", "02:00:00:00:01:02")
         else:
             self.wire = self.node.namespace("wire")
-            _quieten(self.wire)
+            devices.quieten(self.wire)
             for name in (DEVICE, *DEVICES.values()):
                 self.make_device(name)
         self.next = Attachment("next", "next", self.node.pod("next"), DEVICE)
         self.bystander: Attachment | None = None
         if not self._first:
             self.bystander = Attachment("bystander", "bystander", self.node.pod("bystander"), DEVICES["bystander"])
-            _quieten(self.bystander.sandbox.view)
+            devices.quieten(self.bystander.sandbox.view)
             self.call("ADD", self.bystander).succeeded()
         self.victim = Attachment("none", "victim", self.next.sandbox, DEVICE)
         directory = self.node.path(STATE)
@@ -95,27 +89,12 @@ class Scene:
         self._host = self.host()
         self._indices = self._indices_now()
         views |= {name: pod.view for name, pod in self.node.pods.items()}
-        self._namespaces = {name: Namespace(view) for name, view in views.items()}
-        self._host_lines = self._namespaces["host"].lines()
+        self._whole.keep(views)
+        self._host_lines = self._whole.of("host")
 
     def make_device(self, name: str) -> None:
-        """A device of the host that has something of everything that a move takes away."""
-        host, number = self.node.host, name[-1]
-        host.add_veth(name, f"{name}-peer", mtu=4200, index=100 + int(number))  # the same whenever it is made
-        with self.wire.entered():
-            fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        try:
-            host.set(f"{name}-peer", net_ns_fd=fd)
-        finally:
-            os.close(fd)
-        _identify(self.wire, f"{name}-peer", f"02:00:00:00:01:0{number}")
-        _identify(host, name, f"02:00:00:00:00:0{number}")
-        host.set(name, ifalias=f"rail {number}")
-        with host.rtnl() as ipr:
-            ipr.link("property_add", index=ipr.link_lookup(ifname=name)[0], altname=f"rdma-rail-{number}")
-        host.add_address(name, f"10.{number}.0.1/24")
-        host.add_address(name, f"fd00:{number}::1/64")
-        host.add_route(name, f"10.1{number}.0.0/16", gateway=f"10.{number}.0.254", priority=50)
+        """Make a device of the host, anew when it was destroyed."""
+        devices.make(self.node.host, self.wire, name)
 
     # --- what a case begins with ---
 
@@ -145,7 +124,7 @@ class Scene:
 
     def tidy(self) -> bool:
         """Take back what a call has left, without looking at how; whether the next case meets what the first one met."""
-        if self._namespaces["host"].lines() == self._host_lines:
+        if self._whole.of("host") == self._host_lines:
             return True
         if self.host() != self._host or (self.plugin != "macvlan" and self.victim.sandbox.view.names()):
             self.call("DEL", self.victim)
@@ -155,9 +134,9 @@ class Scene:
         """Whether the next case would not meet what the first one met: a device of the host was made anew."""
         return self._indices_now() != self._indices
 
-    def _indices_now(self) -> dict[str, int]:
+    def _indices_now(self) -> dict[str, tuple[int, int]]:
         with self.node.host.rtnl() as ipr:
-            return {link.get("ifname"): link["index"] for link in ipr.get_links()}
+            return {link.get("ifname"): (link["index"], link.get("link") or 0) for link in ipr.get_links()}
 
     def drop_sandbox(self, physical: bool = True) -> None:
         """The victim's sandbox goes. The kernel would give a `physical` device back to the host, under the pod's name,
@@ -250,9 +229,14 @@ class Scene:
         if outcome.reply and outcome.reply.status == 0:
             if verb == "ADD":
                 faults += self.attached(self.victim, outcome.reply)
-            else:
+            elif verb != "GC" or not outcome.met_a_lock() or not self._is_whole(now):  # else it seemed to be at work
                 faults += [f"{verb} succeeded, but left {what}" for what in self.standing(self.victim)]
         return faults
+
+    def _is_whole(self, now: State) -> bool:
+        """Whether the victim has as much as the bystander."""
+        there = now.of(self.bystander.container) if self.bystander else []
+        return len(now.of(self.victim.container)) == len(there) and self.victim.sandbox.view.names() == [IFNAME]
 
     def _unguarded(self, who: Attachment, now: State) -> list[str]:
         """An address on a link that is not leased to it, and a link or lease without a link record."""
@@ -323,34 +307,14 @@ class Scene:
         return faults
 
     def fingerprint(self) -> str:
-        """A hash of all that whoever comes next can meet: see `lines`."""
-        return blake2b("\n".join(self.lines()).encode(), digest_size=16).hexdigest()
-
-    def lines(self) -> list[str]:
-        """All that whoever comes next can meet: the node's own files, and locks on them; links, addresses, routes,
-        sysctls of its namespaces. Two cases with the same lines go on in the same way: no process of the call lives,
-        and nothing else of the node outlives a call. Times, and what numbers the kernel gave to namespaces, differ
-        from case to case (filestate, kernelstate), and nothing else: the victim has the same names in every case."""
+        """A hash of all that whoever comes next can meet (tests.faults.whole)."""
         victim = self.node.pods.get("victim")
-        namespaces = self._namespaces | ({"victim": Namespace(victim.view)} if victim else {})
-        try:
-            known = {(n.inode, n.cookie): name for name, n in namespaces.items()}
-            tops = [path for path in map(self.node.path, _KEPT) if path.exists()]
-            found = self._files.lines(tops, known)
-            for name, namespace in namespaces.items():
-                found += [f"{name} {line}" for line in namespace.lines()]
-        finally:
-            if victim:
-                namespaces["victim"].close()
-        return found + self.locks()
+        lines = self._whole.lines(victim.view if victim else None)
+        return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
     def locks(self) -> list[str]:
         """The locks that somebody holds on a file of the state directory."""
-        paths = {}
-        for path in self.node.path(STATE).rglob("*"):
-            status = path.lstat()
-            paths[status.st_dev, status.st_ino] = path.name
-        return locks(paths)
+        return self._whole.locks()
 
     def changed(self) -> list[str]:
         now, before = self.host(), self._host
@@ -359,19 +323,6 @@ class Scene:
             for name in sorted({*now, *before})
             if now.get(name) != before.get(name)
         ]
-
-
-def _quieten(view: View, link: str = "default") -> None:
-    """Let IPv6 do nothing by itself some seconds after a link has come up: all cases shall meet the same."""
-    for name in ("accept_dad", "router_solicitations"):
-        view.set_sysctl(f"net/ipv6/conf/{link}/{name}", 0)
-
-
-def _identify(view: View, name: str, mac: str) -> None:
-    """Give a link a MAC, and the link-local address that comes of it."""
-    view.set(name, state="down")
-    view.set(name, address=mac)
-    view.set(name, state="up")
 
 
 def lasting(link: Link) -> dict[str, Any]:

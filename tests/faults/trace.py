@@ -130,6 +130,11 @@ def unknown(calls: Sequence[Call]) -> list[str]:
     return sorted({call.name for call in calls} - known)
 
 
+def locks(call: Call) -> bool:
+    """Whether the call takes a lock, without waiting for it or with a signal to end the wait."""
+    return call.name == "flock" or (call.name == "fcntl" and "SETLK" in call.text)
+
+
 def answers(call: Call) -> bool:
     """Whether the call writes to stdout: what there was to do is done, and no lock is held."""
     return call.name in ("write", "writev") and call.text.startswith("1<")
