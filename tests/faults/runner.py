@@ -116,7 +116,7 @@ class Runner:
 
     def _goes_on(self, unit: Unit, way: str, tally: Tally, scene: Scene, outcome: Outcome, met: Met) -> list[str]:
         operation = OPERATIONS[unit.operation]
-        self._state = scene.fingerprint()
+        self._state = scene.settled(met)
         tally.states.add(f"{operation.plugin} {operation.first} {self._state}")
         rest = self._key(
             unit,
@@ -158,9 +158,11 @@ def run(units: Sequence[Unit], executables: Path, jobs: int = 1, every: bool = F
         met = None if every else Met(Path(folder))
         if jobs == 1:
             runner = Runner(executables, met)
-            for unit in units:
-                yield unit, runner.run(unit)
-            runner.close()
+            try:
+                for unit in units:
+                    yield unit, runner.run(unit)
+            finally:
+                runner.close()
             return
         yield from _at_once(units, executables, jobs, met)
 

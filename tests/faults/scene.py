@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -27,6 +28,7 @@ NETWORK, IFNAME, MASTER = "faults", "net1", "ens2f0"
 DEVICES = {"bystander": "ens8"}  # host-device: everybody else gets DEVICE
 DEVICE = "ens9"
 GATEWAY = "192.168.111.254"
+_LOOKS, _SETTLE_SECONDS = 10, 0.02
 
 
 @dataclass
@@ -298,13 +300,26 @@ class Scene:
         """What `check` finds; nothing, without calling it, when it found nothing in the same state before."""
         if self._met is None:
             return check()
-        key = (what, self.plugin, self._first, self.fingerprint())
+        key = (what, self.plugin, self._first, self.settled(self._met))
         if self._met.has(*key):
             return []
         faults = check()
         if not faults:
             self._met.add(*key)
         return faults
+
+    def settled(self, met: Met) -> str:
+        """The fingerprint once the kernel's deferred work is done: local routes and multicast groups of an address, and
+        the carrier, come some milliseconds after it. A state that was settled once is not waited for."""
+        found = self.fingerprint()
+        for _ in range(_LOOKS):
+            if met.has("settled", found):
+                break
+            time.sleep(_SETTLE_SECONDS)
+            before, found = found, self.fingerprint()
+            if before == found:
+                met.add("settled", found)
+        return found
 
     def fingerprint(self) -> str:
         """A hash of all that whoever comes next can meet (tests.faults.whole)."""

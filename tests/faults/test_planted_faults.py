@@ -47,17 +47,17 @@ MISORDERED = {
     ),
 }
 UNLOCKED = Edit("cni/verbs.py", r", book\.locked\(request\.attachment, PART\):", ":")
-# what only a continuation shows, and which calls leave what it shows
+# what only a continuation shows, in which operation, and words of the calls that leave it
 UNCLEARED = {
     "a record's temporary file that DEL leaves": (
         Edit("cni/kernel/files.py", r"\n {8}_unlink\(temporary_of\(name\), holder\)\n", "\n"),
         "macvlan-add",
-        ("openat", "write", "fsync", "rename", "renameat", "renameat2"),
+        "/attachments",
     ),
     "a device that a retried ADD does not give back": (
         Edit("cni/verbs.py", r"\n {12}detach\(former, request, host, log\)\n", "\n            pass\n"),
         "host-device-add",
-        ("sendto",),
+        "sendto(",
     ),
 }
 
@@ -86,12 +86,13 @@ def test_a_missing_lock_is_found(executables: Path, tmp_path: Path) -> None:
     assert "without a lock" in first_failure(units, plugins)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", UNCLEARED)
-def test_what_is_not_gone_through_twice_is_found_as_when_it_is(executables: Path, tmp_path: Path, what: str) -> None:
-    edit, operation, names = UNCLEARED[what]
+def test_the_same_is_found_when_no_state_is_gone_through_twice(executables: Path, tmp_path: Path, what: str) -> None:
+    edit, operation, words = UNCLEARED[what]
     plugins = tree.copy(tmp_path, [edit])
-    units = [u for u in sweep.plan([operation], [KILL, "EIO"], plugins) if u.call.name in names]
-    assert len(units) > 20
+    units = [u for u in sweep.plan([operation], [KILL], plugins) if words in u.call.what][:8]
+    assert len(units) > 4
     every, once = (
         {case for _, tally in runner.run(units, plugins, every=every) for case in tally.failures}
         for every in (True, False)
