@@ -38,7 +38,7 @@ long: all ## the tests that plant faults in copies of the plugins, to see that t
 bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD, CHECK, DEL, 50 at once, a full pool
 	$(VENV)/python tests/bench/bench.py $(ARGS)
 
-faults: all ## plugins killed, failed, stopped and cut off by power losses at every point; ARGS="--sample 20 --jobs 2": a part
+faults: all ## plugins killed, failed, stopped and cut off by power losses at every point; ARGS="--jobs 2": two at a time, "--sample 10": a part, "--every": hours
 	$(VENV)/python -m tests.faults $(ARGS)
 
 fuzz: all ## hostile input at random, 40 times as much as in `make test`: some minutes; SEED=7 repeats a run, FUZZ=200 is longer
