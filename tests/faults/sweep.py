@@ -78,7 +78,8 @@ def sampled(units: Sequence[Unit], share: int, seed: int = 0) -> list[Unit]:
 def sweep(units: Sequence[Unit], jobs: int, every: bool, executables: Path) -> int:
     """Go through `units`, print the table and the failures; how many there were."""
     began = time.monotonic()
-    tallies: dict[tuple[str, str], Tally] = {(u.operation, u.fault): Tally() for u in units}
+    there = {(u.operation, u.fault) for u in units}
+    tallies = {(name, fault): Tally() for name in OPERATIONS for fault in FAULTS if (name, fault) in there}
     shown, told = 0, began
     for number, (unit, tally) in enumerate(run(units, executables, jobs, every)):
         if time.monotonic() - told > _TELL_SECONDS:
