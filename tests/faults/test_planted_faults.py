@@ -12,6 +12,7 @@ from tests.faults import powerloss, runner, sweep, tree
 from tests.faults.history import record
 from tests.faults.inject import KILL, STOP, unavailable
 from tests.faults.journal import Ended
+from tests.faults.met import Met
 from tests.faults.tree import Edit
 
 pytestmark = [pytest.mark.skipif(bool(unavailable()), reason=unavailable()), pytest.mark.long]
@@ -64,12 +65,14 @@ UNCLEARED = {
 
 @pytest.mark.parametrize("what", UNSYNCED)
 def test_a_missing_fsync_is_found(executables: Path, tmp_path: Path, what: str) -> None:
-    plugins = tree.copy(tmp_path, [UNSYNCED[what]])
+    plugins = tree.copy(tmp_path / "tree", [UNSYNCED[what]])
+    met = tmp_path / "met"
+    met.mkdir()
     history = "retries" if "killed" in what else "first"
     recording = record(history, plugins)
     points = [i for i, entry in enumerate(recording.journal.entries) if isinstance(entry, Ended)]
     cases = [powerloss.Case(history, point, disk) for point in points for disk in range(12)]
-    assert any(faults for _, faults in powerloss.run(recording, cases, 12, 0, plugins))
+    assert any(faults for _, faults in powerloss.run(recording, cases, 12, 0, plugins, Met(met)))
 
 
 @pytest.mark.parametrize("what", MISORDERED)
