@@ -26,8 +26,8 @@ help: ## this list
 demo: all ## two pods on one RDMA-like master, in namespaces of its own: as root or as anybody
 	@bin/railcni demo
 
-test: all ## all tests; those that need root or a package which is missing are skipped and say so
-	$(VENV)/python -m pytest $(ARGS)
+test: all ## all tests, on two processors; those that need root or a package which is missing are skipped and say so
+	$(VENV)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: all ## style, types, the direction of imports, the modules that a plugin loads
 	$(VENV)/ruff check
@@ -48,7 +48,7 @@ image: all ## the bundle, and an OCI image of it that installs it on a node: bui
 bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD, CHECK, DEL, 50 at once, a full pool
 	$(VENV)/python -m tests.bench $(ARGS)
 
-faults: all ## plugins killed, failed, stopped and cut off by power losses at every point; ARGS="--sample 20 --jobs 2": a part
+faults: all ## plugins killed, failed, stopped and cut off by power losses at every point; ARGS="--jobs 2": two at a time, "--sample 10": a part, "--every": hours
 	$(VENV)/python -m tests.faults $(ARGS)
 
 fuzz: all ## hostile input at random, 40 times as much as in `make test`: some minutes; SEED=7 repeats a run, FUZZ=200 is longer

@@ -125,7 +125,10 @@ class View:
     def links(self) -> dict[str, Link]:
         """All links but `lo`, by name."""
         with self.rtnl() as ipr:
-            found = [_link(ipr, m) for m in ipr.get_links()]
+            messages = list(ipr.get_links())
+            addresses = [(a["index"], _address(a)) for a in ipr.get_addr()]
+            routes = [(r.get("oif"), _route(r)) for r in _routes(ipr)]
+        found = [_link(m, addresses, routes) for m in messages]
         return {link.name: link for link in found if link.name != "lo"}
 
     def link(self, name: str) -> Link:
@@ -188,7 +191,7 @@ class View:
         return int(found[0])
 
 
-def _link(ipr: IPRoute, m: Any) -> Link:
+def _link(m: Any, addresses: list[tuple[int, Address]], routes: list[tuple[int | None, Route]]) -> Link:
     info = m.get("linkinfo")
     data = info.get("data") if info is not None else None
     mode = (data.get("macvlan_mode") if data is not None else None) or ""
@@ -209,8 +212,8 @@ def _link(ipr: IPRoute, m: Any) -> Link:
         lower_netnsid=m.get("link_netnsid"),
         alias=m.get("ifalias") or "",
         altnames=tuple(sorted(altnames)),
-        addresses=tuple(_address(a) for a in ipr.get_addr(index=m["index"])),
-        routes=tuple(_route(r) for r in _routes_of(ipr, m["index"])),
+        addresses=tuple(address for index, address in addresses if index == m["index"]),
+        routes=tuple(route for index, route in routes if index == m["index"]),
     )
 
 
@@ -226,10 +229,10 @@ def _address(a: Any) -> Address:
     )
 
 
-def _routes_of(ipr: IPRoute, index: int) -> Iterator[Any]:
+def _routes(ipr: IPRoute) -> Iterator[Any]:
     for family in (socket.AF_INET, socket.AF_INET6):
         for r in ipr.get_routes(family=family):
-            if r.get("oif") == index and r.get("table") != _RT_TABLE_LOCAL:
+            if r.get("table") != _RT_TABLE_LOCAL:
                 yield r
 
 

@@ -7,7 +7,13 @@ state       what stands on disk and in the kernel, and what is wrong with it
 scene       a node with a victim and a bystander attached to one network
 cases       what is done to the victim, and how it goes on afterwards
 stopped     a DEL while an ADD is stopped
-sweep       every operation x fault x point x continuation, and the table
+devices     the devices of that node
+whole       all of the node that a continuation can meet: one text for one state
+filestate, kernelstate   its files, its namespaces
+met         in which states all is known to go well
+runner      goes through faults at points, and on from every state that they leave
+sweep       every operation x fault x point x continuation
+table       and the table
 journal     a recorded log of what was written, and the disks that a power loss may leave of it
 history     calls that are recorded so, and what must stand at any point of them
 powerloss   every such disk brought back to life by the plugins

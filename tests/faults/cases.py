@@ -115,6 +115,10 @@ def restart(scene: Scene) -> list[str]:
 
 def _over(scene: Scene) -> list[str]:
     """What is left of the case; and whether the next ADD works, and gets the lowest address."""
+    return scene.is_well("over", lambda: _wrong(scene))
+
+
+def _wrong(scene: Scene) -> list[str]:
     faults = scene.clean()
     reply = scene.call("ADD", scene.next)
     faults += scene.attached(scene.next, reply)
@@ -130,7 +134,7 @@ def vanish(scene: Scene) -> list[str]:
     inside = scene.victim.sandbox.view.names()
     scene.drop_sandbox(physical=False)
     if inside:
-        until(lambda: f"{DEVICE}-peer" not in scene.node.host.names())
+        until(lambda: f"{DEVICE}-peer" not in scene.wire.names())
     scene.collect().succeeded()
     if inside:
         scene.make_device(DEVICE)

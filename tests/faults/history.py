@@ -17,7 +17,8 @@ from tests.faults.trace import parse
 @dataclass(frozen=True)
 class Step:
     """A call of a history: the verb, and whose attachment; `pod` when it is another sandbox of that pod. One with
-    `killed` is killed before the last call of that name that the verb made in the step before it of this verb."""
+    `killed` is killed before the last call of that name that the verb made in the step before it of this verb; when it
+    made none, before its last call that syncs anything."""
 
     verb: str
     who: str
@@ -106,12 +107,14 @@ def record(name: str, executables: Path) -> Recording:
         journal = Journal(before)
         given: list[list[str]] = []
         counts: dict[tuple[str, str], int] = {}
+        syncs: dict[str, str] = {}  # the name of the last call that syncs, by verb
         for number, step in enumerate(steps):
             who = _attachment(scene, step)
             command = scene.command(step.verb, who, [who])
             kill = []
             if step.killed:
-                kill = ["-e", f"inject={step.killed}:signal=KILL:when={counts[step.verb, step.killed]}"]
+                last = step.killed if (step.verb, step.killed) in counts else syncs[step.verb]
+                kill = ["-e", f"inject={last}:signal=KILL:when={counts[step.verb, last]}"]
             outcome, text = injector.record(command, "-xx", "-s", "1000000", "-e", f"trace={RECORDED}", *kill)
             calls = parse(text)
             if outcome.killed and kill:
@@ -123,6 +126,7 @@ def record(name: str, executables: Path) -> Recording:
             reply = outcome.reply.succeeded()
             given.append([a["address"].split("/")[0] for a in reply["ips"]] if reply else [])
             journal.record(calls, number)
+            syncs[step.verb] = next((c.name for c in reversed(calls) if c.name in ("fsync", "fdatasync")), "")
             counts = {(step.verb, c.name): c.ordinal for c in calls} | {
                 k: v for k, v in counts.items() if k[0] != step.verb
             }

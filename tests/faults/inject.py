@@ -35,6 +35,10 @@ class Outcome:
     hit: Call | None = None
     faults: list[str] = field(default_factory=list)
 
+    def met_a_lock(self) -> bool:
+        """Whether the call was told that another holds a lock, by the error that says so."""
+        return self.hit is not None and trace.locks(self.hit) and "EAGAIN" in self.hit.result
+
 
 @dataclass(frozen=True)
 class Command:

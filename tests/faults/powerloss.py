@@ -1,10 +1,11 @@
 """Power losses: a history of ADDs and DELs is recorded, and every disk that a loss may leave of it is started anew.
 
-    python -m tests.faults.powerloss [--only HISTORY] [--disks N] [--seed S] [--sample K] [--jobs N] [--case ID]
+    python -m tests.faults.powerloss [--only HISTORY] [--disks N] [--seed S] [--sample K] [--every] [--jobs N] [--case ID]
 
 On each disk, in a node with another boot_id: whoever had an answer to ADD has the lease, whoever had one to DEL has
 none, no record is torn or names what is not so, the lease file is sound; STATUS is well; the next ADD works and gets
-no address of the others; DEL or GC then clears everything. A case has the name HISTORY/ENTRY/DISK/SEED.
+no address of the others; DEL or GC then clears everything. A case has the name HISTORY/ENTRY/DISK/SEED. Disks that
+differ only in a journal that SQLite does not read are one disk (filestate.journal), except with --every.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from multiprocessing import Queue
 from pathlib import Path
 from typing import Any
 
 from tests.faults import tree
+from tests.faults.filestate import journal
 from tests.faults.history import HISTORIES, Expectation, Recording, record
 from tests.faults.inject import unavailable
 from tests.faults.journal import TOP, Disk
+from tests.faults.met import Met
 from tests.faults.scene import IFNAME, NETWORK, Scene
 from tests.faults.state import State
 
@@ -35,6 +37,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 NEXT_BOOT = "11111111-2222-4333-8444-555555555555"
 DISKS, SEED = 12, 0
 _SHOWN = 40  # failures that are printed in full
+_AT_A_TIME = 8  # neighbouring points that a process takes: they often leave the same disks
 
 
 class Restarter:
@@ -128,10 +131,10 @@ class Case:
 
 
 def run(
-    recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path
+    recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path, met: Met | None = None
 ) -> Iterator[tuple[Case, list[str] | None]]:
-    """Go through `cases`; what is wrong with each, None when its disk was met before with the same expectation."""
-    seen: set[str] = set()
+    """Go through `cases`; what is wrong with each, None when there is no such disk, or it was met before with the same
+    expectation and all was well."""
     restarter: Restarter | None = None
     at, found = -1, []
     for case in cases:
@@ -141,16 +144,18 @@ def run(
             yield case, None
             continue
         disk, expected = found[case.disk], recording.expected(case.point)
-        key = blake2b(repr((disk.tree(), expected)).encode()).hexdigest()
-        if key in seen:
+        collects = (case.point + case.disk) % 2 == 0
+        key = (recording.name, _read_by_sqlite(disk), repr(expected), collects)
+        if met and met.has(*key):
             yield case, None
             continue
-        seen.add(key)
         try:
             restarter = restarter or Restarter(executables).__enter__()
-            faults = restarter.faults(disk, expected, recording.crowd, collects=(case.point + case.disk) % 2 == 0)
+            faults = restarter.faults(disk, expected, recording.crowd, collects)
         except Exception as fault:
             faults = [f"{type(fault).__name__}: {fault}", *traceback.format_exc().splitlines()[-7:-1]]
+        if met and not faults:
+            met.add(*key)
         if faults and restarter:
             restarter.__exit__()
             restarter = None
@@ -159,30 +164,36 @@ def run(
         restarter.__exit__()
 
 
-def _work(
-    recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path, queue: Queue[Any]
-) -> None:
-    for pair in run(recording, cases, disks, seed, executables):
+def _read_by_sqlite(disk: Disk) -> list[tuple[str, bytes | None]]:
+    """The disk without what SQLite does not read."""
+    return [(name, journal(data) if data and name.endswith("-journal") else data) for name, data in disk.tree().items()]
+
+
+def _work(queue: Queue[Any], *named: Any) -> None:
+    for pair in run(*named):
         queue.put(pair)
 
 
 def at_once(
-    recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path, jobs: int
+    recording: Recording, cases: Sequence[Case], disks: int, seed: int, executables: Path, jobs: int, every: bool
 ) -> Iterator[tuple[Case, list[str] | None]]:
-    """As `run`, in `jobs` processes; each takes points of its own."""
-    if jobs == 1:
-        yield from run(recording, cases, disks, seed, executables)
-        return
-    context = multiprocessing.get_context("fork")
-    queue: Queue[Any] = context.Queue()
-    for k in range(jobs):
-        mine = [case for case in cases if case.point % jobs == k]
-        context.Process(target=_work, args=(recording, mine, disks, seed, executables, queue), daemon=True).start()
-    for _ in cases:
-        yield queue.get()
+    """As `run`, in `jobs` processes; each takes points of its own. With `every`, also what was met before."""
+    with tempfile.TemporaryDirectory(prefix="faults-met-") as folder:
+        met = None if every else Met(Path(folder))
+        if jobs == 1:
+            yield from run(recording, cases, disks, seed, executables, met)
+            return
+        context = multiprocessing.get_context("fork")
+        queue: Queue[Any] = context.Queue()
+        for k in range(jobs):
+            mine = [case for case in cases if case.point // _AT_A_TIME % jobs == k]
+            named = (queue, recording, mine, disks, seed, executables, met)
+            context.Process(target=_work, args=named, daemon=True).start()
+        for _ in cases:
+            yield queue.get()
 
 
-def sweep(names: Sequence[str], disks: int, seed: int, share: int, jobs: int, executables: Path) -> int:
+def sweep(names: Sequence[str], disks: int, seed: int, share: int, jobs: int, every: bool, executables: Path) -> int:
     """Go through the histories, print the table and the failures; how many there were."""
     began, failed, shown = time.monotonic(), [], 0
     rows = [("history", "calls", "entries", "disks started", "met before", "failures")]
@@ -195,7 +206,7 @@ def sweep(names: Sequence[str], disks: int, seed: int, share: int, jobs: int, ex
             print(f"a part: {len(drawn)} of {len(cases)} disks of the history {name}, drawn with the seed {seed}")
             cases = [cases[i] for i in drawn]
         started, wrong = 0, 0
-        for case, faults in at_once(recording, cases, disks, seed, executables, jobs):
+        for case, faults in at_once(recording, cases, disks, seed, executables, jobs, every):
             started += faults is not None
             if faults:
                 wrong += 1
@@ -245,6 +256,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--disks", type=int, default=DISKS, metavar="N", help="so many disks for each entry")
     parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="other mixtures of what was lost")
     parser.add_argument("--sample", type=int, default=1, metavar="K", help="one in K of the disks")
+    parser.add_argument("--every", action="store_true", help="disks that were met before, too")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many nodes at a time")
     parser.add_argument("--case", metavar="ID", help="one case by its name")
     options = parser.parse_args(arguments)
@@ -257,7 +269,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.case:
             return one(options.case, options.disks, executables)
         names = options.only or list(HISTORIES)
-        return min(1, sweep(names, options.disks, options.seed, options.sample, options.jobs, executables))
+        return min(
+            1, sweep(names, options.disks, options.seed, options.sample, options.jobs, options.every, executables)
+        )
 
 
 if __name__ == "__main__":

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from tests.faults import state
+from tests.faults import devices, state
 from tests.faults.inject import Command, Outcome
+from tests.faults.met import Met
 from tests.faults.state import State
+from tests.faults.whole import Whole
 from tests.node import STATE, Call, Node, Pod, Reply
 from tests.view import Link
 
@@ -25,6 +28,7 @@ NETWORK, IFNAME, MASTER = "faults", "net1", "ens2f0"
 DEVICES = {"bystander": "ens8"}  # host-device: everybody else gets DEVICE
 DEVICE = "ens9"
 GATEWAY = "192.168.111.254"
+_LOOKS, _SETTLE_SECONDS = 10, 0.02
 
 
 @dataclass
@@ -38,13 +42,15 @@ class Attachment:
 
 
 class Scene:
-    """`with Scene("macvlan", executables) as scene`. `first`: nothing has ever been attached, and nobody stands by."""
+    """`with Scene("macvlan", executables) as scene`. `first`: nothing has ever been attached, and nobody stands by.
+    `met`: what is known to go well, so that it need not be gone through."""
 
-    def __init__(self, plugin: str, executables: Path, first: bool = False) -> None:
+    def __init__(self, plugin: str, executables: Path, first: bool = False, met: Met | None = None) -> None:
         self.plugin = plugin
+        self._met = met
         self.node = Node(executables)
         self._first = first
-        self._cases = 0
+        self._whole = Whole(self.node)
 
     def __enter__(self) -> Scene:
         self.node.__enter__()
@@ -56,36 +62,41 @@ class Scene:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._whole.close()
         self.node.__exit__()
 
     def _furnish(self) -> None:
+        views = {"host": self.node.host}
+        devices.quieten(self.node.host)
         if self.plugin == "macvlan":
-            self.node.master(MASTER)
+            views["wire"] = self.node.master(MASTER)
+            devices.quieten(views["wire"], "peer")
+            devices.identify(self.node.host, MASTER, "02:00:00:00:00:02")
+            devices.identify(views["wire"], "peer", "02:00:00:00:01:02")
         else:
+            self.wire = self.node.namespace("wire")
+            devices.quieten(self.wire)
             for name in (DEVICE, *DEVICES.values()):
                 self.make_device(name)
         self.next = Attachment("next", "next", self.node.pod("next"), DEVICE)
         self.bystander: Attachment | None = None
         if not self._first:
             self.bystander = Attachment("bystander", "bystander", self.node.pod("bystander"), DEVICES["bystander"])
+            devices.quieten(self.bystander.sandbox.view)
             self.call("ADD", self.bystander).succeeded()
         self.victim = Attachment("none", "victim", self.next.sandbox, DEVICE)
         directory = self.node.path(STATE)
         self._saved = {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
         self._base = self.state()
         self._host = self.host()
+        self._indices = self._indices_now()
+        views |= {name: pod.view for name, pod in self.node.pods.items()}
+        self._whole.keep(views)
+        self._host_lines = self._whole.of("host")
 
     def make_device(self, name: str) -> None:
-        """A device of the host that has something of everything that a move takes away."""
-        host, number = self.node.host, name[-1]
-        host.add_veth(name, f"{name}-peer", mtu=4200)
-        host.set(name, address=f"02:00:00:00:00:0{number}", ifalias=f"rail {number}")
-        host.set(f"{name}-peer", address=f"02:00:00:00:01:0{number}")
-        with host.rtnl() as ipr:
-            ipr.link("property_add", index=ipr.link_lookup(ifname=name)[0], altname=f"rdma-rail-{number}")
-        host.add_address(name, f"10.{number}.0.1/24")
-        host.add_address(name, f"fd00:{number}::1/64")
-        host.add_route(name, f"10.1{number}.0.0/16", gateway=f"10.{number}.0.254", priority=50)
+        """Make a device of the host, anew when it was destroyed."""
+        devices.make(self.node.host, self.wire, name)
 
     # --- what a case begins with ---
 
@@ -99,11 +110,35 @@ class Scene:
             (directory / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (directory / name).write_bytes(data)
             (directory / name).chmod(0o600)
-        self._cases += 1
-        self.drop_sandbox()
-        container = f"victim-{self._cases:05}"  # a MAC of its own: the kernel may not be done with the last one's link
-        self.victim = Attachment(container, "victim", self.node.pod("victim"), DEVICE)
+        if "victim" in self.node.pods:
+            self._clear(self.node.pods["victim"])
+            self.drop_sandbox()
+        self.victim = Attachment("victim-1", "victim", self.node.pod("victim"), DEVICE)
         return self.victim
+
+    def _clear(self, pod: Pod) -> None:
+        """Delete the links of a sandbox, which its end would do a moment later: the next victim has the same MAC."""
+        if self.plugin == "macvlan":
+            with pod.view.rtnl() as ipr:
+                for link in ipr.get_links():
+                    if link["index"] != 1:
+                        ipr.link("del", index=link["index"])
+
+    def tidy(self) -> bool:
+        """Take back what a call has left, without looking at how; whether the next case meets what the first one met."""
+        if self._whole.of("host") == self._host_lines:
+            return True
+        if self.host() != self._host or (self.plugin != "macvlan" and self.victim.sandbox.view.names()):
+            self.call("DEL", self.victim)
+        return self.host() == self._host and not self.is_worn()
+
+    def is_worn(self) -> bool:
+        """Whether the next case would not meet what the first one met: a device of the host was made anew."""
+        return self._indices_now() != self._indices
+
+    def _indices_now(self) -> dict[str, tuple[int, int]]:
+        with self.node.host.rtnl() as ipr:
+            return {link.get("ifname"): (link["index"], link.get("link") or 0) for link in ipr.get_links()}
 
     def drop_sandbox(self, physical: bool = True) -> None:
         """The victim's sandbox goes. The kernel would give a `physical` device back to the host, under the pod's name,
@@ -196,9 +231,14 @@ class Scene:
         if outcome.reply and outcome.reply.status == 0:
             if verb == "ADD":
                 faults += self.attached(self.victim, outcome.reply)
-            else:
+            elif verb != "GC" or not outcome.met_a_lock() or not self._is_whole(now):  # else it seemed to be at work
                 faults += [f"{verb} succeeded, but left {what}" for what in self.standing(self.victim)]
         return faults
+
+    def _is_whole(self, now: State) -> bool:
+        """Whether the victim has as much as the bystander."""
+        there = now.of(self.bystander.container) if self.bystander else []
+        return len(now.of(self.victim.container)) == len(there) and self.victim.sandbox.view.names() == [IFNAME]
 
     def _unguarded(self, who: Attachment, now: State) -> list[str]:
         """An address on a link that is not leased to it, and a link or lease without a link record."""
@@ -256,17 +296,40 @@ class Scene:
             faults += [f"left: link {name} of {who.container}" for name in (pod.view.names() if pod else [])]
         return faults + ([f"the host's links are not as they were: {self.changed()}"] if self.changed() else [])
 
-    def digest(self) -> str:
-        """What a continuation can meet, without what differs from case to case: names, times, MACs."""
-        now = self.state()
-        lasts = [{k: v for k, v in record.items() if k != "sequence"} for _, record in sorted(now.records.items())]
-        journal = self.node.path(STATE) / f"{state.STORE}-journal"
-        hot = journal.exists() and journal.read_bytes()[:8] != bytes(8)
-        pod = self.node.pods.get(self.victim.sandbox.name)
-        links = {name: lasting(link) for name, link in pod.view.links().items()} if pod else {}
-        text = repr((now.leases, sorted(now.records), lasts, len(now.others), hot, links, self.host()))
-        text = text.replace(self.victim.container, "victim")
-        return re.sub(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}|\bmv[0-9a-f]{12}\b", "", text)
+    def is_well(self, what: str, check: Callable[[], list[str]]) -> list[str]:
+        """What `check` finds; nothing, without calling it, when it found nothing in the same state before."""
+        if self._met is None:
+            return check()
+        key = (what, self.plugin, self._first, self.settled(self._met))
+        if self._met.has(*key):
+            return []
+        faults = check()
+        if not faults:
+            self._met.add(*key)
+        return faults
+
+    def settled(self, met: Met) -> str:
+        """The fingerprint once the kernel's deferred work is done: local routes and multicast groups of an address, and
+        the carrier, come some milliseconds after it. A state that was settled once is not waited for."""
+        found = self.fingerprint()
+        for _ in range(_LOOKS):
+            if met.has("settled", found):
+                break
+            time.sleep(_SETTLE_SECONDS)
+            before, found = found, self.fingerprint()
+            if before == found:
+                met.add("settled", found)
+        return found
+
+    def fingerprint(self) -> str:
+        """A hash of all that whoever comes next can meet (tests.faults.whole)."""
+        victim = self.node.pods.get("victim")
+        lines = self._whole.lines(victim.view if victim else None)
+        return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+    def locks(self) -> list[str]:
+        """The locks that somebody holds on a file of the state directory."""
+        return self._whole.locks()
 
     def changed(self) -> list[str]:
         now, before = self.host(), self._host

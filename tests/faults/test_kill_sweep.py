@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import powerloss, sweep, tree
+from tests.faults import powerloss, runner, sweep, tree
 from tests.faults.history import record
 from tests.faults.inject import KILL, STOP, unavailable
 from tests.faults.powerloss import Case
-from tests.faults.sweep import Unit
+from tests.faults.runner import Unit
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -25,7 +25,7 @@ def plugins(executables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def failures(units: Sequence[Unit], plugins: Path) -> dict[str, list[str]]:
     """What went wrong in `units`, by case."""
-    return {case: said for _, tally in sweep.run(units, plugins) for case, said in tally.failures.items()}
+    return {case: said for _, tally in runner.run(units, plugins) for case, said in tally.failures.items()}
 
 
 def thinned(units: Sequence[Unit], count: int) -> list[Unit]:

@@ -18,9 +18,24 @@ _NETLINK_TYPE = re.compile(r"nlmsg_type=(?:0x([0-9a-f]+)|(RTM_\w+))")
 _CREATES = ("openat", "open", "creat", "openat2")
 _CHANGES = (
     *("write", "writev", "pwrite64", "pwritev", "fsync", "fdatasync", "sync_file_range", "fallocate"),
+    *("pwritev2", "syncfs", "sync", "msync", "copy_file_range", "sendfile", "splice", "fchownat", "chown", "lchown"),
+    *("setxattr", "fsetxattr", "mknod", "mknodat", "unshare", "mount", "umount2", "fchmodat2"),
     *("ftruncate", "truncate", "rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
     *("unlink", "unlinkat", "mkdir", "mkdirat", "rmdir", "fchmod", "chmod", "fchmodat", "fchown", "setns", "flock"),
 )
+# neither change anything that outlives the process nor tell it anything to decide by
+_IDLE = {
+    *("access", "arch_prctl", "bind", "brk", "clock_gettime", "clock_nanosleep", "clone", "clone3", "close"),
+    *("close_range", "connect", "dup", "dup2", "dup3", "epoll_create1", "epoll_ctl", "epoll_wait", "execve"),
+    *("exit", "exit_group", "faccessat", "faccessat2", "fadvise64", "fstat", "fstatfs", "futex", "getcwd"),
+    *("getegid", "geteuid", "getgid", "getpid", "getppid", "getrandom", "getrusage", "getsockname", "getsockopt"),
+    *("gettid", "getuid", "ioctl", "kill", "lseek", "lstat", "madvise", "mmap", "mprotect", "mremap", "munmap"),
+    *("nanosleep", "newfstatat", "pipe", "pipe2", "poll", "ppoll", "prctl", "prlimit64", "pselect6", "readlink"),
+    *("readlinkat", "readv", "restart_syscall", "rseq", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn"),
+    *("rt_sigtimedwait", "sched_getaffinity", "sched_yield", "select", "set_robust_list", "set_tid_address"),
+    *("setitimer", "setsockopt", "shutdown", "sigaltstack", "socket", "stat", "statfs", "statx", "sysinfo"),
+    *("tgkill", "timer_create", "timer_delete", "timer_settime", "umask", "uname", "vfork", "wait4"),
+}
 _OWN = ("/var/lib/cni", "/run/netns", "/proc/sys", "/proc/self", "/proc/thread-self")  # not the interpreter's
 _CARRIES_DATA = (
     "read",
@@ -107,6 +122,17 @@ def may_fail(call: Call) -> bool:
     if call.name in _READS:
         return call.path.startswith(_OWN)
     return changes(call) or call.name in ("sendto", "sendmsg", "recvfrom", "recvmsg")
+
+
+def unknown(calls: Sequence[Call]) -> list[str]:
+    """The names of calls of which nothing here says whether they are points."""
+    known = {*_CREATES, *_CHANGES, *_READS, *_CARRIES_DATA, *_IDLE, "fcntl"}
+    return sorted({call.name for call in calls} - known)
+
+
+def locks(call: Call) -> bool:
+    """Whether the call takes a lock, without waiting for it or with a signal to end the wait."""
+    return call.name == "flock" or (call.name == "fcntl" and "SETLK" in call.text)
 
 
 def answers(call: Call) -> bool:

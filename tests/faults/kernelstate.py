@@ -1,0 +1,141 @@
+"""What the kernel holds of a network namespace, as text: every attribute of everything that rtnetlink shows there.
+
+Read with a codec of a few lines, since it is read after each of thousands of calls. What is left out are counters and
+times, which nobody decides by; an attribute that nobody here has heard of is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.view import View
+
+_GETLINK, _GETADDR, _GETROUTE, _GETNEIGH, _GETRULE = 18, 22, 26, 30, 34
+_REQUEST_DUMP = 0x301
+_DONE, _ERROR, _INTERRUPTED = 3, 2, 0x10
+_SO_NETNS_COOKIE = 71
+_NESTED = 0x3FFF
+_AF_BRIDGE, _AF_INET6 = 7, 10
+_IFINFO, _IFADDR, _RTMSG, _NDMSG = 16, 8, 12, 12  # bytes of the header of each kind of message
+_SKIP_STATISTICS = struct.pack("=HHI", 8, 29, 8)  # IFLA_EXT_MASK: RTEXT_FILTER_SKIP_STATS
+_AF_SPEC, _IFA_CACHEINFO, _IFA_FLAGS = 26, 6, 8
+_TENTATIVE, _SCOPE_LINK = 0x40, 253
+# counters and times: of a link, of what IPv6 says of a link, of a route, of a forwarding entry
+_LINK_NOISE = {7, 23, 35, 47, 48}  # IFLA_STATS, STATS64, CARRIER_CHANGES, CARRIER_UP_COUNT, CARRIER_DOWN_COUNT
+_INET6_NOISE = {3, 5, 6}  # IFLA_INET6_STATS, CACHEINFO, ICMP6STATS
+_ROUTE_NOISE = {12}  # RTA_CACHEINFO
+_NEIGH_NOISE = {3}  # NDA_CACHEINFO
+
+Attributes = list[tuple[int, bytes]]
+
+
+class Namespace:
+    """A route socket in a network namespace, and what identifies that: inode and cookie."""
+
+    def __init__(self, view: View) -> None:
+        with view.entered():
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+            self.inode = os.stat("/proc/thread-self/ns/net").st_ino
+        self.cookie = int.from_bytes(self._socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def lines(self) -> list[str]:
+        """Links, addresses, routes, rules, and the MACs that a link receives besides its own; in a fixed order."""
+        found = [_line("link", *_split(body, _IFINFO), _LINK_NOISE) for body in self._dump(_GETLINK, _IFINFO)]
+        found += [_address(*_split(body, _IFADDR)) for body in self._dump(_GETADDR, _IFADDR)]
+        found += [_line("route", *_split(body, _RTMSG), _ROUTE_NOISE) for body in self._dump(_GETROUTE, _RTMSG)]
+        found += [_line("rule", *_split(body, _RTMSG)) for body in self._dump(_GETRULE, _RTMSG)]
+        receives = self._dump(_GETNEIGH, _NDMSG, _AF_BRIDGE)
+        found += [_line("receives", *_split(body, _NDMSG), _NEIGH_NOISE) for body in receives]
+        return sorted(found)
+
+    def _dump(self, kind: int, size: int, family: int = 0) -> list[bytes]:
+        """The bodies of all messages of a dump; it is repeated when something changed meanwhile."""
+        body = bytes([family]) + bytes(size - 1) + (_SKIP_STATISTICS if kind == _GETLINK else b"")
+        while True:
+            self._socket.send(struct.pack("=IHHII", 16 + len(body), kind, _REQUEST_DUMP, 1, 0) + body)
+            found, whole = self._replies()
+            if whole:
+                return found
+
+    def _replies(self) -> tuple[list[bytes], bool]:
+        found: list[bytes] = []
+        whole = True
+        while True:
+            data = self._socket.recv(1 << 17)
+            at = 0
+            while at < len(data):
+                length, kind, flags = struct.unpack_from("=IHH", data, at)
+                whole = whole and not flags & _INTERRUPTED
+                if kind == _DONE:
+                    return found, whole
+                if kind == _ERROR:
+                    raise OSError(-struct.unpack_from("=i", data, at + 16)[0], "a dump of rtnetlink failed")
+                found.append(data[at + 16 : at + length])
+                at += length + 3 & ~3
+
+
+def locks(paths: dict[tuple[int, int], str]) -> list[str]:
+    """The locks that are held on the files `paths`, by (device, inode): kind, mode and range, without the process."""
+    found = []
+    for line in Path("/proc/locks").read_text().splitlines():
+        fields = [f for f in line.split() if f != "->"]  # 1: OFDLCK ADVISORY WRITE -1 00:2f:1234 7 7
+        if len(fields) < 8:
+            continue
+        major, minor, inode = fields[5].split(":")
+        name = paths.get((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+        if name is not None:
+            found.append(f"{name}: {fields[1]} {fields[3]} {fields[6]}-{fields[7]}")
+    return sorted(found)
+
+
+def _split(body: bytes, size: int) -> tuple[bytes, Attributes]:
+    return body[:size], list(_attributes(body[size:]))
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        yield kind & _NESTED, data[at + 4 : at + length]
+        at += max(4, length + 3 & ~3)
+
+
+def _address(head: bytes, attributes: Attributes) -> str:
+    """Without times, but with the lifetimes; and whether or not the kernel is done, which it is by itself, with the
+    duplicate detection of an address that it has made itself."""
+    own = head[0] == _AF_INET6 and head[3] == _SCOPE_LINK
+    if own:
+        head = head[:2] + bytes([head[2] & ~_TENTATIVE]) + head[3:]
+    kept = []
+    for kind, data in attributes:
+        if kind == _IFA_CACHEINFO:
+            data = data[:8]
+        elif kind == _IFA_FLAGS and own:
+            data = bytes([data[0] & ~_TENTATIVE]) + data[1:]
+        kept.append((kind, data))
+    return _line("address", head, kept)
+
+
+def _line(what: str, head: bytes, attributes: Attributes, noise: frozenset[int] | set[int] = frozenset()) -> str:
+    parts = [f"{what} {head.hex()}"]
+    for kind, data in sorted(attributes):
+        if kind in noise:
+            continue
+        if what == "link" and kind == _AF_SPEC:
+            parts += [f"{kind}.{family}={_of_family(family, inner)}" for family, inner in _attributes(data)]
+        else:
+            parts.append(f"{kind}={data.hex()}")
+    return " ".join(parts)
+
+
+def _of_family(family: int, data: bytes) -> str:
+    """What IPv4 or IPv6 keeps of a link: among it all the sysctls of net.ipvN.conf.LINK."""
+    noise = _INET6_NOISE if family == _AF_INET6 else set()
+    return ",".join(f"{kind}:{inner.hex()}" for kind, inner in _attributes(data) if kind not in noise)

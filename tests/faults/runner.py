@@ -1,0 +1,199 @@
+"""Goes through units: strikes, looks at what is left, and goes on in every way in which nobody has gone on from there.
+
+How a case goes on depends on the state that the fault has left, and on nothing else (Scene.lines). So a continuation
+that went well is gone through once for each state, at whichever point of whichever operation and fault is the first to
+leave it, and is known to go well at every other point that leaves the same. So is what must hold right after a fault,
+for each state and answer. What went wrong is gone through at every point.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue as queues
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults import stopped
+from tests.faults.cases import CONTINUATIONS, OPERATIONS, Operation
+from tests.faults.inject import STOP, Injector, Outcome
+from tests.faults.met import Met
+from tests.faults.scene import Scene
+from tests.faults.trace import Call
+
+_AT_A_TIME = 16  # units that a process takes: neighbours often leave the same state
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A fault at a point of an operation, and the continuations to go through after it."""
+
+    operation: str
+    fault: str
+    call: Call
+    continuations: tuple[str, ...]
+
+    def case(self, continuation: str) -> str:
+        return f"{self.operation}/{self.fault}/{self.call.point}/{continuation}"
+
+
+@dataclass
+class Tally:
+    """What was gone through: points, the states that they left, continuations that were run, by their names, and how
+    many were not run again; failures by case."""
+
+    points: set[str] = field(default_factory=set)
+    states: set[str] = field(default_factory=set)
+    cases: Counter[str] = field(default_factory=Counter)
+    again: int = 0
+    failures: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, other: Tally) -> None:
+        self.points |= other.points
+        self.states |= other.states
+        self.cases += other.cases
+        self.again += other.again
+        self.failures |= other.failures
+
+
+class Runner:
+    """Goes through units, in one node for as many of them as leave it as it was. Without `met` nothing is left out."""
+
+    def __init__(self, executables: Path, met: Met | None = None) -> None:
+        self._executables = executables
+        self._met = met
+        self._scene: Scene | None = None
+        self._kind: tuple[str, bool] | None = None
+
+    def run(self, unit: Unit) -> Tally:
+        tally = Tally({unit.case("")})
+        self._state = ""
+        for way in unit.continuations:
+            if self._met and self._state and self._met.has(*self._key(unit, way)):
+                tally.again += 1
+                continue
+            faults = self._case(unit, way, tally)
+            if faults:
+                tally.failures[unit.case(way)] = [f"at {unit.call.what}", *faults]
+                self.close()
+            elif self._scene and self._scene.is_worn():
+                self.close()
+        return tally
+
+    def close(self) -> None:
+        if self._scene:
+            self._scene.__exit__()
+        self._scene = None
+
+    def _key(self, unit: Unit, *what: object) -> tuple[object, ...]:
+        operation = OPERATIONS[unit.operation]
+        return operation.plugin, operation.first, self._state, *what
+
+    def _case(self, unit: Unit, way: str, tally: Tally) -> list[str]:
+        """What is wrong right after the fault, and after the continuation `way`, unless that is known to be well."""
+        operation = OPERATIONS[unit.operation]
+        try:
+            scene = self._ready(operation)
+            with Injector(scene.node) as injector:
+                victim = operation.prepare(scene)
+                command = scene.command(operation.verb, victim)
+                if unit.fault == STOP:
+                    tally.cases[way] += 1
+                    return (stopped.WAYS | stopped.PATIENT)[way](scene, injector, command, unit.call.point)
+                outcome = injector.strike(command, unit.fault, unit.call.point)
+            if outcome.hit is None or outcome.hit.alike() != unit.call.alike():
+                return [f"another call is at this point now: {outcome.hit.what if outcome.hit else 'none'}"]
+            if self._met is None:
+                tally.cases[way] += 1
+                return scene.at_rest(outcome, operation.verb) + CONTINUATIONS[operation.plugin][way](scene)
+            return self._goes_on(unit, way, tally, scene, outcome, self._met)
+        except Exception as fault:
+            return [f"{type(fault).__name__}: {fault}", *traceback.format_exc().splitlines()[-9:-1]]
+
+    def _goes_on(self, unit: Unit, way: str, tally: Tally, scene: Scene, outcome: Outcome, met: Met) -> list[str]:
+        operation = OPERATIONS[unit.operation]
+        self._state = scene.settled(met)
+        tally.states.add(f"{operation.plugin} {operation.first} {self._state}")
+        rest = self._key(
+            unit,
+            "at rest",
+            operation.verb,
+            outcome.met_a_lock(),
+            outcome.reply and (outcome.reply.status, outcome.reply.status or repr(outcome.reply.document)),
+        )
+        faults = outcome.faults
+        if not met.has(*rest):
+            faults = scene.at_rest(outcome, operation.verb)
+            if not faults:
+                met.add(*rest)
+        if met.has(*self._key(unit, way)):
+            tally.again += 1
+            if not scene.tidy():
+                self.close()
+            return faults
+        tally.cases[way] += 1
+        after = CONTINUATIONS[operation.plugin][way](scene)
+        if not after:
+            met.add(*self._key(unit, way))
+        return faults + after
+
+    def _ready(self, operation: Operation) -> Scene:
+        if self._kind != (operation.plugin, operation.first):
+            self.close()
+        self._kind = (operation.plugin, operation.first)
+        if self._scene is None:
+            scene = Scene(operation.plugin, self._executables, operation.first, self._met)
+            scene.__enter__()
+            self._scene = scene
+        return self._scene
+
+
+def run(units: Sequence[Unit], executables: Path, jobs: int = 1, every: bool = False) -> Iterator[tuple[Unit, Tally]]:
+    """Go through `units` in `jobs` processes; each result as it comes. With `every`, every continuation of each."""
+    with tempfile.TemporaryDirectory(prefix="faults-met-") as folder:
+        met = None if every else Met(Path(folder))
+        if jobs == 1:
+            runner = Runner(executables, met)
+            try:
+                for unit in units:
+                    yield unit, runner.run(unit)
+            finally:
+                runner.close()
+            return
+        yield from _at_once(units, executables, jobs, met)
+
+
+def _at_once(units: Sequence[Unit], executables: Path, jobs: int, met: Met | None) -> Iterator[tuple[Unit, Tally]]:
+    context = multiprocessing.get_context("fork")
+    queue: Any = context.Queue()
+    taken: Any = context.Value("l", 0)  # so many of the units
+    named = (units, executables, met, taken, queue)
+    processes = [context.Process(target=_work, args=named, daemon=True) for _ in range(jobs)]
+    for process in processes:
+        process.start()
+    left = len(units)
+    while left:
+        try:
+            yield queue.get(timeout=5)
+            left -= 1
+        except queues.Empty:
+            if not any(process.is_alive() for process in processes):
+                raise RuntimeError(f"the processes have ended, and {left} units were not gone through") from None
+    for process in processes:
+        process.join()
+
+
+def _work(units: Sequence[Unit], executables: Path, met: Met | None, taken: Any, queue: Any) -> None:
+    runner = Runner(executables, met)
+    while True:
+        with taken.get_lock():
+            start, taken.value = taken.value, taken.value + _AT_A_TIME
+        if start >= len(units):
+            break
+        for unit in units[start : start + _AT_A_TIME]:
+            queue.put((unit, runner.run(unit)))
+    runner.close()

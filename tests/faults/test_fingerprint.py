@@ -1,0 +1,103 @@
+"""What a sweep takes for one state, and goes through once: nothing that may matter must be missing from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.inject import unavailable
+from tests.faults.scene import IFNAME, MASTER, NETWORK, Scene
+from tests.node import STATE
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+
+@pytest.fixture(scope="module")
+def scene(executables: Path) -> Iterator[Scene]:
+    """A node with a victim attached."""
+    with Scene("macvlan", executables) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def attached(scene: Scene) -> str:
+    """The fingerprint of the node with a new victim attached."""
+    scene.call("ADD", scene.renew()).succeeded()
+    return scene.fingerprint()
+
+
+def test_a_state_that_is_made_again_is_the_same_state(scene: Scene, attached: str) -> None:
+    """With other times, namespaces, checksums and journals."""
+    scene.call("ADD", scene.renew()).succeeded()
+    assert scene.fingerprint() == attached
+    edited("ipam", lambda *_: None)(scene)
+    assert scene.fingerprint() == attached
+
+
+def record(scene: Scene, part: str = "link", who: str = "victim-1") -> Path:
+    return scene.node.path(STATE) / "attachments" / f"{NETWORK}:{who}:{IFNAME}:{part}"
+
+
+def rewritten(name: str, change: Callable[[bytes], bytes]) -> Callable[[Scene], None]:
+    def rewrite(scene: Scene) -> None:
+        path = scene.node.path(STATE) / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return rewrite
+
+
+def edited(part: str, change: Callable[[Scene, dict[str, Any]], object]) -> Callable[[Scene], None]:
+    """A record with another content and a checksum that is right."""
+
+    def edit(scene: Scene) -> None:
+        path = record(scene, part)
+        document = json.loads(path.read_bytes())
+        del document["checksum"]
+        change(scene, document)
+        data = json.dumps(document)[:-1].encode()
+        path.write_bytes(data + b', "checksum": "%s"}' % blake2b(data, digest_size=16).hexdigest().encode())
+
+    return edit
+
+
+def claimed_before_the_bystander(scene: Scene, document: dict[str, Any]) -> None:
+    document["sequence"] = json.loads(record(scene, "ipam", "bystander").read_bytes())["sequence"] - 1
+
+
+def sysctl(scene: Scene) -> None:
+    scene.victim.sandbox.view.set_sysctl(f"net/ipv4/conf/{IFNAME}/arp_notify", 0)
+
+
+CHANGES: dict[str, Callable[[Scene], object]] = {
+    "a member of a record": edited("link", lambda _, document: document.update(netns="/run/netns/other")),
+    "a namespace in a record": edited("link", lambda _, document: document["sandbox"].update(inode=4026531840)),
+    "the order of times": edited("ipam", claimed_before_the_bystander),
+    "a wrong checksum": rewritten("attachments/faults:victim-1:net1:link", lambda data: data[:-3] + b'x"}'),
+    "a byte of the lease file": rewritten("leases.db", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+    "a hot journal": rewritten("leases.db-journal", lambda data: b"\xd9" + data[1:]),
+    "a file's mode": lambda scene: record(scene).chmod(0o640),
+    "a temporary file": lambda scene: record(scene).with_name(".a.tmp").touch(),
+    "a missing record": lambda scene: record(scene).unlink(),
+    "a symbolic link": lambda scene: record(scene).with_name("a").symlink_to("b"),
+    "an MTU": lambda scene: scene.victim.sandbox.view.set(IFNAME, mtu=1400),
+    "a name": lambda scene: scene.victim.sandbox.view.set(IFNAME, state="down", ifname="other"),
+    "an alias": lambda scene: scene.victim.sandbox.view.set(IFNAME, ifalias="other"),
+    "an address": lambda scene: scene.victim.sandbox.view.add_address(IFNAME, "192.168.111.77/24"),
+    "a route": lambda scene: scene.victim.sandbox.view.add_route(IFNAME, "10.99.0.0/16", gateway="192.168.111.9"),
+    "a sysctl": sysctl,
+    "the host's master": lambda scene: scene.node.host.set(MASTER, ifalias="other"),
+    "a missing sandbox": lambda scene: scene.drop_sandbox(),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_state_in_which_something_differs_is_another_state(scene: Scene, attached: str, what: str) -> None:
+    CHANGES[what](scene)
+    found = scene.fingerprint()
+    scene.node.host.set(MASTER, ifalias="")
+    assert found != attached
