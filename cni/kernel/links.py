@@ -7,7 +7,7 @@ pod's, and use it wherever. Numbers are those of include/uapi/linux/if_link.h an
 from __future__ import annotations
 
 from _struct import Struct
-from _thread import start_new_thread
+from _thread import allocate_lock, start_new_thread
 from errno import ENODEV
 
 from cni.kernel.netlink import (
@@ -133,13 +133,28 @@ class Rtnl(Socket):
         super().__init__()
         self.meanwhile: Callable[[], None] | None = None
 
-    def _wait_usefully(self) -> None:
+    def _request_slowly(self, kind: int, body: bytes) -> None:
+        """A request that takes the kernel long; when this returns, `meanwhile` has ended, too."""
         work, self.meanwhile = self.meanwhile, None
-        if work:
+        ended = allocate_lock()
+
+        def run() -> None:
             try:
-                start_new_thread(work, ())
-            except RuntimeError:
-                pass  # no thread is to be had: what it would have prepared is done when it is needed
+                if work:
+                    work()
+            finally:
+                ended.release()
+
+        if work:
+            ended.acquire()
+            try:
+                start_new_thread(run, ())
+            except RuntimeError:  # no thread is to be had: what it would have prepared is done when it is needed
+                ended.release()
+        try:
+            self.request(kind, body)
+        finally:
+            ended.acquire()
 
     def link(self, name: str = "", index: int = 0) -> Link | None:
         """The link with this index, or else with this name or alternative name; None when there is none."""
@@ -212,7 +227,6 @@ class Rtnl(Socket):
             flags, mask = (_IFF_UP if up else 0), _IFF_UP
         body = _IFINFO.pack(0, 0, index, flags, mask)
         if netns_fd >= 0:
-            self._wait_usefully()
             body += number(_NET_NS_FD, netns_fd)
         if name:
             body += string(_IFNAME, name)
@@ -222,13 +236,15 @@ class Rtnl(Socket):
             body += attribute(_ADDRESS, _octets(mac))
         if alias is not None:
             body += attribute(_ALIAS, alias.encode("utf-8", "surrogateescape"))
-        self.request(_NEWLINK, body)
+        if netns_fd >= 0:
+            self._request_slowly(_NEWLINK, body)
+        else:
+            self.request(_NEWLINK, body)
 
     def delete_link(self, index: int) -> bool:
         """Remove the link `index`; False when there was none."""
-        self._wait_usefully()
         try:
-            self.request(_DELLINK, _ifinfo(index))
+            self._request_slowly(_DELLINK, _ifinfo(index))
         except KernelError as fault:
             if fault.errno == ENODEV:
                 return False

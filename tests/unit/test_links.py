@@ -187,10 +187,9 @@ def test_while_the_kernel_removes_a_link_other_work_is_done_once(host: View, pod
     socket.change_link(found(socket, "net1").index, mtu=1400)
     assert done.empty()  # nothing that takes the kernel long
     socket.delete_link(found(socket, "net1").index)
-    assert done.get(timeout=10) != threading.get_ident()
+    assert done.get_nowait() != threading.get_ident()  # and it has ended
     socket.delete_link(found(socket, "net2").index)
-    with pytest.raises(queue.Empty):
-        done.get(timeout=0.1)
+    assert done.empty()
     assert pod.names() == []
 
 
