@@ -127,7 +127,6 @@ class Database:
             return False
         try:
             self._connection = _sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
-            self._connection.execute("PRAGMA locking_mode=EXCLUSIVE")
             ((version,),) = self._connection.execute("PRAGMA user_version").fetchall()
             self._check_format(version)
             self._connection.executescript(
