@@ -58,17 +58,6 @@ def delete(request: Request, log: Log) -> None:
         _call(kind, with_command(request, "DEL"), log)
 
 
-def prepare(request: Request) -> None:
-    """Import what a call of our own IPAM plugin needs, before it is called; what is wrong, the call will say."""
-    try:
-        kind = ipam_type(request.config)
-        if kind and _is_ours(_find(kind, request.path)):
-            import ipam.plugin
-            import ipam.stores.file  # noqa: F401
-    except Exception:  # noqa: S110
-        pass
-
-
 def forward(request: Request, log: Log) -> None:
     """CHECK, GC or STATUS of the IPAM plugin, when there is one."""
     kind = ipam_type(request.config)

@@ -58,7 +58,6 @@ def detach(record: dict[str, Any], request: Request, host: Rtnl, log: Log) -> No
         plugin.remove(planned, host, None, log)
         return
     with there:
-        there.rtnl.meanwhile = lambda: delegate.prepare(request)  # saves 8 ms of a DEL
         plugin.remove(planned, host, there.rtnl, log)
 
 

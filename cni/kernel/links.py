@@ -7,7 +7,6 @@ pod's, and use it wherever. Numbers are those of include/uapi/linux/if_link.h an
 from __future__ import annotations
 
 from _struct import Struct
-from _thread import allocate_lock, start_new_thread
 from errno import ENODEV
 
 from cni.kernel.netlink import (
@@ -25,10 +24,6 @@ from cni.kernel.netlink import (
     text_of,
     unpack_attributes,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NEWLINK, _DELLINK, _GETLINK, _GETNSID, _NEWLINKPROP, _DELLINKPROP = 16, 17, 18, 90, 108, 109
 
@@ -121,40 +116,9 @@ class Link:
 
 
 class Rtnl(Socket):
-    """Reads and changes the links of the namespace in which it was made; KernelError for every refusal.
+    """Reads and changes the links of the namespace in which it was made; KernelError for every refusal."""
 
-    `meanwhile` is called once, in a thread of its own, when the kernel is asked to remove or to move a link: that
-    takes it 15 to 20 ms (rcu_barrier in netdev_run_todo, net/core/dev.c), in which this process has nothing to do.
-    """
-
-    __slots__ = ("meanwhile",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meanwhile: Callable[[], None] | None = None
-
-    def _request_slowly(self, kind: int, body: bytes) -> None:
-        """A request that takes the kernel long; when this returns, `meanwhile` has ended, too."""
-        work, self.meanwhile = self.meanwhile, None
-        ended = allocate_lock()
-
-        def run() -> None:
-            try:
-                if work:
-                    work()
-            finally:
-                ended.release()
-
-        if work:
-            ended.acquire()
-            try:
-                start_new_thread(run, ())
-            except RuntimeError:  # no thread is to be had: what it would have prepared is done when it is needed
-                ended.release()
-        try:
-            self.request(kind, body)
-        finally:
-            ended.acquire()
+    __slots__ = ()
 
     def link(self, name: str = "", index: int = 0) -> Link | None:
         """The link with this index, or else with this name or alternative name; None when there is none."""
@@ -236,15 +200,12 @@ class Rtnl(Socket):
             body += attribute(_ADDRESS, _octets(mac))
         if alias is not None:
             body += attribute(_ALIAS, alias.encode("utf-8", "surrogateescape"))
-        if netns_fd >= 0:
-            self._request_slowly(_NEWLINK, body)
-        else:
-            self.request(_NEWLINK, body)
+        self.request(_NEWLINK, body)
 
     def delete_link(self, index: int) -> bool:
         """Remove the link `index`; False when there was none."""
         try:
-            self._request_slowly(_DELLINK, _ifinfo(index))
+            self.request(_DELLINK, _ifinfo(index))
         except KernelError as fault:
             if fault.errno == ENODEV:
                 return False

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -175,21 +173,6 @@ def test_a_removed_link_is_gone_and_removing_it_again_is_no_error(host: View, po
     index = found(socket, "net1").index
     assert socket.delete_link(index) is True
     assert socket.delete_link(index) is False
-    assert pod.names() == []
-
-
-def test_while_the_kernel_removes_a_link_other_work_is_done_once(host: View, pod: View, rtnl: Open) -> None:
-    macvlan(host, pod, rtnl(host))
-    macvlan(host, pod, rtnl(host), "net2")
-    socket = rtnl(pod)
-    done: queue.Queue[int] = queue.Queue()
-    socket.meanwhile = lambda: done.put(threading.get_ident())
-    socket.change_link(found(socket, "net1").index, mtu=1400)
-    assert done.empty()  # nothing that takes the kernel long
-    socket.delete_link(found(socket, "net1").index)
-    assert done.get_nowait() != threading.get_ident()  # and it has ended
-    socket.delete_link(found(socket, "net2").index)
-    assert done.empty()
     assert pod.names() == []
 
 
