@@ -63,11 +63,12 @@ soak: all ## churn over 64 namespaces with random kills for MINUTES=60: nothing 
 	$(VENV)/python -m tests.faults.soak $(or $(MINUTES),60) $(ARGS)
 	$(VENV)/python -m tests.faults.plugin_machine $$(( 60 * $(or $(MINUTES),60) ))
 
-$(PLUGINS): bin/%: bin/launcher.in Makefile
-	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+# A launcher and the pack that it reads are of one Python: with another PYTHON both are made anew.
+$(PLUGINS): bin/%: bin/launcher.in Makefile $(PACK)
 	@sed -e 's|@PYTHON@|$(BASE)|' -e 's|@PLUGIN@|$*|' $< > $@.new && chmod 755 $@.new && mv $@.new $@
 
 $(PACK): $(SOURCES)
+	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(BASE) -I cni/pack.py
 
 $(PREFIXED): bin/railcni-%: bin/%

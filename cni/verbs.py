@@ -5,7 +5,7 @@
           tried; the addresses are kept when the link would not go, for it may still answer to them
     GC    as DEL, for every record of this network that is not among the valid attachments and that nobody has locked
 
-Each call loads what its verb needs: the link is gone 0.5 ms sooner for what a DEL leaves out.
+Each call loads what its verb needs, and no more.
 """
 
 from __future__ import annotations
