@@ -70,6 +70,7 @@ def acquire(
             unknown += 1
             if unknown == _UNKNOWN_TRIES:
                 raise answer.reason
+            owner.sequence = max(time.time_ns(), owner.sequence + 1)  # what is under way still has the former
         if time.monotonic() > deadline:
             raise TryAgainLater(
                 f"no address of {', '.join(need.pool for need in wanted)} could be claimed within {CLAIM_SECONDS:g} s,"
@@ -89,7 +90,7 @@ def lowest_free(store: Store, need: Need, start: int = 0, avoid: Collection[int]
     def next_open(low: int, high: int) -> int:
         return store.next_open(need.pool, need.scope, rng.family, low, high)
 
-    return allocator.search(rng, occupied, next_open, start, avoid)
+    return allocator.search(rng, occupied, next_open, start, avoid, store.window)
 
 
 def search(

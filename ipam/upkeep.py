@@ -150,12 +150,12 @@ def collect(
 def _unlisted(network: str, valid: set[Attachment], node: str, store: Store, pools: Iterable[str]) -> list[Attachment]:
     found: dict[Attachment, None] = {}
     for pool in pools:
-        page = store.leases(pool)
+        page = store.leases(pool, node=node)
         while page:
             for lease in page:
-                if (lease.network, lease.node) == (network, node) and lease.attachment not in valid:
+                if lease.network == network and lease.attachment not in valid:
                     found[lease.attachment] = None
-            page = store.leases(pool, page[-1])
+            page = store.leases(pool, page[-1], node=node)
     return list(found)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cni.spec.request import Attachment
 from ipam.stores.base import Owner, Store, Want
+from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
+from tests import etcd
 
 _MEMORY = "/dev/shm"  # thousands of transactions: a disk would spend its time on fsync
 
@@ -18,6 +23,12 @@ class FileKind:
     """File stores, each in a directory of its own."""
 
     name = "file"
+    leaf = 4096  # addresses that are skipped as one when all are taken
+    examples = 25  # runs of the state machine
+
+    def unusable(self) -> str:
+        """Why there can be no such store here; "" when there can."""
+        return ""
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
         """(what opens one new store, again and again; what removes it)."""
@@ -25,7 +36,41 @@ class FileKind:
         return lambda: FileStore(directory), lambda: shutil.rmtree(directory)
 
 
-KINDS = [FileKind()]
+class EtcdKind:
+    """etcd stores, each under a prefix of its own in one real etcd."""
+
+    name = "etcd"
+    leaf = 64
+    examples = 8
+    _prefixes = itertools.count()
+
+    def unusable(self) -> str:
+        return etcd.unusable()
+
+    def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
+        cluster = etcd.shared(etcd.LARGE)
+        described = description(cluster.endpoints, prefix=f"/railcni-{os.getpid()}-{next(self._prefixes)}")
+        opened: list[EtcdStore] = []
+
+        def reopen() -> EtcdStore:
+            opened.append(EtcdStore(described))
+            return opened[-1]
+
+        def remove() -> None:
+            for store in opened:
+                store.close()
+
+        return reopen, remove
+
+
+def description(endpoints: list[str], **more: str) -> dict[str, Any]:
+    """What ipam.stores.describe says of an etcd store."""
+    absent = dict.fromkeys(("user", "password", "ca", "cert", "key"), "")
+    return {"kind": "etcd", "endpoints": endpoints, "prefix": "/railcni", **absent, **more}
+
+
+Kind = FileKind | EtcdKind
+KINDS: list[Kind] = [FileKind(), EtcdKind()]
 
 
 def owner(
