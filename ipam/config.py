@@ -63,11 +63,13 @@ class IpamConfig:
     data_dir: str
     kubeconfig: str
     etcd_host: str
+    etcd_prefix: str
     etcd_username: str
     etcd_password: str
     etcd_key_file: str
     etcd_cert_file: str
     etcd_ca_cert_file: str
+    store_timeout: int  # seconds
     log_file: str
     log_level: str
     configuration_path: str
@@ -237,6 +239,10 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
         faults.append(Fault(where, chosen, "want kubernetes.kubeconfig beside it, here or in the flat file"))
     if chosen == "etcd" and not config.etcd_host:
         faults.append(Fault(where, chosen, "want etcd_host beside it, here or in the flat file"))
+    hosts, password = source.where("etcd_host"), source.where("etcd_password")
+    if config.etcd_password and hosts.startswith("ipam.") and not password.startswith("ipam."):
+        wanted = f"want it beside {password}: the administrator's password goes to no host that a network names"
+        faults.append(Fault(hosts, config.etcd_host, wanted))
     config.datastore = chosen or ("kubernetes" if config.kubeconfig else "etcd" if config.etcd_host else "file")
     pod = request.args.get("K8S_POD_NAME", "")
     if chosen or config.datastore != "file" or not pod or request.command not in ("ADD", "CHECK"):

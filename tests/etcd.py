@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
-_START = "mount -t tmpfs tmpfs /mnt && exec \"$@\""
+_START = 'mount -t tmpfs tmpfs /mnt && exec "$@"'
 LARGE = ("--max-txn-ops=100000", "--max-request-bytes=67108864")  # for tests that claim thousands of addresses at once
 
 

@@ -154,9 +154,7 @@ class EtcdStore(Store):
         taken = self._taken(wants, instead_of, txn.answers(reply))
         return Taken(taken) if taken else Unknown(Open(f"a claim of {owner.attachment} came too late: retry"))
 
-    def _taken(
-        self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[dict[str, Any]]
-    ) -> list[Want]:
+    def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[dict[str, Any]]) -> list[Want]:
         """What stood against a claim, of the keys that were `found`."""
         there = {key for answer in found for key, _ in txn.entries(answer)}
         taken = []
@@ -201,9 +199,7 @@ class EtcdStore(Store):
         for lease in {lease.key(): lease for lease in leases}.values():  # etcd compares all before it changes anything
             gone = [*self._keys.entries(lease), *self._keys.marks(lease)]
             each.append(
-                txn.within(
-                    txn.transaction([txn.exists(self._keys.identity(lease))], [txn.delete(key) for key in gone])
-                )
+                txn.within(txn.transaction([txn.exists(self._keys.identity(lease))], [txn.delete(key) for key in gone]))
             )
         return sum(txn.inner(self._call(txn.transaction([], each))))
 
@@ -218,7 +214,11 @@ class EtcdStore(Store):
             (found,) = self._read(txn.read(start, end_of(prefix), limit, keys_only=bool(node)))
             if not node or not found:
                 return [parse(*entry) for entry in found]
-            page = [lease for lease in self._leases([place + last_name(key).encode() for key, _ in found]) if lease.node == node]
+            page = [
+                lease
+                for lease in self._leases([place + last_name(key).encode() for key, _ in found])
+                if lease.node == node
+            ]
             if page:
                 return page
             start = next_key(found[-1][0])  # all of these have gone in the meantime

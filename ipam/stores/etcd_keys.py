@@ -26,7 +26,7 @@ from ipam.stores.base import Lease, Owner, Want
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
 BLOCK, LARGE = 64, 4096  # addresses; LARGE is 64 blocks, for one transaction compares no more than 128 keys
 LEASE, RESERVED = "lease", "reserved"
@@ -81,7 +81,7 @@ class Keys:
         found[self._key("node", lease.node, lease.pool) + place] = b""
         return found
 
-    def marks(self, lease: Lease, kept: Sequence[bytes] = ()) -> list[bytes]:
+    def marks(self, lease: Lease, kept: Collection[bytes] = ()) -> list[bytes]:
         """The marks "full" that must go when `lease` does, those aside whose key is among `kept`."""
         return [
             self.full(kind, space, size, lease.family, lease.value & -size)

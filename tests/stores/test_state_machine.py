@@ -192,6 +192,10 @@ def test_a_store_does_what_a_dictionary_would(kind: Kind) -> None:
     machine = type(f"{kind.name}Machine", (StoreMachine,), {"kind": kind})
     case = machine.TestCase()
     case.settings = settings(
-        max_examples=kind.examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=kind.examples,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )
     case.runTest()
