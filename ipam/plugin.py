@@ -22,7 +22,7 @@ from ipam.acquire import acquire, search
 from ipam.ranges import format_address, parse_address
 from ipam.records import PART, document
 from ipam.stores.base import CREATE, READ, Owner, Unreachable
-from ipam.upkeep import flush, is_pending, read_record, reclaim, release, restorer
+from ipam.upkeep import flush_reminded, is_pending, read_record, reclaim, release, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def add(request: Request, book: Book, log: Log) -> Result:
         if described:
             values = _acquire(request, config, wanted, described, record, book, log)
     if described and stores.is_shared(described):
-        flush(book, log, described)
+        flush_reminded(book, log, described)
     addresses = [f"{format_address(n.rng.family, v)}/{n.rng.prefix}" for n, v in zip(wanted, values, strict=True)]
     for family, value, prefix in config.requested:
         if config.range_of(family, value) is None:
@@ -140,7 +140,7 @@ def delete(request: Request, book: Book, log: Log) -> None:
             log.error(f"the release of {request.attachment} is pending, and will be tried again: {fault.msg}")
             return
     if stores.is_shared(described):
-        flush(book, log, described)
+        flush_reminded(book, log, described)
 
 
 def _reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cni.spec.request import Attachment
     from ipam.stores.base import Lease, Store
 
-FLUSH_SECONDS = 1.0
+_FLUSH_SECONDS = 1.0
 _FLUSH_PAUSE = 10.0  # seconds
 _LINK_PART = "link"
 
@@ -89,14 +89,17 @@ def is_pending(attachment: Attachment, book: Book) -> bool:
     return record is not None and record.get("pending") is True
 
 
-def flush(book: Book, log: Log, described: dict[str, Any] | None = None, seconds: float = FLUSH_SECONDS) -> int:
+def flush_reminded(book: Book, log: Log, described: dict[str, Any]) -> None:
+    """`flush`, once the store `described` has been reached; nothing unless it is due."""
+    if book.is_reminded(_FLUSH_PAUSE):
+        flush(book, log, described, _FLUSH_SECONDS)
+
+
+def flush(book: Book, log: Log, described: dict[str, Any] | None, seconds: float) -> int:
     """Make releases that could not be made before, as far as `seconds` and the stores allow; how many are left.
 
-    With `described`, the store that has just been reached: nothing unless there is a reminder, which is older than
-    the last attempt by some seconds.
+    `described` is the store of the configuration, which a record's may be the same as.
     """
-    if described and not book.is_reminded(_FLUSH_PAUSE):
-        return 0
     book.remind(False)
     deadline = time.monotonic() + seconds
     left = 0
