@@ -6,6 +6,7 @@ over. A request that must not be made twice (`once`) is not repeated when its ou
 
 from __future__ import annotations
 
+import errno
 import posix
 import time
 from time import monotonic
@@ -126,6 +127,8 @@ class Gateway:
             return self._exchange(connection, method, document, deadline)
         except http.Lost as fault:
             lost = f"etcd at {self._where()} has not answered: {fault.strerror}"
+            if fault.errno == errno.ECONNRESET and not connection.reused and not self._where().tls:
+                lost += " (does it want TLS, https://?)"
             self._move_on()
             if once:
                 raise Open(f"{lost}; see that the member is well") from None

@@ -67,10 +67,13 @@ def within(inner: dict[str, Any]) -> Op:
 
 
 def _packed(ops: list[Op]) -> list[Op]:
-    """`ops`, many of them in inner transactions: etcd bounds the compares and operations along one path, not in all."""
+    """`ops`, most of many in inner transactions: etcd bounds the compares and operations along one path, not in all.
+
+    The first stays outside: etcd's quota does not look into inner ones (server/etcdserver, costTxn).
+    """
     if len(ops) <= CHUNK or "request_txn" in ops[0]:
         return ops
-    return [within({"success": ops[i : i + CHUNK]}) for i in range(0, len(ops), CHUNK)]
+    return [ops[0], *(within({"success": ops[i : i + CHUNK]}) for i in range(1, len(ops), CHUNK))]
 
 
 def answers(reply: dict[str, Any]) -> list[dict[str, Any]]:

@@ -25,6 +25,15 @@ _PIECE = 1 << 16
 _PROTOCOL_TLS_CLIENT = 16  # it verifies the certificate and the host name unless told otherwise
 
 
+class _Socket(_socket.socket):
+    """A socket that `_ssl` can refer to, and that may be forgotten: it is closed then."""
+
+    __slots__ = ("__weakref__",)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Lost(OSError):
     """A request was sent, at least in part, and no whole reply came."""
 
@@ -90,7 +99,12 @@ class Connection:
                 self._tls.do_handshake()
             except OSError as fault:
                 socket.close()
-                raise _tls_fault(fault) from None
+                fault = _tls_fault(fault)
+                if getattr(fault, "reason", None) or isinstance(fault, Untrusted | TimeoutError):
+                    raise fault from None
+                raise OSError(
+                    fault.errno, "it closes the connection in the TLS handshake: does it speak TLS?"
+                ) from None
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
         """(status, body) of the reply. `headers` are whole lines. Lost, Untrusted; the connection is closed then."""
@@ -256,7 +270,7 @@ def _start(left: Iterator[tuple[int, Any]], reasons: list[str]) -> tuple[int, An
     """The next candidate whose connection is under way; None when none is left."""
     for index, (family, kind, protocol, _, address) in left:
         try:
-            socket = _socket.socket(family, kind | _socket.SOCK_CLOEXEC, protocol)
+            socket = _Socket(family, kind | _socket.SOCK_CLOEXEC, protocol)
         except OSError as fault:
             reasons[index] = _why(fault)
             continue
