@@ -9,7 +9,7 @@ from cni.spec.errors import CniError
 from ipam import records, stores
 from ipam.ranges import format_address
 from ipam.records import PART
-from ipam.stores.base import CHANGE, CREATE, Owner
+from ipam.stores.base import CHANGE, CREATE, Owner, Unreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,8 +58,10 @@ def release(
             held = store.find(attachment)
             if held:
                 store.release(held)
+            elif record:
+                store.settle(attachment, record["sequence"])
             else:
-                store.settle(attachment, record["sequence"] if record else 0)
+                store.sync()
     except CniError:
         try:
             _keep_pending(attachment, record, described, book)
@@ -198,6 +200,8 @@ def collect(
     except CniError as fault:
         faults.append(fault)
     for attachment in doomed:
+        if any(isinstance(fault, Unreachable) for fault in faults):
+            break  # each of the others would wait as long; the next GC goes on
         try:
             _collect(attachment, began, described, book, log)
         except CniError as fault:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cni.spec.request import Attachment
     from ipam.stores.etcd_txn import Entry, Op
 
-SECONDS = 3.0  # for whatever is not an ADD
+SECONDS = 2.0  # for whatever is not an ADD
 _VOID_SECONDS = 600  # how long a claim that was given up may still be on its way
 _TOP = {4: (1 << 32) - 1, 6: (1 << 128) - 1}
 _AT_ONCE = 64  # leases that are read by their keys in one request

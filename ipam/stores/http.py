@@ -258,7 +258,7 @@ def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, Any]:
 def _candidates(places: Sequence[tuple[str, int]], reasons: list[str]) -> Iterator[tuple[int, Any]]:
     for index, (host, port) in enumerate(places):
         try:
-            found = _socket.getaddrinfo(host, port, 0, _socket.SOCK_STREAM)
+            found = _socket.getaddrinfo(host.encode(), port, 0, _socket.SOCK_STREAM)  # a str loads the codec IDNA
         except OSError as fault:
             reasons[index] = f"the name cannot be resolved: {_why(fault)}"
             continue
