@@ -48,8 +48,7 @@ def acquire(
     contended, unknown = False, 0
     while True:
         with store.turn():
-            own = store.find(owner.attachment)
-            pods = store.find_pod(owner.pod, owner.attachment.ifname)
+            own, pods = store.survey(owner.attachment, owner.pod, _windows(store, wanted, owner, contended))
             plan = leases.plan(wanted, own, pods, owner, lost)
             values = search(store, wanted, plan.chosen, owner, contended, reclaim)
             wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
@@ -93,6 +92,24 @@ def lowest_free(store: Store, need: Need, start: int = 0, avoid: Collection[int]
     return allocator.search(rng, occupied, next_open, start, avoid, store.window)
 
 
+def _start(need: Need, owner: Owner, contended: bool) -> int:
+    """Where the search in a range begins."""
+    return allocator.search_start(need.rng, owner.node, owner.attachment.key()) if contended else 0
+
+
+def _windows(
+    store: Store, wanted: Sequence[Need], owner: Owner, contended: bool
+) -> list[tuple[str, str | None, int, int, int]]:
+    """The windows that `search` looks at first."""
+    found = []
+    for need in wanted:
+        rng = need.rng
+        window = allocator.window_from(rng, _start(need, owner, contended), rng.last, store.window)
+        if need.requested is None and window:
+            found.append((need.pool, need.scope, rng.family, *window))
+    return found
+
+
 def search(
     store: Store,
     wanted: Sequence[Need],
@@ -106,7 +123,7 @@ def search(
     proposed: list[int] = []  # indices of `wanted`
     for i, (need, value) in enumerate(zip(wanted, chosen, strict=True)):
         if value is None:
-            start = allocator.search_start(need.rng, owner.node, owner.attachment.key()) if contended else 0
+            start = _start(need, owner, contended)
             others = (*zip(wanted, values), *zip(wanted[i + 1 :], chosen[i + 1 :], strict=True))  # noqa: B905
             avoid = [v for n, v in others if v is not None and n.rng.family == need.rng.family]
             value = lowest_free(store, need, start, avoid)

@@ -223,6 +223,18 @@ class Store:
         """
         raise NotImplementedError
 
+    def survey(
+        self,
+        attachment: Attachment,
+        pod: tuple[str, str, str],
+        windows: Sequence[tuple[str, str | None, int, int, int]],
+    ) -> tuple[list[Lease], list[Lease]]:
+        """What `find` and `find_pod` answer. `windows` are what `occupied` will probably be asked next.
+
+        A store that is reached by messages reads all of it with one.
+        """
+        return self.find(attachment), self.find_pod(pod, attachment.ifname)
+
     def holder(self, want: Want) -> Lease | None:
         """The lease that keeps `want` from being claimed."""
         raise NotImplementedError

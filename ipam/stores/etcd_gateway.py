@@ -79,7 +79,10 @@ class Gateway:
     `tls` holds the paths of the authority's certificate, the client's certificate and its key.
     """
 
-    __slots__ = ("_at", "_connection", "_context", "_endpoints", "_password", "_tls", "_token", "_user", "seconds")
+    __slots__ = (
+        *("_at", "_connection", "_context", "_endpoints", "_password"),
+        *("_refused", "_tls", "_token", "_user", "seconds"),
+    )
 
     def __init__(
         self, endpoints: list[Endpoint], tls: tuple[str, str, str], user: str, password: str, seconds: float
@@ -89,6 +92,7 @@ class Gateway:
         self._user = user
         self._password = password
         self._token = ""
+        self._refused = False  # whether etcd has refused a token
         self._context: Any = None
         self._connection: http.Connection | None = None
         self._at = 0  # index of the endpoint of the connection, or of the one to try first
@@ -122,7 +126,7 @@ class Gateway:
         """One attempt; _Failed with the error to raise when there is time for no other."""
         connection = self._connected(deadline)
         if self._user and not self._token:
-            self._authenticate(connection, deadline)
+            self._log_in(connection, deadline)
         try:
             return self._exchange(connection, method, document, deadline)
         except http.Lost as fault:
@@ -195,12 +199,25 @@ class Gateway:
                 ) from None
         return self._context
 
-    def _authenticate(self, connection: http.Connection, deadline: float) -> None:
+    def _log_in(self, connection: http.Connection, deadline: float) -> None:
+        """Take the token that an earlier call has left, unless it was refused, or get another."""
+        from ipam.stores import etcd_tokens
+
+        name = etcd_tokens.name_of(map(str, self._endpoints), self._user, self._password)
+        if not self._refused:
+            self._token = etcd_tokens.read(name)
+        if not self._token:
+            self._token = token = self._authenticate(connection, deadline)
+            if token:
+                etcd_tokens.write(name, token)
+
+    def _authenticate(self, connection: http.Connection, deadline: float) -> str:
+        """A new token; "" where etcd asks for none."""
         try:
             reply = self._exchange(
                 connection, "auth/authenticate", {"name": self._user, "password": self._password}, deadline
             )
-            self._token = str(reply.get("token") or "")
+            return str(reply.get("token") or "")
         except http.Lost as fault:
             lost = f"etcd at {self._where()} has not answered: {fault.strerror}"
             self._move_on()
@@ -208,7 +225,7 @@ class Gateway:
         except _Unserved as fault:
             if fault.code == _PRECONDITION:  # authentication is not enabled: no token is needed
                 self._user = ""
-                return
+                return ""
             served = f"etcd at {self._where()} answers: {fault.said}"
             self._move_on()
             raise _Failed(self._unreachable([served])) from None
@@ -259,9 +276,9 @@ class Gateway:
         code, said = reply["code"], str(reply.get("message") or reply.get("error"))
         said = said.removeprefix("etcdserver: ")
         user = f'user "{self._user}"' if self._user else "a request without a user"
-        if code == _UNAUTHENTICATED or "user name is empty" in said:
+        if code == _UNAUTHENTICATED or "user name is empty" in said or "auth store is old" in said:
             if self._token:  # it has expired; the next attempt gets another
-                self._token = ""
+                self._token, self._refused = "", True
                 return _Unserved(code, said, False)
             return InvalidConfig(f"etcd at {where} asks for authentication: set etcd_username and etcd_password")
         if "authentication failed" in said:

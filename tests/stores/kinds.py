@@ -53,7 +53,7 @@ class EtcdKind:
         opened: list[EtcdStore] = []
 
         def reopen() -> EtcdStore:
-            opened.append(EtcdStore(described))
+            opened.append(EtcdStore(described, seconds=20))
             return opened[-1]
 
         def remove() -> None:

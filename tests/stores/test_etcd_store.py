@@ -19,10 +19,11 @@ from cni.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
 from ipam import acquire
 from ipam.leases import Need
 from ipam.ranges import Range
-from ipam.stores import etcd_gateway, http
+from ipam.stores import etcd_gateway, etcd_tokens, http
 from ipam.stores.base import READ, Claimed, Lease, Taken, Unknown, Unreachable, Want
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.etcd_gateway import endpoint
+from ipam.stores.etcd_search import Search
 from tests import etcd
 from tests.etcd import Cluster, Member
 from tests.proxy import Proxy
@@ -170,13 +171,13 @@ def test_a_mark_is_not_set_when_an_address_was_freed_in_the_meantime(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leases = claim(store, *range(128))
-    real = EtcdStore._mark
+    real = Search._mark
 
-    def mark(own: EtcdStore, *arguments: Any) -> None:
+    def mark(own: Search, *arguments: Any) -> None:
         store.release(leases[70:71])
         real(own, *arguments)
 
-    monkeypatch.setattr(EtcdStore, "_mark", mark)
+    monkeypatch.setattr(Search, "_mark", mark)
     assert acquire.lowest_free(store, need()) in (TEN + 70, TEN + 128)
     assert acquire.lowest_free(store, need()) == TEN + 70
 
@@ -442,7 +443,7 @@ sys.path.insert(0, sys.argv[1])
 from ipam import acquire
 from ipam.leases import Need
 from ipam.ranges import Range
-from ipam.stores.base import Unreachable
+from ipam.stores.base import Owner, Unreachable
 from ipam.stores.etcd import EtcdStore
 from cni.spec.request import Attachment
 import json
@@ -574,10 +575,16 @@ def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
         EtcdStore(description([plain]), seconds=0.3).find(owner().attachment)
 
 
+@pytest.fixture(autouse=True)
+def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are kept below a directory of the test."""
+    monkeypatch.setattr(etcd_tokens, "DIRECTORY", str(tmp_path / "tokens"))
+
+
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Cluster]:
     """A cluster with users: root, and railcni, which may read and write below /railcni/."""
-    with Cluster(1, ["--auth-token-ttl=1", "--bcrypt-cost=4"]) as cluster:
+    with Cluster(1, ["--bcrypt-cost=4"]) as cluster:
         cluster.ctl("user", "add", "root:secret")
         cluster.ctl("user", "add", "railcni:s3cret")
         cluster.ctl("role", "add", "leases")
@@ -608,13 +615,34 @@ def test_a_user_has_a_password_and_the_rights_that_it_was_granted(guarded: Clust
         assert "s3cret" not in str(caught.value.document("1.1.0"))
 
 
-def test_a_token_that_has_expired_is_replaced(guarded: Cluster) -> None:
-    own = EtcdStore(description(guarded.endpoints, user="railcni", password="s3cret"))
-    claim(own, 10, container="c10")
-    token = own._gateway._token
-    own._gateway._token = token[:-1] + ("x" if token[-1] != "x" else "y")
-    claim(own, 11, container="c11")
-    assert own._gateway._token != token
+def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
+    guarded: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = http.Connection.request
+
+    def request(connection: http.Connection, method: str, target: str, *rest: Any) -> tuple[int, bytes]:
+        asked.append(target)
+        return real(connection, method, target, *rest)
+
+    monkeypatch.setattr(http.Connection, "request", request)
+
+    def call(container: str, offset: int, password: str = "s3cret") -> int:
+        asked.clear()
+        claim(EtcdStore(description(guarded.endpoints, user="railcni", password=password)), offset, container=container)
+        return asked.count("/v3/auth/authenticate")
+
+    call("c10", 10)
+    (kept,) = Path(etcd_tokens.DIRECTORY).iterdir()
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert call("c11", 11) == 0
+    with pytest.raises(InvalidConfig):
+        call("c12", 12, "wrong")
+    kept.write_text(kept.read_text()[:-1] + "~")
+    assert call("c13", 13) == 1
+    assert call("c14", 14) == 0
+    kept.chmod(0o666)
+    assert call("c15", 15) == 1
 
 
 def test_a_user_is_no_hindrance_where_none_is_needed(store: EtcdStore) -> None:
