@@ -100,8 +100,11 @@ class Connection:
             except OSError as fault:
                 socket.close()
                 fault = _tls_fault(fault)
-                if getattr(fault, "reason", None) or isinstance(fault, Untrusted | TimeoutError):
+                if isinstance(fault, Untrusted):
                     raise fault from None
+                why = _why(fault)
+                if isinstance(fault, TimeoutError) or (getattr(fault, "reason", None) and " eof " not in why):
+                    raise OSError(fault.errno, why) from None
                 raise OSError(
                     fault.errno, "it closes the connection in the TLS handshake: does it speak TLS?"
                 ) from None

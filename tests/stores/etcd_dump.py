@@ -26,7 +26,7 @@ def leases(entries: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def faults(entries: dict[str, str]) -> list[str]:
-    """What cannot be: keys that no lease accounts for, keys that a lease lacks, and marks of blocks that are not full."""
+    """Of names without "/" and "%", what cannot be: keys that no lease accounts for, keys that a lease lacks, and marks of blocks that are not full."""
     wanted: dict[str, str | None] = {}
     for lease in leases(entries):
         address = ipaddress.ip_address(lease["address"])

@@ -15,6 +15,7 @@ from ipam.stores.base import Owner, Store, Want
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
 from tests import etcd
+from tests.stores import etcd_dump
 
 _MEMORY = "/dev/shm"  # thousands of transactions: a disk would spend its time on fsync
 
@@ -47,7 +48,8 @@ class EtcdKind:
     def unusable(self) -> str:
         return etcd.unusable()
 
-    def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
+    def make(self, whole: bool = True) -> tuple[Callable[[], Store], Callable[[], None]]:
+        """`whole`: in the end all keys must belong together."""
         cluster = etcd.shared(etcd.LARGE)
         described = description(cluster.endpoints, prefix=f"/railcni-{os.getpid()}-{next(self._prefixes)}")
         opened: list[EtcdStore] = []
@@ -59,6 +61,7 @@ class EtcdKind:
         def remove() -> None:
             for store in opened:
                 store.close()
+            assert not whole or etcd_dump.faults(etcd_dump.dump(cluster.endpoints[0], described["prefix"])) == []
 
         return reopen, remove
 

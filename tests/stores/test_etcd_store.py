@@ -53,7 +53,7 @@ def need(cidr: str = "10.0.0.0/16", pool: str = "pool") -> Need:
 
 @pytest.fixture
 def store() -> Iterator[EtcdStore]:
-    open_store, remove = EtcdKind().make()
+    open_store, remove = EtcdKind().make(whole=False)
     yield open_store()  # type: ignore[misc]
     remove()
 
@@ -180,6 +180,31 @@ def test_a_mark_is_not_set_when_an_address_was_freed_in_the_meantime(
     monkeypatch.setattr(Search, "_mark", mark)
     assert acquire.lowest_free(store, need()) in (TEN + 70, TEN + 128)
     assert acquire.lowest_free(store, need()) == TEN + 70
+
+
+def test_an_address_that_is_given_up_in_a_full_block_is_found_again(store: EtcdStore) -> None:
+    leases = claim(store, *range(192))
+    assert acquire.lowest_free(store, need()) == TEN + 192  # two blocks are marked
+    moved = store.claim([want(TEN + 300)], owner("c2", 2), leases[70:71])
+    assert isinstance(moved, Claimed)
+    assert acquire.lowest_free(store, need()) == TEN + 70
+
+
+def test_a_search_skips_what_another_pool_of_the_scope_has_filled(
+    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(store, *range(1280), pool="wide")
+    assert acquire.lowest_free(store, need(pool="wide")) == TEN + 1280
+    count = Requests(monkeypatch)
+    assert acquire.lowest_free(store, need(pool="narrow")) == TEN + 1280
+    assert count.taken()[0] <= 8
+
+
+def test_an_address_without_reservation_is_occupied_beside_those_that_have_one(store: EtcdStore) -> None:
+    for offset, scope in ((1, ""), (2, None), (3, "other")):
+        assert isinstance(store.claim([want(TEN + offset, scope=scope)], owner(f"c{offset}")), Claimed)
+    claim(store, 4, container="c4", pool="beside")
+    assert store.occupied("pool", "", 4, TEN, TEN + 63) == 0b11110
 
 
 def test_thirty_ranges_fit_into_one_claim_of_an_etcd_with_default_limits_also_when_they_move() -> None:
@@ -429,7 +454,7 @@ def _ctl_alive(cluster: Cluster, dead: Member, *arguments: str) -> str:
 def test_a_cluster_without_a_majority_is_an_error_to_retry(three: Cluster) -> None:
     for member in three.members[1:]:
         member.kill()
-    own = EtcdStore(description(three.endpoints), seconds=1)
+    own = EtcdStore(description(three.endpoints), seconds=0.4)
     answer = own.claim([want(TEN + 1)], owner())
     assert isinstance(answer, Unknown)
     assert answer.reason.code == 11
