@@ -37,6 +37,7 @@ long: all ## the tests that plant faults in copies of the plugins, to see that t
 
 bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD, CHECK, DEL, 50 at once, a full pool
 	$(VENV)/python tests/bench/bench.py $(ARGS)
+	$(VENV)/python -m tests.bench.etcd
 
 faults: all ## plugins killed, failed, stopped and cut off by power losses at every point; ARGS="--sample 20 --jobs 2": a part
 	$(VENV)/python -m tests.faults $(ARGS)

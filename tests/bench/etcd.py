@@ -19,7 +19,7 @@ from cni.spec.request import Attachment
 from ipam.stores.base import Claimed, Owner, Want
 from ipam.stores.etcd import EtcdStore
 from tests import etcd
-from tests.node import ROOT, Node, until
+from tests.node import ROOT, Node, until, unusable
 from tests.stores.kinds import description
 
 URL = "http://127.0.0.1:2379"
@@ -32,17 +32,21 @@ from cni.spec.request import Attachment
 from ipam import acquire
 from ipam.leases import Need
 from ipam.ranges import Range
-from ipam.stores.base import Owner
+from ipam.stores.base import Claimed, Owner
 from ipam.stores.etcd import EtcdStore
 from cni.spec import codec
 store, node, count = EtcdStore(codec.loads(sys.argv[2].encode()), seconds=20), sys.argv[3], int(sys.argv[4])
 store.find(Attachment("rdma-net", node, "net1"))
 print("ready", flush=True)
 sys.stdin.read(1)
-need = Need(Range(4, 10 << 24, 12), "rate", "")
+searching = sys.argv[5] == "search"
+need = Need(Range(4, (10 + searching) << 24, 12), "searched" if searching else "claimed", "")
 for i in range(count):
     who = Owner(Attachment("rdma-net", f"{node}-{i}", "net1"), ("ns", f"{node}-{i}", ""), node, sequence=time.time_ns())
-    acquire.acquire(store, [need], who, lambda wants, sequence: None, lambda pool: False)
+    if searching:
+        acquire.acquire(store, [need], who, lambda wants, sequence: None, lambda pool: False)
+    else:
+        assert isinstance(store.claim([need.want(need.rng.first + int(node[1:]) * count + i)], who), Claimed)
 """
 
 
@@ -72,11 +76,11 @@ def fill(node: Node, store: EtcdStore, pool: str, values: list[int]) -> None:
             assert isinstance(answer, Claimed), answer
 
 
-def rate(node: Node, processes: int, each: int) -> float:
-    """Claims a second."""
+def rate(node: Node, processes: int, each: int, how: str) -> float:
+    """Addresses a second: `how` "claim" those that are named, "search" the lowest free, which all want at once."""
     described = json.dumps(description([URL], prefix="/rate"))
     argv = [sys.executable, "-IS", "-c", _WORKER, str(ROOT), described]
-    running = [node.start([*argv, f"n{i}", str(each)]) for i in range(processes)]
+    running = [node.start([*argv, f"n{i}", str(each), how]) for i in range(processes)]
     for process in running:
         assert process.stdout and process.stdout.readline() == b"ready\n"
     began = time.perf_counter()
@@ -95,6 +99,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--processes", type=int, default=50)
     options = parser.parse_args()
+    why = unusable() or etcd.unusable()
+    if why:
+        print(f"etcd is not measured: {why}")
+        return
     with Node() as node:
         argv = [
             "etcd",
@@ -134,8 +142,10 @@ def main() -> None:
         fill(node, store, random_full, [(11 << 24) + i for i in chosen])
         crowded = add(node, {**block, "range": "11.0.0.0/16"}, options.rounds)
         print(f"ADD, etcd, 95 % of a /16 at random  {crowded:7.1f} ms, {crowded / empty:.2f} times")
-        claims = rate(node, options.processes, 40)
-        print(f"claims by {options.processes} processes            {claims:7.0f} a second")
+        claims = rate(node, options.processes, 40, "claim")
+        searched = rate(node, options.processes, 20, "search")
+        print(f"claims, {options.processes} processes                {claims:7.0f} a second")
+        print(f"the same, all after the lowest free {searched:7.0f} a second")
         member.kill()
         member.communicate()
 
