@@ -182,7 +182,8 @@ IPAM_KEYS = (
         "store_timeout",
         optional(integer(1, 600), 30),
         30,
-        "how many seconds an ADD tries to reach a store that nodes share, etcd or kubernetes, before it fails with code 11",
+        "how many seconds an ADD tries to reach a store that nodes share, etcd or kubernetes, before it fails with code 11; "
+        "the other verbs try for 2 at most",
     ),
     Key("log_file", string, "", "path of a file that log lines are appended to, besides stderr"),
     Key(

@@ -21,7 +21,7 @@ from ipam import leases, stores
 from ipam.acquire import acquire, search
 from ipam.ranges import format_address, parse_address
 from ipam.records import PART, document
-from ipam.stores.base import CREATE, READ, Owner, Unreachable
+from ipam.stores.base import CREATE, READ, SHARED_SECONDS, Owner, Unreachable
 from ipam.upkeep import flush_reminded, is_pending, read_record, reclaim, release, restorer
 
 TYPE_CHECKING = False
@@ -116,12 +116,14 @@ def delete(request: Request, book: Book, log: Log) -> None:
     with book.locked(request.attachment, PART):
         record = read_record(request.attachment, book, log)
         described = record["store"] if record else None
+        seconds = 0.0
         try:
             config = _read(request, log)
             if described is None:
                 described = stores.describe(config) if leases.needs(config) else None
             else:
                 described = _reached(described, config)
+            seconds = min(SHARED_SECONDS, config.store_timeout)
         except (InvalidConfig, UnsupportedField) as fault:
             if (
                 record is None
@@ -133,7 +135,7 @@ def delete(request: Request, book: Book, log: Log) -> None:
             book.remove(request.attachment, PART)
             return
         try:
-            release(request.attachment, record, described, book, log)
+            release(request.attachment, record, described, book, log, seconds)
         except CniError as fault:
             if not stores.is_shared(described) or not is_pending(request.attachment, book):
                 raise
@@ -226,7 +228,8 @@ def status(request: Request, book: Book, log: Log) -> None:
     if not wanted:
         return
     described = stores.describe(config)
-    store = stores.open_store(described, CREATE, restorer(described, book, log))
+    seconds = min(SHARED_SECONDS, config.store_timeout)
+    store = stores.open_store(described, CREATE, restorer(described, book, log), seconds)
     owner = _owner(request, config)
     try:
         with store.turn():

@@ -49,9 +49,10 @@ def open_store(
 
         return FileStore(path, use, restore)
     if kind == "etcd" and _is_etcd(described):
-        from ipam.stores.etcd import SECONDS, EtcdStore
+        from ipam.stores.base import SHARED_SECONDS
+        from ipam.stores.etcd import EtcdStore
 
-        return EtcdStore(described, use, seconds or SECONDS)
+        return EtcdStore(described, use, seconds or SHARED_SECONDS)
     raise UnsupportedField(
         f'the attachment record names a store of kind "{kind}", which this railcni does not know: use a newer one'
     )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 READ, CHANGE, CREATE = range(3)  # what a store is opened for; where there is none, CREATE makes it, else it is empty
 
+SHARED_SECONDS = 2.0  # how long a request to a store that nodes share may take, unless it is for an ADD
+
 
 class Unreachable(TryAgainLater):
     """A store that is shared by nodes cannot be reached, or does not serve now."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from cni.spec.errors import CniError
 from ipam.stores import etcd_txn as txn
-from ipam.stores.base import CREATE, READ, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
+from ipam.stores.base import CREATE, READ, SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
 from ipam.stores.etcd_gateway import Gateway, Open, endpoint
 from ipam.stores.etcd_keys import BLOCK, LEASE, Keys, end_of, last_name, next_key, parse, unescaped
 from ipam.stores.etcd_search import Search
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ipam.stores.etcd_search import Window
     from ipam.stores.etcd_txn import Entry, Op
 
-SECONDS = 2.0  # for whatever is not an ADD
 _VOID_SECONDS = 600  # how long a claim that was given up may still be on its way
 _WINDOWS = 50  # that are looked at in one request
 _AT_ONCE = 64  # leases that are read by their keys in one request
@@ -53,7 +52,7 @@ class EtcdStore(Store):
     kind = "etcd"
     window = BLOCK
 
-    def __init__(self, described: dict[str, Any], use: int = CREATE, seconds: float = SECONDS) -> None:
+    def __init__(self, described: dict[str, Any], use: int = CREATE, seconds: float = SHARED_SECONDS) -> None:
         self._described = described
         self._keys = Keys(described["prefix"])
         paths = (described["ca"], described["cert"], described["key"])

@@ -229,7 +229,7 @@ def test_an_etcd_call_loads_neither_the_json_nor_the_ssl_nor_the_http_package(
         "_sqlite3",
         *(f"ipam.stores.{m}" for m in ("bitmap", "database", "file", "lockedfile", "mounts", "schema")),
     }
-    own = {f"ipam.stores.{m}" for m in ("etcd", "etcd_gateway", "etcd_keys", "etcd_txn", "http")}
+    own = {f"ipam.stores.{m}" for m in ("etcd", "etcd_gateway", "etcd_keys", "etcd_search", "etcd_txn", "http")}
     c_modules = {"binascii", "select"}
     expected = (PROTOCOL | RECORDS | LEASES | LINK | OWN["macvlan"] | {"cni.policy"}) - file_store | own | c_modules
     assert found <= expected
