@@ -13,6 +13,8 @@ import random
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from cni.spec.request import Attachment
@@ -20,6 +22,7 @@ from ipam.stores.base import Claimed, Owner, Want
 from ipam.stores.etcd import EtcdStore
 from tests import etcd
 from tests.node import ROOT, Node, until, unusable
+from tests.stores import etcd_dump
 from tests.stores.kinds import description
 
 URL = "http://127.0.0.1:2379"
@@ -94,10 +97,45 @@ def rate(node: Node, processes: int, each: int, how: str) -> float:
     return processes * each / (time.perf_counter() - began)
 
 
+def crowd(node: Node, block: dict[str, Any], ranges: bool) -> tuple[float, int, int]:
+    """128 pods x 16 networks by 32 workers that pose as 16 nodes: (seconds, addresses, failures); then DEL of all.
+
+    `ranges`: each network has a range of its own, else all share one.
+    """
+
+    def call(verb: str, job: tuple[int, int]) -> str:
+        pod, net = job
+        cidr = f"10.{net}.0.0/16" if ranges else "10.99.0.0/16"
+        config = network({**block, "range": cidr}) | {"name": f"net-{net}"}
+        args = f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod-{pod}"
+        more = {"NODENAME": f"node-{pod % 16}"}
+        how = {"container_id": f"pod-{pod}", "ifname": f"net{net}", "netns": "/dev/null", "args": args, "more": more}
+        reply = node.cni("whereabouts", verb, config, **how)
+        return "" if reply.status else str(reply.addresses[0] if verb == "ADD" else "done")
+
+    jobs = [(pod, net) for pod in range(128) for net in range(16)]
+    with ThreadPoolExecutor(32) as workers:
+        began = time.perf_counter()
+        given = list(workers.map(partial(call, "ADD"), jobs))
+        took = time.perf_counter() - began
+        released = list(workers.map(partial(call, "DEL"), jobs))
+    return took, len({address for address in given if address}), given.count("") + released.count("")
+
+
+def users_case(node: Node, block: dict[str, Any]) -> None:
+    for ranges, what in ((True, "16 ranges"), (False, "one /16")):
+        took, addresses, failures = crowd(node, block, ranges)
+        with node.host.entered():
+            left = [key for key in etcd_dump.dump(URL) if not key.startswith(("full/", "void/"))]
+        told = f"{took:5.1f} s, {addresses} addresses, {failures} failures, {len(left)} keys left"
+        print(f"2,048 ADDs by 32 workers, {what}: {told}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--processes", type=int, default=50)
+    parser.add_argument("--users", action="store_true", help="only the users' case: 128 pods x 16 networks")
     options = parser.parse_args()
     why = unusable() or etcd.unusable()
     if why:
@@ -124,6 +162,11 @@ def main() -> None:
             return True
 
         assert until(serves, 20)
+        if options.users:
+            users_case(node, {"etcd_host": "127.0.0.1:2379"})
+            member.kill()
+            member.communicate()
+            return
         store = EtcdStore(description([URL]), seconds=20)
         full, random_full = "10.0.0.0-16", "11.0.0.0-16"
         block = {"etcd_host": "127.0.0.1:2379", "range": "10.0.0.0/16", "network_name": ""}
