@@ -74,7 +74,7 @@ class Api:
         body = self._call("GET", resource, name)
         return self._object(body), len(body)
 
-    def list(self, resource: str) -> list[dict[str, Any]]:
+    def list_all(self, resource: str) -> list[dict[str, Any]]:
         """All objects of `resource` in the namespace, read in pages."""
         found: list[dict[str, Any]] = []
         following = ""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cni.spec.request import Attachment
-from ipam.stores.base import Owner, Store, Want
+from ipam.stores.base import Claimed, Lease, Owner, Store, Want
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
+from ipam.stores.kubernetes import KubernetesStore
+from ipam.stores.kubernetes_objects import PoolObject
 from tests import etcd
 from tests.stores import etcd_dump
+from tests.stores.kubernetes_api import ApiServer
 
 _MEMORY = "/dev/shm"  # thousands of transactions: a disk would spend its time on fsync
 
@@ -72,8 +76,71 @@ def description(endpoints: list[str], **more: str) -> dict[str, Any]:
     return {"kind": "etcd", "endpoints": endpoints, "prefix": "/railcni", **absent, **more}
 
 
-Kind = FileKind | EtcdKind
-KINDS: list[Kind] = [FileKind(), EtcdKind()]
+class NamedPools(KubernetesStore):
+    """A Kubernetes store with pools of any name, and with the records that a node would keep of its claims.
+
+    It looks at the reservations from the first, not only when it has met one of another pool.
+    """
+
+    def __init__(self, described: dict[str, Any], records: list[Lease]) -> None:
+        super().__init__(described, seconds=20, known=lambda: records)
+        self._thorough = True
+        self._records = records
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
+        leases = [Lease(want, owner) for want in wants]  # as ipam.acquire writes the record before it claims
+        answer = super().claim(wants, owner, instead_of)
+        if isinstance(answer, Claimed):
+            self._records += leases
+        return answer
+
+    def _object_of(self, pool: str) -> str:
+        return "x" + pool.encode().hex()
+
+    def _pool_of(self, name: str) -> str:
+        return bytes.fromhex(name[1:]).decode()
+
+    def _range_of(self, pool: str, family: int, value: int) -> str:
+        return "0.0.0.0/0" if family == 4 else f"{ipaddress.IPv6Address(value >> 62 << 62)}/66"
+
+    def _scope_of(self, pool: PoolObject) -> str | None:
+        return ""
+
+
+class KubernetesKind:
+    """Kubernetes stores, each in a namespace of its own of one API server."""
+
+    name = "kubernetes"
+    leaf = 64
+    examples = 8
+    _namespaces = itertools.count()
+    _server: ApiServer | None = None
+
+    def unusable(self) -> str:
+        return ""
+
+    def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
+        if self._server is None:
+            self._server = ApiServer()
+        directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
+        kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
+        records: list[Lease] = []
+        opened: list[KubernetesStore] = []
+
+        def reopen() -> KubernetesStore:
+            opened.append(NamedPools({"kind": "kubernetes", "kubeconfig": kubeconfig}, records))
+            return opened[-1]
+
+        def remove() -> None:
+            for store in opened:
+                store.close()
+            shutil.rmtree(directory)
+
+        return reopen, remove
+
+
+Kind = FileKind | EtcdKind | KubernetesKind
+KINDS: list[Kind] = [FileKind(), EtcdKind(), KubernetesKind()]
 
 
 def owner(
