@@ -56,6 +56,7 @@ class KubernetesStore(Store):
     )
 
     kind = "kubernetes"
+    window = 256  # the pool is in memory; `next_open` passes over all that is full
 
     def __init__(
         self,
