@@ -59,6 +59,8 @@ def add(request: Request, book: Book, log: Log) -> Result:
             release(request.attachment, record, record["store"], book, log)
             record = None
         if described:
+            if record:
+                described = stores.joined(record["store"], described)
             values = _acquire(request, config, wanted, described, record, book, log)
     if described and stores.is_shared(described):
         flush_reminded(book, log, described)
@@ -150,7 +152,7 @@ def _reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
     if not stores.is_shared(recorded) or config.datastore != recorded.get("kind"):
         return recorded
     described = stores.describe(config)
-    return described if stores.same(recorded, described) else recorded
+    return stores.joined(recorded, described) if stores.same(recorded, described) else recorded
 
 
 def check(request: Request, book: Book, log: Log) -> None:

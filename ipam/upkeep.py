@@ -117,7 +117,9 @@ def flush(book: Book, log: Log, described: dict[str, Any] | None, seconds: float
             if record is None or not record["pending"]:
                 left -= 1
                 continue
-            where = described if described and stores.same(record["store"], described) else record["store"]
+            where = record["store"]
+            if described and stores.same(where, described):
+                where = stores.joined(where, described)
             try:
                 release(attachment, record, where, book, log, seconds)
                 left -= 1
@@ -135,12 +137,12 @@ def restorer(described: dict[str, Any], book: Book, log: Log) -> Callable[[], li
     def restore() -> list[Lease]:
         found: list[Lease] = []
         for attachment, part, record in book.all():
-            if part == PART and record.get("store") == described:
+            if part == PART and stores.same(record.get("store") or {}, described):
                 try:
                     found += records.leases(attachment, record)
                 except ValueError as fault:
                     log.error(f"the record of {attachment} is damaged: {fault}; its addresses are not restored")
-        if found:
+        if found and not stores.is_shared(described):
             log.warning(f"the store was new; restored from the attachment records: {_texts(found)}")
         return found
 
@@ -241,7 +243,7 @@ def _collect(attachment: Attachment, began: int, described: dict[str, Any] | Non
                 return  # an ADD has made its link since the link plugin looked; or that plugin could not remove it
             where = record["store"] if record else described
             if record and described and stores.same(record["store"], described):
-                where = described  # it knows the password
+                where = stores.joined(record["store"], described)  # it knows the password
             if where:
                 release(attachment, record, where, book, log)
                 log.info(f"collected {attachment}")

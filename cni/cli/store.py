@@ -36,6 +36,7 @@ def described(data_dir: str = "", config: str = "") -> dict[str, Any]:
     if config and source.path != config:
         faults.append(Fault("--config", config, "there is no such file"))
     named = IpamConfig()
+    named.ranges = []  # all pools are meant
     source.fill(named, IPAM_KEYS, faults)
     refuse(faults)
     named.datastore = configuration.datastore(named)

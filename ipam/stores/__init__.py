@@ -16,7 +16,7 @@ SECRETS = ("password",)  # members of a description that no record keeps
 
 
 def describe(config: IpamConfig) -> dict[str, Any]:
-    """What finds the store of `config`: a record keeps it without SECRETS; UnsupportedField for a store that is not there."""
+    """What finds the store of `config`: a record keeps it without SECRETS; UnsupportedField for what no store can do."""
     if config.datastore == "file":
         return {"kind": "file", "path": config.data_dir}
     if config.datastore == "etcd":
@@ -30,10 +30,15 @@ def describe(config: IpamConfig) -> dict[str, Any]:
             "cert": config.etcd_cert_file,
             "key": config.etcd_key_file,
         }
-    raise UnsupportedField(
-        f'ipam.datastore "{config.datastore}" is not in this version of railcni: want "file", addresses of this node alone,'
-        ' or "etcd"'
-    )
+    if config.node_slice_size:
+        raise UnsupportedField(
+            f'ipam.node_slice_size "{config.node_slice_size}" is not in this version of railcni for the kubernetes store:'
+            " leave it out, or keep whereabouts for this network"
+        )
+    described: dict[str, Any] = {"kind": "kubernetes", "kubeconfig": config.kubeconfig}
+    if config.ranges:
+        described["pools"] = sorted({rng.pool_name(config.network_name) for rng in config.ranges})
+    return described
 
 
 def open_store(
@@ -53,6 +58,11 @@ def open_store(
         from ipam.stores.etcd import EtcdStore
 
         return EtcdStore(described, use, seconds or SHARED_SECONDS)
+    if kind == "kubernetes" and _is_kubernetes(described):
+        from ipam.stores.base import SHARED_SECONDS
+        from ipam.stores.kubernetes import KubernetesStore
+
+        return KubernetesStore(described, seconds or SHARED_SECONDS, restore)
     raise UnsupportedField(
         f'the attachment record names a store of kind "{kind}", which this railcni does not know: use a newer one'
     )
@@ -65,10 +75,19 @@ def recorded(described: dict[str, Any]) -> dict[str, Any]:
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two descriptions are of one store: they may differ in how it is reached."""
+    if one.get("kind") == "kubernetes" == other.get("kind"):  # a node belongs to one cluster
+        return True
     if one.get("kind") != "etcd" or other.get("kind") != "etcd":
         return recorded(one) == recorded(other)
     shared = set(one.get("endpoints") or ()) & set(other.get("endpoints") or ())
     return bool(shared) and one.get("prefix") == other.get("prefix")
+
+
+def joined(recorded: dict[str, Any], described: dict[str, Any]) -> dict[str, Any]:
+    """`described`, of the store that `recorded` is of too, with what only the record knows: pools of former ranges."""
+    if "pools" not in recorded or "pools" not in described:
+        return described
+    return {**described, "pools": sorted({*recorded["pools"], *described["pools"]})}
 
 
 def is_shared(described: dict[str, Any]) -> bool:
@@ -85,6 +104,15 @@ def _endpoints(text: str, tls: bool) -> list[str]:
         raise InvalidConfig(
             f'ipam.etcd_host "{text}": {fault}; several are separated by commas, and https:// may stand before each'
         ) from None
+
+
+def _is_kubernetes(described: dict[str, Any]) -> bool:
+    pools = described.get("pools", [])
+    return (
+        isinstance(described.get("kubeconfig"), str)
+        and isinstance(pools, list)
+        and all(isinstance(p, str) for p in pools)
+    )
 
 
 def _is_etcd(described: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from cni.spec.errors import InvalidConfig, TryAgainLater
 from cni.spec.request import Attachment
 from ipam.ranges import format_address
 from ipam.stores import kubernetes_objects as objects
-from ipam.stores.base import CREATE, SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
+from ipam.stores.base import SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
 from ipam.stores.kubernetes_api import POOLS, RESERVATIONS, Api, Conflict, Gone, Open, TooLarge
 from ipam.stores.kubernetes_objects import PoolObject, Reservation
 from ipam.stores.kubernetes_turns import Turns
@@ -61,7 +61,6 @@ class KubernetesStore(Store):
     def __init__(
         self,
         described: dict[str, Any],
-        use: int = CREATE,
         seconds: float = SHARED_SECONDS,
         known: Callable[[], list[Lease]] = list,
         warn: Callable[[str], object] = lambda text: None,

@@ -223,7 +223,12 @@ class Api:
         where = f"{resource}/{name}" if name else resource
         if status == 404:
             if reason == "NotFound" and isinstance(said.get("details"), dict) and said["details"].get("name"):
-                raise Gone(where)
+                if name:
+                    raise Gone(where)
+                raise InvalidConfig(
+                    f"{self} has no namespace {self._access.namespace}: correct `namespace` of the current context in"
+                    f" {self._named()}, or create it"
+                )
             raise InvalidConfig(
                 f"{self} does not know {resource}.{GROUP}/{VERSION}: apply conf/kubernetes/crds (`kubectl apply -f`), or"
                 f" correct `server` in {self._named()}"
@@ -260,6 +265,12 @@ class Api:
             if method != "GET" and carried_out:
                 raise Open(fault.msg)
             return fault
+        if "metadata.name" in message:
+            raise InvalidConfig(
+                f"{self} refuses to {_VERBS[method]} {where}: ipam.network_name stands before the name of every object, so it"
+                " may have lowercase letters, digits, - and . only, and must begin and end with a letter or digit",
+                message,
+            )
         raise InvalidConfig(f"{self} refuses to {_VERBS[method]} {where} ({status} {reason}): {message[:300]}")
 
 

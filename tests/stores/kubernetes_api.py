@@ -46,8 +46,14 @@ class Refusal(Exception):
     def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
         self.code = code
         self.document = {
-            **{"kind": "Status", "apiVersion": "v1", "status": "Failure", "metadata": {}},
-            **{"code": code, "reason": reason, "message": message, "details": details},
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "metadata": {},
+            "code": code,
+            "reason": reason,
+            "message": message,
+            "details": details,
         }
 
 
@@ -100,7 +106,9 @@ class ApiServer:
 
         self._server = Server(("127.0.0.1", 0), Handler)
         if context:
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.port = self._server.server_address[1]
         self.url = f"{'https' if context else 'http'}://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -127,7 +135,9 @@ class ApiServer:
     def put(self, resource: str, namespace: str, name: str, spec: dict[str, Any], **metadata: Any) -> None:
         """Write an object as Go or etcdctl might, past the schema."""
         with self._lock:
-            former = self.objects.get((resource, namespace, name), {}).get("metadata") or self._metadata(namespace, name)
+            former = self.objects.get((resource, namespace, name), {}).get("metadata") or self._metadata(
+                namespace, name
+            )
             former = {**former, **metadata, "resourceVersion": str(next(self._versions))}
             self.objects[resource, namespace, name] = {
                 "apiVersion": f"{GROUP}/{VERSION}",
@@ -182,7 +192,9 @@ class ApiServer:
         verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, "get" if name else "list")
         where = f'{resource}.{GROUP} "{name}"'
         if (verb, resource) in self.forbidden:
-            message = f'{resource}.{GROUP} is forbidden: User "u" cannot {verb} resource "{resource}" in API group "{GROUP}"'
+            message = (
+                f'{resource}.{GROUP} is forbidden: User "u" cannot {verb} resource "{resource}" in API group "{GROUP}"'
+            )
             raise Refusal(403, "Forbidden", f'{message} in the namespace "{namespace}"', name=name, kind=resource)
         if method == "POST":
             return 201, self._create(resource, namespace, json.loads(body))
@@ -213,7 +225,9 @@ class ApiServer:
         name = metadata.get("name") or ""
         where = f'{resource}.{GROUP} "{name}"'
         if not _NAME.fullmatch(name) or len(name) > 253:
-            raise Refusal(422, "Invalid", f"{KINDS[resource]}.{GROUP} {name!r} is invalid: metadata.name: a lowercase RFC 1123")
+            raise Refusal(
+                422, "Invalid", f"{KINDS[resource]}.{GROUP} {name!r} is invalid: metadata.name: a lowercase RFC 1123"
+            )
         if (resource, namespace, name) in self.objects:
             raise Refusal(409, "AlreadyExists", f"{where} already exists", name=name, group=GROUP, kind=resource)
         document = self._valid(resource, document)
@@ -230,7 +244,12 @@ class ApiServer:
         if len(page) < len(names):
             metadata |= {"continue": page[-1], "remainingItemCount": len(names) - len(page)}
         items = [copy.deepcopy(self.objects[resource, namespace, n]) for n in page]
-        return {"kind": f"{KINDS[resource]}List", "apiVersion": f"{GROUP}/{VERSION}", "metadata": metadata, "items": items}
+        return {
+            "kind": f"{KINDS[resource]}List",
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "metadata": metadata,
+            "items": items,
+        }
 
     def _patch(
         self, resource: str, namespace: str, name: str, found: dict[str, Any], operations: list[dict[str, Any]]
@@ -260,8 +279,12 @@ class ApiServer:
 
     def _metadata(self, namespace: str, name: str) -> dict[str, Any]:
         return {
-            **{"name": name, "namespace": namespace, "uid": str(uuid.uuid4()), "generation": 1},
-            **{"resourceVersion": str(next(self._versions)), "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "name": name,
+            "namespace": namespace,
+            "uid": str(uuid.uuid4()),
+            "generation": 1,
+            "resourceVersion": str(next(self._versions)),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
         }
 
 
@@ -292,7 +315,9 @@ def _prune(value: Any, schema: dict[str, Any], path: str, resource: str) -> Any:
     """`value` without what the schema does not name; Refusal for what it does not allow."""
     if schema is TEXT:
         if not isinstance(value, str):
-            raise Refusal(422, "Invalid", f'{KINDS[resource]}.{GROUP} is invalid: {path}: must be of type string: "{value}"')
+            raise Refusal(
+                422, "Invalid", f'{KINDS[resource]}.{GROUP} is invalid: {path}: must be of type string: "{value}"'
+            )
         return value
     if not isinstance(value, dict):
         raise Refusal(422, "Invalid", f"{KINDS[resource]}.{GROUP} is invalid: {path}: must be of type object")
