@@ -230,8 +230,8 @@ class Api:
                     f" {self._named()}, or create it"
                 )
             raise InvalidConfig(
-                f"{self} does not know {resource}.{GROUP}/{VERSION}: apply conf/kubernetes/crds (`kubectl apply -f`), or"
-                f" correct `server` in {self._named()}"
+                f"{self} does not know {resource}.{GROUP}: apply conf/kubernetes/crds (`kubectl apply -f`), or correct"
+                f" `server` in {self._named()}"
             )
         if status == 410:
             raise Expired
@@ -245,9 +245,8 @@ class Api:
                 raise TryAgainLater(f"{self} forbids to {_VERBS[method]} {where}: {message[:300]}")
             verb = "list" if method == "GET" and not name else _VERBS[method]
             raise InvalidConfig(
-                f"{self} forbids to {verb} {resource} in namespace {self._access.namespace}: grant the user of"
-                f" {self._named()} a Role with apiGroups [{GROUP}], resources [{resource}], verbs"
-                f" [{', '.join(_RIGHTS[resource].split())}] (conf/kubernetes/rbac.yaml)",
+                f"{self} forbids to {verb} {resource}.{GROUP} in namespace {self._access.namespace}: its Role needs the verbs"
+                f" {', '.join(_RIGHTS[resource].split())} (conf/kubernetes/rbac.yaml). Credentials: {self._named()}",
                 message,
             )
         if status in (409, 412) or (

@@ -17,6 +17,7 @@ from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
 from ipam.stores.kubernetes import KubernetesStore
 from ipam.stores.kubernetes_objects import PoolObject
+from ipam.stores.kubernetes_view import Names
 from tests import etcd
 from tests.stores import etcd_dump
 from tests.stores.kubernetes_api import ApiServer
@@ -76,35 +77,38 @@ def description(endpoints: list[str], **more: str) -> dict[str, Any]:
     return {"kind": "etcd", "endpoints": endpoints, "prefix": "/railcni", **absent, **more}
 
 
-class NamedPools(KubernetesStore):
-    """A Kubernetes store with pools of any name, and with the records that a node would keep of its claims.
+class AnyNames(Names):
+    """Names for pools that are called anything, and hold any address."""
+
+    def object_of(self, pool: str) -> str:
+        return "x" + pool.encode().hex()
+
+    def pool_of(self, name: str) -> str:
+        return bytes.fromhex(name[1:]).decode()
+
+    def range_of(self, pool: str, family: int, value: int) -> str:
+        return "0.0.0.0/0" if family == 4 else f"{ipaddress.IPv6Address(value >> 62 << 62)}/66"
+
+    def scope_of(self, pool: PoolObject) -> str | None:
+        return ""
+
+
+class RecordingStore(KubernetesStore):
+    """A Kubernetes store with the records that a node would keep of its claims.
 
     It looks at the reservations from the first, not only when it has met one of another pool.
     """
 
     def __init__(self, described: dict[str, Any], records: list[Lease]) -> None:
-        super().__init__(described, seconds=20, known=lambda: records)
-        self._thorough = True
+        super().__init__(described, 20, lambda: records, names=AnyNames())
+        self._view.thorough = True
         self._records = records
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
-        leases = [Lease(want, owner) for want in wants]  # as ipam.acquire writes the record before it claims
         answer = super().claim(wants, owner, instead_of)
         if isinstance(answer, Claimed):
-            self._records += leases
+            self._records += answer.leases
         return answer
-
-    def _object_of(self, pool: str) -> str:
-        return "x" + pool.encode().hex()
-
-    def _pool_of(self, name: str) -> str:
-        return bytes.fromhex(name[1:]).decode()
-
-    def _range_of(self, pool: str, family: int, value: int) -> str:
-        return "0.0.0.0/0" if family == 4 else f"{ipaddress.IPv6Address(value >> 62 << 62)}/66"
-
-    def _scope_of(self, pool: PoolObject) -> str | None:
-        return ""
 
 
 class KubernetesKind:
@@ -128,7 +132,7 @@ class KubernetesKind:
         opened: list[KubernetesStore] = []
 
         def reopen() -> KubernetesStore:
-            opened.append(NamedPools({"kind": "kubernetes", "kubeconfig": kubeconfig}, records))
+            opened.append(RecordingStore({"kind": "kubernetes", "kubeconfig": kubeconfig}, records))
             return opened[-1]
 
         def remove() -> None:
