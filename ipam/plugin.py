@@ -83,7 +83,7 @@ def _acquire(
     log: Log,
 ) -> list[int]:
     owner = _owner(request, config)
-    store = stores.open_store(described, CREATE, restorer(described, book, log), config.store_timeout)
+    store = stores.open_store(described, CREATE, restorer(described, book, log), config.store_timeout, log.warning)
     former = record
 
     def remember(wants: Sequence[Want], sequence: int) -> None:

@@ -42,11 +42,15 @@ def describe(config: IpamConfig) -> dict[str, Any]:
 
 
 def open_store(
-    described: dict[str, Any], use: int, restore: Callable[[], list[Lease]] = list, seconds: float = 0
+    described: dict[str, Any],
+    use: int,
+    restore: Callable[[], list[Lease]] = list,
+    seconds: float = 0,
+    warn: Callable[[str], object] = lambda text: None,
 ) -> Store:
     """The store that `describe` described; `use` and `restore` as ipam.stores.file explains. Nothing is opened yet.
 
-    `seconds` bound each request to a store that nodes share; 0: its default.
+    `seconds` bound each request to a store that nodes share; 0: its default. `warn` is told of what will go wrong soon.
     """
     kind, path = described.get("kind"), described.get("path")
     if kind == "file" and isinstance(path, str):
@@ -62,7 +66,7 @@ def open_store(
         from ipam.stores.base import SHARED_SECONDS
         from ipam.stores.kubernetes import KubernetesStore
 
-        return KubernetesStore(described, seconds or SHARED_SECONDS, restore)
+        return KubernetesStore(described, seconds or SHARED_SECONDS, restore, warn)
     raise UnsupportedField(
         f'the attachment record names a store of kind "{kind}", which this railcni does not know: use a newer one'
     )
