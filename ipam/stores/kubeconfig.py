@@ -202,7 +202,7 @@ def _pem(path: str, directory: str, document: dict[str, Any], key: str) -> str |
     import binascii
 
     try:
-        return binascii.a2b_base64(data)
+        return binascii.a2b_base64("".join(data.split()), strict_mode=True)
     except ValueError:
         raise InvalidConfig(f"kubeconfig {path}: {key}-data is not base64") from None
 
