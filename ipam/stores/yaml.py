@@ -20,7 +20,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", '"': '"', "\\": "\\", "/
 
 def loads(data: bytes) -> Any:
     """The value that the UTF-8 text `data` stands for; ValueError names the line of what is not understood."""
-    text = data.decode("utf-8-sig")
+    text = data.decode().removeprefix("\ufeff")
     if text.lstrip().startswith("{"):
         try:
             return codec.loads(text.encode())

@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 import ssl
+import sys
 import threading
 import urllib.parse
 import uuid
@@ -63,7 +64,7 @@ class ApiServer:
     `faults` is asked for each request: (method, resource, number of the request) to a Fault, or None for none.
     """
 
-    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None, port: int = 0) -> None:
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.resources = set(KINDS)
         self.tokens: set[str] = set()
@@ -104,7 +105,7 @@ class ApiServer:
             def handle_error(self, *arguments: object) -> None:
                 pass
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", port), Handler)
         if context:
             self._server.socket = context.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
@@ -328,3 +329,8 @@ def _prune(value: Any, schema: dict[str, Any], path: str, resource: str) -> Any:
             raise Refusal(422, "Invalid", f"{KINDS[resource]}.{GROUP} is invalid: {path}.{key}: Required value")
     known = schema["properties"]
     return {key: _prune(inner, known[key], f"{path}.{key}", resource) for key, inner in value.items() if key in known}
+
+
+if __name__ == "__main__":  # a server for executables, until it is killed
+    ApiServer(port=int(sys.argv[1]))
+    threading.Event().wait()

@@ -6,6 +6,7 @@ The objects here are those of whereabouts v0.9.4.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from cni.attachment import Book
 from cni.log import Log
 from cni.spec import request as requests
 from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater, UnsupportedField
-from ipam import plugin
-from ipam.ranges import format_address
+from ipam import acquire, leases, plugin
+from ipam.ranges import Range, format_address
 from ipam.stores.base import Claimed, Lease, Taken, Unknown, Want
 from ipam.stores.kubernetes import KubernetesStore
 from ipam.stores.kubernetes_claim import LIMIT
@@ -417,3 +418,41 @@ def test_no_answer_at_all_is_unknown(cluster: Cluster) -> None:
     assert isinstance(store.claim([want(TEN + 9)], who), Unknown)
     (found,) = cluster.store(POOL).find(who.attachment)
     assert format_address(found.family, found.value) == "10.0.0.9"
+
+
+# --- many nodes ---
+
+
+def test_nodes_that_claim_at_once_get_an_address_each_and_leave_none(cluster: Cluster) -> None:
+    """Threads take no turns, as nodes take none of one another."""
+    nodes, each = 8, 6
+    given: list[int] = []
+    faults: list[BaseException] = []
+    need = leases.Need(Range(4, TEN, 24), POOL, "")
+
+    def work(node: int) -> None:
+        store = cluster.store(POOL, seconds=20)
+        try:
+            for i in range(each):
+                who = owner(f"c{node}-{i}", time.time_ns(), pod=("ns", f"p{node}-{i}", ""), node=f"node-{node}")
+                given.extend(acquire.acquire(store, [need], who, lambda wants, sequence: None, lambda pool: False))
+            for i in range(0, each, 2):
+                found = store.find(owner(f"c{node}-{i}").attachment)
+                assert store.release(found) == 1
+        except BaseException as fault:
+            faults.append(fault)
+        finally:
+            store.close()
+
+    threads = [threading.Thread(target=work, args=(node,)) for node in range(nodes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    held = cluster.allocations()
+    assert sorted(entry["id"] for entry in held.values()) == sorted(
+        f"c{n}-{i}" for n in range(nodes) for i in (1, 3, 5)
+    )
+    assert sorted(cluster.server.names(RESERVATIONS)) == sorted(f"10.0.0.{offset}" for offset in held)
+    assert len(given) == nodes * each
