@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ipaddress
 import itertools
 import os
@@ -19,7 +20,7 @@ from ipam.stores.kubernetes import KubernetesStore
 from ipam.stores.kubernetes_objects import PoolObject
 from ipam.stores.kubernetes_view import Names
 from tests import etcd
-from tests.stores import etcd_dump
+from tests.stores import etcd_dump, kubernetes_proxy
 from tests.stores.kubernetes_api import ApiServer
 
 _MEMORY = "/dev/shm"  # thousands of transactions: a disk would spend its time on fsync
@@ -125,7 +126,8 @@ class KubernetesKind:
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
         if self._server is None:
-            self._server = ApiServer()
+            self._server = kubernetes_proxy.start()
+            atexit.register(self._server.close)
         directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
         kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
         records: list[Lease] = []

@@ -156,6 +156,10 @@ class ApiServer:
         with self._lock:
             return sorted(name for kind, _, name in self.objects if kind == resource)
 
+    def remove(self, resource: str, name: str, namespace: str = "kube-system") -> None:
+        with self._lock:
+            del self.objects[resource, namespace, name]
+
     # --- one request ---
 
     def _answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, Any] | None:
@@ -190,13 +194,8 @@ class ApiServer:
         if parts[:4] != ["apis", GROUP, VERSION, "namespaces"] or len(parts) < 6 or parts[5] not in self.resources:
             return 404, "404 page not found\n"
         namespace, resource, name = parts[4], parts[5], parts[6] if len(parts) > 6 else ""
-        verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, "get" if name else "list")
         where = f'{resource}.{GROUP} "{name}"'
-        if (verb, resource) in self.forbidden:
-            message = (
-                f'{resource}.{GROUP} is forbidden: User "u" cannot {verb} resource "{resource}" in API group "{GROUP}"'
-            )
-            raise Refusal(403, "Forbidden", f'{message} in the namespace "{namespace}"', name=name, kind=resource)
+        self._refuse_forbidden(method, parts)
         if method == "POST":
             return 201, self._create(resource, namespace, json.loads(body))
         if not name:
@@ -220,6 +219,15 @@ class ApiServer:
             brief = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": found["metadata"]}
             return 200, copy.deepcopy(brief)
         return 200, copy.deepcopy(found)
+
+    def _refuse_forbidden(self, method: str, parts: list[str]) -> None:
+        namespace, resource, name = parts[4], parts[5], parts[6] if len(parts) > 6 else ""
+        verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, "get" if name else "list")
+        if (verb, resource) in self.forbidden:
+            message = (
+                f'{resource}.{GROUP} is forbidden: User "u" cannot {verb} resource "{resource}" in API group "{GROUP}"'
+            )
+            raise Refusal(403, "Forbidden", f'{message} in the namespace "{namespace}"', name=name, kind=resource)
 
     def _create(self, resource: str, namespace: str, document: dict[str, Any]) -> dict[str, Any]:
         metadata = document.get("metadata") or {}

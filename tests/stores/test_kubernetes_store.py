@@ -23,7 +23,7 @@ from ipam.ranges import Range, format_address
 from ipam.stores.base import Claimed, Lease, Taken, Unknown, Want
 from ipam.stores.kubernetes import KubernetesStore
 from ipam.stores.kubernetes_claim import LIMIT
-from tests.stores import kubernetes_api
+from tests.stores import kubernetes_api, kubernetes_proxy
 from tests.stores.kinds import owner
 from tests.stores.kubernetes_api import ApiServer
 
@@ -34,7 +34,7 @@ TEN = 10 << 24
 
 @pytest.fixture
 def server() -> Iterator[ApiServer]:
-    server = ApiServer()
+    server = kubernetes_proxy.start()
     yield server
     server.close()
 
@@ -226,7 +226,7 @@ def test_an_address_reserved_by_another_range_is_passed_over_and_nothing_of_the_
 
 def test_a_lost_reservation_is_made_again_by_a_retry(cluster: Cluster) -> None:
     cluster.call("ADD")
-    cluster.server.objects.pop((RESERVATIONS, "kube-system", "10.0.0.1"))
+    cluster.server.remove(RESERVATIONS, "10.0.0.1")
     assert cluster.call("ADD") == ["10.0.0.1/24"]
     assert cluster.server.names(RESERVATIONS) == ["10.0.0.1"]
 
