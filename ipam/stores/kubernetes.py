@@ -93,7 +93,7 @@ class KubernetesStore(Store):
             found = []
             for pool in self._view.all():
                 for entry in pool.entries.values():
-                    if (entry.container_id, entry.ifname) == (attachment.container_id, attachment.ifname):
+                    if entry.container_id == attachment.container_id and entry.ifname == attachment.ifname:
                         lease = self._view.completed(self._view.lease(pool, entry))
                         lease.network = lease.network or attachment.network
                         if lease.network == attachment.network:
@@ -103,12 +103,13 @@ class KubernetesStore(Store):
     def find_pod(self, pod: tuple[str, str, str], ifname: str) -> list[Lease]:
         if not pod[1]:
             return []
+        ref = objects.podref(pod)
         with self.turn():
             return _sorted(
                 self._view.completed(self._view.lease(pool, entry))
                 for pool in self._view.all()
                 for entry in pool.entries.values()
-                if entry.pod == pod[:2] and entry.ifname == ifname
+                if entry.document.get("podref") == ref and entry.ifname == ifname
             )
 
     def survey(
@@ -135,7 +136,7 @@ class KubernetesStore(Store):
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
         with self.turn():
             held = self._view.held(pool, scope, family)
-            return sum(1 << value - low for value in held if low <= value <= high)
+            return sum(1 << value - low for value in range(low, high + 1) if value in held)
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
         with self.turn():

@@ -63,20 +63,17 @@ def reserved_address(name: str, scope: str) -> tuple[int, int] | None:
 class Entry:
     """One allocation: what stands at the offset `key` of a pool."""
 
-    __slots__ = ("document", "key", "value")
+    __slots__ = ("container_id", "document", "key", "value")
 
     def __init__(self, key: str, value: int, document: dict[str, Any]) -> None:
         self.key = key
         self.value = value
         self.document = document
+        self.container_id = self.text("id")
 
     def text(self, name: str) -> str:
         found = self.document.get(name)
         return found if isinstance(found, str) else ""
-
-    @property
-    def container_id(self) -> str:
-        return self.text("id").strip()
 
     @property
     def ifname(self) -> str:

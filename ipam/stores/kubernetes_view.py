@@ -11,7 +11,7 @@ from ipam.stores.kubernetes_objects import PoolObject, Reservation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
     from ipam.stores.kubernetes_api import Api
@@ -120,12 +120,13 @@ class View:
                 self._reservations[name] = None
         return self._reservations[name]
 
-    def held(self, name: str, scope: str | None, family: int) -> set[int]:
+    def held(self, name: str, scope: str | None, family: int) -> Collection[int]:
         """The addresses that cannot be claimed in a pool; reservations count once one of another pool was met."""
         pool = self.pool(name)
-        held = set(pool.entries) if pool and pool.family == family else set()
+        entries = pool.entries if pool and pool.family == family else {}
         if scope is None or not self.thorough:
-            return held
+            return entries
+        held = set(entries)
         if self._reserved is None:
             found = self.api.list_all(RESERVATIONS)
             self._reserved = [str((document.get("metadata") or {}).get("name")) for document in found]
