@@ -20,8 +20,10 @@ from cni.spec import request as requests
 from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater, UnsupportedField
 from ipam import acquire, leases, plugin
 from ipam.ranges import Range, format_address
-from ipam.stores.base import Claimed, Lease, Taken, Unknown, Want
+from ipam.stores import kubeconfig
+from ipam.stores.base import Claimed, Lease, Taken, Unknown, Unreachable, Want
 from ipam.stores.kubernetes import KubernetesStore
+from ipam.stores.kubernetes_api import Api, Conflict
 from ipam.stores.kubernetes_claim import LIMIT
 from tests.stores import kubernetes_api, kubernetes_proxy
 from tests.stores.kinds import owner
@@ -458,3 +460,67 @@ def test_nodes_that_claim_at_once_get_an_address_each_and_leave_none(cluster: Cl
     )
     assert sorted(cluster.server.names(RESERVATIONS)) == sorted(f"10.0.0.{offset}" for offset in held)
     assert len(given) == nodes * each
+
+
+# --- what is undone, and what comes late ---
+
+ELSEWHERE = Want("10.1.0.0-24", 4, TEN + (1 << 16) + 5, "")
+
+
+def reserved_by_another(cluster: Cluster) -> None:
+    """The address of ELSEWHERE, for a pool of another range."""
+    spec = {"podref": "ns/other", "ifname": "net1", "containerid": "other"}
+    cluster.server.put(RESERVATIONS, "kube-system", "10.1.0.5", spec)
+
+
+def test_a_claim_whose_second_reservation_is_taken_leaves_nothing_of_the_first(cluster: Cluster) -> None:
+    reserved_by_another(cluster)
+    answer = cluster.store().claim([want(TEN + 9), ELSEWHERE], owner())
+    assert isinstance(answer, Taken)
+    assert [w.value for w in answer.wants] == [ELSEWHERE.value]
+    assert cluster.server.names(RESERVATIONS) == ["10.1.0.5"]
+    assert cluster.allocations() == cluster.allocations("10.1.0.0-24") == {}
+
+
+def test_a_takeover_that_fails_gives_back_what_it_had_taken(cluster: Cluster) -> None:
+    reserved_by_another(cluster)
+    first = cluster.store().claim([want(TEN + 9)], owner("old", 1, pod=("ns", "a", "u")))
+    assert isinstance(first, Claimed)
+    before = cluster.allocations(), cluster.server.spec(RESERVATIONS, "10.0.0.9")
+    answer = cluster.store().claim([want(TEN + 9), ELSEWHERE], owner("new", 2, pod=("ns", "a", "u")), first.leases)
+    assert isinstance(answer, Taken)
+    assert (cluster.allocations(), cluster.server.spec(RESERVATIONS, "10.0.0.9")) == before
+    assert [lease.container_id for lease in cluster.store().find_pod(("ns", "a", ""), "net1")] == ["old"]
+
+
+def test_a_release_spares_a_reservation_that_has_become_another_s(cluster: Cluster) -> None:
+    answer = cluster.store().claim([want(TEN + 9)], owner())
+    assert isinstance(answer, Claimed)
+    spec = {"podref": "ns/other", "ifname": "net1", "containerid": "other"}
+    cluster.server.put(RESERVATIONS, "kube-system", "10.0.0.9", spec)
+    assert cluster.store().release(answer.leases) == 1
+    assert cluster.server.spec(RESERVATIONS, "10.0.0.9") == spec
+
+
+def test_a_claim_that_arrives_after_its_delete_is_refused(cluster: Cluster) -> None:
+    cluster.call("ADD", "first")
+    late: list[Any] = []
+
+    def lose(method: str, resource: str, number: int) -> Any:
+        if method != "PATCH":
+            return None
+        late.append(cluster.server.seen[-1][2])
+        return kubernetes_api.DROP_BEFORE
+
+    cluster.server.faults = lose
+    with pytest.raises(Unreachable):
+        cluster.call("ADD")
+    cluster.server.faults = lambda method, resource, number: None
+    cluster.call("DEL")
+    assert cluster.recorded().keys() == {"first"}
+    api = Api(kubeconfig.load(cluster.kubeconfig), 5)
+    for operations in late:
+        with pytest.raises(Conflict):
+            api.patch(POOLS, POOL, operations)
+    api.close()
+    assert list(cluster.allocations()) == ["1"]
