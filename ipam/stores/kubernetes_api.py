@@ -34,7 +34,7 @@ _RETRY_AFTER_LIMIT = 10.0  # seconds
 _ATTEMPT_SECONDS = 10.0  # for one reply
 _PAGE = 500  # objects in one reply of a list
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
-_RIGHTS = {POOLS: "get list create patch", RESERVATIONS: "get list create patch delete"}
+RIGHTS = {POOLS: "get list create patch", RESERVATIONS: "get list create patch delete"}
 
 
 class Open(Unreachable):
@@ -56,13 +56,14 @@ class TooLarge(Exception):
 class Api:
     """The API server of `access`. `seconds` bound each request, with all its attempts."""
 
-    __slots__ = ("_access", "_connection", "_context", "_token", "requests", "seconds")
+    __slots__ = ("_access", "_connection", "_context", "_pause", "_token", "requests", "seconds")
 
     def __init__(self, access: Access, seconds: float) -> None:
         self._access = access
         self._connection: http.Connection | None = None
         self._context: Any = None
         self._token: str | None = None
+        self._pause = 0.0  # seconds that the server asks to wait for
         self.requests = 0  # made so far
         self.seconds = seconds
 
@@ -133,10 +134,12 @@ class Api:
                     self.close()
                     continue
                 failure = self._refused(status, reply, method, resource, name)
+            pause = max(pause, self._pause)
             if monotonic() + pause > deadline:
                 raise failure
             time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
             pause = min(2 * pause, _LONGEST_PAUSE)
+            self._pause = 0
 
     def _attempt(self, method: str, target: str, body: bytes, deadline: float) -> tuple[int, bytes]:
         while True:
@@ -246,7 +249,7 @@ class Api:
             verb = "list" if method == "GET" and not name else _VERBS[method]
             raise InvalidConfig(
                 f"{self} forbids to {verb} {resource}.{GROUP} in namespace {self._access.namespace}: its Role needs the verbs"
-                f" {', '.join(_RIGHTS[resource].split())} (conf/kubernetes/rbac.yaml). Credentials: {self._named()}",
+                f" {', '.join(RIGHTS[resource].split())} (conf/kubernetes/rbac.yaml). Credentials: {self._named()}",
                 message,
             )
         if status in (409, 412) or (
@@ -255,14 +258,14 @@ class Api:
             raise Conflict(message)
         if status == 413 or "too large" in message or "larger than max" in message or "limit is 3145728" in message:
             raise TooLarge(message)
-        if status in (429, 503, 504) or status >= 500:
+        if status == 429 or status >= 500:
+            details = said.get("details")
+            after = details.get("retryAfterSeconds") if isinstance(details, dict) else None
             failure = TryAgainLater if status == 429 else Unreachable
             fault = failure(f"{self} does not serve now ({status}) to {_VERBS[method]} {where}: {message[:200]}. Retry")
-            carried_out = status not in (429,) and not (
-                status == 503 and "retryAfterSeconds" in str(said.get("details"))
-            )
-            if method != "GET" and carried_out:
-                raise Open(fault.msg)
+            if method != "GET" and status != 429 and not (status == 503 and after):
+                raise Open(fault.msg)  # it may have been carried out
+            self._pause = min(after, _RETRY_AFTER_LIMIT) if isinstance(after, int) else 0
             return fault
         if "metadata.name" in message:
             raise InvalidConfig(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cni.attachment import Book
 from cni.log import Log
@@ -23,8 +24,9 @@ from ipam.ranges import Range, format_address
 from ipam.stores import kubeconfig
 from ipam.stores.base import Claimed, Lease, Taken, Unknown, Unreachable, Want
 from ipam.stores.kubernetes import KubernetesStore
-from ipam.stores.kubernetes_api import Api, Conflict
+from ipam.stores.kubernetes_api import RIGHTS, Api, Conflict
 from ipam.stores.kubernetes_claim import LIMIT
+from tests.node import ROOT
 from tests.stores import kubernetes_api, kubernetes_proxy
 from tests.stores.kinds import owner
 from tests.stores.kubernetes_api import ApiServer
@@ -337,6 +339,21 @@ def test_too_many_requests_are_waited_for(cluster: Cluster) -> None:
     assert cluster.call("ADD") == ["10.0.0.1/24"]
 
 
+def test_a_server_that_asks_for_more_time_than_there_is_ends_the_wait_at_once(cluster: Cluster) -> None:
+    busy = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "too many"}
+    cluster.server.faults = lambda method, resource, number: (429, {**busy, "details": {"retryAfterSeconds": 9}})
+    assert message(cluster).startswith("11 ")
+    assert len(cluster.asked()) == 1
+
+
+def test_a_delete_frees_a_reservation_whose_allocation_another_has_removed(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {}})
+    cluster.call("DEL")
+    assert cluster.server.names(RESERVATIONS) == []
+    assert cluster.recorded() == {}
+
+
 def test_ranges_are_given_all_together_or_not_at_all(cluster: Cluster) -> None:
     block = {"ipRanges": [{"range": "10.1.0.0/30"}]}
     assert cluster.call("ADD", "c1", block) == ["10.0.0.1/24", "10.1.0.1/30"]
@@ -357,6 +374,43 @@ def message(cluster: Cluster, verb: str = "ADD", **more: Any) -> str:
     with pytest.raises(CniError) as caught:
         cluster.call(verb, seconds=1, **more)
     return f"{caught.value.code} {caught.value.msg}"[:250]  # runtimes cut the rest
+
+
+def test_the_definitions_are_what_the_server_of_these_tests_prunes_by(cluster: Cluster) -> None:
+    def simple(schema: dict[str, Any]) -> dict[str, Any]:
+        if schema["type"] == "string":
+            return kubernetes_api.TEXT
+        if "additionalProperties" in schema:
+            return {"each": simple(schema["additionalProperties"])}
+        properties = {key: simple(inner) for key, inner in schema["properties"].items()}
+        return {"properties": properties, "required": sorted(schema["required"])}
+
+    for resource, spec in kubernetes_api.SPECS.items():
+        document = yaml.safe_load((ROOT / f"conf/kubernetes/crds/{resource}.yaml").read_text())
+        (version,) = document["spec"]["versions"]
+        found = simple(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
+        assert found == {**spec, "required": sorted(spec["required"])}
+        assert document["spec"]["names"]["kind"] == kubernetes_api.KINDS[resource]
+        assert version["name"] == kubernetes_api.VERSION
+
+
+def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) -> None:
+    documents = list(yaml.safe_load_all((ROOT / "conf/kubernetes/rbac.yaml").read_text()))
+    (role,) = [d for d in documents if d["kind"] == "Role"]
+    granted = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
+    assert granted == {resource: verbs.split() for resource, verbs in RIGHTS.items()}
+    cluster.call("ADD", "narrow", {"range": "10.0.0.0/28"})
+    cluster.call("ADD", "wide")
+    cluster.call("ADD", "wide-2", pod="wide")
+    cluster.call("DEL", "narrow", {"range": "10.0.0.0/28"})
+    cluster.store().pools()
+    verbs = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+    used: dict[str, set[str]] = {}
+    for asked in cluster.asked():
+        method, _, place = asked.partition(" ")
+        resource, _, name = place.partition("/")
+        used.setdefault(resource, set()).add(verbs.get(method, "get" if name else "list"))
+    assert used == {resource: set(verbs) for resource, verbs in granted.items()}
 
 
 def test_a_missing_right_is_named(cluster: Cluster) -> None:

@@ -48,6 +48,8 @@ NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {
     n: f"nad/nvidia/{n.removeprefix('nvidia-')}.yaml" for n in NETWORKS if n.startswith("nvidia-")
 }
 CONFLISTS = {n: f"net.d/{10 * i}-{n}.conflist" for i, n in enumerate(list(NETWORKS)[:8], 1)}
+CLUSTER = {f"kubernetes/{name}.yaml" for name in ("rbac", "crds/ippools", "crds/overlappingrangeipreservations")}
+"""What the Kubernetes store needs (tests/stores/test_kubernetes_store.py)."""
 FLAT_FILES = {f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store")}
 
 
@@ -75,7 +77,7 @@ class FlatFile:
 
 
 def test_every_file_is_known_to_these_tests() -> None:
-    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES} == FILES
+    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *CLUSTER} == FILES
 
 
 @pytest.mark.parametrize("name", NETWORKS)
