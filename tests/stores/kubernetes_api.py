@@ -171,10 +171,10 @@ class ApiServer:
             number = len(self.seen)
         fault = self.faults(method, resource, number)
         if callable(fault):
-            fault()
-        elif fault == DROP_BEFORE:
+            fault = fault()
+        if fault == DROP_BEFORE:
             return None
-        elif isinstance(fault, tuple):
+        if isinstance(fault, tuple):
             return fault
         try:
             self._authenticate(headers)

@@ -6,6 +6,8 @@ The objects here are those of whereabouts v0.9.4.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -578,3 +580,44 @@ def test_a_claim_that_arrives_after_its_delete_is_refused(cluster: Cluster) -> N
             api.patch(POOLS, POOL, operations)
     api.close()
     assert list(cluster.allocations()) == ["1"]
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+@pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, None], ids=["before", "after"])
+@pytest.mark.parametrize("request_number", [3, 4, 5, 6])
+def test_what_a_kill_leaves_is_cleared_by_delete_and_completed_by_a_retry(
+    cluster: Cluster, verb: str, when: str | None, request_number: int
+) -> None:
+    """Killed when its first, second, ... request reaches the server, which serves it nevertheless, or not."""
+    block = {"ipRanges": [{"range": "10.1.0.0/24"}]}
+    for last in ("ADD", "DEL"):
+        if verb == "DEL":
+            cluster.call("ADD", ipam=block)
+        cluster.asked()
+        child = os.fork()
+        if child == 0:
+            try:
+                time.sleep(0.02)  # until the parent has named its victim
+                cluster.call(verb, ipam=block)
+            finally:
+                os._exit(0)
+
+        def kill(method: str, resource: str, number: int, child: int = child) -> Any:
+            def act() -> str | None:
+                os.kill(child, signal.SIGKILL)
+                return when
+
+            return act if number == request_number else None
+
+        cluster.server.faults = kill
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        time.sleep(0.02)  # what was sent is being served
+        cluster.server.faults = lambda method, resource, number: None
+        if last == "ADD":
+            assert len(cluster.call("ADD", ipam=block)) == 2
+            assert len(cluster.allocations()) == len(cluster.allocations("10.1.0.0-24")) == 1
+            assert len(cluster.server.names(RESERVATIONS)) == 2
+        cluster.call("DEL", ipam=block)
+        assert cluster.allocations() == cluster.allocations("10.1.0.0-24") == {}
+        assert cluster.server.names(RESERVATIONS) == []
+        assert cluster.recorded() == {}
