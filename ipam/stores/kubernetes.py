@@ -14,7 +14,6 @@ again with the object read anew, and who must be certain changes it (`settle`).
 
 from __future__ import annotations
 
-import posix
 import time
 from time import monotonic
 
@@ -57,13 +56,9 @@ class KubernetesStore(Store):
         warn: Callable[[str], object] = lambda text: None,
         names: Names | None = None,
     ) -> None:
-        from ipam.stores import kubeconfig
-
-        path = described.get("kubeconfig") or ""
-        access = kubeconfig.load(path) if path else kubeconfig.in_cluster(posix.environ)
         self._described = described
-        self._api = Api(access, seconds)
-        self._turns = Turns(f"{access} {access.namespace}", described.get("pools") or [], seconds)
+        self._api = Api(described.get("kubeconfig") or "", seconds)
+        self._turns = Turns(self._api, described.get("pools") or [], seconds)
         self._view = View(self._api, described.get("pools"), known, names or Names())
         self._warn = warn
         self._depth = 0

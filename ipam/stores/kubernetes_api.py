@@ -14,7 +14,7 @@ from time import monotonic
 
 from cni.spec import codec
 from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam.stores import http
+from ipam.stores import http, kubeconfig
 from ipam.stores.base import Unreachable
 
 TYPE_CHECKING = False
@@ -54,12 +54,16 @@ class TooLarge(Exception):
 
 
 class Api:
-    """The API server of `access`. `seconds` bound each request, with all its attempts."""
+    """The API server of the kubeconfig at `path`, "" for the service account of the pod that we run in.
 
-    __slots__ = ("_access", "_connection", "_context", "_pause", "_token", "requests", "seconds")
+    `seconds` bound each request, with all its attempts. Nothing is read before it is needed.
+    """
 
-    def __init__(self, access: Access, seconds: float) -> None:
-        self._access = access
+    __slots__ = ("_access", "_connection", "_context", "_path", "_pause", "_token", "requests", "seconds")
+
+    def __init__(self, path: str, seconds: float) -> None:
+        self._path = path
+        self._access: Access | None = None
         self._connection: http.Connection | None = None
         self._context: Any = None
         self._token: str | None = None
@@ -67,8 +71,15 @@ class Api:
         self.requests = 0  # made so far
         self.seconds = seconds
 
+    @property
+    def access(self) -> Access:
+        """Where the server is; InvalidConfig when the kubeconfig cannot be used."""
+        if self._access is None:
+            self._access = kubeconfig.load(self._path) if self._path else kubeconfig.in_cluster(posix.environ)
+        return self._access
+
     def __str__(self) -> str:
-        return f"the API server {self._access}"
+        return f"the API server {self.access}"
 
     def get(self, resource: str, name: str) -> tuple[dict[str, Any], int]:
         """(the object, the size of its JSON in bytes); Gone."""
@@ -114,7 +125,7 @@ class Api:
     def _call(self, method: str, resource: str, name: str, query: str = "", body: bytes = b"") -> bytes:
         deadline = monotonic() + self.seconds
         where = f"{resource}/{name}" if name else resource
-        target = f"{self._access.base}/apis/{GROUP}/{VERSION}/namespaces/{_escaped(self._access.namespace)}/{resource}"
+        target = f"{self.access.base}/apis/{GROUP}/{VERSION}/namespaces/{_escaped(self.access.namespace)}/{resource}"
         target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
         changes = method != "GET"
         pause, renewed = _FIRST_PAUSE, False
@@ -129,7 +140,7 @@ class Api:
             if failure is None:
                 if status < 300:
                     return reply
-                if status == 401 and not renewed and self._access.renews():
+                if status == 401 and not renewed and self.access.renews():
                     renewed, self._token, self._context = True, None, None
                     self.close()
                     continue
@@ -145,7 +156,7 @@ class Api:
         while True:
             connection = self._connected(deadline)
             if self._token is None:
-                self._token = self._access.token(deadline)
+                self._token = self.access.token(deadline)
             headers = "Accept: " + (BRIEF if method == "PATCH" else "application/json") + "\r\n"
             if self._token:
                 headers += f"Authorization: Bearer {self._token}\r\n"
@@ -160,7 +171,7 @@ class Api:
             except http.Lost as fault:
                 self._connection = None
                 said = f"{self} has not answered: {fault.strerror}"
-                if fault.errno == errno.ECONNRESET and not connection.reused and not self._access.tls:
+                if fault.errno == errno.ECONNRESET and not connection.reused and not self.access.tls:
                     said += " (does it want TLS, https://?)"
                 raise _Failed(
                     Unreachable(f"{said}. See that it is well and can be reached from this node"), True
@@ -169,7 +180,7 @@ class Api:
     def _connected(self, deadline: float) -> http.Connection:
         if self._connection and not self._connection.closed:
             return self._connection
-        access = self._access
+        access = self.access
         if self._context is None:
             self._context = access.context(deadline)
         try:
@@ -191,7 +202,7 @@ class Api:
         )
 
     def _named(self) -> str:
-        return f"kubeconfig {self._access.path}" if self._access.path else "the pod's environment"
+        return f"kubeconfig {self.access.path}" if self.access.path else "the pod's environment"
 
     def _untrusted(self, fault: http.Untrusted) -> CniError:
         self.close()
@@ -229,7 +240,7 @@ class Api:
                 if name:
                     raise Gone(where)
                 raise InvalidConfig(
-                    f"{self} has no namespace {self._access.namespace}: correct `namespace` of the current context in"
+                    f"{self} has no namespace {self.access.namespace}: correct `namespace` of the current context in"
                     f" {self._named()}, or create it"
                 )
             raise InvalidConfig(
@@ -248,7 +259,7 @@ class Api:
                 raise TryAgainLater(f"{self} forbids to {_VERBS[method]} {where}: {message[:300]}")
             verb = "list" if method == "GET" and not name else _VERBS[method]
             raise InvalidConfig(
-                f"{self} forbids to {verb} {resource}.{GROUP} in namespace {self._access.namespace}: its Role needs the verbs"
+                f"{self} forbids to {verb} {resource}.{GROUP} in namespace {self.access.namespace}: its Role needs the verbs"
                 f" {', '.join(RIGHTS[resource].split())} (conf/kubernetes/rbac.yaml). Credentials: {self._named()}",
                 message,
             )

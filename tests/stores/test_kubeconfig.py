@@ -174,7 +174,7 @@ def start(pki: Path) -> Iterator[Start]:
 
 
 def api(tmp_path: Path, server: ApiServer, user: Any = None, seconds: float = 2, **cluster: Any) -> Api:
-    return Api(kubeconfig.load(write(tmp_path / "k", user, {"server": server.url, **cluster})), seconds)
+    return Api(write(tmp_path / "k", user, {"server": server.url, **cluster}), seconds)
 
 
 def works(one: Api) -> bool:

@@ -23,7 +23,6 @@ from cni.spec import request as requests
 from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater, UnsupportedField
 from ipam import acquire, leases, plugin
 from ipam.ranges import Range, format_address
-from ipam.stores import kubeconfig
 from ipam.stores.base import Claimed, Lease, Taken, Unknown, Unreachable, Want
 from ipam.stores.kubernetes import KubernetesStore
 from ipam.stores.kubernetes_api import RIGHTS, Api, Conflict
@@ -441,6 +440,18 @@ def test_a_server_that_is_away_is_error_11_and_a_delete_succeeds_and_stays_pendi
         cluster.call("STATUS", "", seconds=1)
 
 
+def test_a_kubeconfig_that_has_gone_is_named_and_no_pod_hangs_on_it(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    path = Path(cluster.kubeconfig)
+    path.rename(path.with_suffix(".gone"))
+    assert message(cluster, container="c2").startswith(f"7 kubeconfig {path} cannot be read")
+    cluster.call("DEL")
+    assert cluster.recorded().keys() == {"c1"}
+    path.with_suffix(".gone").rename(path)
+    cluster.call("DEL")
+    assert cluster.allocations() == cluster.recorded() == {}
+
+
 def test_a_name_that_no_object_can_have_is_said_of_the_network(cluster: Cluster) -> None:
     assert "ipam.network_name" in message(cluster, ipam={"network_name": "My_Net"})
     assert cluster.recorded() == {}
@@ -574,7 +585,7 @@ def test_a_claim_that_arrives_after_its_delete_is_refused(cluster: Cluster) -> N
     cluster.server.faults = lambda method, resource, number: None
     cluster.call("DEL")
     assert cluster.recorded().keys() == {"first"}
-    api = Api(kubeconfig.load(cluster.kubeconfig), 5)
+    api = Api(cluster.kubeconfig, 5)
     for operations in late:
         with pytest.raises(Conflict):
             api.patch(POOLS, POOL, operations)
