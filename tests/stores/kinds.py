@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cni.spec.request import Attachment
+from ipam.stores import kubernetes_turns
 from ipam.stores.base import Claimed, Lease, Owner, Store, Want
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
@@ -130,6 +131,7 @@ class KubernetesKind:
             atexit.register(self._server.close)
         directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
         kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
+        kubernetes_turns.DIRECTORY = str(directory / "run")
         records: list[Lease] = []
         opened: list[KubernetesStore] = []
 

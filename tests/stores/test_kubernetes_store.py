@@ -23,6 +23,7 @@ from cni.spec import request as requests
 from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater, UnsupportedField
 from ipam import acquire, leases, plugin
 from ipam.ranges import Range, format_address
+from ipam.stores import kubernetes_turns
 from ipam.stores.base import Claimed, Lease, Taken, Unknown, Unreachable, Want
 from ipam.stores.kubernetes import KubernetesStore
 from ipam.stores.kubernetes_api import RIGHTS, Api, Conflict
@@ -92,7 +93,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(server: ApiServer, tmp_path: Path, free_paths: None) -> Cluster:
+def cluster(server: ApiServer, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
     return Cluster(server, tmp_path)
 
 
