@@ -47,6 +47,7 @@ image: all ## the bundle, and an OCI image of it that installs it on a node: bui
 
 bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD, CHECK, DEL, 50 at once, a full pool
 	$(VENV)/python -m tests.bench $(ARGS)
+	$(VENV)/python -m tests.bench.etcd
 
 faults: all ## plugins killed, failed, stopped and cut off by power losses at every point; ARGS="--jobs 2": two at a time, "--sample 10": a part, "--every": hours
 	$(VENV)/python -m tests.faults $(ARGS)

@@ -3,6 +3,7 @@
 On disk, under STATE (mode 0700):
 
     lock                                         one file; a byte of it per attachment and part (OFD byte-range locks)
+    pending                                      there when a record is pending whose store is out of reach
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
 
 The separator cannot occur in any of the names (cni.spec.request). A key that would exceed the longest file name is
@@ -20,6 +21,7 @@ from __future__ import annotations
 import _blake2
 import errno
 import posix
+import time
 
 from cni.kernel import files, locks, node
 from cni.spec import codec
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 STATE = "/var/lib/cni/railcni"
 FORMAT = 1
 WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
+_REMINDER = "pending"
 _RECORD_BYTES = 64 << 20  # far above what the largest configuration makes of a record
 _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32
@@ -135,6 +138,28 @@ class Book:
             pass
         except OSError as fault:
             raise self._refused("remove a record from", "attachments", fault) from None
+
+    def remind(self, on: bool) -> None:
+        """Leave a reminder that some record is pending, or take it away; one that cannot be left is done without."""
+        path = f"{self.directory}/{_REMINDER}"
+        try:
+            if on:
+                posix.close(
+                    posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW, 0o600)
+                )
+                posix.utime(path)
+            else:
+                posix.unlink(path)
+        except OSError:
+            pass  # GC goes by the records
+
+    def is_reminded(self, seconds: float) -> bool:
+        """Whether there is a reminder that is at least so old, or has a time to come."""
+        try:
+            age = time.time() - posix.stat(f"{self.directory}/{_REMINDER}", follow_symlinks=False).st_mtime
+        except OSError:
+            return False
+        return not 0 <= age < seconds
 
     def sweep(self, network: str) -> None:
         """Remove what killed writers of `network`'s records left; the record of a running one is locked."""

@@ -48,8 +48,7 @@ def acquire(
     contended, unknown = False, 0
     while True:
         with store.turn():
-            own = store.find(owner.attachment)
-            pods = store.find_pod(owner.pod, owner.attachment.ifname)
+            own, pods = store.survey(owner.attachment, owner.pod, _windows(store, wanted, owner, contended))
             plan = leases.plan(wanted, own, pods, owner, lost)
             values = search(store, wanted, plan.chosen, owner, contended, reclaim)
             wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
@@ -70,6 +69,7 @@ def acquire(
             unknown += 1
             if unknown == _UNKNOWN_TRIES:
                 raise answer.reason
+            owner.sequence = max(time.time_ns(), owner.sequence + 1)  # what is under way still has the former
         if time.monotonic() > deadline:
             raise TryAgainLater(
                 f"no address of {', '.join(need.pool for need in wanted)} could be claimed within {CLAIM_SECONDS:g} s,"
@@ -89,7 +89,25 @@ def lowest_free(store: Store, need: Need, start: int = 0, avoid: Collection[int]
     def next_open(low: int, high: int) -> int:
         return store.next_open(need.pool, need.scope, rng.family, low, high)
 
-    return allocator.search(rng, occupied, next_open, start, avoid)
+    return allocator.search(rng, occupied, next_open, start, avoid, store.window)
+
+
+def _start(need: Need, owner: Owner, contended: bool) -> int:
+    """Where the search in a range begins."""
+    return allocator.search_start(need.rng, owner.node, owner.attachment.key()) if contended else 0
+
+
+def _windows(
+    store: Store, wanted: Sequence[Need], owner: Owner, contended: bool
+) -> list[tuple[str, str | None, int, int, int]]:
+    """The windows that `search` looks at first."""
+    found = []
+    for need in wanted:
+        rng = need.rng
+        window = allocator.window_from(rng, _start(need, owner, contended), rng.last, store.window)
+        if need.requested is None and window:
+            found.append((need.pool, need.scope, rng.family, *window))
+    return found
 
 
 def search(
@@ -105,7 +123,7 @@ def search(
     proposed: list[int] = []  # indices of `wanted`
     for i, (need, value) in enumerate(zip(wanted, chosen, strict=True)):
         if value is None:
-            start = allocator.search_start(need.rng, owner.node, owner.attachment.key()) if contended else 0
+            start = _start(need, owner, contended)
             others = (*zip(wanted, values), *zip(wanted[i + 1 :], chosen[i + 1 :], strict=True))  # noqa: B905
             avoid = [v for n, v in others if v is not None and n.rng.family == need.rng.family]
             value = lowest_free(store, need, start, avoid)

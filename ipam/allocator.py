@@ -29,16 +29,17 @@ def search(
     next_open: Callable[[int, int], int] = _itself,
     start: int = 0,
     avoid: Collection[int] = (),
+    size: int = WINDOW,
 ) -> int | None:
     """The first address that can be claimed, from `start` to the range's end and then from its beginning; or None.
 
     `occupied(low, high)` answers the bitset of a window. `next_open(low, high)` answers an address from low on below
     which all are occupied, high + 1 when all of low..high are: it is asked once a window is full, and a store that
     knows spares us reading the full ones behind it. `avoid` are addresses that the caller knows to be taken
-    otherwise, such as one just proposed for the same attachment.
+    otherwise, such as one just proposed for the same attachment. A window has `size` addresses, a power of two.
     """
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
-        while window := window_from(rng, at, end):
+        while window := window_from(rng, at, end, size):
             found = propose(rng, window, occupied(*window), avoid)
             if found is not None:
                 return found
@@ -48,10 +49,10 @@ def search(
     return None
 
 
-def window_from(rng: Range, at: int, end: int) -> Span | None:
+def window_from(rng: Range, at: int, end: int, size: int = WINDOW) -> Span | None:
     """The window that begins with the first usable address of `at`..`end`, None when there is no such address."""
     for low, _ in _clipped(rng, at, end):
-        return low, min(low | WINDOW - 1, end)
+        return low, min(low | size - 1, end)
     return None
 
 

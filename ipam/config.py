@@ -63,11 +63,13 @@ class IpamConfig:
     data_dir: str
     kubeconfig: str
     etcd_host: str
+    etcd_prefix: str
     etcd_username: str
     etcd_password: str
     etcd_key_file: str
     etcd_cert_file: str
     etcd_ca_cert_file: str
+    store_timeout: int  # seconds
     log_file: str
     log_level: str
     configuration_path: str
@@ -230,6 +232,11 @@ def _check_whole(request: Request, config: IpamConfig, source: Source, faults: l
             faults.append(Fault("cniVersion", request.cni_version, wanted))
 
 
+def datastore(config: IpamConfig) -> str:
+    """The kind of store that is meant: the one that is named, or the one that has a place named."""
+    return config.datastore or ("kubernetes" if config.kubeconfig else "etcd" if config.etcd_host else "file")
+
+
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
     """Resolve `datastore`; a pod of Kubernetes must never fall to addresses of its node alone unasked."""
     chosen, where = config.datastore, source.where("datastore")
@@ -237,7 +244,11 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
         faults.append(Fault(where, chosen, "want kubernetes.kubeconfig beside it, here or in the flat file"))
     if chosen == "etcd" and not config.etcd_host:
         faults.append(Fault(where, chosen, "want etcd_host beside it, here or in the flat file"))
-    config.datastore = chosen or ("kubernetes" if config.kubeconfig else "etcd" if config.etcd_host else "file")
+    hosts, password = source.where("etcd_host"), source.where("etcd_password")
+    if config.etcd_password and hosts.startswith("ipam.") and not password.startswith("ipam."):
+        wanted = f"want it beside {password}: the administrator's password goes to no host that a network names"
+        faults.append(Fault(hosts, config.etcd_host, wanted))
+    config.datastore = datastore(config)
     pod = request.args.get("K8S_POD_NAME", "")
     if chosen or config.datastore != "file" or not pod or request.command not in ("ADD", "CHECK"):
         return

@@ -60,6 +60,12 @@ def absolute_path(value: Any) -> str:
     return str(value)
 
 
+def etcd_prefix(value: Any) -> str:
+    if not string(value).startswith("/") or not value.isascii() or not value.isprintable() or len(value) > 200:
+        raise ValueError('want "/" and printable ASCII behind it, 200 characters at most')
+    return str(value)
+
+
 def slice_size(value: Any) -> int:
     """ "/26" or "26" as 26."""
     digits = string(value).removeprefix("/")
@@ -154,12 +160,31 @@ IPAM_KEYS = (
     ),
     Key("dataDir", optional(absolute_path, DATA_DIR), DATA_DIR, "the directory of the file store", "data_dir"),
     Key("kubernetes.kubeconfig", string, "", "path of the kubeconfig for the kubernetes store", "kubeconfig"),
-    Key("etcd_host", string, "", "the endpoints of the etcd store, separated by commas"),
+    Key(
+        "etcd_host",
+        string,
+        "",
+        "the endpoints of the etcd store, separated by commas: host:port, with http:// or https:// before it or not; "
+        "https is assumed where a certificate is given, and port 2379. They are tried in this order",
+    ),
+    Key(
+        "etcd_prefix",
+        optional(etcd_prefix, "/railcni"),
+        "/railcni",
+        "what all keys of the etcd store begin with; clusters that share an etcd want one each",
+    ),
     Key("etcd_username", string, "", "the user of the etcd store"),
     Key("etcd_password", string, "", "that user's password"),
     Key("etcd_key_file", string, "", "path of the TLS key for the etcd store"),
     Key("etcd_cert_file", string, "", "path of the TLS certificate for the etcd store"),
     Key("etcd_ca_cert_file", string, "", "path of the certificate of the authority that signed the etcd store's"),
+    Key(
+        "store_timeout",
+        optional(integer(1, 600), 30),
+        30,
+        "how many seconds an ADD tries to reach a store that nodes share, etcd or kubernetes, before it fails with code 11; "
+        "the other verbs try for 2 at most",
+    ),
     Key("log_file", string, "", "path of a file that log lines are appended to, besides stderr"),
     Key(
         "log_level",

@@ -20,8 +20,8 @@ from ipam import config as configuration
 from ipam import leases, stores
 from ipam.ranges import format_address, parse_address
 from ipam.records import PART, document
-from ipam.stores.base import CREATE, READ, Owner
-from ipam.upkeep import read_record, reclaim, release, restorer
+from ipam.stores.base import CREATE, READ, SHARED_SECONDS, Owner, Unreachable
+from ipam.upkeep import flush_reminded, is_pending, read_record, reclaim, release, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,11 +52,17 @@ def add(request: Request, book: Book, log: Log) -> Result:
     values: list[int] = []
     with book.locked(request.attachment, PART):
         record = read_record(request.attachment, book, log)
-        if record and record["store"] != described:  # the network's configuration has changed since
+        if record and not (
+            described and stores.same(record["store"], described)
+        ):  # the network's configuration has changed since
             release(request.attachment, record, record["store"], book, log)
             record = None
         if described:
+            if record:
+                described = stores.joined(record["store"], described)
             values = _acquire(request, config, wanted, described, record, book, log)
+    if described and stores.is_shared(described):
+        flush_reminded(book, log, described)
     addresses = [f"{format_address(n.rng.family, v)}/{n.rng.prefix}" for n, v in zip(wanted, values, strict=True)]
     for family, value, prefix in config.requested:
         if config.range_of(family, value) is None:
@@ -78,19 +84,21 @@ def _acquire(
     from ipam.acquire import acquire  # the other verbs take no address
 
     owner = _owner(request, config)
-    store = stores.open_store(described, CREATE, restorer(described, book, log))
+    store = stores.open_store(described, CREATE, restorer(described, book, log), config.store_timeout, log.warning)
     former = record
 
     def remember(wants: Sequence[Want], sequence: int) -> None:
         nonlocal record
         owner.sequence = sequence
-        new = document(described, wants, owner)
+        new = document(stores.recorded(described), wants, owner)
         if record is None or any(record.get(key) != value for key, value in new.items()):
             book.write(request.attachment, PART, new)
             record = new
 
     try:
         return acquire(store, wanted, owner, remember, lambda pool: reclaim(store, pool, owner, book, log))
+    except Unreachable:
+        raise  # what was claimed cannot be told; DEL or GC will find it by the record
     except CniError:
         if former is None and record is not None:
             _forget(request.attachment, store, book)
@@ -111,10 +119,14 @@ def delete(request: Request, book: Book, log: Log) -> None:
     with book.locked(request.attachment, PART):
         record = read_record(request.attachment, book, log)
         described = record["store"] if record else None
+        seconds = 0.0
         try:
             config = _read(request, log)
-            if described is None and leases.needs(config):
-                described = stores.describe(config)
+            if described is None:
+                described = stores.describe(config) if leases.needs(config) else None
+            else:
+                described = _reached(described, config)
+            seconds = min(SHARED_SECONDS, config.store_timeout)
         except (InvalidConfig, UnsupportedField) as fault:
             if (
                 record is None
@@ -122,10 +134,26 @@ def delete(request: Request, book: Book, log: Log) -> None:
                 log.warning(
                     f"nothing is recorded of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
-        if described:
-            release(request.attachment, record, described, book, log)
-        else:
+        if not described:
             book.remove(request.attachment, PART)
+            return
+        try:
+            release(request.attachment, record, described, book, log, seconds)
+        except CniError as fault:
+            if not stores.is_shared(described) or not is_pending(request.attachment, book):
+                raise
+            log.error(f"the release of {request.attachment} is pending, and will be tried again: {fault.msg}")
+            return
+    if stores.is_shared(described):
+        flush_reminded(book, log, described)
+
+
+def _reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
+    """The description of the store that a record names; as the configuration has it, with its password, if it is that one."""
+    if not stores.is_shared(recorded) or config.datastore != recorded.get("kind"):
+        return recorded
+    described = stores.describe(config)
+    return stores.joined(recorded, described) if stores.same(recorded, described) else recorded
 
 
 def check(request: Request, book: Book, log: Log) -> None:
@@ -159,7 +187,7 @@ def _lease_differences(
     record = read_record(attachment, book, log)
     if not wanted and not record:
         return []
-    store = stores.open_store(record["store"] if record else stores.describe(config), READ)
+    store = stores.open_store(_reached(record["store"], config) if record else stores.describe(config), READ)
     found = []
     with store.turn():
         held = {(lease.family, lease.value): lease for lease in store.find(attachment)}
@@ -205,7 +233,8 @@ def status(request: Request, book: Book, log: Log) -> None:
     if not wanted:
         return
     described = stores.describe(config)
-    store = stores.open_store(described, CREATE, restorer(described, book, log))
+    seconds = min(SHARED_SECONDS, config.store_timeout)
+    store = stores.open_store(described, CREATE, restorer(described, book, log), seconds)
     owner = _owner(request, config)
     try:
         with store.turn():

@@ -3,7 +3,7 @@
 It is written before the claim, so that DEL and GC find what a killed ADD may have claimed; and it names the addresses,
 so that a store whose file was lost can begin anew with what is in use. Members, besides those that every record has:
 
-    store      {"kind": "file", "path": DIRECTORY}
+    store      which store it is: {"kind": "file", "path": DIRECTORY}, or what ipam.stores.describe says of another one
     netns      CNI_NETNS of the ADD
     node       the node's name
     pod        [namespace, name, uid], "" for what is not known

@@ -9,7 +9,7 @@ from cni.spec.errors import CniError
 from ipam import records, stores
 from ipam.ranges import format_address
 from ipam.records import PART
-from ipam.stores.base import CHANGE, CREATE
+from ipam.stores.base import CHANGE, CREATE, Owner, Unreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from cni.attachment import Book
     from cni.log import Log
     from cni.spec.request import Attachment
-    from ipam.stores.base import Lease, Owner, Store
+    from ipam.stores.base import Lease, Store
 
+_FLUSH_SECONDS = 1.0
+_FLUSH_PAUSE = 10.0  # seconds
 _LINK_PART = "link"
 
 
@@ -38,31 +40,95 @@ def read_record(attachment: Attachment, book: Book, log: Log) -> dict[str, Any] 
 
 
 def release(
-    attachment: Attachment, record: dict[str, Any] | None, described: dict[str, Any], book: Book, log: Log
+    attachment: Attachment,
+    record: dict[str, Any] | None,
+    described: dict[str, Any],
+    book: Book,
+    log: Log,
+    seconds: float = 0,
 ) -> None:
     """Free the leases of `attachment` in the store that `described` names, then remove the record. Its lock is held.
 
     With a record the store is made when its file is not there: else another process could make it now, and begin it
-    with this very record.
+    with this very record. `seconds` as for open_store.
     """
-    store = stores.open_store(described, CREATE if record else CHANGE, restorer(described, book, log))
+    store = stores.open_store(described, CREATE if record else CHANGE, restorer(described, book, log), seconds)
     try:
         with store.turn():
             held = store.find(attachment)
             if held:
                 store.release(held)
+            elif record:
+                store.settle(attachment, record["sequence"])
             else:
                 store.sync()
     except CniError:
-        if record and not record["pending"]:
-            try:
-                book.write(attachment, PART, {**record, "pending": True})
-            except CniError:
-                pass  # the first error says more
+        try:
+            _keep_pending(attachment, record, described, book)
+        except CniError:
+            pass  # the first error says more
         raise
     if held:
         log.info(f"released {_texts(held)}")
     book.remove(attachment, PART)
+
+
+def _keep_pending(attachment: Attachment, record: dict[str, Any] | None, described: dict[str, Any], book: Book) -> None:
+    """Write down that what `attachment` holds is still to be released."""
+    if record is None:
+        if not stores.is_shared(described):
+            return
+        record = records.document(stores.recorded(described), (), Owner(attachment))
+    if not record["pending"]:
+        book.write(attachment, PART, {**record, "pending": True})
+    if stores.is_shared(described):
+        book.remind(True)
+
+
+def is_pending(attachment: Attachment, book: Book) -> bool:
+    """Whether a release of `attachment` could not be made, and is written down."""
+    record = book.read(attachment, PART)
+    return record is not None and record.get("pending") is True
+
+
+def flush_reminded(book: Book, log: Log, described: dict[str, Any]) -> None:
+    """`flush`, once the store `described` has been reached; nothing unless it is due."""
+    if book.is_reminded(_FLUSH_PAUSE):
+        flush(book, log, described, _FLUSH_SECONDS)
+
+
+def flush(book: Book, log: Log, described: dict[str, Any] | None, seconds: float) -> int:
+    """Make releases that could not be made before, as far as `seconds` and the stores allow; how many are left.
+
+    `described` is the store of the configuration, which a record's may be the same as.
+    """
+    book.remind(False)
+    deadline = time.monotonic() + seconds
+    left = 0
+    for attachment, _, listed in book.all(PART):
+        if listed.get("pending") is not True:
+            continue
+        left += 1
+        held = book.try_locked(attachment, PART) if time.monotonic() < deadline else None
+        if held is None:
+            continue
+        with held:
+            record = read_record(attachment, book, log)
+            if record is None or not record["pending"]:
+                left -= 1
+                continue
+            where = record["store"]
+            if described and stores.same(where, described):
+                where = stores.joined(where, described)
+            try:
+                release(attachment, record, where, book, log, seconds)
+                left -= 1
+            except CniError as fault:
+                log.warning(f"the release of {attachment} stays pending: {fault.msg}")
+                deadline = 0.0
+    if left:
+        book.remind(True)
+    return left
 
 
 def restorer(described: dict[str, Any], book: Book, log: Log) -> Callable[[], list[Lease]]:
@@ -71,12 +137,12 @@ def restorer(described: dict[str, Any], book: Book, log: Log) -> Callable[[], li
     def restore() -> list[Lease]:
         found: list[Lease] = []
         for attachment, part, record in book.all():
-            if part == PART and record.get("store") == described:
+            if part == PART and stores.same(record.get("store") or {}, described):
                 try:
                     found += records.leases(attachment, record)
                 except ValueError as fault:
                     log.error(f"the record of {attachment} is damaged: {fault}; its addresses are not restored")
-        if found:
+        if found and not stores.is_shared(described):
             log.warning(f"the store was new; restored from the attachment records: {_texts(found)}")
         return found
 
@@ -136,6 +202,8 @@ def collect(
     except CniError as fault:
         faults.append(fault)
     for attachment in doomed:
+        if any(isinstance(fault, Unreachable) for fault in faults):
+            break  # each of the others would wait as long; the next GC goes on
         try:
             _collect(attachment, began, described, book, log)
         except CniError as fault:
@@ -150,12 +218,12 @@ def collect(
 def _unlisted(network: str, valid: set[Attachment], node: str, store: Store, pools: Iterable[str]) -> list[Attachment]:
     found: dict[Attachment, None] = {}
     for pool in pools:
-        page = store.leases(pool)
+        page = store.leases(pool, node=node)
         while page:
             for lease in page:
-                if (lease.network, lease.node) == (network, node) and lease.attachment not in valid:
+                if lease.network == network and lease.attachment not in valid:
                     found[lease.attachment] = None
-            page = store.leases(pool, page[-1])
+            page = store.leases(pool, page[-1], node=node)
     return list(found)
 
 
@@ -174,6 +242,8 @@ def _collect(attachment: Attachment, began: int, described: dict[str, Any] | Non
             if not (record and record["pending"]) and book.read(attachment, _LINK_PART):
                 return  # an ADD has made its link since the link plugin looked; or that plugin could not remove it
             where = record["store"] if record else described
+            if record and described and stores.same(record["store"], described):
+                where = stores.joined(record["store"], described)  # it knows the password
             if where:
                 release(attachment, record, where, book, log)
                 log.info(f"collected {attachment}")

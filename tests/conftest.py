@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cni import policy
+from tests import etcd
 from tests import node as nodes
 
 
@@ -49,3 +50,7 @@ def free_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process networks may name any path: the directories of tests lie outside of the usual roots."""
     roots = {key: ["/"] for key in ("dataRoots", "logRoots", "configRoots")}
     monkeypatch.setattr(policy, "_current", policy.Policy(roots))
+
+
+def pytest_sessionfinish() -> None:
+    etcd.end_shared()

@@ -1,4 +1,4 @@
-"""railcni ipam pools, leases, show: who has which address of the file store. It reads, and changes nothing."""
+"""railcni ipam pools, leases, show: who has which address. They read, and change nothing. flush: releases made up for."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from cni.attachment import STATE
+from cni.attachment import STATE, Book
 from cni.cli import output
+from cni.cli import store as chosen
+from cni.log import Log
+from ipam import stores, upkeep
 from ipam.ranges import format_address, parse_address
-from ipam.stores.base import READ, Lease, Pool, Store
+from ipam.stores.base import READ, Lease, Pool, Store, Want
 from ipam.stores.file import FileStore
 
 _PAGE = 1000
+_FLUSH_SECONDS = 30.0
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `ipam` and its three commands."""
-    ipam = commands.add_parser("ipam", help="pools and leases of the file store", description="Pools and leases.")
+    """Add `ipam` and its commands."""
+    ipam = commands.add_parser("ipam", help="pools and leases", description="Pools and leases.")
     of_ipam = ipam.add_subparsers(required=True, metavar="COMMAND", title="commands")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--data-dir", default=STATE, metavar="DIR", help=f"where the store is; default: {STATE}")
+    chosen.add_options(common)
     common.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
     pools = of_ipam.add_parser("pools", parents=[common], help="the pools that have leases, and how many")
@@ -37,15 +41,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     show.add_argument("address", metavar="ADDRESS", type=_address)
     show.set_defaults(run=_show)
 
+    flush = of_ipam.add_parser("flush", help="make the releases that a DEL could not make; exit code 1: some are left")
+    chosen.add_options(flush)
+    flush.set_defaults(run=_flush)
 
-def pools(data_dir: str = STATE) -> list[Pool]:
-    """The pools that have leases."""
-    return FileStore(data_dir, READ).pools()
 
-
-def leases(data_dir: str = STATE, pool: str = "") -> list[Lease]:
-    """All leases, or those of one pool, by pool and address."""
-    with FileStore(data_dir, READ).turn() as store:  # the pages of one reading belong together
+def leases(store: Store | None = None, pool: str = "") -> list[Lease]:
+    """All leases, or those of one pool, by pool and address; of this node's own file store when no other is given."""
+    store = store or FileStore(STATE, READ)
+    with store.turn():  # the pages of one reading belong together
         return [lease for p in store.pools() if pool in ("", p.name) for lease in _pages(store, p.name)]
 
 
@@ -57,7 +61,7 @@ def _pages(store: Store, pool: str) -> Iterator[Lease]:
 
 
 def _pools(options: argparse.Namespace) -> int:
-    found = pools(options.data_dir)
+    found: list[Pool] = chosen.open_chosen(options, READ).pools()
     if options.output == "json":
         output.print_json([{"pool": p.name, "family": p.family, "used": p.used} for p in found])
     else:
@@ -69,7 +73,7 @@ def _leases(options: argparse.Namespace) -> int:
     _print(
         [
             lease
-            for lease in leases(options.data_dir, options.pool)
+            for lease in leases(chosen.open_chosen(options, READ), options.pool)
             if options.network in ("", lease.network) and _is_of_pod(lease, options.pod)
         ],
         options.output,
@@ -78,15 +82,28 @@ def _leases(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    found = [f for f in leases(options.data_dir) if (f.family, f.value) == options.address]
+    where = chosen.described(options.data_dir, options.config)
+    store = stores.open_store(where, READ)
+    with store.turn():
+        wants = [
+            Want(p.name, p.family, options.address[1], None) for p in store.pools() if p.family == options.address[0]
+        ]
+        found = [lease for want in wants if (lease := store.holder(want))]
     if options.output == "json":
         output.print_json([document(f) for f in found])
     elif not found:
-        output.console().print(f"{format_address(*options.address)} is not leased in {options.data_dir}")
+        output.console().print(f"{format_address(*options.address)} is not leased in {chosen.name(where)}")
     for lease in found if options.output == "table" else ():
         for key, value in document(lease).items():
             output.console().print(f"{key + ':':<13}{value}".rstrip())
     return 0 if found else 1
+
+
+def _flush(options: argparse.Namespace) -> int:
+    left = upkeep.flush(Book(), Log(), chosen.described(options.data_dir, options.config), _FLUSH_SECONDS)
+    if left:
+        output.console().print(f"{left} pending")
+    return 1 if left else 0
 
 
 def _print(found: list[Lease], form: str) -> None:

@@ -10,6 +10,7 @@ nothing depends on it but speed: without turns, or across nodes, `claim` is what
 
 from __future__ import annotations
 
+from cni.spec.errors import TryAgainLater
 from cni.spec.request import Attachment
 
 TYPE_CHECKING = False
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from cni.spec.errors import CniError
 
 READ, CHANGE, CREATE = range(3)  # what a store is opened for; where there is none, CREATE makes it, else it is empty
+
+SHARED_SECONDS = 2.0  # how long a request to a store that nodes share may take, unless it is for an ADD
+
+
+class Unreachable(TryAgainLater):
+    """A store that is shared by nodes cannot be reached, or does not serve now."""
 
 
 class Want:
@@ -176,6 +183,7 @@ class Store:
     __slots__ = ()
 
     kind = ""
+    window = 4096  # how many addresses a search looks at in one step: a power of two, at most the allocator's WINDOW
 
     def record(self) -> dict[str, Any]:
         """What a record must keep to find this store again: JSON with the member `kind`."""
@@ -199,6 +207,13 @@ class Store:
         For who answers by what it finds and changes nothing. A store that shows only what is durable does nothing.
         """
 
+    def settle(self, attachment: Attachment, sequence: int) -> None:
+        """Let no claim of `attachment` with this sequence or a lower one succeed from now on, should it still be under way.
+
+        For who found no lease and says so. As `sync`, unless a store is reached by messages.
+        """
+        self.sync()
+
     def find(self, attachment: Attachment) -> list[Lease]:
         """The leases of an attachment, by pool and address."""
         raise NotImplementedError
@@ -209,6 +224,18 @@ class Store:
         The uid is not compared.
         """
         raise NotImplementedError
+
+    def survey(
+        self,
+        attachment: Attachment,
+        pod: tuple[str, str, str],
+        windows: Sequence[tuple[str, str | None, int, int, int]],
+    ) -> tuple[list[Lease], list[Lease]]:
+        """What `find` and `find_pod` answer. `windows` are what `occupied` will probably be asked next.
+
+        A store that is reached by messages reads all of it with one.
+        """
+        return self.find(attachment), self.find_pod(pod, attachment.ifname)
 
     def holder(self, want: Want) -> Lease | None:
         """The lease that keeps `want` from being claimed."""
@@ -236,8 +263,11 @@ class Store:
         """Free those of `leases` that are still in the store as they are here, in one step; how many."""
         raise NotImplementedError
 
-    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000) -> list[Lease]:
-        """Up to `limit` leases of a pool in the order of their addresses, those behind the lease `after`."""
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+        """Up to `limit` leases of a pool in the order of their addresses, those behind the lease `after`.
+
+        With `node` those alone that were claimed on it.
+        """
         raise NotImplementedError
 
     def pools(self) -> list[Pool]:

@@ -151,8 +151,10 @@ class FileStore(Store):
                 self._database.commit()
             return freed
 
-    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000) -> list[Lease]:
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         start = bitmap.address_key(after.family, after.value) if after else b""
+        if node:
+            return self._leases(schema.PAGE_OF_NODE, pool, start, node, limit)
         return self._leases(schema.PAGE, pool, start, limit)
 
     def pools(self) -> list[Pool]:

@@ -84,6 +84,7 @@ BASE: dict[str, Any] = {
         "routes": [{"dst": "10.99.0.0/16", "gw": "192.168.111.254", "mtu": 1400}],
         "dns": {"nameservers": ["10.0.0.1"]},
         "log_level": "debug",
+        "store_timeout": 1,
     },
     "runtimeConfig": {"ips": ["192.168.111.9"], "mac": "02:00:00:00:00:09"},
     "prevResult": {

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import ipaddress
+import itertools
+import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from cni.spec.request import Attachment
-from ipam.stores.base import Owner, Store, Want
+from ipam.stores import kubernetes_turns
+from ipam.stores.base import Claimed, Lease, Owner, Store, Want
+from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
+from ipam.stores.kubernetes import KubernetesStore
+from ipam.stores.kubernetes_objects import PoolObject
+from ipam.stores.kubernetes_view import Names
+from tests import etcd
+from tests.stores import etcd_dump, kubernetes_proxy
+from tests.stores.kubernetes_api import ApiServer
 
 _MEMORY = "/dev/shm"  # thousands of transactions: a disk would spend its time on fsync
 
@@ -18,6 +31,12 @@ class FileKind:
     """File stores, each in a directory of its own."""
 
     name = "file"
+    leaf = 4096  # addresses that are skipped as one when all are taken
+    examples = 25  # runs of the state machine
+
+    def unusable(self) -> str:
+        """Why there can be no such store here; "" when there can."""
+        return ""
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
         """(what opens one new store, again and again; what removes it)."""
@@ -25,7 +44,111 @@ class FileKind:
         return lambda: FileStore(directory), lambda: shutil.rmtree(directory)
 
 
-KINDS = [FileKind()]
+class EtcdKind:
+    """etcd stores, each under a prefix of its own in one real etcd."""
+
+    name = "etcd"
+    leaf = 64
+    examples = 8
+    _prefixes = itertools.count()
+
+    def unusable(self) -> str:
+        return etcd.unusable()
+
+    def make(self, whole: bool = True) -> tuple[Callable[[], Store], Callable[[], None]]:
+        """`whole`: in the end all keys must belong together."""
+        cluster = etcd.shared(etcd.LARGE)
+        described = description(cluster.endpoints, prefix=f"/railcni-{os.getpid()}-{next(self._prefixes)}")
+        opened: list[EtcdStore] = []
+
+        def reopen() -> EtcdStore:
+            opened.append(EtcdStore(described, seconds=20))
+            return opened[-1]
+
+        def remove() -> None:
+            for store in opened:
+                store.close()
+            assert not whole or etcd_dump.faults(etcd_dump.dump(cluster.endpoints[0], described["prefix"])) == []
+
+        return reopen, remove
+
+
+def description(endpoints: list[str], **more: str) -> dict[str, Any]:
+    """What ipam.stores.describe says of an etcd store."""
+    absent = dict.fromkeys(("user", "password", "ca", "cert", "key"), "")
+    return {"kind": "etcd", "endpoints": endpoints, "prefix": "/railcni", **absent, **more}
+
+
+class AnyNames(Names):
+    """Names for pools that are called anything, and hold any address."""
+
+    def object_of(self, pool: str) -> str:
+        return "x" + pool.encode().hex()
+
+    def pool_of(self, name: str) -> str:
+        return bytes.fromhex(name[1:]).decode()
+
+    def range_of(self, pool: str, family: int, value: int) -> str:
+        return "0.0.0.0/0" if family == 4 else f"{ipaddress.IPv6Address(value >> 62 << 62)}/66"
+
+    def scope_of(self, pool: PoolObject) -> str | None:
+        return ""
+
+
+class RecordingStore(KubernetesStore):
+    """A Kubernetes store with the records that a node would keep of its claims.
+
+    It looks at the reservations from the first, not only when it has met one of another pool.
+    """
+
+    def __init__(self, described: dict[str, Any], records: list[Lease]) -> None:
+        super().__init__(described, 20, lambda: records, names=AnyNames())
+        self._view.thorough = True
+        self._records = records
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
+        answer = super().claim(wants, owner, instead_of)
+        if isinstance(answer, Claimed):
+            self._records += answer.leases
+        return answer
+
+
+class KubernetesKind:
+    """Kubernetes stores, each in a namespace of its own of one API server."""
+
+    name = "kubernetes"
+    leaf = 64
+    examples = 8
+    _namespaces = itertools.count()
+    _server: ApiServer | None = None
+
+    def unusable(self) -> str:
+        return ""
+
+    def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
+        if self._server is None:
+            self._server = kubernetes_proxy.start()
+            atexit.register(self._server.close)
+        directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
+        kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
+        kubernetes_turns.DIRECTORY = str(directory / "run")
+        records: list[Lease] = []
+        opened: list[KubernetesStore] = []
+
+        def reopen() -> KubernetesStore:
+            opened.append(RecordingStore({"kind": "kubernetes", "kubeconfig": kubeconfig}, records))
+            return opened[-1]
+
+        def remove() -> None:
+            for store in opened:
+                store.close()
+            shutil.rmtree(directory)
+
+        return reopen, remove
+
+
+Kind = FileKind | EtcdKind | KubernetesKind
+KINDS: list[Kind] = [FileKind(), EtcdKind(), KubernetesKind()]
 
 
 def owner(

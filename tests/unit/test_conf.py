@@ -48,8 +48,10 @@ NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {
     n: f"nad/nvidia/{n.removeprefix('nvidia-')}.yaml" for n in NETWORKS if n.startswith("nvidia-")
 }
 CONFLISTS = {n: f"net.d/{10 * i}-{n}.conflist" for i, n in enumerate(list(NETWORKS)[:8], 1)}
-FLAT_FILES = {"whereabouts.d/whereabouts.conf", "whereabouts.d/file-store.conf"}
 MANIFESTS = {f"kubernetes/{n}.yaml" for n in ("kustomization", "namespace", "serviceaccount", "daemonset")}
+CLUSTER = {f"kubernetes/{name}.yaml" for name in ("rbac", "crds/ippools", "crds/overlappingrangeipreservations")}
+"""What the Kubernetes store needs (tests/stores/test_kubernetes_store.py)."""
+FLAT_FILES = {f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store")}
 
 
 def read(name: str) -> Network:
@@ -76,7 +78,7 @@ class FlatFile:
 
 
 def test_every_file_is_known_to_these_tests() -> None:
-    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS} == FILES
+    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS, *CLUSTER} == FILES
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -165,7 +167,9 @@ def test_the_flat_file_of_a_cluster_is_what_the_installer_of_whereabouts_writes(
     }
 
 
-@pytest.mark.parametrize(("name", "store"), [("whereabouts.conf", "kubernetes"), ("file-store.conf", "file")])
+@pytest.mark.parametrize(
+    ("name", "store"), [("whereabouts.conf", "kubernetes"), ("file-store.conf", "file"), ("etcd-store.conf", "etcd")]
+)
 def test_a_flat_file_chooses_the_store_for_a_nad_that_names_none(name: str, store: str) -> None:
     seed = request(read("nad/rdma-net-ipam.yaml"), {"K8S_POD_NAME": "rdma-pod-1"})
     assert ipam_config.read(seed, FlatFile(f"whereabouts.d/{name}")).datastore == store

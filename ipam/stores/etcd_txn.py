@@ -1,0 +1,114 @@
+"""The words of etcd's transactions, as its JSON gateway takes and gives them. Pure.
+
+Keys and values are bytes here and base64 there; numbers of 64 bits are strings there. An operation is a put, a
+deletion, a read or a transaction within the transaction; what is compared is only whether keys are there.
+"""
+
+from __future__ import annotations
+
+from binascii import a2b_base64, b2a_base64
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
+
+    Op = dict[str, Any]
+    Entry = tuple[bytes, bytes]  # key, value
+
+CHUNK = 32  # operations in one inner transaction
+
+
+def put(key: bytes, value: bytes, lease: str = "") -> Op:
+    """`lease` is the id of the etcd lease with which the key goes."""
+    return {"request_put": {"key": _text(key), "value": _text(value), **({"lease": lease} if lease else {})}}
+
+
+def delete(key: bytes) -> Op:
+    """It need not be there."""
+    return {"request_delete_range": {"key": _text(key)}}
+
+
+def read(key: bytes, end: bytes = b"", limit: int = 0, keys_only: bool = False) -> Op:
+    """The entry of `key`; with `end` those from `key` up to it, excluded, in order, `limit` at most (0: all)."""
+    request: dict[str, Any] = {"key": _text(key)}
+    if end:
+        request["range_end"] = _text(end)
+    if limit:
+        request["limit"] = str(limit)
+    if keys_only:
+        request["keys_only"] = True
+    return {"request_range": request}
+
+
+def count(key: bytes, end: bytes) -> Op:
+    """How many keys there are from `key` up to `end`, excluded."""
+    return {"request_range": {"key": _text(key), "range_end": _text(end), "count_only": True}}
+
+
+def exists(key: bytes) -> Op:
+    return {"key": _text(key), "target": "CREATE", "result": "GREATER", "create_revision": "0"}
+
+
+def absent(key: bytes, end: bytes = b"") -> Op:
+    """No key; with `end` no key from `key` up to it, excluded."""
+    compare = {"key": _text(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+    return compare | {"range_end": _text(end)} if end else compare
+
+
+def transaction(compare: Sequence[Op], then: Iterable[Op], otherwise: Iterable[Op] = ()) -> dict[str, Any]:
+    """All of `then` when all of `compare` holds, else all of `otherwise`."""
+    return {"compare": list(compare), "success": _packed(list(then)), "failure": _packed(list(otherwise))}
+
+
+def within(inner: dict[str, Any]) -> Op:
+    """A transaction as an operation of another."""
+    return {"request_txn": inner}
+
+
+def _packed(ops: list[Op]) -> list[Op]:
+    """`ops`, most of many in inner transactions: etcd bounds the compares and operations along one path, not in all.
+
+    The first stays outside: etcd's quota does not look into inner ones (server/etcdserver, costTxn).
+    """
+    if len(ops) <= CHUNK or "request_txn" in ops[0]:
+        return ops
+    return [ops[0], *(within({"success": ops[i : i + CHUNK]}) for i in range(1, len(ops), CHUNK))]
+
+
+def answers(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each operation answered, those of inner transactions in place of them."""
+    return list(_answers(reply))
+
+
+def _answers(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for response in reply.get("responses") or ():
+        for kind, answer in response.items():
+            if kind == "response_txn":
+                yield from _answers(answer)
+            else:
+                yield answer
+
+
+def entries(answer: dict[str, Any]) -> list[Entry]:
+    """What a read found."""
+    return [(a2b_base64(kv["key"]), a2b_base64(kv.get("value") or "")) for kv in answer.get("kvs") or ()]
+
+
+def number(answer: dict[str, Any]) -> int:
+    """What a count found."""
+    return int(answer.get("count") or 0)
+
+
+def succeeded(reply: dict[str, Any]) -> bool:
+    """Whether a transaction's compares held."""
+    return bool(reply.get("succeeded"))
+
+
+def inner(reply: dict[str, Any]) -> list[bool]:
+    """Of a transaction that has only inner ones: which of their compares held."""
+    return [succeeded(response["response_txn"]) for response in reply.get("responses") or ()]
+
+
+def _text(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode()

@@ -1,0 +1,313 @@
+"""HTTP/1.1 over `_socket` and `_ssl`: one connection, kept for all requests of a call.
+
+`http.client` with `ssl` costs an exec 21 ms of imports, these two C modules 4, and without TLS nothing. What is
+understood is what servers answer to a plain request: a body with Content-Length, in chunks, or up to the end of the
+connection. No redirects, no proxies, no compression.
+
+Every wait has an end. `Lost` says that a request was sent and its reply has not come: it may have been served.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import select
+from time import monotonic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+_STAGGER = 0.25  # seconds that a place has to itself before the next one is tried beside it
+_MOST_BYTES = 512 << 20
+_PIECE = 1 << 16
+_PROTOCOL_TLS_CLIENT = 16  # it verifies the certificate and the host name unless told otherwise
+
+
+class _Socket(_socket.socket):
+    """A socket that `_ssl` can refer to, and that may be forgotten: it is closed then."""
+
+    __slots__ = ("__weakref__",)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Lost(OSError):
+    """A request was sent, at least in part, and no whole reply came."""
+
+
+class Refused(OSError):
+    """No place can be connected to; `reasons` has a text for each."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__(errno.ECONNREFUSED, "; ".join(reasons))
+        self.reasons = reasons
+
+
+class Untrusted(OSError):
+    """TLS: the two sides do not accept each other. `by_peer`: the server refused us. strerror says why."""
+
+    def __init__(self, reason: str, by_peer: bool) -> None:
+        super().__init__(errno.EACCES, reason)
+        self.by_peer = by_peer
+
+
+def tls_context(authority: str, certificate: str, key: str) -> Any:
+    """What TLS connections are made with: PEM files, "" for the system's authorities or for no client certificate.
+
+    ValueError names the file that cannot be used.
+    """
+    import _ssl
+
+    context = _ssl._SSLContext(_PROTOCOL_TLS_CLIENT)
+    try:
+        if authority:
+            context.load_verify_locations(authority)
+        else:
+            context.set_default_verify_paths()
+    except OSError as fault:
+        raise ValueError(f"{authority} cannot be used: {_why(fault)}") from None
+    if certificate:
+        try:
+            context.load_cert_chain(certificate, key or None, b"")  # b"": never ask a terminal for a pass phrase
+        except OSError as fault:
+            raise ValueError(
+                f"{certificate} with the key {key or 'in it'} cannot be used: {_why(fault)}; want PEM files that belong"
+                " together, the key without a pass phrase"
+            ) from None
+    return context
+
+
+class Connection:
+    """A connected socket, with TLS when there is a `context`, which `dial` made for `host`."""
+
+    __slots__ = ("_buffer", "_host", "_socket", "_tls", "reused")
+
+    def __init__(self, socket: Any, host: str, context: Any, deadline: float) -> None:
+        """Untrusted or OSError when TLS fails; the socket is closed then."""
+        self._socket = socket
+        self._host = host if ":" not in host else f"[{host}]"
+        self._buffer = b""
+        self._tls: Any = None
+        self.reused = False
+        if context:
+            try:
+                self._tls = context._wrap_socket(socket, False, host)
+                self._wait(deadline)
+                self._tls.do_handshake()
+            except OSError as fault:
+                socket.close()
+                fault = _tls_fault(fault)
+                if isinstance(fault, Untrusted):
+                    raise fault from None
+                why = _why(fault)
+                if isinstance(fault, TimeoutError) or (getattr(fault, "reason", None) and " eof " not in why):
+                    raise OSError(fault.errno, why) from None
+                raise OSError(
+                    fault.errno, "it closes the connection in the TLS handshake: does it speak TLS?"
+                ) from None
+
+    def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
+        """(status, body) of the reply. `headers` are whole lines. Lost, Untrusted; the connection is closed then."""
+        head = f"{method} {target} HTTP/1.1\r\nHost: {self._host}\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+        try:
+            self._send(head.encode("latin-1") + body, deadline)
+            status, fields = self._head(deadline)
+            while status // 100 == 1:
+                status, fields = self._head(deadline)
+            reply = self._body(fields, deadline)
+        except OSError as fault:
+            self.close()
+            fault = _tls_fault(fault)
+            if isinstance(fault, Untrusted):
+                raise fault from None
+            raise Lost(fault.errno, _why(fault)) from None
+        except ValueError:
+            self.close()
+            raise Lost(errno.EPROTO, "what came is not an HTTP reply") from None
+        self.reused = True
+        if fields.get("connection", "").lower() == "close":
+            self.close()
+        return status, reply
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._socket.fileno() < 0)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _wait(self, deadline: float) -> None:
+        left = deadline - monotonic()
+        if left <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        self._socket.settimeout(left)
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        if not self._tls:
+            self._wait(deadline)
+            self._socket.sendall(data)
+            return
+        while data:
+            self._wait(deadline)
+            data = data[self._tls.write(data) :]
+
+    def _more(self, deadline: float) -> None:
+        self._wait(deadline)
+        piece = self._tls.read(_PIECE) if self._tls else self._socket.recv(_PIECE)
+        if not piece:
+            raise EOFError
+        self._buffer += piece
+
+    def _line(self, deadline: float) -> str:
+        while (end := self._buffer.find(b"\n")) < 0:
+            if len(self._buffer) > _PIECE:
+                raise ValueError
+            self._fill(deadline)
+        line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
+        return line.decode("latin-1").rstrip("\r")
+
+    def _fill(self, deadline: float) -> None:
+        try:
+            self._more(deadline)
+        except EOFError:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was closed") from None
+
+    def _exactly(self, size: int, deadline: float) -> bytes:
+        if not 0 <= size <= _MOST_BYTES:
+            raise ValueError
+        pieces, have = [self._buffer], len(self._buffer)
+        while have < size:
+            self._buffer = b""
+            self._fill(deadline)
+            pieces.append(self._buffer)
+            have += len(self._buffer)
+        data = b"".join(pieces)
+        self._buffer = data[size:]
+        return data[:size]
+
+    def _head(self, deadline: float) -> tuple[int, dict[str, str]]:
+        version, status, *_ = *self._line(deadline).split(" ", 2), ""
+        if not version.startswith("HTTP/1."):
+            raise ValueError
+        return int(status), self._fields(deadline)
+
+    def _fields(self, deadline: float) -> dict[str, str]:
+        fields = {}
+        while line := self._line(deadline):
+            name, _, value = line.partition(":")
+            fields[name.strip().lower()] = value.strip()
+        return fields
+
+    def _body(self, fields: dict[str, str], deadline: float) -> bytes:
+        if fields.get("transfer-encoding", "").lower() == "chunked":
+            chunks = []
+            while size := int(self._line(deadline).partition(";")[0], 16):
+                chunks.append(self._exactly(size, deadline))
+                if self._line(deadline):
+                    raise ValueError
+            self._fields(deadline)  # trailers
+            return b"".join(chunks)
+        if "content-length" in fields:
+            return self._exactly(int(fields["content-length"]), deadline)
+        try:
+            while len(self._buffer) <= _MOST_BYTES:
+                self._more(deadline)
+        except EOFError:
+            pass
+        self.close()
+        return self._buffer
+
+
+def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, Any]:
+    """(index of the place, connected socket): the first of `places`, a host and a port each, that answers.
+
+    They are tried in their order. One that is silent gets company after a moment, so that a dead machine costs that
+    moment and not the whole time. Refused after `seconds`, or when all have refused.
+    """
+    deadline = monotonic() + seconds
+    reasons = ["did not answer"] * len(places)
+    trying: dict[int, tuple[int, Any]] = {}
+    poll = select.poll()
+    left = _candidates(places, reasons)
+    more = True
+    try:
+        while more or trying:
+            started = _start(left, reasons) if more else None
+            more = more and started is not None
+            if started:
+                trying[started[1].fileno()] = started
+                poll.register(started[1], select.POLLOUT)
+            wait = deadline - monotonic()
+            if wait <= 0:
+                break
+            for fd, _ in poll.poll(1000 * (min(wait, _STAGGER) if more else wait)):
+                index, socket = trying.pop(fd)
+                poll.unregister(fd)
+                fault = socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+                if fault == 0:
+                    socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+                    return index, socket
+                reasons[index] = _why(OSError(fault, ""))
+                socket.close()
+    finally:
+        for _, socket in trying.values():
+            socket.close()
+    raise Refused(reasons)
+
+
+def _candidates(places: Sequence[tuple[str, int]], reasons: list[str]) -> Iterator[tuple[int, Any]]:
+    for index, (host, port) in enumerate(places):
+        try:
+            found = _socket.getaddrinfo(host.encode(), port, 0, _socket.SOCK_STREAM)  # a str loads the codec IDNA
+        except OSError as fault:
+            reasons[index] = f"the name cannot be resolved: {_why(fault)}"
+            continue
+        for entry in found:
+            yield index, entry
+
+
+def _start(left: Iterator[tuple[int, Any]], reasons: list[str]) -> tuple[int, Any] | None:
+    """The next candidate whose connection is under way; None when none is left."""
+    for index, (family, kind, protocol, _, address) in left:
+        try:
+            socket = _Socket(family, kind | _socket.SOCK_CLOEXEC, protocol)
+        except OSError as fault:
+            reasons[index] = _why(fault)
+            continue
+        socket.settimeout(0)
+        fault_number = socket.connect_ex(address)
+        if fault_number in (0, errno.EINPROGRESS):
+            return index, socket
+        reasons[index] = _why(OSError(fault_number, ""))
+        socket.close()
+    return None
+
+
+def _tls_fault(fault: OSError) -> OSError:
+    """Untrusted for what TLS says of certificates, else `fault`."""
+    reason = str(getattr(fault, "reason", None) or "")
+    verify = getattr(fault, "verify_message", None)
+    if verify:
+        return Untrusted(str(verify), False)
+    if "ALERT" in reason and any(w in reason for w in ("CERT", "UNKNOWN_CA", "ACCESS_DENIED", "HANDSHAKE")):
+        return Untrusted(reason.partition("ALERT_")[2].replace("_", " ").lower(), True)
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+        return Untrusted("the server does not speak TLS", False)
+    return fault
+
+
+def _why(fault: OSError) -> str:
+    """A fault in words, without Python's."""
+    import posix
+
+    reason = getattr(fault, "reason", None)
+    if reason:
+        return str(reason).replace("_", " ").lower()
+    if fault.strerror:
+        return fault.strerror
+    if isinstance(fault, TimeoutError):
+        return "timed out"
+    return posix.strerror(fault.errno) if fault.errno else str(fault)

@@ -1,0 +1,242 @@
+"""Where the API server is and how it is spoken to: a kubeconfig, or the service account of the pod that we run in.
+
+Of a kubeconfig its current context counts, as for whereabouts (client-go, tools/clientcmd). Relative paths in it start
+at its directory. A token that is in a file is read at each call, since it rotates.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from cni.kernel import files
+from cni.spec.errors import InvalidConfig
+from ipam.stores import http
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ipam.stores.exec_credential import Helper
+
+NAMESPACE = "kube-system"  # where whereabouts keeps its objects when the context names no namespace
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_MOST_BYTES = 1 << 20
+_UNREAD = {  # keys of a user that change who we are, and are not read
+    "auth-provider": "use `exec` in its place",
+    "username": "use a token or a client certificate in its place",
+    "as": "give the rights to the user itself",
+    "as-uid": "give the rights to the user itself",
+    "as-groups": "give the rights to the user itself",
+}
+
+
+class Access:
+    """An API server and the credentials for it. `path` is the kubeconfig's, "" for a service account.
+
+    `base` stands before every request's path ("" mostly). Nothing but the kubeconfig is read before it is needed.
+    """
+
+    __slots__ = (
+        *("_authority", "_certificate", "_insecure", "_key", "_server_name", "_token", "_token_file"),
+        *("base", "helper", "host", "namespace", "path", "port", "tls"),
+    )
+
+    def __init__(self, path: str, server: str, namespace: str) -> None:
+        """InvalidConfig when `server` is no URL."""
+        self.path = path
+        self.namespace = namespace or NAMESPACE
+        self.tls, self.host, self.port, self.base = _server(path, server)
+        self.helper: Helper | None = None
+        self._authority: str | bytes = ""  # a path, or what stands in such a file
+        self._certificate: str | bytes = ""
+        self._key: str | bytes = ""
+        self._insecure = False
+        self._server_name = ""
+        self._token = self._token_file = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.base}"
+
+    @property
+    def verified_name(self) -> str:
+        """The name that the server's certificate must bear."""
+        return self._server_name or self.host
+
+    def token(self, deadline: float) -> str:
+        """The bearer token of now, "" for none; CniError when it cannot be had before `deadline` (monotonic)."""
+        if self._token_file:
+            return self._text(self._token_file, "tokenFile").strip()
+        if self._token or not self.helper:
+            return self._token
+        return self.helper.token(deadline)
+
+    def renews(self) -> bool:
+        """Whether another call of `token` may give another one; a helper is asked anew then."""
+        if self.helper:
+            self.helper.forget()
+        return bool(self._token_file or self.helper)
+
+    def context(self, deadline: float) -> Any:
+        """What TLS connections are made with, None for none; InvalidConfig for certificates that cannot be used."""
+        if not self.tls:
+            return None
+        certificate, key = self._certificate, self._key
+        if self.helper and not certificate:
+            certificate, key = self.helper.certificate(deadline)
+        held: list[int] = []
+        try:
+            # with no verification no authority is read: the system's own need not be there
+            context = http.tls_context(_path(self._authority, held), _path(certificate, held), _path(key, held))
+        except ValueError as fault:
+            raise InvalidConfig(
+                f"kubeconfig {self.path or SERVICE_ACCOUNT}: {fault} (certificate-authority, client-certificate,"
+                " client-key, or their -data; /proc/self/fd stands for -data)"
+            ) from None
+        finally:
+            for fd in held:
+                posix.close(fd)
+        if self._insecure:
+            context.check_hostname = False
+            context.verify_mode = 0
+        return context
+
+    def _text(self, path: str, key: str) -> str:
+        try:
+            return files.read_regular(path, _MOST_BYTES).decode("ascii")
+        except (OSError, ValueError) as fault:
+            why = getattr(fault, "strerror", None) or fault
+            raise InvalidConfig(f"{key} {path} of kubeconfig {self.path or SERVICE_ACCOUNT}: {why}") from None
+
+
+def load(path: str) -> Access:
+    """The access that the kubeconfig at `path` describes; InvalidConfig says what is wrong with it."""
+    from ipam.stores import yaml
+
+    try:
+        document = yaml.loads(files.read_regular(path, _MOST_BYTES))
+    except OSError as fault:
+        raise InvalidConfig(
+            f"kubeconfig {path} cannot be read: {fault.strerror}. kubernetes.kubeconfig must name the file that"
+            " whereabouts' or railcni's DaemonSet writes"
+        ) from None
+    except ValueError as fault:
+        raise InvalidConfig(
+            f"kubeconfig {path} cannot be read: {fault}. `kubectl config view --raw --flatten -o json` writes it plainly"
+        ) from None
+    if not isinstance(document, dict):
+        raise InvalidConfig(f"kubeconfig {path} holds no object with clusters, users and contexts")
+    name = document.get("current-context") or ""
+    context = _named(path, document, "contexts", "context", name, "current-context")
+    cluster = _named(path, document, "clusters", "cluster", context.get("cluster"), f'context "{name}"')
+    user = (
+        _named(path, document, "users", "user", context.get("user"), f'context "{name}"') if context.get("user") else {}
+    )
+    access = Access(path, _string(path, cluster, "server"), _string(path, context, "namespace"))
+    directory = path.rpartition("/")[0]
+    if cluster.get("proxy-url"):
+        raise InvalidConfig(f"kubeconfig {path}: proxy-url is not supported: name a server that is reached without")
+    for key, remedy in _UNREAD.items():
+        if user.get(key):
+            raise InvalidConfig(f"kubeconfig {path}: {key} of its user is not supported: {remedy}")
+    access._authority = _pem(path, directory, cluster, "certificate-authority")
+    access._certificate = _pem(path, directory, user, "client-certificate")
+    access._key = _pem(path, directory, user, "client-key")
+    access._insecure = cluster.get("insecure-skip-tls-verify") is True
+    access._server_name = _string(path, cluster, "tls-server-name")
+    if access._insecure and access._authority:
+        raise InvalidConfig(
+            f"kubeconfig {path} has both certificate-authority and insecure-skip-tls-verify: remove the second"
+        )
+    access._token_file = _absolute(directory, _string(path, user, "tokenFile"))
+    access._token = _string(path, user, "token")
+    if user.get("exec"):
+        from ipam.stores.exec_credential import Helper
+
+        access.helper = Helper(path, directory, user["exec"])
+    return access
+
+
+def in_cluster(environ: dict[bytes, bytes]) -> Access:
+    """The access of the pod that we run in (client-go, rest.InClusterConfig)."""
+    host, port = (environ.get(key, b"").decode() for key in (b"KUBERNETES_SERVICE_HOST", b"KUBERNETES_SERVICE_PORT"))
+    if not host or not port:
+        raise InvalidConfig(
+            "KUBERNETES_SERVICE_HOST is not set: this is no pod of Kubernetes; set kubernetes.kubeconfig"
+        )
+    access = Access("", f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", "")
+    try:
+        access.namespace = files.read_regular(f"{SERVICE_ACCOUNT}/namespace", _MOST_BYTES).decode().strip()
+    except (OSError, ValueError):
+        pass
+    access._authority = f"{SERVICE_ACCOUNT}/ca.crt"
+    access._token_file = f"{SERVICE_ACCOUNT}/token"
+    return access
+
+
+def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> dict[str, Any]:
+    """The object `inner` of the entry of `listed` that is called `name`."""
+    entries = document.get(listed)
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("name") == name and name:
+            value = entry.get(inner)
+            if value is None or isinstance(value, dict):
+                return value or {}
+    raise InvalidConfig(f'kubeconfig {path}: {by} names "{name or ""}", which its {listed} do not hold')
+
+
+def _string(path: str, document: dict[str, Any], key: str) -> str:
+    value = document.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidConfig(f"kubeconfig {path}: {key} is no text")
+    return value
+
+
+def _pem(path: str, directory: str, document: dict[str, Any], key: str) -> str | bytes:
+    """The path of the PEM file that `key` names, or what `key`-data holds, which wins."""
+    data = _string(path, document, f"{key}-data")
+    if not data:
+        return _absolute(directory, _string(path, document, key))
+    import binascii
+
+    try:
+        return binascii.a2b_base64("".join(data.split()), strict_mode=True)
+    except ValueError:
+        raise InvalidConfig(f"kubeconfig {path}: {key}-data is not base64") from None
+
+
+def _absolute(directory: str, path: str) -> str:
+    return path if not path or path.startswith("/") else f"{directory}/{path}"
+
+
+def _path(pem: str | bytes, held: list[int]) -> str:
+    """A path at which `pem` can be read until the descriptors `held` are closed."""
+    if isinstance(pem, str):
+        return pem
+    fd = posix.memfd_create("pem", posix.MFD_CLOEXEC)
+    held.append(fd)
+    while pem:
+        pem = pem[posix.write(fd, pem) :]
+    return f"/proc/self/fd/{fd}"
+
+
+def _server(path: str, text: str) -> tuple[bool, str, int, str]:
+    """(TLS, host, port, base path) of a server's URL."""
+    scheme, found, rest = text.partition("://")
+    place, slash, base = rest.partition("/") if found else (text.partition("/"))
+    tls = scheme == "https" if found else False
+    host, bracket, port = place.partition("]")
+    if bracket:
+        host = host.removeprefix("[")
+    else:
+        host, colon, port = place.partition(":")
+        port = colon + port
+    port = port.removeprefix(":")
+    wrong = bool(found) and scheme not in ("http", "https")
+    wrong = wrong or not host or not host.isascii() or any(c in text for c in " @?#\t\r\n")
+    if wrong or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+        raise InvalidConfig(f'kubeconfig {path}: server "{text}": want a URL such as https://10.0.0.1:6443')
+    base = f"/{base}".rstrip("/") if slash else ""
+    return tls, host, int(port or (443 if tls else 80)), base

@@ -1,0 +1,268 @@
+"""The Kubernetes store: the pools and reservations of whereabouts v0.9.4, so that Go's nodes and ours share them.
+
+A claim is one patch of the IPPool for each pool, which tests that the object is as it was read, and then one reservation
+for each address: the pool first, for a reservation without an allocation would be nobody's. What fails on the way is
+undone; what a kill leaves is completed by a retry, or cleared by DEL, since the allocation names the container.
+
+The node's processes take turns at a pool, so that each finds the object as its predecessor left it; other nodes are met
+by the test, and a random wait. An allocation tells container, pod and ifname. All else of a lease comes from `known`,
+the node's own records, else from its reservation; a lease that neither tells of (Go's) has the sequence 0.
+
+A request whose reply was lost can come late, but the test makes it fail once the object has changed: so a claim is made
+again with the object read anew, and who must be certain changes it (`settle`).
+"""
+
+from __future__ import annotations
+
+import time
+from time import monotonic
+
+from cni.spec.errors import CniError, TryAgainLater
+from cni.spec.request import Attachment
+from ipam.stores import kubernetes_objects as objects
+from ipam.stores.base import SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
+from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Open
+from ipam.stores.kubernetes_claim import Claim, patch, unreserve, wait
+from ipam.stores.kubernetes_objects import PoolObject
+from ipam.stores.kubernetes_turns import Turns
+from ipam.stores.kubernetes_view import Names, View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from ipam.stores.kubernetes_claim import Changes
+
+_FIRST_PAUSE = 0.02  # seconds
+
+
+class KubernetesStore(Store):
+    """The store that `described` describes (ipam.stores.describe); every request is over in `seconds`.
+
+    `known` tells the leases of this node's records, `warn` what is said of a pool that nears its limit.
+    """
+
+    __slots__ = ("_api", "_depth", "_described", "_turns", "_view", "_warn")
+
+    kind = "kubernetes"
+    window = 256  # the pool is in memory; `next_open` passes over all that is full
+
+    def __init__(
+        self,
+        described: dict[str, Any],
+        seconds: float = SHARED_SECONDS,
+        known: Callable[[], list[Lease]] = list,
+        warn: Callable[[str], object] = lambda text: None,
+        names: Names | None = None,
+    ) -> None:
+        self._described = described
+        self._api = Api(described.get("kubeconfig") or "", seconds)
+        self._turns = Turns(self._api, described.get("pools") or [], seconds)
+        self._view = View(self._api, described.get("pools"), known, names or Names())
+        self._warn = warn
+        self._depth = 0
+
+    def record(self) -> dict[str, Any]:
+        return self._described
+
+    def enter(self) -> None:
+        if self._depth == 0:
+            self._turns.take()
+            self._view.forget()
+        self._depth += 1
+
+    def leave(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._turns.end()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._api.close()
+
+    # --- reads ---
+
+    def find(self, attachment: Attachment) -> list[Lease]:
+        with self.turn():
+            found = []
+            for pool in self._view.all():
+                for entry in pool.entries.values():
+                    if entry.container_id == attachment.container_id and entry.ifname == attachment.ifname:
+                        lease = self._view.completed(self._view.lease(pool, entry))
+                        lease.network = lease.network or attachment.network
+                        if lease.network == attachment.network:
+                            found.append(lease)
+            return _sorted(found)
+
+    def find_pod(self, pod: tuple[str, str, str], ifname: str) -> list[Lease]:
+        if not pod[1]:
+            return []
+        ref = objects.podref(pod)
+        with self.turn():
+            return _sorted(
+                self._view.completed(self._view.lease(pool, entry))
+                for pool in self._view.all()
+                for entry in pool.entries.values()
+                if entry.document.get("podref") == ref and entry.ifname == ifname
+            )
+
+    def survey(
+        self,
+        attachment: Attachment,
+        pod: tuple[str, str, str],
+        windows: Sequence[tuple[str, str | None, int, int, int]],
+    ) -> tuple[list[Lease], list[Lease]]:
+        with self.turn():
+            return self.find(attachment), self.find_pod(pod, attachment.ifname)
+
+    def holder(self, want: Want) -> Lease | None:
+        with self.turn():
+            pool = self._view.pool(want.pool)
+            entry = pool.entries.get(want.value) if pool and pool.family == want.family else None
+            if pool and entry:
+                return self._view.completed(self._view.lease(pool, entry))
+            found = self._view.reservation(want.scope, want.family, want.value)
+            if found is None:
+                return None
+            lease = found.lease(want)
+            return self._view.known_leases().get((lease.pool, lease.family, lease.value), lease)
+
+    def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
+        with self.turn():
+            held = self._view.held(pool, scope, family)
+            return sum(1 << value - low for value in range(low, high + 1) if value in held)
+
+    def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
+        with self.turn():
+            held = self._view.held(pool, scope, family)
+            while value <= high and value in held:
+                value += 1
+            return value
+
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+        with self.turn():
+            found = self._view.pool(pool)
+            if found is None:
+                return []
+            values = sorted(value for value in found.entries if after is None or value > after.value)
+            leases = (self._view.lease(found, found.entries[value]) for value in values)
+            page = []
+            for lease in leases:
+                if not node or lease.node == node:
+                    page.append(lease)
+                    if len(page) == limit:
+                        break
+            return page
+
+    def pools(self) -> list[Pool]:
+        with self.turn():
+            found = (PoolObject(document, 0) for document in self._api.list_all(POOLS))
+            return sorted(
+                (
+                    Pool(self._view.names.pool_of(pool.name), pool.family, len(pool.entries))
+                    for pool in found
+                    if pool.entries
+                ),
+                key=lambda pool: pool.name,
+            )
+
+    def of_earlier_boots(self, pool: str, node: str, boot_id: str, limit: int = 1000) -> list[Lease]:
+        with self.turn():
+            found = self._view.pool(pool)
+            if found is None:
+                return []
+            claimed = (self._view.lease(found, e) for e in found.entries.values() if "ipamclaimref" not in e.document)
+            return _sorted(lease for lease in claimed if lease.node == node and lease.boot_id != boot_id)[:limit]
+
+    # --- changes ---
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
+        deadline, pause = monotonic() + self._api.seconds, _FIRST_PAUSE
+        with self.turn():
+            while True:
+                claim = Claim(self._view, wants, owner, instead_of, self._warn)
+                if claim.conflicts(False):
+                    return Taken(claim.conflicts(True))
+                try:
+                    answer = self._attempt(claim)
+                except Conflict as fault:
+                    if monotonic() + pause > deadline:
+                        raise self._contended(wants[0].pool if wants else "", fault) from None
+                else:
+                    return answer
+                pause = wait(pause)
+                self._view.forget()
+
+    def _attempt(self, claim: Claim) -> Claimed | Taken | Unknown:
+        """One attempt; when it fails what it did is undone. Conflict; CniError when nothing was changed."""
+        failure: Exception | None = None
+        taken: list[Want] = []
+        try:
+            taken = claim.make()
+            if not taken:
+                return Claimed(claim.leases)
+        except Open as fault:
+            self._view.forget()
+            return Unknown(fault)  # who asks again finds what was made of it
+        except (CniError, Conflict) as fault:
+            failure = fault
+        try:
+            claim.undo()
+        except CniError as fault:
+            self._view.forget()
+            return Unknown(fault)
+        if failure:
+            raise failure
+        self._view.thorough = True
+        return Taken(claim.conflicts(True) or taken)
+
+    def _contended(self, pool: str, fault: Conflict) -> TryAgainLater:
+        return TryAgainLater(
+            f"pool {pool} of {self._api} was changed by others each time that it was to be, for {self._api.seconds:g} s: retry",
+            str(fault),
+        )
+
+    def release(self, leases: Sequence[Lease]) -> int:
+        deadline, pause = monotonic() + self._api.seconds, _FIRST_PAUSE
+        freed = 0
+        left = list({lease.key(): lease for lease in leases}.values())
+        with self.turn():
+            while True:
+                left = [lease for lease in left if self._view.is_there(lease)]
+                unreserve(self._view, left)
+                changes: dict[str, Changes] = {}
+                for lease in left:
+                    changes.setdefault(lease.pool, {})[lease.value] = None
+                try:
+                    for name, change in changes.items():
+                        patch(self._view, name, change)
+                        gone = [lease for lease in left if lease.pool == name]
+                        self._view.remember([], gone)
+                        freed += len(gone)
+                        left = [lease for lease in left if lease.pool != name]
+                    return freed
+                except Conflict as fault:
+                    if monotonic() + pause > deadline:
+                        raise self._contended(left[0].pool, fault) from None
+                pause = wait(pause)
+                self._view.forget()
+
+    def settle(self, attachment: Attachment, sequence: int) -> None:
+        """Also frees what a claim has reserved that came no further."""
+        with self.turn():
+            own = [lease for lease in self._view.known_leases().values() if lease.attachment == attachment]
+            for name in dict.fromkeys(lease.pool for lease in own):
+                pool = self._view.pool(name)
+                if pool:  # a patch that is still under way supposes the former version
+                    fence = [{"op": "add", "path": "/metadata/annotations", "value": {objects.FENCE: str(sequence)}}]
+                    if pool.annotations:
+                        path = f"/metadata/annotations/{objects.FENCE.replace('/', '~1')}"
+                        fence = [{"op": "add", "path": path, "value": str(time.time_ns())}]
+                    self._api.patch(POOLS, self._view.names.object_of(name), fence)
+            self._view.forget()
+            unreserve(self._view, own)
+
+
+def _sorted(leases: Iterable[Lease]) -> list[Lease]:
+    return sorted(leases, key=lambda lease: (lease.pool, lease.value))

@@ -1,0 +1,305 @@
+"""Requests to an API server: one connection for all of a call, credentials, and what its errors mean.
+
+A request that changes nothing is repeated within its time, whatever became of it. One that changes something is
+repeated only when the server says that it has not carried it out (429, and 503 with Retry-After); when that is open,
+Open is raised, and the caller reads again.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+import time
+from time import monotonic
+
+from cni.spec import codec
+from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
+from ipam.stores import http, kubeconfig
+from ipam.stores.base import Unreachable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ipam.stores.kubeconfig import Access
+
+GROUP = "whereabouts.cni.cncf.io"
+VERSION = "v1alpha1"
+POOLS, RESERVATIONS = "ippools", "overlappingrangeipreservations"
+JSON_PATCH = "application/json-patch+json"
+BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # the reply without the object
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
+_RETRY_AFTER_LIMIT = 10.0  # seconds
+_ATTEMPT_SECONDS = 10.0  # for one reply
+_PAGE = 500  # objects in one reply of a list
+_VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+RIGHTS = {POOLS: "get list create patch", RESERVATIONS: "get list create patch delete"}
+
+
+class Open(Unreachable):
+    """A request was sent and no answer came: whether it was carried out is open."""
+
+
+class Conflict(Exception):
+    """The object is not as the request supposes: it has changed, is there already, or a test of the patch failed."""
+
+
+class Gone(Exception):
+    """There is no such object."""
+
+
+class TooLarge(Exception):
+    """The server takes no object of this size."""
+
+
+class Api:
+    """The API server of the kubeconfig at `path`, "" for the service account of the pod that we run in.
+
+    `seconds` bound each request, with all its attempts. Nothing is read before it is needed.
+    """
+
+    __slots__ = ("_access", "_connection", "_context", "_path", "_pause", "_token", "requests", "seconds")
+
+    def __init__(self, path: str, seconds: float) -> None:
+        self._path = path
+        self._access: Access | None = None
+        self._connection: http.Connection | None = None
+        self._context: Any = None
+        self._token: str | None = None
+        self._pause = 0.0  # seconds that the server asks to wait for
+        self.requests = 0  # made so far
+        self.seconds = seconds
+
+    @property
+    def access(self) -> Access:
+        """Where the server is; InvalidConfig when the kubeconfig cannot be used."""
+        if self._access is None:
+            self._access = kubeconfig.load(self._path) if self._path else kubeconfig.in_cluster(posix.environ)
+        return self._access
+
+    def __str__(self) -> str:
+        return f"the API server {self.access}"
+
+    def get(self, resource: str, name: str) -> tuple[dict[str, Any], int]:
+        """(the object, the size of its JSON in bytes); Gone."""
+        body = self._call("GET", resource, name)
+        return self._object(body), len(body)
+
+    def list_all(self, resource: str) -> list[dict[str, Any]]:
+        """All objects of `resource` in the namespace, read in pages."""
+        found: list[dict[str, Any]] = []
+        following = ""
+        while True:
+            query = f"limit={_PAGE}" + (f"&continue={_escaped(following)}" if following else "")
+            try:
+                page = self._object(self._call("GET", resource, "", query))
+            except Expired:  # the snapshot that the pages are of is gone
+                found, following = [], ""
+                continue
+            found += page.get("items") or []
+            following = (page.get("metadata") or {}).get("continue") or ""
+            if not following:
+                return found
+
+    def create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
+        """The new object as the server has it; Conflict when there is one of its name. Open."""
+        return self._object(self._call("POST", resource, "", "", codec.dumps(document).encode()))
+
+    def patch(self, resource: str, name: str, operations: list[dict[str, Any]]) -> dict[str, Any]:
+        """The metadata, at least, of the object changed by a JSON patch; Conflict when a test fails. Gone, Open."""
+        return self._object(self._call("PATCH", resource, name, "", codec.dumps(operations).encode()))
+
+    def delete(self, resource: str, name: str, uid: str) -> None:
+        """Delete the object if it still is that of `uid`; Conflict when it is not. Gone, Open."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        self._call("DELETE", resource, name, "", codec.dumps(options).encode())
+
+    def close(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    # --- one request ---
+
+    def _call(self, method: str, resource: str, name: str, query: str = "", body: bytes = b"") -> bytes:
+        deadline = monotonic() + self.seconds
+        where = f"{resource}/{name}" if name else resource
+        target = f"{self.access.base}/apis/{GROUP}/{VERSION}/namespaces/{_escaped(self.access.namespace)}/{resource}"
+        target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
+        changes = method != "GET"
+        pause, renewed = _FIRST_PAUSE, False
+        while True:
+            try:
+                status, reply = self._attempt(method, target, body, deadline)
+                failure: CniError | None = None
+            except _Failed as failed:
+                failure = failed.failure
+                if changes and failed.sent:
+                    raise Open(f"{failure.msg} ({_VERBS[method]} {where})") from None
+            if failure is None:
+                if status < 300:
+                    return reply
+                if status == 401 and not renewed and self.access.renews():
+                    renewed, self._token, self._context = True, None, None
+                    self.close()
+                    continue
+                failure = self._refused(status, reply, method, resource, name)
+            pause = max(pause, self._pause)
+            if monotonic() + pause > deadline:
+                raise failure
+            time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            self._pause = 0
+
+    def _attempt(self, method: str, target: str, body: bytes, deadline: float) -> tuple[int, bytes]:
+        while True:
+            connection = self._connected(deadline)
+            if self._token is None:
+                self._token = self.access.token(deadline)
+            headers = "Accept: " + (BRIEF if method == "PATCH" else "application/json") + "\r\n"
+            if self._token:
+                headers += f"Authorization: Bearer {self._token}\r\n"
+            if body:
+                headers += f"Content-Type: {JSON_PATCH if method == 'PATCH' else 'application/json'}\r\n"
+            self.requests += 1
+            try:
+                limit = max(min(deadline, monotonic() + _ATTEMPT_SECONDS), monotonic() + 0.1)
+                return connection.request(method, target, headers, body, limit)
+            except http.Untrusted as fault:
+                raise self._untrusted(fault) from None
+            except http.Lost as fault:
+                self._connection = None
+                said = f"{self} has not answered: {fault.strerror}"
+                if fault.errno == errno.ECONNRESET and not connection.reused and not self.access.tls:
+                    said += " (does it want TLS, https://?)"
+                raise _Failed(
+                    Unreachable(f"{said}. See that it is well and can be reached from this node"), True
+                ) from None
+
+    def _connected(self, deadline: float) -> http.Connection:
+        if self._connection and not self._connection.closed:
+            return self._connection
+        access = self.access
+        if self._context is None:
+            self._context = access.context(deadline)
+        try:
+            _, socket = http.dial([(access.host, access.port)], max(0.1, deadline - monotonic()))
+        except http.Refused as fault:
+            raise _Failed(self._unreachable(fault.reasons[0]), False) from None
+        try:
+            self._connection = http.Connection(socket, access.verified_name, self._context, deadline)
+        except http.Untrusted as fault:
+            raise self._untrusted(fault) from None
+        except OSError as fault:
+            raise _Failed(self._unreachable(str(fault.strerror or fault)), False) from None
+        return self._connection
+
+    def _unreachable(self, reason: str) -> Unreachable:
+        return Unreachable(
+            f"{self} could not be reached within {self.seconds:g} s: {reason}. See that it runs and that the server in"
+            f" {self._named()} can be reached from this node"
+        )
+
+    def _named(self) -> str:
+        return f"kubeconfig {self.access.path}" if self.access.path else "the pod's environment"
+
+    def _untrusted(self, fault: http.Untrusted) -> CniError:
+        self.close()
+        if fault.by_peer:
+            return InvalidConfig(
+                f"{self} does not accept the client certificate of {self._named()}: {fault.strerror}. It must be signed by"
+                " the server's --client-ca-file and be valid now"
+            )
+        if "not speak TLS" in (fault.strerror or ""):
+            return InvalidConfig(f"{self}: {fault.strerror}. Write http:// in {self._named()}")
+        return InvalidConfig(
+            f"{self} is not trusted: {fault.strerror}. certificate-authority(-data) in {self._named()} must hold the"
+            " authority that signed its certificate, and the certificate the host in `server` (else set tls-server-name)"
+        )
+
+    def _object(self, body: bytes) -> dict[str, Any]:
+        try:
+            document = codec.loads(body)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise Unreachable(f"{self} has sent something that is no JSON object: is `server` an API server's URL?")
+        return document
+
+    def _refused(self, status: int, body: bytes, method: str, resource: str, name: str) -> CniError:
+        """The error to raise when there is no time for another attempt; what no attempt would mend is raised at once."""
+        try:
+            said = codec.loads(body)
+            reason, message = str(said.get("reason") or ""), str(said.get("message") or "")
+        except (ValueError, AttributeError):
+            reason, message, said = "", body[:100].decode("utf-8", "replace").strip(), {}
+        where = f"{resource}/{name}" if name else resource
+        if status == 404:
+            if reason == "NotFound" and isinstance(said.get("details"), dict) and said["details"].get("name"):
+                if name:
+                    raise Gone(where)
+                raise InvalidConfig(
+                    f"{self} has no namespace {self.access.namespace}: correct `namespace` of the current context in"
+                    f" {self._named()}, or create it"
+                )
+            raise InvalidConfig(
+                f"{self} does not know {resource}.{GROUP}: apply conf/kubernetes/crds (`kubectl apply -f`), or correct"
+                f" `server` in {self._named()}"
+            )
+        if status == 410:
+            raise Expired
+        if status == 401:
+            raise InvalidConfig(
+                f"{self} does not accept the credentials of {self._named()} (401): they have expired or are wrong. See"
+                " that the DaemonSet which writes that file runs on this node"
+            )
+        if status == 403:
+            if "quota" in message or "being terminated" in message:
+                raise TryAgainLater(f"{self} forbids to {_VERBS[method]} {where}: {message[:300]}")
+            verb = "list" if method == "GET" and not name else _VERBS[method]
+            raise InvalidConfig(
+                f"{self} forbids to {verb} {resource}.{GROUP} in namespace {self.access.namespace}: its Role needs the verbs"
+                f" {', '.join(RIGHTS[resource].split())} (conf/kubernetes/rbac.yaml). Credentials: {self._named()}",
+                message,
+            )
+        if status in (409, 412) or (
+            status == 422 and method == "PATCH" and "the server rejected our request" in message
+        ):
+            raise Conflict(message)
+        if status == 413 or "too large" in message or "larger than max" in message or "limit is 3145728" in message:
+            raise TooLarge(message)
+        if status == 429 or status >= 500:
+            details = said.get("details")
+            after = details.get("retryAfterSeconds") if isinstance(details, dict) else None
+            failure = TryAgainLater if status == 429 else Unreachable
+            fault = failure(f"{self} does not serve now ({status}) to {_VERBS[method]} {where}: {message[:200]}. Retry")
+            if method != "GET" and status != 429 and not (status == 503 and after):
+                raise Open(fault.msg)  # it may have been carried out
+            self._pause = min(after, _RETRY_AFTER_LIMIT) if isinstance(after, int) else 0
+            return fault
+        if "metadata.name" in message:
+            raise InvalidConfig(
+                f"{self} refuses to {_VERBS[method]} {where}: ipam.network_name stands before the name of every object, so it"
+                " may have lowercase letters, digits, - and . only, and must begin and end with a letter or digit",
+                message,
+            )
+        raise InvalidConfig(f"{self} refuses to {_VERBS[method]} {where} ({status} {reason}): {message[:300]}")
+
+
+class Expired(Exception):
+    """The list whose next page was asked for is no longer kept."""
+
+
+class _Failed(Exception):
+    """An attempt failed; `failure` is the error when there is time for no other, `sent`: it may have been served."""
+
+    def __init__(self, failure: CniError, sent: bool) -> None:
+        self.failure = failure
+        self.sent = sent
+
+
+def _escaped(text: str) -> str:
+    """`text` as a segment of a path or a value of a query."""
+    plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+    return "".join(chr(c) if c in plain else f"%{c:02X}" for c in text.encode())

@@ -1,0 +1,278 @@
+"""A claim in pools and reservations: what stands against it, its parts one after the other, and how they are undone."""
+
+from __future__ import annotations
+
+import posix
+import time
+from time import monotonic
+
+from cni.spec.errors import InvalidConfig, TryAgainLater
+from ipam.ranges import format_address
+from ipam.stores import kubernetes_objects as objects
+from ipam.stores.base import Lease, Owner, Want
+from ipam.stores.kubernetes_api import POOLS, RESERVATIONS, Conflict, Gone, Open, TooLarge
+from ipam.stores.kubernetes_objects import PoolObject
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ipam.stores.kubernetes_view import View
+
+    Changes = dict[int, dict[str, Any] | None]
+
+LIMIT = 1536 << 10  # bytes of an object that etcd takes by default
+_RESERVE = 24 << 10  # bytes of it that are left to others
+_WARN = LIMIT * 8 // 10
+_GROWTH = 3  # how many times its text an allocation adds to the object: the server notes who wrote it
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
+
+
+class Claim:
+    """`wants` for `owner` in place of the leases `instead_of`. Every part of it is undone by `undo`."""
+
+    __slots__ = ("_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_warn", "_written", "leases")
+
+    def __init__(
+        self,
+        view: View,
+        wants: Sequence[Want],
+        owner: Owner,
+        instead_of: Sequence[Lease],
+        warn: Callable[[str], object],
+    ) -> None:
+        self.leases = [Lease(want, owner) for want in wants]
+        self._view = view
+        self._wants = wants
+        self._owner = owner
+        self._instead_of = instead_of
+        self._warn = warn
+        self._written: list[tuple[str, Changes]] = []  # pools, and what stood in them
+        self._made: list[Lease] = []  # of new reservations
+        self._moved: list[tuple[Lease, Lease]] = []  # of reservations that say another owner now, and the former one
+
+    def make(self) -> list[Want]:
+        """The pools first, then the reservations; what another holds, and then the rest is to be undone. Conflict, Open."""
+        self._write()
+        taken = self._reserve()
+        if not taken:
+            kept = {(want.scope, want.family, want.value) for want in self._wants}
+            unreserve(self._view, [o for o in self._instead_of if (o.scope, o.family, o.value) not in kept])
+            self._view.remember(self.leases, self._instead_of)
+        return taken
+
+    def conflicts(self, reservations: bool) -> list[Want]:
+        """What stands against a claim: by the pools, and if so asked by the reservations too."""
+        taken: list[Want] = []
+        given: set[tuple[str, int, int]] = set()
+        given_scopes: set[tuple[str | None, int, int]] = set()
+        for old in self._instead_of:
+            place = (old.pool, old.family, old.value)
+            if place in given or not self._view.is_there(old):
+                taken.append(Want(old.pool, old.family, old.value, old.scope))
+            else:
+                given.add(place)
+                given_scopes.add((old.scope, old.family, old.value))
+        used: set[tuple[str, int, int]] = set()
+        scopes: set[tuple[str, int, int]] = set()
+        for want in self._wants:
+            place = (want.pool, want.family, want.value)
+            pool = self._view.pool(want.pool)
+            held = place in used or (pool is not None and want.value in pool.entries and place not in given)
+            if want.scope is not None:
+                scoped = (want.scope, want.family, want.value)
+                held = held or scoped in scopes
+                if reservations and not held and scoped not in given_scopes:
+                    held = self._view.reservation(*scoped) is not None and not self._is_own(want)
+            if held:
+                taken.append(want)
+                continue
+            used.add(place)
+            if want.scope is not None:
+                scopes.add((want.scope, want.family, want.value))
+        return taken
+
+    def _is_own(self, want: Want) -> bool:
+        """Whether the reservation of `want` is that of a lease that is given up for it, but was not known to be."""
+        found = self._view.reservation(want.scope, want.family, want.value)
+        same = [old for old in self._instead_of if (old.pool, old.value) == (want.pool, want.value)]
+        return found is not None and any(found.is_of(old) for old in same)
+
+    def _write(self) -> None:
+        changes: dict[str, Changes] = {}
+        for old in self._instead_of:
+            changes.setdefault(old.pool, {})[old.value] = None
+        for lease in self.leases:
+            changes.setdefault(lease.pool, {})[lease.value] = objects.entry_of(self._owner)
+        for name, change in changes.items():
+            pool = self._view.pool(name)
+            if pool is None:
+                family = next(lease.family for lease in self.leases if lease.pool == name)
+                _create(self._view, name, family, change)
+                self._written.append((name, dict.fromkeys(change)))
+            else:
+                entries = {value: pool.entries.get(value) for value in change}
+                patch(self._view, name, change, self._warn)
+                former = {value: entry.document if entry else None for value, entry in entries.items()}
+                self._written.append((name, former))
+
+    def _reserve(self) -> list[Want]:
+        """Reserve each address in its scope; the first that another has."""
+        for lease in self.leases:
+            if lease.scope is None:
+                continue
+            place = (lease.scope, lease.family, lease.value)
+            document = objects.reservation(self._view.names.reservation_name(*place), lease)
+            given = [old for old in self._instead_of if (old.scope, old.family, old.value) == place]
+            if not (given and self._view.reservation(*place)):
+                try:
+                    self._view.api.create(RESERVATIONS, document)
+                    self._view.forget_reservation(*place)
+                    self._made.append(lease)
+                    continue
+                except Conflict:
+                    self._view.forget_reservation(*place)
+            same = [old for old in self._instead_of if (old.pool, old.value) == (lease.pool, lease.value)]
+            found = self._view.reservation(*place)
+            if not found or not any(found.is_of(old) for old in (*given, *same, lease)):
+                return [Want(lease.pool, lease.family, lease.value, lease.scope)]
+            self._replace(lease, lease)
+            self._moved += [(lease, old) for old in (given or same)[:1]]
+        return []
+
+    def _replace(self, former: Lease, lease: Lease) -> None:
+        """Let the reservation at the place of `former` say what belongs to `lease`. Conflict, Open."""
+        place = (former.scope or "", former.family, former.value)
+        name = self._view.names.reservation_name(*place)
+        found = self._view.reservation(*place)
+        try:
+            if found is None:
+                raise Gone(name)
+            self._view.api.patch(RESERVATIONS, name, found.replacement(objects.reservation(name, lease)))
+        except Gone:
+            raise Conflict(f"reservation {name} has gone") from None
+        finally:
+            self._view.forget_reservation(*place)
+
+    def undo(self) -> None:
+        """Put back what stood there before, as far as it is still as this claim left it: the reservations first."""
+        for lease, old in self._moved:
+            found = self._view.reservation(lease.scope, lease.family, lease.value)
+            if found and found.is_of(lease):
+                try:
+                    self._replace(lease, old)
+                except Conflict:
+                    pass  # another has taken its place
+        unreserve(self._view, self._made)
+        for name, former in self._written:
+            self._undo(name, former)
+        self._moved, self._made, self._written = [], [], []
+
+    def _undo(self, name: str, former: Changes) -> None:
+        container = self._owner.attachment.container_id
+        claimed = {lease.value for lease in self.leases if lease.pool == name}
+        pause = _FIRST_PAUSE
+        deadline = monotonic() + self._view.api.seconds
+        while True:
+            pool = self._view.pool(name)
+            changes: Changes = {}
+            for value, entry in former.items() if pool else ():
+                now = pool.entries.get(value) if pool else None
+                if (now is not None and now.container_id == container) if value in claimed else now is None:
+                    changes[value] = entry
+            if not changes:
+                return
+            try:
+                patch(self._view, name, changes)
+                return
+            except Conflict as fault:
+                self._view.forget_pool(name)
+                if monotonic() + pause > deadline:
+                    raise Open(f"pool {name} of {self._view.api} was changed by others each time: {fault}") from None
+            pause = wait(pause)
+
+
+def patch(view: View, name: str, changes: Changes, warn: Callable[[str], object] = lambda text: None) -> None:
+    """Put `changes` into a pool as it was read. Conflict, Open; CniError when it can take no more."""
+    pool = view.pool(name)
+    if pool is None:
+        raise Conflict(f"pool {name} has gone")
+    operations = pool.patch(changes)
+    added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
+    grown = _GROWTH * sum(40 + sum(map(len, entry.values())) for entry in added.values())
+    for value in added:
+        if not pool.can_hold(value):
+            raise InvalidConfig(
+                f"address {format_address(pool.family, value)} is too far from the start of pool {name}: whereabouts"
+                " keeps offsets below 2^63. Use a range of at most 63 bits, such as a /66"
+            )
+    if added and pool.size + grown > LIMIT - _RESERVE:
+        raise _full(view, name, pool)
+    try:
+        metadata = view.api.patch(POOLS, view.names.object_of(name), operations).get("metadata") or {}
+    except Gone:
+        raise Conflict(f"pool {name} has gone") from None
+    except TooLarge:
+        raise _full(view, name, pool) from None
+    except Open:
+        view.forget_pool(name)
+        raise
+    pool.apply(changes, metadata.get("resourceVersion") or "", grown)
+    if added and pool.size > _WARN:
+        warn(
+            f"pool {name} is an object of {pool.size >> 10} KiB with {len(pool.entries)} leases, and the API server"
+            f" takes {LIMIT >> 10} KiB: divide its range among several networks, or move to the etcd store"
+        )
+
+
+def _full(view: View, name: str, pool: PoolObject) -> TryAgainLater:
+    return TryAgainLater(
+        f"pool {name} of {view.api} can take no more: its {len(pool.entries)} leases make an object of"
+        f" {pool.size >> 10} KiB, and the API server takes {LIMIT >> 10} KiB. Divide its range among several networks, or"
+        " move to the etcd store; `railcni ipam leases` shows who holds addresses"
+    )
+
+
+def _create(view: View, name: str, family: int, changes: Changes) -> None:
+    value = next(iter(changes))
+    try:
+        cidr = view.names.range_of(name, family, value)
+    except ValueError:
+        raise InvalidConfig(
+            f"pool {name} bears no range in its name that holds {format_address(family, value)}"
+        ) from None
+    empty = PoolObject(objects.new_pool(name, cidr, {}), 0)
+    allocations: dict[str, Any] = {}
+    for value, entry in changes.items():
+        if not empty.can_hold(value):
+            raise InvalidConfig(
+                f"address {format_address(family, value)} is too far from the start of pool {name}: whereabouts"
+                " keeps offsets below 2^63. Use a range of at most 63 bits, such as a /66"
+            )
+        if entry is not None:
+            allocations[str(value - empty.first)] = entry
+    document = objects.new_pool(view.names.object_of(name), cidr, allocations)
+    view.set_pool(name, PoolObject(view.api.create(POOLS, document), 0))
+
+
+def unreserve(view: View, leases: Sequence[Lease]) -> None:
+    """Delete the reservations that belong to `leases`."""
+    for lease in leases:
+        if lease.scope is None:
+            continue
+        found = view.reservation(lease.scope, lease.family, lease.value)
+        if found is None or not found.is_of(lease):
+            continue
+        name = view.names.reservation_name(lease.scope, lease.family, lease.value)
+        try:
+            view.api.delete(RESERVATIONS, name, found.uid)
+        except (Gone, Conflict):
+            pass  # another has taken its place
+        view.forget_reservation(lease.scope, lease.family, lease.value)
+
+
+def wait(pause: float) -> float:
+    """Wait for about `pause` seconds, not as long as others; how long to wait the next time."""
+    time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
+    return min(2 * pause, _LONGEST_PAUSE)

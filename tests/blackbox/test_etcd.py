@@ -1,0 +1,247 @@
+"""The executables with their leases in etcd: a real member in the node's own network namespace."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import etcd
+from tests.blackbox.test_command import COMMAND
+from tests.node import STATE, Node, Pod, until
+from tests.unit.test_module_list import expected, loaded
+
+pytestmark = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
+
+URL = "http://127.0.0.1:2379"
+FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
+
+
+class Etcd:
+    """One member in `node`, at the usual port, which can be stopped and started again with what it knows."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.start()
+
+    def start(self) -> None:
+        argv = ["etcd", "--data-dir", "/run/etcd", "--logger=zap", "--log-level=error", "--unsafe-no-fsync"]
+        argv += ["--listen-client-urls", URL, "--advertise-client-urls", URL]
+        self.process = self.node.start([*argv, "--heartbeat-interval=20", "--election-timeout=200"])
+        assert until(self.serves, 20)
+
+    def serves(self) -> bool:
+        try:
+            with self.node.host.entered():
+                etcd.post(URL, "kv/range", {"key": "YQ=="})
+        except OSError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def ctl(self, *arguments: str) -> str:
+        """What etcdctl says: the oracle that shares no code with ours."""
+        environ = {"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"}
+        done = self.node.run(["etcdctl", "--endpoints", URL, *arguments], env=environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode()
+
+    def leases(self) -> dict[str, str]:
+        """Container by address, as etcdctl reads it."""
+        prefix = "/railcni/v1/lease/"
+        lines = self.ctl("get", "--prefix", prefix, "--print-value-only").splitlines()
+        documents = [json.loads(line) for line in lines if line]
+        return {d["address"]: d["containerID"] for d in documents}
+
+
+def network(ipam: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    block = {"type": "whereabouts", "range": "192.168.111.0/24", "store_timeout": 1, **(ipam or {})}
+    base = {"cniVersion": "1.1.0", "name": "rdma-net", "type": "macvlan", "master": "ens2f0"}
+    return base | {"ipam": block} | more
+
+
+@pytest.fixture
+def member(node: Node) -> Iterator[Etcd]:
+    node.master()
+    flat = node.path(FLAT)
+    flat.parent.mkdir(parents=True)
+    flat.write_text(json.dumps({"etcd_host": "127.0.0.1:2379"}))
+    node.remember()
+    yield Etcd(node)
+
+
+@pytest.fixture
+def pod(node: Node, member: Etcd) -> Pod:
+    return node.pod()
+
+
+def pending(node: Node) -> list[str]:
+    """The containers whose release is pending, by the records."""
+    found = []
+    for path in node.path(f"{STATE}/attachments").glob("*:ipam"):
+        document = json.loads(path.read_text())
+        if document["pending"]:
+            found.append(document["containerID"])
+    return sorted(found)
+
+
+@pytest.mark.parametrize("plugin", ["macvlan", "whereabouts"])
+def test_an_attachment_lives_with_its_lease_in_etcd(node: Node, pod: Pod, member: Etcd, plugin: str) -> None:
+    config = network({"ipRanges": [{"range": "fd00:111::/64"}]})
+    args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"
+    node.cni(plugin, "STATUS", config).succeeded()
+    reply = node.cni(plugin, "ADD", config, netns=pod, args=args)
+    result = reply.succeeded()
+    assert reply.addresses == ["192.168.111.1/24", "fd00:111::1/64"]
+    assert member.leases() == {"192.168.111.1": "c1", "fd00:111::1": "c1"}
+    assert node.cni(plugin, "ADD", config, netns=pod, args=args).addresses == reply.addresses
+    node.cni(plugin, "CHECK", config | {"prevResult": result}, netns=pod, args=args).succeeded()
+    other = node.cni(plugin, "ADD", config, container_id="c2", ifname="net2", netns=pod)
+    assert other.addresses == ["192.168.111.2/24", "fd00:111::2/64"]
+    listed = {"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}]}
+    node.cni(plugin, "GC", config | listed).succeeded()
+    if plugin == "macvlan":
+        assert member.leases() == {"192.168.111.1": "c1", "fd00:111::1": "c1"}
+    for container, ifname in (("c1", "net1"), ("c2", "net2")):
+        node.cni(plugin, "DEL", config, container_id=container, ifname=ifname, netns=pod, args=args).succeeded()
+    assert member.ctl("get", "--prefix", "/railcni") == ""
+    assert node.leases() == []
+    node.cni(plugin, "CHECK", config | {"prevResult": result}, netns=pod, args=args).refused(100)
+
+
+def test_a_restarted_sandbox_keeps_its_address_and_the_late_delete_frees_nothing(
+    node: Node, pod: Pod, member: Etcd
+) -> None:
+    args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0;K8S_POD_UID=u1"
+    first = node.cni("whereabouts", "ADD", network(), container_id="old", netns=pod, args=args).addresses
+    assert node.cni("whereabouts", "ADD", network(), container_id="new", netns=pod, args=args).addresses == first
+    node.cni("whereabouts", "DEL", network(), container_id="old", netns=pod, args=args).succeeded()
+    assert member.leases() == {"192.168.111.1": "new"}
+
+
+def test_gc_frees_the_leases_of_this_node_alone(node: Node, pod: Pod, member: Etcd) -> None:
+    for container, name in (("lost", ""), ("elsewhere", "node-2")):
+        more = {"NODENAME": name} if name else {}
+        node.cni("whereabouts", "ADD", network(), container_id=container, netns=pod, more=more).succeeded()
+    for path in node.path(f"{STATE}/attachments").iterdir():
+        path.unlink()  # another node has its own records, and those of this one are damaged
+    node.cni("whereabouts", "GC", network() | {"cni.dev/valid-attachments": []}).succeeded()
+    assert list(member.leases().values()) == ["elsewhere"]
+
+
+def test_a_full_pool_is_code_11_and_status_50(node: Node, pod: Pod, member: Etcd) -> None:
+    config = network({"range": "192.168.111.0/31"})
+    for i in range(2):
+        node.cni("whereabouts", "ADD", config, container_id=f"c{i}", netns=pod).succeeded()
+    node.cni("whereabouts", "ADD", config, container_id="late", netns=pod).refused(11, "192.168.111.0", "exhausted")
+    node.cni("whereabouts", "STATUS", config).refused(50, "exhausted")
+
+
+def test_without_etcd_a_delete_succeeds_and_its_release_is_made_up_for(node: Node, pod: Pod, member: Etcd) -> None:
+    config = network()
+    for i in range(3):
+        node.cni("macvlan", "ADD", config, container_id=f"c{i}", ifname=f"net{i}", netns=pod).succeeded()
+    member.stop()
+    node.cni("macvlan", "STATUS", config).refused(50, "127.0.0.1:2379", "Connection refused")
+    began = time.monotonic()
+    node.cni("macvlan", "ADD", config, container_id="late", ifname="late", netns=pod).refused(
+        11, "127.0.0.1:2379", "Connection refused", "etcd_host"
+    )
+    assert time.monotonic() - began < 10
+    down = [
+        node.start_cni("macvlan", "DEL", config, container_id=f"c{i}", ifname=f"net{i}", netns=pod) for i in range(2)
+    ]
+    for reply in node.cni_at_once(down):
+        reply.succeeded()
+    assert pod.view.names() == ["net2"]
+    assert pending(node) == ["c0", "c1", "late"]
+
+    member.start()
+    assert list(member.leases().values()) == ["c0", "c1", "c2"]
+    node.cni("macvlan", "DEL", config, container_id="late", ifname="late", netns=pod).succeeded()
+    if pending(node):  # the last attempt was a moment ago
+        node.run([*COMMAND, "ipam", "flush"]).check_returncode()
+    assert member.leases() == {"192.168.111.3": "c2"}
+    node.cni("macvlan", "DEL", config, container_id="c2", ifname="net2", netns=pod).succeeded()
+    assert (node.leftovers(), member.leases()) == ([], {})
+
+
+def test_a_delete_without_etcd_and_without_a_record_is_made_up_for_by_gc(node: Node, pod: Pod, member: Etcd) -> None:
+    node.cni("whereabouts", "ADD", network(), netns=pod).succeeded()
+    for path in node.path(f"{STATE}/attachments").iterdir():
+        path.unlink()
+    member.stop()
+    node.cni("whereabouts", "DEL", network(), netns=pod).succeeded()
+    assert pending(node) == ["c1"]
+    node.cni("whereabouts", "GC", network() | {"cni.dev/valid-attachments": []}).refused(11, "127.0.0.1:2379")
+    member.start()
+    node.cni("whereabouts", "GC", network() | {"cni.dev/valid-attachments": []}).succeeded()
+    assert (pending(node), member.leases()) == ([], {})
+
+
+def test_a_password_is_in_no_record_and_no_message(node: Node, pod: Pod, member: Etcd) -> None:
+    block = {"etcd_host": "127.0.0.1:2379", "etcd_username": "railcni", "etcd_password": "s3cret", "log_level": "debug"}
+    assert "s3cret" not in node.cni("whereabouts", "ADD", network(block), netns=pod).stderr
+    (record,) = node.path(f"{STATE}/attachments").iterdir()
+    assert '"user": "railcni"' in record.read_text()
+    assert "s3cret" not in record.read_text()
+    node.cni("whereabouts", "DEL", network(block), netns=pod).succeeded()
+    assert member.leases() == {}
+
+
+def test_the_password_of_the_flat_file_goes_to_no_host_that_a_network_names(node: Node, pod: Pod, member: Etcd) -> None:
+    flat = {"etcd_host": "127.0.0.1:2379", "etcd_username": "railcni", "etcd_password": "s3cret"}
+    node.path(FLAT).write_text(json.dumps(flat))
+    config = network({"etcd_host": "127.0.0.1:9"})
+    node.cni("whereabouts", "ADD", config, netns=pod).refused(7, "ipam.etcd_host", FLAT)
+    node.cni("whereabouts", "ADD", network(), netns=pod).succeeded()
+
+
+WRONG: list[tuple[dict[str, Any], list[str]]] = [
+    ({"etcd_host": "127.0.0.1:x"}, ["ipam.etcd_host", "127.0.0.1:x", "port"]),
+    ({"etcd_host": "ftp://127.0.0.1"}, ["ipam.etcd_host", "http://"]),
+    ({"etcd_prefix": "railcni"}, ["ipam.etcd_prefix", "railcni"]),
+    ({"etcd_ca_cert_file": "/etc/cni/missing.pem"}, ["/etc/cni/missing.pem", "etcd_ca_cert_file"]),
+    ({"store_timeout": 0}, ["ipam.store_timeout", "0"]),
+]
+
+
+def test_a_wrong_value_is_code_7_and_named(node: Node, pod: Pod, member: Etcd) -> None:
+    for block, words in WRONG:
+        config = network({"etcd_host": "https://127.0.0.1:2379", **block})
+        node.cni("whereabouts", "ADD", config, netns=pod).refused(7, *words)
+    assert member.leases() == {}
+
+
+def test_an_etcd_call_loads_neither_the_json_nor_the_ssl_nor_the_http_package(
+    node: Node, pod: Pod, member: Etcd
+) -> None:
+    config = network()
+    node.cni("macvlan", "ADD", config, container_id="c0", ifname="net0", netns=pod).succeeded()
+    found = loaded(node, node.executables / "macvlan", "ADD", config, pod)
+    store = {f"ipam.stores.{m}" for m in ("etcd", "etcd_gateway", "etcd_keys", "etcd_search", "etcd_txn", "http")}
+    assert found - {"binascii", "select"} == expected("macvlan", "ADD", store)
+
+
+def test_the_command_reads_the_store_that_the_flat_file_names(node: Node, pod: Pod, member: Etcd) -> None:
+    args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"
+    node.cni("whereabouts", "ADD", network(), netns=pod, args=args).succeeded()
+    pools = json.loads(node.run([*COMMAND, "ipam", "pools", "-o", "json"]).stdout)
+    assert pools == [{"pool": "192.168.111.0-24", "family": 4, "used": 1}]
+    node.path("/etc/own.conf").write_text(json.dumps({"etcd_host": URL}))
+    shown = node.run([*COMMAND, "ipam", "show", "192.168.111.1", "--config", "/etc/own.conf", "-o", "json"])
+    assert [lease["pod"] for lease in json.loads(shown.stdout)] == ["team/web-0"]
+    (lease,) = json.loads(node.run([*COMMAND, "ipam", "leases", "-o", "json"]).stdout)
+    assert lease["address"] == "192.168.111.1"
+    assert json.loads(node.run([*COMMAND, "ipam", "leases", "--data-dir", STATE, "-o", "json"]).stdout) == []
+    member.stop()
+    done = node.run([*COMMAND, "ipam", "pools"])
+    assert done.returncode == 1
+    assert b"127.0.0.1:2379" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -1,0 +1,141 @@
+"""The executables with their leases in whereabouts' objects: an API server in the node's own network namespace."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.blackbox.test_command import COMMAND
+from tests.node import ROOT, Node, Pod, Reply, until
+from tests.unit.test_module_list import expected, loaded
+
+PORT = 8001
+OBJECTS = f"http://127.0.0.1:{PORT}/apis/whereabouts.cni.cncf.io/v1alpha1/namespaces/kube-system"
+DIRECTORY = "/etc/cni/net.d/whereabouts.d"
+KUBECONFIG = f"""apiVersion: v1
+kind: Config
+clusters:
+- name: local
+  cluster:
+    server: http://127.0.0.1:{PORT}
+users:
+- name: whereabouts
+  user:
+    token: "a.b.c"
+contexts:
+- name: whereabouts-context
+  context:
+    cluster: local
+    user: whereabouts
+    namespace: kube-system
+current-context: whereabouts-context
+"""
+ARGS = "K8S_POD_NAMESPACE=team;K8S_POD_NAME={}"
+
+
+class Server:
+    """The API server of `node`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        argv = [sys.executable, "-m", "tests.stores.kubernetes_api", str(PORT)]
+        self.process = node.start(["env", f"PYTHONPATH={ROOT}", *argv])
+        assert until(self.serves, 20)
+
+    def get(self, path: str) -> dict[str, Any]:
+        with self.node.host.entered(), urllib.request.urlopen(f"{OBJECTS}/{path}") as reply:
+            found: dict[str, Any] = json.load(reply)
+        return found
+
+    def serves(self) -> bool:
+        try:
+            self.get("ippools")
+        except OSError:
+            return False
+        return True
+
+    def allocations(self) -> dict[str, Any]:
+        return {
+            f"{pool['metadata']['name']} {offset}": entry
+            for pool in self.get("ippools")["items"]
+            for offset, entry in pool["spec"]["allocations"].items()
+        }
+
+    def reservations(self) -> list[str]:
+        return [item["metadata"]["name"] for item in self.get("overlappingrangeipreservations")["items"]]
+
+
+def network(**ipam: Any) -> dict[str, Any]:
+    block = {"type": "whereabouts", "range": "192.168.111.0/24", "store_timeout": 20, **ipam}
+    return {"cniVersion": "1.1.0", "name": "rdma-net", "type": "macvlan", "master": "ens2f0", "ipam": block}
+
+
+@pytest.fixture
+def server(node: Node) -> Iterator[Server]:
+    node.master()
+    directory = node.path(DIRECTORY)
+    directory.mkdir(parents=True)
+    (directory / "whereabouts.kubeconfig").write_text(KUBECONFIG)
+    flat = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": f"{DIRECTORY}/whereabouts.kubeconfig"}}
+    (directory / "whereabouts.conf").write_text(json.dumps(flat))
+    node.remember()
+    yield Server(node)
+
+
+@pytest.fixture
+def pod(node: Node, server: Server) -> Pod:
+    return node.pod()
+
+
+def test_a_node_of_whereabouts_needs_no_other_configuration(node: Node, pod: Pod, server: Server) -> None:
+    config, args = network(), ARGS.format("web-0")
+    result = node.cni("macvlan", "ADD", config, netns=pod, args=args).succeeded()
+    assert [ip["address"] for ip in result["ips"]] == ["192.168.111.1/24"]
+    assert list(server.allocations()) == ["192.168.111.0-24 1"]
+    assert server.reservations() == ["192.168.111.1"]
+    node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod, args=args).succeeded()
+    (lease,) = json.loads(node.run([*COMMAND, "ipam", "leases", "-o", "json"]).stdout)
+    assert (lease["address"], lease["pod"]) == ("192.168.111.1", "team/web-0")
+    node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
+    assert server.allocations() == {}
+    assert server.reservations() == []
+
+
+def test_attachments_made_at_once_get_an_address_each(node: Node, pod: Pod, server: Server) -> None:
+    def call(verb: str) -> list[Reply]:
+        return node.cni_at_once(
+            [
+                node.start_cni(
+                    *("whereabouts", verb, network()),
+                    container_id=f"c{i}",
+                    netns="/dev/null",
+                    args=ARGS.format(f"p{i}"),
+                )
+                for i in range(24)
+            ]
+        )
+
+    given = [reply.addresses[0] for reply in call("ADD")]
+    assert sorted(given, key=ipaddress.ip_interface) == [f"192.168.111.{i}/24" for i in range(1, 25)]
+    found = server.allocations()
+    assert len(found) == 24
+    assert len({entry["id"] for entry in found.values()}) == 24
+    assert len(server.reservations()) == 24
+    assert [reply.status for reply in call("DEL")] == [0] * 24
+    assert server.allocations() == {}
+    assert server.reservations() == []
+
+
+def test_a_call_loads_neither_the_json_nor_the_ssl_nor_the_http_package(node: Node, pod: Pod, server: Server) -> None:
+    config = network()
+    node.cni("macvlan", "ADD", config, container_id="c0", ifname="net0", netns=pod, args=ARGS.format("a")).succeeded()
+    found = loaded(node, node.executables / "macvlan", "ADD", config, pod)
+    modules = ("http", "kubeconfig", "kubernetes", "kubernetes_api", "kubernetes_claim", "kubernetes_objects")
+    store = {f"ipam.stores.{m}" for m in (*modules, "kubernetes_turns", "kubernetes_view", "yaml")}
+    assert found - {"select"} == expected("macvlan", "ADD", store)

@@ -1,0 +1,76 @@
+"""A TCP proxy that does to a connection what networks do: it loses replies, loses requests, holds them back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+
+class Proxy:
+    """`with Proxy(port) as proxy`: connections to `proxy.port` reach 127.0.0.1:`port`.
+
+    `fault(data)` is asked for each piece that a client sends: "" passes it on; "reply" passes it on, and cuts the
+    connection when the answer comes; "request" cuts the connection without passing it on; "hold" keeps it until `let_go`.
+    """
+
+    def __init__(self, port: int, fault: Callable[[bytes], str] = lambda data: "") -> None:
+        self._target = port
+        self.fault = fault
+        self._held = threading.Event()
+        self.holds = threading.Event()  # set once something is held back
+        self.done = threading.Event()  # set once what was held back has been answered
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self._open: list[socket.socket] = [self._server]
+
+    def __enter__(self) -> Proxy:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.set()
+        for s in self._open:
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            s.close()
+
+    def let_go(self) -> None:
+        self._held.set()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._open += [client, server]
+            threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        try:
+            while data := client.recv(1 << 20):
+                fault = self.fault(data)
+                if fault == "request":
+                    break
+                if fault == "hold":
+                    self.holds.set()
+                    self._held.wait(30)
+                server.sendall(data)
+                if fault == "reply":
+                    server.recv(1 << 20)
+                    break
+                reply = server.recv(1 << 20)
+                if fault == "hold":
+                    self.done.set()
+                client.sendall(reply)
+        except OSError:
+            pass
+        for s in (client, server):
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass

@@ -1,0 +1,355 @@
+"""An API server for tests: the custom resources of whereabouts over HTTP or TLS on loopback, as a real one serves them.
+
+It keeps resource versions, refuses what conflicts (409; 422 when the test of a JSON patch fails), heeds preconditions,
+prunes what the schema does not name, lists in pages, and refuses objects that etcd would not take. `faults` are answers
+that it gives in place of its own; `seen` is what it was asked.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import re
+import ssl
+import sys
+import threading
+import urllib.parse
+import uuid
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+GROUP, VERSION = "whereabouts.cni.cncf.io", "v1alpha1"
+KINDS = {"ippools": "IPPool", "overlappingrangeipreservations": "OverlappingRangeIPReservation"}
+LIMIT = 1536 << 10
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+TEXT: dict[str, Any] = {"type": "string"}
+ENTRY = {"properties": {"id": TEXT, "podref": TEXT, "ifname": TEXT}, "required": ["id", "podref"]}
+SPECS: dict[str, dict[str, Any]] = {
+    "ippools": {"properties": {"range": TEXT, "allocations": {"each": ENTRY}}, "required": ["range", "allocations"]},
+    "overlappingrangeipreservations": {
+        "properties": {"podref": TEXT, "ifname": TEXT, "containerid": TEXT},
+        "required": ["podref"],
+    },
+}
+
+Answer = tuple[int, dict[str, Any]]
+DROP_BEFORE, DROP_AFTER = "drop before", "drop after"  # the connection is closed, before or after the request is served
+Fault = Answer | str | Callable[[], object]
+
+
+class Refusal(Exception):
+    """A Status that is no success."""
+
+    def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
+        self.code = code
+        self.document = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "metadata": {},
+            "code": code,
+            "reason": reason,
+            "message": message,
+            "details": details,
+        }
+
+
+class ApiServer:
+    """`url` is where it listens. `tokens`: who may come in, anybody when empty. `forbidden`: (verb, resource) pairs.
+
+    `faults` is asked for each request: (method, resource, number of the request) to a Fault, or None for none.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None = None, port: int = 0) -> None:
+        self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.resources = set(KINDS)
+        self.tokens: set[str] = set()
+        self.forbidden: set[tuple[str, str]] = set()
+        self.faults: Callable[[str, str, int], Fault | None] = lambda method, resource, number: None
+        self.seen: list[tuple[str, str, Any]] = []
+        self._versions = itertools.count(1000)
+        self._lock = threading.RLock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                answer = outer._answer(self.command, self.path, self.headers, body)
+                if answer is None:
+                    self.close_connection = True
+                    return
+                code, document = answer
+                data = document.encode() if isinstance(document, str) else json.dumps(document).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = answer
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+            def handle_error(self, *arguments: object) -> None:
+                pass
+
+        self._server = Server(("127.0.0.1", port), Handler)
+        if context:
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.port = self._server.server_address[1]
+        self.url = f"{'https' if context else 'http'}://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def kubeconfig(self, directory: Path, namespace: str = "kube-system", user: str = "{}", cluster: str = "") -> str:
+        """The path of a kubeconfig as whereabouts' installer writes it."""
+        path = directory / "whereabouts.kubeconfig"
+        path.write_text(
+            "# Kubeconfig file for the Whereabouts CNI plugin.\napiVersion: v1\nkind: Config\nclusters:\n- name: local\n"
+            f"  cluster:\n    server: {self.url}\n{cluster}users:\n- name: whereabouts\n  user: {user}\n"
+            "contexts:\n- name: whereabouts-context\n  context:\n    cluster: local\n    user: whereabouts\n"
+            f"    namespace: {namespace}\ncurrent-context: whereabouts-context\n"
+        )
+        return str(path)
+
+    # --- for tests ---
+
+    def put(self, resource: str, namespace: str, name: str, spec: dict[str, Any], **metadata: Any) -> None:
+        """Write an object as Go or etcdctl might, past the schema."""
+        with self._lock:
+            former = self.objects.get((resource, namespace, name), {}).get("metadata") or self._metadata(
+                namespace, name
+            )
+            former = {**former, **metadata, "resourceVersion": str(next(self._versions))}
+            self.objects[resource, namespace, name] = {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": KINDS[resource],
+                "metadata": former,
+                "spec": spec,
+            }
+
+    def spec(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any] | None:
+        with self._lock:
+            found = self.objects.get((resource, namespace, name))
+            return copy.deepcopy(found["spec"]) if found else None
+
+    def names(self, resource: str) -> list[str]:
+        with self._lock:
+            return sorted(name for kind, _, name in self.objects if kind == resource)
+
+    def remove(self, resource: str, name: str, namespace: str = "kube-system") -> None:
+        with self._lock:
+            del self.objects[resource, namespace, name]
+
+    # --- one request ---
+
+    def _answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, Any] | None:
+        url = urllib.parse.urlsplit(target)
+        parts = [urllib.parse.unquote(part) for part in url.path.strip("/").split("/")]
+        resource = parts[5] if len(parts) > 5 else ""
+        with self._lock:
+            self.seen.append((method, "/".join(parts[5:]), json.loads(body) if body else None))
+            number = len(self.seen)
+        fault = self.faults(method, resource, number)
+        if callable(fault):
+            fault = fault()
+        if fault == DROP_BEFORE:
+            return None
+        if isinstance(fault, tuple):
+            return fault
+        try:
+            self._authenticate(headers)
+            with self._lock:
+                answer = self._serve(method, parts, urllib.parse.parse_qs(url.query), headers, body)
+        except Refusal as refusal:
+            answer = refusal.code, refusal.document
+        return None if fault == DROP_AFTER else answer
+
+    def _authenticate(self, headers: Any) -> None:
+        if self.tokens and headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
+            raise Refusal(401, "Unauthorized", "Unauthorized")
+
+    def _serve(
+        self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
+    ) -> tuple[int, Any]:
+        if parts[:3] == ["api", "v1", "namespaces"] or parts[:2] == ["apis", "apiextensions.k8s.io"]:
+            return 201, {}  # every namespace and definition is there
+        if parts[:3] == ["apis", GROUP, VERSION] and len(parts) == 4 and parts[3] in self.resources:
+            return 200, {"items": []}
+        if parts[:4] != ["apis", GROUP, VERSION, "namespaces"] or len(parts) < 6 or parts[5] not in self.resources:
+            return 404, "404 page not found\n"
+        namespace, resource, name = parts[4], parts[5], parts[6] if len(parts) > 6 else ""
+        where = f'{resource}.{GROUP} "{name}"'
+        self._refuse_forbidden(method, parts)
+        if method == "POST":
+            return 201, self._create(resource, namespace, json.loads(body))
+        if not name:
+            return 200, self._list(resource, namespace, query)
+        found = self.objects.get((resource, namespace, name))
+        if found is None:
+            raise Refusal(404, "NotFound", f"{where} not found", name=name, group=GROUP, kind=resource)
+        if method == "DELETE":
+            uid = (json.loads(body) if body else {}).get("preconditions", {}).get("uid")
+            if uid and uid != found["metadata"]["uid"]:
+                message = f"Operation cannot be fulfilled on {where}: Precondition failed: UID in precondition: {uid}"
+                raise Refusal(409, "Conflict", message, name=name, kind=resource)
+            del self.objects[resource, namespace, name]
+            details = {"name": name, "group": GROUP, "kind": resource, "uid": found["metadata"]["uid"]}
+            return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": details}
+        if method == "PUT":
+            document = json.loads(body)
+            if document["metadata"].get("resourceVersion") != found["metadata"]["resourceVersion"]:
+                message = "the object has been modified; please apply your changes to the latest version and try again"
+                raise Refusal(409, "Conflict", f"Operation cannot be fulfilled on {where}: {message}", name=name)
+            operations = [{"op": "replace", "path": "/spec", "value": document["spec"]}]
+            return 200, copy.deepcopy(self._patch(resource, namespace, name, found, operations))
+        if method == "PATCH":
+            if headers.get("Content-Type") != "application/json-patch+json":
+                raise Refusal(415, "UnsupportedMediaType", "the body of the request was in an unknown format")
+            found = self._patch(resource, namespace, name, found, json.loads(body))
+        if "as=PartialObjectMetadata" in headers.get("Accept", ""):
+            brief = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": found["metadata"]}
+            return 200, copy.deepcopy(brief)
+        return 200, copy.deepcopy(found)
+
+    def _refuse_forbidden(self, method: str, parts: list[str]) -> None:
+        namespace, resource, name = parts[4], parts[5], parts[6] if len(parts) > 6 else ""
+        verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, "get" if name else "list")
+        if (verb, resource) in self.forbidden:
+            message = (
+                f'{resource}.{GROUP} is forbidden: User "u" cannot {verb} resource "{resource}" in API group "{GROUP}"'
+            )
+            raise Refusal(403, "Forbidden", f'{message} in the namespace "{namespace}"', name=name, kind=resource)
+
+    def _create(self, resource: str, namespace: str, document: dict[str, Any]) -> dict[str, Any]:
+        metadata = document.get("metadata") or {}
+        name = metadata.get("name") or ""
+        where = f'{resource}.{GROUP} "{name}"'
+        if not _NAME.fullmatch(name) or len(name) > 253:
+            raise Refusal(
+                422, "Invalid", f"{KINDS[resource]}.{GROUP} {name!r} is invalid: metadata.name: a lowercase RFC 1123"
+            )
+        if (resource, namespace, name) in self.objects:
+            raise Refusal(409, "AlreadyExists", f"{where} already exists", name=name, group=GROUP, kind=resource)
+        document = self._valid(resource, document)
+        document["metadata"] = {**self._metadata(namespace, name), **metadata}
+        self.objects[resource, namespace, name] = document
+        return copy.deepcopy(document)
+
+    def _list(self, resource: str, namespace: str, query: dict[str, list[str]]) -> dict[str, Any]:
+        after = query.get("continue", [""])[0]
+        limit = int(query.get("limit", ["0"])[0]) or None
+        names = sorted(n for kind, ns, n in self.objects if (kind, ns) == (resource, namespace) and n > after)
+        page = names[:limit]
+        metadata: dict[str, Any] = {"resourceVersion": "1"}
+        if len(page) < len(names):
+            metadata |= {"continue": page[-1], "remainingItemCount": len(names) - len(page)}
+        items = [copy.deepcopy(self.objects[resource, namespace, n]) for n in page]
+        return {
+            "kind": f"{KINDS[resource]}List",
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "metadata": metadata,
+            "items": items,
+        }
+
+    def _patch(
+        self, resource: str, namespace: str, name: str, found: dict[str, Any], operations: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        changed = copy.deepcopy(found)
+        try:
+            for operation in operations:
+                apply(changed, operation)
+        except (KeyError, ValueError, TypeError) as fault:
+            cause = {"reason": "UnexpectedServerResponse", "message": str(fault)}
+            message = "the server rejected our request due to an error in our request"
+            raise Refusal(422, "Invalid", message, causes=[cause]) from None
+        changed = self._valid(resource, changed)
+        if changed["metadata"]["name"] != name or changed["metadata"]["uid"] != found["metadata"]["uid"]:
+            raise Refusal(422, "Invalid", "metadata.uid: field is immutable")
+        if changed != found:
+            changed["metadata"]["resourceVersion"] = str(next(self._versions))
+            self.objects[resource, namespace, name] = changed
+        return changed
+
+    def _valid(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
+        pruned = {key: document[key] for key in ("apiVersion", "kind", "metadata") if key in document}
+        pruned["spec"] = _prune(document.get("spec"), SPECS[resource], "spec", resource)
+        if len(json.dumps(pruned)) > LIMIT:
+            raise Refusal(500, "", "etcdserver: request is too large")
+        return pruned
+
+    def _metadata(self, namespace: str, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "namespace": namespace,
+            "uid": str(uuid.uuid4()),
+            "generation": 1,
+            "resourceVersion": str(next(self._versions)),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        }
+
+
+def apply(document: Any, operation: dict[str, Any]) -> None:
+    """One operation of a JSON patch (RFC 6902) on `document`; a test for null also holds where nothing is."""
+    *parents, last = [p.replace("~1", "/").replace("~0", "~") for p in operation["path"].split("/")[1:]]
+    kind = operation["op"]
+    for part in parents:
+        document = document[part] if isinstance(document, dict) else document[int(part)]
+    if not isinstance(document, dict):
+        raise TypeError(f"{operation['path']} is not in an object")
+    if kind == "test":
+        if document.get(last) != operation.get("value"):
+            raise ValueError(f"testing value {operation['path']} failed: test failed")
+    elif kind == "add":
+        document[last] = operation["value"]
+    elif last not in document:
+        raise KeyError(f"{kind} operation does not apply: doc is missing key: {operation['path']}")
+    elif kind == "replace":
+        document[last] = operation["value"]
+    elif kind == "remove":
+        del document[last]
+    else:
+        raise ValueError(f"unexpected kind: {kind}")
+
+
+def _prune(value: Any, schema: dict[str, Any], path: str, resource: str) -> Any:
+    """`value` without what the schema does not name; Refusal for what it does not allow."""
+    if schema is TEXT:
+        if not isinstance(value, str):
+            raise Refusal(
+                422, "Invalid", f'{KINDS[resource]}.{GROUP} is invalid: {path}: must be of type string: "{value}"'
+            )
+        return value
+    if not isinstance(value, dict):
+        raise Refusal(422, "Invalid", f"{KINDS[resource]}.{GROUP} is invalid: {path}: must be of type object")
+    if "each" in schema:
+        return {key: _prune(inner, schema["each"], f"{path}.{key}", resource) for key, inner in value.items()}
+    for key in schema["required"]:
+        if key not in value:
+            raise Refusal(422, "Invalid", f"{KINDS[resource]}.{GROUP} is invalid: {path}.{key}: Required value")
+    known = schema["properties"]
+    return {key: _prune(inner, known[key], f"{path}.{key}", resource) for key, inner in value.items() if key in known}
+
+
+if __name__ == "__main__":  # a server for executables, until it is killed
+    ApiServer(port=int(sys.argv[1]))
+    threading.Event().wait()

@@ -1,0 +1,124 @@
+"""A real API server behind the interface of the one for tests: requests are noted, faults given, and the rest passed on.
+
+RAILCNI_TEST_KUBECONFIG names its kubeconfig. Every namespace of a test is one of its own there, made when it is first
+named, and deleted in the end; the custom resources are made when the server does not know them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ipam.stores import http, kubeconfig
+from tests.stores.kubernetes_api import GROUP, KINDS, VERSION, ApiServer
+
+VARIABLES = ("RAILCNI_TEST_KUBECONFIG", "RAILCNI_KUBECONFIG")
+CRDS = Path(__file__).resolve().parents[2] / "conf/kubernetes/crds"
+_SECONDS = 30.0
+
+
+def path() -> str:
+    """The kubeconfig of the real server; "" when none is given."""
+    return next((os.environ[name] for name in VARIABLES if os.environ.get(name)), "")
+
+
+def start() -> ApiServer:
+    """The server to test against: the real one if there is one."""
+    return Proxy(path()) if path() else ApiServer()
+
+
+class Proxy(ApiServer):
+    """Passes requests on to the server of the kubeconfig at `path`."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._access = kubeconfig.load(path)
+        self._local = threading.local()
+        self._namespaces: dict[str, str] = {}
+        self._prefix = f"railcni-test-{os.getpid()}-{next(self._numbers)}"
+        for file in CRDS.glob("*.yaml"):
+            document = yaml.safe_load(file.read_text())
+            self._send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
+        deadline = time.monotonic() + _SECONDS
+        while any(self._send("GET", f"/apis/{GROUP}/{VERSION}/{kind}")[0] != 200 for kind in KINDS):
+            assert time.monotonic() < deadline, "the server does not serve the custom resources"
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        super().close()
+        for name in self._namespaces.values():
+            for kind in KINDS:
+                self._send("DELETE", f"/apis/{GROUP}/{VERSION}/namespaces/{name}/{kind}")
+            self._send("DELETE", f"/api/v1/namespaces/{name}")
+
+    def put(self, resource: str, namespace: str, name: str, spec: dict[str, Any], **metadata: Any) -> None:
+        place = self._place(namespace, resource)
+        document = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KINDS[resource], "spec": spec}
+        status, former = self._send("GET", f"{place}/{name}")
+        if status == 200:
+            document["metadata"] = {"name": name, "resourceVersion": former["metadata"]["resourceVersion"]}
+            status, said = self._send("PUT", f"{place}/{name}", document)
+        else:
+            status, said = self._send("POST", place, document | {"metadata": {"name": name}})
+        assert status < 300, said
+
+    def spec(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any] | None:
+        status, found = self._send("GET", f"{self._place(namespace, resource)}/{name}")
+        return found["spec"] if status == 200 else None
+
+    def names(self, resource: str) -> list[str]:
+        found = [self._send("GET", self._place(ns, resource))[1]["items"] for ns in list(self._namespaces)]
+        return sorted(item["metadata"]["name"] for items in found for item in items)
+
+    def remove(self, resource: str, name: str, namespace: str = "kube-system") -> None:
+        status, said = self._send("DELETE", f"{self._place(namespace, resource)}/{name}")
+        assert status < 300, said
+
+    def _serve(
+        self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
+    ) -> tuple[int, Any]:
+        if len(parts) < 6 or parts[5] not in self.resources:
+            return 404, "404 page not found\n"
+        self._refuse_forbidden(method, parts)
+        target = self._place(parts[4], parts[5]) + "".join(f"/{part}" for part in parts[6:])
+        if query:
+            target += "?" + "&".join(f"{key}={value[0]}" for key, value in query.items())
+        kind = headers.get("Content-Type") or "application/json"
+        return self._send(method, target, json.loads(body) if body else None, kind, headers.get("Accept") or "*/*")
+
+    def _place(self, namespace: str, resource: str) -> str:
+        with self._lock:
+            if namespace not in self._namespaces:
+                name = self._namespaces[namespace] = f"{self._prefix}-{len(self._namespaces)}"
+                status, said = self._send("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+                assert status in (201, 409), said
+        return f"/apis/{GROUP}/{VERSION}/namespaces/{self._namespaces[namespace]}/{resource}"
+
+    def _send(
+        self, method: str, target: str, document: Any = None, kind: str = "application/json", accept: str = "*/*"
+    ) -> tuple[int, Any]:
+        deadline = time.monotonic() + _SECONDS
+        access, connection = self._access, getattr(self._local, "connection", None)
+        if connection is None or connection.closed:
+            _, socket = http.dial([(access.host, access.port)], _SECONDS)
+            connection = http.Connection(socket, access.verified_name, access.context(deadline), deadline)
+            self._local.connection = connection
+        token = access.token(deadline)
+        headers = f"Accept: {accept}\r\nContent-Type: {kind}\r\n" + (
+            f"Authorization: Bearer {token}\r\n" if token else ""
+        )
+        body = b"" if document is None else json.dumps(document).encode()
+        status, reply = connection.request(method, access.base + target, headers, body, deadline)
+        try:
+            return status, json.loads(reply)
+        except ValueError:
+            return status, reply.decode()

@@ -1,0 +1,695 @@
+"""The etcd store's own promises: what it costs, what the network and the cluster may do to it, and what it says of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
+from ipam import acquire
+from ipam.leases import Need
+from ipam.ranges import Range
+from ipam.stores import etcd_gateway, etcd_tokens, http
+from ipam.stores.base import READ, Claimed, Lease, Taken, Unknown, Unreachable, Want
+from ipam.stores.etcd import EtcdStore
+from ipam.stores.etcd_gateway import endpoint
+from ipam.stores.etcd_search import Search
+from tests import etcd
+from tests.etcd import Cluster, Member
+from tests.proxy import Proxy
+from tests.stores import certificates, etcd_dump
+from tests.stores.kinds import EtcdKind, description, owner, want
+
+ROOT = Path(__file__).resolve().parents[2]
+TEN = 10 << 24  # 10.0.0.0
+
+pytestmark = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
+needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl: install it")
+
+
+def claim(store: EtcdStore, *offsets: int, container: str = "c1", sequence: int = 1, pool: str = "pool") -> list[Lease]:
+    answer = store.claim([want(TEN + offset, pool) for offset in offsets], owner(container, sequence))
+    assert isinstance(answer, Claimed), answer
+    return answer.leases
+
+
+def offsets(store: EtcdStore, pool: str = "pool") -> list[int]:
+    return [lease.value - TEN for lease in store.leases(pool)]
+
+
+def need(cidr: str = "10.0.0.0/16", pool: str = "pool") -> Need:
+    return Need(Range(4, TEN, int(cidr.partition("/")[2])), pool, "")
+
+
+@pytest.fixture
+def store() -> Iterator[EtcdStore]:
+    open_store, remove = EtcdKind().make(whole=False)
+    yield open_store()  # type: ignore[misc]
+    remove()
+
+
+class Requests:
+    """Counts the requests that are made, and their bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        real = http.Connection.request
+
+        def request(connection: http.Connection, *arguments: Any) -> tuple[int, bytes]:
+            status, reply = real(connection, *arguments)
+            self.sizes.append(len(reply))
+            return status, reply
+
+        monkeypatch.setattr(http.Connection, "request", request)
+
+    def taken(self) -> tuple[int, int]:
+        """(requests, the largest reply in bytes) since the last call."""
+        sizes, self.sizes = self.sizes, []
+        return len(sizes), max(sizes, default=0)
+
+
+# --- what is kept ---
+
+
+def test_an_etcd_client_that_is_not_ours_reads_what_was_claimed(store: EtcdStore) -> None:
+    who = owner("c1", 7, pod=("ns", "web/0", "uid-1"))
+    claimed = store.claim([Want("10.0.0.0-24", 4, TEN + 1, "blue")], who)
+    assert isinstance(claimed, Claimed)
+    prefix = store.record()["prefix"]
+    listed = etcd.shared(etcd.LARGE).ctl("get", "--prefix", prefix, "--keys-only").split()
+    assert listed == [
+        f"{prefix}/v1/attachment/rdma-net/c1/net1/10.0.0.0-24/0a000001/0000000000000007",
+        f"{prefix}/v1/lease/10.0.0.0-24/0a000001",
+        f"{prefix}/v1/node/node-1/10.0.0.0-24/0a000001",
+        f"{prefix}/v1/pod/ns/web%2F0/net1/10.0.0.0-24/0a000001",
+        f"{prefix}/v1/reserved/blue/0a000001",
+    ]
+    value = json.loads(etcd.shared(etcd.LARGE).ctl("get", "--print-value-only", listed[1]))
+    assert (value["address"], value["containerID"], value["pod"]) == ("10.0.0.1", "c1", ["ns", "web/0", "uid-1"])
+
+
+def test_a_release_leaves_no_key(store: EtcdStore) -> None:
+    leases = claim(store, *range(200))
+    assert acquire.lowest_free(store, need()) == TEN + 200
+    store.release(leases)
+    assert etcd.shared(etcd.LARGE).ctl("get", "--prefix", store.record()["prefix"]) == ""
+
+
+def test_names_with_separators_stay_apart(store: EtcdStore) -> None:
+    for i, (pool, network) in enumerate([("a/b", "n"), ("a", "b/n"), ("a%2Fb", "n"), ("", "n")]):
+        answer = store.claim([Want(pool, 4, TEN + i, None)], owner("c", i, network=network))
+        assert isinstance(answer, Claimed)
+    assert [(pool.name, pool.used) for pool in store.pools()] == [("", 1), ("a", 1), ("a%2Fb", 1), ("a/b", 1)]
+    assert [lease.value - TEN for lease in store.find(owner("c", network="b/n").attachment)] == [1]
+
+
+def test_a_name_that_is_no_text_is_refused(store: EtcdStore) -> None:
+    with pytest.raises(InvalidConfig, match="want another name"):
+        store.find(owner("c", network="\udc80").attachment)
+
+
+@pytest.mark.parametrize("value", ["", "nonsense", "{}", '{"pool": 1}', "[]"])
+def test_a_value_that_another_wrote_is_an_error_that_names_the_key(store: EtcdStore, value: str) -> None:
+    key = f"{store.record()['prefix']}/v1/lease/pool/0a000001"
+    etcd.shared(etcd.LARGE).ctl("put", key, "--", value)
+    with pytest.raises(StateDamaged, match=f"etcdctl del {key}"):
+        store.leases("pool")
+    answer = store.claim([want(TEN + 1)], owner())
+    assert isinstance(answer, Taken)
+
+
+def test_leases_of_a_node_are_read_without_those_of_others(store: EtcdStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(6):
+        store.claim([want(TEN + i)], owner(f"c{i}", i, node=f"node-{i % 2}"))
+    assert [lease.value - TEN for lease in store.leases("pool", node="node-1")] == [1, 3, 5]
+    page = store.leases("pool", limit=2, node="node-1")
+    assert [lease.value - TEN for lease in store.leases("pool", page[-1], 2, node="node-1")] == [5]
+
+
+# --- what it costs ---
+
+
+def test_the_lowest_free_address_costs_the_same_in_a_pool_of_thousands(
+    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, prefix = etcd.shared(etcd.LARGE).endpoints[0], store.record()["prefix"]
+    (lease,) = claim(store, 4999)
+    for start in range(0, 9000, 1000):  # what a search looks at, and no more
+        keys = [f"{prefix}/v1/lease/pool/{TEN + start + i:08x}" for i in range(1000) if start + i != 4999]
+        puts = [{"request_put": {"key": base64.b64encode(key.encode()).decode(), "value": ""}} for key in keys]
+        etcd.post(url, "kv/txn", {"success": puts})
+    wide = Need(Range(4, TEN, 16), "pool", None)
+    for _ in range(2):
+        assert acquire.lowest_free(store, wide) == TEN + 9000  # these searches leave the marks
+    assert f"full/lease/pool/4096/{TEN + 4096:08x}" in etcd_dump.dump(url, prefix)
+    count = Requests(monkeypatch)
+    assert acquire.lowest_free(store, wide) == TEN + 9000
+    requests, largest = count.taken()
+    assert requests <= 6
+    assert largest < 20_000
+    store.release([lease])
+    assert acquire.lowest_free(store, wide) == TEN + 4999
+    claim(store, 4999, container="again")
+    for _ in range(2):
+        assert acquire.lowest_free(store, wide) == TEN + 9000
+    count.taken()
+    assert acquire.lowest_free(store, wide) == TEN + 9000
+    assert count.taken()[0] <= 6
+
+
+def test_a_reader_writes_no_marks(store: EtcdStore) -> None:
+    claim(store, *range(130))
+    reader = EtcdStore({**store.record(), "password": ""}, READ)
+    assert acquire.lowest_free(reader, need()) == TEN + 130
+    assert "/full/" not in etcd.shared(etcd.LARGE).ctl("get", "--prefix", store.record()["prefix"], "--keys-only")
+
+
+def test_a_mark_is_not_set_when_an_address_was_freed_in_the_meantime(
+    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = claim(store, *range(128))
+    real = Search._mark
+
+    def mark(own: Search, *arguments: Any) -> None:
+        store.release(leases[70:71])
+        real(own, *arguments)
+
+    monkeypatch.setattr(Search, "_mark", mark)
+    assert acquire.lowest_free(store, need()) in (TEN + 70, TEN + 128)
+    assert acquire.lowest_free(store, need()) == TEN + 70
+
+
+def test_an_address_that_is_given_up_in_a_full_block_is_found_again(store: EtcdStore) -> None:
+    leases = claim(store, *range(192))
+    assert acquire.lowest_free(store, need()) == TEN + 192  # two blocks are marked
+    moved = store.claim([want(TEN + 300)], owner("c2", 2), leases[70:71])
+    assert isinstance(moved, Claimed)
+    assert acquire.lowest_free(store, need()) == TEN + 70
+
+
+def test_a_search_skips_what_another_pool_of_the_scope_has_filled(
+    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(store, *range(1280), pool="wide")
+    assert acquire.lowest_free(store, need(pool="wide")) == TEN + 1280
+    count = Requests(monkeypatch)
+    assert acquire.lowest_free(store, need(pool="narrow")) == TEN + 1280
+    assert count.taken()[0] <= 8
+
+
+def test_an_address_without_reservation_is_occupied_beside_those_that_have_one(store: EtcdStore) -> None:
+    for offset, scope in ((1, ""), (2, None), (3, "other")):
+        assert isinstance(store.claim([want(TEN + offset, scope=scope)], owner(f"c{offset}")), Claimed)
+    claim(store, 4, container="c4", pool="beside")
+    assert store.occupied("pool", "", 4, TEN, TEN + 63) == 0b11110
+
+
+def test_thirty_ranges_fit_into_one_claim_of_an_etcd_with_default_limits_also_when_they_move() -> None:
+    store = EtcdStore(description(etcd.shared().endpoints, prefix="/thirty"))
+    ranges = [Want(f"pool{i}", 4, TEN + (i << 8), "") for i in range(30)]
+    old = store.claim(ranges, owner("old", 1, pod=("ns", "a", "")))
+    assert isinstance(old, Claimed)
+    moved = [Want(w.pool, 4, w.value + 1, "") for w in ranges]
+    assert isinstance(store.claim(moved, owner("new", 2, pod=("ns", "a", "")), old.leases), Claimed)
+    assert len(store.find(owner("new").attachment)) == 30
+    assert store.find(owner("old").attachment) == []
+    with pytest.raises(InvalidConfig, match="max-txn-ops"):
+        store.claim([Want(f"many{i}", 4, TEN + (i << 8), None) for i in range(200)], owner("many", 3))
+
+
+# --- the network ---
+
+
+def is_claim(data: bytes) -> bool:
+    return b"request_put" in data and b"create_revision" in data
+
+
+class Once:
+    """The fault, for the first claim that passes."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __call__(self, data: bytes) -> str:
+        if is_claim(data):
+            fault, self.fault = self.fault, ""
+            return fault
+        return ""
+
+
+def through(proxy: Proxy, store: EtcdStore, *others: str) -> EtcdStore:
+    return EtcdStore({**store.record(), "endpoints": [f"http://127.0.0.1:{proxy.port}", *others], "password": ""})
+
+
+def shared_port() -> int:
+    return etcd.shared(etcd.LARGE).members[0].port
+
+
+def test_a_claim_whose_reply_is_lost_is_known_to_be_made(store: EtcdStore) -> None:
+    with Proxy(shared_port(), Once("reply")) as proxy:
+        claim(through(proxy, store), 1, 2)
+    assert offsets(store) == [1, 2]
+
+
+def test_a_claim_that_was_lost_on_the_way_is_unknown_and_can_be_made_again(store: EtcdStore) -> None:
+    with Proxy(shared_port(), Once("request")) as proxy:
+        own = through(proxy, store)
+        answer = own.claim([want(TEN + 1)], owner("c1", 1))
+        assert isinstance(answer, Unknown)
+        assert "has not answered" in answer.reason.msg
+        assert own.find(owner("c1").attachment) == []
+        assert isinstance(own.claim([want(TEN + 1)], owner("c1", 2)), Claimed)
+
+
+def test_a_claim_that_arrives_after_it_was_given_up_comes_to_nothing(
+    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_gateway, "_ATTEMPT_SECONDS", 0.5)
+    with Proxy(shared_port(), Once("hold")) as proxy:
+        own = through(proxy, store, etcd.shared(etcd.LARGE).endpoints[0])
+        assert isinstance(own.claim([want(TEN + 1)], owner("c1", 1)), Unknown)
+        proxy.let_go()
+        assert proxy.done.wait(10)
+    assert offsets(store) == []
+    assert isinstance(store.claim([want(TEN + 1)], owner("c1", 2)), Claimed)
+
+
+def test_a_claim_that_arrives_after_the_release_comes_to_nothing(
+    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.settle(owner("c1").attachment, 5)
+    assert isinstance(store.claim([want(TEN + 1)], owner("c1", 5)), Unknown)
+    assert isinstance(store.claim([want(TEN + 1)], owner("c1", 6)), Claimed)
+    assert isinstance(store.claim([want(TEN + 2)], owner("c2", 5)), Claimed)
+
+
+def test_an_add_whose_claim_is_lost_gets_its_address_in_the_next_try(store: EtcdStore) -> None:
+    told: list[int] = []
+    with Proxy(shared_port(), Once("request")) as proxy:
+        own, who = through(proxy, store), owner("c1", time.time_ns())
+        values = acquire.acquire(own, [need()], who, lambda wants, sequence: told.append(sequence), lambda pool: False)
+    assert values == [TEN + 1]
+    assert [lease.sequence for lease in store.leases("pool")] == told[-1:]
+
+
+def test_a_release_whose_reply_is_lost_is_made(store: EtcdStore) -> None:
+    leases = claim(store, 1)
+    lost = iter(["reply"])
+    with Proxy(shared_port(), lambda data: next(lost, "") if b"request_delete" in data else "") as proxy:
+        through(proxy, store).release(leases)
+    assert offsets(store) == []
+
+
+def test_a_connection_that_the_server_closed_is_made_anew(store: EtcdStore) -> None:
+    faults = iter(["", "request", "", "reply", ""])
+    with Proxy(shared_port(), lambda data: next(faults, "")) as proxy:
+        own = through(proxy, store)
+        for _ in range(3):
+            assert own.find(owner().attachment) == []
+
+
+def test_dead_endpoints_cost_a_moment_each(store: EtcdStore) -> None:
+    silent = socket.create_server(("127.0.0.1", 0), backlog=0)
+    fillers = [socket.socket() for _ in range(4)]
+    try:
+        for s in fillers:  # a full queue: further connections are not answered
+            s.setblocking(False)
+            s.connect_ex(silent.getsockname())
+        (closed,) = etcd.free_ports(1)
+        dead = [f"http://127.0.0.1:{port}" for port in (closed, silent.getsockname()[1])]
+        own = EtcdStore({**store.record(), "endpoints": [*dead, *store.record()["endpoints"]], "password": ""})
+        began = time.monotonic()
+        claim(own, 1)
+        assert time.monotonic() - began < etcd_gateway._ATTEMPT_SECONDS
+    finally:
+        for s in (*fillers, silent):
+            s.close()
+
+
+def test_an_endpoint_that_accepts_and_never_answers_is_left_for_the_next(
+    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_gateway, "_ATTEMPT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        first = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        own = EtcdStore({**store.record(), "endpoints": [first, *store.record()["endpoints"]], "password": ""})
+        assert own.find(owner().attachment) == []
+
+
+def test_a_store_out_of_reach_is_an_error_in_bounded_time_that_names_every_endpoint() -> None:
+    ports = etcd.free_ports(2)
+    own = EtcdStore(description([f"http://127.0.0.1:{port}" for port in ports]), seconds=0.3)
+    began = time.monotonic()
+    with pytest.raises(Unreachable) as caught:
+        own.find(owner().attachment)
+    assert 0.2 < time.monotonic() - began < 2
+    assert caught.value.code == 11
+    assert all(f"127.0.0.1:{port}: Connection refused" in caught.value.msg[:250] for port in ports)
+    assert "etcd_host" in caught.value.msg
+
+
+REPLIES = {
+    b"": Unreachable,
+    b"nonsense\r\n\r\n": Unreachable,
+    b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}": Unreachable,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n": Unreachable,
+    b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}": Unreachable,
+    b"HTTP/1.1 503 Unavailable\r\nContent-Length: 3\r\n\r\nno\n": Unreachable,
+    b"HTTP/1.1 404 Not Found\r\nContent-Length: 3\r\n\r\nno\n": InvalidConfig,
+    b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[[[[": Unreachable,
+    b"X" * 200_000: Unreachable,
+}
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: repr(reply[-30:]))
+def test_a_server_that_is_no_etcd_is_an_error_of_ours(reply: bytes) -> None:
+    import threading
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                with client:
+                    client.recv(1 << 16)
+                    try:
+                        client.sendall(reply)
+                    except OSError:
+                        pass  # it has seen enough
+
+        threading.Thread(target=serve, daemon=True).start()
+        own = EtcdStore(description([f"http://127.0.0.1:{server.getsockname()[1]}"]), seconds=0.2)
+        with pytest.raises(CniError) as caught:
+            own.find(owner().attachment)
+        assert type(caught.value) is REPLIES[reply]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+GOOD_ENDPOINTS = {
+    "e": "http://e:2379",
+    "10.0.0.1:1": "http://10.0.0.1:1",
+    " https://e/ ": "https://e:2379",
+    "fd00::1": "http://[fd00::1]:2379",
+    "[fd00::1]:7": "http://[fd00::1]:7",
+    "http://[::1]": "http://[::1]:2379",
+}
+
+
+@pytest.mark.parametrize("text", GOOD_ENDPOINTS)
+def test_an_endpoint_is_read_in_each_of_its_forms(text: str) -> None:
+    assert str(endpoint(text, False)) == GOOD_ENDPOINTS[text]
+    assert str(endpoint("e", True)) == "https://e:2379"
+
+
+@pytest.mark.parametrize("text", ["", "a:b", "a:0", "a:70000", "ftp://a", "[::1", "[::1]x", "u@h", "a/b", "a?b"])
+def test_a_malformed_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="want"):
+        endpoint(text, False)
+
+
+# --- the cluster ---
+
+
+@pytest.fixture
+def three() -> Iterator[Cluster]:
+    with Cluster(3) as cluster:
+        yield cluster
+
+
+def test_claims_go_on_when_the_leader_dies_and_when_history_is_compacted(three: Cluster) -> None:
+    own = EtcdStore(description(three.endpoints), seconds=20)
+    for i in range(40):
+        who = owner(f"c{i}", time.time_ns())
+        values = acquire.acquire(own, [need()], who, lambda wants, sequence: None, lambda pool: False)
+        assert values == [TEN + 1 + i]
+        if i == 20:
+            leader = three.leader()
+            leader.kill()
+    page = own.leases("pool", limit=10)
+    revision = json.loads(_ctl_alive(three, leader, "endpoint", "status", "-w", "json"))[0]["Status"]["header"][
+        "revision"
+    ]
+    _ctl_alive(three, leader, "compact", str(revision))
+    while page:
+        last = page[-1]
+        page = own.leases("pool", last, limit=10)
+    assert last.value == TEN + 40
+    assert offsets(own) == list(range(1, 41))
+
+
+def _ctl_alive(cluster: Cluster, dead: Member, *arguments: str) -> str:
+    alive = [m for m in cluster.members if m is not dead]
+    argv = ["etcdctl", f"--endpoints={alive[0].url}", *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_cluster_without_a_majority_is_an_error_to_retry(three: Cluster) -> None:
+    for member in three.members[1:]:
+        member.kill()
+    own = EtcdStore(description(three.endpoints), seconds=0.4)
+    answer = own.claim([want(TEN + 1)], owner())
+    assert isinstance(answer, Unknown)
+    assert answer.reason.code == 11
+    with pytest.raises(Unreachable):
+        own.find(owner().attachment)
+
+
+_WORKER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from ipam import acquire
+from ipam.leases import Need
+from ipam.ranges import Range
+from ipam.stores.base import Owner, Unreachable
+from ipam.stores.etcd import EtcdStore
+from cni.spec.request import Attachment
+import json
+described, node, count = json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+store = EtcdStore(described, seconds=20)
+need = Need(Range(4, 10 << 24, 16), "pool", "")
+for i in range(count):
+    who = Owner(Attachment("rdma-net", f"{node}-{i}", "net1"), node=node, sequence=time.time_ns())
+    (value,) = acquire.acquire(store, [need], who, lambda wants, sequence: None, lambda pool: False)
+    print("+", value, f"{node}-{i}", flush=True)
+    if i % 3 == 0:
+        assert store.release(store.find(who.attachment)) == 1
+        print("-", value, f"{node}-{i}", flush=True)
+"""
+
+
+def run_workers(described: dict[str, Any], count: int, each: int, meanwhile: Callable[[], None]) -> dict[int, str]:
+    """What `count` processes hold in the end, as they were told: container by address. No address may be held twice."""
+    argv = [sys.executable, "-IS", "-c", _WORKER, str(ROOT), json.dumps(described)]
+    running = [
+        subprocess.Popen([*argv, f"n{i}", str(each)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for i in range(count)
+    ]
+    try:
+        meanwhile()
+        told = [process.communicate(timeout=100) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    held: dict[int, str] = {}
+    for process, (out, err) in zip(running, told, strict=True):
+        assert process.returncode == 0, err[-2000:]
+        own: dict[int, str] = {}
+        for line in out.splitlines():
+            sign, value, container = line.split()
+            if sign == "+":
+                own[int(value)] = container
+            else:
+                del own[int(value)]
+        assert not held.keys() & own.keys()
+        held |= own
+    return held
+
+
+def test_fifty_processes_claim_from_one_pool_without_a_duplicate(store: EtcdStore) -> None:
+    held = run_workers({**store.record(), "password": ""}, 50, 4, lambda: None)
+    assert {lease.value: lease.container_id for lease in store.leases("pool")} == held
+    assert len(held) == 50 * 2
+
+
+@pytest.mark.long
+def test_many_processes_claim_while_leaders_die_and_return(three: Cluster) -> None:
+    def disturb() -> None:
+        for _ in range(3):
+            time.sleep(1)
+            leader = three.leader()
+            leader.signal(19)  # SIGSTOP: what it was sent is served later
+            time.sleep(1.5)
+            leader.signal(18)
+
+    described = description(three.endpoints)
+    held = run_workers(described, 12, 60, disturb)
+    own = EtcdStore(described)
+    assert {lease.value: lease.container_id for lease in own.leases("pool")} == held
+
+
+# --- certificates, users, limits ---
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("pems")
+    certificates.make(directory)
+    return directory
+
+
+@contextmanager
+def tls_cluster(pems: Path, name: str = "server", *flags: str) -> Iterator[Cluster]:
+    tls = ["--cert-file", f"{pems}/{name}.pem", "--key-file", f"{pems}/{name}.key", *flags]
+    with Cluster(1, tls, "https") as cluster:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", cluster.members[0].port)).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        yield cluster
+
+
+@needs_openssl
+def test_tls_verifies_both_sides_and_names_what_is_wrong(pems: Path) -> None:
+    def find(seconds: float = 5, **more: str) -> None:
+        more = {key: f"{pems}/{name}" for key, name in more.items()}
+        EtcdStore(description(cluster.endpoints, **more), seconds=seconds).find(owner().attachment)
+
+    def refused(*words: str, **more: str) -> None:
+        with pytest.raises(InvalidConfig) as caught:
+            find(**more)
+        assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
+
+    with tls_cluster(pems, "server", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
+        good = {"ca": "ca.pem", "cert": "client.pem", "key": "client.key"}
+        find(20, **good)
+        own = EtcdStore(description(cluster.endpoints, **{k: f"{pems}/{v}" for k, v in good.items()}))
+        for i in range(4):
+            claim(own, *range(25 * i, 25 * i + 25), container=f"c{i}")
+        assert offsets(own) == list(range(100))
+        refused(
+            "not trusted", "other-ca.pem", "etcd_ca_cert_file", ca="other-ca.pem", cert="client.pem", key="client.key"
+        )
+        refused("client certificate", "there is none", "etcd_cert_file", ca="ca.pem")
+        refused("client certificate", "stranger.pem", ca="ca.pem", cert="stranger.pem", key="stranger.key")
+        refused("cannot be used", "No such file", ca="missing.pem")
+        refused("cannot be used", "client.pem", "server.key", ca="ca.pem", cert="client.pem", key="server.key")
+        cluster.members[0].url = cluster.members[0].url.replace("https", "http")
+        with pytest.raises(Unreachable, match="https://"):
+            find(0.3)
+
+
+@needs_openssl
+def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(pems: Path) -> None:
+    with tls_cluster(pems, "elsewhere") as cluster, pytest.raises(InvalidConfig, match=r"127\.0\.0\.1.*host") as caught:
+        EtcdStore(description(cluster.endpoints, ca=f"{pems}/ca.pem"), seconds=5).find(owner().attachment)
+    assert "mismatch" in caught.value.msg
+    plain = etcd.shared().endpoints[0].replace("http:", "https:")
+    with pytest.raises(Unreachable, match="does it speak TLS"):
+        EtcdStore(description([plain]), seconds=0.3).find(owner().attachment)
+
+
+@pytest.fixture(autouse=True)
+def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are kept below a directory of the test."""
+    monkeypatch.setattr(etcd_tokens, "DIRECTORY", str(tmp_path / "tokens"))
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Cluster]:
+    """A cluster with users: root, and railcni, which may read and write below /railcni/."""
+    with Cluster(1, ["--bcrypt-cost=4"]) as cluster:
+        cluster.ctl("user", "add", "root:secret")
+        cluster.ctl("user", "add", "railcni:s3cret")
+        cluster.ctl("role", "add", "leases")
+        cluster.ctl("role", "grant-permission", "leases", "--prefix=true", "readwrite", "/railcni/")
+        cluster.ctl("user", "grant-role", "railcni", "leases")
+        cluster.ctl("user", "grant-role", "root", "root")
+        cluster.ctl("auth", "enable")
+        yield cluster
+
+
+def test_a_user_has_a_password_and_the_rights_that_it_was_granted(guarded: Cluster) -> None:
+    def store_of(user: str = "railcni", password: str = "s3cret", **more: str) -> EtcdStore:
+        return EtcdStore(description(guarded.endpoints, user=user, password=password, **more))
+
+    own = store_of()
+    assert claim(own, 1, 2)
+    assert own.release(own.find(owner().attachment)) == 2
+    own.settle(owner().attachment, 1)
+    for refused, words in (
+        (store_of(password="wrong"), ("railcni", "etcd_password")),
+        (store_of(user="nobody"), ("nobody", "etcd_username")),
+        (store_of(user=""), ("asks for authentication", "etcd_username")),
+        (store_of(prefix="/elsewhere"), ("denies", "railcni", "grant-permission", "etcd_prefix")),
+    ):
+        with pytest.raises(InvalidConfig) as caught:
+            refused.find(owner().attachment)
+        assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
+        assert "s3cret" not in str(caught.value.document("1.1.0"))
+
+
+def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
+    guarded: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = http.Connection.request
+
+    def request(connection: http.Connection, method: str, target: str, *rest: Any) -> tuple[int, bytes]:
+        asked.append(target)
+        return real(connection, method, target, *rest)
+
+    monkeypatch.setattr(http.Connection, "request", request)
+
+    def call(container: str, offset: int, password: str = "s3cret") -> int:
+        asked.clear()
+        claim(EtcdStore(description(guarded.endpoints, user="railcni", password=password)), offset, container=container)
+        return asked.count("/v3/auth/authenticate")
+
+    call("c10", 10)
+    (kept,) = Path(etcd_tokens.DIRECTORY).iterdir()
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert call("c11", 11) == 0
+    with pytest.raises(InvalidConfig):
+        call("c12", 12, "wrong")
+    kept.write_text(kept.read_text()[:-1] + "~")
+    assert call("c13", 13) == 1
+    assert call("c14", 14) == 0
+    kept.chmod(0o666)
+    assert call("c15", 15) == 1
+
+
+def test_a_user_is_no_hindrance_where_none_is_needed(store: EtcdStore) -> None:
+    claim(EtcdStore({**store.record(), "user": "railcni", "password": "s3cret"}), 1)
+    assert offsets(store) == [1]
+
+
+def test_a_full_etcd_says_what_to_do_and_still_releases() -> None:
+    with Cluster(1, ["--quota-backend-bytes=1000000"]) as cluster:
+        own = EtcdStore(description(cluster.endpoints))
+        leases = claim(own, 1)
+        with pytest.raises(TryAgainLater, match="NOSPACE") as caught:
+            for i in range(2000):
+                claim(own, *range(100 + 10 * i, 110 + 10 * i), container=f"c{i}")
+        assert "quota-backend-bytes" in caught.value.msg[:250]
+        assert not isinstance(caught.value, Unreachable)
+        assert own.release(leases) == 1

@@ -1,0 +1,310 @@
+"""Kubeconfigs as nodes have them: what is read, what is refused, and how the API server is then spoken to."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml as oracle
+
+from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
+from ipam.stores import kubeconfig, yaml
+from ipam.stores.base import Unreachable
+from ipam.stores.kubernetes_api import POOLS, Api, Gone
+from tests.stores import certificates
+from tests.stores.kubernetes_api import ApiServer
+
+DOCUMENTS = {
+    "installer": """# Kubeconfig file for the Whereabouts CNI plugin.
+apiVersion: v1
+kind: Config
+clusters:
+- name: local
+  cluster:
+    server: https://[fd00::1]:443
+    certificate-authority-data: LS0tLS1C==
+users:
+- name: whereabouts
+  user:
+    token: "ey.J-h"
+contexts:
+- name: whereabouts-context
+  context:
+    cluster: local
+    user: whereabouts
+    namespace: kube-system
+current-context: whereabouts-context
+preferences: {}
+""",
+    "flow": "a: [{name: c, cluster: {server: \"http://127.0.0.1:8001\"}}, [x, \"y z\", 'it''s'], {}]\nb: {c: }\n",
+    "JSON": '{"a": ["x", {"b": "c\\n"}], "d": null}',
+    "literal": "---\n# c\na:\n  -\n    b: |\n      one\n        two\n\n    c: d e # f\n  - g: 'h'\n\n  - - i\n    - j\nk:\nl: true\n",
+    "deep sequence": "users:\n    - name: a\n      user:\n          exec:\n              args: []\n              env:\n              - {name: A, value: 'b c'}\n",
+    "no value": "# nothing\n",
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_what_is_read_means_what_yaml_says(name: str) -> None:
+    assert yaml.loads(DOCUMENTS[name].encode()) == oracle.safe_load(DOCUMENTS[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: &x b\n", 1),
+        ("a: *x\n", 1),
+        ("a: !!str b\n", 1),
+        ("a: >\n  b\n", 1),
+        ("a: b\n c: d\n", 2),
+        ('a: "b\n', 1),
+        ("a: b\n\na: c\n", 3),
+        ("a: {b: c\n", 1),
+        ("a:\n\tb: c\n", 2),
+        ("a: b\n---\nc: d\n", 2),
+        ("a: b: c\n", 1),
+        ("- a\nb: c\n", 2),
+        ("a:\n  b\n  c\n", 3),
+        ("[" * 99, 1),
+    ],
+)
+def test_what_is_more_than_a_kubeconfig_needs_is_refused_with_its_line(text: str, line: int) -> None:
+    with pytest.raises(ValueError, match=f"^line {line} "):
+        yaml.loads(text.encode())
+
+
+def write(path: Path, user: Any = None, cluster: Any = None, context: Any = None, **more: Any) -> str:
+    document = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443", **(cluster or {})}}],
+        "users": [{"name": "u", "user": user or {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", **(context or {})}}],
+        "current-context": "x",
+        **more,
+    }
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def test_the_current_context_counts_and_its_namespace_is_kube_system_unless_named(tmp_path: Path) -> None:
+    access = kubeconfig.load(write(tmp_path / "k"))
+    assert (str(access), access.namespace) == ("https://10.0.0.1:6443", "kube-system")
+    assert kubeconfig.load(write(tmp_path / "k", context={"namespace": "net"})).namespace == "net"
+
+
+@pytest.mark.parametrize(
+    ("server", "meant"),
+    [
+        ("https://[fd00::1]:443", (True, "fd00::1", 443, "")),
+        ("https://api.example/k8s/c-1/", (True, "api.example", 443, "/k8s/c-1")),
+        ("http://localhost", (False, "localhost", 80, "")),
+        ("10.0.0.1:8080", (False, "10.0.0.1", 8080, "")),
+    ],
+)
+def test_the_server_is_a_url(tmp_path: Path, server: str, meant: tuple[bool, str, int, str]) -> None:
+    access = kubeconfig.load(write(tmp_path / "k", cluster={"server": server}))
+    assert (access.tls, access.host, access.port, access.base) == meant
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"current-context": "y"}, 'current-context names "y"'),
+        ({"context": {"cluster": "z"}}, 'context "x" names "z"'),
+        ({"cluster": {"server": "ftp://x"}}, "want a URL"),
+        ({"cluster": {"server": "https://x:99999"}}, "want a URL"),
+        ({"cluster": {"proxy-url": "http://p"}}, "proxy-url"),
+        ({"cluster": {"certificate-authority-data": "%"}}, "not base64"),
+        ({"user": {"username": "a", "password": "b"}}, "username"),
+        ({"user": {"as": "admin"}}, "as of its user"),
+        ({"user": {"auth-provider": {"name": "gcp"}}}, "use `exec`"),
+        ({"user": {"exec": {"command": "x", "apiVersion": "v0"}}}, "apiVersion"),
+        ({"user": {"token": 5}}, "token is no text"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    path = write(tmp_path / "k", **more)
+    with pytest.raises(InvalidConfig) as caught:
+        kubeconfig.load(path)
+    assert said in caught.value.msg[:250]
+    assert path in caught.value.msg
+
+
+def test_a_kubeconfig_that_is_not_there_is_named() -> None:
+    with pytest.raises(InvalidConfig, match="/nowhere/k cannot be read"):
+        kubeconfig.load("/nowhere/k")
+
+
+# --- against a server ---
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("pki")
+    certificates.make(directory)
+    return directory
+
+
+Start = Callable[..., ApiServer]
+
+
+@pytest.fixture
+def start(pki: Path) -> Iterator[Start]:
+    started = []
+
+    def begin(tls: bool = True, certificate: str = "server", client: bool = False) -> ApiServer:
+        context = None
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(pki / f"{certificate}.pem", pki / f"{certificate}.key")
+            if client:
+                context.load_verify_locations(pki / "ca.pem")
+                context.verify_mode = ssl.CERT_REQUIRED
+        started.append(ApiServer(context))
+        return started[-1]
+
+    yield begin
+    for server in started:
+        server.close()
+
+
+def api(tmp_path: Path, server: ApiServer, user: Any = None, seconds: float = 2, **cluster: Any) -> Api:
+    return Api(write(tmp_path / "k", user, {"server": server.url, **cluster}), seconds)
+
+
+def works(one: Api) -> bool:
+    try:
+        one.get(POOLS, "none")
+    except Gone:
+        return True
+    finally:
+        one.close()
+    return False
+
+
+def encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def test_the_certificate_is_verified_by_file_data_or_relative_path(tmp_path: Path, start: Start, pki: Path) -> None:
+    server = start()
+    assert works(api(tmp_path, server, **{"certificate-authority": str(pki / "ca.pem")}))
+    assert works(api(tmp_path, server, **{"certificate-authority-data": encoded(pki / "ca.pem")}))
+    (tmp_path / "own.pem").write_bytes((pki / "ca.pem").read_bytes())
+    assert works(api(tmp_path, server, **{"certificate-authority": "own.pem"}))
+    with pytest.raises(InvalidConfig, match="certificate-authority"):
+        works(api(tmp_path, server, **{"certificate-authority": str(pki / "other-ca.pem")}))
+    with pytest.raises(InvalidConfig, match="not trusted"):
+        works(api(tmp_path, server))
+    assert works(api(tmp_path, server, **{"insecure-skip-tls-verify": True}))
+
+
+def test_a_certificate_for_another_name_needs_tls_server_name(tmp_path: Path, start: Start, pki: Path) -> None:
+    server, ca = start(certificate="elsewhere"), {"certificate-authority": str(pki / "ca.pem")}
+    with pytest.raises(InvalidConfig, match="tls-server-name"):
+        works(api(tmp_path, server, **ca))
+    assert works(api(tmp_path, server, **ca, **{"tls-server-name": "elsewhere.example"}))
+
+
+def test_a_client_certificate_is_shown_from_files_or_data(tmp_path: Path, start: Start, pki: Path) -> None:
+    server, ca = start(client=True), {"certificate-authority": str(pki / "ca.pem")}
+    files = {"client-certificate": str(pki / "client.pem"), "client-key": str(pki / "client.key")}
+    data = {f"{key}-data": encoded(Path(path)) for key, path in files.items()}
+    assert works(api(tmp_path, server, files, **ca))
+    assert works(api(tmp_path, server, data, **ca))
+    with pytest.raises(CniError):
+        works(api(tmp_path, server, None, 1, **ca))
+    with pytest.raises(InvalidConfig, match=r"client\.pem"):
+        works(api(tmp_path, server, {**files, "client-key": str(pki / "stranger.key")}, **ca))
+
+
+def test_a_token_file_is_read_again_when_its_token_is_refused(tmp_path: Path, start: Start) -> None:
+    server = start(tls=False)
+    server.tokens = {"first"}
+    (tmp_path / "token").write_text("first\n")
+    one = api(tmp_path, server, {"tokenFile": "token", "token": "never used"})
+    assert works(one)
+    server.tokens = {"second"}
+    (tmp_path / "token").write_text("second\n")
+    assert works(one)
+    server.tokens = {"third"}
+    with pytest.raises(InvalidConfig, match="does not accept the credentials"):
+        works(one)
+    asked = len(server.seen)
+    with pytest.raises(InvalidConfig):
+        works(one)
+    assert len(server.seen) == asked + 2  # once again with what the file says now, and no more
+
+
+def helper(tmp_path: Path, script: str, **more: Any) -> dict[str, Any]:
+    path = tmp_path / "helper"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "./helper", **more}}
+
+
+PRINT = """echo x >> "$0.runs"; printf '{"status": {"token": "%s"}}' "$(cat "$0.token")$SUFFIX$1" """
+
+
+def test_an_exec_helper_is_run_once_and_again_when_its_token_is_refused(tmp_path: Path, start: Start) -> None:
+    server = start(tls=False)
+    server.tokens = {"a-b-c"}
+    (tmp_path / "helper.token").write_text("a")
+    user = helper(tmp_path, PRINT, args=["-c"], env=[{"name": "SUFFIX", "value": "-b"}])
+    one = api(tmp_path, server, user)
+    assert works(one)
+    assert works(one)
+    server.tokens = {"z-b-c"}
+    (tmp_path / "helper.token").write_text("z")
+    assert works(one)
+    assert (tmp_path / "helper.runs").read_text() == "x\nx\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "said"),
+    [
+        ("exit 3", InvalidConfig, "status 3"),
+        ("echo nonsense", InvalidConfig, "ExecCredential"),
+        ("echo '{}'", InvalidConfig, "ExecCredential"),
+        ("exec sleep 60", TryAgainLater, "not ended in time"),
+    ],
+)
+def test_an_exec_helper_that_fails_is_named(
+    tmp_path: Path, start: Start, script: str, kind: type[CniError], said: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(kind, match=said) as caught:
+        works(api(tmp_path, start(tls=False), helper(tmp_path, script), 0.5))
+    assert "helper" in caught.value.msg[:250]
+    assert time.monotonic() - began < 30
+
+
+def test_a_server_that_does_not_speak_tls_is_said_so(tmp_path: Path, start: Start) -> None:
+    server = start(tls=False)
+    server.url = server.url.replace("http:", "https:")
+    with pytest.raises(CniError, match=r"http://|TLS"):
+        works(api(tmp_path, server, seconds=0.5))
+
+
+def test_nobody_at_the_address_is_unreachable_and_named(tmp_path: Path, start: Start) -> None:
+    server = start(tls=False)
+    server.close()
+    with pytest.raises(Unreachable) as caught:
+        works(api(tmp_path, server, seconds=0.2))
+    assert server.url in caught.value.msg[:250]
+    assert caught.value.code == 11
+
+
+def test_lists_come_in_pages(tmp_path: Path, start: Start) -> None:
+    server = start(tls=False)
+    for i in range(1203):
+        server.put(POOLS, "kube-system", f"p{i:05d}", {"range": "10.0.0.0/24", "allocations": {}})
+    one = api(tmp_path, server)
+    assert len(one.list_all(POOLS)) == 1203
+    assert len(server.seen) == 3
+    one.close()

@@ -1,0 +1,636 @@
+"""The Kubernetes store against an API server, and the verbs over it: what it writes, what it asks, what it says.
+
+The objects here are those of whereabouts v0.9.4.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni.attachment import Book
+from cni.log import Log
+from cni.spec import request as requests
+from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater, UnsupportedField
+from ipam import acquire, leases, plugin
+from ipam.ranges import Range, format_address
+from ipam.stores import kubernetes_turns
+from ipam.stores.base import Claimed, Lease, Taken, Unknown, Unreachable, Want
+from ipam.stores.kubernetes import KubernetesStore
+from ipam.stores.kubernetes_api import RIGHTS, Api, Conflict
+from ipam.stores.kubernetes_claim import LIMIT
+from tests.node import ROOT
+from tests.stores import kubernetes_api, kubernetes_proxy
+from tests.stores.kinds import owner
+from tests.stores.kubernetes_api import ApiServer
+
+POOLS, RESERVATIONS = "ippools", "overlappingrangeipreservations"
+POOL = "10.0.0.0-24"
+TEN = 10 << 24
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    server = kubernetes_proxy.start()
+    yield server
+    server.close()
+
+
+class Cluster:
+    """Nodes of one cluster: each has its records, and a kubeconfig."""
+
+    def __init__(self, server: ApiServer, directory: Path) -> None:
+        self.server = server
+        self.directory = directory
+        self.kubeconfig = server.kubeconfig(directory)
+
+    def store(self, *pools: str, known: list[Lease] | None = None, seconds: float = 5) -> KubernetesStore:
+        described: dict[str, Any] = {"kind": "kubernetes", "kubeconfig": self.kubeconfig}
+        if pools:
+            described["pools"] = list(pools)
+        return KubernetesStore(described, seconds, lambda: known or [])
+
+    def call(self, verb: str, container: str = "c1", ipam: dict[str, Any] | None = None, **more: Any) -> list[str]:
+        node = more.pop("node", "node-1")
+        block = {"range": "10.0.0.0/24", "datastore": "kubernetes", "kubernetes": {"kubeconfig": self.kubeconfig}}
+        block |= {"log_file": str(self.directory / "log"), "store_timeout": more.pop("seconds", 5)} | (ipam or {})
+        environ = {
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": container,
+            "CNI_IFNAME": "net1",
+            "CNI_NETNS": "/run/netns/no-such-namespace",
+            "CNI_PATH": "/opt/cni/bin",
+            "CNI_ARGS": f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={more.pop('pod', container)}{more.pop('args', '')}",
+        }
+        if verb in ("GC", "STATUS"):
+            del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
+        config = {"cniVersion": "1.1.0", "name": "rdma-net", "ipam": block, **more}
+        request = requests.parse(environ, json.dumps(config).encode())
+        result = plugin.call(request, Log(), str(self.directory / node))
+        return [a.address for a in result.ips] if result else []
+
+    def recorded(self, node: str = "node-1") -> dict[str, list[str]]:
+        return {a.container_id: d["addresses"] for a, _, d in Book(str(self.directory / node)).all()}
+
+    def allocations(self, pool: str = POOL) -> dict[str, Any]:
+        spec = self.server.spec(POOLS, pool)
+        return spec["allocations"] if spec else {}
+
+    def asked(self) -> list[str]:
+        """The requests since the last call, without their bodies."""
+        seen = [f"{method} {path}" for method, path, _ in self.server.seen]
+        self.server.seen.clear()
+        return seen
+
+
+@pytest.fixture
+def cluster(server: ApiServer, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    return Cluster(server, tmp_path)
+
+
+def want(value: int, pool: str = POOL, scope: str | None = "", family: int = 4) -> Want:
+    return Want(pool, family, value, scope)
+
+
+# --- what stands in the cluster ---
+
+
+def test_an_add_writes_what_whereabouts_writes(cluster: Cluster) -> None:
+    assert cluster.call("ADD", pod="a") == ["10.0.0.1/24"]
+    assert cluster.server.spec(POOLS, POOL) == {
+        "range": "10.0.0.0/24",
+        "allocations": {"1": {"id": "c1", "podref": "ns/a", "ifname": "net1"}},
+    }
+    assert cluster.server.spec(RESERVATIONS, "10.0.0.1") == {"podref": "ns/a", "ifname": "net1", "containerid": "c1"}
+    cluster.call("DEL", pod="a")
+    assert cluster.allocations() == {}
+    assert cluster.server.names(RESERVATIONS) == []
+    assert cluster.recorded() == {}
+
+
+@pytest.mark.parametrize(
+    ("block", "pool", "reservation"),
+    [
+        ({"range": "fd00:1::/64"}, "fd00-1---64", "fd00-1--1"),
+        ({"range": "10.9.8.7/16", "network_name": "blue"}, "blue-10.9.0.0-16", "blue-10.9.0.1"),
+        ({"range": "fd00:1::/64", "network_name": "blue"}, "blue-fd00-1---64", "blue-fd00-1--1"),
+    ],
+)
+def test_objects_are_named_as_whereabouts_names_them(
+    cluster: Cluster, block: dict[str, Any], pool: str, reservation: str
+) -> None:
+    cluster.call("ADD", ipam=block)
+    assert cluster.server.names(POOLS) == [pool]
+    assert list(cluster.allocations(pool)) == ["1"]
+    assert cluster.server.names(RESERVATIONS) == [reservation]
+    cluster.call("DEL", ipam=block)
+    assert cluster.server.names(RESERVATIONS) == []
+    assert cluster.allocations(pool) == {}
+
+
+def test_offsets_count_from_the_address_as_it_stands_in_the_range(cluster: Cluster) -> None:
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.8/24", "allocations": {}})
+    assert cluster.call("ADD", ipam={"range_start": "10.0.0.10"}) == ["10.0.0.10/24"]
+    assert list(cluster.allocations()) == ["2"]
+
+
+def test_stray_keys_huge_offsets_and_unknown_members_are_kept(cluster: Cluster) -> None:
+    claimed = {"id": "go", "podref": "ns/vm", "ifname": "net1", "ipamclaimref": "ns/claim"}
+    strange = {"nonsense": claimed, "-3": claimed, "9223372036854775808": claimed, "1": claimed}
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": strange})
+    before = cluster.allocations()
+    assert before.keys() == strange.keys()
+    kubernetes_api.ENTRY["properties"]["ipamclaimref"] = kubernetes_api.TEXT
+    try:
+        assert cluster.call("ADD") == ["10.0.0.2/24"]
+        cluster.call("DEL")
+    finally:
+        del kubernetes_api.ENTRY["properties"]["ipamclaimref"]
+    assert cluster.allocations() == before
+
+
+def test_an_offset_that_go_would_drop_is_not_given(cluster: Cluster) -> None:
+    with pytest.raises(InvalidConfig, match=r"2\^63"):
+        cluster.call("ADD", ipam={"range": "fd00::/48", "range_start": "fd00::8000:0:0:0"})
+    assert cluster.recorded() == {}
+
+
+# --- how many requests ---
+
+
+def test_an_add_in_the_steady_state_is_three_requests_a_range_and_lists_nothing(cluster: Cluster) -> None:
+    cluster.call("ADD", "first")
+    cluster.asked()
+    cluster.call("ADD")
+    assert cluster.asked() == [f"GET {POOLS}/{POOL}", f"PATCH {POOLS}/{POOL}", f"POST {RESERVATIONS}"]
+    cluster.call("ADD")
+    assert cluster.asked() == [f"GET {POOLS}/{POOL}", f"GET {RESERVATIONS}/10.0.0.2"]
+    cluster.call("DEL")
+    reservation = f"{RESERVATIONS}/10.0.0.2"
+    assert cluster.asked() == [
+        *(f"GET {POOLS}/{POOL}", f"GET {reservation}", f"DELETE {reservation}", f"PATCH {POOLS}/{POOL}")
+    ]
+
+
+def test_without_overlapping_ranges_nothing_is_reserved(cluster: Cluster) -> None:
+    block = {"enable_overlapping_ranges": False}
+    cluster.call("ADD", "first", block)
+    cluster.asked()
+    assert cluster.call("ADD", ipam=block) == ["10.0.0.2/24"]
+    assert cluster.asked() == [f"GET {POOLS}/{POOL}", f"PATCH {POOLS}/{POOL}"]
+
+
+# --- lease rules with Go's leases ---
+
+
+def go_lease(cluster: Cluster, container: str = "go", pod: str = "ns/a", offset: str = "5") -> None:
+    allocations = {**cluster.allocations(), offset: {"id": container, "podref": pod, "ifname": "net1"}}
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": allocations})
+    reservation = {"podref": pod, "ifname": "net1"}
+    cluster.server.put(RESERVATIONS, "kube-system", f"10.0.0.{offset}", reservation)
+
+
+def test_a_lease_that_go_made_is_released_by_our_delete(cluster: Cluster) -> None:
+    go_lease(cluster)
+    cluster.call("DEL", "go", pod="a")
+    assert cluster.allocations() == {}
+    assert cluster.server.names(RESERVATIONS) == []
+
+
+def test_a_pod_that_go_gave_an_address_keeps_it_in_its_new_sandbox(cluster: Cluster) -> None:
+    go_lease(cluster)
+    assert cluster.call("ADD", "new", pod="a") == ["10.0.0.5/24"]
+    assert cluster.allocations() == {"5": {"id": "new", "podref": "ns/a", "ifname": "net1"}}
+    assert cluster.server.spec(RESERVATIONS, "10.0.0.5") == {"podref": "ns/a", "ifname": "net1", "containerid": "new"}
+    cluster.call("DEL", "go", pod="a")
+    assert list(cluster.allocations()) == ["5"]
+    cluster.call("CHECK", "new", pod="a", prevResult={"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.5/24"}]})
+
+
+def test_the_pod_of_another_node_is_known_by_the_reservation(cluster: Cluster) -> None:
+    assert cluster.call("ADD", "old", pod="db-0", args=";K8S_POD_UID=u1", node="node-1") == ["10.0.0.1/24"]
+    assert cluster.call("ADD", "other", pod="db-0", args=";K8S_POD_UID=u2", node="node-2") == ["10.0.0.2/24"]
+    assert cluster.call("ADD", "same", pod="db-0", args=";K8S_POD_UID=u1", node="node-3") == ["10.0.0.1/24"]
+    cluster.call("DEL", "old", pod="db-0", node="node-1")
+    assert {entry["id"] for entry in cluster.allocations().values()} == {"same", "other"}
+
+
+def test_an_address_reserved_by_another_range_is_passed_over_and_nothing_of_the_attempt_stays(cluster: Cluster) -> None:
+    cluster.call("ADD", "narrow", {"range": "10.0.0.0/28"})
+    (address,) = cluster.call("ADD", "wide")
+    assert address != "10.0.0.1/24"
+    assert len(cluster.allocations()) == 1
+    assert len(cluster.server.names(RESERVATIONS)) == 2
+
+
+def test_a_lost_reservation_is_made_again_by_a_retry(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    cluster.server.remove(RESERVATIONS, "10.0.0.1")
+    assert cluster.call("ADD") == ["10.0.0.1/24"]
+    assert cluster.server.names(RESERVATIONS) == ["10.0.0.1"]
+
+
+def test_a_delete_leaves_the_reservation_of_another(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    cluster.server.put(
+        RESERVATIONS, "kube-system", "10.0.0.1", {"podref": "ns/other", "ifname": "net1", "containerid": "x"}
+    )
+    cluster.call("DEL")
+    assert cluster.allocations() == {}
+    assert cluster.server.names(RESERVATIONS) == ["10.0.0.1"]
+
+
+def test_a_range_that_was_taken_out_of_the_configuration_is_freed_too(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    cluster.call("DEL", ipam={"range": "10.7.0.0/24"})
+    assert cluster.allocations() == {}
+    cluster.call("ADD")
+    assert cluster.call("ADD", ipam={"range": "10.7.0.0/24"}) == ["10.7.0.1/24"]
+    assert cluster.allocations() == {}
+
+
+def test_gc_frees_what_the_runtime_no_longer_lists(cluster: Cluster) -> None:
+    for container in ("c1", "c2"):
+        cluster.call("ADD", container)
+    cluster.call("GC", "", **{"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "net1"}]})
+    assert [entry["id"] for entry in cluster.allocations().values()] == ["c2"]
+
+
+# --- conflicts and lost replies ---
+
+
+def test_a_pool_that_changed_meanwhile_is_read_again(cluster: Cluster) -> None:
+    cluster.call("ADD", "first")
+    meddled = []
+
+    def meddle(method: str, resource: str, number: int) -> Any:
+        if method == "PATCH" and not meddled:
+            meddled.append(1)
+            return lambda: go_lease(cluster, "go", "ns/x", "2")
+        return None
+
+    cluster.server.faults = meddle
+    (address,) = cluster.call("ADD")
+    assert address not in ("10.0.0.1/24", "10.0.0.2/24")
+    assert len(cluster.allocations()) == 3
+
+
+@pytest.mark.parametrize("method", ["PATCH", "POST"])
+@pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, kubernetes_api.DROP_AFTER])
+def test_a_reply_that_is_lost_neither_loses_nor_doubles_an_address(cluster: Cluster, method: str, when: str) -> None:
+    cluster.call("ADD", "first")
+    lost: list[int] = []
+
+    def drop(asked: str, resource: str, number: int) -> Any:
+        if asked == method and not lost:
+            lost.append(number)
+            return when
+        return None
+
+    cluster.server.faults = drop
+    assert cluster.call("ADD") == ["10.0.0.2/24"]
+    assert sorted(cluster.allocations()) == ["1", "2"]
+    assert cluster.server.names(RESERVATIONS) == ["10.0.0.1", "10.0.0.2"]
+    for container in ("first", "c1"):
+        cluster.call("DEL", container)
+    assert cluster.allocations() == {}
+    assert cluster.server.names(RESERVATIONS) == []
+
+
+@pytest.mark.parametrize("method", ["PATCH", "DELETE"])
+@pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, kubernetes_api.DROP_AFTER])
+def test_a_delete_whose_reply_is_lost_is_finished_later(cluster: Cluster, method: str, when: str) -> None:
+    cluster.call("ADD")
+    cluster.server.faults = lambda asked, resource, number: when if asked == method else None
+    cluster.call("DEL")
+    assert cluster.recorded() == {"c1": ["10.0.0.1"]}
+    cluster.server.faults = lambda asked, resource, number: None
+    cluster.call("DEL")
+    assert cluster.recorded() == {}
+    assert cluster.allocations() == {}
+    assert cluster.server.names(RESERVATIONS) == []
+
+
+def test_a_server_error_after_the_commit_is_read_again(cluster: Cluster) -> None:
+    cluster.call("ADD", "first")
+    status = {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcdserver: request timed out"}
+    failed: list[int] = []
+
+    def fail(method: str, resource: str, number: int) -> Any:
+        if method == "PATCH" and not failed:
+            failed.append(number)
+            return 500, status
+        return None
+
+    cluster.server.faults = fail
+    assert cluster.call("ADD") == ["10.0.0.2/24"]
+
+
+def test_too_many_requests_are_waited_for(cluster: Cluster) -> None:
+    busy = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "too many", "details": {}}
+    cluster.server.faults = lambda method, resource, number: (429, busy) if number < 4 else None
+    assert cluster.call("ADD") == ["10.0.0.1/24"]
+
+
+def test_a_server_that_asks_for_more_time_than_there_is_ends_the_wait_at_once(cluster: Cluster) -> None:
+    busy = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "too many"}
+    cluster.server.faults = lambda method, resource, number: (429, {**busy, "details": {"retryAfterSeconds": 9}})
+    assert message(cluster).startswith("11 ")
+    assert len(cluster.asked()) == 1
+
+
+def test_a_delete_frees_a_reservation_whose_allocation_another_has_removed(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {}})
+    cluster.call("DEL")
+    assert cluster.server.names(RESERVATIONS) == []
+    assert cluster.recorded() == {}
+
+
+def test_ranges_are_given_all_together_or_not_at_all(cluster: Cluster) -> None:
+    block = {"ipRanges": [{"range": "10.1.0.0/30"}]}
+    assert cluster.call("ADD", "c1", block) == ["10.0.0.1/24", "10.1.0.1/30"]
+    assert cluster.call("ADD", "c2", block) == ["10.0.0.2/24", "10.1.0.2/30"]
+    with pytest.raises(TryAgainLater, match="exhausted"):
+        cluster.call("ADD", "c3", block)
+    assert len(cluster.allocations()) == 2
+    store = cluster.store()
+    answer = store.claim([want(TEN + 9), Want("10.1.0.0-30", 4, TEN + (1 << 16) + 1, "")], owner("late"))
+    assert isinstance(answer, Taken)
+    assert len(cluster.allocations()) == 2
+
+
+# --- errors ---
+
+
+def message(cluster: Cluster, verb: str = "ADD", **more: Any) -> str:
+    with pytest.raises(CniError) as caught:
+        cluster.call(verb, seconds=1, **more)
+    return f"{caught.value.code} {caught.value.msg}"[:250]  # runtimes cut the rest
+
+
+def test_the_definitions_are_what_the_server_of_these_tests_prunes_by(cluster: Cluster) -> None:
+    def simple(schema: dict[str, Any]) -> dict[str, Any]:
+        if schema["type"] == "string":
+            return kubernetes_api.TEXT
+        if "additionalProperties" in schema:
+            return {"each": simple(schema["additionalProperties"])}
+        properties = {key: simple(inner) for key, inner in schema["properties"].items()}
+        return {"properties": properties, "required": sorted(schema["required"])}
+
+    for resource, spec in kubernetes_api.SPECS.items():
+        document = yaml.safe_load((ROOT / f"conf/kubernetes/crds/{resource}.yaml").read_text())
+        (version,) = document["spec"]["versions"]
+        found = simple(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
+        assert found == {**spec, "required": sorted(spec["required"])}
+        assert document["spec"]["names"]["kind"] == kubernetes_api.KINDS[resource]
+        assert version["name"] == kubernetes_api.VERSION
+
+
+def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) -> None:
+    documents = list(yaml.safe_load_all((ROOT / "conf/kubernetes/rbac.yaml").read_text()))
+    (role,) = [d for d in documents if d["kind"] == "Role"]
+    granted = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
+    assert granted == {resource: verbs.split() for resource, verbs in RIGHTS.items()}
+    cluster.call("ADD", "narrow", {"range": "10.0.0.0/28"})
+    cluster.call("ADD", "wide")
+    cluster.call("ADD", "wide-2", pod="wide")
+    cluster.call("DEL", "narrow", {"range": "10.0.0.0/28"})
+    cluster.store().pools()
+    verbs = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+    used: dict[str, set[str]] = {}
+    for asked in cluster.asked():
+        method, _, place = asked.partition(" ")
+        resource, _, name = place.partition("/")
+        used.setdefault(resource, set()).add(verbs.get(method, "get" if name else "list"))
+    assert used == {resource: set(verbs) for resource, verbs in granted.items()}
+
+
+def test_a_missing_right_is_named(cluster: Cluster) -> None:
+    cluster.server.forbidden = {("patch", POOLS), ("create", POOLS)}
+    said = message(cluster)
+    assert said.startswith("7 ")
+    assert all(word in said for word in (cluster.server.url, "create", POOLS, "kube-system", "whereabouts.cni.cncf.io"))
+
+
+def test_missing_resources_are_named_with_their_remedy(cluster: Cluster) -> None:
+    cluster.server.resources.clear()
+    assert "apply conf/kubernetes/crds" in message(cluster)
+
+
+def test_a_server_that_is_away_is_error_11_and_a_delete_succeeds_and_stays_pending(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    cluster.server.close()
+    began = time.monotonic()
+    said = message(cluster, container="c2")
+    assert said.startswith("11 ")
+    assert cluster.server.url in said
+    cluster.call("DEL", seconds=1)
+    assert time.monotonic() - began < 30
+    assert "c1" in cluster.recorded()
+    with pytest.raises(NotAvailable):
+        cluster.call("STATUS", "", seconds=1)
+
+
+def test_a_kubeconfig_that_has_gone_is_named_and_no_pod_hangs_on_it(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    path = Path(cluster.kubeconfig)
+    path.rename(path.with_suffix(".gone"))
+    assert message(cluster, container="c2").startswith(f"7 kubeconfig {path} cannot be read")
+    cluster.call("DEL")
+    assert cluster.recorded().keys() == {"c1"}
+    path.with_suffix(".gone").rename(path)
+    cluster.call("DEL")
+    assert cluster.allocations() == cluster.recorded() == {}
+
+
+def test_a_name_that_no_object_can_have_is_said_of_the_network(cluster: Cluster) -> None:
+    assert "ipam.network_name" in message(cluster, ipam={"network_name": "My_Net"})
+    assert cluster.recorded() == {}
+
+
+def test_node_slices_are_refused(cluster: Cluster) -> None:
+    with pytest.raises(UnsupportedField, match="node_slice_size"):
+        cluster.call("ADD", ipam={"node_slice_size": "/26"})
+
+
+def test_a_pool_near_the_limit_of_an_object_is_warned_of_and_then_refused(cluster: Cluster) -> None:
+    def fill(size: int) -> None:
+        entry = {"id": "c" * 64, "podref": "ns/" + "p" * 60, "ifname": "net1"}
+        count = size // (len(json.dumps(entry)) + 12)
+        allocations = {str(i): entry for i in range(10, 10 + count)}
+        cluster.server.put(POOLS, "kube-system", "10.0.0.0-16", {"range": "10.0.0.0/16", "allocations": allocations})
+
+    said: list[str] = []
+    described = {"kind": "kubernetes", "kubeconfig": cluster.kubeconfig}
+    fill(int(LIMIT * 0.85))
+    store = KubernetesStore(described, 5, warn=said.append)
+    assert isinstance(store.claim([want(TEN + 1, "10.0.0.0-16")], owner("c1")), Claimed)
+    assert "KiB" in said[0]
+    fill(LIMIT)
+    with pytest.raises(TryAgainLater, match="Divide its range"):
+        store.claim([want(TEN + 2, "10.0.0.0-16")], owner("c2"))
+    assert "PATCH" not in cluster.asked()[-1]
+
+
+def test_no_answer_at_all_is_unknown(cluster: Cluster) -> None:
+    cluster.call("ADD", "first")
+    cluster.server.faults = lambda method, resource, number: (kubernetes_api.DROP_AFTER if method == "PATCH" else None)
+    store = cluster.store(POOL, seconds=1)
+    who = owner("c9", network="rdma-net")
+    assert isinstance(store.claim([want(TEN + 9)], who), Unknown)
+    (found,) = cluster.store(POOL).find(who.attachment)
+    assert format_address(found.family, found.value) == "10.0.0.9"
+
+
+# --- many nodes ---
+
+
+def test_nodes_that_claim_at_once_get_an_address_each_and_leave_none(cluster: Cluster) -> None:
+    """Threads take no turns, as nodes take none of one another."""
+    nodes, each = 8, 6
+    given: list[int] = []
+    faults: list[BaseException] = []
+    need = leases.Need(Range(4, TEN, 24), POOL, "")
+
+    def work(node: int) -> None:
+        store = cluster.store(POOL, seconds=20)
+        try:
+            for i in range(each):
+                who = owner(f"c{node}-{i}", time.time_ns(), pod=("ns", f"p{node}-{i}", ""), node=f"node-{node}")
+                given.extend(acquire.acquire(store, [need], who, lambda wants, sequence: None, lambda pool: False))
+            for i in range(0, each, 2):
+                found = store.find(owner(f"c{node}-{i}").attachment)
+                assert store.release(found) == 1
+        except BaseException as fault:
+            faults.append(fault)
+        finally:
+            store.close()
+
+    threads = [threading.Thread(target=work, args=(node,)) for node in range(nodes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    held = cluster.allocations()
+    assert sorted(entry["id"] for entry in held.values()) == sorted(
+        f"c{n}-{i}" for n in range(nodes) for i in (1, 3, 5)
+    )
+    assert sorted(cluster.server.names(RESERVATIONS)) == sorted(f"10.0.0.{offset}" for offset in held)
+    assert len(given) == nodes * each
+
+
+# --- what is undone, and what comes late ---
+
+ELSEWHERE = Want("10.1.0.0-24", 4, TEN + (1 << 16) + 5, "")
+
+
+def reserved_by_another(cluster: Cluster) -> None:
+    """The address of ELSEWHERE, for a pool of another range."""
+    spec = {"podref": "ns/other", "ifname": "net1", "containerid": "other"}
+    cluster.server.put(RESERVATIONS, "kube-system", "10.1.0.5", spec)
+
+
+def test_a_claim_whose_second_reservation_is_taken_leaves_nothing_of_the_first(cluster: Cluster) -> None:
+    reserved_by_another(cluster)
+    answer = cluster.store().claim([want(TEN + 9), ELSEWHERE], owner())
+    assert isinstance(answer, Taken)
+    assert [w.value for w in answer.wants] == [ELSEWHERE.value]
+    assert cluster.server.names(RESERVATIONS) == ["10.1.0.5"]
+    assert cluster.allocations() == cluster.allocations("10.1.0.0-24") == {}
+
+
+def test_a_takeover_that_fails_gives_back_what_it_had_taken(cluster: Cluster) -> None:
+    reserved_by_another(cluster)
+    first = cluster.store().claim([want(TEN + 9)], owner("old", 1, pod=("ns", "a", "u")))
+    assert isinstance(first, Claimed)
+    before = cluster.allocations(), cluster.server.spec(RESERVATIONS, "10.0.0.9")
+    answer = cluster.store().claim([want(TEN + 9), ELSEWHERE], owner("new", 2, pod=("ns", "a", "u")), first.leases)
+    assert isinstance(answer, Taken)
+    assert (cluster.allocations(), cluster.server.spec(RESERVATIONS, "10.0.0.9")) == before
+    assert [lease.container_id for lease in cluster.store().find_pod(("ns", "a", ""), "net1")] == ["old"]
+
+
+def test_a_release_spares_a_reservation_that_has_become_another_s(cluster: Cluster) -> None:
+    answer = cluster.store().claim([want(TEN + 9)], owner())
+    assert isinstance(answer, Claimed)
+    spec = {"podref": "ns/other", "ifname": "net1", "containerid": "other"}
+    cluster.server.put(RESERVATIONS, "kube-system", "10.0.0.9", spec)
+    assert cluster.store().release(answer.leases) == 1
+    assert cluster.server.spec(RESERVATIONS, "10.0.0.9") == spec
+
+
+def test_a_claim_that_arrives_after_its_delete_is_refused(cluster: Cluster) -> None:
+    cluster.call("ADD", "first")
+    late: list[Any] = []
+
+    def lose(method: str, resource: str, number: int) -> Any:
+        if method != "PATCH":
+            return None
+        late.append(cluster.server.seen[-1][2])
+        return kubernetes_api.DROP_BEFORE
+
+    cluster.server.faults = lose
+    with pytest.raises(Unreachable):
+        cluster.call("ADD")
+    cluster.server.faults = lambda method, resource, number: None
+    cluster.call("DEL")
+    assert cluster.recorded().keys() == {"first"}
+    api = Api(cluster.kubeconfig, 5)
+    for operations in late:
+        with pytest.raises(Conflict):
+            api.patch(POOLS, POOL, operations)
+    api.close()
+    assert list(cluster.allocations()) == ["1"]
+
+
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+@pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, None], ids=["before", "after"])
+@pytest.mark.parametrize("request_number", [3, 4, 5, 6])
+def test_what_a_kill_leaves_is_cleared_by_delete_and_completed_by_a_retry(
+    cluster: Cluster, verb: str, when: str | None, request_number: int
+) -> None:
+    """Killed when its first, second, ... request reaches the server, which serves it nevertheless, or not."""
+    block = {"ipRanges": [{"range": "10.1.0.0/24"}]}
+    for last in ("ADD", "DEL"):
+        if verb == "DEL":
+            cluster.call("ADD", ipam=block)
+        cluster.asked()
+        child = os.fork()
+        if child == 0:
+            try:
+                time.sleep(0.02)  # until the parent has named its victim
+                cluster.call(verb, ipam=block)
+            finally:
+                os._exit(0)
+
+        def kill(method: str, resource: str, number: int, child: int = child) -> Any:
+            def act() -> str | None:
+                os.kill(child, signal.SIGKILL)
+                return when
+
+            return act if number == request_number else None
+
+        cluster.server.faults = kill
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        time.sleep(0.02)  # what was sent is being served
+        cluster.server.faults = lambda method, resource, number: None
+        if last == "ADD":
+            assert len(cluster.call("ADD", ipam=block)) == 2
+            assert len(cluster.allocations()) == len(cluster.allocations("10.1.0.0-24")) == 1
+            assert len(cluster.server.names(RESERVATIONS)) == 2
+        cluster.call("DEL", ipam=block)
+        assert cluster.allocations() == cluster.allocations("10.1.0.0-24") == {}
+        assert cluster.server.names(RESERVATIONS) == []
+        assert cluster.recorded() == {}
