@@ -55,13 +55,15 @@ def release(
     store = stores.open_store(described, CREATE if record else CHANGE, restorer(described, book, log), seconds)
     try:
         with store.turn():
-            held = store.find(attachment)
-            if held:
-                store.release(held)
-            elif record:
-                store.settle(attachment, record["sequence"])
-            else:
-                store.sync()
+            held = records.leases(attachment, record) if record else []
+            if not (held and store.release_recorded(held)):
+                held = store.find(attachment)
+                if held:
+                    store.release(held)
+                elif record:
+                    store.settle(attachment, record["sequence"])
+                else:
+                    store.sync()
     except CniError:
         try:
             _keep_pending(attachment, record, described, book)

@@ -263,6 +263,14 @@ class Store:
         """Free those of `leases` that are still in the store as they are here, in one step; how many."""
         raise NotImplementedError
 
+    def release_recorded(self, leases: Sequence[Lease]) -> bool:
+        """Free `leases`, all that a record tells of an attachment, without looking for more; False: look.
+
+        Then any of them may be free already. For a store that is reached by messages, and can tell by the reply alone
+        that they were all there. Whoever calls it holds the attachment's lock.
+        """
+        return False
+
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         """Up to `limit` leases of a pool in the order of their addresses, those behind the lease `after`.
 

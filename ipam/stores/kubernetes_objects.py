@@ -17,6 +17,7 @@ from ipam.stores.base import Lease, Owner, Want
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 API_VERSION = "whereabouts.cni.cncf.io/v1alpha1"
@@ -149,6 +150,18 @@ class PoolObject:
         self._spec.setdefault("allocations", {})
         self.version = version
         self.size += grown
+
+
+def removal(cidr: str, leases: Sequence[Lease]) -> list[dict[str, Any]]:
+    """The JSON patch that takes `leases` out of the pool of `cidr`, if they are all in it; ValueError for no CIDR."""
+    _, first, _ = parse_cidr(cidr)
+    operations: list[dict[str, Any]] = [{"op": "test", "path": "/spec/range", "value": cidr}]
+    for lease in leases:
+        path = f"/spec/allocations/{lease.value - first}"
+        operations.append({"op": "test", "path": f"{path}/id", "value": lease.container_id})
+        operations.append({"op": "test", "path": f"{path}/ifname", "value": lease.ifname})
+        operations.append({"op": "remove", "path": path})
+    return operations
 
 
 def new_pool(name: str, cidr: str, allocations: dict[str, Any]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def test_an_offset_that_go_would_drop_is_not_given(cluster: Cluster) -> None:
 # --- how many requests ---
 
 
-def test_an_add_in_the_steady_state_is_three_requests_a_range_and_lists_nothing(cluster: Cluster) -> None:
+def test_add_and_delete_in_the_steady_state_are_three_requests_a_range_and_list_nothing(cluster: Cluster) -> None:
     cluster.call("ADD", "first")
     cluster.asked()
     cluster.call("ADD")
@@ -178,8 +178,28 @@ def test_an_add_in_the_steady_state_is_three_requests_a_range_and_lists_nothing(
     cluster.call("DEL")
     reservation = f"{RESERVATIONS}/10.0.0.2"
     assert cluster.asked() == [
-        *(f"GET {POOLS}/{POOL}", f"GET {reservation}", f"DELETE {reservation}", f"PATCH {POOLS}/{POOL}")
+        *(f"GET {reservation}", f"DELETE {reservation}", f"PATCH {POOLS}/{POOL}")
     ]
+
+
+def test_two_ranges_cost_twice_as_much_and_no_more(cluster: Cluster) -> None:
+    block = {"ipRanges": [{"range": "10.1.0.0/24"}]}
+    cluster.call("ADD", "first", block)
+    for verb in ("ADD", "DEL"):
+        cluster.asked()
+        cluster.call(verb, ipam=block)
+        assert len(cluster.asked()) == 6
+    assert len(cluster.allocations()) == len(cluster.allocations("10.1.0.0-24")) == 1
+    assert cluster.server.names(RESERVATIONS) == ["10.0.0.1", "10.1.0.1"]
+
+
+def test_a_delete_that_reads_no_pool_frees_nothing_that_has_become_another_s(cluster: Cluster) -> None:
+    cluster.call("ADD", pod="a")
+    taken = {"1": {"id": "other", "podref": "ns/a", "ifname": "net1"}}
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": taken})
+    cluster.call("DEL", pod="a")
+    assert cluster.allocations() == taken
+    assert cluster.recorded() == {}
 
 
 def test_without_overlapping_ranges_nothing_is_reserved(cluster: Cluster) -> None:
