@@ -177,9 +177,7 @@ def test_add_and_delete_in_the_steady_state_are_three_requests_a_range_and_list_
     assert cluster.asked() == [f"GET {POOLS}/{POOL}", f"GET {RESERVATIONS}/10.0.0.2"]
     cluster.call("DEL")
     reservation = f"{RESERVATIONS}/10.0.0.2"
-    assert cluster.asked() == [
-        *(f"GET {reservation}", f"DELETE {reservation}", f"PATCH {POOLS}/{POOL}")
-    ]
+    assert cluster.asked() == [*(f"GET {reservation}", f"DELETE {reservation}", f"PATCH {POOLS}/{POOL}")]
 
 
 def test_two_ranges_cost_twice_as_much_and_no_more(cluster: Cluster) -> None:
