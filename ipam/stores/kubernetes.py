@@ -21,7 +21,7 @@ from cni.spec.errors import CniError, TryAgainLater
 from cni.spec.request import Attachment
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores.base import SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
-from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Gone, Open
+from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open
 from ipam.stores.kubernetes_claim import Claim, patch, unreserve, wait
 from ipam.stores.kubernetes_objects import PoolObject
 from ipam.stores.kubernetes_turns import Turns
@@ -113,8 +113,23 @@ class KubernetesStore(Store):
         pod: tuple[str, str, str],
         windows: Sequence[tuple[str, str | None, int, int, int]],
     ) -> tuple[list[Lease], list[Lease]]:
+        """As `find` and `find_pod`. Where nothing tells the uid of a lease's pod (Go's), that of the living pod counts."""
         with self.turn():
-            return self.find(attachment), self.find_pod(pod, attachment.ifname)
+            own, pods = self.find(attachment), self.find_pod(pod, attachment.ifname)
+            unknown = [lease for lease in pods if lease.attachment != attachment and not lease.pod[2]]
+            if unknown and pod[2]:
+                uid = self._living(pod)
+                for lease in unknown:
+                    lease.pod = (*pod[:2], uid)
+            return own, pods
+
+    def _living(self, pod: tuple[str, str, str]) -> str:
+        """The uid of the pod that bears this name now; "" for none, and when we may not know."""
+        try:
+            return self._api.pod_uid(*pod[:2])
+        except Forbidden as fault:
+            self._warn(f"whose lease that of {pod[0]}/{pod[1]} is cannot be told, and it moves: {fault.msg}")
+            return ""
 
     def holder(self, want: Want) -> Lease | None:
         with self.turn():

@@ -25,20 +25,25 @@ if TYPE_CHECKING:
 
 GROUP = "whereabouts.cni.cncf.io"
 VERSION = "v1alpha1"
-POOLS, RESERVATIONS = "ippools", "overlappingrangeipreservations"
+POOLS, RESERVATIONS, PODS = "ippools", "overlappingrangeipreservations", "pods"
 JSON_PATCH = "application/json-patch+json"
-BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # the reply without the object
+BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # of the object, the metadata
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
 _RETRY_AFTER_LIMIT = 10.0  # seconds
 _ATTEMPT_SECONDS = 10.0  # for one reply
 _PAGE = 500  # objects in one reply of a list
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
-RIGHTS = {POOLS: "get list create patch", RESERVATIONS: "get list create patch delete"}
+RIGHTS = {POOLS: "get list create patch", RESERVATIONS: "get list create patch delete", PODS: "get"}
+"""The verbs that are used: of pods in every namespace, of the rest in the context's."""
 
 
 class Open(Unreachable):
     """A request was sent and no answer came: whether it was carried out is open."""
+
+
+class Forbidden(InvalidConfig):
+    """The credentials do not allow a request."""
 
 
 class Conflict(Exception):
@@ -102,6 +107,14 @@ class Api:
             if not following:
                 return found
 
+    def pod_uid(self, namespace: str, name: str) -> str:
+        """The uid of a pod, "" when there is none of the name."""
+        try:
+            document = self._object(self._call("GET", PODS, name, namespace=namespace))
+        except Gone:
+            return ""
+        return str((document.get("metadata") or {}).get("uid") or "")
+
     def create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
         """The new object as the server has it; Conflict when there is one of its name. Open."""
         return self._object(self._call("POST", resource, "", "", codec.dumps(document).encode()))
@@ -122,16 +135,20 @@ class Api:
 
     # --- one request ---
 
-    def _call(self, method: str, resource: str, name: str, query: str = "", body: bytes = b"") -> bytes:
+    def _call(
+        self, method: str, resource: str, name: str, query: str = "", body: bytes = b"", namespace: str = ""
+    ) -> bytes:
         deadline = monotonic() + self.seconds
         where = f"{resource}/{name}" if name else resource
-        target = f"{self.access.base}/apis/{GROUP}/{VERSION}/namespaces/{_escaped(self.access.namespace)}/{resource}"
+        group = "api/v1" if resource == PODS else f"apis/{GROUP}/{VERSION}"
+        target = f"{self.access.base}/{group}/namespaces/{_escaped(namespace or self.access.namespace)}/{resource}"
         target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
         changes = method != "GET"
+        brief = method == "PATCH" or resource == PODS
         pause, renewed = _FIRST_PAUSE, False
         while True:
             try:
-                status, reply = self._attempt(method, target, body, deadline)
+                status, reply = self._attempt(method, target, body, brief, deadline)
                 failure: CniError | None = None
             except _Failed as failed:
                 failure = failed.failure
@@ -152,12 +169,12 @@ class Api:
             pause = min(2 * pause, _LONGEST_PAUSE)
             self._pause = 0
 
-    def _attempt(self, method: str, target: str, body: bytes, deadline: float) -> tuple[int, bytes]:
+    def _attempt(self, method: str, target: str, body: bytes, brief: bool, deadline: float) -> tuple[int, bytes]:
         while True:
             connection = self._connected(deadline)
             if self._token is None:
                 self._token = self.access.token(deadline)
-            headers = "Accept: " + (BRIEF if method == "PATCH" else "application/json") + "\r\n"
+            headers = "Accept: " + (BRIEF if brief else "application/json") + "\r\n"
             if self._token:
                 headers += f"Authorization: Bearer {self._token}\r\n"
             if body:
@@ -258,9 +275,11 @@ class Api:
             if "quota" in message or "being terminated" in message:
                 raise TryAgainLater(f"{self} forbids to {_VERBS[method]} {where}: {message[:300]}")
             verb = "list" if method == "GET" and not name else _VERBS[method]
-            raise InvalidConfig(
-                f"{self} forbids to {verb} {resource}.{GROUP} in namespace {self.access.namespace}: its Role needs the verbs"
-                f" {', '.join(RIGHTS[resource].split())} (conf/kubernetes/rbac.yaml). Credentials: {self._named()}",
+            what = "pods: its ClusterRole" if resource == PODS else f"{resource}.{GROUP} in namespace"
+            what += "" if resource == PODS else f" {self.access.namespace}: its Role"
+            raise Forbidden(
+                f"{self} forbids to {verb} {what} needs the verbs {', '.join(RIGHTS[resource].split())}"
+                f" (conf/kubernetes/rbac.yaml). Credentials: {self._named()}",
                 message,
             )
         if status in (409, 412) or (

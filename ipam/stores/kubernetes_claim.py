@@ -9,6 +9,7 @@ from time import monotonic
 from cni.spec.errors import InvalidConfig, TryAgainLater
 from ipam.ranges import format_address
 from ipam.stores import kubernetes_objects as objects
+from ipam.stores import kubernetes_size as sizes
 from ipam.stores.base import Lease, Owner, Want
 from ipam.stores.kubernetes_api import POOLS, RESERVATIONS, Conflict, Gone, Open, TooLarge
 from ipam.stores.kubernetes_objects import PoolObject
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
     Changes = dict[int, dict[str, Any] | None]
 
-LIMIT = 1536 << 10  # bytes of an object that etcd takes by default
-_RESERVE = 24 << 10  # bytes of it that are left to others
-_WARN = LIMIT * 8 // 10
-_GROWTH = 3  # how many times its text an allocation adds to the object: the server notes who wrote it
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 
 
@@ -200,14 +197,14 @@ def patch(view: View, name: str, changes: Changes, warn: Callable[[str], object]
         raise Conflict(f"pool {name} has gone")
     operations = pool.patch(changes)
     added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
-    grown = _GROWTH * sum(40 + sum(map(len, entry.values())) for entry in added.values())
+    grown = sizes.growth(added.values())
     for value in added:
         if not pool.can_hold(value):
             raise InvalidConfig(
                 f"address {format_address(pool.family, value)} is too far from the start of pool {name}: whereabouts"
                 " keeps offsets below 2^63. Use a range of at most 63 bits, such as a /66"
             )
-    if added and pool.size + grown > LIMIT - _RESERVE:
+    if added and not sizes.takes(pool.size, grown):
         raise _full(view, name, pool)
     try:
         metadata = view.api.patch(POOLS, view.names.object_of(name), operations).get("metadata") or {}
@@ -219,18 +216,18 @@ def patch(view: View, name: str, changes: Changes, warn: Callable[[str], object]
         view.forget_pool(name)
         raise
     pool.apply(changes, metadata.get("resourceVersion") or "", grown)
-    if added and pool.size > _WARN:
+    if added and sizes.percent(pool.size) >= sizes.WARN_PERCENT:
         warn(
-            f"pool {name} is an object of {pool.size >> 10} KiB with {len(pool.entries)} leases, and the API server"
-            f" takes {LIMIT >> 10} KiB: divide its range among several networks, or move to the etcd store"
+            f"pool {name} of {view.api} is {sizes.percent(pool.size)} % of what the API server takes in one object"
+            f" ({pool.size >> 10} of {sizes.LIMIT >> 10} KiB, {len(pool.entries)} leases). {sizes.REMEDY}"
         )
 
 
 def _full(view: View, name: str, pool: PoolObject) -> TryAgainLater:
     return TryAgainLater(
-        f"pool {name} of {view.api} can take no more: its {len(pool.entries)} leases make an object of"
-        f" {pool.size >> 10} KiB, and the API server takes {LIMIT >> 10} KiB. Divide its range among several networks, or"
-        " move to the etcd store; `railcni ipam leases` shows who holds addresses"
+        f"pool {name} is full: its {len(pool.entries)} leases make an object of {pool.size >> 10} KiB, and an API server"
+        f" takes {sizes.LIMIT >> 10}. {sizes.REMEDY}",
+        f"{view.api}; `railcni ipam leases` shows who holds addresses",
     )
 
 

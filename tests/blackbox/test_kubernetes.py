@@ -136,6 +136,14 @@ def test_a_call_loads_neither_the_json_nor_the_ssl_nor_the_http_package(node: No
     config = network()
     node.cni("macvlan", "ADD", config, container_id="c0", ifname="net0", netns=pod, args=ARGS.format("a")).succeeded()
     found = loaded(node, node.executables / "macvlan", "ADD", config, pod)
-    modules = ("http", "kubeconfig", "kubernetes", "kubernetes_api", "kubernetes_claim", "kubernetes_objects")
+    modules = (
+        "http",
+        "kubeconfig",
+        "kubernetes",
+        "kubernetes_api",
+        "kubernetes_claim",
+        "kubernetes_objects",
+        "kubernetes_size",
+    )
     store = {f"ipam.stores.{m}" for m in (*modules, "kubernetes_turns", "kubernetes_view", "yaml")}
     assert found - {"select"} == expected("macvlan", "ADD", store)

@@ -71,6 +71,7 @@ class ApiServer:
         self.forbidden: set[tuple[str, str]] = set()
         self.faults: Callable[[str, str, int], Fault | None] = lambda method, resource, number: None
         self.seen: list[tuple[str, str, Any]] = []
+        self.pods: dict[tuple[str, str], str] = {}  # uids by namespace and name
         self._versions = itertools.count(1000)
         self._lock = threading.RLock()
         outer = self
@@ -147,10 +148,30 @@ class ApiServer:
                 "spec": spec,
             }
 
+    def add_pod(self, namespace: str, name: str) -> str:
+        """The uid of a new pod."""
+        self.pods[namespace, name] = str(uuid.uuid4())
+        return self.pods[namespace, name]
+
+    def remove_pod(self, namespace: str, name: str) -> None:
+        del self.pods[namespace, name]
+
     def spec(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any] | None:
         with self._lock:
             found = self.objects.get((resource, namespace, name))
             return copy.deepcopy(found["spec"]) if found else None
+
+    def metadata(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any]:
+        with self._lock:
+            return copy.deepcopy(self.objects[resource, namespace, name]["metadata"])
+
+    def note(self, resource: str, name: str, noted: dict[str, str], namespace: str = "kube-system") -> None:
+        """Add labels and annotations to an object."""
+        with self._lock:
+            metadata = self.objects[resource, namespace, name]["metadata"]
+            for key in ("labels", "annotations"):
+                metadata[key] = {**metadata.get(key, {}), **noted}
+            metadata["resourceVersion"] = str(next(self._versions))
 
     def names(self, resource: str) -> list[str]:
         with self._lock:
@@ -165,9 +186,10 @@ class ApiServer:
     def _answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, Any] | None:
         url = urllib.parse.urlsplit(target)
         parts = [urllib.parse.unquote(part) for part in url.path.strip("/").split("/")]
-        resource = parts[5] if len(parts) > 5 else ""
+        place = parts[5:] if parts[0] == "apis" else parts[4:]
+        resource = place[0] if place else ""
         with self._lock:
-            self.seen.append((method, "/".join(parts[5:]), json.loads(body) if body else None))
+            self.seen.append((method, "/".join(place), json.loads(body) if body else None))
             number = len(self.seen)
         fault = self.faults(method, resource, number)
         if callable(fault):
@@ -191,6 +213,8 @@ class ApiServer:
     def _serve(
         self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
     ) -> tuple[int, Any]:
+        if parts[:3] == ["api", "v1", "namespaces"] and parts[4:5] == ["pods"] and method == "GET":
+            return 200, self._pod(parts[3], parts[5])
         if parts[:3] == ["api", "v1", "namespaces"] or parts[:2] == ["apis", "apiextensions.k8s.io"]:
             return 201, {}  # every namespace and definition is there
         if parts[:3] == ["apis", GROUP, VERSION] and len(parts) == 4 and parts[3] in self.resources:
@@ -230,6 +254,15 @@ class ApiServer:
             brief = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": found["metadata"]}
             return 200, copy.deepcopy(brief)
         return 200, copy.deepcopy(found)
+
+    def _pod(self, namespace: str, name: str) -> dict[str, Any]:
+        if ("get", "pods") in self.forbidden:
+            raise Refusal(
+                403, "Forbidden", f'pods "{name}" is forbidden: User "u" cannot get resource "pods"', name=name
+            )
+        if (namespace, name) not in self.pods:
+            raise Refusal(404, "NotFound", f'pods "{name}" not found', name=name, kind="pods")
+        return {"kind": "PartialObjectMetadata", "metadata": {"name": name, "uid": self.pods[namespace, name]}}
 
     def _refuse_forbidden(self, method: str, parts: list[str]) -> None:
         namespace, resource, name = parts[4], parts[5], parts[6] if len(parts) > 6 else ""

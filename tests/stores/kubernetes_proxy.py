@@ -71,9 +71,30 @@ class Proxy(ApiServer):
             status, said = self._send("POST", place, document | {"metadata": {"name": name}})
         assert status < 300, said
 
+    def add_pod(self, namespace: str, name: str) -> str:
+        pod = {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "none.invalid/none"}]}}
+        status, said = self._send("POST", self._pods(namespace), pod)
+        assert status < 300, said
+        return str(said["metadata"]["uid"])
+
+    def remove_pod(self, namespace: str, name: str) -> None:
+        status, said = self._send("DELETE", f"{self._pods(namespace)}/{name}?gracePeriodSeconds=0")
+        assert status < 300, said
+
     def spec(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any] | None:
         status, found = self._send("GET", f"{self._place(namespace, resource)}/{name}")
         return found["spec"] if status == 200 else None
+
+    def metadata(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any]:
+        status, found = self._send("GET", f"{self._place(namespace, resource)}/{name}")
+        assert status == 200, found
+        return dict(found["metadata"])
+
+    def note(self, resource: str, name: str, noted: dict[str, str], namespace: str = "kube-system") -> None:
+        patch = {"metadata": {"labels": noted, "annotations": noted}}
+        kind = "application/merge-patch+json"
+        status, said = self._send("PATCH", f"{self._place(namespace, resource)}/{name}", patch, kind)
+        assert status == 200, said
 
     def names(self, resource: str) -> list[str]:
         found = [self._send("GET", self._place(ns, resource))[1]["items"] for ns in list(self._namespaces)]
@@ -86,6 +107,11 @@ class Proxy(ApiServer):
     def _serve(
         self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
     ) -> tuple[int, Any]:
+        if parts[0] == "api" and method == "GET" and parts[4:5] == ["pods"] and ("get", "pods") not in self.forbidden:
+            accept = headers.get("Accept") or "*/*"
+            return self._send(method, f"{self._pods(parts[3])}/{parts[5]}", accept=accept)
+        if parts[0] == "api":
+            return super()._serve(method, parts, query, headers, body)
         if len(parts) < 6 or parts[5] not in self.resources:
             return 404, "404 page not found\n"
         self._refuse_forbidden(method, parts)
@@ -94,6 +120,10 @@ class Proxy(ApiServer):
             target += "?" + "&".join(f"{key}={value[0]}" for key, value in query.items())
         kind = headers.get("Content-Type") or "application/json"
         return self._send(method, target, json.loads(body) if body else None, kind, headers.get("Accept") or "*/*")
+
+    def _pods(self, namespace: str) -> str:
+        self._place(namespace, "")
+        return f"/api/v1/namespaces/{self._namespaces[namespace]}/pods"
 
     def _place(self, namespace: str, resource: str) -> str:
         with self._lock:
