@@ -14,6 +14,7 @@ from ipam.stores import http
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ipam.stores.exec_credential import Helper
@@ -77,8 +78,11 @@ class Access:
             self.helper.forget()
         return bool(self._token_file or self.helper)
 
-    def context(self, deadline: float) -> Any:
-        """What TLS connections are made with, None for none; InvalidConfig for certificates that cannot be used."""
+    def context(self, deadline: float, make: Callable[[str, str, str], Any] = http.tls_context) -> Any:
+        """What TLS connections are made with, None for none; InvalidConfig for certificates that cannot be used.
+
+        `make` makes it of the paths of authority, certificate and key, as http.tls_context does.
+        """
         if not self.tls:
             return None
         certificate, key = self._certificate, self._key
@@ -87,7 +91,7 @@ class Access:
         held: list[int] = []
         try:
             # with no verification no authority is read: the system's own need not be there
-            context = http.tls_context(_path(self._authority, held), _path(certificate, held), _path(key, held))
+            context = make(_path(self._authority, held), _path(certificate, held), _path(key, held))
         except ValueError as fault:
             raise InvalidConfig(
                 f"kubeconfig {self.path or SERVICE_ACCOUNT}: {fault} (certificate-authority, client-certificate,"

@@ -1,0 +1,258 @@
+"""cni/cli/judge.py: what is found between pools, reservations and pods, and what is never called dead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cni.cli import findings as kinds
+from cni.cli.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, Inventory
+from cni.cli.judge import find
+from cni.cli.objects import nad_name, parse_networks, parse_node, parse_pod, parse_pool, parse_reservation
+from ipam.stores.kubernetes_claim import LIMIT
+
+STATUS = "k8s.v1.cni.cncf.io/network-status"
+NAD = "team/rdma-net"
+
+
+def pool(
+    *offsets: int, name: str = "192.168.111.0-24", pods: dict[int, str] | None = None, **entry: Any
+) -> dict[str, Any]:
+    """An IPPool; the entry at offset N is that of pod team/pN in container cN."""
+    allocations = {
+        str(n): {"id": f"c{n}", "podref": (pods or {}).get(n, f"team/p{n}"), "ifname": "net1", **entry} for n in offsets
+    }
+    cidr = name.rpartition("-")[0].rpartition("-")[2] + "/" + name.rpartition("-")[2]
+    return {"metadata": {"name": name}, "spec": {"range": cidr, "allocations": allocations}}
+
+
+def reservation(n: int, scope: str = "", pod: str = "", **details: Any) -> dict[str, Any]:
+    name = f"{scope}-192.168.111.{n}" if scope else f"192.168.111.{n}"
+    annotations = {"railcni.io/lease": json.dumps(details)} if details else {}
+    return {
+        "metadata": {"name": name, "uid": f"r{n}", "annotations": annotations},
+        "spec": {"podref": pod or f"team/p{n}", "ifname": "net1", **({"containerid": f"c{n}"} if details else {})},
+    }
+
+
+def pod(
+    n: int, *ips: str, phase: str = "Running", uid: str = "", network: str = NAD, **metadata: Any
+) -> dict[str, Any]:
+    """Pod team/pN, which shows `ips` on net1."""
+    status = [{"name": "cbr0", "interface": "eth0", "ips": ["10.1.1.1"], "default": True}]
+    status += [{"name": network, "interface": "net1", "ips": list(ips)}] if ips else []
+    annotations = {STATUS: json.dumps(status)} if ips else {}
+    named = {"namespace": "team", "name": f"p{n}", "uid": uid or f"u{n}", "annotations": annotations, **metadata}
+    return {"metadata": named, "spec": {"nodeName": "node-1"}, "status": {"phase": phase}}
+
+
+def nad(name: str = "rdma-net", **ipam: Any) -> dict[str, Any]:
+    block = {"type": "whereabouts", "range": "192.168.111.0/24", **ipam}
+    config = {"cniVersion": "1.0.0", "name": name, "type": "macvlan", "master": "ens2f0", "ipam": block}
+    return {"metadata": {"namespace": "team", "name": name}, "spec": {"config": json.dumps(config)}}
+
+
+def node(ready: bool = True, taint: str = "") -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
+    return {
+        "metadata": {"name": "node-1"},
+        "spec": {"taints": [{"key": taint}] if taint else []},
+        "status": {"conditions": conditions},
+    }
+
+
+def found(
+    pools: list[dict[str, Any]],
+    reservations: list[dict[str, Any]] = (),  # type: ignore[assignment]
+    pods: list[dict[str, Any]] = (),  # type: ignore[assignment]
+    nads: list[dict[str, Any]] | None = None,
+    nodes: list[dict[str, Any]] = (),  # type: ignore[assignment]
+) -> list[Finding]:
+    nads = [nad()] if nads is None else nads
+    networks = [n for d in nads for n in parse_networks(d)]
+    scopes = {"", *(n.network_name for n in networks)}
+    reserved = [parse_reservation(d, scopes) for d in reservations]
+    states = [parse_pool(d, reserved, networks) for d in pools]
+    parsed = [parse_pod(d) for d in pods]
+    return find(
+        Inventory(
+            kind="kubernetes",
+            held=[h for s in states for h in s.held],
+            pools=states,
+            reserved=reserved,
+            pods={(p.namespace, p.name): p for p in parsed},
+            nodes={n.name: n for n in map(parse_node, nodes)},
+            networks=networks,
+            nads={nad_name(d) for d in nads},
+        )
+    )
+
+
+def brief(findings: list[Finding]) -> list[tuple[str, str, str]]:
+    return [(f.kind, f.action, f.address) for f in findings]
+
+
+def one(findings: list[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+IP = "192.168.111.{}".format
+
+
+def test_a_pool_whose_pods_show_their_addresses_is_in_order() -> None:
+    assert found([pool(1, 2)], [reservation(1), reservation(2)], [pod(1, IP(1)), pod(2, IP(2))]) == []
+
+
+def test_a_lease_whose_pod_does_not_exist_is_dead() -> None:
+    finding = one(found([pool(1)], [reservation(1)]))
+    assert brief([finding]) == [(kinds.LEASE_WITHOUT_POD, RECLAIM, IP(1))]
+    assert finding.entry == {"id": "c1", "podref": "team/p1", "ifname": "net1"}
+    assert finding.reservation == ("192.168.111.1", "r1")
+
+
+def test_a_lease_is_not_dead_while_any_pod_shows_its_address() -> None:
+    findings = found([pool(1)], [reservation(1)], [pod(2, IP(1))])
+    assert (kinds.LEASE_WITHOUT_POD, LOOK, IP(1)) in brief(findings)
+    assert (kinds.POD_WITHOUT_LEASE, LOOK, IP(1)) in brief(findings)
+
+
+def test_the_lease_of_a_pending_pod_is_kept_and_no_fault() -> None:
+    assert brief(found([pool(1)], [reservation(1)], [pod(1, phase="Pending", uid="new")])) == [
+        (kinds.LEASE_PENDING, KEEP, IP(1))
+    ]
+
+
+def test_the_lease_of_an_ipamclaim_is_kept_whatever_became_of_the_pod() -> None:
+    findings = found([pool(1, ipamclaimref="claim-1")], [reservation(1)])
+    assert brief(findings) == [(kinds.LEASE_CLAIMED, KEEP, IP(1))]
+
+
+def test_the_lease_of_a_pod_that_has_ended_is_dead() -> None:
+    findings = found([pool(1)], [reservation(1)], [pod(1, IP(1), phase="Succeeded")])
+    assert brief(findings) == [(kinds.LEASE_OF_ENDED_POD, RECLAIM, IP(1))]
+
+
+def test_the_lease_of_a_former_pod_of_the_same_name_is_dead() -> None:
+    told = reservation(1, uid="former", sequence=7)
+    given = pool(1, 9, pods={9: "team/p1"})
+    finding = one(found([given], [told, reservation(9, pod="team/p1")], [pod(1, IP(9))]))
+    assert brief([finding]) == [(kinds.LEASE_OF_ANOTHER_UID, RECLAIM, IP(1))]
+    assert (finding.pod_uid, finding.sequence) == ("former", 7)
+
+
+def test_a_former_pods_lease_is_not_dead_when_the_pod_of_that_name_uses_it_or_does_not_say() -> None:
+    told = reservation(1, uid="former", sequence=7)
+    assert found([pool(1)], [told], [pod(1, IP(1))]) == []
+    assert brief(found([pool(1)], [told], [pod(1)])) == [(kinds.LEASE_OF_ANOTHER_UID, LOOK, IP(1))]
+
+
+def test_a_lease_whose_pod_has_another_address_there_is_dead() -> None:
+    findings = found(
+        [pool(1, 2, pods={2: "team/p1"})], [reservation(1), reservation(2, pod="team/p1")], [pod(1, IP(1))]
+    )
+    assert brief(findings) == [(kinds.LEASE_UNUSED, RECLAIM, IP(2))]
+
+
+@pytest.mark.parametrize("shown", [pod(1), pod(1, "fd00::7"), pod(1, deletionTimestamp="2026-01-01T00:00:00Z")])
+def test_a_lease_that_the_pod_does_not_speak_of_is_not_judged(shown: dict[str, Any]) -> None:
+    assert found([pool(1)], [reservation(1)], [shown], nads=[]) == []
+
+
+def test_nothing_is_dead_on_a_node_that_may_run_it_still() -> None:
+    told = [reservation(1, node="node-1")]
+    assert brief(found([pool(1)], told, nodes=[node(ready=False)])) == [(kinds.LEASE_WITHOUT_POD, LOOK, IP(1))]
+    gone = node(ready=False, taint="node.kubernetes.io/out-of-service")
+    for nodes in ([gone], [], [node()]):
+        assert brief(found([pool(1)], told, nodes=nodes)) == [(kinds.LEASE_WITHOUT_POD, RECLAIM, IP(1))]
+
+
+def test_a_lease_that_names_no_pod_is_for_a_person_to_judge() -> None:
+    assert brief(found([pool(1, podref="")], [reservation(1, pod="/")]))[0] == (kinds.LEASE_WITHOUT_OWNER, LOOK, IP(1))
+
+
+def test_a_pod_whose_address_no_pool_holds_is_found() -> None:
+    findings = found([pool(1)], [reservation(1)], [pod(1, IP(1)), pod(2, IP(2))])
+    assert brief(findings) == [(kinds.POD_WITHOUT_LEASE, LOOK, IP(2))]
+    assert "team/p2" in findings[0].message
+
+
+@pytest.mark.parametrize(
+    "other", [nad(type="host-local"), nad(range="10.9.0.0/16"), nad(datastore="etcd"), nad(datastore="file")]
+)
+def test_an_address_that_another_ipam_or_store_gave_is_not_missed(other: dict[str, Any]) -> None:
+    assert found([pool()], [], [pod(2, IP(2))], nads=[other]) == []
+
+
+def test_two_pods_with_one_address_are_found_and_both_are_named() -> None:
+    findings = found([pool(1)], [reservation(1)], [pod(1, IP(1)), pod(2, IP(1))])
+    duplicate = next(f for f in findings if f.kind == kinds.DUPLICATE_ADDRESS)
+    assert (duplicate.action, duplicate.address) == (LOOK, IP(1))
+    assert "team/p1" in duplicate.message and "team/p2" in duplicate.message
+
+
+def test_networks_with_names_of_their_own_may_use_the_same_addresses() -> None:
+    blue, red = nad("blue", network_name="blue"), nad("red", network_name="red")
+    pools = [pool(1, name=f"{name}-192.168.111.0-24", pods={1: f"team/p{i}"}) for i, name in ((1, "blue"), (2, "red"))]
+    pods = [pod(1, IP(1), network="team/blue"), pod(2, IP(1), network="team/red")]
+    reservations = [reservation(1, "blue", pod="team/p1"), reservation(1, "red", pod="team/p2")]
+    assert found(pools, reservations, pods, nads=[blue, red]) == []
+
+
+def test_ranges_that_overlap_and_gave_an_address_twice_are_found() -> None:
+    pools = [pool(1), pool(1, name="192.168.0.0-16")]
+    pools[1]["spec"]["allocations"] = {str(111 * 256 + 1): {"id": "c9", "podref": "team/p9", "ifname": "net1"}}
+    wide = nad("wide", range="192.168.0.0/16")
+    pods = [pod(1, IP(1)), pod(9, IP(1), network="team/wide")]
+    findings = found(pools, [reservation(1)], pods, nads=[nad(), wide])
+    assert {kinds.DUPLICATE_ADDRESS, kinds.DUPLICATE_LEASE} <= {f.kind for f in findings}
+
+
+def test_a_lost_reservation_is_to_be_restored_unless_the_network_wants_none() -> None:
+    pods = [pod(1, IP(1))]
+    assert brief(found([pool(1)], [], pods)) == [(kinds.LOST_RESERVATION, RESTORE, IP(1))]
+    assert found([pool(1)], [], pods, nads=[nad(enable_overlapping_ranges=False)]) == []
+
+
+def test_a_reservation_of_somebody_else_is_found() -> None:
+    findings = found([pool(1)], [reservation(1, pod="team/p7")], [pod(1, IP(1)), pod(7)])
+    assert brief(findings) == [(kinds.FOREIGN_RESERVATION, LOOK, IP(1))]
+
+
+def test_a_reservation_without_a_lease_is_dead_unless_its_pod_may_use_it() -> None:
+    kind = kinds.RESERVATION_WITHOUT_LEASE
+    assert brief(found([pool()], [reservation(1)])) == [(kind, RECLAIM, IP(1))]
+    assert (kind, RECLAIM, IP(1)) in brief(found([pool()], [reservation(1)], [pod(1, IP(2))]))
+    assert brief(found([pool()], [reservation(1)], [pod(1, phase="Pending")])) == [(kind, KEEP, IP(1))]
+    assert brief(found([pool()], [reservation(1)], [pod(1)])) == [(kind, LOOK, IP(1))]
+    assert (kind, LOOK, IP(1)) in brief(found([pool()], [reservation(1)], [pod(1, IP(1))]))
+
+
+def test_pools_of_node_slices_are_judged_by_their_networks_name() -> None:
+    sliced = nad(network_name="blue", node_slice_size="/26")
+    pools = [pool(1, name="blue-node-1-192.168.111.0-26")]
+    pools[0]["spec"]["range"] = "192.168.111.0/26"
+    assert found(pools, [reservation(1, "blue")], [pod(1, IP(1))], nads=[sliced]) == []
+
+
+def test_a_pool_that_nears_the_size_that_the_server_takes_is_told_before_it_breaks() -> None:
+    large = pool(1)
+    large["metadata"]["annotations"] = {"filler": "x" * (LIMIT * 8 // 10)}
+    finding = one(found([large], [reservation(1)], [pod(1, IP(1))]))
+    assert finding.kind == kinds.POOL_NEARS_LIMIT
+    assert "80% of what the API server takes" in finding.message
+
+
+def test_keys_that_are_no_offsets_are_told() -> None:
+    odd = pool(1)
+    odd["spec"]["allocations"] |= {"x": {"id": "c", "podref": "a/b"}, "300000000000": {"id": "c", "podref": "a/b"}}
+    findings = found([odd], [reservation(1)], [pod(1, IP(1))])
+    assert [f.kind for f in findings] == [kinds.UNREADABLE] * 2
+
+
+def test_where_pods_cannot_be_read_no_lease_is_called_dead() -> None:
+    state = parse_pool(pool(1), [])
+    findings = find(Inventory("kubernetes", state.held, [state], reserved=[]))
+    assert brief(findings) == [(kinds.LOST_RESERVATION, RESTORE, IP(1))]
