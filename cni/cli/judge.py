@@ -15,9 +15,7 @@ from cni.cli.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, Inventory
 from cni.cli.inventory import Address, Held, PoolState, Reserved
 from cni.cli.use import Use
 from ipam.ranges import format_address
-from ipam.stores.kubernetes_claim import LIMIT
-
-WARN_SHARE = 0.8  # of the size that the API server takes
+from ipam.stores.kubernetes_size import REMEDY, WARN_PERCENT, percent
 
 
 def find(inventory: Inventory) -> list[Finding]:
@@ -193,11 +191,11 @@ class Judge:
 def pools(states: Iterable[PoolState]) -> Iterator[Finding]:
     """What is to be said of pools as objects."""
     for state in states:
-        share = state.pool.size / LIMIT
-        if share >= WARN_SHARE:
+        share = percent(state.pool.size)
+        if share >= WARN_PERCENT:
             message = (
-                f"pool {state.name} is an object of {state.pool.size >> 10} KiB with {len(state.held)} leases, {share:.0%} of"
-                " what the API server takes: divide its range among several networks, or move to the etcd store"
+                f"pool {state.name} is an object of {state.pool.size >> 10} KiB with {len(state.held)} leases, {share} % of"
+                f" what the API server takes. {REMEDY}"
             )
             yield Finding(kinds.POOL_NEARS_LIMIT, LOOK, message, pool=state.name)
         for key in state.stray:

@@ -11,7 +11,7 @@ from cni.cli import findings as kinds
 from cni.cli.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, Inventory
 from cni.cli.judge import find
 from cni.cli.objects import nad_name, parse_networks, parse_node, parse_pod, parse_pool, parse_reservation
-from ipam.stores.kubernetes_claim import LIMIT
+from ipam.stores.kubernetes_size import LIMIT
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 NAD = "team/rdma-net"
@@ -242,7 +242,7 @@ def test_a_pool_that_nears_the_size_that_the_server_takes_is_told_before_it_brea
     large["metadata"]["annotations"] = {"filler": "x" * (LIMIT * 8 // 10)}
     finding = one(found([large], [reservation(1)], [pod(1, IP(1))]))
     assert finding.kind == kinds.POOL_NEARS_LIMIT
-    assert "80% of what the API server takes" in finding.message
+    assert "80 % of what the API server takes" in finding.message
 
 
 def test_keys_that_are_no_offsets_are_told() -> None:
