@@ -37,7 +37,18 @@ class IpamConfig:
 
     __slots__ = (
         *(key.attribute for key in IPAM_KEYS),
-        *("addresses", "config_path", "dns", "gateways", "node", "notes", "ranges", "requested", "routes"),
+        *(
+            "addresses",
+            "config_path",
+            "dns",
+            "gateways",
+            "node",
+            "notes",
+            "ranges",
+            "requested",
+            "routes",
+            "slice_node",
+        ),
     )
     ranges: list[Range]  # each gives an address; the block's own range first
     addresses: list[IPConfig]  # static ones, for every attachment
@@ -46,6 +57,7 @@ class IpamConfig:
     routes: list[Route]
     dns: dict[str, Any]  # the object of the spec, {} when the configuration says nothing
     node: str  # this node's name
+    slice_node: str  # the node whose slices the ranges are, "" while they are whole (ipam.stores.kubernetes_slices)
     config_path: str  # the flat file that was read, or ""
     notes: list[str]  # what of the configuration has no effect: for the log
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
@@ -115,6 +127,7 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
     source.follow(config, IPAM_KEYS, files, faults)
     config.config_path = source.path
     config.node = source.node_name(request.environ.get("NODENAME", ""), files)
+    config.slice_node = ""
     config.notes = []
     config.dns = _dns(config)
     config.addresses = read_addresses(config.address_entries, source.where, faults)

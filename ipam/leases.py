@@ -61,7 +61,7 @@ def needs(config: IpamConfig) -> list[Need]:
     A request for which no range is left is a need of its own, of the first range that holds it.
     """
     scope = config.network_name if config.overlap else None
-    found = [Need(rng, rng.pool_name(config.network_name), scope) for rng in config.ranges]
+    found = [Need(rng, rng.pool_name(config.network_name, config.slice_node), scope) for rng in config.ranges]
     for family, value, _ in config.requested:
         holding = [n for n in found if n.rng.family == family and n.rng.contains(value)]
         if not holding:

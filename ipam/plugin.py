@@ -47,6 +47,7 @@ def call(request: Request, log: Log, state: str = STATE) -> Result | None:
 def add(request: Request, book: Book, log: Log) -> Result:
     """The addresses of the attachment: those that it has already, or new ones, all or none."""
     config = _read(request, log)
+    stores.locate(config, request.attachment.network, True, config.store_timeout)
     wanted = leases.needs(config)
     described = stores.describe(config) if wanted else None
     values: list[int] = []
@@ -123,7 +124,7 @@ def delete(request: Request, book: Book, log: Log) -> None:
         try:
             config = _read(request, log)
             if described is None:
-                described = stores.describe(config) if leases.needs(config) else None
+                described = _searched(request, config) if leases.needs(config) else None
             else:
                 described = _reached(described, config)
             seconds = min(SHARED_SECONDS, config.store_timeout)
@@ -148,6 +149,17 @@ def delete(request: Request, book: Book, log: Log) -> None:
         flush_reminded(book, log, described)
 
 
+def _searched(request: Request, config: IpamConfig) -> dict[str, Any]:
+    """The description of the store in which an attachment without a record may have leases: with all pools, if need be."""
+    try:
+        stores.locate(config, request.attachment.network, False, min(SHARED_SECONDS, config.store_timeout))
+    except CniError:  # nobody makes a NodeSlicePool for a network that was deleted
+        described = stores.describe(config)
+        del described["pools"]
+        return described
+    return stores.describe(config)
+
+
 def _reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
     """The description of the store that a record names; as the configuration has it, with its password, if it is that one."""
     if not stores.is_shared(recorded) or config.datastore != recorded.get("kind"):
@@ -161,6 +173,7 @@ def check(request: Request, book: Book, log: Log) -> None:
     from cni.spec import result
 
     config = _read(request, log)
+    stores.locate(config, request.attachment.network, False)
     previous = member(request.config, "prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
@@ -212,11 +225,12 @@ def collect(request: Request, book: Book, log: Log) -> None:
     described, pools, node_name = None, [], ""
     try:
         config = _read(request, log)
-        wanted = leases.needs(config)
         node_name = config.node
+        stores.locate(config, request.attachment.network, False)
+        wanted = leases.needs(config)
         if wanted:
             described, pools = stores.describe(config), list(dict.fromkeys(need.pool for need in wanted))
-    except (InvalidConfig, UnsupportedField) as fault:
+    except CniError as fault:
         faults.append(fault)
     faults += upkeep.collect(request.attachment.network, valid, node_name, described, pools, book, log)
     if faults:
@@ -229,14 +243,15 @@ def status(request: Request, book: Book, log: Log) -> None:
     from ipam.acquire import search
 
     config = _read(request, log)
-    wanted = leases.needs(config)
-    if not wanted:
+    if not leases.needs(config):
         return
-    described = stores.describe(config)
     seconds = min(SHARED_SECONDS, config.store_timeout)
-    store = stores.open_store(described, CREATE, restorer(described, book, log), seconds)
     owner = _owner(request, config)
     try:
+        stores.locate(config, request.attachment.network, False, seconds)
+        wanted = leases.needs(config)
+        described = stores.describe(config)
+        store = stores.open_store(described, CREATE, restorer(described, book, log), seconds)
         with store.turn():
             search(
                 store, wanted, [None] * len(wanted), owner, False, lambda pool: reclaim(store, pool, owner, book, log)

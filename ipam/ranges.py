@@ -142,6 +142,14 @@ class Range:
     def __str__(self) -> str:
         return self.cidr
 
+    def part(self, family: int, value: int, prefix: int) -> Range:
+        """What this range gives of a CIDR inside it: addresses with this range's prefix length. ValueError: not inside."""
+        if family != self.family or prefix < self.prefix or not self.contains(value):
+            raise ValueError(f"not inside of {self}")
+        found = Range(family, value, prefix, self.first, self.last, self.blocked)
+        found.prefix = self.prefix
+        return found
+
     def contains(self, value: int) -> bool:
         """Whether the CIDR holds the address, usable or not."""
         return self.network <= value <= self.top

@@ -16,7 +16,7 @@ SECRETS = ("password",)  # members of a description that no record keeps
 
 
 def describe(config: IpamConfig) -> dict[str, Any]:
-    """What finds the store of `config`: a record keeps it without SECRETS; UnsupportedField for what no store can do."""
+    """What finds the store of `config`: a record keeps it without SECRETS."""
     if config.datastore == "file":
         return {"kind": "file", "path": config.data_dir}
     if config.datastore == "etcd":
@@ -30,15 +30,26 @@ def describe(config: IpamConfig) -> dict[str, Any]:
             "cert": config.etcd_cert_file,
             "key": config.etcd_key_file,
         }
-    if config.node_slice_size:
-        raise UnsupportedField(
-            f'ipam.node_slice_size "{config.node_slice_size}" is not in this version of railcni for the kubernetes store:'
-            " leave it out, or keep whereabouts for this network"
-        )
     described: dict[str, Any] = {"kind": "kubernetes", "kubeconfig": config.kubeconfig}
     if config.ranges:
-        described["pools"] = sorted({rng.pool_name(config.network_name) for rng in config.ranges})
+        if config.node_slice_size:
+            described["node"] = config.node
+        whole = config.node_slice_size and not config.slice_node  # then none of it is this node's
+        ranges = [] if whole else config.ranges
+        described["pools"] = sorted({rng.pool_name(config.network_name, config.slice_node) for rng in ranges})
     return described
+
+
+def locate(config: IpamConfig, network: str, take: bool, seconds: float = 0) -> None:
+    """Let the ranges of `config` be this node's slices of them, where its store gives nodes slices.
+
+    `take` one when the node has none, as an ADD does. `seconds` bound a request; 0: their default.
+    """
+    if config.node_slice_size and config.datastore == "kubernetes" and config.ranges:
+        from ipam.stores.base import SHARED_SECONDS
+        from ipam.stores.kubernetes_slices import narrow
+
+        narrow(config, network, seconds or SHARED_SECONDS, take)
 
 
 def open_store(
@@ -114,6 +125,7 @@ def _is_kubernetes(described: dict[str, Any]) -> bool:
     pools = described.get("pools", [])
     return (
         isinstance(described.get("kubeconfig"), str)
+        and isinstance(described.get("node", ""), str)
         and isinstance(pools, list)
         and all(isinstance(p, str) for p in pools)
     )

@@ -22,7 +22,7 @@ from cni.spec.request import Attachment
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores.base import SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
 from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open
-from ipam.stores.kubernetes_claim import Claim, patch, unreserve, wait
+from ipam.stores.kubernetes_claim import FIRST_PAUSE, Claim, patch, unreserve, wait
 from ipam.stores.kubernetes_objects import PoolObject
 from ipam.stores.kubernetes_turns import Turns
 from ipam.stores.kubernetes_view import Names, View
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ipam.stores.kubernetes_claim import Changes
-
-_FIRST_PAUSE = 0.02  # seconds
 
 
 class KubernetesStore(Store):
@@ -59,7 +57,7 @@ class KubernetesStore(Store):
         self._described = described
         self._api = Api(described.get("kubeconfig") or "", seconds)
         self._turns = Turns(self._api, described.get("pools") or [], seconds)
-        self._view = View(self._api, described.get("pools"), known, names or Names())
+        self._view = View(self._api, described.get("pools"), known, names or Names(described.get("node") or ""))
         self._warn = warn
         self._depth = 0
 
@@ -193,7 +191,7 @@ class KubernetesStore(Store):
     # --- changes ---
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        deadline, pause = monotonic() + self._api.seconds, _FIRST_PAUSE
+        deadline, pause = monotonic() + self._api.seconds, FIRST_PAUSE
         with self.turn():
             while True:
                 claim = Claim(self._view, wants, owner, instead_of, self._warn)
@@ -239,7 +237,7 @@ class KubernetesStore(Store):
         )
 
     def release(self, leases: Sequence[Lease]) -> int:
-        deadline, pause = monotonic() + self._api.seconds, _FIRST_PAUSE
+        deadline, pause = monotonic() + self._api.seconds, FIRST_PAUSE
         freed = 0
         left = list({lease.key(): lease for lease in leases}.values())
         with self.turn():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GROUP = "whereabouts.cni.cncf.io"
 VERSION = "v1alpha1"
-POOLS, RESERVATIONS, PODS = "ippools", "overlappingrangeipreservations", "pods"
+POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # of the object, the metadata
 
@@ -34,7 +34,12 @@ _RETRY_AFTER_LIMIT = 10.0  # seconds
 _ATTEMPT_SECONDS = 10.0  # for one reply
 _PAGE = 500  # objects in one reply of a list
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
-RIGHTS = {POOLS: "get list create patch", RESERVATIONS: "get list create patch delete", PODS: "get"}
+RIGHTS = {
+    POOLS: "get list create patch",
+    RESERVATIONS: "get list create patch delete",
+    SLICES: "get patch",
+    PODS: "get",
+}
 """The verbs that are used: of pods in every namespace, of the rest in the context's."""
 
 

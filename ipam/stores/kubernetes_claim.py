@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Changes = dict[int, dict[str, Any] | None]
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
+FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 
 
 class Claim:
@@ -169,7 +169,7 @@ class Claim:
     def _undo(self, name: str, former: Changes) -> None:
         container = self._owner.attachment.container_id
         claimed = {lease.value for lease in self.leases if lease.pool == name}
-        pause = _FIRST_PAUSE
+        pause = FIRST_PAUSE
         deadline = monotonic() + self._view.api.seconds
         while True:
             pool = self._view.pool(name)

@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 
 
 class Names:
-    """From pools and addresses to the names of their objects, as whereabouts forms them."""
+    """From pools and addresses to the names of their objects, as whereabouts forms them.
 
-    __slots__ = ()
+    `node` is the node whose slices' pools are meant, "" where nodes have none: its name stands before their ranges.
+    """
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: str = "") -> None:
+        self._node = node
 
     def object_of(self, pool: str) -> str:
         return pool
@@ -42,7 +48,10 @@ class Names:
             cidr = objects.object_name(objects.range_of(pool.name, pool.family, pool.first))
         except ValueError:
             return None
-        return pool.name.removesuffix(cidr).removesuffix("-")
+        scope = pool.name.removesuffix(cidr).removesuffix("-")
+        if self._node and f"-{scope}".endswith(f"-{self._node}"):
+            scope = scope.removesuffix(self._node).removesuffix("-")
+        return scope
 
 
 class View:

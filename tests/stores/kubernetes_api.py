@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import Any
 
 GROUP, VERSION = "whereabouts.cni.cncf.io", "v1alpha1"
-KINDS = {"ippools": "IPPool", "overlappingrangeipreservations": "OverlappingRangeIPReservation"}
+KINDS = {
+    "ippools": "IPPool",
+    "overlappingrangeipreservations": "OverlappingRangeIPReservation",
+    "nodeslicepools": "NodeSlicePool",
+}
 LIMIT = 1536 << 10
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
@@ -34,7 +38,10 @@ SPECS: dict[str, dict[str, Any]] = {
         "properties": {"podref": TEXT, "ifname": TEXT, "containerid": TEXT},
         "required": ["podref"],
     },
+    "nodeslicepools": {"properties": {"range": TEXT, "sliceSize": TEXT}, "required": ["range", "sliceSize"]},
 }
+SLICE = {"properties": {"nodeName": TEXT, "sliceRange": TEXT}, "required": ["nodeName", "sliceRange"]}
+STATUS = {"properties": {"allocations": {"items": SLICE}}, "required": ["allocations"]}  # of a NodeSlicePool
 
 Answer = tuple[int, dict[str, Any]]
 DROP_BEFORE, DROP_AFTER = "drop before", "drop after"  # the connection is closed, before or after the request is served
@@ -134,7 +141,9 @@ class ApiServer:
 
     # --- for tests ---
 
-    def put(self, resource: str, namespace: str, name: str, spec: dict[str, Any], **metadata: Any) -> None:
+    def put(
+        self, resource: str, namespace: str, name: str, spec: dict[str, Any], status: Any = None, **metadata: Any
+    ) -> None:
         """Write an object as Go or etcdctl might, past the schema."""
         with self._lock:
             former = self.objects.get((resource, namespace, name), {}).get("metadata") or self._metadata(
@@ -146,6 +155,7 @@ class ApiServer:
                 "kind": KINDS[resource],
                 "metadata": former,
                 "spec": spec,
+                **({} if status is None else {"status": status}),
             }
 
     def add_pod(self, namespace: str, name: str) -> str:
@@ -160,6 +170,10 @@ class ApiServer:
         with self._lock:
             found = self.objects.get((resource, namespace, name))
             return copy.deepcopy(found["spec"]) if found else None
+
+    def status(self, resource: str, name: str, namespace: str = "kube-system") -> Any:
+        with self._lock:
+            return copy.deepcopy(self.objects[resource, namespace, name]["status"])
 
     def metadata(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any]:
         with self._lock:
@@ -326,6 +340,8 @@ class ApiServer:
     def _valid(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
         pruned = {key: document[key] for key in ("apiVersion", "kind", "metadata") if key in document}
         pruned["spec"] = _prune(document.get("spec"), SPECS[resource], "spec", resource)
+        if "status" in document and resource == "nodeslicepools":
+            pruned["status"] = _prune(document["status"], STATUS, "status", resource)
         if len(json.dumps(pruned)) > LIMIT:
             raise Refusal(500, "", "etcdserver: request is too large")
         return pruned
@@ -372,6 +388,8 @@ def _prune(value: Any, schema: dict[str, Any], path: str, resource: str) -> Any:
                 422, "Invalid", f'{KINDS[resource]}.{GROUP} is invalid: {path}: must be of type string: "{value}"'
             )
         return value
+    if "items" in schema and isinstance(value, list):
+        return [_prune(inner, schema["items"], f"{path}[{i}]", resource) for i, inner in enumerate(value)]
     if not isinstance(value, dict):
         raise Refusal(422, "Invalid", f"{KINDS[resource]}.{GROUP} is invalid: {path}: must be of type object")
     if "each" in schema:

@@ -60,16 +60,20 @@ class Proxy(ApiServer):
                 self._send("DELETE", f"/apis/{GROUP}/{VERSION}/namespaces/{name}/{kind}")
             self._send("DELETE", f"/api/v1/namespaces/{name}")
 
-    def put(self, resource: str, namespace: str, name: str, spec: dict[str, Any], **metadata: Any) -> None:
+    def put(
+        self, resource: str, namespace: str, name: str, spec: dict[str, Any], status: Any = None, **metadata: Any
+    ) -> None:
         place = self._place(namespace, resource)
         document = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KINDS[resource], "spec": spec}
-        status, former = self._send("GET", f"{place}/{name}")
-        if status == 200:
+        if status is not None:
+            document["status"] = status
+        code, former = self._send("GET", f"{place}/{name}")
+        if code == 200:
             document["metadata"] = {"name": name, "resourceVersion": former["metadata"]["resourceVersion"]}
-            status, said = self._send("PUT", f"{place}/{name}", document)
+            code, said = self._send("PUT", f"{place}/{name}", document)
         else:
-            status, said = self._send("POST", place, document | {"metadata": {"name": name}})
-        assert status < 300, said
+            code, said = self._send("POST", place, document | {"metadata": {"name": name}})
+        assert code < 300, said
 
     def add_pod(self, namespace: str, name: str) -> str:
         pod = {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "none.invalid/none"}]}}
@@ -84,6 +88,9 @@ class Proxy(ApiServer):
     def spec(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any] | None:
         status, found = self._send("GET", f"{self._place(namespace, resource)}/{name}")
         return found["spec"] if status == 200 else None
+
+    def status(self, resource: str, name: str, namespace: str = "kube-system") -> Any:
+        return self._send("GET", f"{self._place(namespace, resource)}/{name}")[1]["status"]
 
     def metadata(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any]:
         status, found = self._send("GET", f"{self._place(namespace, resource)}/{name}")

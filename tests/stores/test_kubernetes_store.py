@@ -20,7 +20,7 @@ import yaml
 from cni.attachment import Book
 from cni.log import Log
 from cni.spec import request as requests
-from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater, UnsupportedField
+from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater
 from ipam import acquire, leases, plugin
 from ipam.ranges import Range, format_address
 from ipam.stores import kubernetes_turns
@@ -71,6 +71,7 @@ class Cluster:
             "CNI_PATH": "/opt/cni/bin",
             "CNI_ARGS": f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={more.pop('pod', container)}{more.pop('args', '')}",
         }
+        environ |= more.pop("environ", {})
         if verb in ("GC", "STATUS"):
             del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
         config = {"cniVersion": "1.1.0", "name": "rdma-net", "ipam": block, **more}
@@ -96,6 +97,13 @@ class Cluster:
 def cluster(server: ApiServer, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
     return Cluster(server, tmp_path)
+
+
+def divided(cluster: Cluster, *nodes: str, name: str = "rdma-net") -> None:
+    """The NodeSlicePool that the node-slice-controller makes of 10.0.0.0/24 with node_slice_size /26."""
+    slices = [{"nodeName": node, "sliceRange": f"10.0.0.{64 * i}/26"} for i, node in enumerate((*nodes, *[""] * 4)[:4])]
+    spec = {"range": "10.0.0.0/24", "sliceSize": "/26"}
+    cluster.server.put("nodeslicepools", "kube-system", name, spec, status={"allocations": slices})
 
 
 def want(value: int, pool: str = POOL, scope: str | None = "", family: int = 4) -> Want:
@@ -477,6 +485,8 @@ def test_the_definitions_are_what_the_server_of_these_tests_prunes_by(cluster: C
     def simple(schema: dict[str, Any]) -> dict[str, Any]:
         if schema["type"] == "string":
             return kubernetes_api.TEXT
+        if "items" in schema:
+            return {"items": simple(schema["items"])}
         if "additionalProperties" in schema:
             return {"each": simple(schema["additionalProperties"])}
         properties = {key: simple(inner) for key, inner in schema["properties"].items()}
@@ -489,6 +499,7 @@ def test_the_definitions_are_what_the_server_of_these_tests_prunes_by(cluster: C
         assert found == {**spec, "required": sorted(spec["required"])}
         assert document["spec"]["names"]["kind"] == kubernetes_api.KINDS[resource]
         assert version["name"] == kubernetes_api.VERSION
+    assert simple(version["schema"]["openAPIV3Schema"]["properties"]["status"]) == kubernetes_api.STATUS
 
 
 def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) -> None:
@@ -500,6 +511,8 @@ def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) 
     cluster.call("ADD", "wide")
     cluster.call("ADD", "wide-2", pod="wide")
     cluster.call("DEL", "narrow", {"range": "10.0.0.0/28"})
+    divided(cluster, "")
+    cluster.call("ADD", "sliced", {"node_slice_size": "/26"})
     go_lease(cluster, "go", "ns/b", "99")
     cluster.call("ADD", "new", pod="b", args=";K8S_POD_UID=u1")
     cluster.store().pools()
@@ -553,11 +566,6 @@ def test_a_kubeconfig_that_has_gone_is_named_and_no_pod_hangs_on_it(cluster: Clu
 def test_a_name_that_no_object_can_have_is_said_of_the_network(cluster: Cluster) -> None:
     assert "ipam.network_name" in message(cluster, ipam={"network_name": "My_Net"})
     assert cluster.recorded() == {}
-
-
-def test_node_slices_are_refused(cluster: Cluster) -> None:
-    with pytest.raises(UnsupportedField, match="node_slice_size"):
-        cluster.call("ADD", ipam={"node_slice_size": "/26"})
 
 
 def test_a_pool_near_the_limit_of_an_object_is_warned_of_and_then_refused(cluster: Cluster) -> None:
