@@ -16,7 +16,6 @@ LIMIT = 1536 << 10  # bytes
 WARN_PERCENT = 80
 REMEDY = "Split the range, give networks a network_name each, use node_slice_size (a pool a node), or the etcd store"
 _RESERVE = 24 << 10  # bytes that are left to other writers
-_GROWTH = 3  # how many times its text an allocation adds to the object: the server notes who wrote each member
 
 
 def percent(size: int) -> int:
@@ -31,4 +30,4 @@ def takes(size: int, grown: int) -> bool:
 
 def growth(entries: Iterable[dict[str, Any]]) -> int:
     """By how many bytes new allocations let an object grow, at most."""
-    return _GROWTH * sum(40 + sum(map(len, entry.values())) for entry in entries)
+    return sum(64 + sum(map(len, entry.values())) for entry in entries)

@@ -299,6 +299,7 @@ class ApiServer:
             raise Refusal(409, "AlreadyExists", f"{where} already exists", name=name, group=GROUP, kind=resource)
         document = self._valid(resource, document)
         document["metadata"] = {**self._metadata(namespace, name), **metadata}
+        document["metadata"]["managedFields"] = [{"manager": "test", "operation": "Update"}]
         self.objects[resource, namespace, name] = document
         return copy.deepcopy(document)
 
@@ -330,6 +331,8 @@ class ApiServer:
             message = "the server rejected our request due to an error in our request"
             raise Refusal(422, "Invalid", message, causes=[cause]) from None
         changed = self._valid(resource, changed)
+        if changed["metadata"].get("managedFields") == [{}]:  # then nothing is tracked any more
+            del changed["metadata"]["managedFields"]
         if changed["metadata"]["name"] != name or changed["metadata"]["uid"] != found["metadata"]["uid"]:
             raise Refusal(422, "Invalid", "metadata.uid: field is immutable")
         if changed != found:

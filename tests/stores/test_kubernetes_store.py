@@ -229,6 +229,15 @@ def test_add_and_delete_in_the_steady_state_are_three_requests_a_range_and_list_
     assert cluster.asked() == [*(f"GET {reservation}", f"DELETE {reservation}", f"PATCH {POOLS}/{POOL}")]
 
 
+def test_a_pool_is_told_to_note_no_writers(cluster: Cluster) -> None:
+    """What the server notes of every member of a pool takes most of the time of a patch, and a third of the object."""
+    for container in ("c1", "c2"):
+        cluster.call("ADD", container)
+    assert "managedFields" not in cluster.server.metadata(POOLS, POOL)
+    cluster.call("DEL")
+    assert "managedFields" not in cluster.server.metadata(POOLS, POOL)
+
+
 def test_two_ranges_cost_twice_as_much_and_no_more(cluster: Cluster) -> None:
     block = {"ipRanges": [{"range": "10.1.0.0/24"}]}
     cluster.call("ADD", "first", block)
