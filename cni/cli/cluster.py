@@ -149,10 +149,10 @@ class Cluster:
                     if len(found) % PAGE == 0:
                         met(len(found))
                 return found
-            except ApiError as fault:
-                if fault.status.code == 404:
+            except httpx2.HTTPStatusError as fault:
+                if fault.response.status_code == 404:
                     return []  # the kind is not defined
-                if fault.status.code != 410:
+                if fault.response.status_code != 410:
                     raise
 
     def _one(self, kind: Any, name: str, namespace: str | None) -> dict[str, Any] | None:

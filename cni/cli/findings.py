@@ -31,6 +31,11 @@ FOREIGN_RESERVATION = "foreign-reservation"
 RESERVATION_WITHOUT_LEASE = "reservation-without-lease"
 UNREADABLE = "unreadable"
 POOL_NEARS_LIMIT = "pool-nears-limit"
+LEASE_WITHOUT_NAMESPACE = "lease-without-namespace"
+LEASE_WITHOUT_RECORD = "lease-without-record"
+RECORD_WITHOUT_LEASE = "record-without-lease"
+RELEASE_PENDING = "release-pending"
+INDEX_DIFFERS = "index-differs"
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ class Held:
     sequence: int = 0
     scope: str | None = None
     claimed: bool = False
+    netns: str = ""
     entry: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
@@ -133,6 +134,7 @@ class Reserved:
     network: str
     node: str
     pod_uid: str
+    netns: str
     sequence: int
     uid: str
     version: str
@@ -177,4 +179,5 @@ def of_lease(lease: Lease) -> Held:
         lease.network,
         lease.sequence,
         lease.scope,
+        netns=lease.netns,
     )

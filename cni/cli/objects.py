@@ -152,7 +152,7 @@ def _scope(pool: PoolObject, networks: Iterable[Network]) -> str | None:
 
 def _told(held: Held, by: Reserved) -> Held:
     """`held` with what only its reservation tells."""
-    return replace(held, uid=by.pod_uid, node=by.node, network=by.network, sequence=by.sequence)
+    return replace(held, uid=by.pod_uid, node=by.node, network=by.network, netns=by.netns, sequence=by.sequence)
 
 
 def parse_reservation(document: Mapping[str, Any], scopes: Iterable[str] = ("",)) -> Reserved:
@@ -173,6 +173,7 @@ def parse_reservation(document: Mapping[str, Any], scopes: Iterable[str] = ("",)
         network=lease.network,
         node=lease.node,
         pod_uid=lease.pod[2],
+        netns=lease.netns,
         sequence=lease.sequence,
         uid=reservation.uid,
         version=reservation.version,

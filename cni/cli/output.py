@@ -6,11 +6,13 @@ length, so that grep, cut and a log keep them whole.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
+import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -52,6 +54,19 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], stream
 def print_json(value: Any) -> None:
     """`value` as JSON, indented by four as cnitool does."""
     sys.stdout.write(json.dumps(value, indent=4) + "\n")
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """-o: a table for people, or the same as JSON or YAML."""
+    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+
+
+def print_data(value: Any, form: str) -> None:
+    """`value` as "json" or "yaml"."""
+    if form == "yaml":
+        sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+    else:
+        print_json(value)
 
 
 def print_fault(title: str, details: str = "") -> None:

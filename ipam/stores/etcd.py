@@ -234,6 +234,20 @@ class EtcdStore(Store):
             page = self.leases(pool, page[-1], 1000, node)
         return found[:limit]
 
+    def entries(self, after: bytes = b"", limit: int = 1000) -> list[Entry]:
+        """Up to `limit` keys below the prefix, with their values, in their order, those behind `after`; for an audit."""
+        root = self._keys.root
+        return self._read(txn.read(next_key(after) if after else root, end_of(root), limit))[0]
+
+    @property
+    def root(self) -> bytes:
+        """What all its keys begin with."""
+        return self._keys.root
+
+    def expected(self, lease: Lease) -> dict[bytes, bytes]:
+        """All keys that stand for `lease`, with their values."""
+        return self._keys.entries(lease)
+
     def _leases(self, places: list[bytes]) -> list[Lease]:
         """The leases at these places, POOL/ADDRESS as in keys; those that have gone are left out."""
         prefix = self._keys.all(LEASE)

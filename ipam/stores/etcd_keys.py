@@ -40,6 +40,11 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         self._root = f"{prefix.rstrip('/')}/v1/"
 
+    @property
+    def root(self) -> bytes:
+        """What all keys begin with."""
+        return self._root.encode()
+
     def taken(self, kind: str, space: str, family: int, value: int) -> bytes:
         """The key that stands for an address of a pool (`kind` LEASE) or of a scope (RESERVED)."""
         return self._key(kind, space) + _hex(family, value)

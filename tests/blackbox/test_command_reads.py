@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.blackbox.test_command import COMMAND
 from tests.node import STATE, Node, Pod
@@ -72,13 +73,23 @@ def site(node: Node) -> Site:
     return Site(node)
 
 
-def test_pools_are_listed_with_the_number_of_their_leases(site: Site) -> None:
-    assert site.rows("ipam", "pools") == [
-        ["192.168.111.0-24", "IPv4", "2"],
-        ["blue-10.0.0.0-16", "IPv4", "1"],
-        ["fd00-111---64", "IPv6", "2"],
-    ]
-    assert site.read("ipam", "pools")[0] == {"pool": "192.168.111.0-24", "family": 4, "used": 2}
+def test_pools_are_listed_with_how_full_they_are_and_where(site: Site) -> None:
+    strip = "▂" + 31 * "·"
+    rows = site.rows("ipam", "pools")
+    assert rows[0] == ["192.168.111.0-24", "IPv4", "254", "2", "252", "<1%", strip]
+    assert rows[1] == ["blue-10.0.0.0-16", "IPv4", "65534", "1", "65533", "<1%", "▁" + 31 * "·"]
+    assert rows[2] == ["fd00-111---64", "IPv6", "~2^64", "2", "~2^64", "<1%", strip, "of", "the", "first", "256"]
+    first = site.read("ipam", "pools")[0]
+    assert {k: first[k] for k in ("pool", "family", "size", "used", "free", "percent")} == {
+        "pool": "192.168.111.0-24",
+        "family": 4,
+        "size": 254,
+        "used": 2,
+        "free": 252,
+        "percent": 0.8,
+    }
+    assert first["occupancy"]["addresses"] == 254
+    assert yaml.safe_load(site.run("ipam", "pools", "-o", "yaml").stdout) == site.read("ipam", "pools")
 
 
 def test_leases_are_listed_by_pool_and_address_and_can_be_chosen(site: Site) -> None:

@@ -99,7 +99,8 @@ class ApiServer:
                 code, document = answer
                 data = document.encode() if isinstance(document, str) else json.dumps(document).encode()
                 self.send_response(code)
-                self.send_header("Content-Type", "application/json")
+                kind = "text/plain" if isinstance(document, str) else "application/json"
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)

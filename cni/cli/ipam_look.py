@@ -1,0 +1,171 @@
+"""One look at a store and at those whom its leases are for. Reads only: get and list, and files."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import stat as read_status
+from typing import Any
+
+from cni.attachment import STATE, Book
+from cni.cli import holdings, judge, judge_etcd, judge_node
+from cni.cli.findings import Finding, Inventory
+from cni.cli.inventory import Network, Node, Pod, of_lease
+from cni.cli.judge_node import NodeInventory
+from cni.cli.store import Choice
+from cni.kernel import netns
+from cni.spec.errors import InvalidConfig
+from cni.spec.request import Attachment
+from ipam import stores
+from ipam.records import PART
+from ipam.stores.base import READ
+from ipam.stores.etcd import EtcdStore
+
+Met = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen: the findings, the inventory they are of, how much was looked at, and what could not be read."""
+
+    findings: list[Finding]
+    counts: Mapping[str, int]
+    unread: list[str] = field(default_factory=list)
+    inventory: Inventory | None = None
+    node: NodeInventory | None = None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Of a cluster all but its leases; None for what may not be read."""
+
+    pods: Mapping[tuple[str, str], Pod] | None
+    nodes: Mapping[str, Node] | None
+    networks: list[Network]
+    nads: set[str]
+    unread: list[str]
+
+
+def look(choice: Choice, met: Met) -> Look:
+    """Look at all of the chosen store; CniError when the store, or in a cluster the pods, cannot be read."""
+    if choice.kind == "kubernetes":
+        return _at_pools(choice, met)
+    return _at_etcd(choice, met) if choice.kind == "etcd" else _at_files(choice, met)
+
+
+def _at_pools(choice: Choice, met: Met) -> Look:
+    from cni.cli.cluster import Cluster, Forbidden
+
+    cluster = Cluster(choice.kubeconfig, choice.namespace)
+    try:
+        unread: list[str] = []
+        met("reading networks")
+        networks, nads = _or(cluster.networks, ([], set()), unread, Forbidden)
+        met("reading pools and reservations")
+        states, reserved, faults = cluster.pools(
+            networks
+        )  # the leases before the pods: a pod is there before its lease
+        around = _around(cluster, met, networks, nads, unread)
+    finally:
+        cluster.close()
+    if around.pods is None:
+        raise InvalidConfig(around.unread[0])
+    inventory = Inventory(
+        "kubernetes",
+        [held for state in states for held in state.held],
+        states,
+        reserved,
+        around.pods,
+        around.nodes,
+        networks,
+        nads,
+    )
+    counts = {
+        "pools": len(states),
+        "leases": len(inventory.held),
+        "reservations": len(reserved),
+        "pods": len(around.pods),
+    }
+    return Look(judge.find(inventory), counts, [*faults, *unread], inventory)
+
+
+def _around(cluster: Any, met: Met, networks: list[Network], nads: set[str], unread: list[str]) -> Surroundings:
+    from cni.cli.cluster import Forbidden
+
+    met("reading pods")
+    listed = _or(lambda: cluster.pods(met=lambda count: met(f"{count} pods read")), None, unread, Forbidden)
+    pods = None if listed is None else {(p.namespace, p.name): p for p in listed}
+    met("reading nodes")
+    nodes = _or(cluster.nodes, None, unread, Forbidden)
+    return Surroundings(pods, nodes, networks, nads, unread)
+
+
+def _or(read: Callable[[], Any], instead: Any, unread: list[str], refused: type[InvalidConfig]) -> Any:
+    """What `read` answers; `instead`, and a note, where it is not allowed."""
+    try:
+        return read()
+    except refused as fault:
+        unread.append(fault.msg)
+        return instead
+
+
+def _at_etcd(choice: Choice, met: Met) -> Look:
+    store = EtcdStore(choice.described, READ)
+    entries: dict[bytes, bytes] = {}
+    last = b""
+    while page := store.entries(last):
+        entries.update(page)
+        last = page[-1][0]
+        met(f"{len(entries)} keys read")
+    leases, found = judge_etcd.find(entries, store.root, store.expected)
+    held = [of_lease(lease) for lease in leases]
+    counts = {"keys": len(entries), "leases": len(leases)}
+    if not choice.has_cluster:
+        why = "the pods: no kubeconfig is named, so no lease was compared with its pod (--kubeconfig names one)"
+        return Look(found, counts, [why], Inventory("etcd", held))
+    from cni.cli.cluster import Cluster, Forbidden
+
+    cluster = Cluster(choice.kubeconfig, choice.namespace)
+    try:
+        unread: list[str] = []
+        networks, nads = _or(cluster.networks, ([], set()), unread, Forbidden)
+        around = _around(cluster, met, networks, nads, unread)
+    finally:
+        cluster.close()
+    inventory = Inventory("etcd", held, (), None, around.pods, around.nodes, networks, nads)
+    return Look([*found, *judge.find(inventory)], {**counts, "pods": len(around.pods or ())}, unread, inventory)
+
+
+def _at_files(choice: Choice, met: Met) -> Look:
+    store = choice.open(READ)
+    with store.turn():
+        pools = store.pools()
+        held = [of_lease(lease) for lease in holdings.leases(store)]
+        records = [(a, r) for a, _, r in Book(STATE).all(PART) if _names(r, choice)]
+    met(f"{len(held)} leases read")
+    node = NodeInventory(held, records, is_there, pools)
+    counts = {"pools": len(pools), "leases": len(held), "records": len(records)}
+    return Look(judge_node.find(node), counts, node=node)
+
+
+def _names(record: Mapping[str, Any], choice: Choice) -> bool:
+    return stores.same(record.get("store") or {}, choice.described)
+
+
+def record_of(held_by: Attachment, choice: Choice) -> Mapping[str, Any] | None:
+    """The record of an attachment, if it names the chosen store."""
+    record = Book(STATE).read(held_by, PART)
+    return record if record and _names(record, choice) else None
+
+
+def is_there(path: str) -> bool | None:
+    """Whether a namespace is there; None when that cannot be told, as for /dev/null, which DRA drivers pass."""
+    try:
+        if netns.exists(path):
+            return True
+        return None if stat.S_ISCHR(read_status(path).st_mode) else False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None

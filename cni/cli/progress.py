@@ -1,0 +1,35 @@
+"""What a long command is at, on stderr, for who watches a terminal; nothing elsewhere, and gone when it is over."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.status import Status
+
+from cni.cli import output
+
+
+class Progress:
+    """`with Progress() as progress: progress.say("reading pods")`."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            self._status = Status("", console=output.console(sys.stderr))
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status:
+            self._status.stop()
+            self._status = None
+
+    def say(self, text: str) -> None:
+        """Show `text` in place of what was shown before."""
+        if self._status:
+            self._status.update(text)

@@ -1,0 +1,317 @@
+"""railcni ipam on a cluster: pools, leases, show, audit and reclaim, beside pods that live and die.
+
+The command runs in this process, whose imports are paid for once; one test runs the executable.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.cli import ipam_audit
+from cni.cli.main import main
+from tests.blackbox.test_command import COMMAND
+from tests.stores import kubernetes_api
+from tests.stores.cluster_api import ClusterServer
+
+NAMESPACE = "kube-system"
+POOL = "192.168.111.0-24"
+IP = "192.168.111.{}".format
+
+
+class Cluster:
+    """An API server, and the command on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = ClusterServer()
+        self.kubeconfig = self.server.kubeconfig(folder)
+        self.report = str(folder / "report.json")
+        self.server.add_network("rdma-net")
+        self.server.run_node("node-1")
+
+    def lease(self, n: int, pod: str = "", *, reserved: bool = True, **entry: Any) -> None:
+        """The allocation at offset N, of team/pN in container cN, as Go whereabouts writes it."""
+        entry = {"id": f"c{n}", "podref": f"team/{pod or f'p{n}'}", "ifname": "net1", **entry}
+        allocations = (self.server.spec("ippools", POOL) or {}).get("allocations", {})
+        spec = {"range": "192.168.111.0/24", "allocations": {**allocations, str(n): entry}}
+        self.server.put("ippools", NAMESPACE, POOL, spec)
+        if reserved:
+            self.reserve(n, entry["podref"])
+
+    def reserve(self, n: int, podref: str) -> None:
+        spec = {"podref": podref, "ifname": "net1"}
+        self.server.put("overlappingrangeipreservations", NAMESPACE, IP(n), spec)
+
+    def run(self, *argv: str, code: int = 0) -> str:
+        """What the command says on stdout, and then on stderr."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["railcni", "ipam", *argv, "--kubeconfig", self.kubeconfig])
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            patch.setattr(ipam_audit, "PAUSE", 0)
+            try:
+                status = main()
+            except SystemExit as end:
+                status = int(end.code or 0)
+        assert status == code, (status, out.getvalue(), err.getvalue())
+        return out.getvalue() + err.getvalue()
+
+    def read(self, *argv: str, code: int = 0) -> Any:
+        return json.loads(self.run(*argv, "-o", "json", code=code))
+
+    def audit(self, code: int = 1) -> list[tuple[str, str, str]]:
+        """The findings: what, what to do, and the address; the report is written."""
+        document = self.read("audit", "--report", self.report, code=code)
+        assert json.loads(Path(self.report).read_text()) == document
+        return [(f["kind"], f["action"], f.get("address", "")) for f in document["findings"]]
+
+    def reclaim(self, *argv: str, code: int = 0) -> list[tuple[str, str]]:
+        done = self.read("reclaim", "--from-report", self.report, "--grace", "0", *argv, code=code)
+        return [(result["result"], result["address"]) for result in done]
+
+    @property
+    def offsets(self) -> list[int]:
+        return sorted(int(o) for o in (self.server.spec("ippools", POOL) or {"allocations": {}})["allocations"])
+
+    @property
+    def reservations(self) -> list[str]:
+        return self.server.names("overlappingrangeipreservations")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    properties = kubernetes_api.ENTRY["properties"]
+    monkeypatch.setitem(properties, "ipamclaimref", kubernetes_api.TEXT)  # type: ignore[arg-type]
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.server.close()
+
+
+def test_pools_tell_how_full_they_are_and_how_large_their_objects_are(cluster: Cluster) -> None:
+    cluster.server.add_network("rdma-net", range_start="192.168.111.10", range_end="192.168.111.19")
+    for n in (10, 11, 200):
+        cluster.lease(n)
+    (pool,) = cluster.read("pools")
+    assert (pool["size"], pool["used"], pool["free"], pool["outside"]) == (10, 3, 8, 1)
+    assert pool["occupancy"] == {"addresses": 10, "shares": [1.0, 1.0, *[0.0] * 8]}
+    assert 200 < pool["object"]["bytes"] < 2000
+    assert "88........" in cluster.run("pools")
+
+
+def test_a_pool_that_nears_the_limit_is_warned_of(cluster: Cluster) -> None:
+    cluster.server.put("ippools", NAMESPACE, POOL, {"range": "192.168.111.0/24", "allocations": {"x" * 1_300_000: {"id": "c", "podref": "a/b"}}})  # fmt: skip
+    said = cluster.run("pools")
+    assert f"pool {POOL} is at 82 % of the size that the API server takes. Split the range" in said
+
+
+def test_leases_are_chosen_by_pool_node_pod_interface_and_container(cluster: Cluster) -> None:
+    for n in (1, 2):
+        cluster.lease(n)
+    told = {
+        "node": "node-7",
+        "network": "rdma-net",
+        "sequence": 1_700_000_000_000_000_000,
+        "uid": "u9",
+        "netns": "/run/netns/x",
+    }
+    cluster.lease(9, ifname="net2", reserved=False)
+    spec = {"podref": "team/p9", "ifname": "net2", "containerid": "c9"}
+    cluster.server.put("overlappingrangeipreservations", NAMESPACE, IP(9), spec, annotations={"railcni.io/lease": json.dumps(told)})  # fmt: skip
+
+    def chosen(*argv: str) -> list[str]:
+        return [lease["address"] for lease in cluster.read("leases", *argv)]
+
+    assert chosen() == [IP(1), IP(2), IP(9)]
+    assert chosen("--pool", "other") == []
+    assert chosen("--node", "node-7") == chosen("--ifname", "net2") == chosen("--network", "rdma-net") == [IP(9)]
+    assert chosen("--pod", "team/p2") == chosen("--container", "c2") == chosen("--container", "team/p2") == [IP(2)]
+    (shown,) = cluster.read("show", "team/p9")
+    assert (shown["podUID"], shown["node"], shown["netns"]) == ("u9", "node-7", "/run/netns/x")
+    assert shown["created"] == "2023-11-14T22:13:20Z"
+    assert cluster.read("show", IP(9)) == [shown]
+    assert "pod team/none has no lease" in cluster.run("show", "team/none", code=1)
+    cluster.run("show", "neither", code=2)
+
+
+def test_an_audit_of_a_cluster_in_order_finds_nothing_and_reads_only(cluster: Cluster) -> None:
+    for n in range(1, 4):
+        cluster.lease(n)
+        cluster.server.run_pod(f"p{n}", IP(n))
+    cluster.lease(4)
+    cluster.server.run_pod("p4", phase="Pending")
+    cluster.lease(5, ipamclaimref="claim")
+    assert cluster.audit(code=0) == [
+        ("lease-of-pending-pod", "keep", IP(4)),
+        ("lease-of-ipamclaim", "keep", IP(5)),
+    ]
+    said = cluster.run("audit")
+    assert "1 pools, 5 leases, 5 reservations, 4 pods" in said
+    assert "kept, as it should be: 1 lease-of-pending-pod" in said
+    assert "nothing is wrong" in said
+    assert {method for method, _, _ in cluster.server.seen} == {"GET"}
+
+
+def test_an_audit_finds_what_is_wrong_and_reclaim_frees_what_is_dead(cluster: Cluster) -> None:
+    for n in (1, 2, 3, 4):
+        cluster.lease(n)
+    cluster.server.run_pod("p1", IP(1))
+    cluster.server.run_pod("p2", phase="Pending")
+    cluster.lease(5, ipamclaimref="claim")
+    cluster.lease(6, reserved=False)
+    cluster.server.run_pod("p6", IP(6))
+    cluster.reserve(7, "team/p7")
+    cluster.server.run_pod("p8", IP(8))
+    cluster.server.run_pod("p9", IP(1))
+    assert sorted(cluster.audit()) == sorted(
+        [
+            ("lease-of-pending-pod", "keep", IP(2)),
+            ("lease-without-pod", "reclaim", IP(3)),
+            ("lease-without-pod", "reclaim", IP(4)),
+            ("lease-of-ipamclaim", "keep", IP(5)),
+            ("lost-reservation", "restore", IP(6)),
+            ("reservation-without-lease", "reclaim", IP(7)),
+            ("pod-without-lease", "look", IP(8)),
+            ("pod-without-lease", "look", IP(1)),
+            ("duplicate-address", "look", IP(1)),
+        ]
+    )
+    before = (cluster.offsets, cluster.reservations)
+    assert sorted(cluster.reclaim("--dry-run")) == [("would free", IP(n)) for n in (3, 4, 7)]
+    assert (cluster.offsets, cluster.reservations) == before
+    assert sorted(cluster.reclaim()) == [("freed", IP(n)) for n in (3, 4, 7)]
+    assert cluster.offsets == [1, 2, 5, 6]
+    assert cluster.reservations == [IP(n) for n in (1, 2, 5)]
+    assert sorted(cluster.reclaim()) == [("skipped", IP(n)) for n in (3, 4, 7)]
+    assert "lease-without-pod" not in {kind for kind, _, _ in cluster.audit()}
+
+
+def test_what_has_changed_since_the_report_is_passed_over(cluster: Cluster) -> None:
+    for n in range(1, 6):
+        cluster.lease(n)
+    assert {action for _, action, _ in cluster.audit()} == {"reclaim"}
+    cluster.lease(1, id="another")  # given anew, to a pod of the same name
+    cluster.server.run_pod("p2", phase="Pending")  # is there again
+    cluster.server.run_pod("p3", IP(3))
+    cluster.server.run_pod("p8", IP(4))  # uses it, whosever it is
+    assert cluster.reclaim() == [*[("skipped", IP(n)) for n in (1, 2, 3, 4)], ("freed", IP(5))]
+    assert cluster.offsets == [1, 2, 3, 4]
+
+
+def test_a_pod_that_comes_after_the_second_look_keeps_its_lease(cluster: Cluster) -> None:
+    cluster.lease(1)
+    cluster.lease(2)
+    cluster.audit()
+    known = len(cluster.server.seen)
+
+    def come(method: str, resource: str, number: int) -> Any:
+        if resource == "ippools" and number > known and "p1" not in str(cluster.server.readable["pods"]):
+            reads = [place for _, place, _ in cluster.server.seen[known:] if place == f"ippools/{POOL}"]
+            if reads:  # the pool is read by itself: this is the last look before the change
+                cluster.server.run_pod("p1", phase="Pending")
+        return None
+
+    cluster.server.faults = come
+    assert cluster.reclaim() == [("skipped", IP(1)), ("freed", IP(2))]
+    assert cluster.offsets == [1]
+
+
+def test_a_pool_that_changes_under_the_patch_is_read_again(cluster: Cluster) -> None:
+    cluster.lease(1)
+    cluster.audit()
+
+    def change(method: str, resource: str, number: int) -> Any:
+        if method == "PATCH" and 9 not in cluster.offsets:
+            return lambda: cluster.lease(9)  # another node's claim, between the read and the patch
+        return None
+
+    cluster.server.faults = change
+    assert cluster.reclaim() == [("freed", IP(1))]
+    assert cluster.offsets == [9]
+
+
+def test_a_lease_that_moves_under_the_patch_stays(cluster: Cluster) -> None:
+    cluster.lease(1)
+    cluster.audit()
+
+    def change(method: str, resource: str, number: int) -> Any:
+        return (lambda: cluster.lease(1, id="new")) if method == "PATCH" else None
+
+    cluster.server.faults = change
+    assert cluster.reclaim() == [("skipped", IP(1))]
+    assert (cluster.offsets, cluster.reservations) == ([1], [IP(1)])
+
+
+def test_an_attachment_that_comes_between_the_readings_is_no_finding(cluster: Cluster) -> None:
+    cluster.lease(1)
+    cluster.server.run_pod("p1", IP(1))
+
+    def go(method: str, resource: str, number: int) -> Any:
+        if resource == "pods" and len(cluster.offsets) == 1:
+            cluster.lease(2)
+            cluster.server.run_pod("p2", IP(2))  # the pools have been read, the pods have not
+        return None
+
+    cluster.server.faults = go
+    assert cluster.audit(code=0) == []
+
+
+def test_what_must_not_be_read_is_said_and_pods_must_be(cluster: Cluster) -> None:
+    cluster.lease(1)
+    cluster.server.run_pod("p1", IP(1))
+    cluster.server.forbidden = {("list", "nodes"), ("list", "network-attachment-definitions")}
+    document = cluster.read("audit")
+    assert len(document["unread"]) == 2
+    assert "forbids to list nodes" in document["unread"][1]
+    cluster.server.forbidden = {("list", "pods")}
+    said = cluster.run("audit", code=1)
+    assert f"forbids to list pods in all namespaces: kubeconfig {cluster.kubeconfig} needs that right" in said
+
+
+def test_pods_are_read_in_pages(cluster: Cluster) -> None:
+    for n in range(1, 254):
+        cluster.lease(n)
+    for n in range(1, 1203):
+        cluster.server.run_pod(f"p{n}", *([IP(n)] if n < 254 else []))
+    assert cluster.audit(code=0) == []
+    assert cluster.server.lists.count("pods") == 3
+
+
+def test_a_report_of_another_store_or_none_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.lease(1)
+    cluster.audit()
+    said = cluster.run("reclaim", "--from-report", cluster.report, "-n", "elsewhere", code=1)
+    assert "namespace kube-system, and the store chosen here is" in said
+    (tmp_path / "other").write_text("{}")
+    assert "is no report of `railcni ipam audit" in cluster.run(
+        "reclaim", "--from-report", str(tmp_path / "other"), code=1
+    )
+    assert "cannot be read" in cluster.run("reclaim", "--from-report", "/none", code=1)
+    cluster.run("reclaim", code=2)
+
+
+def test_pools_of_a_namespace_that_is_named_are_read(cluster: Cluster) -> None:
+    cluster.server.put("ippools", "elsewhere", "10.0.0.0-8", {"range": "10.0.0.0/8", "allocations": {}})
+    assert [p["pool"] for p in cluster.read("pools", "-n", "elsewhere")] == ["10.0.0.0-8"]
+    assert cluster.read("pools") == []
+
+
+def test_a_cluster_that_lacks_networks_and_slices_is_read_all_the_same(cluster: Cluster) -> None:
+    cluster.server.defined -= {"network-attachment-definitions", "nodeslicepools"}
+    cluster.lease(1)
+    assert cluster.audit() == [("lease-without-pod", "reclaim", IP(1))]
+
+
+def test_the_executable_answers_on_stdout_and_with_its_exit_code(cluster: Cluster) -> None:
+    cluster.lease(1)
+    argv = [*COMMAND, "ipam", "audit", "--kubeconfig", cluster.kubeconfig]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={})
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "1 findings, 1 of which `railcni ipam reclaim` would free" in done.stdout
