@@ -4,8 +4,8 @@ A claim is one patch of the IPPool for each pool, which tests that the object is
 for each address: the pool first, for a reservation without an allocation would be nobody's. What fails on the way is
 undone; what a kill leaves is completed by a retry, or cleared by DEL, since the allocation names the container.
 
-The node's processes take turns at a pool, so that each finds the object as its predecessor left it; other nodes are met
-by the test, and a random wait. An allocation tells container, pod and ifname. All else of a lease comes from `known`,
+The node's processes take turns at a pool, from reading it to patching it, so that each finds the object as its
+predecessor left it; other nodes are met by the test, and a random wait. An allocation tells container, pod and ifname. All else of a lease comes from `known`,
 the node's own records, else from its reservation; a lease that neither tells of (Go's) has the sequence 0.
 
 A request whose reply was lost can come late, but the test makes it fail once the object has changed: so a claim is made
@@ -57,7 +57,9 @@ class KubernetesStore(Store):
         self._described = described
         self._api = Api(described.get("kubeconfig") or "", seconds)
         self._turns = Turns(self._api, described.get("pools") or [], seconds)
-        self._view = View(self._api, described.get("pools"), known, names or Names(described.get("node") or ""))
+        self._view = View(
+            self._api, self._turns.take, described.get("pools"), known, names or Names(described.get("node") or "")
+        )
         self._warn = warn
         self._depth = 0
 
@@ -65,8 +67,8 @@ class KubernetesStore(Store):
         return self._described
 
     def enter(self) -> None:
+        """The locks are taken when a pool is to be read."""
         if self._depth == 0:
-            self._turns.take()
             self._view.forget()
         self._depth += 1
 
@@ -212,7 +214,7 @@ class KubernetesStore(Store):
         failure: Exception | None = None
         taken: list[Want] = []
         try:
-            taken = claim.make()
+            taken = claim.make(self._turns.end)
             if not taken:
                 return Claimed(claim.leases)
         except Open as fault:
@@ -277,6 +279,7 @@ class KubernetesStore(Store):
                     for name, gone in changes.items()
                 }
                 unreserve(self._view, leases)
+                self._turns.take()
                 for name, operations in patches.items():
                     self._view.forget_pool(name)
                     self._api.patch(POOLS, names.object_of(name), operations)

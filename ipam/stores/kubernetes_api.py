@@ -32,6 +32,7 @@ BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,applicatio
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
 _RETRY_AFTER_LIMIT = 10.0  # seconds
 _ATTEMPT_SECONDS = 10.0  # for one reply
+_CONNECT_SECONDS = 1.0  # ahead of the first request, which has all its time for it once more
 _PAGE = 500  # objects in one reply of a list
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 RIGHTS = {
@@ -132,6 +133,13 @@ class Api:
         """Delete the object if it still is that of `uid`; Conflict when it is not. Gone, Open."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode())
+
+    def connect(self) -> None:
+        """Be connected, if the server can be reached now: a request is what tells that it cannot."""
+        try:
+            self._connected(monotonic() + min(self.seconds, _CONNECT_SECONDS))
+        except _Failed:
+            pass
 
     def close(self) -> None:
         if self._connection:

@@ -49,9 +49,13 @@ class Claim:
         self._made: list[Lease] = []  # of new reservations
         self._moved: list[tuple[Lease, Lease]] = []  # of reservations that say another owner now, and the former one
 
-    def make(self) -> list[Want]:
-        """The pools first, then the reservations; what another holds, and then the rest is to be undone. Conflict, Open."""
+    def make(self, between: Callable[[], object]) -> list[Want]:
+        """The pools first, then the reservations; what another holds, and then the rest is to be undone. Conflict, Open.
+
+        `between` is called when the pools are written: the reservations are nobody else's meanwhile.
+        """
         self._write()
+        between()
         taken = self._reserve()
         if not taken:
             kept = {(want.scope, want.family, want.value) for want in self._wants}

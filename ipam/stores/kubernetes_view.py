@@ -57,13 +57,26 @@ class Names:
 class View:
     """What was read since `forget`. `named` are the pools that an attachment may have leases in, None for all.
 
+    `before` is called when a pool is to be read.
+
     `thorough`: reservations of other pools are looked for before a claim; for who has met one.
     """
 
-    __slots__ = ("_known", "_known_from", "_named", "_pools", "_reservations", "_reserved", "api", "names", "thorough")
+    __slots__ = (
+        *("_before", "_known", "_known_from", "_named", "_pools", "_reservations", "_reserved"),
+        *("api", "names", "thorough"),
+    )
 
-    def __init__(self, api: Api, named: list[str] | None, known: Callable[[], list[Lease]], names: Names) -> None:
+    def __init__(
+        self,
+        api: Api,
+        before: Callable[[], object],
+        named: list[str] | None,
+        known: Callable[[], list[Lease]],
+        names: Names,
+    ) -> None:
         self.api = api
+        self._before = before
         self.names = names
         self.thorough = False
         self._named = named
@@ -94,6 +107,7 @@ class View:
         names = self._named
         if names is not None:
             return [pool for pool in map(self.pool, names) if pool]
+        self._before()
         for document in self.api.list_all(POOLS):
             pool = self._parsed(document, 0)
             self._pools.setdefault(self.names.pool_of(pool.name), pool)
@@ -102,6 +116,7 @@ class View:
     def pool(self, name: str) -> PoolObject | None:
         """The pool of this name; None where there is none."""
         if name not in self._pools:
+            self._before()
             try:
                 self._pools[name] = self._parsed(*self.api.get(POOLS, self.names.object_of(name)))
             except Gone:
