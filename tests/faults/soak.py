@@ -1,10 +1,14 @@
 """`make soak MINUTES=60`: churn with random kills for long; what stands must not grow, and in the end nothing stands.
 
-python -m tests.faults.soak [MINUTES] [--seed N] [--keep FILE]     60 minutes; FILE gets the samples, a JSON each
+python -m tests.faults.soak [MINUTES] [--seed N] [--keep FOLDER]     60 minutes; FOLDER: build/soak-N
 
 Every few seconds all calls come to rest, and leases, records, links, open files and the store's size are counted. The
 history of each stretch is judged as `make histories` does. The report has a line of bars for each value over time; the
 exit code is 0 when they are flat and nothing was wrong.
+
+FOLDER gets the samples, a JSON each, as they are taken; and when something is wrong, at once: in `faults` what it is, with
+the events that concern it, and in `history-K` all that was judged, with the kernel's messages, to be judged again by
+`python -m tests.faults.churn --judge`.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from pathlib import Path
 from tests.faults import tree
 from tests.faults.churn.__main__ import strange
 from tests.faults.churn.checker import check
-from tests.faults.churn.events import Operation, Rest
+from tests.faults.churn.events import Operation, Rest, line
+from tests.faults.churn.evidence import concerning
 from tests.faults.churn.run import Churn
 from tests.faults.churn.sampling import Sample, growth, open_files, plot, state_bytes, store_bytes
 from tests.node import unusable
@@ -36,8 +41,10 @@ _LEAST_SECONDS = 5.0  # of churn between two samples
 class Soak:
     """The churn, its samples, and what was wrong. Each stretch from rest to rest is a history of its own."""
 
-    def __init__(self, churn: Churn) -> None:
+    def __init__(self, churn: Churn, folder: Path) -> None:
         self._churn = churn
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self._began = time.monotonic()
         self._calls = 0
         self.samples: list[Sample] = []
@@ -48,6 +55,8 @@ class Soak:
         rest = self._churn.go(seconds)
         self._judge()
         self.samples.append(self._sample(rest))
+        with open(self._folder / "samples", "a") as file:
+            file.write(json.dumps(asdict(self.samples[-1])) + "\n")
 
     def end(self) -> None:
         """Detach all: nothing may be left."""
@@ -60,9 +69,21 @@ class Soak:
     def _judge(self) -> None:
         """Note what is wrong with the history of all that stood lately."""
         events = self._churn.events()
-        found = check(events) + strange(self._churn.fresh)
-        self.faults += [fault for fault in found if fault not in self.faults]
+        found = [f for f in check(events) + strange(self._churn.fresh) if f not in self.faults]
+        if found:
+            self._keep(found)
+        self.faults += found
         self._churn.forget()
+
+    def _keep(self, faults: Sequence[str]) -> None:
+        """Write down what explains `faults`, and say them: a run that is broken off has been heard."""
+        events = self._churn.evidence()
+        name = f"history-{len(self.samples)}"
+        (self._folder / name).write_text("".join(line(event) + "\n" for event in events))
+        with open(self._folder / "faults", "a") as file:
+            for fault in faults:
+                print(f"FAULT {fault} (see {self._folder}/faults)", flush=True)
+                file.write("".join(f"{text}\n" for text in [f"{name}: {fault}", *concerning(fault, events), ""]))
 
     def _sample(self, rest: Rest) -> Sample:
         operations = [o for o in self._churn.fresh if isinstance(o, Operation)]
@@ -94,17 +115,16 @@ def main(arguments: Sequence[str]) -> int:
         print(why, file=sys.stderr)
         return 2
     seconds = 60 * chosen.minutes
+    folder = chosen.keep or Path("build", f"soak-{chosen.seed}")
     print(f"soak: {chosen.minutes:g} minutes over {WORKERS * PODS} sandboxes, seed {chosen.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        executables = tree.copy(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="soak-") as copy:
+        executables = tree.copy(Path(copy))
         with Churn(executables, chosen.seed, WORKERS, PODS, PREFIX) as churn:
-            soak = Soak(churn)
+            soak = Soak(churn, folder)
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 soak.step(max(_LEAST_SECONDS, seconds / SAMPLES))
             soak.end()
-    if chosen.keep:
-        chosen.keep.write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in soak.samples))
     print(plot(soak.samples))
     faults = soak.faults
     try:

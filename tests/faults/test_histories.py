@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +13,28 @@ from tests.faults.churn.__main__ import record, strange
 from tests.faults.churn.checker import History, check
 from tests.faults.churn.events import DONE, KILLED
 from tests.faults.churn.run import Churn
+from tests.faults.churn.watcher import Watcher
 from tests.faults.tree import Edit
 from tests.node import unusable
 
 pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable())
 
 SECONDS = 10.0
+SELDOM = 0.25  # seconds: an ADD and the DEL that follows it fit in
+ANSWERED_BEFORE_GONE: Sequence[Edit] = [  # a process that stays behind removes the link while DEL is answered
+    Edit(
+        "cni/detach.py",
+        r"( {8})(plugin\.remove\(planned, host, there\.rtnl, log\)\n\n\ndef detach_unrecorded)",
+        r"\1p = __import__('posix')\n"
+        r"\1if p.fork():\n\1    return\n"
+        r"\1p.close(1)\n"
+        r"\1__import__('time').sleep(0.3)\n"
+        r"\1try:\n\1    plugin.remove(planned, host, there.rtnl, log)\n"
+        r"\1finally:\n\1    p._exit(0)\n\n\ndef detach_unrecorded",
+    )
+]
 PLANTED: dict[str, Sequence[Edit]] = {
+    "DEL is answered before the link is gone": ANSWERED_BEFORE_GONE,
     "DEL releases before the link is gone": [  # the pause makes it likely that a kill falls in between
         Edit(
             "cni/detach.py",
@@ -48,6 +64,43 @@ def test_ten_seconds_of_churn_with_random_kills_keep_every_promise(executables: 
     for verb in ("ADD", "DEL"):
         assert done.count((verb, DONE)) > 20, "hardly anything was done, so that nothing is shown"
         assert done.count((verb, KILLED)) > 5
+
+
+@pytest.mark.long
+def test_a_watcher_that_is_seldom_served_raises_no_false_alarm(
+    executables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seldom_served(monkeypatch)
+    events = record(tree.copy(tmp_path), SECONDS, seed=5)
+    assert check(events) == []
+    missed = [s for s in History(events).sights if not s.present and s.seen - s.after > SELDOM / 2]
+    assert len(missed) > 20, "the watcher was served too well to show it"
+
+
+def test_a_watcher_that_is_seldom_served_finds_that_a_del_was_answered_before_the_link_was_gone(
+    executables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seldom_served(monkeypatch)
+    with Churn(tree.copy(tmp_path, ANSWERED_BEFORE_GONE), seed=6) as churn:
+        for _ in range(10):
+            churn.go(2.0)
+            if any("its DEL was answered" in fault for fault in check(churn.events())):
+                return
+    pytest.fail("20 s of churn have not shown it")
+
+
+def seldom_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the watcher read all that there is, and then nothing for SELDOM, as on a machine that is too busy for it."""
+    served = Watcher.watch
+
+    def watch(self: Watcher, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(SELDOM, left))
+            served(self, 0)
+        served(self, 0)
+
+    monkeypatch.setattr(Watcher, "watch", watch)
 
 
 @pytest.mark.long

@@ -64,6 +64,14 @@ GOOD: dict[str, tuple[Event, ...]] = {
         *(add("a", 0, owner="p"), came("a", 0.9), Dissolved("a", 2), add("b", 3, owner="p"), came("b", 3.5)),
         *(went("a", 3.7), delete("a", 5, owner="p"), rest(7, b=X)),
     ),
+    "after a DEL an address came and went while the watcher was not served": (
+        *(*LIFE, add("a", 7), delete("a", 8.5)),
+        *(Sight("a", X, True, 6, 9.6), Sight("a", X, False, 6, 9.6), rest(10)),
+    ),
+    "the former sandbox may have been given up before the address came": (
+        *(*LIFE[:2], delete("a", 2, outcome=KILLED), Dissolved("a", 3.5), add("b", 3)),
+        *(Sight("b", X, True, 3.4, 3.6), went("a", 3.7)),
+    ),
     "GC of what is not listed": (*LIFE[:2], collect(3), went("a", 3.5), rest(5), *NEXT),
     "GC of another network": (*LIFE[:3], replace(collect(3), network="other"), rest(4.5, a=X)),
     "a sandbox that is given up keeps its lease": (
@@ -91,6 +99,15 @@ BAD: dict[str, tuple[str, tuple[Event, ...]]] = {
         (add("a", 0, owner="p"), add("b", 3, owner="p"), delete("a", 5, owner="p"), add("c", 7)),
     ),
     "DEL was answered before the link was gone": ("DEL was answered at 4", (*LIFE[:4], went("a", 4.5))),
+    "DEL was answered before the link was gone, which the next call then took": (
+        "its DEL was answered at 4",
+        (*LIFE[:4], delete("a", 6), went("a", 6.5)),
+    ),
+    "DEL was answered before the link was gone, which then went with its sandbox": (
+        "its DEL was answered at 4",
+        (*LIFE[:4], Dissolved("a", 6), Sight("a", X, False, 5, 6.5)),
+    ),
+    "an address came after the DEL": ("its DEL was answered at 4", (*LIFE[:5], came("a", 5), went("a", 7))),
     "DEL left the link": ("link 192.168.7.1 of a after", (*LIFE[:4], Rest(5, 5.1, {}, {}, {"a": (X,)}))),
     "DEL left a link without a name": ("link of a after", (*LIFE[:5], Rest(5, 5.1, {}, {}, {"a": ("",)}))),
     "DEL left the lease": (f"{X} leased of a after", (*LIFE[:5], Rest(5, 5.1, {"a": (X,)}, {}))),

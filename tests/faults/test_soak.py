@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults import tree
+from tests.faults.churn.checker import check
+from tests.faults.churn.events import parse
 from tests.faults.churn.run import Churn
 from tests.faults.churn.sampling import LIMITS, Sample, growth, plot
 from tests.faults.soak import Soak
+from tests.faults.test_histories import ANSWERED_BEFORE_GONE
 from tests.node import unusable
 
 USUAL = Sample(0, 0, 60, 30, 65, 5, 20, 36864, 110_000, 45, 60)
@@ -55,11 +58,33 @@ def test_the_plot_has_a_line_for_each_value() -> None:
 @pytest.mark.skipif(bool(unusable()), reason=unusable())
 def test_a_soak_judges_each_stretch_and_ends_with_nothing_left(executables: Path, tmp_path: Path) -> None:
     with Churn(tree.copy(tmp_path), seed=3, workers=2, pods=4) as churn:
-        soak = Soak(churn)
+        soak = Soak(churn, tmp_path / "kept")
         for _ in range(3):
             soak.step(1.0)
         soak.end()
     assert soak.faults == []
+    assert len((tmp_path / "kept" / "samples").read_text().splitlines()) == 3
+    assert not (tmp_path / "kept" / "faults").exists()
     assert [sample.files for sample in soak.samples[1:]] == [soak.samples[0].files] * 2
     assert soak.samples[-1].calls > 10
     assert any(sample.leases and sample.links and sample.records for sample in soak.samples)
+
+
+@pytest.mark.skipif(bool(unusable()), reason=unusable())
+def test_what_explains_a_fault_is_kept(executables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Churn(tree.copy(tmp_path, ANSWERED_BEFORE_GONE), seed=4, workers=2, pods=4) as churn:
+        soak = Soak(churn, tmp_path / "kept")
+        while not soak.faults and len(soak.samples) < 20:
+            soak.step(1.0)
+    fault = next(fault for fault in soak.faults if "its DEL was answered" in fault)
+    assert f"FAULT {fault}" in capsys.readouterr().out
+    address, _, container, *_ = fault.replace("was on", "on").split()
+    told = (tmp_path / "kept" / "faults").read_text().split(f": {fault}\n")[1].split("\n\n")[0]
+    for event in (
+        f"DEL {container} of",
+        f"kernel: NEWADDR {address} of {container}",
+        f"{address} went from {container}",
+    ):
+        assert event in told
+    (history,) = (tmp_path / "kept").glob("history-*")
+    assert fault in check(parse(history.read_text().splitlines()))

@@ -39,6 +39,16 @@ class Interval:
     why: str
 
 
+@dataclass(frozen=True)
+class Presence:
+    """A link had `address` at least from `start`, when its arrival had been seen, to `end`, when it was not yet gone, or
+    when the sandbox was given up."""
+
+    address: str
+    start: float
+    end: float
+
+
 class History:
     """Events, sorted out for the questions that are asked of them."""
 
@@ -66,6 +76,22 @@ class History:
         self.sights_of: dict[str, list[Sight]] = defaultdict(list)
         for sight in self.sights:
             self.sights_of[sight.container].append(sight)
+        self.presences_of = {container: self._presences(container) for container in self.sights_of}
+
+    def _presences(self, container: str) -> list[Presence]:
+        """What is certain of the addresses on the link of `container`. One that came and went between two looks of the
+        watcher was there at no moment that is known, so it is none."""
+        known: list[tuple[Sight, float]] = []
+        since: dict[str, Sight] = {}
+        for sight in self.sights_of[container]:
+            if sight.present:
+                since.setdefault(sight.address, sight)
+            elif sight.address in since:
+                known.append((since.pop(sight.address), sight.after))
+        known += [(came, _NEVER) for came in since.values()]
+        given_up = self.dissolved.get(container, _NEVER)
+        presences = [Presence(came.address, came.seen, min(gone, given_up)) for came, gone in known]
+        return [p for p in presences if p.start < p.end]
 
     def _calls(self) -> dict[str, list[Operation]]:
         """By container, the calls that may change its attachment: also an ADD of its pod's next sandbox."""
@@ -122,7 +148,7 @@ def _on_the_wire(history: History) -> list[str]:
         faults += [
             f"{sight.address} came to {sight.container} at {sight.seen:.4f} while {other} had it, since {since.seen:.4f}"
             for other, since in there.items()
-            if history.owners.get(other) != owner and history.stands(other, sight.after)
+            if history.owners.get(other) != owner and history.stands(other, sight.seen)
         ]
         there.setdefault(sight.container, sight)
     return faults
@@ -136,24 +162,11 @@ def intervals(history: History) -> list[Interval]:
             why = f"the ADD of {o.container}, answered at {o.ended:.4f}"
             end = history.next_call(o)
             found += [Interval(a, o.owner, o.ended, end, why) for a in o.addresses if end > o.ended]
-    since: dict[tuple[str, str], Sight] = {}
-    for sight in history.sights:
-        key = sight.container, sight.address
-        if sight.present:
-            since.setdefault(key, sight)
-        elif key in since:
-            found += _seen(history, since.pop(key), sight.after)
-    for sight in since.values():
-        found += _seen(history, sight, _NEVER)
+    for container, presences in history.presences_of.items():
+        for p in presences:
+            why = f"the link of {container}, seen from {p.start:.4f} to {p.end:.4f}"
+            found.append(Interval(p.address, history.owners.get(container, container), p.start, p.end, why))
     return found
-
-
-def _seen(history: History, came: Sight, gone: float) -> list[Interval]:
-    gone = min(gone, history.dissolved.get(came.container, _NEVER))
-    if gone <= came.seen:
-        return []
-    why = f"the link of {came.container}, seen from {came.seen:.4f} to {gone:.4f}"
-    return [Interval(came.address, history.owners.get(came.container, came.container), came.seen, gone, why)]
 
 
 def lingering(history: History) -> int:
@@ -197,9 +210,10 @@ def _not_freed(history: History) -> list[str]:
             continue
         until = history.next_call(o)
         faults += [
-            f"{s.address} was on {o.container} until {s.after:.4f} or later, and DEL was answered at {o.ended:.4f}"
-            for s in history.sights_of[o.container]
-            if not s.present and o.ended < s.after < until and history.stands(o.container, s.after)
+            f"{p.address} was on {o.container} from {p.start:.4f} or earlier to {p.end:.4f} or later, and its DEL was answered"
+            f" at {o.ended:.4f}"
+            for p in history.presences_of.get(o.container, ())
+            if max(p.start, o.ended) < min(p.end, until)
         ]
         for rest in _before(history.rests, o.ended, until):
             left = [f"{a} leased" for a in rest.leases.get(o.container, ())]
