@@ -12,7 +12,7 @@ _MARGIN_SECONDS = 10.0  # before the first time that the fault tells, and after 
 
 def concerning(fault: str, events: Sequence[Event]) -> list[str]:
     """The events of the addresses and containers that `fault` names, a line each, around the times that it names."""
-    words = {word.strip(".,:;()") for word in fault.split()}
+    words = {word.strip(".,:;()[]'") for word in fault.split()}
     times = [float(text) for text in re.findall(r"\b\d+\.\d{4}\b", fault)]
     first, last = min(times, default=0.0) - _MARGIN_SECONDS, max(times, default=float("inf")) + _MARGIN_SECONDS
     near = [e for e in events if first <= _end(e) and _begin(e) <= last]
