@@ -10,7 +10,8 @@ from __future__ import annotations
 import _socket
 import posix
 from _struct import Struct
-from errno import EINTR, ENOBUFS
+from _thread import start_new_thread
+from errno import EAGAIN, EINTR, ENOBUFS
 from fcntl import ioctl
 from sys import byteorder
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # struct nlmsghdr flags
-REQUEST, ACK = 0x1, 0x4
+REQUEST, ACK, _ECHO = 0x1, 0x4, 0x8
 DUMP = 0x300  # NLM_F_ROOT | NLM_F_MATCH
 REPLACE, EXCLUSIVE, CREATE, APPEND = 0x100, 0x200, 0x400, 0x800
 _DUMP_INTERRUPTED = 0x10
@@ -34,6 +35,7 @@ _ATTRIBUTE = Struct("=HH")
 _INT = Struct("=i")
 _COOKIE = Struct("=Q")
 _UNSIGNED = Struct("=I")
+_TIMEVAL = Struct("@ll")
 
 _NETNS_COOKIE = 71  # SO_NETNS_COOKIE, include/uapi/asm-generic/socket.h
 _SOL_NETLINK = 270
@@ -41,6 +43,7 @@ _GET_NAMESPACE = 0x894C  # SIOCGSKNS, include/uapi/linux/sockios.h; since Linux 
 _EXT_ACK, _GET_STRICT_CHK = 11, 12  # setsockopt(2) of netlink(7)
 _EXT_ACK_MESSAGE = 1  # NLMSGERR_ATTR_MSG
 _RECEIVE = 1 << 16  # bytes; the kernel fills at most 32 KiB of a dump at a time
+_UNSENT_SECONDS = 1  # until it is seen that a thread could not send
 _ATTEMPTS = 16  # reads that the kernel says were interrupted
 
 
@@ -169,6 +172,48 @@ class Socket:
     def request(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
         """Send one request and return the bodies of its replies; KernelError when the kernel refuses."""
         return self._exchange(kind, flags | ACK, body)
+
+    def request_and_leave(self, kind: int, body: bytes) -> None:
+        """Send one request and return when the kernel says that it did it, also when sendto(2) itself lasts longer.
+
+        For what is echoed (NLM_F_ECHO) the kernel says so before it clears up behind it. The call is left to a thread:
+        this process can go on, and ends when both have. KernelError when the kernel refuses.
+        """
+        self._sequence += 1
+        message = pack_message(kind, _ECHO | ACK | REQUEST, self._sequence, body)
+        unsent: list[OSError] = []
+
+        def send() -> None:
+            try:
+                self._socket.send(message)
+            except OSError as fault:
+                unsent.append(fault)
+
+        try:
+            start_new_thread(send, ())
+        except RuntimeError:  # no thread is to be had
+            send()
+        self._wait_at_most(_UNSENT_SECONDS)
+        try:
+            while not unsent:
+                try:
+                    data = self._socket.recv(_RECEIVE)
+                except OSError as fault:
+                    if fault.errno == EAGAIN:
+                        continue
+                    raise KernelError(fault.errno or 0) from None
+                for reply in unpack_messages(data):
+                    if reply.sequence == self._sequence:
+                        if reply.kind == _ERROR:
+                            _raise_refusal(reply)
+                        return
+        finally:
+            self._wait_at_most(0)
+        raise KernelError(unsent[0].errno or 0)
+
+    def _wait_at_most(self, seconds: int) -> None:
+        """Let a recv that gets nothing fail with EAGAIN after so long; 0: never."""
+        self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, 0))
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """The bodies of all that the kernel lists for a GET request; KernelError when it refuses.

@@ -176,6 +176,25 @@ def test_a_removed_link_is_gone_and_removing_it_again_is_no_error(host: View, po
     assert pod.names() == []
 
 
+def test_a_removed_link_is_off_its_master_at_once(host: View, pod: View, rtnl: Open) -> None:
+    """Also while the kernel still frees its memory: nothing answers for it, and the master is free for another."""
+    there, here = rtnl(host), rtnl(pod)
+    master = host.link("ens2f0").index
+    for _ in range(5):
+        macvlan(host, pod, there)
+        link = found(here, "net1")
+        here.change_link(link.index, up=True)
+        assert there.receives(master, link.mac)
+        assert here.delete_link(link.index)
+        assert not there.receives(master, link.mac)
+        fd = os.open(pod.path, os.O_RDONLY)
+        try:
+            there.add_macvlan("net1", master, "passthru", netns_fd=fd)  # EINVAL beside another
+        finally:
+            os.close(fd)
+        assert here.delete_link(found(here, "net1").index)
+
+
 def test_a_link_that_cannot_be_removed_is_an_error(pod: View, rtnl: Open) -> None:
     with pytest.raises(KernelError) as refused:
         rtnl(pod).delete_link(1)  # lo
