@@ -147,11 +147,20 @@ def loaded(node: Node, launcher: Path, verb: str, config: dict[str, Any], pod: P
         "CNI_PATH": str(launcher.parent),
     }
 
-    def imports(*last: str) -> set[str]:
-        argv = [*interpreter, "-X", "importtime", *last]
-        done = node.run(argv, env=environ, stdin=json.dumps(config).encode())
-        assert done.returncode == 0, done.stdout
-        lines = done.stderr.decode().splitlines()
-        return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    done = node.run([*interpreter, "-c", _LISTING, str(launcher)], env=environ, stdin=json.dumps(config).encode())
+    assert done.returncode == 0, done.stdout
+    return set(done.stderr.decode().rpartition("modules: ")[2].split())
 
-    return imports(str(launcher)) - imports("-c", "pass")
+
+_LISTING = """
+import posix, sys
+
+bare, leave = set(sys.modules), posix._exit
+
+def listed(status):
+    posix.write(2, ("modules: " + " ".join(set(sys.modules) - bare)).encode())
+    leave(status)
+
+posix._exit, __file__ = listed, sys.argv[1]
+exec(open(__file__).read())
+"""
