@@ -9,10 +9,11 @@ its own phase; that of what it calls for theirs.
 
 from __future__ import annotations
 
-import _frozen_importlib as importlib
+import builtins
 import marshal
 import posix
 import sys
+from _thread import get_ident
 from time import perf_counter
 
 TYPE_CHECKING = False
@@ -58,20 +59,23 @@ PHASES = {
 
 
 class Clock:
-    """Seconds by phase; `enter` and `leave` nest."""
+    """Seconds by phase of the thread that made it; `enter` and `leave` nest."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
         self._phases = [REST]
+        self._thread = get_ident()
         self._since = perf_counter()
 
     def enter(self, phase: str) -> None:
-        self._account()
-        self._phases.append(phase)
+        if get_ident() == self._thread:
+            self._account()
+            self._phases.append(phase)
 
     def leave(self) -> None:
-        self._account()
-        self._phases.pop()
+        if get_ident() == self._thread:
+            self._account()
+            self._phases.pop()
 
     def _account(self) -> None:
         now = perf_counter()
@@ -129,21 +133,41 @@ class Sockets:
         return getattr(self._module, name)
 
 
-def main(launcher: str, first: float) -> None:
-    """Run the launcher; `first` is when this process began to run Python."""
-    load = importlib._find_and_load
-    leave_process = posix._exit
+class WatchedBuiltins(type(builtins)):  # type: ignore[misc]
+    """The module builtins; an `__import__` that is put there (cni/packed.py) is timed, and so is what it loads."""
 
-    def find_and_load(name: str, importer: Any) -> Any:
+    clock: Clock
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, imports_timed(value, self.clock) if name == "__import__" else value)
+
+
+def imports_timed(importer: Callable[..., Any], clock: Clock) -> Callable[..., Any]:
+    """`importer`, its time counted for imports; the modules that it loads are instrumented."""
+    seen: set[str] = set()
+
+    def call(*positional: Any) -> Any:
+        clock.enter(OWN)
+        before = set(sys.modules)  # some of them half loaded: the import is one of theirs
+        clock.leave()
         clock.enter("imports")
         try:
-            package = load(name, importer)
+            found = importer(*positional)
         finally:
             clock.leave()
         clock.enter(OWN)
-        instrument(sys.modules[name], clock)
+        for name in sys.modules.keys() - before - seen:
+            seen.add(name)
+            instrument(sys.modules[name], clock)
         clock.leave()
-        return package
+        return found
+
+    return call
+
+
+def main(launcher: str, first: float) -> None:
+    """Run the launcher; `first` is when this process began to run Python."""
+    leave_process = posix._exit
 
     def report(status: int) -> NoReturn:
         clock.enter(REST)  # accounts for the last phase
@@ -154,9 +178,10 @@ def main(launcher: str, first: float) -> None:
     with open(launcher, "rb") as source:
         text = source.read()
     code = marshal.loads(text[_PYC_HEAD:]) if launcher.endswith(".pyc") else compile(text, launcher, "exec")
-    importlib._find_and_load = find_and_load
     posix._exit = report
     sys.argv = [launcher]
     clock = Clock()
+    WatchedBuiltins.clock = clock
+    builtins.__class__ = WatchedBuiltins
     ready = perf_counter()
     exec(code, {"__name__": "__main__", "__file__": launcher})
