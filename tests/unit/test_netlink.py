@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cni.kernel import addresses, routes
+from cni.kernel import addresses, netlink, routes
 from cni.kernel.links import Rtnl
 from cni.kernel.netlink import ACK, REQUEST, KernelError, pack_message
 from tests.view import View
@@ -195,3 +195,24 @@ def test_reading_many_links_leaves_no_descriptor_open(namespaces: Namespaces, rt
     for _ in range(10):
         socket.links()
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_request_that_a_thread_could_not_send_is_an_error(namespaces: Namespaces, rtnl: Open) -> None:
+    socket = rtnl(namespaces())
+    with pytest.raises(KernelError) as refused:
+        socket.request_and_leave(17, bytes(1 << 24))
+    assert refused.value.errno == errno.EMSGSIZE
+    assert [link.name for link in socket.links()] == ["lo"]
+
+
+def test_without_a_thread_a_request_is_sent_all_the_same(
+    namespaces: Namespaces, rtnl: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    view = namespaces()
+    view.add_veth("ens2f0", "peer")
+    monkeypatch.setattr(netlink, "start_new_thread", none_left)
+    assert rtnl(view).delete_link(view.link("peer").index)
+    assert view.names() == []
