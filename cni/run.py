@@ -108,7 +108,7 @@ def _text(raw: bytes) -> str:
 def _read(fd: int, most: int) -> bytes:
     """What comes from `fd` up to its end, or the first `most` bytes of it."""
     parts = []
-    while most and (part := posix.read(fd, min(most, 1 << 20))):
+    while most and (part := posix.read(fd, min(most, 1 << 16))):
         parts.append(part)
         most -= len(part)
     return b"".join(parts)
