@@ -49,7 +49,10 @@ NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {
 }
 CONFLISTS = {n: f"net.d/{10 * i}-{n}.conflist" for i, n in enumerate(list(NETWORKS)[:8], 1)}
 MANIFESTS = {f"kubernetes/{n}.yaml" for n in ("kustomization", "namespace", "serviceaccount", "daemonset")}
-CLUSTER = {f"kubernetes/{name}.yaml" for name in ("rbac", "crds/ippools", "crds/overlappingrangeipreservations")}
+CLUSTER = {
+    f"kubernetes/{name}.yaml"
+    for name in ("rbac", "crds/ippools", "crds/overlappingrangeipreservations", "crds/nodeslicepools")
+}
 """What the Kubernetes store needs (tests/stores/test_kubernetes_store.py)."""
 FLAT_FILES = {f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store")}
 
