@@ -49,7 +49,7 @@ bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD,
 	$(VENV)/python -m tests.bench $(ARGS)
 	$(VENV)/python -m tests.bench.etcd
 
-faults: all ## plugins killed, failed, stopped and cut off by power losses at every point; ARGS="--jobs 2": two at a time, "--sample 10": a part, "--every": hours
+faults: all ## plugins killed, failed and stopped at every point over every store, what servers do to each request, power losses; ARGS="--jobs 2": two at a time, "--sample 10": a part, "--store etcd": one store, "--every": hours
 	$(VENV)/python -m tests.faults $(ARGS)
 
 fuzz: all ## hostile input at random, 40 times as much as in `make test`: some minutes; SEED=7 repeats a run, FUZZ=200 is longer

@@ -6,6 +6,9 @@ inject      one call of a plugin under strace, with a fault at a point
 state       what stands on disk and in the kernel, and what is wrong with it
 scene       a node with a victim and a bystander attached to one network
 cases       what is done to the victim, and how it goes on afterwards
+backing     where the leases stand: a file, etcd or an API server, put back before each case
+gate        what every request to such a server passes
+served      what the server or the network does to one request of a call
 stopped     a DEL while an ADD is stopped
 devices     the devices of that node
 whole       all of the node that a continuation can meet: one text for one state

@@ -80,8 +80,9 @@ def _keeps(scene: Scene, kept: list[str], given: list[str], before: State) -> bo
 def delete(scene: Scene) -> list[str]:
     """DEL, DEL."""
     scene.call("DEL", scene.victim).succeeded()
+    faults = [f"the first DEL has left {what}" for what in scene.standing(scene.victim)]
     scene.call("DEL", scene.victim).succeeded()
-    return _over(scene)
+    return faults + _over(scene)
 
 
 def collect_gone(scene: Scene) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import powerloss, runner, sweep, tree
+from tests.faults import backing, powerloss, runner, sweep, tree
+from tests.faults.cases import OPERATIONS
 from tests.faults.history import record
 from tests.faults.inject import KILL, STOP, unavailable
 from tests.faults.powerloss import Case
@@ -46,6 +47,17 @@ def test_a_failed_system_call_is_a_cni_error_and_leaves_nothing_for_good(plugins
 
 def test_a_del_waits_for_an_add_that_still_runs_and_clears_what_it_did(plugins: Path) -> None:
     assert failures(thinned(sweep.plan(["macvlan-add"], [STOP], plugins), 6), plugins) == {}
+
+
+@pytest.mark.parametrize("operation", ["etcd-macvlan-del", "kubernetes-macvlan-add"])
+def test_over_a_store_of_all_nodes_neither_kills_nor_lost_replies_leave_anything(plugins: Path, operation: str) -> None:
+    store = OPERATIONS[operation].store
+    if backing.unavailable(store):
+        pytest.skip(backing.unavailable(store))
+    units = sweep.plan([operation], [KILL, "reply-lost", "error-after"], plugins)
+    killed = [u for u in units if u.fault == KILL and u.call.name in ("sendto", "recvfrom", "fsync")]
+    chosen = thinned(killed, 4) + thinned([u for u in units if u.fault != KILL], 3)
+    assert failures(chosen, plugins) == {}
 
 
 def test_a_device_that_is_not_given_back_whole_is_refused_to_others_until_it_is(plugins: Path) -> None:

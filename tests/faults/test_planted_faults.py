@@ -48,6 +48,70 @@ MISORDERED = {
     ),
 }
 UNLOCKED = Edit("cni/attach.py", r", book\.locked\(request\.attachment, PART\):", ":")
+_RELEASED_EARLY, _, _ON_WIRE = MISORDERED["addresses released before the link is gone"]
+_CLAIMED_EARLY, _, _UNRECORDED = MISORDERED["the lease's record written after the claim"]
+MISORDERED |= {
+    "the same over etcd": (_RELEASED_EARLY, "etcd-macvlan-del", _ON_WIRE),
+    "the same over Kubernetes": (_RELEASED_EARLY, "kubernetes-macvlan-del", _ON_WIRE),
+    "the record after the claim over etcd": (_CLAIMED_EARLY, "etcd-macvlan-add", _UNRECORDED),
+    "the record after the claim over Kubernetes": (_CLAIMED_EARLY, "kubernetes-macvlan-add", _UNRECORDED),
+}
+# what a server's trouble must show: in which operation, by which trouble and continuation, and what is said of it
+MISTAKEN = {
+    "a claim of which nothing is known reported as made, over etcd": (
+        Edit(
+            "ipam/stores/etcd.py",
+            r"(-> Claimed \| Unknown:\n {8}\"\"\"Whether .*\n)",
+            r"\1        return Claimed(leases)\n",
+        ),
+        ("etcd-macvlan-add", "reset-before", "retry"),
+        "and leased are []",
+    ),
+    "a claim of which nothing is known reported as made, over Kubernetes": (
+        Edit("ipam/stores/kubernetes.py", r"return Unknown\(fault\)  # who asks.*", "return Claimed(claim.leases)"),
+        ("kubernetes-macvlan-add", "reset-before", "retry"),
+        "and leased are",
+    ),
+    "a reservation that is not undone when the rest of a claim fails": (
+        Edit("ipam/stores/kubernetes_claim.py", r"unreserve\(self\._view, self\._made\)", "pass"),
+        ("kubernetes-macvlan-add", "conflicts", "retry"),
+        "allocated to nobody",
+    ),
+    "a reservation left because it has changed": (
+        Edit(
+            "ipam/stores/kubernetes_claim.py",
+            r"except Gone:\n {12}return",
+            "except (Gone, Conflict):\n            return",
+        ),
+        ("kubernetes-macvlan-del", "conflicts", "delete"),
+        "allocated to nobody",
+    ),
+    "a reservation deleted that has moved": (
+        Edit("ipam/stores/kubernetes_claim.py", r"found\.uid, found\.version", "found.uid"),
+        ("kubernetes-macvlan-del", "late", "restart"),
+        "is not reserved",
+    ),
+    "nobody's reservation taken for another's": (
+        Edit("ipam/stores/kubernetes_claim.py", r"elif found and found\.pool == lease\.pool:", "elif False:"),
+        ("kubernetes-macvlan-add", "late", "delete"),
+        "allocated to nobody",
+    ),
+    "addresses kept that a late release frees": (
+        Edit("ipam/acquire.py", r"lost = list\(doubtful\)", "lost: list[Want] = []"),
+        ("etcd-macvlan-del", "late", "retry"),
+        "and leased are []",
+    ),
+    "a claim that is not forbidden": (
+        Edit("ipam/upkeep.py", r"store\.settle\(attachment, record\[.*", "pass"),
+        ("etcd-macvlan-add", "killed-late", "collect_gone"),
+        "left: lease",
+    ),
+    "a claim that came just before it was forbidden": (
+        Edit("ipam/upkeep.py", r"held = store\.find\(attachment\)  # a claim that.*", "pass"),
+        ("etcd-macvlan-add", "killed-overtaken", "delete"),
+        "the first DEL has left lease",
+    ),
+}
 # what only a continuation shows, in which operation, and words of the calls that leave it
 UNCLEARED = {
     "a record's temporary file that DEL leaves": (
@@ -80,6 +144,15 @@ def test_a_wrong_order_is_found(executables: Path, tmp_path: Path, what: str) ->
     edit, operation, words = MISORDERED[what]
     plugins = tree.copy(tmp_path, [edit])
     units = [u for u in sweep.plan([operation], [KILL], plugins) if u.call.name in ("sendto", "fsync", "write")]
+    assert words in first_failure(units, plugins)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", MISTAKEN)
+def test_a_wrong_answer_to_what_befalls_a_request_is_found(executables: Path, tmp_path: Path, what: str) -> None:
+    edit, (operation, fault, way), words = MISTAKEN[what]
+    plugins = tree.copy(tmp_path, [edit])
+    units = [replace(u, continuations=(way,)) for u in sweep.plan([operation], [fault], plugins)]
     assert words in first_failure(units, plugins)
 
 
