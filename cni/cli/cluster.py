@@ -31,6 +31,7 @@ from ipam.stores import kubeconfig
 from ipam.stores.base import Unreachable
 from ipam.stores.kubeconfig import Access
 from ipam.stores.kubernetes_api import GROUP, VERSION
+from ipam.stores.kubernetes_objects import NODE_LABEL
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ NodeSlicePool = create_namespaced_resource(GROUP, VERSION, "NodeSlicePool", "nod
 NetworkAttachmentDefinition = create_namespaced_resource(
     "k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions"
 )
+_CUSTOM = (IPPool, OverlappingRangeIPReservation, NodeSlicePool, NetworkAttachmentDefinition)
 
 
 class Forbidden(InvalidConfig):
@@ -69,7 +71,7 @@ class Cluster:
             ClusterConfig(server=str(self.access), insecure=True),  # what is verified is the transport's business
             User(),
         )
-        timeout = httpx2.Timeout(_ATTEMPT_SECONDS)
+        timeout = httpx2.Timeout(min(_ATTEMPT_SECONDS, seconds))
         transport = _Transport(self.access, seconds)
         self.client = Client(config, timeout=timeout, field_manager="railcni", trust_env=False, transport=transport)
 
@@ -83,7 +85,7 @@ class Cluster:
 
     def documents(self, kind: Any) -> list[dict[str, Any]]:
         """All objects of `kind`, IPPool or another one made above, in `namespace`; [] where it is not defined."""
-        with self._reading(f"list {kind.__name__}", f"in namespace {self.namespace}"):
+        with self.reading(f"list {kind.__name__}", f"in namespace {self.namespace}"):
             return self._listed(kind, lambda document: document, namespace=self.namespace)
 
     def pools(self, networks: Collection[Network] = ()) -> tuple[list[PoolState], list[Reserved], list[str]]:
@@ -98,6 +100,14 @@ class Cluster:
         reserved = [parse_reservation(document, known) for document in reservations]
         return _parsed(pools, reserved, networks)[0], reserved, faults
 
+    def reservations_of(self, node: str) -> list[Reserved]:
+        """The reservations that are marked as those of `node`, which must be a label's value."""
+        with self.reading("list OverlappingRangeIPReservation", f"in namespace {self.namespace}"):
+            labels = {NODE_LABEL: node}
+            return self._listed(
+                OverlappingRangeIPReservation, parse_reservation, namespace=self.namespace, labels=labels
+            )
+
     def pool(self, name: str) -> dict[str, Any] | None:
         """An IPPool as it stands now; None when there is none."""
         return self._one(IPPool, name, self.namespace)
@@ -111,7 +121,7 @@ class Cluster:
     def pods(self, node: str = "", met: Callable[[int], object] = int) -> list[Pod]:
         """The pods of all namespaces, or of one node; `met` is told after each page how many there are."""
         fields = {"spec.nodeName": node} if node else None
-        with self._reading("list pods", "in all namespaces"):
+        with self.reading("list pods", "in all namespaces"):
             return self._listed(PodObject, parse_pod, met, namespace="*", fields=fields)
 
     def pod(self, namespace: str, name: str) -> Pod | None:
@@ -121,7 +131,7 @@ class Cluster:
 
     def nodes(self) -> dict[str, Node]:
         """The nodes, by name."""
-        with self._reading("list nodes", ""):
+        with self.reading("list nodes", ""):
             return {node.name: node for node in self._listed(NodeObject, parse_node)}
 
     def node(self, name: str) -> Node | None:
@@ -131,7 +141,7 @@ class Cluster:
 
     def networks(self) -> tuple[list[Network], set[str]]:
         """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
-        with self._reading("list network-attachment-definitions", "in all namespaces"):
+        with self.reading("list network-attachment-definitions", "in all namespaces"):
             found = self._listed(NetworkAttachmentDefinition, lambda d: (nad_name(d), parse_networks(d)), namespace="*")
         return [network for _, networks in found for network in networks], {name for name, _ in found}
 
@@ -150,27 +160,28 @@ class Cluster:
                         met(len(found))
                 return found
             except httpx2.HTTPStatusError as fault:
-                if fault.response.status_code == 404:
+                if fault.response.status_code == 404 and kind in _CUSTOM:
                     return []  # the kind is not defined
                 if fault.response.status_code != 410:
                     raise
 
     def _one(self, kind: Any, name: str, namespace: str | None) -> dict[str, Any] | None:
-        with self._reading(f"get {kind.__name__} {name}", f"in namespace {namespace}" if namespace else ""):
+        with self.reading(f"get {kind.__name__} {name}", f"in namespace {namespace}" if namespace else ""):
             try:
                 if namespace is None:
                     found = self.client.get(kind, name)
                 else:
                     found = self.client.get(kind, name, namespace=namespace)
             except ApiError as fault:
-                if fault.status.code == 404:
-                    return None
+                if fault.status.code == 404 and fault.status.reason == "NotFound":
+                    return None  # it says so of this object: who is asked knows the kind
                 raise
             document: dict[str, Any] = found.to_dict()
             return document
 
     @contextmanager
-    def _reading(self, what: str, where: str) -> Iterator[None]:
+    def reading(self, what: str, where: str) -> Iterator[None]:
+        """What lightkube raises becomes a CniError that says what could not be done, and where."""
         try:
             yield
         except ApiError as fault:

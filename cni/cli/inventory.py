@@ -29,7 +29,10 @@ class Interface:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod. `interfaces` is None when it has no network-status yet, or none at all."""
+    """A pod. `interfaces` is None when it has no network-status yet, or none at all.
+
+    A static pod has another UID on its node, which is what its plugins are told: `static_uid`.
+    """
 
     namespace: str
     name: str
@@ -38,9 +41,13 @@ class Pod:
     phase: str
     interfaces: tuple[Interface, ...] | None
     terminating: bool = False
+    static_uid: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    def has_uid(self, uid: str) -> bool:
+        return uid in (self.uid, self.static_uid)
 
     @property
     def is_pending(self) -> bool:

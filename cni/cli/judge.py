@@ -71,7 +71,7 @@ class Judge:
             return None
         if pod.is_pending:
             return self._of(held, kinds.LEASE_PENDING, KEEP, "its pod is pending, and may be about to use it")
-        if held.uid and held.uid != pod.uid:
+        if held.uid and not pod.has_uid(held.uid):
             why = f"it was given to the pod with the UID {held.uid}; the one of that name now is another"
             if pod.interfaces is None and not pod.is_over:
                 return self._of(held, kinds.LEASE_OF_ANOTHER_UID, LOOK, f"{why}, and does not show what it uses")

@@ -19,6 +19,7 @@ from ipam.stores.kubernetes_objects import PoolObject, Reservation, reserved_add
 from ipam.stores.kubernetes_view import Names
 
 STATUS_ANNOTATIONS = ("k8s.v1.cni.cncf.io/network-status", "k8s.v1.cni.cncf.io/networks-status")
+STATIC_ANNOTATION = "kubernetes.io/config.mirror"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _PLUGINS = ("whereabouts", "railcni-whereabouts")
 
@@ -36,6 +37,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         phase=status.get("phase") or "",
         interfaces=_interfaces(told) if told else None,
         terminating=bool(metadata.get("deletionTimestamp")),
+        static_uid=annotations.get(STATIC_ANNOTATION) or "",
     )
 
 

@@ -21,6 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.stores.kubernetes_core import LEASES, Core, Exists, Missing
+
 GROUP, VERSION = "whereabouts.cni.cncf.io", "v1alpha1"
 KINDS = {
     "ippools": "IPPool",
@@ -78,7 +80,9 @@ class ApiServer:
         self.forbidden: set[tuple[str, str]] = set()
         self.faults: Callable[[str, str, int], Fault | None] = lambda method, resource, number: None
         self.seen: list[tuple[str, str, Any]] = []
-        self.pods: dict[tuple[str, str], str] = {}  # uids by namespace and name
+        self.queries: list[tuple[str, dict[str, list[str]]]] = []  # the path and query of each request that has one
+        self.core = Core()
+        self.asked: set[tuple[str, str, str, str]] = set()  # verb, API group, resource, namespace ("" for all)
         self._versions = itertools.count(1000)
         self._lock = threading.RLock()
         outer = self
@@ -159,13 +163,14 @@ class ApiServer:
                 **({} if status is None else {"status": status}),
             }
 
-    def add_pod(self, namespace: str, name: str) -> str:
-        """The uid of a new pod."""
-        self.pods[namespace, name] = str(uuid.uuid4())
-        return self.pods[namespace, name]
+    def add_pod(self, namespace: str, name: str, **more: str) -> str:
+        """The uid of a new pod; `more` as Core.add_pod says."""
+        with self._lock:
+            return self.core.add_pod(namespace, name, **more)
 
     def remove_pod(self, namespace: str, name: str) -> None:
-        del self.pods[namespace, name]
+        with self._lock:
+            del self.core.objects["pods", namespace, name]
 
     def spec(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any] | None:
         with self._lock:
@@ -201,10 +206,13 @@ class ApiServer:
     def _answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, Any] | None:
         url = urllib.parse.urlsplit(target)
         parts = [urllib.parse.unquote(part) for part in url.path.strip("/").split("/")]
-        place = parts[5:] if parts[0] == "apis" else parts[4:]
+        place = parts[2 if parts[0] == "api" else 3 :]
+        place = place[2:] if place[:1] == ["namespaces"] else place
         resource = place[0] if place else ""
         with self._lock:
             self.seen.append((method, "/".join(place), json.loads(body) if body else None))
+            if url.query:
+                self.queries.append(("/".join(place), urllib.parse.parse_qs(url.query)))
             number = len(self.seen)
         fault = self.faults(method, resource, number)
         if callable(fault):
@@ -228,8 +236,9 @@ class ApiServer:
     def _serve(
         self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
     ) -> tuple[int, Any]:
-        if parts[:3] == ["api", "v1", "namespaces"] and parts[4:5] == ["pods"] and method == "GET":
-            return 200, self._pod(parts[3], parts[5])
+        answer = self._serve_core(method, parts, query, headers, body)
+        if answer:
+            return answer
         if parts[:3] == ["api", "v1", "namespaces"] or parts[:2] == ["apis", "apiextensions.k8s.io"]:
             return 201, {}  # every namespace and definition is there
         if parts[:3] == ["apis", GROUP, VERSION] and len(parts) == 4 and parts[3] in self.resources:
@@ -247,14 +256,10 @@ class ApiServer:
         if found is None:
             raise Refusal(404, "NotFound", f"{where} not found", name=name, group=GROUP, kind=resource)
         if method == "DELETE":
-            preconditions = (json.loads(body) if body else {}).get("preconditions") or {}
-            for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-                if preconditions.get(key, found["metadata"][key]) != found["metadata"][key]:
-                    message = (
-                        f"Operation cannot be fulfilled on {where}: Precondition failed: {what} in precondition:"
-                        f" {preconditions[key]}, {what} in object meta: {found['metadata'][key]}"
-                    )
-                    raise Refusal(409, "Conflict", message, name=name, kind=resource)
+            uid = (json.loads(body) if body else {}).get("preconditions", {}).get("uid")
+            if uid and uid != found["metadata"]["uid"]:
+                message = f"Operation cannot be fulfilled on {where}: Precondition failed: UID in precondition: {uid}"
+                raise Refusal(409, "Conflict", message, name=name, kind=resource)
             del self.objects[resource, namespace, name]
             details = {"name": name, "group": GROUP, "kind": resource, "uid": found["metadata"]["uid"]}
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": details}
@@ -274,18 +279,48 @@ class ApiServer:
             return 200, copy.deepcopy(brief)
         return 200, copy.deepcopy(found)
 
-    def _pod(self, namespace: str, name: str) -> dict[str, Any]:
-        if ("get", "pods") in self.forbidden:
-            raise Refusal(
-                403, "Forbidden", f'pods "{name}" is forbidden: User "u" cannot get resource "pods"', name=name
-            )
-        if (namespace, name) not in self.pods:
-            raise Refusal(404, "NotFound", f'pods "{name}" not found', name=name, kind="pods")
-        return {"kind": "PartialObjectMetadata", "metadata": {"name": name, "uid": self.pods[namespace, name]}}
+    def _serve_core(
+        self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
+    ) -> Answer | None:
+        """The answer for a resource of Kubernetes itself, else None."""
+        if parts[:2] != ["api", "v1"] and parts[:2] != ["apis", LEASES]:
+            return None
+        rest = parts[2:] if parts[0] == "api" else parts[3:]
+        namespace = ""
+        if rest[0] == "namespaces":
+            namespace, rest = rest[1], rest[2:]
+        resource, name, sub = (*rest, "", "", "")[:3]
+        if resource not in ("pods", "nodes", "events", "leases", "serviceaccounts"):
+            return None
+        verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method, "")
+        verb = verb or ("get" if name else "list")
+        shown = f"{resource}/{sub}" if sub else resource
+        self.asked.add((verb, LEASES if parts[0] == "apis" else "", shown, namespace))
+        if (verb, shown) in self.forbidden:
+            message = f'{shown} "{name}" is forbidden: User "u" cannot {verb} resource "{shown}"'
+            raise Refusal(403, "Forbidden", message, name=name)
+        try:
+            if verb == "list":
+                return 200, self.core.list(resource, query)
+            if sub == "token":
+                return 201, self.core.token(name, json.loads(body))
+            if verb == "create":
+                return 201, self.core.create(resource, namespace, json.loads(body))
+            if verb == "update":
+                return 200, self.core.replace((resource, namespace, name), json.loads(body))
+            found = self.core.get((resource, namespace, name))
+        except Missing:
+            raise Refusal(404, "NotFound", f'{resource} "{name}" not found', name=name, kind=resource) from None
+        except Exists:
+            raise Refusal(409, "Conflict", f'{resource} "{name}" conflicts', name=name, kind=resource) from None
+        if "as=PartialObjectMetadata" in headers.get("Accept", ""):
+            return 200, {"kind": "PartialObjectMetadata", "metadata": found["metadata"]}
+        return 200, found
 
     def _refuse_forbidden(self, method: str, parts: list[str]) -> None:
         namespace, resource, name = parts[4], parts[5], parts[6] if len(parts) > 6 else ""
         verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, "get" if name else "list")
+        self.asked.add((verb, GROUP, resource, namespace))
         if (verb, resource) in self.forbidden:
             message = (
                 f'{resource}.{GROUP} is forbidden: User "u" cannot {verb} resource "{resource}" in API group "{GROUP}"'
@@ -311,7 +346,13 @@ class ApiServer:
     def _list(self, resource: str, namespace: str, query: dict[str, list[str]]) -> dict[str, Any]:
         after = query.get("continue", [""])[0]
         limit = int(query.get("limit", ["0"])[0]) or None
-        names = sorted(n for kind, ns, n in self.objects if (kind, ns) == (resource, namespace) and n > after)
+        key, _, value = query.get("labelSelector", [""])[0].partition("=")
+        names = sorted(
+            n
+            for (kind, ns, n), document in self.objects.items()
+            if (kind, ns) == (resource, namespace) and n > after
+            if not key or document["metadata"].get("labels", {}).get(key) == value
+        )
         page = names[:limit]
         metadata: dict[str, Any] = {"resourceVersion": "1"}
         if len(page) < len(names):
