@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.cli.agent import Health
+from cni.cli.agent.health import Health
 from cni.cli.installation import change
 from cni.cli.installation.apply import Folder
 from tests.blackbox.test_install import COMMAND, make_bundle
@@ -30,10 +30,11 @@ def plugins(tmp_path: Path) -> Path:
 class Agent:
     def __init__(self, plugins: Path, listen: str = "127.0.0.1:0") -> None:
         options = ["--to", str(plugins), "--state-dir", str(plugins.parent / "state"), "--listen", listen]
+        options += ["--no-collect", "--service-account", str(plugins.parent / "none")]
         self.process = subprocess.Popen([*COMMAND, "agent", *options], stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         self.said = [self.process.stderr.readline(), self.process.stderr.readline()]
-        self.url = self.said[0].split()[-1].rpartition("/")[0]
+        self.url = self.said[0].partition("url=")[2].strip().rpartition("/")[0]
 
     def get(self, path: str) -> tuple[int, str]:
         try:
@@ -47,7 +48,7 @@ class Agent:
         self.process.send_signal(signal.SIGTERM)
         out = self.process.wait(timeout=10)
         assert self.process.stderr is not None
-        assert self.process.stderr.read() == ""
+        assert 'msg="ended by a signal"' in self.process.stderr.read()
         self.process.stderr.close()
         return out
 
@@ -64,9 +65,10 @@ def agent(plugins: Path) -> Iterator[Agent]:
 
 
 def test_it_answers_by_what_is_installed_and_ends_at_once(agent: Agent, plugins: Path, tmp_path: Path) -> None:
-    assert "reports health on http://127.0.0.1:" in agent.said[0]
+    assert "url=http://127.0.0.1:" in agent.said[0]
     assert agent.get("/healthz") == agent.get("/readyz") == (200, "ok\n")
-    assert agent.get("/metrics")[0] == 404
+    assert "railcni_installation_healthy 1" in agent.get("/metrics")[1]
+    assert agent.get("/")[0] == 404
 
     current = (plugins / "railcni-bundle/current").readlink()
     (plugins / "railcni-bundle/current").unlink()

@@ -1,0 +1,149 @@
+"""What the plugins of a node read to reach the API server: kubeconfig, flat file and the node's name. Pure, but `put`.
+
+They stand where whereabouts' DaemonSet puts them, in whereabouts.d below the runtime's net.d, and say the same, so that
+either may write them and either plugin read them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from cni.kernel import files
+from cni.spec import codec
+from cni.spec.errors import InvalidConfig, IoFailure
+from cni.spec.request import member
+
+FOLDER, KUBECONFIG, FLAT_FILE, NODE_NAME = "whereabouts.d", "whereabouts.kubeconfig", "whereabouts.conf", "nodename"
+OWN = "agent.kubeconfig"  # in the state directory; it holds no secret
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the API server is reached: its URL, a bearer token, the authority's certificates (PEM), a namespace."""
+
+    server: str
+    token: str
+    authority: bytes
+    namespace: str
+
+
+def service_account(folder: str, server: str, namespace: str) -> Access | None:
+    """The access of the service account that the kubelet keeps in `folder`; None when no token is there.
+
+    IoFailure when it cannot be read, InvalidConfig for a token that is none.
+    """
+    token = read(f"{folder}/token")
+    if token is None:
+        return None
+    text = token.decode("ascii", "replace").strip()
+    if not text or not text.isprintable() or "\ufffd" in text or '"' in text or "\\" in text:
+        raise InvalidConfig(f"{folder}/token holds no token: want a service account's, as the kubelet writes it")
+    return Access(server, text, read(f"{folder}/ca.crt") or b"", namespace)
+
+
+def kubeconfig(access: Access) -> bytes:
+    """The kubeconfig, as whereabouts has it."""
+    authority = base64.b64encode(access.authority).decode()
+    cluster = f'    certificate-authority-data: "{authority}"\n' if authority else ""
+    return (
+        "# Written by `railcni agent`, anew whenever the token or the authority changes.\n"
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n"
+        f'    server: "{access.server}"\n{cluster}users:\n- name: whereabouts\n  user:\n    token: "{access.token}"\n'
+        "contexts:\n- name: whereabouts-context\n  context:\n    cluster: local\n    user: whereabouts\n"
+        f'    namespace: "{access.namespace}"\ncurrent-context: whereabouts-context\n'
+    ).encode()
+
+
+def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
+    """The agent's own: it names the files of the service account in `folder`, so what rotates is read anew."""
+    authority = f"{folder}/ca.crt"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "local", "cluster": {"server": server}}],
+        "users": [{"name": "agent", "user": {"tokenFile": f"{folder}/token"}}],
+        "contexts": [{"name": "agent", "context": {"cluster": "local", "user": "agent", "namespace": namespace}}],
+        "current-context": "agent",
+    }
+    if os.path.exists(authority):
+        document["clusters"] = [{"name": "local", "cluster": {"server": server, "certificate-authority": authority}}]
+    return json.dumps(document).encode()
+
+
+def flat_file(present: bytes | None, folder: str) -> bytes:
+    """The flat file `present`, None for none, with the keys that it lacks; what is there stays as it is.
+
+    `folder` is whereabouts.d as the host has it. InvalidConfig for a file that is no JSON object: it may be anybody's.
+    """
+    document: Any = {}
+    if present is not None and present.strip():
+        try:
+            document = codec.loads(present)
+        except ValueError as fault:
+            raise InvalidConfig(f"{folder}/{FLAT_FILE} is not JSON, and is left as it is: {fault}") from None
+        if not isinstance(document, dict):
+            raise InvalidConfig(
+                f"{folder}/{FLAT_FILE} is left as it is: want a JSON object with keys of the ipam block"
+            )
+    missing: dict[str, Any] = {"datastore": "kubernetes", "configuration_path": folder}
+    wanted = dict(document)
+    for key, value in missing.items():
+        if member(wanted, key) in (None, ""):
+            wanted[key] = value
+    of_kubernetes = member(wanted, "kubernetes")
+    if of_kubernetes is None:
+        wanted["kubernetes"] = {"kubeconfig": f"{folder}/{KUBECONFIG}"}
+    elif isinstance(of_kubernetes, dict) and member(of_kubernetes, "kubeconfig") in (None, ""):
+        name = next(key for key in wanted if key.lower() == "kubernetes")
+        wanted[name] = {**of_kubernetes, "kubeconfig": f"{folder}/{KUBECONFIG}"}
+    if present is not None and wanted == document:
+        return present
+    return json.dumps(wanted, indent=2).encode() + b"\n"
+
+
+def server_url(environ: dict[str, str]) -> str:
+    """The API server's URL as the kubelet tells a pod; "" outside of one."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port:
+        return ""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def read(path: str) -> bytes | None:
+    """What the file at `path` holds, None when there is none. IoFailure."""
+    try:
+        return files.read_regular(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as fault:
+        raise IoFailure(f"cannot read {path}: {getattr(fault, 'strerror', None) or fault}") from None
+
+
+def put(folder: str, name: str, data: bytes) -> bool:
+    """Let the file `name` in `folder` hold `data`, mode 0600, in one step; whether it did not. IoFailure.
+
+    `folder` is made when it is missing, but not what it stands in: that is the runtime's.
+    """
+    path = f"{folder}/{name}"
+    try:
+        status = os.stat(path, follow_symlinks=False)
+        if status.st_mode == 0o100600 and read(path) == data:
+            return False
+    except OSError:
+        pass
+    try:
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o755)
+            files.sync_directory(os.path.dirname(folder))
+        files.write_durably(folder, name, data)
+    except OSError as fault:
+        raise IoFailure(
+            f"cannot write {path}: {fault.strerror}. See that {os.path.dirname(folder)} is the folder in which the runtime"
+            " looks for networks (--conf-dir), and is mounted writable"
+        ) from None
+    return True

@@ -1,0 +1,114 @@
+"""The leases that this node's records tell of: freed when they are dead, their lost reservations restored.
+
+An attachment is left alone while an ADD or DEL of it is at work (its locks), or while its namespace is there: its
+address may be in use whatever the API says of the pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cni.attachment import Book
+from cni.cli.agent import sightings
+from cni.cli.agent.log import AgentLog
+from cni.cli.agent.server import Server
+from cni.cli.inventory import Held, Pod, of_lease
+from cni.kernel import netns, node
+from cni.spec.request import Attachment
+from ipam import records, upkeep
+from ipam.stores.base import Lease
+
+_LINK_PART = "link"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A lease that a record of this node tells of."""
+
+    lease: Lease
+    held: Held
+
+    @property
+    def attachment(self) -> Attachment:
+        return self.lease.attachment
+
+
+def recorded(book: Book) -> list[Recorded]:
+    """The leases in Kubernetes of this node's records; what a DEL could not release is the flush's business."""
+    found = []
+    for attachment, _, record in book.all(records.PART):
+        if record.get("pending") is True or (record.get("store") or {}).get("kind") != "kubernetes":
+            continue
+        try:
+            found += [Recorded(lease, of_lease(lease)) for lease in records.leases(attachment, record)]
+        except ValueError:
+            continue  # a verb that meets the record says so
+    return found
+
+
+class Own:
+    """Changes for the attachments of `book`. `below` finds a path of the host where it is mounted here."""
+
+    def __init__(self, book: Book, below: Callable[[str], str], log: AgentLog) -> None:
+        self._book = book
+        self._below = below
+        self._log = log
+
+    def release(self, server: Server, one: Recorded, seconds: float) -> bool:
+        """Free all leases of the attachment, if its pod is dead still; whether it was done. CniError."""
+        link = self._book.try_locked(one.attachment, _LINK_PART)
+        if link is None:
+            return False
+        with link:
+            own = self._book.try_locked(one.attachment, records.PART)
+            if own is None:
+                return False
+            with own:
+                record = self._same_record(one.lease)
+                if record is None or self._may_be_used(one.lease):
+                    return False
+                if sightings.key_of(one.held) not in sightings.dead([one.held], _named(server, one.held)):
+                    return False
+                described = {**record["store"], "kubeconfig": server.path}
+                upkeep.release(one.attachment, record, described, self._book, self._log, seconds)
+                return True
+
+    def restore(self, server: Server, one: Recorded) -> str:
+        """Make the lost reservation of the lease again: "restored", the pod that has it now, or "" for nothing to do."""
+        own = self._book.try_locked(one.attachment, records.PART)
+        if own is None:
+            return ""
+        with own:
+            if self._same_record(one.lease) is None:
+                return ""
+            found = server.reservation(one.held)
+            if found is not None:
+                return "" if found.is_of(one.held) else "/".join(found.pod)
+            pool = server.pool(one.lease.pool)
+            entry = pool.entries.get(one.lease.value) if pool and pool.family == one.lease.family else None
+            if entry is None or not entry.is_of(one.lease):
+                return ""
+            return "restored" if server.reserve(one.lease) else ""
+
+    def _same_record(self, lease: Lease) -> dict[str, Any] | None:
+        record = upkeep.read_record(lease.attachment, self._book, self._log)
+        same = record is not None and not record["pending"] and record["sequence"] == lease.sequence
+        return record if same else None
+
+    def _may_be_used(self, lease: Lease) -> bool:
+        """Whether the namespace is there. In a container, processes of the host and their namespaces are not seen."""
+        if lease.boot_id != node.boot_id():
+            return False
+        names = {lease.netns, lease.netns.removeprefix("/var")}  # /var/run is /run, if not where it is mounted here
+        try:
+            return any(netns.exists(self._below(name)) for name in names)
+        except OSError:
+            return True  # it cannot be told
+
+
+def _named(server: Server, held: Held) -> dict[tuple[str, str], Pod]:
+    """The pod of the lease's name as it is now, if there is one."""
+    pod = server.pod(*held.pod)
+    return {held.pod: pod} if pod else {}

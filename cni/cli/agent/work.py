@@ -1,0 +1,260 @@
+"""The agent put together: what it is told by its options, and its tasks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import selectors
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from cni.attachment import Book
+from cni.cli import store as chosen
+from cni.cli.agent import loop, nodefiles
+from cni.cli.agent.collector import Collector
+from cni.cli.agent.election import Election
+from cni.cli.agent.endpoint import TEXT, Endpoint
+from cni.cli.agent.events import Teller
+from cni.cli.agent.health import Health
+from cni.cli.agent.log import AgentLog
+from cni.cli.agent.loop import Ended, Task
+from cni.cli.agent.metrics import CONTENT_TYPE, Metrics
+from cni.cli.agent.own import Own
+from cni.cli.agent.server import Server
+from cni.cli.agent.tokens import Tokens
+from cni.cli.install import state_of
+from cni.cli.installation.below import below
+from cni.kernel import files
+from cni.kernel.node import host_name
+from cni.run import VERSION
+from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
+from ipam import flatfile, upkeep
+
+_FLUSH_SECONDS = 2.0  # for the releases that are made in one step
+_FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
+_REFRESH_EVERY = 1.0  # a token rotates hours before it expires, but an authority may be replaced at once
+_RESIGN_SECONDS = 0.4
+
+
+class Agent:
+    """What the tasks share. `options` are those of the command."""
+
+    def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
+        self._options = options
+        self._log = log
+        self.metrics = Metrics()
+        self.health = Health(options)
+        self.node = options.node or host_name()
+        self._folder_shown = os.path.join(os.path.abspath(options.conf_dir), nodefiles.FOLDER)
+        self._server: Server | None = None
+        self._state = state_of(options)
+        self._book = Book(self._state, log)
+        self._tokens = Tokens(options.plugin_account or "")
+        self._has_account = False
+        self._authority = b""
+        self._teller = Teller(self.node, log)
+        self._fault = ""
+        self.election = Election(options.namespace, f"{self.node}_{uuid.uuid4()}", options.lease_seconds)
+        self.collector = Collector(
+            self.server,
+            self._book,
+            Own(self._book, self._below, log),
+            self.node,
+            self.election,
+            options.grace,
+            self.metrics,
+            self._teller,
+            log,
+        )
+        self._flushed = False
+
+    def tasks(self) -> list[Task]:
+        """In the order in which they are needed."""
+        options = self._options
+        tasks = [Task("files", _REFRESH_EVERY, self.refresh)] if not options.kubeconfig else []
+        tasks.append(Task("flush", _FLUSH_EVERY, self.flush, 1.0, _FLUSH_LONGEST))
+        if not options.no_collect:
+            tasks.append(Task("election", options.lease_seconds / 3, self.elect))
+            tasks.append(Task("collector", options.every or options.grace / 2, self.collector.steps))
+        return tasks
+
+    # --- the API server ---
+
+    def server(self) -> Server:
+        """The API server as it is reached now; CniError when it cannot be told how."""
+        if self._server is None:
+            self._server = Server(self._kubeconfig(), self.metrics)
+        return self._server
+
+    def _kubeconfig(self) -> str:
+        if self._options.kubeconfig:
+            return str(self._options.kubeconfig)
+        own, written = f"{self._state}/{nodefiles.OWN}", f"{self._folder()}/{nodefiles.KUBECONFIG}"
+        if self._has_account:
+            return own
+        if os.path.exists(written):
+            return written
+        raise InvalidConfig(
+            f"there is no access to an API server: no token in {self._options.service_account}, and no {written}; name a"
+            " kubeconfig with --kubeconfig"
+        )
+
+    def forget_server(self) -> None:
+        """Reach it anew: the kubeconfig has changed."""
+        if self._server:
+            self._server.close()
+            self._server = None
+
+    def resign(self) -> None:
+        """Give up the election, if that can be done at once."""
+        if self._server and self.election.is_elected():
+            try:
+                server = Server(self._server.path, self.metrics, _RESIGN_SECONDS)
+                self.election.resign(server)
+            except CniError:
+                pass  # it runs out by itself
+
+    # --- tasks ---
+
+    def refresh(self) -> Iterator[None]:
+        """Write kubeconfig, flat file and node name where they are not as they should be."""
+        folder, options = self._folder(), self._options
+        server = options.api_server or nodefiles.server_url(dict(os.environ))
+        access = nodefiles.service_account(options.service_account, server, options.namespace)
+        if access is None:
+            return
+        if not server:
+            raise InvalidConfig(
+                "KUBERNETES_SERVICE_HOST is not set, so the API server's address is not known: name it with --api-server"
+            )
+        self._use(access)
+        access = replace(access, token=self._tokens.current(access.token, self.server))
+        self._put(folder, nodefiles.KUBECONFIG, nodefiles.kubeconfig(access))
+        if options.node:
+            self._put(folder, nodefiles.NODE_NAME, options.node.encode())
+        yield
+        flat = f"{folder}/{nodefiles.FLAT_FILE}"
+        self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(nodefiles.read(flat), self._folder_shown))
+
+    def _use(self, access: nodefiles.Access) -> None:
+        """Reach the API server by the service account's files from now on."""
+        files.make_private_directory(self._state)
+        data = nodefiles.own_kubeconfig(access.server, self._options.service_account, access.namespace)
+        changed = nodefiles.put(self._state, nodefiles.OWN, data)
+        if changed or not self._has_account or access.authority != self._authority:
+            self._has_account, self._authority = True, access.authority
+            self.forget_server()
+
+    def _put(self, folder: str, name: str, data: bytes) -> None:
+        if nodefiles.put(folder, name, data):
+            self.metrics.written.add(1, name)
+            self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
+
+    def flush(self) -> Iterator[None]:
+        """Make releases that a DEL could not make; TryAgainLater when some are left."""
+        if not self._flushed or self._book.is_reminded(0):
+            left = upkeep.flush(self._book, self._log, self._store(), _FLUSH_SECONDS)
+            self.metrics.pending.set(left)
+            self._flushed = not left
+            yield
+            if left:
+                raise TryAgainLater(f"{left} releases of this node are still to be made")
+
+    def elect(self) -> Iterator[None]:
+        """Renew the election, or see who is elected."""
+        former = self.election.is_elected()
+        try:
+            yield
+            self.election.renew(self.server())
+        finally:
+            elected = self.election.is_elected()
+            self.metrics.leader.set(elected)
+            if elected != former:
+                now = "elected" if elected else "no longer elected"
+                self._log.say("info", f"{now} to look after what no node looks after", holder=self.election.holder)
+
+    # --- paths ---
+
+    def _below(self, path: str) -> str:
+        return below(self._options.root, path) if self._options.root != "/" else path
+
+    def _folder(self) -> str:
+        return self._below(self._folder_shown)
+
+    def _store(self) -> dict[str, Any] | None:
+        """The store of the flat file, as it is reached from here; None when there is none that nodes share."""
+        paths = (f"{self._folder_shown}/{nodefiles.FLAT_FILE}", *flatfile.PATHS)
+        found = next((mounted for mounted in map(self._below, paths) if os.path.exists(mounted)), "")
+        try:
+            described = chosen.of_flat_file(found)[0] if found else None
+        except CniError as fault:
+            self._log.state("flat file", fault.msg)
+            return None
+        if described is None or described["kind"] == "file":
+            return None
+        for key in ("kubeconfig", "ca", "cert", "key"):
+            if described.get(key):
+                described[key] = self._below(described[key])
+        if described["kind"] == "kubernetes":
+            described["pools"] = []  # those that the record names
+            if self._has_account or self._options.kubeconfig:
+                described["kubeconfig"] = self._kubeconfig()
+        return described
+
+    # --- pages ---
+
+    def health_page(self) -> tuple[int, str, str]:
+        faults = self.health.faults()
+        return 503 if faults else 200, TEXT, "\n".join(faults) or "ok"
+
+    def metrics_page(self) -> tuple[int, str, str]:
+        self.metrics.healthy.set(not self.health.faults())
+        self.metrics.leader.set(self.election.is_elected())
+        return 200, CONTENT_TYPE, self.metrics.render()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the agent until a signal ends it, or --once until all is done; the exit code."""
+    log = AgentLog()
+    loop.end_on_signals()
+    agent = Agent(options, log)
+    try:
+        return _once(agent, options, log) if options.once else _serve(agent, options, log)
+    except Ended:
+        agent.resign()
+        log.say("info", "ended by a signal")
+        return 0
+
+
+def _serve(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
+    selector = selectors.DefaultSelector()
+    pages: dict[str, Callable[[], tuple[int, str, str]]] = {
+        "/healthz": agent.health_page,
+        "/readyz": agent.health_page,
+        "/metrics": agent.metrics_page,
+    }
+    endpoint = Endpoint(options.listen, pages, selector)
+    try:
+        log.say("info", "railcni agent serves", version=VERSION, node=agent.node, url=f"{endpoint.url}/healthz")
+        faults = agent.health.faults()
+        log.say("warning" if faults else "info", "; ".join(faults) or "the installation is whole")
+        loop.run(agent.tasks(), selector, log, endpoint.expire)
+    finally:
+        endpoint.close()
+
+
+def _once(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
+    """Each task once; the collector a second time after the grace, if it has seen anything dead."""
+    well = True
+    for task in agent.tasks():
+        well = loop.run_once(task, log) and well
+    if agent.collector.suspects:
+        time.sleep(options.grace)
+        for task in agent.tasks():
+            if task.name in ("election", "collector"):
+                well = loop.run_once(task, log) and well
+    agent.resign()
+    return 0 if well else 1

@@ -1,0 +1,190 @@
+"""Agents as processes beside an API server for tests, each on a node of its own in a directory."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from cni.attachment import Book
+from cni.kernel.node import boot_id
+from cni.spec.request import Attachment
+from ipam import records
+from ipam.stores.base import Lease, Owner, Want
+from ipam.stores.kubernetes_objects import reservation
+from tests.blackbox.test_command import COMMAND
+from tests.node import until
+from tests.stores.kubernetes_api import ApiServer
+
+POOLS, RESERVATIONS, POOL = "ippools", "overlappingrangeipreservations", "10.0.0.0-24"
+TEN = 10 << 24
+GRACE = 0.15
+GONE = "/run/netns/no-such-namespace"
+
+
+class Agent:
+    """`railcni agent` on the node `name` of `rig`, with short times unless `options` say otherwise."""
+
+    def __init__(self, rig: Rig, name: str, *options: str) -> None:
+        self.host = rig.host(name)
+        times = [f"--grace={GRACE}", "--every=0.05", "--lease-seconds=2"]
+        place = [
+            "--to=/opt/cni/bin",
+            f"--root={self.host}",
+            "--state-dir=/state",
+            f"--node={name}",
+            "--listen=127.0.0.1:0",
+        ]
+        access = [f"--service-account={rig.account}", f"--api-server={rig.server.url}"]
+        argv = [*COMMAND, "agent", *place, *access, *times, *options]
+        self.process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def says(self, text: str, seconds: float = 15) -> bool:
+        return until(lambda: text in self.log, seconds)
+
+    def get(self, path: str) -> tuple[int, str]:
+        assert self.says("url=http://"), self.log
+        found = re.search(r"url=(http://\S+)/healthz", self.log)
+        assert found
+        try:
+            with urllib.request.urlopen(found[1] + path, timeout=10) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as fault:
+            with fault:
+                return fault.code, fault.read().decode()
+
+    def metric(self, name: str) -> float | None:
+        """The sum of a metric's values, None when it has none."""
+        found = [line for line in self.get("/metrics")[1].splitlines() if re.match(rf"{name}(\{{|\s)", line)]
+        return sum(float(line.rpartition(" ")[2]) for line in found) if found else None
+
+    def end(self, number: int = signal.SIGTERM) -> float:
+        """End it by a signal; how many seconds it took."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(timeout=20)
+        took = time.monotonic() - began
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return took
+
+    def passes(self, count: int = 2) -> None:
+        """Wait until the collector has done so many passes more."""
+        done = self.metric("railcni_collector_passes_total") or 0
+        assert until(lambda: (self.metric("railcni_collector_passes_total") or 0) >= done + count, 20), self.log
+
+
+class Rig:
+    """The API server, the service account's folder, and the agents that were started."""
+
+    def __init__(self, server: ApiServer, directory: Path) -> None:
+        self.server = server
+        self.directory = directory
+        self.account = directory / "account"
+        self.account.mkdir()
+        (self.account / "token").write_text("token.number.1\n")
+        self._agents: list[Agent] = []
+
+    def host(self, name: str) -> Path:
+        """The root directory of a node."""
+        root = self.directory / name
+        for folder in ("etc/cni/net.d", "opt/cni/bin"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        return root
+
+    def agent(self, name: str, *options: str) -> Agent:
+        agent = Agent(self, name, *options)
+        self._agents.append(agent)
+        return agent
+
+    def close(self) -> None:
+        for agent in self._agents:
+            if agent.process.stderr and not agent.process.stderr.closed:
+                agent.end(signal.SIGKILL)
+
+    # --- what stands in the cluster and on the nodes ---
+
+    def allocate(self, **owners: tuple[str, str] | dict[str, str]) -> None:
+        """Have the pool hold what is named `a1`: offset 1 for the container and pod, or for an entry as it stands."""
+        allocations = {}
+        for key, value in owners.items():
+            entry = {"id": value[0], "podref": value[1], "ifname": "net1"} if isinstance(value, tuple) else value
+            allocations[key[1:]] = entry
+        self.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": allocations})
+
+    def reserve(self, offset: int, owner: Owner | None = None, pod: str = "", name: str = "") -> None:
+        """A reservation as ours, of `owner`, or as Go's, of a pod alone."""
+        name = name or f"10.0.0.{offset}"
+        if owner is None:
+            spec = {"podref": pod, "ifname": "net1"}
+            self.server.put(RESERVATIONS, "kube-system", name, spec)
+            return
+        document = reservation(name, Lease(Want(POOL, 4, TEN + offset, ""), owner))
+        self.server.put(RESERVATIONS, "kube-system", name, document["spec"])
+        metadata = document["metadata"]
+        with self.server._lock:
+            self.server.objects[RESERVATIONS, "kube-system", name]["metadata"].update(metadata)
+
+    def record(self, node: str, offset: int, owner: Owner, pending: bool = False) -> Attachment:
+        """The record of a lease of `owner` on a node."""
+        store = {
+            "kind": "kubernetes",
+            "kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig",
+            "pools": [POOL],
+        }
+        want = Want(POOL, 4, TEN + offset, "")
+        document = {**records.document(store, [want], owner), "pending": pending}
+        self.book(node).write(owner.attachment, records.PART, document)
+        if pending:
+            self.book(node).remind(True)
+        return owner.attachment
+
+    def book(self, node: str) -> Book:
+        state = self.host(node) / "state"
+        state.mkdir(mode=0o700, exist_ok=True)
+        return Book(str(state))
+
+    def offsets(self) -> list[str]:
+        spec = self.server.spec(POOLS, POOL)
+        return sorted(spec["allocations"]) if spec else []
+
+    def reservations(self) -> list[str]:
+        return self.server.names(RESERVATIONS)
+
+    def events(self) -> list[tuple[str, str, str]]:
+        """(reason, what it is about, its message)."""
+        found = []
+        for event in self.server.core.named("events"):
+            about = event["involvedObject"]
+            found.append((event["reason"], f"{about['kind']} {about['name']}", event["message"]))
+        return found
+
+
+def owner(container: str, pod: str, node: str = "n1", uid: str = "", netns: str = GONE, boot: str = "") -> Owner:
+    namespace, _, name = pod.partition("/")
+    attachment = Attachment("rdma-net", container, "net1")
+    return Owner(attachment, (namespace, name, uid), node, boot or boot_id(), netns, 1_700_000_000_000_000_000)
+
+
+def status_of(address: str) -> str:
+    """A network-status that shows the address."""
+    return json.dumps([{"name": "team/rdma-net", "interface": "net1", "ips": [address]}])

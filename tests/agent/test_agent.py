@@ -1,0 +1,330 @@
+"""`railcni agent` as a process: the files that it keeps, releases that it finishes, how it is elected, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.cli import main as command
+from cni.cli.agent import nodefiles
+from cni.spec.errors import InvalidConfig
+from tests.agent.rig import Rig, owner
+from tests.blackbox.test_command import COMMAND
+from tests.node import until
+
+FOLDER = "/etc/cni/net.d/whereabouts.d"
+
+
+def folder(rig: Rig, node: str = "n1") -> Path:
+    return rig.host(node) / FOLDER[1:]
+
+
+# --- kubeconfig and flat file ---
+
+
+def test_it_writes_what_the_plugins_read_for_root_alone(rig: Rig) -> None:
+    agent = rig.agent("n1")
+    assert agent.says("whereabouts.conf")
+    assert until(lambda: len(os.listdir(folder(rig))) == 3)
+    assert {name: oct((folder(rig) / name).stat().st_mode) for name in os.listdir(folder(rig))} == dict.fromkeys(
+        ("whereabouts.kubeconfig", "whereabouts.conf", "nodename"), "0o100600"
+    )
+    assert (folder(rig) / "nodename").read_text() == "n1"
+    assert json.loads((folder(rig) / "whereabouts.conf").read_text()) == {
+        "datastore": "kubernetes",
+        "configuration_path": FOLDER,
+        "kubernetes": {"kubeconfig": f"{FOLDER}/whereabouts.kubeconfig"},
+    }
+    text = (folder(rig) / "whereabouts.kubeconfig").read_text()
+    assert f'server: "{rig.server.url}"' in text
+    assert 'token: "token.number.1"' in text
+    assert 'namespace: "kube-system"' in text
+    (folder(rig) / "whereabouts.kubeconfig").write_text("another installer was here")
+    (folder(rig) / "nodename").unlink()
+    assert until(lambda: (folder(rig) / "whereabouts.kubeconfig").read_text() == text)
+    assert until((folder(rig) / "nodename").exists)
+
+
+def call(rig: Rig, verb: str, container: str) -> Any:
+    """The reply of the plugin itself, with the kubeconfig that the agent has written, and records in the test's folder."""
+    block = {"range": "10.0.0.0/24", "datastore": "kubernetes", "store_timeout": 5}
+    block["kubernetes"] = {"kubeconfig": str(folder(rig) / "whereabouts.kubeconfig")}
+    state = str(rig.directory / "plugin")
+    program = (
+        "import sys, json; from cni import policy; from cni.log import Log; from cni.spec import request; from ipam import plugin\n"
+        "from ipam.stores import kubernetes_turns\n"
+        "policy._current = policy.Policy({k: ['/'] for k in ('dataRoots', 'logRoots', 'configRoots')})\n"
+        f"kubernetes_turns.DIRECTORY = {state + '/run'!r}\n"
+        "import os; parsed = request.parse(dict(os.environ), sys.stdin.buffer.read())\n"
+        f"result = plugin.call(parsed, Log(), {state!r})\n"
+        "print(json.dumps([a.address for a in result.ips]) if result else '[]')"
+    )
+    environ = {
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": container,
+        "CNI_IFNAME": "net1",
+        "CNI_NETNS": "/run/netns/none",
+        "CNI_PATH": "/opt/cni/bin",
+        "CNI_ARGS": f"K8S_POD_NAMESPACE=team;K8S_POD_NAME={container}",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+    config = json.dumps({"cniVersion": "1.1.0", "name": "rdma-net", "type": "whereabouts", "ipam": block})
+    done = subprocess.run([COMMAND[0], "-c", program], input=config, env=environ, capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else done.stderr
+
+
+def test_a_token_that_rotates_reaches_the_kubeconfig_and_the_plugin_goes_on(rig: Rig) -> None:
+    rig.server.tokens = {"token.number.1"}
+    agent = rig.agent("n1", "--no-collect")
+    assert agent.says("whereabouts.conf")
+    assert call(rig, "ADD", "p1") == ["10.0.0.1/24"]
+    rig.server.tokens = {"token.number.2"}
+    assert "does not accept the credentials" in call(rig, "ADD", "p2")
+    new = rig.account / "new"
+    new.write_text("token.number.2\n")
+    new.rename(rig.account / "token")
+    assert until(lambda: "token.number.2" in (folder(rig) / "whereabouts.kubeconfig").read_text(), 10)
+    assert call(rig, "ADD", "p2") == ["10.0.0.2/24"]
+    assert call(rig, "DEL", "p1") == []
+    assert rig.offsets() == ["2"]
+
+
+def test_the_agent_itself_goes_on_with_the_new_token_and_a_new_authority(rig: Rig) -> None:
+    rig.server.tokens = {"token.number.1"}
+    rig.allocate(a2=("c2", "team/gone"), a3=("c3", "team/gone"))
+    rig.server.add_pod("team", "gone", node="n1")
+    agent = rig.agent("n1")
+    agent.passes()
+    rig.server.tokens = {"token.number.2"}
+    assert agent.says("does not accept the credentials"), agent.log
+    (rig.account / "token").write_text("token.number.2")
+    (rig.account / "ca.crt").write_text("another authority")
+    rig.server.remove_pod("team", "gone")
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+    assert until(lambda: "certificate-authority-data" in (folder(rig) / "whereabouts.kubeconfig").read_text())
+
+
+def test_a_token_of_the_plugins_own_account_is_requested_and_outlives_the_agent(rig: Rig) -> None:
+    agent = rig.agent("n1", "--plugin-account=kube-system/railcni", "--no-collect")
+    assert agent.says("whereabouts.conf"), agent.log
+    text = (folder(rig) / "whereabouts.kubeconfig").read_text()
+    assert 'token: "token.of.railcni-1"' in text
+    (request,) = rig.server.core.tokens
+    assert request["spec"]["expirationSeconds"] == 24 * 3600
+    assert "boundObjectRef" not in request["spec"]
+    time.sleep(2.2)  # two looks at the files
+    assert len(rig.server.core.tokens) == 1
+    (rig.account / "token").write_text("token.number.2")
+    (folder(rig) / "whereabouts.kubeconfig").unlink()
+    assert until((folder(rig) / "whereabouts.kubeconfig").exists)
+    assert (folder(rig) / "whereabouts.kubeconfig").read_text() == text
+    assert "token.number" not in "".join(p.read_text() for p in folder(rig).iterdir())
+
+
+def test_a_flat_file_keeps_what_it_says() -> None:
+    present = (
+        b'{"Datastore": "etcd", "etcd_host": "h", "kubernetes": {"kubeconfig": "/mine", "x": 1}, "log_level": "debug"}'
+    )
+    filled = json.loads(nodefiles.flat_file(present, FOLDER))
+    assert filled == {**json.loads(present), "configuration_path": FOLDER}
+    assert nodefiles.flat_file(json.dumps(filled).encode(), FOLDER) == json.dumps(filled).encode()
+    whole = json.loads(
+        nodefiles.flat_file(b'{"reconciler_cron_expression": "30 4 * * *", "kubernetes": {"x": 1}}', FOLDER)
+    )
+    assert whole["kubernetes"] == {"x": 1, "kubeconfig": f"{FOLDER}/whereabouts.kubeconfig"}
+    assert whole["reconciler_cron_expression"] == "30 4 * * *"
+    for text in (b"{", b"[]"):
+        with pytest.raises(InvalidConfig, match="left as it is"):
+            nodefiles.flat_file(text, FOLDER)
+
+
+def test_what_cannot_be_written_is_said_and_tried_again(rig: Rig) -> None:
+    agent = rig.agent("n1", "--no-collect", "--conf-dir=/etc/other")
+    assert agent.says("See that"), agent.log
+    assert "whereabouts.d/whereabouts.kubeconfig: No such file or directory" in agent.log
+    (rig.host("n1") / "etc/other").mkdir()
+    assert until((rig.host("n1") / "etc/other/whereabouts.d/whereabouts.conf").exists, 10)
+    assert agent.log.count("No such file or directory") == 1, "a fault that lasts is told once"
+
+
+def test_files_are_never_seen_in_part(rig: Rig) -> None:
+    """What is renamed into place is whole: a reader in a loop meets the old text or the new one."""
+    agent = rig.agent("n1", "--no-collect")
+    assert agent.says("whereabouts.conf")
+    path = folder(rig) / "whereabouts.kubeconfig"
+    seen = {path.read_text()}
+    (rig.account / "token").write_text("token.number.2")
+    assert until(lambda: seen.add(path.read_text()) or len(seen) > 1, 10)
+    assert {text.replace("number.2", "number.1") for text in seen} == {min(seen)}
+
+
+# --- releases that were left ---
+
+
+def test_a_pending_release_is_made_when_the_server_is_there_again(rig: Rig) -> None:
+    whose = owner("c1", "team/live")
+    rig.server.add_pod("team", "live", node="n1")
+    rig.allocate(a1=("c1", "team/live"))
+    rig.reserve(1, whose)
+    rig.record("n1", 1, whose, pending=True)
+    away: dict[str, Any] = {"kind": "Status", "status": "Failure", "code": 503, "message": "away", "metadata": {}}
+    rig.server.faults = lambda method, resource, number: (503, away)
+    agent = rig.agent("n1", "--no-collect")
+    assert agent.says("1 releases of this node are still to be made", 20), agent.log
+    assert agent.metric("railcni_pending_releases") == 1
+    rig.server.faults = lambda method, resource, number: None
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+    assert until(lambda: rig.reservations() == [])
+    assert until(lambda: agent.metric("railcni_pending_releases") == 0)
+    assert rig.book("n1").all() == []
+
+
+# --- election ---
+
+
+def holder(rig: Rig) -> str:
+    leases = rig.server.core.named("leases")
+    return str(leases[0]["spec"]["holderIdentity"]).partition("_")[0] if leases else ""
+
+
+def test_one_of_all_is_elected_and_another_follows_when_it_ends_or_is_killed(rig: Rig) -> None:
+    first = rig.agent("n1")
+    assert until(lambda: holder(rig) == "n1", 15)
+    second = rig.agent("n2")
+    second.passes()
+    assert (first.metric("railcni_agent_leader"), second.metric("railcni_agent_leader")) == (1, 0)
+    second.process.send_signal(signal.SIGSTOP)
+    first.end()
+    assert holder(rig) == "", "who ends gives it back"
+    second.process.send_signal(signal.SIGCONT)
+    assert until(lambda: holder(rig) == "n2", 15), second.log
+    third = rig.agent("n1")
+    third.passes()
+    second.end(signal.SIGKILL)
+    assert until(lambda: holder(rig) == "n1", 20), third.log
+
+
+def test_who_loses_the_lease_looks_after_no_others_node_at_once(rig: Rig) -> None:
+    rig.allocate(a1=("c1", "team/gone"))
+    agent = rig.agent("n1", "--grace=1.5")
+    assert agent.says("freed if it is so"), agent.log
+    (lease,) = rig.server.core.named("leases")
+    lease["spec"] |= {
+        "holderIdentity": "n9_other",
+        "renewTime": "2099-01-01T00:00:00.000000Z",
+        "leaseDurationSeconds": 600,
+    }
+    rig.server.core.replace(("leases", "kube-system", "railcni-agent"), lease)
+    assert agent.says("no longer elected"), agent.log
+    agent.passes(20)
+    assert rig.offsets() == ["1"]
+    assert agent.metric("ipam_allocations_gc_candidates") is None
+    assert agent.metric("ipam_allocations_in_use") is None
+
+
+# --- its life ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_within_a_second_even_when_the_server_hangs(rig: Rig, number: int) -> None:
+    agent = rig.agent("n1")
+    agent.passes()
+    hung = []
+
+    def hangs(method: str, resource: str, count: int) -> None:
+        hung.append(count)
+        time.sleep(8)
+
+    rig.server.faults = hangs
+    assert until(lambda: bool(hung), 10)
+    took = agent.end(number)
+    assert agent.process.returncode == 0, agent.log
+    assert took < 2, took  # a second, on a machine that is not busy
+    assert agent.lines[-1].endswith('msg="ended by a signal"')
+
+
+def test_probes_are_answered_while_the_server_hangs_and_silent_clients_hold_nobody_up(rig: Rig) -> None:
+    rig.server.faults = lambda method, resource, number: time.sleep(0.4)
+    agent = rig.agent("n1")
+    assert agent.says("url=http://")
+    port = int(re.findall(r"url=http://127.0.0.1:(\d+)", agent.log)[0])
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+    try:
+        assert [agent.get("/healthz")[0] for _ in range(2)] == [503, 503]  # no plugins are installed there
+        assert agent.get("/metrics")[0] == 200
+        assert agent.get("/nothing") == (404, "want /healthz, /readyz, /metrics\n")
+    finally:
+        for client in silent:
+            client.close()
+
+
+def test_once_does_it_all_with_both_sightings_and_ends(rig: Rig) -> None:
+    rig.allocate(a1=("c1", "team/gone"), a2=("c2", "team/live"))
+    rig.server.add_pod("team", "live", node="n2")
+    agent = rig.agent("n1", "--once")
+    assert agent.process.wait(timeout=30) == 0, agent.log
+    assert rig.offsets() == ["2"]
+    assert (folder(rig) / "whereabouts.conf").exists()
+    assert holder(rig) == ""
+    rig.server.forbidden = {("list", "pods")}
+    agent = rig.agent("n1", "--once")
+    assert agent.process.wait(timeout=30) == 1
+    assert agent.says("forbids to list pods in all namespaces"), agent.log
+
+
+def test_without_token_and_kubeconfig_it_serves_probes_and_says_what_is_missing(rig: Rig) -> None:
+    (rig.account / "token").unlink()
+    agent = rig.agent("n1")
+    assert agent.says("there is no access to an API server: no token in"), agent.log
+    assert agent.get("/readyz")[0] == 503
+    assert not folder(rig).exists()
+
+
+def test_the_metrics_are_what_prometheus_reads(rig: Rig) -> None:
+    rig.allocate(a1=("c1", 'team/a"b'), a2=("c2", "team/live"))
+    rig.server.add_pod("team", "live", node="n2")
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["2"], 20), agent.log
+    agent.passes(8)
+    text = agent.get("/metrics")[1]
+    label = r'[a-zA-Z_]+="(\\.|[^"\\\n])*"'
+    sample = re.compile(rf"[a-zA-Z_:]+(\{{{label}(,{label})*\}})? (-?[0-9.e+-]+|\+Inf)")
+    kinds: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in kinds
+            kinds[name] = kind
+        elif not line.startswith("# HELP "):
+            assert sample.fullmatch(line), line
+            name = re.sub(r"_(bucket|sum|count)$", "", line.partition("{")[0].partition(" ")[0])
+            assert name in kinds or line.partition(" ")[0].partition("{")[0] in kinds, line
+    calico = {"ipam_allocations_in_use", "ipam_ippool_size", "ipam_allocations_gc_reclamations"}
+    assert calico <= set(kinds)
+    assert kinds["railcni_api_request_duration_seconds"] == "histogram"
+    buckets = [line for line in text.splitlines() if line.startswith("railcni_api_request_duration_seconds_bucket")]
+    of_pods = [int(line.split()[-1]) for line in buckets if 'verb="list",resource="pods"' in line]
+    assert of_pods == sorted(of_pods)
+    assert of_pods[-1] >= 8
+
+
+def test_help_names_every_option_and_a_wrong_value_what_it_wants(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = command._parser()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["agent", "--help"])
+    options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert {"--listen", "--conf-dir", "--service-account", "--plugin-account", "--api-server"} <= options
+    assert {"--namespace", "--kubeconfig", "--node", "--no-collect", "--grace", "--every", "--once"} <= options
+    for wrong in (["--grace", "0"], ["--every", "soon"], ["--plugin-account", "railcni"], ["--listen", "nowhere"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["agent", *wrong])
+        assert "want " in capsys.readouterr().err

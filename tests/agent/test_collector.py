@@ -1,0 +1,295 @@
+"""The collector of `railcni agent`: what it frees, what it leaves, and what it says of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tests.agent.rig import GRACE, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
+from tests.node import until
+from tests.stores import kubernetes_api
+
+# --- leases that are dead ---
+
+
+def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig) -> None:
+    rig.server.add_pod("team", "live", node="n1")
+    rig.allocate(a1=("c1", "team/live"), a2=("c2", "team/gone"))
+    rig.reserve(1, owner("c1", "team/live"))
+    rig.reserve(2, owner("c2", "team/gone", uid="u2"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
+    assert until(lambda: rig.reservations() == ["10.0.0.1"]), agent.log
+    assert until(lambda: bool(rig.events())), agent.log
+    assert [(reason, about) for reason, about, _ in rig.events()] == [("AddressReclaimed", "Pod gone")]
+    (event,) = rig.server.core.named("events")
+    assert event["involvedObject"]["uid"] == "u2"
+    assert "10.0.0.2 of pod team/gone: its pod does not exist: freed in pool 10.0.0.0-24" in event["message"]
+    assert "address=10.0.0.2 pool=10.0.0.0-24 pod=team/gone uid=u2 container=c2 ifname=net1 node=n1" in agent.log
+    assert agent.metric("ipam_allocations_gc_reclamations") == 1
+    agent.passes(1)
+    assert agent.metric("ipam_allocations_gc_candidates") is None
+
+
+def test_only_after_a_grace_is_it_freed_and_a_new_agent_begins_anew(rig: Rig) -> None:
+    rig.allocate(a2=("c2", "team/gone"))
+    rig.reserve(2, owner("c2", "team/gone"))
+    first = rig.agent("n1", "--grace=600")
+    assert first.says("freed if it is so in 600 s still")
+    first.passes(2)
+    assert first.metric("ipam_allocations_gc_candidates") == 1
+    assert rig.offsets() == ["2"]
+    first.end()
+    second = rig.agent("n1", "--grace=600")
+    assert second.says("freed if it is so in 600 s still")
+    second.passes(2)
+    assert rig.offsets() == ["2"]
+
+
+def test_a_pod_that_is_back_at_the_last_look_keeps_its_lease(rig: Rig) -> None:
+    rig.allocate(a2=("c2", "team/back"))
+    rig.reserve(2, owner("c2", "team/back", uid="u2"))
+
+    def comes_back(method: str, resource: str, number: int) -> None:
+        if (method, resource) == ("GET", "pods") and rig.server.seen[number - 1][1] == "pods/back":
+            rig.server.core.add_pod("team", "back", "n1", uid="u2")
+
+    rig.server.faults = comes_back
+    agent = rig.agent("n1")
+    assert agent.says("10.0.0.2 is not freed: it is in use, or has changed"), agent.log
+    agent.passes()
+    assert rig.offsets() == ["2"]
+    assert rig.reservations() == ["10.0.0.2"]
+
+
+def test_a_lease_that_another_takes_at_the_last_moment_stays_with_its_reservation(rig: Rig) -> None:
+    rig.allocate(a2=("c2", "team/gone"))
+    rig.reserve(2, owner("c2", "team/gone"))
+    taken = threading.Event()
+
+    def takes(method: str, resource: str, number: int) -> None:
+        if (method, resource) == ("PATCH", "ippools") and not taken.is_set():
+            taken.set()
+            rig.allocate(a2=("c9", "team/gone"))
+            rig.server.core.add_pod("team", "gone", "n1")
+
+    rig.server.faults = takes
+    agent = rig.agent("n1")
+    assert until(taken.is_set, 20), agent.log
+    agent.passes()
+    assert rig.offsets() == ["2"]
+    assert rig.reservations() == ["10.0.0.2"]
+    assert agent.metric("railcni_api_conflicts_total") == 1
+
+
+def test_another_pod_of_the_name_does_not_keep_a_lease_alive_but_a_pending_one_does(rig: Rig) -> None:
+    rig.server.add_pod("team", "web-0", node="n1", uid="new", status=status_of("10.0.0.77"))
+    rig.server.add_pod("team", "web-1", node="n1", uid="new", phase="Pending")
+    rig.server.add_pod("team", "done", node="n1", uid="u3", phase="Succeeded")
+    rig.allocate(a1=("c1", "team/web-0"), a2=("c2", "team/web-1"), a3=("c3", "team/done"))
+    rig.reserve(1, owner("c1", "team/web-0", uid="old"))
+    rig.reserve(2, owner("c2", "team/web-1", uid="old"))
+    rig.reserve(3, owner("c3", "team/done", uid="u3"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["2"], 20), agent.log
+    agent.passes()
+    assert rig.offsets() == ["2"]
+    assert rig.reservations() == ["10.0.0.2"]
+
+
+def test_a_static_pod_has_another_uid_on_its_node(rig: Rig) -> None:
+    rig.server.add_pod("team", "static-n1", node="n1", uid="mirror", status=status_of("10.0.0.77"))
+    metadata = rig.server.core.objects["pods", "team", "static-n1"]["metadata"]
+    metadata["annotations"]["kubernetes.io/config.mirror"] = "on-the-node"
+    rig.allocate(a1=("c1", "team/static-n1"), a2=("c2", "team/gone"))
+    rig.reserve(1, owner("c1", "team/static-n1", uid="on-the-node"))
+    rig.reserve(2, owner("c2", "team/gone"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
+    agent.passes()
+    assert rig.offsets() == ["1"]
+
+
+@pytest.fixture
+def claim_references() -> None:
+    kubernetes_api.ENTRY["properties"]["ipamclaimref"] = kubernetes_api.TEXT
+    yield
+    del kubernetes_api.ENTRY["properties"]["ipamclaimref"]
+
+
+def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig, claim_references: None) -> None:
+    claimed = {"id": "c1", "podref": "team/vm", "ifname": "net1", "ipamclaimref": "team/claim"}
+    rig.allocate(a1=claimed, a2=("c2", ""), a3=("c3", "team/gone"))
+    rig.reserve(1, owner("c1", "team/vm"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["1", "2"], 20), agent.log
+    agent.passes()
+    assert rig.offsets() == ["1", "2"]
+    assert rig.reservations() == ["10.0.0.1"]
+
+
+def test_when_the_pods_cannot_be_told_nothing_is_freed(rig: Rig) -> None:
+    rig.allocate(a2=("c2", "team/gone"))
+    rig.reserve(2, owner("c2", "team/gone"))
+    not_found = {
+        "kind": "Status",
+        "status": "Failure",
+        "code": 404,
+        "reason": "",
+        "message": "no such path",
+        "metadata": {},
+    }
+    rig.server.faults = lambda method, resource, number: (404, not_found) if resource == "pods" else None
+    agent = rig.agent("n1")
+    assert agent.says("refuses to list pods"), agent.log
+    assert until(lambda: len([s for s in rig.server.seen if s[1] == "pods"]) > 3, 20)
+    assert rig.offsets() == ["2"]
+    rig.server.faults = lambda method, resource, number: None
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+
+
+# --- this node's records ---
+
+
+def test_a_recorded_lease_is_freed_with_its_record_once_its_namespace_is_gone(rig: Rig) -> None:
+    rig.server.add_pod("team", "live", node="n1", uid="u1")
+    rig.allocate(a1=("c1", "team/live"), a2=("c2", "team/gone"), a3=("c3", "team/gone"))
+    for offset, container, pod, netns in (
+        (1, "c1", "live", ""),
+        (2, "c2", "gone", "/proc/self/ns/net"),
+        (3, "c3", "gone", ""),
+    ):
+        whose = owner(container, f"team/{pod}", uid=f"u{offset}", netns=netns or "/run/netns/none")
+        rig.record("n1", offset, whose)
+        rig.reserve(offset, whose)
+    namespace = rig.host("n1") / "proc/self/ns/net"
+    namespace.parent.mkdir(parents=True)
+    namespace.touch()
+    agent = rig.agent(
+        "n1", "--root=/", f"--state-dir={rig.host('n1')}/state", f"--conf-dir={rig.host('n1')}/etc/cni/net.d"
+    )
+    assert until(lambda: rig.offsets() == ["1", "2"], 20), agent.log
+    agent.passes()
+    assert rig.offsets() == ["1", "2"]
+    assert rig.reservations() == ["10.0.0.1", "10.0.0.2"]
+    assert sorted(a.container_id for a, _, _ in rig.book("n1").all()) == ["c1", "c2"]
+
+
+def test_what_an_add_or_del_is_at_work_on_is_left_alone(rig: Rig) -> None:
+    whose = owner("c2", "team/gone")
+    rig.allocate(a2=("c2", "team/gone"))
+    rig.reserve(2, whose)
+    rig.record("n1", 2, whose)
+    with rig.book("n1").locked(whose.attachment, "link"):
+        agent = rig.agent("n1")
+        assert agent.says("10.0.0.2 is not freed"), agent.log
+        assert rig.offsets() == ["2"]
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+
+
+def test_a_lost_reservation_is_restored(rig: Rig) -> None:
+    whose = owner("c1", "team/live", uid="u1")
+    rig.server.add_pod("team", "live", node="n1", uid="u1")
+    rig.allocate(a1=("c1", "team/live"))
+    rig.record("n1", 1, whose)
+    agent = rig.agent("n1")
+    assert until(lambda: rig.reservations() == ["10.0.0.1"], 20), agent.log
+    assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"containerid": "c1", "podref": "team/live", "ifname": "net1"}
+    assert until(lambda: ("ReservationRestored", "Pod live") in [e[:2] for e in rig.events()]), rig.events()
+    assert agent.metric("railcni_reservations_restored_total") == 1
+    rig.server.remove(RESERVATIONS, "10.0.0.1")
+    rig.reserve(1, pod="other/pod")
+    assert agent.says("10.0.0.1 of pool 10.0.0.0-24 is reserved for other/pod too"), agent.log
+    assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"podref": "other/pod", "ifname": "net1"}
+
+
+# --- what no node looks after ---
+
+
+def test_a_node_that_is_gone_or_out_of_service_is_looked_after_by_the_elected_agent(rig: Rig) -> None:
+    rig.server.core.add_node("off", ready=False, out_of_service=True)
+    rig.server.core.add_node("silent", ready=False)
+    rig.allocate(a1=("c1", "team/p1"), a2=("c2", "team/p2"), a3=("c3", "team/p3"), a4=("c4", "team/p4"))
+    for offset, node in ((1, "deleted"), (2, "off"), (3, "silent"), (4, "n2")):
+        rig.reserve(offset, owner(f"c{offset}", f"team/p{offset}", node=node))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["3", "4"], 20), agent.log
+    agent.passes(4)
+    assert rig.offsets() == ["3", "4"]
+    rig.agent("n2")
+    assert until(lambda: rig.offsets() == ["3"], 20)
+
+
+def test_a_lease_of_an_unknown_node_waits_for_a_node_that_is_not_ready(rig: Rig) -> None:
+    rig.server.core.add_node("silent", ready=False)
+    rig.server.add_pod("team", "seen", node="n2")
+    rig.allocate(a1=("go1", "team/never-seen"), a2=("go2", "team/seen"))
+    agent = rig.agent("n1")
+    assert agent.says("node silent is not ready, and the pod may run there still"), agent.log
+    assert until(lambda: any(e[0] == "ReclaimWaits" for e in rig.events()))
+    rig.server.remove_pod("team", "seen")  # it was on n2, which is ready
+    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
+    rig.server.core.add_node("silent", ready=False, out_of_service=True)
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+
+
+def test_a_reservation_without_a_lease_goes_when_its_pod_is_gone(rig: Rig) -> None:
+    rig.server.add_pod("team", "live", node="n2")
+    rig.allocate(a5=("c5", "team/live"))
+    rig.reserve(5, pod="team/gone")  # the address is leased, to another: people have to look
+    rig.reserve(6, pod="team/live")
+    rig.reserve(7, pod="team/gone")
+    rig.reserve(8, owner("c8", "team/gone", node="deleted"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.reservations() == ["10.0.0.5", "10.0.0.6"], 20), agent.log
+    agent.passes(4)
+    assert rig.reservations() == ["10.0.0.5", "10.0.0.6"]
+    assert agent.metric("railcni_reservations_removed_total") == 2
+
+
+def test_pods_are_read_of_this_node_alone_and_in_pages(rig: Rig) -> None:
+    rig.server.core.page = 2
+    for number in range(5):
+        rig.server.add_pod("team", f"p{number}", node="n1")
+    rig.allocate(**{f"a{n}": (f"c{n}", f"team/p{n}") for n in range(5)}, a9=("c9", "team/gone"))
+    for number in range(5):
+        rig.reserve(number, owner(f"c{number}", f"team/p{number}"))
+    rig.reserve(9, owner("c9", "team/gone"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == [str(n) for n in range(5)], 20), agent.log
+    listed = [query for path, query in rig.server.queries if path == "pods"]
+    assert all("fieldSelector" in query for query in listed), "nothing is abandoned: no reason to read all pods"
+    assert {query["fieldSelector"][0] for query in listed} == {"spec.nodeName=n1"}
+    assert sum("continue" in query for query in listed) >= 2
+    assert all(int(query["limit"][0]) <= 500 for query in listed)
+
+
+def test_pools_are_measured_and_told_of_before_they_are_full(rig: Rig) -> None:
+    entries = {str(n): {"id": "c" * 64, "podref": "team/live", "ifname": "net1"} for n in range(1, 255)}
+    rig.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": entries})
+    many = {str(n): {"id": "c" * 200, "podref": "team/live", "ifname": "net1"} for n in range(1, 5200)}
+    rig.server.put(POOLS, "kube-system", "10.1.0.0-16", {"range": "10.1.0.0/16", "allocations": many})
+    rig.server.add_pod("team", "live", node="n2")
+    agent = rig.agent("n1")
+    assert until(lambda: len(rig.events()) == 2, 20), agent.log
+    told = {reason: (about, message) for reason, about, message in rig.events()}
+    assert told["PoolExhausted"] == ("Node n1", "pool 10.0.0.0-24 is exhausted: all its 254 addresses are leased")
+    assert told["PoolNearsLimit"][0] == "Node n1"
+    assert "pool 10.1.0.0-16 is an object of" in told["PoolNearsLimit"][1]
+    text = agent.get("/metrics")[1]
+    assert 'ipam_allocations_in_use{ippool="10.0.0.0-24",node=""} 254' in text
+    assert 'ipam_ippool_size{ippool="10.1.0.0-16"} 65536' in text
+    assert agent.metric("railcni_ippool_object_bytes") > 1 << 20
+    agent.passes(4)
+    assert len(rig.events()) == 2, "what lasts is told again after an hour"
+
+
+def test_no_collect_frees_nothing(rig: Rig) -> None:
+    rig.allocate(a2=("c2", "team/gone"))
+    agent = rig.agent("n1", "--no-collect")
+    assert agent.says("whereabouts.conf")
+    time.sleep(3 * GRACE)
+    assert rig.offsets() == ["2"]
+    assert not [s for s in rig.server.seen if s[1].startswith(("pods", "leases"))]
