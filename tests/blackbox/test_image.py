@@ -29,6 +29,7 @@ pytestmark = [
 ]
 IMAGE = f"localhost/railcni:{VERSION}"
 POD: dict[str, Any] = yaml.safe_load((ROOT / "conf/kubernetes/daemonset.yaml").read_text())["spec"]["template"]["spec"]
+HOSTS: dict[str, str] = {v["name"]: v["hostPath"]["path"] for v in POD["volumes"] if "hostPath" in v}
 RUN = ("--cgroups=disabled", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 HOST = "/var/lib/test-host"  # of the node: where the pod's hostPath volumes lie
 PLUGINS = f"{HOST}/opt/cni/bin"
@@ -46,8 +47,8 @@ def archive() -> Path:
 def podman(node: Node, archive: Path) -> Iterator[Podman]:
     podman = Podman(node, [node.executables])
     podman("load", "--input", str(archive))
-    for volume in POD["volumes"]:
-        node.path(HOST + volume["hostPath"]["path"]).mkdir(parents=True)
+    for path in HOSTS.values():
+        node.path(HOST + path).mkdir(parents=True)
     yield podman
     podman("rm", "--all", "--force", "--time", "0")
 
@@ -57,10 +58,10 @@ def as_kubelet(container: dict[str, Any]) -> list[str]:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     options = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges"]
     options += ["--user=0:0", *RUN]
-    hosts = {v["name"]: v["hostPath"]["path"] for v in POD["volumes"]}
     for mount in container["volumeMounts"]:
         how = "ro" if mount.get("readOnly") else "rw"
-        options.append(f"--volume={HOST}{hosts[mount['name']]}:{mount['mountPath']}:{how}")
+        if mount["name"] in HOSTS:  # there is no API server that would issue a token
+            options.append(f"--volume={HOST}{HOSTS[mount['name']]}:{mount['mountPath']}:{how}")
     return options
 
 

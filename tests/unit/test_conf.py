@@ -48,12 +48,11 @@ NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {
     n: f"nad/nvidia/{n.removeprefix('nvidia-')}.yaml" for n in NETWORKS if n.startswith("nvidia-")
 }
 CONFLISTS = {n: f"net.d/{10 * i}-{n}.conflist" for i, n in enumerate(list(NETWORKS)[:8], 1)}
-MANIFESTS = {f"kubernetes/{n}.yaml" for n in ("kustomization", "namespace", "serviceaccount", "daemonset")}
-CLUSTER = {
-    f"kubernetes/{name}.yaml"
-    for name in ("rbac", "crds/ippools", "crds/overlappingrangeipreservations", "crds/nodeslicepools")
-}
-"""What the Kubernetes store needs (tests/stores/test_kubernetes_store.py)."""
+CRDS = {f"kubernetes/crds/{name}.yaml" for name in ("ippools", "overlappingrangeipreservations", "nodeslicepools")}
+RBAC = {"kubernetes/rbac.yaml", "kubernetes/agent-rbac.yaml"}
+MANIFESTS = (
+    CRDS | RBAC | {f"kubernetes/{n}.yaml" for n in ("kustomization", "namespace", "serviceaccount", "daemonset")}
+)
 FLAT_FILES = {f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store")}
 
 
@@ -81,7 +80,7 @@ class FlatFile:
 
 
 def test_every_file_is_known_to_these_tests() -> None:
-    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS, *CLUSTER} == FILES
+    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS} == FILES
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -15,7 +15,7 @@ import yaml
 
 from cni.cli import main as command
 from cni.run import VERSION
-from tests.unit.test_conf import CONF, MANIFESTS
+from tests.unit.test_conf import CONF, MANIFESTS, RBAC
 
 FOLDER = CONF / "kubernetes"
 
@@ -39,7 +39,8 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 def test_the_kustomization_lists_every_manifest() -> None:
     resources = {f"kubernetes/{name}" for name in read("kustomization.yaml")["resources"]}
     assert {*resources, "kubernetes/kustomization.yaml"} == MANIFESTS
-    assert read("namespace.yaml")["metadata"]["name"] == read("kustomization.yaml")["namespace"]
+    own = read("namespace.yaml")["metadata"]["name"]
+    assert {read(f"{name}.yaml")["metadata"]["namespace"] for name in ("serviceaccount", "daemonset")} == {own}
 
 
 def test_the_image_is_one_value_for_all_containers(pod: dict[str, Any]) -> None:
@@ -60,7 +61,7 @@ def test_every_node_is_served_and_a_rollout_goes_in_steps(pod: dict[str, Any]) -
     assert read("daemonset.yaml")["spec"]["updateStrategy"]["type"] == "RollingUpdate"
 
 
-def test_no_right_is_asked_for_but_to_be_root_and_to_write_two_folders(pod: dict[str, Any]) -> None:
+def test_no_right_is_asked_for_but_to_be_root_and_to_write_three_folders(pod: dict[str, Any]) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     assert pod["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
     for container in containers(pod):
@@ -71,10 +72,13 @@ def test_no_right_is_asked_for_but_to_be_root_and_to_write_two_folders(pod: dict
         }
     assert pod["automountServiceAccountToken"] is False
     assert read("serviceaccount.yaml")["automountServiceAccountToken"] is False
-    paths = {v["hostPath"]["path"] for v in pod["volumes"]}
-    assert paths == {"/opt/cni/bin", "/var/lib/cni/railcni"}
+    paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    assert paths == {"/opt/cni/bin", "/var/lib/cni/railcni", "/etc/cni/net.d", "/run/netns"}
     (agent,) = pod["containers"]
-    assert [m.get("readOnly") for m in agent["volumeMounts"] if m["name"] == "plugins"] == [True]
+    writable = {"/host/var/lib/cni/railcni", "/host/etc/cni/net.d"}
+    assert {m["mountPath"] for m in agent["volumeMounts"] if not m.get("readOnly")} == writable
+    (install,) = pod["initContainers"]
+    assert "token" not in {m["name"] for m in install["volumeMounts"]}
 
 
 def test_memory_is_bounded_and_no_cpu_limit_throttles_the_start(pod: dict[str, Any]) -> None:
@@ -84,13 +88,16 @@ def test_memory_is_bounded_and_no_cpu_limit_throttles_the_start(pod: dict[str, A
 
 
 def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pod: dict[str, Any]) -> None:
-    hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"]}
+    hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
     for container, verb in zip(containers(pod), ("install", "agent"), strict=True):
         argv = [argument.replace("$(POD_IP)", "fd00::7") for argument in container["args"]]
         options = command._parser().parse_args(argv)
         assert (argv[0], options.run.__module__) == (verb, f"cni.cli.{verb}")
-        assert {m["mountPath"] for m in container["volumeMounts"]} == {options.root + path for path in hosts.values()}
-        assert {options.to, options.state_dir} == set(hosts.values())
+        mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+        assert all(mounted[name] == options.root + hosts[name] for name in set(mounted) & set(hosts))
+        assert (options.to, options.state_dir) == (hosts["plugins"], hosts["state"])
+    assert (options.conf_dir, options.service_account) == (hosts["networks"], mounted["token"])
+    assert options.plugin_account == "kube-system/railcni"
 
 
 def test_the_probes_ask_the_port_on_which_the_agent_listens(pod: dict[str, Any]) -> None:
@@ -98,13 +105,14 @@ def test_the_probes_ask_the_port_on_which_the_agent_listens(pod: dict[str, Any])
     (port,) = agent["ports"]
     options = command._parser().parse_args([a.replace("$(POD_IP)", "10.0.0.7") for a in agent["args"]])
     assert options.listen == ("10.0.0.7", port["containerPort"])
-    assert agent["env"] == [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    names = {"NODENAME": "spec.nodeName", "POD_IP": "status.podIP"}
+    assert agent["env"] == [{"name": n, "valueFrom": {"fieldRef": {"fieldPath": p}}} for n, p in names.items()]
     for probe in (agent["readinessProbe"]["httpGet"], agent["livenessProbe"]["tcpSocket"]):
         assert probe["port"] == port["name"]
 
 
-def test_no_manifest_has_a_second_document() -> None:
-    for name in sorted(MANIFESTS):
+def test_no_manifest_but_of_rights_has_a_second_document() -> None:
+    for name in sorted(MANIFESTS - RBAC):
         assert len(list(yaml.safe_load_all(Path(CONF, name).read_text()))) == 1
 
 
@@ -112,8 +120,17 @@ def test_no_manifest_has_a_second_document() -> None:
 def test_kubectl_renders_them_with_the_image_in_all_containers() -> None:
     done = subprocess.run(["kubectl", "kustomize", FOLDER], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    rendered = {d["kind"]: d for d in yaml.safe_load_all(done.stdout)}
-    assert set(rendered) == {"Namespace", "ServiceAccount", "DaemonSet"}
+    documents = list(yaml.safe_load_all(done.stdout))
+    rendered = {d["kind"]: d for d in documents}
+    bound = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
+    assert set(rendered) == {"Namespace", "ServiceAccount", "DaemonSet", "CustomResourceDefinition", *bound}
+    accounts = {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents if d["kind"] == "ServiceAccount"}
+    subjects = [subject for d in documents if d["kind"].endswith("Binding") for subject in d["subjects"]]
+    assert (
+        {(s["namespace"], s["name"]) for s in subjects}
+        == accounts
+        == {("kube-system", "railcni"), ("railcni", "railcni")}
+    )
     found = {c["image"] for c in containers(rendered["DaemonSet"]["spec"]["template"]["spec"])}
     (image,) = read("kustomization.yaml")["images"]
     assert found == {f"{image['newName']}:{image['newTag']}"}
