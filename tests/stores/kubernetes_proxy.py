@@ -22,6 +22,7 @@ from tests.stores.kubernetes_api import GROUP, KINDS, VERSION, ApiServer
 VARIABLES = ("RAILCNI_TEST_KUBECONFIG", "RAILCNI_KUBECONFIG")
 CRDS = Path(__file__).resolve().parents[2] / "conf/kubernetes/crds"
 _SECONDS = 30.0
+_IDLE = 10.0  # seconds after which a server may have closed a connection
 
 
 def path() -> str:
@@ -145,10 +146,11 @@ class Proxy(ApiServer):
     ) -> tuple[int, Any]:
         deadline = time.monotonic() + _SECONDS
         access, connection = self._access, getattr(self._local, "connection", None)
-        if connection is None or connection.closed:
+        if connection is None or connection.closed or time.monotonic() - self._local.used > _IDLE:
             _, socket = http.dial([(access.host, access.port)], _SECONDS)
             connection = http.Connection(socket, access.verified_name, access.context(deadline), deadline)
             self._local.connection = connection
+        self._local.used = time.monotonic()
         token = access.token(deadline)
         headers = f"Accept: {accept}\r\nContent-Type: {kind}\r\n" + (
             f"Authorization: Bearer {token}\r\n" if token else ""
