@@ -35,16 +35,18 @@ def acquire(
     owner: Owner,
     remember: Callable[[Sequence[Want], int], None],
     reclaim: Callable[[str], bool],
+    doubtful: Sequence[Want] = (),
 ) -> list[int]:
     """The addresses that meet `wanted`, in that order, leased to `owner`: all of them, or none and an error.
 
+    `doubtful` are not kept by who has them: a release of them may still be on its way.
     `remember(wants, sequence)` is called before a claim is made. `reclaim(pool)` is called when a pool is exhausted,
     and says whether it freed something. Raises Exhausted; TryAgainLater when a requested address is held by another
     or when the claims of others win for CLAIM_SECONDS; what the store raises.
     """
     deadline = time.monotonic() + CLAIM_SECONDS
     pause = _FIRST_PAUSE
-    lost: list[Want] = []
+    lost = list(doubtful)
     contended, unknown = False, 0
     while True:
         with store.turn():

@@ -20,7 +20,8 @@ from ipam import config as configuration
 from ipam import leases, stores
 from ipam.ranges import format_address, parse_address
 from ipam.records import PART, document
-from ipam.stores.base import CREATE, READ, SHARED_SECONDS, Owner, Unreachable
+from ipam.records import leases as recorded_leases
+from ipam.stores.base import CREATE, READ, SHARED_SECONDS, Owner, Unreachable, Want
 from ipam.upkeep import flush_reminded, is_pending, read_record, reclaim, release, restorer
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from cni.spec.request import Request
     from ipam.config import IpamConfig
     from ipam.leases import Need
-    from ipam.stores.base import Store, Want
+    from ipam.stores.base import Store
 
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
@@ -96,8 +97,11 @@ def _acquire(
             book.write(request.attachment, PART, new)
             record = new
 
+    doubtful: list[Want] = []
+    if record and record["pending"] and stores.is_shared(described):
+        doubtful = [Want(le.pool, le.family, le.value, le.scope) for le in recorded_leases(request.attachment, record)]
     try:
-        return acquire(store, wanted, owner, remember, lambda pool: reclaim(store, pool, owner, book, log))
+        return acquire(store, wanted, owner, remember, lambda pool: reclaim(store, pool, owner, book, log), doubtful)
     except Unreachable:
         raise  # what was claimed cannot be told; DEL or GC will find it by the record
     except CniError:

@@ -62,6 +62,9 @@ def release(
                     store.release(held)
                 elif record:
                     store.settle(attachment, record["sequence"])
+                    held = store.find(attachment)  # a claim that was on its way may have come just before
+                    if held:
+                        store.release(held)
                 else:
                     store.sync()
     except CniError:

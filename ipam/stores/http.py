@@ -241,7 +241,7 @@ def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, Any]:
                 trying[started[1].fileno()] = started
                 poll.register(started[1], select.POLLOUT)
             wait = deadline - monotonic()
-            if wait <= 0:
+            if wait <= 0 or not trying:
                 break
             for fd, _ in poll.poll(1000 * (min(wait, _STAGGER) if more else wait)):
                 index, socket = trying.pop(fd)

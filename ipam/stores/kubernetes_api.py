@@ -129,9 +129,11 @@ class Api:
         """The metadata, at least, of the object changed by a JSON patch; Conflict when a test fails. Gone, Open."""
         return self._object(self._call("PATCH", resource, name, "", codec.dumps(operations).encode()))
 
-    def delete(self, resource: str, name: str, uid: str) -> None:
-        """Delete the object if it still is that of `uid`; Conflict when it is not. Gone, Open."""
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+    def delete(self, resource: str, name: str, uid: str, version: str = "") -> None:
+        """Delete the object if it still is that of `uid`, and as it was in `version` if that is given; Conflict when it
+        is not. Gone, Open."""
+        preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode())
 
     def connect(self) -> None:

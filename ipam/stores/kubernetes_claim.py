@@ -136,10 +136,14 @@ class Claim:
                     self._view.forget_reservation(*place)
             same = [old for old in self._instead_of if (old.pool, old.value) == (lease.pool, lease.value)]
             found = self._view.reservation(*place)
-            if not found or not any(found.is_of(old) for old in (*given, *same, lease)):
+            if found and any(found.is_of(old) for old in (*given, *same, lease)):
+                self._replace(lease, lease)
+                self._moved += [(lease, old) for old in (given or same)[:1]]
+            elif found and found.pool == lease.pool:  # nobody's: the allocation was free, and is ours since _write
+                self._replace(lease, lease)
+                self._made.append(lease)
+            else:
                 return [Want(lease.pool, lease.family, lease.value, lease.scope)]
-            self._replace(lease, lease)
-            self._moved += [(lease, old) for old in (given or same)[:1]]
         return []
 
     def _replace(self, former: Lease, lease: Lease) -> None:
@@ -258,19 +262,31 @@ def _create(view: View, name: str, family: int, changes: Changes) -> None:
 
 
 def unreserve(view: View, leases: Sequence[Lease]) -> None:
-    """Delete the reservations that belong to `leases`."""
+    """Delete the reservations that belong to `leases`. Open."""
     for lease in leases:
-        if lease.scope is None:
-            continue
-        found = view.reservation(lease.scope, lease.family, lease.value)
+        if lease.scope is not None:
+            _unreserve(view, lease, lease.scope)
+
+
+def _unreserve(view: View, lease: Lease, scope: str) -> None:
+    place = (scope, lease.family, lease.value)
+    name = view.names.reservation_name(*place)
+    deadline, pause = monotonic() + view.api.seconds, FIRST_PAUSE
+    while True:
+        found = view.reservation(*place)
         if found is None or not found.is_of(lease):
-            continue
-        name = view.names.reservation_name(lease.scope, lease.family, lease.value)
+            return
         try:
-            view.api.delete(RESERVATIONS, name, found.uid)
-        except (Gone, Conflict):
-            pass  # another has taken its place
-        view.forget_reservation(lease.scope, lease.family, lease.value)
+            view.api.delete(RESERVATIONS, name, found.uid, found.version)
+            return
+        except Gone:
+            return
+        except Conflict as fault:  # it has changed: that does not make it another's
+            if monotonic() + pause > deadline:
+                raise Open(f"reservation {name} of {view.api} was changed by others each time: {fault}") from None
+        finally:
+            view.forget_reservation(*place)
+        pause = wait(pause)
 
 
 def wait(pause: float) -> float:

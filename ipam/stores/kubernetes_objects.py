@@ -242,6 +242,11 @@ class Reservation:
             return bool(lease.pod[1]) and self._spec.get("podref") == podref(lease.pod)
         return bool(container == lease.container_id and self._details.get("pool", lease.pool) == lease.pool)
 
+    @property
+    def pool(self) -> str:
+        """The pool whose allocation it belongs to; "" when it does not tell (Go's)."""
+        return self._text("pool")
+
     def lease(self, want: Want) -> Lease:
         """The lease that it tells of, at the address of `want`; "" and 0 for what it does not tell."""
         text = {key: self._text(key) for key in ("pool", "network", "node", "uid", "bootID", "netns")}

@@ -31,10 +31,16 @@ class Files:
     def __init__(self, since: int) -> None:
         self._since = since
 
-    def lines(self, tops: Sequence[Path], namespaces: Mapping[tuple[int, int], str]) -> list[str]:
-        """A line for every file below `tops`; `namespaces` by (inode, cookie)."""
+    def lines(
+        self,
+        tops: Sequence[Path],
+        namespaces: Mapping[tuple[int, int], str],
+        elsewhere: Sequence[tuple[str, bytes]] = (),
+    ) -> list[str]:
+        """A line for every file below `tops`, and for each name and text of `elsewhere`, whose times are of the same
+        order; `namespaces` by (inode, cookie)."""
         until = time.time_ns()
-        found: list[tuple[str, bytes]] = []
+        found = list(elsewhere)
         for number, top in enumerate(tops):
             for path in sorted(top.rglob("*")):
                 head, content = _read(path, namespaces)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.faults import stopped
-from tests.faults.cases import CONTINUATIONS, OPERATIONS, Operation
+from tests.faults import served, stopped
+from tests.faults.cases import OPERATIONS, Operation, continuations
 from tests.faults.inject import STOP, Injector, Outcome
 from tests.faults.met import Met
 from tests.faults.scene import Scene
@@ -67,7 +67,7 @@ class Runner:
         self._executables = executables
         self._met = met
         self._scene: Scene | None = None
-        self._kind: tuple[str, bool] | None = None
+        self._kind: tuple[str, str, bool] | None = None
 
     def run(self, unit: Unit) -> Tally:
         tally = Tally({unit.case("")})
@@ -91,7 +91,7 @@ class Runner:
 
     def _key(self, unit: Unit, *what: object) -> tuple[object, ...]:
         operation = OPERATIONS[unit.operation]
-        return operation.plugin, operation.first, self._state, *what
+        return *operation.kind, self._state, *what
 
     def _case(self, unit: Unit, way: str, tally: Tally) -> list[str]:
         """What is wrong right after the fault, and after the continuation `way`, unless that is known to be well."""
@@ -104,12 +104,15 @@ class Runner:
                 if unit.fault == STOP:
                     tally.cases[way] += 1
                     return (stopped.WAYS | stopped.PATIENT)[way](scene, injector, command, unit.call.point)
-                outcome = injector.strike(command, unit.fault, unit.call.point)
+                if unit.fault in served.TROUBLES:
+                    outcome = served.strike(scene, operation.verb, unit.fault, unit.call)
+                else:
+                    outcome = injector.strike(command, unit.fault, unit.call.point)
             if outcome.hit is None or outcome.hit.alike() != unit.call.alike():
                 return [f"another call is at this point now: {outcome.hit.what if outcome.hit else 'none'}"]
-            if self._met is None:
+            if self._met is None or scene.held:  # what is held back is a part of no state
                 tally.cases[way] += 1
-                return scene.at_rest(outcome, operation.verb) + CONTINUATIONS[operation.plugin][way](scene)
+                return scene.at_rest(outcome, operation.verb) + continuations(operation)[way](scene)
             return self._goes_on(unit, way, tally, scene, outcome, self._met)
         except Exception as fault:
             return [f"{type(fault).__name__}: {fault}", *traceback.format_exc().splitlines()[-9:-1]]
@@ -117,7 +120,7 @@ class Runner:
     def _goes_on(self, unit: Unit, way: str, tally: Tally, scene: Scene, outcome: Outcome, met: Met) -> list[str]:
         operation = OPERATIONS[unit.operation]
         self._state = scene.settled(met)
-        tally.states.add(f"{operation.plugin} {operation.first} {self._state}")
+        tally.states.add(f"{operation.kind} {self._state}")
         rest = self._key(
             unit,
             "at rest",
@@ -136,17 +139,17 @@ class Runner:
                 self.close()
             return faults
         tally.cases[way] += 1
-        after = CONTINUATIONS[operation.plugin][way](scene)
+        after = continuations(operation)[way](scene)
         if not after:
             met.add(*self._key(unit, way))
         return faults + after
 
     def _ready(self, operation: Operation) -> Scene:
-        if self._kind != (operation.plugin, operation.first):
+        if self._kind != operation.kind:
             self.close()
-        self._kind = (operation.plugin, operation.first)
+        self._kind = operation.kind
         if self._scene is None:
-            scene = Scene(operation.plugin, self._executables, operation.first, self._met)
+            scene = Scene(operation.plugin, self._executables, operation.first, self._met, operation.store)
             scene.__enter__()
             self._scene = scene
         return self._scene

@@ -10,13 +10,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.faults import devices, state
+from tests.faults.backing import BACKINGS
 from tests.faults.inject import Command, Outcome
 from tests.faults.met import Met
 from tests.faults.state import State
@@ -24,10 +26,16 @@ from tests.faults.whole import Whole
 from tests.node import STATE, Call, Node, Pod, Reply
 from tests.view import Link
 
+if TYPE_CHECKING:
+    from tests.faults.backing import FileBacking as Backing
+    from tests.faults.served import Trouble
+
 NETWORK, IFNAME, MASTER = "faults", "net1", "ens2f0"
 DEVICES = {"bystander": "ens8"}  # host-device: everybody else gets DEVICE
 DEVICE = "ens9"
 GATEWAY = "192.168.111.254"
+TURNS = "/run/railcni"  # the Kubernetes store's locks
+_STORE_SECONDS = 5
 _LOOKS, _SETTLE_SECONDS = 10, 0.02
 
 
@@ -43,10 +51,17 @@ class Attachment:
 
 class Scene:
     """`with Scene("macvlan", executables) as scene`. `first`: nothing has ever been attached, and nobody stands by.
-    `met`: what is known to go well, so that it need not be gone through."""
+    `met`: what is known to go well, so that it need not be gone through. `store`: where the leases are kept."""
 
-    def __init__(self, plugin: str, executables: Path, first: bool = False, met: Met | None = None) -> None:
+    def __init__(
+        self, plugin: str, executables: Path, first: bool = False, met: Met | None = None, store: str = "file"
+    ) -> None:
         self.plugin = plugin
+        self.store = store
+        self.backing: Backing | None = None
+        self.held: Trouble | None = None  # what is to happen to a request of the last call during the next one
+        self.late_reservation = False  # a request for one has come after its call
+        self._seconds = _STORE_SECONDS
         self._met = met
         self.node = Node(executables)
         self._first = first
@@ -55,6 +70,7 @@ class Scene:
     def __enter__(self) -> Scene:
         self.node.__enter__()
         try:
+            self.backing = BACKINGS[self.store](self.node, NETWORK)
             self._furnish()
         except BaseException:
             self.__exit__()
@@ -63,6 +79,8 @@ class Scene:
 
     def __exit__(self, *_: object) -> None:
         self._whole.close()
+        if self.backing:
+            self.backing.close()
         self.node.__exit__()
 
     def _furnish(self) -> None:
@@ -87,6 +105,7 @@ class Scene:
         self.victim = Attachment("none", "victim", self.next.sandbox, DEVICE)
         directory = self.node.path(STATE)
         self._saved = {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+        self.backing.save()
         self._base = self.state()
         self._host = self.host()
         self._indices = self._indices_now()
@@ -106,6 +125,10 @@ class Scene:
         shutil.rmtree(directory, ignore_errors=True)
         if self._first:
             shutil.rmtree(directory.parent, ignore_errors=True)
+            shutil.rmtree(self.node.path(TURNS), ignore_errors=True)
+        self.held = None
+        self.late_reservation = False
+        self.backing.restore()
         for name, data in self._saved.items():
             (directory / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (directory / name).write_bytes(data)
@@ -163,7 +186,9 @@ class Scene:
 
     def config(self, who: Attachment | None = None) -> dict[str, Any]:
         ranges = [{"range": "fd00:111::/64"}]
-        ipam = {"type": "whereabouts", "datastore": "file", "range": "192.168.111.0/24", "ipRanges": ranges}
+        ipam = {"type": "whereabouts", "range": "192.168.111.0/24", "ipRanges": ranges, **self.backing.config()}
+        if self.backing.gate:
+            ipam["store_timeout"] = self._seconds
         ipam["routes"] = [{"dst": "10.20.0.0/16", "gw": GATEWAY}]
         network: dict[str, Any] = {"cniVersion": "1.1.0", "name": NETWORK, "type": self.plugin, "ipam": ipam}
         if self.plugin == "macvlan":
@@ -186,8 +211,19 @@ class Scene:
         config = self.collection(valid) if verb == "GC" else self.config(who)
         return Command(self.node.executables / self.plugin, environ, json.dumps(config).encode())
 
+    @contextmanager
+    def patience(self, seconds: int) -> Iterator[None]:
+        """How long a call waits for the server that keeps the leases, for as long as the block lasts."""
+        before, self._seconds = self._seconds, seconds
+        try:
+            yield
+        finally:
+            self._seconds = before
+
     def call(self, verb: str, who: Attachment) -> Reply:
-        return self.start(verb, who).finish()
+        reply = self.start(verb, who).finish()
+        self._end_held()
+        return reply
 
     def start(self, verb: str, who: Attachment) -> Call:
         named: dict[str, Any] = {
@@ -199,7 +235,14 @@ class Scene:
         return self.node.start_cni(self.plugin, verb, self.config(who), path=[self.node.executables], **named)
 
     def collect(self, valid: Sequence[Attachment] | None = None) -> Reply:
-        return self.node.cni(self.plugin, "GC", self.collection(valid), path=[self.node.executables])
+        reply = self.node.cni(self.plugin, "GC", self.collection(valid), path=[self.node.executables])
+        self._end_held()
+        return reply
+
+    def _end_held(self) -> None:
+        held, self.held = self.held, None
+        if held:
+            held.next_is_over()
 
     @staticmethod
     def _args(who: Attachment) -> str:
@@ -208,7 +251,7 @@ class Scene:
     # --- what must be true ---
 
     def state(self) -> State:
-        return state.read(self.node.path(STATE))
+        return state.read(self.node.path(STATE), self.backing.read())
 
     def host(self) -> dict[str, Any]:
         """Everything that a person would miss of the links of the host."""
@@ -223,7 +266,7 @@ class Scene:
     def at_rest(self, outcome: Outcome, verb: str) -> list[str]:
         """What is wrong after a call that ended in any way, before anything else is called."""
         now = self.state()
-        faults = outcome.faults + now.faults
+        faults = outcome.faults + now.faults + now.late
         for who in filter(None, (self.victim, self.bystander)):
             faults += self._unguarded(who, now)
         if self.bystander:
@@ -231,9 +274,15 @@ class Scene:
         if outcome.reply and outcome.reply.status == 0:
             if verb == "ADD":
                 faults += self.attached(self.victim, outcome.reply)
+            elif verb == "DEL" and self.is_pending(now):
+                faults += [f"DEL succeeded, but left link {name}" for name in self.victim.sandbox.view.names()]
             elif verb != "GC" or not outcome.met_a_lock() or not self._is_whole(now):  # else it seemed to be at work
                 faults += [f"{verb} succeeded, but left {what}" for what in self.standing(self.victim)]
         return faults
+
+    def is_pending(self, now: State) -> bool:
+        """Whether the victim's release is left to be made by a later call: its server could not be reached."""
+        return bool(self.backing.gate) and now.is_pending(self.victim.container)
 
     def _is_whole(self, now: State) -> bool:
         """Whether the victim has as much as the bystander."""
@@ -248,7 +297,8 @@ class Scene:
         faults = [f"{a} is on the wire and not leased to {who.container}" for a in on_wire if a not in leased]
         if f"{NETWORK}:{who.container}:{IFNAME}:link" not in now.records:
             faults += [f"link {name} of {who.container} has no record" for name in links]
-            faults += [f"{what} of {who.container} without a link record" for what in now.of(who.container)]
+            if not self.backing.gate:  # a claim of which it is not known whether it was made is left to DEL
+                faults += [f"{what} of {who.container} without a link record" for what in now.of(who.container)]
             if self.plugin == "host-device" and who is self.victim and self.host() != self._host:
                 faults.append(f"a device of the host is not as it was, and there is no record: {self.changed()}")
         return faults
@@ -257,6 +307,7 @@ class Scene:
         faults = []
         if now.of(who.container) != self._base.of(who.container):
             faults.append(f"the bystander has {now.of(who.container)}, had {self._base.of(who.container)}")
+        faults += [what for what in now.unfinished if f" of {who.container} " in what]
         link = who.sandbox.view.links().get(IFNAME)
         if link is None or [a.split("/")[0] for a in sorted(link.texts)] != now.addresses(who.container):
             faults.append(f"the bystander's link is {link}")
@@ -275,16 +326,18 @@ class Scene:
         now = self.state()
         if now.addresses(who.container) != sorted(a.split("/")[0] for a in given):
             faults.append(f"ADD gave {given}, and leased are {now.addresses(who.container)}")
+        faults += [what for what in now.unfinished if f" of {who.container} " in what]
         wanted = [f"{NETWORK}:{who.container}:{IFNAME}:{part}" for part in ("ipam", "link")]
         found = [name for name in now.records if name.split(":")[1] == who.container]
         if found != wanted or who.sandbox.view.names() != [IFNAME]:
             faults.append(f"there are records {found} and links {who.sandbox.view.names()}")
         return faults
 
-    def clean(self) -> list[str]:
-        """What differs from the beginning: leases, records, files, links of the host and of the sandboxes."""
+    def clean(self, late: bool = False) -> list[str]:
+        """What differs from the beginning: leases, records, files, links of the host and of the sandboxes; but what a
+        request may leave that came `late`."""
         now = self.state()
-        faults = list(now.faults)
+        faults = [*now.faults, *now.unfinished, *([] if late else now.late)]
         leased = [lease for lease in now.leases if lease not in self._base.leases]
         faults += [f"left: lease {lease.address} of {lease.container}" for lease in leased]
         faults += [f"lost: {lease}" for lease in self._base.leases if lease not in now.leases]
@@ -300,7 +353,7 @@ class Scene:
         """What `check` finds; nothing, without calling it, when it found nothing in the same state before."""
         if self._met is None:
             return check()
-        key = (what, self.plugin, self._first, self.settled(self._met))
+        key = (what, self.plugin, self.store, self._first, self.settled(self._met))
         if self._met.has(*key):
             return []
         faults = check()
@@ -324,7 +377,7 @@ class Scene:
     def fingerprint(self) -> str:
         """A hash of all that whoever comes next can meet (tests.faults.whole)."""
         victim = self.node.pods.get("victim")
-        lines = self._whole.lines(victim.view if victim else None)
+        lines = self._whole.lines(victim.view if victim else None, self.backing.lines())
         return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
     def locks(self) -> list[str]:

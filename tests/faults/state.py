@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 STORE = "leases.db"
-_STANDING = ("lock", STORE, f"{STORE}-journal")  # files that stay and say nothing by being there
+_STANDING = ("lock", STORE, f"{STORE}-journal", "pending")  # files that stay and say nothing by being there
 _LEAF_BITS = 12  # a row of the table `bitmap` stands for so many bits of an address (ipam/stores/bitmap.py)
 _POOL, _SCOPE = 0, 2  # kinds of rows there; those of odd kinds summarise full rows
 
@@ -37,13 +37,27 @@ class Lease:
 
 
 @dataclass
+class Found:
+    """What a store says: its leases; what about it cannot be; what only a call that was broken off may leave; what only a
+    request that comes after its call may leave, and the next claim there puts right."""
+
+    leases: list[Lease] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+
+
+@dataclass
 class State:
-    """`records` by the names of their files; `others` are files which should not be there."""
+    """`records` by the names of their files; `others` are files which should not be there; `unfinished` and `late`
+    as in Found."""
 
     leases: list[Lease] = field(default_factory=list)
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
 
     def of(self, container: str) -> list[str]:
         """All that stands for a container, in words."""
@@ -54,13 +68,19 @@ class State:
     def addresses(self, container: str) -> list[str]:
         return sorted(lease.address for lease in self.leases if lease.container == container)
 
+    def is_pending(self, container: str) -> bool:
+        """Whether the release of what the container holds is written down as one to be made."""
+        return any(r.get("pending") is True for name, r in self.records.items() if name.split(":")[1] == container)
 
-def read(directory: Path) -> State:
-    """The state below `directory`, which is railcni's state directory on some disk."""
+
+def read(directory: Path, served: Found | None = None) -> State:
+    """The state below `directory`, which is railcni's state directory on some disk; `served` are the leases when these
+    are kept by a server."""
     state = State()
-    if not directory.exists():
-        return state
-    for path in sorted(p for p in directory.rglob("*") if not p.is_dir()):
+    if served:
+        state.leases, state.unfinished, state.late = served.leases, served.unfinished, served.late
+        state.faults += served.faults
+    for path in sorted(p for p in directory.rglob("*") if not p.is_dir()):  # none where there is no directory
         name = str(path.relative_to(directory))
         if name in _STANDING:
             continue
@@ -78,7 +98,7 @@ def read(directory: Path) -> State:
 
 def _read_leases(directory: Path, state: State) -> None:
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        for name in _STANDING[1:]:
+        for name in (STORE, f"{STORE}-journal"):
             if (directory / name).exists():
                 shutil.copy(directory / name, folder)
         file = Path(folder) / STORE

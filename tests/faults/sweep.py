@@ -1,6 +1,6 @@
 """The sweep: every operation x fault x point, and after it every way in which a runtime may go on.
 
-    python -m tests.faults.sweep [--only NAME ...] [--fault NAME ...] [--sample K] [--every] [--jobs N] [--case ID]
+    python -m tests.faults.sweep [--store NAME ...] [--only NAME ...] [--fault NAME ...] [--sample K] [--every] [--jobs N] [--case ID]
 
 A case has the name OPERATION/FAULT/POINT/CONTINUATION, such as macvlan-add/KILL/pwrite64:7/retry. The points are those
 of a run without a fault, of the plugins as they are now. A continuation is gone through once for each state that a
@@ -18,31 +18,40 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.faults import stopped, trace, tree
-from tests.faults.cases import CONTINUATIONS, OPERATIONS, Operation
+from tests.faults import backing, served, stopped, trace, tree
+from tests.faults.cases import OPERATIONS, Operation, continuations
+from tests.faults.gate import REQUEST
 from tests.faults.inject import ERRORS, KILL, STOP, Injector, unavailable
 from tests.faults.runner import Runner, Tally, Unit, run
 from tests.faults.scene import Scene
 from tests.faults.table import table
 from tests.faults.trace import Call
 
-FAULTS = (KILL, *ERRORS, STOP)
+FAULTS = (KILL, *ERRORS, STOP, *served.TROUBLES)
 _SHOWN = 40  # failures that are printed in full
 _TELL_SECONDS = 120  # how often to say how far it is
 
 
 def points(operation: Operation, executables: Path) -> list[Call]:
-    """The calls at which an error may be injected, from a run without a fault, and the end of the process."""
-    with Scene(operation.plugin, executables, operation.first) as scene, Injector(scene.node) as injector:
+    """The calls at which an error may be injected, from a run without a fault, and the end of the process; then the
+    requests to the server that keeps the leases."""
+    with (
+        Scene(operation.plugin, executables, operation.first, store=operation.store) as scene,
+        Injector(scene.node) as injector,
+    ):
         victim = operation.prepare(scene)
+        gate = scene.backing.gate
+        if gate:
+            gate.begin()
         outcome, text = injector.record(scene.command(operation.verb, victim), "-s", "256")
+        requests = [request.call() for request in gate.seen] if gate else []
         faults = scene.at_rest(outcome, operation.verb)
         if faults or outcome.reply is None or outcome.reply.status:
             raise RuntimeError(f"{operation.name} does not work even without a fault: {outcome.reply} {faults}")
         calls = trace.parse(text)
         if names := trace.unknown(calls):
             raise RuntimeError(f"tests/faults/trace.py does not know whether these calls change something: {names}")
-        return [c for c in calls if trace.may_fail(c)] + trace.last(calls)
+        return [c for c in calls if trace.may_fail(c)] + trace.last(calls) + requests
 
 
 def plan(operations: Sequence[str], faults: Sequence[str], executables: Path) -> list[Unit]:
@@ -50,10 +59,14 @@ def plan(operations: Sequence[str], faults: Sequence[str], executables: Path) ->
     units = []
     for name in operations:
         operation = OPERATIONS[name]
-        found = points(operation, executables)
-        ways = tuple(CONTINUATIONS[operation.plugin])
+        every = points(operation, executables)
+        requests = [c for c in every if c.name == REQUEST]
+        found = [c for c in every if c.name != REQUEST]
+        ways = tuple(continuations(operation))
         for fault in faults:
-            if fault in ERRORS:
+            if fault in served.TROUBLES:
+                units += [Unit(name, fault, c, ways) for c in requests if served.meets(fault, operation, c)]
+            elif fault in ERRORS:
                 units += [Unit(name, fault, c, ways) for c in found if c.name != "exit_group"]
             elif fault == KILL:
                 units += [Unit(name, fault, c, ways) for c in found if trace.changes(c) or c.name == "exit_group"]
@@ -114,9 +127,21 @@ def one(case: str, executables: Path) -> int:
     return len(tally.failures)
 
 
+def _chosen(stores: Sequence[str] | None, names: Sequence[str] | None) -> list[str]:
+    """The operations that are asked for, over stores that can be had here; what is left out is said."""
+    missing = {store: backing.unavailable(store) for store in stores or backing.BACKINGS}
+    for store, why in missing.items():
+        if why:
+            print(f"skipped: {store} {why}")
+    return [name for name in names or OPERATIONS if missing.get(OPERATIONS[name].store) == ""]
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--store", action="append", choices=tuple(backing.BACKINGS), help="where leases are kept; may be repeated"
     )
     parser.add_argument("--only", action="append", choices=tuple(OPERATIONS), help="an operation; may be repeated")
     parser.add_argument("--fault", action="append", choices=FAULTS, help="a fault; may be repeated")
@@ -135,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
         executables = tree.copy(Path(folder))
         if options.case:
             return one(options.case, executables)
-        units = plan(options.only or list(OPERATIONS), options.fault or FAULTS, executables)
+        units = plan(_chosen(options.store, options.only), options.fault or FAULTS, executables)
         if options.sample > 1:
             chosen = sampled(units, options.sample)
             print(f"a part: {len(chosen)} of {len(units)} points, drawn with the seed 0; without --sample all of them")

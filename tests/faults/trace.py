@@ -48,6 +48,7 @@ _CARRIES_DATA = (
     "sendmsg",
     "recvfrom",
     "recvmsg",
+    "connect",
 )
 _READS = ("read", "pread64", "getdents64")
 _STATE = "/var/lib/cni"
@@ -103,7 +104,8 @@ def parse(text: str) -> list[Call]:
 
 
 def changes(call: Call) -> bool:
-    """Whether the call changes something that outlives the process, or a lock or namespace that guards it."""
+    """Whether the call changes something that outlives the process, or a lock or namespace that guards it; or asks a
+    server to."""
     if call.name in _CREATES:
         return bool(re.search(r"O_CREAT|O_TRUNC", call.text)) and call.opened.startswith((_STATE, "."))
     if call.name in ("write", "writev"):
@@ -112,7 +114,7 @@ def changes(call: Call) -> bool:
         return "SETL" in call.text
     if call.name in ("sendto", "sendmsg"):
         return not _asks(call)
-    return call.name in _CHANGES
+    return call.name in _CHANGES or _serves(call)
 
 
 def may_fail(call: Call) -> bool:
@@ -122,6 +124,14 @@ def may_fail(call: Call) -> bool:
     if call.name in _READS:
         return call.path.startswith(_OWN)
     return changes(call) or call.name in ("sendto", "sendmsg", "recvfrom", "recvmsg")
+
+
+def _serves(call: Call) -> bool:
+    """Whether the call is one with a server that keeps leases: a connection, or an answer, without which nobody knows
+    what came of the request that was sent."""
+    if call.name == "connect":
+        return "AF_INET" in call.text
+    return call.name == "recvfrom" and '"HTTP/1.' in call.text
 
 
 def unknown(calls: Sequence[Call]) -> list[str]:

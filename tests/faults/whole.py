@@ -9,7 +9,7 @@ the same names in all of them; these and what can matter to nobody are left out 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tests.faults.filestate import Files
 from tests.faults.kernelstate import Namespace, locks
@@ -40,13 +40,14 @@ class Whole:
         """The lines of one of the namespaces."""
         return self._namespaces[name].lines()
 
-    def lines(self, victim: View | None) -> list[str]:
-        """All lines; `victim` is the view of a namespace that is not there in every case."""
+    def lines(self, victim: View | None, elsewhere: Sequence[tuple[str, bytes]] = ()) -> list[str]:
+        """All lines; `victim` is the view of a namespace that is not there in every case; `elsewhere` are names and
+        texts of what is kept outside of the node."""
         namespaces = self._namespaces | ({"victim": Namespace(victim)} if victim else {})
         try:
             known = {(n.inode, n.cookie): name for name, n in namespaces.items()}
             tops = [path for path in map(self._node.path, _OWN) if path.exists()]
-            found = self._files.lines(tops, known)
+            found = self._files.lines(tops, known, elsewhere)
             for name, namespace in namespaces.items():
                 found += [f"{name} {line}" for line in namespace.lines()]
         finally:

@@ -256,10 +256,14 @@ class ApiServer:
         if found is None:
             raise Refusal(404, "NotFound", f"{where} not found", name=name, group=GROUP, kind=resource)
         if method == "DELETE":
-            uid = (json.loads(body) if body else {}).get("preconditions", {}).get("uid")
-            if uid and uid != found["metadata"]["uid"]:
-                message = f"Operation cannot be fulfilled on {where}: Precondition failed: UID in precondition: {uid}"
-                raise Refusal(409, "Conflict", message, name=name, kind=resource)
+            preconditions = (json.loads(body) if body else {}).get("preconditions") or {}
+            for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+                if preconditions.get(key, found["metadata"][key]) != found["metadata"][key]:
+                    message = (
+                        f"Operation cannot be fulfilled on {where}: Precondition failed: {what} in precondition:"
+                        f" {preconditions[key]}, {what} in object meta: {found['metadata'][key]}"
+                    )
+                    raise Refusal(409, "Conflict", message, name=name, kind=resource)
             del self.objects[resource, namespace, name]
             details = {"name": name, "group": GROUP, "kind": resource, "uid": found["metadata"]["uid"]}
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": details}

@@ -750,3 +750,19 @@ def test_nothing_of_a_full_pool_is_read_to_find_the_free_address_behind_it(
 def test_a_store_that_this_version_lacks_is_refused_with_a_remedy(host: Host) -> None:
     with pytest.raises(CniError, match="use a newer one"):
         stores.open_store({"kind": "x"}, 0)
+
+
+def test_a_claim_that_arrives_while_its_delete_looks_for_it_is_released(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.add("c1")
+    (lease,) = host.store.leases(POOL)
+    host.store.release([lease])
+
+    def arrives(store: FileStore, attachment: Attachment, sequence: int) -> None:
+        who = Owner(attachment, lease.pod, lease.node, lease.boot_id, lease.netns, sequence)
+        assert isinstance(store.claim([Want(POOL, 4, lease.value, lease.scope)], who), Claimed)
+
+    monkeypatch.setattr(FileStore, "settle", arrives)
+    host.delete("c1")
+    assert (host.leased(), host.recorded()) == ({}, {})

@@ -711,6 +711,62 @@ def test_a_claim_that_arrives_after_its_delete_is_refused(cluster: Cluster) -> N
     assert list(cluster.allocations()) == ["1"]
 
 
+def test_a_reservation_that_changes_while_it_is_deleted_is_deleted_all_the_same(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    refused: list[int] = []
+
+    def conflict(method: str, resource: str, number: int) -> tuple[int, dict[str, Any]] | None:
+        if method != "DELETE" or len(refused) == 2:
+            return None
+        refused.append(number)
+        return 409, {"kind": "Status", "reason": "Conflict", "message": "the object has been modified", "code": 409}
+
+    cluster.server.faults = conflict
+    cluster.call("DEL")
+    assert len(refused) == 2
+    assert (cluster.allocations(), cluster.server.names(RESERVATIONS)) == ({}, [])
+
+
+def test_a_reservation_that_was_made_too_late_is_taken_over_by_the_next_claim(cluster: Cluster) -> None:
+    cluster.call("ADD", "c1")
+    made = next(body for method, path, body in cluster.server.seen if method == "POST" and RESERVATIONS in path)
+    cluster.call("DEL", "c1")
+    Api(cluster.kubeconfig, 5).create(RESERVATIONS, made)
+    assert cluster.call("ADD", "c2") == ["10.0.0.1/24"]
+    found = cluster.server.spec(RESERVATIONS, "10.0.0.1")
+    assert found and found["containerid"] == "c2"
+    cluster.call("DEL", "c2")
+    assert cluster.server.names(RESERVATIONS) == []
+
+
+def test_a_late_delete_takes_no_reservation_that_has_moved_to_the_pod_s_new_sandbox(cluster: Cluster) -> None:
+    cluster.call("ADD", "c1", pod="a")
+    api = Api(cluster.kubeconfig, 5)
+    former = api.get(RESERVATIONS, "10.0.0.1")[0]["metadata"]
+    assert cluster.call("ADD", "c2", pod="a") == ["10.0.0.1/24"]
+    with pytest.raises(Conflict):
+        api.delete(RESERVATIONS, "10.0.0.1", former["uid"], former["resourceVersion"])
+    cluster.call("DEL", "c2", pod="a")
+    options = next(body for method, _, body in reversed(cluster.server.seen) if method == "DELETE")
+    assert set(options["preconditions"]) == {"uid", "resourceVersion"}
+
+
+def test_an_add_after_a_pending_delete_gets_an_address_that_the_late_release_cannot_free(cluster: Cluster) -> None:
+    assert cluster.call("ADD") == ["10.0.0.1/24"]
+    cluster.server.faults = lambda method, resource, number: (
+        kubernetes_api.DROP_BEFORE if (method, resource) == ("PATCH", POOLS) else None
+    )
+    cluster.call("DEL", seconds=1)
+    release = next(body for method, _, body in reversed(cluster.server.seen) if method == "PATCH")
+    cluster.server.faults = lambda method, resource, number: None
+    assert cluster.call("ADD") == ["10.0.0.2/24"]
+    with pytest.raises(Conflict):
+        Api(cluster.kubeconfig, 5).patch(POOLS, POOL, release)
+    assert list(cluster.allocations()) == ["2"]
+    cluster.call("DEL")
+    assert (cluster.allocations(), cluster.server.names(RESERVATIONS)) == ({}, [])
+
+
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 @pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, None], ids=["before", "after"])
 @pytest.mark.parametrize("request_number", [3, 4, 5, 6])
