@@ -47,10 +47,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ),
     ):
         parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
-        add_options(parser, needs_namespace, needs_network=run is not _status)
+        takes_pod = run in (_detach, _check)
+        add_options(parser, needs_namespace, needs_network=run is not _status, takes_pod=takes_pod)
         if run is _status:
             install.add_options(parser)
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=run, refuse=parser.error)
 
 
 # --- the commands ---
@@ -74,19 +75,20 @@ def _attach(options: argparse.Namespace) -> int:
             raise
         _undo(runtime, network, parameters, fault)
         raise
-    if options.output == "json":
-        output.print_json(result)
+    if options.output != "table":
+        output.print_data(result, options.output)
     else:
         output.print_table(("interface", "mac", "mtu", "address", "gateway", "namespace"), _rows(result, parameters))
     return 0
 
 
 def _detach(options: argparse.Namespace) -> int:
+    _require_namespace(options)
     runtime = _runtime(options)
     network, parameters, known = target.existing(options, runtime.cache)
     runtime.delete(network, parameters)
-    if options.output == "json":
-        output.print_json({**_identity(network.name, parameters), "wasAttached": known})
+    if options.output != "table":
+        output.print_data({**_identity(network.name, parameters), "wasAttached": known}, options.output)
     else:
         before = "" if known else " (the cache did not know it)"
         output.console().print(f"{network.name} detached: {parameters.ifname} in {parameters.netns}{before}")
@@ -94,12 +96,13 @@ def _detach(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    _require_namespace(options)
     runtime = _runtime(options)
     network, parameters, _ = target.existing(options, runtime.cache)
     runtime.check(network, parameters)
     skipped = " (disableCheck: its plugins were not asked)" if network.disable_check else ""
-    if options.output == "json":
-        output.print_json({**_identity(network.name, parameters), "checked": not network.disable_check})
+    if options.output != "table":
+        output.print_data({**_identity(network.name, parameters), "checked": not network.disable_check}, options.output)
     else:
         where = f"{parameters.ifname} in {parameters.netns}"
         output.console().print(f"{network.name} is as it was attached: {where}{skipped}")
@@ -114,14 +117,15 @@ def _collect(options: argparse.Namespace) -> int:
     valid = list(target.living(network.name, runtime.cache))
     asked = runtime.collect(network, valid, stale)
     gone = [] if network.disable_gc else [e.parameters for e in stale]
-    if options.output == "json":
-        output.print_json(
+    if options.output != "table":
+        output.print_data(
             {
                 "network": network.name,
                 "asked": asked,
                 "removed": [_identity(network.name, p) for p in gone],
                 "kept": [_identity(network.name, p) for p in valid],
-            }
+            },
+            options.output,
         )
         return 0
     rows = [("removed", p) for p in gone] + [("kept", p) for p in valid]
@@ -145,12 +149,12 @@ def _status(options: argparse.Namespace) -> int:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir)
     answers = runtime.status(network)
-    if options.output == "json":
+    if options.output != "table":
         shown = [
             {"plugin": s.type, "ready": not f, **({"error": f.document(network.versions[-1])} if f else {})}
             for s, f in answers
         ]
-        output.print_json({"network": network.name, "plugins": shown})
+        output.print_data({"network": network.name, "plugins": shown}, options.output)
     else:
         rows = [
             (
@@ -163,6 +167,11 @@ def _status(options: argparse.Namespace) -> int:
         ]
         output.print_table(("plugin", "status", "code", "message"), rows)
     return int(any(fault for _, fault in answers))
+
+
+def _require_namespace(options: argparse.Namespace) -> None:
+    if not options.netns and "/" not in options.container_id:
+        options.refuse("NETNS is needed, or --container-id NAMESPACE/POD")
 
 
 def _runtime(options: argparse.Namespace) -> Runtime:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cni.attachment import STATE, Book
 from cni.cli import output, target
+from cni.cli.podnames import is_of_pod
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -14,8 +15,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     about = "the attachments that this node's records tell of"
     parser = commands.add_parser("attachments", help=about, description=about[0].upper() + about[1:] + ".")
     parser.add_argument("--network", default="", help="of this network only")
+    parser.add_argument("--pod", default="", metavar="[NAMESPACE/]NAME", help="of this pod only")
+    parser.add_argument("--container", default="", metavar="ID", help="of this container only, or of NAMESPACE/POD")
     parser.add_argument("--state-dir", default=STATE, metavar="DIR", help=f"default: {STATE}")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    output.add_option(parser)
     parser.set_defaults(run=_run)
 
 
@@ -44,13 +47,22 @@ def _summary(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    attachments = found(options.network, options.state_dir)
-    if options.output == "json":
-        output.print_json(attachments)
+    attachments = [a for a in found(options.network, options.state_dir) if _is_chosen(a, options)]
+    if options.output != "table":
+        output.print_data(attachments, options.output)
         return 0
     columns = ("network", "interface", "pod", "addresses", "namespace", "container")
     output.print_table(columns, [_row(a) for a in attachments])
     return 0
+
+
+def _is_chosen(attachment: dict[str, Any], options: argparse.Namespace) -> bool:
+    namespace, _, name = attachment["pod"].partition("/")
+    if options.pod and not is_of_pod((namespace, name), options.pod):
+        return False
+    if "/" in options.container:
+        return is_of_pod((namespace, name), options.container)
+    return str(attachment["containerID"]).startswith(options.container)
 
 
 def _row(attachment: dict[str, Any]) -> tuple[object, ...]:

@@ -32,8 +32,8 @@ def show(options: argparse.Namespace) -> int:
         "healthy": not faults,
         "faults": faults,
     }
-    if options.output == "json":
-        output.print_json(document)
+    if options.output != "table":
+        output.print_data(document, options.output)
     else:
         _print(document)
     return int(bool(faults))

@@ -115,6 +115,7 @@ class Held:
     scope: str | None = None
     claimed: bool = False
     netns: str = ""
+    boot_id: str = ""
     entry: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
@@ -142,6 +143,7 @@ class Reserved:
     node: str
     pod_uid: str
     netns: str
+    boot_id: str
     sequence: int
     uid: str
     version: str
@@ -187,4 +189,5 @@ def of_lease(lease: Lease) -> Held:
         lease.sequence,
         lease.scope,
         netns=lease.netns,
+        boot_id=lease.boot_id,
     )

@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from cni.attachment import STATE, Book
-from cni.cli import holdings, ipam_audit, ipam_reclaim, output
+from cni.cli import holdings, ipam_audit, ipam_migrate, ipam_reclaim, output
 from cni.cli import store as stores
 from cni.cli.holdings import PoolUse
 from cni.cli.inventory import Held, of_lease
@@ -60,6 +60,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     ipam_audit.register(of_ipam)
     ipam_reclaim.register(of_ipam)
+    ipam_migrate.register(of_ipam)
 
     flush = of_ipam.add_parser("flush", help="make the releases that a DEL could not make; exit code 1: some are left")
     stores.add_options(flush)

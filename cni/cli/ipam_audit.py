@@ -17,7 +17,7 @@ from cni.cli.ipam_look import Look, look
 from cni.cli.progress import Progress
 from cni.cli.report import Report
 
-PAUSE = 1.0  # seconds between the looks
+PAUSE = 0.3  # seconds between the looks
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -154,7 +154,15 @@ def _scope(pool: PoolObject, networks: Iterable[Network]) -> str | None:
 
 def _told(held: Held, by: Reserved) -> Held:
     """`held` with what only its reservation tells."""
-    return replace(held, uid=by.pod_uid, node=by.node, network=by.network, netns=by.netns, sequence=by.sequence)
+    return replace(
+        held,
+        uid=by.pod_uid,
+        node=by.node,
+        network=by.network,
+        netns=by.netns,
+        boot_id=by.boot_id,
+        sequence=by.sequence,
+    )
 
 
 def parse_reservation(document: Mapping[str, Any], scopes: Iterable[str] = ("",)) -> Reserved:
@@ -176,6 +184,7 @@ def parse_reservation(document: Mapping[str, Any], scopes: Iterable[str] = ("",)
         node=lease.node,
         pod_uid=lease.pod[2],
         netns=lease.netns,
+        boot_id=lease.boot_id,
         sequence=lease.sequence,
         uid=reservation.uid,
         version=reservation.version,

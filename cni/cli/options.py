@@ -7,8 +7,10 @@ import json
 import os
 from typing import Any
 
+from cni.cli import output
 from cni.cli.cache import DIRECTORY
 from cni.cli.networks import NET_DIRECTORY
+from cni.cli.podnames import read_pod
 from cni.cli.target import NAMED_NAMESPACES
 from cni.spec.request import IFNAME_BYTES, ifname_fault, is_identifier
 
@@ -16,8 +18,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PLUGIN_DIRECTORIES = (os.path.join(ROOT, "bin"), "/opt/cni/bin", "/usr/lib/cni")
 
 
-def add_options(parser: argparse.ArgumentParser, needs_namespace: bool, needs_network: bool = True) -> None:
-    """Add them; argparse turns what is wrong with one into exit code 2."""
+def add_options(
+    parser: argparse.ArgumentParser, needs_namespace: bool, needs_network: bool = True, takes_pod: bool = False
+) -> None:
+    """Add them; argparse turns what is wrong with one into exit code 2. `takes_pod`: an attachment's pod may stand for it."""
     parser.add_argument(
         "network",
         metavar="NETWORK",
@@ -28,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser, needs_namespace: bool, needs_ne
     parser.add_argument(
         "netns",
         metavar="NETNS",
-        nargs=None if needs_namespace else "?",
+        nargs=None if needs_namespace and not takes_pod else "?",
         default="",
         help=f"the namespace's path, or its name in {NAMED_NAMESPACES}",
     )
@@ -39,7 +43,14 @@ def add_options(parser: argparse.ArgumentParser, needs_namespace: bool, needs_ne
         default=os.environ.get("CNI_IFNAME", ""),
         help="default: CNI_IFNAME, then net1 for a NAD and else eth0",
     )
-    parser.add_argument("--container-id", type=_container_id, default="", help="default: cnitool's, from the namespace")
+    parser.add_argument(
+        "--container-id",
+        type=_container_or_pod if takes_pod else _container_id,
+        default="",
+        metavar="ID|NAMESPACE/POD" if takes_pod else "ID",
+        help="default: cnitool's, from the namespace"
+        + ("; with NAMESPACE/POD, NETNS may be left out" if takes_pod else ""),
+    )
     parser.add_argument(
         "--args",
         type=_pairs,
@@ -70,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser, needs_namespace: bool, needs_ne
     parser.add_argument(
         "--cache-dir", default=DIRECTORY, metavar="DIR", help=f"where results are kept; default: {DIRECTORY}"
     )
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    output.add_option(parser)
 
 
 def _ifname(text: str) -> str:
@@ -83,6 +94,13 @@ def _container_id(text: str) -> str:
     if text and not is_identifier(text):
         raise argparse.ArgumentTypeError(f'"{text}": start with a letter or digit, then letters, digits, _ . -')
     return text
+
+
+def _container_or_pod(text: str) -> str:
+    try:
+        return read_pod(text) if "/" in text else _container_id(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}": want a containerID or NAMESPACE/POD') from None
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:

@@ -44,6 +44,8 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
     except CniError as fault:  # the file may be gone since
         missing = fault
     name = network.name if network else options.network
+    if "/" in options.container_id:
+        options = _of_pod(options, cache, name)
     entry = _entry(options, cache, name, network) if is_identifier(name) else None
     if entry is None:
         if network is None:
@@ -52,6 +54,27 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
     given = {"args": options.args, "capability_args": options.capability_args}
     parameters = replace(entry.parameters, **{k: v for k, v in given.items() if v})
     return _as_attached(entry, network, missing), parameters, True
+
+
+def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
+    """`options` with the containerID, interface and namespace of the attachment that its pod has to the network `name`."""
+    pod, found = options.container_id, {}
+    for attachment, _, record in Book().all():
+        if attachment.network == name and "/".join((record.get("pod") or ("", ""))[:2]) == pod:
+            found[attachment.container_id, attachment.ifname] = str(record.get("netns") or "")
+    for entry in cache.all():
+        args, known = dict(entry.parameters.args), entry.parameters
+        if entry.network == name and f"{args.get('K8S_POD_NAMESPACE')}/{args.get('K8S_POD_NAME')}" == pod:
+            found.setdefault((known.container_id, known.ifname), known.netns)
+    chosen = {key: netns for key, netns in found.items() if options.ifname in ("", key[1])}
+    if len(chosen) != 1:
+        there = ", ".join(f"{ifname} of container {container}" for container, ifname in sorted(found))
+        state = f"it has {there}: choose with --ifname, or give the containerID" if there else "this node knows none"
+        raise InvalidConfig(f"no single attachment of pod {pod} to {name}: {state}")
+    ((container, ifname), netns) = next(iter(chosen.items()))
+    return argparse.Namespace(
+        **{**vars(options), "container_id": container, "ifname": ifname, "netns": options.netns or netns}
+    )
 
 
 def _entry(options: argparse.Namespace, cache: Cache, name: str, network: Network | None) -> Entry | None:

@@ -486,7 +486,7 @@ def test_a_result_without_a_version_is_of_the_version_asked(recorded: Recorded) 
         (["attach", "rec", "ns", "--capability-args", "[]"], "want a JSON object"),
         (["attach", "rec", "ns", "-i", "a/b"], '"a/b" has a character that no link may have'),
         (["attach", "rec", "ns", "--container-id=-x"], "start with a letter or digit"),
-        (["ipam", "show", "10.0.0"], '"10.0.0" is no IP address'),
+        (["ipam", "show", "10.0.0"], '"10.0.0" is neither an IP address nor NAMESPACE/POD'),
     ],
 )
 def test_a_wrong_call_is_exit_code_2_and_says_what_is_wrong(argv: Sequence[str], told: str) -> None:

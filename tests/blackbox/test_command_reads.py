@@ -136,6 +136,33 @@ def test_attachments_are_listed_with_what_their_plugins_recorded(site: Site) -> 
     assert (other["addresses"], other["alive"], set(other["records"])) == (["10.0.0.1"], True, {"ipam", "link"})
 
 
+def test_attachments_are_chosen_by_their_pod_or_container(site: Site) -> None:
+    def chosen(*argv: str) -> list[str]:
+        return [a["containerID"] for a in site.read("attachments", *argv)]
+
+    assert chosen("--pod", "team/b") == chosen("--container", "team/b") == chosen("--container", "sandbox-b")
+    assert chosen("--pod", "b") == ["sandbox-b"]
+    assert chosen("--container", "elsewhere/b") == []
+    assert yaml.safe_load(site.run("attachments", "-o", "yaml").stdout) == site.read("attachments")
+
+
+def test_a_pod_stands_for_its_attachment(site: Site) -> None:
+    path = site.node.path("/run/net.d")
+    path.mkdir()
+    document = {"cniVersion": "1.0.0", "name": "rail", "plugins": [{k: v for k, v in CONFIG.items() if k != "name"}]}
+    (path / "rail.conflist").write_text(json.dumps(document))
+    where = ("rail", "--container-id", "team/a", "--conf-dir", "/run/net.d")
+    done = site.read("detach", *where)
+    assert (done["containerID"], done["ifname"], done["netns"]) == ("sandbox-a", "net1", site.pods[0].path)
+    assert [r[0] for r in site.rows("ipam", "leases", "--network", "rail")] == ["192.168.111.2", "fd00:111::2"]
+    again = site.run("detach", *where)
+    assert again.returncode == 1
+    assert "no single attachment of pod team/a to rail: this node knows none" in again.stderr
+    nameless = site.run("detach", "rail", "--conf-dir", "/run/net.d")
+    assert nameless.returncode == 2
+    assert "NETNS is needed, or --container-id NAMESPACE/POD" in nameless.stderr
+
+
 def test_gc_keeps_what_only_the_records_know(site: Site) -> None:
     site.node.delete_pod(site.pods[0])
     path = site.node.path("/run/net.d")

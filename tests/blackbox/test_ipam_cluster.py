@@ -5,18 +5,15 @@ The command runs in this process, whose imports are paid for once; one test runs
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cni.cli import ipam_audit
-from cni.cli.main import main
+from tests.blackbox.command import run
 from tests.blackbox.test_command import COMMAND
 from tests.stores import kubernetes_api
 from tests.stores.cluster_api import ClusterServer
@@ -51,21 +48,10 @@ class Cluster:
 
     def run(self, *argv: str, code: int = 0) -> str:
         """What the command says on stdout, and then on stderr."""
-        out, err = io.StringIO(), io.StringIO()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["railcni", "ipam", *argv, "--kubeconfig", self.kubeconfig])
-            patch.setattr(sys, "stdout", out)
-            patch.setattr(sys, "stderr", err)
-            patch.setattr(ipam_audit, "PAUSE", 0)
-            try:
-                status = main()
-            except SystemExit as end:
-                status = int(end.code or 0)
-        assert status == code, (status, out.getvalue(), err.getvalue())
-        return out.getvalue() + err.getvalue()
+        return str(run(*argv, "--kubeconfig", self.kubeconfig, code=code))
 
     def read(self, *argv: str, code: int = 0) -> Any:
-        return json.loads(self.run(*argv, "-o", "json", code=code))
+        return run(*argv, "--kubeconfig", self.kubeconfig, code=code, data=True)
 
     def audit(self, code: int = 1) -> list[tuple[str, str, str]]:
         """The findings: what, what to do, and the address; the report is written."""

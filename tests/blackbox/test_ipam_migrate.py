@@ -1,0 +1,319 @@
+"""railcni ipam migrate: from every kind of store to every other, and from host-local's directories."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.attachment import Book
+from cni.cli import host_local, ipam_migrate
+from cni.spec.request import Attachment
+from ipam import records
+from ipam.ranges import format_address, parse_address
+from ipam.stores import kubernetes_turns
+from ipam.stores.base import Claimed, Lease, Owner, Store, Want
+from ipam.stores.etcd import EtcdStore
+from ipam.stores.file import FileStore
+from ipam.stores.kubernetes import KubernetesStore
+from tests import etcd
+from tests.blackbox.command import run
+from tests.blackbox.test_command import COMMAND
+from tests.blackbox.test_etcd import Etcd, member, network  # noqa: F401
+from tests.node import Node
+from tests.stores.cluster_api import ClusterServer
+from tests.stores.kinds import description
+
+POOL, WIDE = "192.168.111.0-24", "fd00-111---64"
+NODE = "node-1"
+_prefixes = itertools.count()
+needs_etcd = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
+KINDS = ("file", "kubernetes", "etcd")
+PAIRS = [pytest.param(*pair, marks=needs_etcd if "etcd" in pair else ()) for pair in itertools.permutations(KINDS, 2)]
+
+
+class Site:
+    """A store of every kind, empty, and the records of a node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server = ClusterServer()
+        self.server.add_network("rdma-net", ipRanges=[{"range": "fd00:111::/64"}])
+        self.kubeconfig = self.server.kubeconfig(folder)
+        self.book = Book(str(folder / "state"))
+        self._etcd: EtcdStore | None = None
+
+    def close(self) -> None:
+        self.server.close()
+        if self._etcd:
+            self._etcd.close()
+
+    def store(self, kind: str) -> Store:
+        if kind == "file":
+            return FileStore(str(self.folder / "leases"))
+        if kind == "kubernetes":
+            return KubernetesStore({"kind": "kubernetes", "kubeconfig": self.kubeconfig}, 20)
+        if self._etcd is None:
+            prefix = f"/migrate-{os.getpid()}-{next(_prefixes)}"
+            self._etcd = EtcdStore(description(etcd.shared().endpoints, prefix=prefix))
+        return self._etcd
+
+    def place(self, kind: str) -> str:
+        """The store as the command names it."""
+        if kind == "file":
+            return f"file:{self.folder}/leases"
+        if kind == "kubernetes":
+            return f"kubernetes:{self.kubeconfig}"
+        described = self.store("etcd").record()
+        flat = self.folder / "etcd.conf"
+        flat.write_text(json.dumps({"etcd_host": described["endpoints"][0], "etcd_prefix": described["prefix"]}))
+        return f"config:{flat}"
+
+    def lease(self, kind: str, n: int, container: str = "", pool: str = POOL) -> Lease:
+        """The address N of a pool, of team/pN."""
+        base = "192.168.111.0" if pool == POOL else "fd00:111::"
+        family, value = parse_address(base)
+        where = (NODE, "boot-1", f"/run/netns/p{n}")
+        owner = Owner(
+            Attachment("rdma-net", container or f"c{n}", "net1"), ("team", f"p{n}", f"u{n}"), *where, 1000 + n
+        )
+        answer = self.store(kind).claim([Want(pool, family, value + n, "")], owner)
+        assert isinstance(answer, Claimed)
+        return answer.leases[0]
+
+    def leases(self, kind: str) -> list[tuple[Any, ...]]:
+        """All that is known of each lease of a store."""
+        store, found = self.store(kind), []
+        with store.turn():
+            for pool in store.pools():
+                for lease in store.leases(pool.name):
+                    whole = store.find(lease.attachment) if lease.network else [_held(store, lease)]
+                    found += [w for w in whole if w.value == lease.value and w.family == lease.family]
+        return [
+            (f.pool, format_address(f.family, f.value), f.container_id, f.ifname, f.pod, f.node, f.netns, f.sequence)
+            for f in found
+        ]
+
+    def migrate(self, source: str, target: str, *argv: str, code: int | None = 0) -> dict[str, Any]:
+        found: dict[str, Any] = run(
+            "migrate", "--from", source, "--to", target, "--node", NODE, *argv, code=code, data=True
+        )
+        return found
+
+
+def _held(store: Store, lease: Lease) -> Lease:
+    found = store.holder(Want(lease.pool, lease.family, lease.value, lease.scope))
+    assert found
+    return found
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(ipam_migrate, "STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(ipam_migrate, "DIRECTORY", str(tmp_path / "cache"))
+    monkeypatch.setattr(ipam_migrate, "SECONDS", 2.0)
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_leases_arrive_with_all_that_is_known_of_them(site: Site, source: str, target: str) -> None:
+    for n in (1, 2, 7):
+        site.lease(source, n)
+    site.lease(source, 3, pool=WIDE)
+    before = site.leases(source)
+    assert len(before) == 4
+    assert site.migrate(site.place(source), site.place(target), "--dry-run")["toCopy"] == 4
+    assert site.leases(target) == []
+    done = site.migrate(site.place(source), site.place(target))
+    assert (done["copied"], done["there"], done["records"]) == (4, 0, 0)
+    assert sorted(site.leases(target)) == sorted(before)
+    assert site.leases(source) == before
+    again = site.migrate(site.place(source), site.place(target))
+    assert (again["copied"], again["there"]) == (0, 4)
+    assert site.migrate(site.place(source), site.place(target), "--remove-source")["removed"] == 4
+    assert (site.leases(source), len(site.leases(target))) == ([], 4)
+
+
+def test_a_migration_that_was_interrupted_goes_on_where_it_stopped(site: Site) -> None:
+    for n in range(1, 6):
+        site.lease("file", n)
+    for n in (1, 2):
+        site.lease("kubernetes", n)
+    done = site.migrate(site.place("file"), site.place("kubernetes"))
+    assert (done["copied"], done["there"]) == (3, 2)
+    assert sorted(site.leases("kubernetes")) == sorted(site.leases("file"))
+
+
+def test_nothing_is_written_when_an_address_is_anothers_and_both_are_named(site: Site) -> None:
+    site.lease("file", 1)
+    site.lease("file", 2)
+    site.lease("kubernetes", 2, container="other")
+    before = site.leases("kubernetes")
+    said = run("migrate", "--from", site.place("file"), "--to", site.place("kubernetes"), code=1)
+    assert "1 addresses are given to others" in said and "so nothing was copied" in said
+    assert "192.168.111.2 of 192.168.111.0-24: here pod team/p2, container c2" in said
+    assert "there pod team/p2, container other" in said
+    assert site.leases("kubernetes") == before
+
+
+def test_leases_of_go_whereabouts_arrive_with_the_network_of_their_nad(site: Site) -> None:
+    spec = {"range": "192.168.111.0/24", "allocations": {"5": {"id": "c5", "podref": "team/p5", "ifname": "net1"}}}
+    site.server.put("ippools", "kube-system", POOL, spec)
+    site.server.put(
+        "overlappingrangeipreservations", "kube-system", "192.168.111.5", {"podref": "team/p5", "ifname": "net1"}
+    )
+    leases = [dict(lease) for lease in run("leases", "--kubeconfig", site.kubeconfig, data=True)]
+    assert leases[0]["network"] == ""
+    if etcd.unusable():
+        pytest.skip(etcd.unusable())
+    site.migrate(site.place("kubernetes"), site.place("etcd"))
+    (found,) = site.store("etcd").find(Attachment("rdma-net", "c5", "net1"))
+    assert (found.pod, found.scope, found.node) == (("team", "p5", ""), "", "")
+    said = run("migrate", "--from", site.place("kubernetes"), "--to", f"file:{site.folder}/other", code=1)
+    assert "a file store has the leases of one node" in said
+
+
+def test_a_lease_whose_network_cannot_be_told_is_named(site: Site) -> None:
+    site.server.add_network("other-net")
+    spec = {"range": "192.168.111.0/24", "allocations": {"5": {"id": "c5", "podref": "team/p5", "ifname": "net1"}}}
+    site.server.put("ippools", "kube-system", POOL, spec)
+    argv = ("migrate", "--from", site.place("kubernetes"), "--to", "etcd:127.0.0.1:1")
+    said = run(*argv, code=1)
+    assert "the network of 192.168.111.5 of 192.168.111.0-24 (pod team/p5) is not known: 2 NADs name that pool" in said
+    assert "could not be reached" in run(*argv, "--network", "rdma-net", code=1)
+
+
+def test_claims_of_ipamclaims_are_left_where_they_are(site: Site) -> None:
+    entry = {"id": "c5", "podref": "team/p5", "ifname": "net1", "ipamclaimref": "claim"}
+    site.server.put("ippools", "kube-system", POOL, {"range": "192.168.111.0/24", "allocations": {"5": entry}})
+    said = run("migrate", "--from", site.place("kubernetes"), "--to", f"file:{site.folder}/x", code=1)
+    assert "addresses of IPAMClaims cannot be kept elsewhere: 192.168.111.5" in said
+
+
+def test_records_of_this_node_name_the_new_store_so_that_del_finds_it(site: Site) -> None:
+    lease = site.lease("file", 1)
+    owner = Owner(lease.attachment, lease.pod, NODE, "boot-1", lease.netns, lease.sequence)
+    want = Want(lease.pool, lease.family, lease.value, "")
+    site.book.write(lease.attachment, records.PART, records.document(site.store("file").record(), [want], owner))
+    foreign = Attachment("rdma-net", "c9", "net1")
+    site.book.write(foreign, records.PART, records.document({"kind": "file", "path": "/elsewhere"}, [], Owner(foreign)))
+    assert site.migrate(site.place("file"), site.place("kubernetes"))["records"] == 1
+    record = site.book.read(lease.attachment, records.PART)
+    assert record
+    assert record["store"] == {"kind": "kubernetes", "kubeconfig": site.kubeconfig, "pools": [POOL]}
+    (recorded,) = records.leases(lease.attachment, record)
+    assert recorded.key() == lease.key()
+    untouched = site.book.read(foreign, records.PART)
+    assert untouched and untouched["store"]["path"] == "/elsewhere"
+
+
+def test_what_a_del_takes_away_meanwhile_is_taken_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = [site.lease("file", n) for n in (1, 2)]
+    copy = ipam_migrate._Migration._copy
+
+    def copy_slowly(self: Any, plan: Any) -> None:
+        copy(self, plan)
+        site.store("file").release(leases[:1])
+
+    monkeypatch.setattr(ipam_migrate._Migration, "_copy", copy_slowly)
+    assert site.migrate(site.place("file"), site.place("kubernetes"))["takenBack"] == 1
+    assert [lease[1] for lease in site.leases("kubernetes")] == ["192.168.111.2"]
+
+
+# --- host-local ---
+
+
+def hold(site: Site, address: str, *lines: str) -> None:
+    folder = site.folder / "networks" / "rdma-net"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / address).write_text("\r\n".join(lines))
+
+
+def cached(site: Site, container: str, ifname: str, pod: str) -> None:
+    folder = site.folder / "cache" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "kind": "cniCacheV1",
+        "containerId": container,
+        "config": base64.b64encode(b"{}").decode(),
+        "ifName": ifname,
+        "networkName": "rdma-net",
+        "netns": f"/run/netns/{pod}",
+        "cniArgs": [["K8S_POD_NAMESPACE", "team"], ["K8S_POD_NAME", pod], ["K8S_POD_UID", f"u-{pod}"]],
+        "result": {"cniVersion": "1.0.0", "ips": []},
+    }
+    (folder / f"rdma-net-{container}-{ifname}").write_text(json.dumps(document))
+
+
+def test_host_locals_files_become_leases_with_the_pods_that_libcni_knows(site: Site) -> None:
+    hold(site, "192.168.111.2", "c1", "net1")
+    hold(site, "fd00:111::2", "c1", "net1")
+    hold(site, "192.168.111.9", "c9")
+    hold(site, "last_reserved_ip.0", "192.168.111.9")
+    hold(site, "lock", "")
+    cached(site, "c1", "net1", "web")
+    argv = ("--range", "192.168.111.0/24", "--range", "fd00:111::/64")
+    source = f"host-local:{site.folder}/networks/rdma-net"
+    assert site.migrate(source, site.place("file"), *argv)["copied"] == 3
+    found = site.store("file").find(Attachment("rdma-net", "c1", "net1"))
+    assert [(f.pool, f.pod, f.netns, f.node) for f in found] == [
+        (pool, ("team", "web", "u-web"), "/run/netns/web", NODE) for pool in (POOL, WIDE)
+    ]
+    (bare,) = site.store("file").find(Attachment("rdma-net", "c9", "eth0"))
+    assert (bare.pod, bare.node) == (("", "", ""), "")
+    assert site.migrate(source, site.place("file"), *argv, "--remove-source")["removed"] == 3
+    assert sorted(os.listdir(site.folder / "networks" / "rdma-net")) == ["last_reserved_ip.0", "lock"]
+
+
+def test_host_locals_subnets_must_be_named(site: Site) -> None:
+    hold(site, "192.168.111.2", "c1", "net1")
+    source = f"host-local:{site.folder}/networks/rdma-net"
+    assert "name each with --range" in run("migrate", "--from", source, "--to", site.place("file"), code=1)
+    said = run("migrate", "--from", source, "--to", site.place("file"), "--range", "10.0.0.0/8", code=1)
+    assert "has leases of no range that is named: 192.168.111.2" in said
+    run("migrate", "--from", source, "--to", site.place("file"), "--range", "nonsense", code=2)
+
+
+def test_a_file_that_is_another_containers_by_now_is_not_removed(site: Site) -> None:
+    hold(site, "192.168.111.2", "c2", "net1")
+    owner = Owner(Attachment("rdma-net", "c1", "net1"))
+    lease = Lease(Want(POOL, *parse_address("192.168.111.2"), ""), owner)
+    assert host_local.remove(f"{site.folder}/networks/rdma-net", lease) is False
+    assert (site.folder / "networks/rdma-net/192.168.111.2").exists()
+
+
+def test_a_store_is_not_migrated_to_itself(site: Site) -> None:
+    assert "are the same store" in run("migrate", "--from", site.place("file"), "--to", site.place("file"), code=1)
+
+
+@pytest.mark.parametrize("place", ["file", "file:", "nonsense:/x", "etcd:", "kubernetes:", "config:"])
+def test_a_store_that_is_not_named_rightly_is_refused(site: Site, place: str) -> None:
+    assert "names no store: want file:DIR" in run("migrate", "--from", place, "--to", site.place("file"), code=1)
+
+
+# --- a node ---
+
+
+def test_a_nodes_live_attachments_move_from_its_files_to_etcd(node: Node, member: Etcd) -> None:  # noqa: F811
+    pod = node.pod()
+    args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"
+    here = network({"datastore": "file"})
+    node.cni("macvlan", "ADD", here, netns=pod, args=args).succeeded()
+    argv = ["ipam", "migrate", "--from", "file:/var/lib/cni/railcni", "--to", "etcd:127.0.0.1:2379"]
+    done = node.run([*COMMAND, *argv])
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"1 leases copied" in done.stdout and b"1 records of this node" in done.stdout
+    assert list(member.leases()) == ["192.168.111.1"]
+    other = node.cni("whereabouts", "ADD", network(), container_id="c2", netns="/dev/null", args=args.replace("0", "1"))
+    assert other.addresses == ["192.168.111.2/24"]
+    node.cni("macvlan", "DEL", here, netns=pod, args=args).succeeded()  # whatever its configuration says by now
+    assert list(member.leases()) == ["192.168.111.2"]

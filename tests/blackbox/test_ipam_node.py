@@ -1,0 +1,127 @@
+"""railcni ipam audit and reclaim on one machine's file store: leases beside records and namespaces."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.blackbox.test_command import COMMAND
+from tests.node import ROOT, STATE, Node, Pod
+
+CONFIG = {
+    "cniVersion": "1.0.0",
+    "name": "rail",
+    "type": "macvlan",
+    "master": "ens2f0",
+    "ipam": {
+        "type": "whereabouts",
+        "datastore": "file",
+        "ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}],
+    },
+}
+REPORT = "/run/report.json"
+_HOLD = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from cni.attachment import Book
+from cni.spec.request import Attachment
+held = Book().locked(Attachment("rail", "sandbox-b", "net1"), "ipam")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+class Site:
+    """A node with two pods that have an IPv4 and an IPv6 address each."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        node.master()
+        self.pods = [self.attach(name) for name in ("a", "b")]
+
+    def attach(self, name: str) -> Pod:
+        pod = self.node.pod(name)
+        self.node.cni("macvlan", "ADD", CONFIG, container_id=f"sandbox-{name}", netns=pod, args=f"K8S_POD_NAMESPACE=team;K8S_POD_NAME={name}").succeeded()  # fmt: skip
+        return pod
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[bytes]:
+        done = self.node.run([*COMMAND, "ipam", *argv])
+        assert b"Traceback" not in done.stderr, done.stderr
+        return done
+
+    def audit(self) -> list[tuple[str, str, str]]:
+        done = self.run("audit", "-o", "json", "--report", REPORT)
+        findings = json.loads(done.stdout)["findings"]
+        assert done.returncode == bool(findings)
+        return [(f["kind"], f["action"], f.get("address", "")) for f in findings]
+
+    def reclaim(self, *argv: str) -> list[tuple[str, str]]:
+        done = self.run("reclaim", "--from-report", REPORT, "--grace", "0", "-o", "json", *argv)
+        assert done.returncode == 0, done.stderr
+        return [(result["result"], result["address"]) for result in json.loads(done.stdout)]
+
+    def sql(self, statement: str) -> None:
+        """Run it in the node: SQLite takes the symbolic link to the node's root for the machine's."""
+        program = f"import sqlite3; d = sqlite3.connect({STATE + '/leases.db'!r}); d.execute({statement!r}); d.commit()"
+        self.node.run([sys.executable, "-c", program]).check_returncode()
+
+
+@pytest.fixture
+def site(node: Node) -> Site:
+    return Site(node)
+
+
+def test_the_leases_of_gone_namespaces_are_found_and_freed_with_their_records(site: Site) -> None:
+    assert site.audit() == []
+    site.node.delete_pod(site.pods[0])
+    dead = [("lease-without-namespace", "reclaim", "10.0.0.1"), ("lease-without-namespace", "reclaim", "fd00::1")]
+    assert site.audit() == dead
+    assert site.reclaim("--dry-run") == [("would free", "10.0.0.1"), ("would free", "fd00::1")]
+    assert site.node.leases() == ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"]
+    assert site.reclaim() == [("freed", "10.0.0.1"), ("skipped", "fd00::1")]  # went with the first
+    assert site.node.leases() == ["10.0.0.2", "fd00::2"]
+    assert site.audit() == []
+    site.node.cni("macvlan", "DEL", CONFIG, container_id="sandbox-a", netns=site.pods[0].path).succeeded()
+    site.node.cni("macvlan", "DEL", CONFIG, container_id="sandbox-b", netns=site.pods[1]).succeeded()
+    assert site.node.leases() == []
+
+
+def test_a_namespace_that_is_there_again_and_an_attachment_at_work_keep_their_leases(site: Site) -> None:
+    for pod in site.pods:
+        site.node.delete_pod(pod)
+    assert len(site.audit()) == 4
+    site.node.pod("a")
+    holder = site.node.start([sys.executable, "-c", _HOLD])
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    assert {result for result, _ in site.reclaim()} == {"skipped"}
+    assert len(site.node.leases()) == 4
+
+
+def test_leases_without_a_record_and_records_without_a_lease_are_told(site: Site) -> None:
+    for record in site.node.path(f"{STATE}/attachments").glob("rail:sandbox-a:*:ipam"):
+        record.unlink()
+    site.sql("DELETE FROM lease WHERE container = 'sandbox-b' AND pool = '10.0.0.0-24'")
+    assert site.audit() == [
+        ("index-differs", "look", ""),
+        ("lease-without-record", "look", "10.0.0.1"),
+        ("record-without-lease", "look", "10.0.0.2"),
+        ("lease-without-record", "look", "fd00::1"),
+    ]
+    assert site.reclaim() == []
+
+
+def test_a_lease_whose_caller_named_no_namespace_is_not_called_dead(site: Site) -> None:
+    config = {**CONFIG, "name": "dra"}
+    site.node.cni("whereabouts", "ADD", config, container_id="claim", netns="/dev/null").succeeded()
+    assert site.audit() == []
+
+
+def test_an_audit_of_a_store_that_is_not_there_makes_none(node: Node) -> None:
+    done = node.run([*COMMAND, "ipam", "audit"])
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"nothing is wrong" in done.stdout
+    assert not node.path("/var/lib/cni").exists()
