@@ -16,7 +16,7 @@ from ipam.stores.kubernetes_objects import PoolObject
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from ipam.stores.kubernetes_view import View
@@ -110,13 +110,11 @@ class Claim:
             pool = self._view.pool(name)
             if pool is None:
                 family = next(lease.family for lease in self.leases if lease.pool == name)
-                _create(self._view, name, family, change)
-                self._written.append((name, dict.fromkeys(change)))
-            else:
-                entries = {value: pool.entries.get(value) for value in change}
-                patch(self._view, name, change, self._warn)
-                former = {value: entry.document if entry else None for value, entry in entries.items()}
-                self._written.append((name, former))
+                pool = _create(self._view, name, family, change)
+            entries = {value: pool.entries.get(value) for value in change}
+            patch(self._view, name, change, self._warn)
+            former = {value: entry.document if entry else None for value, entry in entries.items()}
+            self._written.append((name, former))
 
     def _reserve(self) -> list[Want]:
         """Reserve each address in its scope; the first that another has."""
@@ -206,12 +204,7 @@ def patch(view: View, name: str, changes: Changes, warn: Callable[[str], object]
     operations = pool.patch(changes)
     added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
     grown = sizes.growth(added.values())
-    for value in added:
-        if not pool.can_hold(value):
-            raise InvalidConfig(
-                f"address {format_address(pool.family, value)} is too far from the start of pool {name}: whereabouts"
-                " keeps offsets below 2^63. Use a range of at most 63 bits, such as a /66"
-            )
+    _check_offsets(name, pool, added)
     if added and not sizes.takes(pool.size, grown):
         raise _full(view, name, pool)
     try:
@@ -239,26 +232,28 @@ def _full(view: View, name: str, pool: PoolObject) -> TryAgainLater:
     )
 
 
-def _create(view: View, name: str, family: int, changes: Changes) -> None:
-    value = next(iter(changes))
+def _create(view: View, name: str, family: int, changes: Changes) -> PoolObject:
+    """A pool for `changes`, empty: nothing forbids a creation that comes late, so it must claim nothing. Conflict, Open."""
     try:
-        cidr = view.names.range_of(name, family, value)
+        cidr = view.names.range_of(name, family, next(iter(changes)))
     except ValueError:
         raise InvalidConfig(
-            f"pool {name} bears no range in its name that holds {format_address(family, value)}"
+            f"pool {name} bears no range in its name that holds {format_address(family, next(iter(changes)))}"
         ) from None
-    empty = PoolObject(objects.new_pool(name, cidr, {}), 0)
-    allocations: dict[str, Any] = {}
-    for value, entry in changes.items():
-        if not empty.can_hold(value):
+    document = objects.new_pool(view.names.object_of(name), cidr, {})
+    _check_offsets(name, PoolObject(document, 0), changes)
+    pool = PoolObject(view.api.create(POOLS, document), 0)
+    view.set_pool(name, pool)
+    return pool
+
+
+def _check_offsets(name: str, pool: PoolObject, values: Iterable[int]) -> None:
+    for value in values:
+        if not pool.can_hold(value):
             raise InvalidConfig(
-                f"address {format_address(family, value)} is too far from the start of pool {name}: whereabouts"
+                f"address {format_address(pool.family, value)} is too far from the start of pool {name}: whereabouts"
                 " keeps offsets below 2^63. Use a range of at most 63 bits, such as a /66"
             )
-        if entry is not None:
-            allocations[str(value - empty.first)] = entry
-    document = objects.new_pool(view.names.object_of(name), cidr, allocations)
-    view.set_pool(name, PoolObject(view.api.create(POOLS, document), 0))
 
 
 def unreserve(view: View, leases: Sequence[Lease]) -> None:

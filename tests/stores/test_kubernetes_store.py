@@ -739,6 +739,12 @@ def test_a_reservation_that_was_made_too_late_is_taken_over_by_the_next_claim(cl
     assert cluster.server.names(RESERVATIONS) == []
 
 
+def test_a_pool_that_is_made_too_late_claims_nothing(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    made = next(body for method, path, body in cluster.server.seen if method == "POST" and POOLS in path)
+    assert made["spec"] == {"range": "10.0.0.0/24", "allocations": {}}
+
+
 def test_a_late_delete_takes_no_reservation_that_has_moved_to_the_pod_s_new_sandbox(cluster: Cluster) -> None:
     cluster.call("ADD", "c1", pod="a")
     api = Api(cluster.kubeconfig, 5)
