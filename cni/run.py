@@ -9,6 +9,8 @@ from __future__ import annotations
 import posix
 import sys
 
+from cni import VERSION
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from cni.spec.request import Request
     from cni.spec.result import Result
 
-VERSION = "0.1.0"
 _VERSION_REPLY = (
     b'{"cniVersion": "1.1.0", "supportedVersions": ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]}\n'
 )

@@ -264,6 +264,10 @@ def status(request: Request, book: Book, log: Log) -> None:
         raise
     except CniError as fault:
         raise NotAvailable(fault.msg, fault.details) from None
+    try:
+        store.ready()
+    except CniError as fault:
+        raise NotAvailable(fault.msg, fault.details) from None
 
 
 def _read(request: Request, log: Log) -> IpamConfig:

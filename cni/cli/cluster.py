@@ -27,7 +27,7 @@ from lightkube.resources.core_v1 import Pod as PodObject
 from cni.cli.inventory import Network, Node, Pod, PoolState, Reserved
 from cni.cli.objects import nad_name, parse_networks, parse_node, parse_pod, parse_pool, parse_reservation
 from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam.stores import kubeconfig
+from ipam.stores import http, kubeconfig
 from ipam.stores.base import Unreachable
 from ipam.stores.kubeconfig import Access
 from ipam.stores.kubernetes_api import GROUP, VERSION
@@ -266,6 +266,7 @@ class _Transport(httpx2.BaseTransport):
             self._inner = httpx2.HTTPTransport(verify=context, trust_env=False)
         if token := self._access.token(deadline):
             request.headers["Authorization"] = f"Bearer {token}"
+        request.headers["User-Agent"] = http.AGENT
         request.extensions = {**request.extensions, "sni_hostname": self._access.verified_name}
         return self._inner.handle_request(request)
 

@@ -6,10 +6,10 @@ import argparse
 import os
 import sys
 
+from cni import VERSION
 from cni.cli import agent, attach, attachments, install, ipam, output
 from cni.cli.executables import PluginFailed
 from cni.cli.runtime import StepsFailed
-from cni.run import VERSION
 from cni.spec.errors import CniError
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from cni.dist import archive, bill, bytecode, contents, libraries, origins
 from cni.dist.contents import PLUGINS, Entry, Interpreter
 from cni.dist.errors import CannotBuild
-from cni.run import VERSION
+from cni import VERSION
 
 MOST_BYTES = 70_000_000  # unpacked: every node keeps it twice, this version and the one before
 

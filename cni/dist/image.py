@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cni.dist import archive
-from cni.run import VERSION
+from cni import VERSION
 
 PLACE = "/opt/railcni"  # of the bundle in the image
 NAME = f"localhost/railcni:{VERSION}"

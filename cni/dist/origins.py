@@ -15,7 +15,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 
 from cni.dist.contents import Entry, Interpreter
-from cni.run import VERSION
+from cni import VERSION
 
 NOT_SAID = "NOASSERTION"  # SPDX's word
 

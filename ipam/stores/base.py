@@ -214,6 +214,9 @@ class Store:
         """
         self.sync()
 
+    def ready(self) -> None:
+        """Nothing; a CniError when no new lease could be written although reads are answered. It writes nothing."""
+
     def find(self, attachment: Attachment) -> list[Lease]:
         """The leases of an attachment, by pool and address."""
         raise NotImplementedError

@@ -14,10 +14,14 @@ import errno
 import select
 from time import monotonic
 
+from cni import VERSION
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
+
+AGENT = f"railcni/{VERSION}"  # who asks, for the server's logs; Kubernetes notes what stands before the / as a field's manager
 
 _STAGGER = 0.25  # seconds that a place has to itself before the next one is tried beside it
 _MOST_BYTES = 512 << 20
@@ -111,7 +115,8 @@ class Connection:
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
         """(status, body) of the reply. `headers` are whole lines. Lost, Untrusted; the connection is closed then."""
-        head = f"{method} {target} HTTP/1.1\r\nHost: {self._host}\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+        head = f"{method} {target} HTTP/1.1\r\nHost: {self._host}\r\nUser-Agent: {AGENT}\r\n{headers}"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
             self._send(head.encode("latin-1") + body, deadline)
             status, fields = self._head(deadline)

@@ -83,6 +83,10 @@ class KubernetesStore(Store):
 
     # --- reads ---
 
+    def ready(self) -> None:
+        """The server is asked what it would say to a new pool: its namespace may be absent, or on its way out."""
+        self._api.try_create(POOLS, objects.new_pool("railcni-status", "192.0.2.0/32", {}))
+
     def find(self, attachment: Attachment) -> list[Lease]:
         with self.turn():
             found = []

@@ -125,6 +125,13 @@ class Api:
         """The new object as the server has it; Conflict when there is one of its name. Open."""
         return self._object(self._call("POST", resource, "", "", codec.dumps(document).encode()))
 
+    def try_create(self, resource: str, document: dict[str, Any]) -> None:
+        """As `create`, but the server keeps nothing; CniError when no new object could be made."""
+        try:
+            self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode())
+        except Conflict:
+            pass
+
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]]) -> dict[str, Any]:
         """The metadata, at least, of the object changed by a JSON patch; Conflict when a test fails. Gone, Open."""
         return self._object(self._call("PATCH", resource, name, "", codec.dumps(operations).encode()))
@@ -287,8 +294,19 @@ class Api:
                 " that the DaemonSet which writes that file runs on this node"
             )
         if status == 403:
-            if "quota" in message or "being terminated" in message:
-                raise TryAgainLater(f"{self} forbids to {_VERBS[method]} {where}: {message[:300]}")
+            namespace = self.access.namespace
+            if "being terminated" in message:
+                raise TryAgainLater(
+                    f"namespace {namespace} of {self} is being deleted, and takes no new {resource}: create it anew once it"
+                    f" has gone, or name another in `namespace` of the current context in {self._named()}",
+                    message,
+                )
+            if "quota" in message:
+                raise TryAgainLater(
+                    f"{self} forbids to {_VERBS[method]} {where}: raise the ResourceQuota of namespace {namespace}, or"
+                    f" remove it: {message[:200]}",
+                    message,
+                )
             verb = "list" if method == "GET" and not name else _VERBS[method]
             what = "pods: its ClusterRole" if resource == PODS else f"{resource}.{GROUP} in namespace"
             what += "" if resource == PODS else f" {self.access.namespace}: its Role"
@@ -318,7 +336,10 @@ class Api:
                 " may have lowercase letters, digits, - and . only, and must begin and end with a letter or digit",
                 message,
             )
-        raise InvalidConfig(f"{self} refuses to {_VERBS[method]} {where} ({status} {reason}): {message[:300]}")
+        if status == 400 and not self.access.tls and "HTTPS server" in message:
+            raise InvalidConfig(f"{self} speaks TLS alone. Write https:// in {self._named()}", message)
+        reason = f"{status} {reason}".rstrip()
+        raise InvalidConfig(f"{self} refuses to {_VERBS[method]} {where} ({reason}): {message[:300]}")
 
 
 class Expired(Exception):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.run import VERSION
+from cni import VERSION
 from tests import bundles
 from tests.blackbox import test_podman
 from tests.blackbox.test_podman import Podman

@@ -78,6 +78,9 @@ class ApiServer:
         self.resources = set(KINDS)
         self.tokens: set[str] = set()
         self.forbidden: set[tuple[str, str]] = set()
+        self.absent: set[str] = set()  # namespaces that there are not
+        self.ending: set[str] = set()  # namespaces that are being deleted
+        self.agents: set[str] = set()  # the User-Agent of every request
         self.faults: Callable[[str, str, int], Fault | None] = lambda method, resource, number: None
         self.seen: list[tuple[str, str, Any]] = []
         self.queries: list[tuple[str, dict[str, list[str]]]] = []  # the path and query of each request that has one
@@ -210,6 +213,7 @@ class ApiServer:
         place = place[2:] if place[:1] == ["namespaces"] else place
         resource = place[0] if place else ""
         with self._lock:
+            self.agents.add(headers.get("User-Agent", ""))
             self.seen.append((method, "/".join(place), json.loads(body) if body else None))
             if url.query:
                 self.queries.append(("/".join(place), urllib.parse.parse_qs(url.query)))
@@ -249,7 +253,7 @@ class ApiServer:
         where = f'{resource}.{GROUP} "{name}"'
         self._refuse_forbidden(method, parts)
         if method == "POST":
-            return 201, self._create(resource, namespace, json.loads(body))
+            return 201, self._create(resource, namespace, json.loads(body), "dryRun" not in query)
         if not name:
             return 200, self._list(resource, namespace, query)
         found = self.objects.get((resource, namespace, name))
@@ -330,8 +334,13 @@ class ApiServer:
                 f'{resource}.{GROUP} is forbidden: User "u" cannot {verb} resource "{resource}" in API group "{GROUP}"'
             )
             raise Refusal(403, "Forbidden", f'{message} in the namespace "{namespace}"', name=name, kind=resource)
+        if method == "POST" and namespace in self.absent:
+            raise Refusal(404, "NotFound", f'namespaces "{namespace}" not found', name=namespace, kind="namespaces")
+        if method == "POST" and namespace in self.ending:
+            message = f"unable to create new content in namespace {namespace} because it is being terminated"
+            raise Refusal(403, "Forbidden", f"{resource}.{GROUP} is forbidden: {message}", kind=resource)
 
-    def _create(self, resource: str, namespace: str, document: dict[str, Any]) -> dict[str, Any]:
+    def _create(self, resource: str, namespace: str, document: dict[str, Any], keep: bool = True) -> dict[str, Any]:
         metadata = document.get("metadata") or {}
         name = metadata.get("name") or ""
         where = f'{resource}.{GROUP} "{name}"'
@@ -344,7 +353,8 @@ class ApiServer:
         document = self._valid(resource, document)
         document["metadata"] = {**self._metadata(namespace, name), **metadata}
         document["metadata"]["managedFields"] = [{"manager": "test", "operation": "Update"}]
-        self.objects[resource, namespace, name] = document
+        if keep:
+            self.objects[resource, namespace, name] = document
         return copy.deepcopy(document)
 
     def _list(self, resource: str, namespace: str, query: dict[str, list[str]]) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
+from cni import VERSION as RAILCNI
 from cni.attachment import Book
+from cni.cli import cluster as clusters
 from cni.log import Log
 from cni.spec import request as requests
 from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater
@@ -544,6 +546,50 @@ def test_a_missing_right_is_named(cluster: Cluster) -> None:
 def test_missing_resources_are_named_with_their_remedy(cluster: Cluster) -> None:
     cluster.server.resources.clear()
     assert "apply conf/kubernetes/crds" in message(cluster)
+
+
+def test_a_namespace_that_does_not_exist_is_named_and_status_says_that_no_add_can_be_served(cluster: Cluster) -> None:
+    cluster.server.absent.add("kube-system")
+    said = message(cluster)
+    assert said.startswith("7 ")
+    assert all(word in said for word in (cluster.server.url, "namespace kube-system", "create it"))
+    with pytest.raises(NotAvailable, match="namespace kube-system"):
+        cluster.call("STATUS", "")
+
+
+def test_a_namespace_that_is_being_deleted_is_named_with_what_to_do_and_status_says_so(cluster: Cluster) -> None:
+    cluster.call("ADD")  # the pool can be read and changed: only what is new is refused
+    cluster.server.ending.add("kube-system")
+    said = message(cluster, container="c2")
+    assert said.startswith("11 ")
+    assert all(word in said[:250] for word in ("namespace kube-system", "deleted", "create it anew"))
+    with pytest.raises(NotAvailable, match="namespace kube-system"):
+        cluster.call("STATUS", "")
+
+
+def test_status_makes_nothing_in_the_cluster(cluster: Cluster) -> None:
+    cluster.call("STATUS", "")
+    assert cluster.server.names(POOLS) == cluster.server.names(RESERVATIONS) == []
+
+
+def test_a_port_that_wants_tls_is_told_with_what_to_write(cluster: Cluster) -> None:
+    cluster.server.faults = lambda *request: (400, "Client sent an HTTP request to an HTTPS server.\n")
+    said = message(cluster)
+    assert said.startswith("7 ")
+    assert f"Write https:// in kubeconfig {cluster.kubeconfig}" in said
+
+
+def test_a_refusal_without_a_reason_has_no_gap_in_its_message(cluster: Cluster) -> None:
+    cluster.server.faults = lambda *request: (400, "no")
+    assert "(400): no" in message(cluster)
+
+
+def test_every_request_says_who_asks(cluster: Cluster) -> None:
+    cluster.call("ADD")
+    of_the_command = clusters.Cluster(cluster.kubeconfig)
+    of_the_command.pools()
+    of_the_command.close()
+    assert cluster.server.agents == {f"railcni/{RAILCNI}"}
 
 
 def test_a_server_that_is_away_is_error_11_and_a_delete_succeeds_and_stays_pending(cluster: Cluster) -> None:

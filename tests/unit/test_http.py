@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
 
+from cni import VERSION
 from ipam.stores import http
 from tests.etcd import free_ports
 
@@ -16,3 +18,13 @@ def test_places_that_refuse_are_given_up_at_once() -> None:
         http.dial([("127.0.0.1", port) for port in free_ports(2)], 20)
     assert time.monotonic() - began < 10  # it would wait for the whole time
     assert refused.value.reasons == ["Connection refused", "Connection refused"]
+
+
+def test_a_request_says_who_asks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        _, connected = http.dial([server.getsockname()], 20)
+        connection = http.Connection(connected, "localhost", None, 0)
+        with server.accept()[0] as peer:
+            with pytest.raises(http.Lost):  # nobody answers
+                connection.request("GET", "/", "", b"", time.monotonic() + 0.1)
+            assert f"\r\nUser-Agent: railcni/{VERSION}\r\n".encode() in peer.recv(1000)

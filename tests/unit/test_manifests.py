@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cni import VERSION
 from cni.cli import main as command
-from cni.run import VERSION
 from tests.unit.test_conf import CONF, MANIFESTS, RBAC
 
 FOLDER = CONF / "kubernetes"

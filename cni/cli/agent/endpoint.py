@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from time import monotonic
 
-from cni.run import VERSION
+from cni import VERSION
 from cni.spec.errors import IoFailure
 
 _CLIENT_SECONDS = 5.0  # a silent client is sent away then

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from cni import VERSION
 from cni.attachment import Book
 from cni.cli import store as chosen
 from cni.cli.agent import loop, nodefiles
@@ -29,7 +30,6 @@ from cni.cli.install import state_of
 from cni.cli.installation.below import below
 from cni.kernel import files
 from cni.kernel.node import host_name
-from cni.run import VERSION
 from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam import flatfile, upkeep
 

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from cni import pack
+from cni import VERSION, pack
 from cni.cli.installation.below import below
 from cni.cli.installation.layout import COPIES, PLAIN
-from cni.run import VERSION
 from cni.spec.errors import IoFailure
 
 VERSION_FILE = "VERSION"
