@@ -1,6 +1,6 @@
 """Node slices: what a cluster of whereabouts with `node_slice_size` has is read, kept to and shared.
 
-whereabouts #498 #504 #518 #558 #666. The objects are those of v0.9.4: see its pkg/node-controller.
+whereabouts #518 #666. The objects are those of v0.9.4: see its pkg/node-controller.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_a_network_name_names_the_slices_and_stands_before_the_pool(cluster: Clu
 
 
 def test_windows_excludes_and_gateway_hold_inside_a_slice(cluster: Cluster) -> None:
-    """whereabouts #504, #558: Go forgets all of them."""
+    """whereabouts #666: Go forgets all of them."""
     divided(cluster, "node-2", "node-1")
     block = {"range_start": "10.0.0.66", "range_end": "10.0.0.70", "exclude": ["10.0.0.67/32", "10.0.0.69"]}
     given = [call(cluster, "ADD", f"c{i}", **block, gateway="10.0.0.66") for i in range(2)]
