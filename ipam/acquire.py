@@ -36,23 +36,34 @@ def acquire(
     remember: Callable[[Sequence[Want], int], None],
     reclaim: Callable[[str], bool],
     doubtful: Sequence[Want] = (),
+    preferred: Callable[[], list[tuple[int, int]]] = list,
+    seconds: float = 0,
 ) -> list[int]:
     """The addresses that meet `wanted`, in that order, leased to `owner`: all of them, or none and an error.
 
     `doubtful` are not kept by who has them: a release of them may still be on its way.
     `remember(wants, sequence)` is called before a claim is made. `reclaim(pool)` is called when a pool is exhausted,
-    and says whether it freed something. Raises Exhausted; TryAgainLater when a requested address is held by another
-    or when the claims of others win for CLAIM_SECONDS; what the store raises.
+    and says whether it freed something. `preferred()` is asked once, before a pool is searched, which addresses are to
+    be given if they are free, (family, value); then those that the store remembers of the pod. All is over in `seconds`,
+    0: CLAIM_SECONDS. Raises Exhausted; TryAgainLater when a requested address is held by another or when the claims of
+    others win for so long; what the store raises.
     """
-    deadline = time.monotonic() + CLAIM_SECONDS
+    seconds = seconds or CLAIM_SECONDS
+    deadline = time.monotonic() + seconds
+    store.finish_by(deadline)
     pause = _FIRST_PAUSE
     lost = list(doubtful)
+    liked: list[tuple[int, int]] | None = None
     contended, unknown = False, 0
     while True:
         with store.turn():
-            own, pods = store.survey(owner.attachment, owner.pod, _windows(store, wanted, owner, contended))
+            own, pods, former = store.survey(owner.attachment, owner.pod, _windows(store, wanted, owner, contended))
             plan = leases.plan(wanted, own, pods, owner, lost)
-            values = search(store, wanted, plan.chosen, owner, contended, reclaim)
+            if liked is None and None in plan.chosen:
+                liked = [*preferred(), *former]
+            if store.cooldown:
+                _check_requested(store, wanted, plan.given_up, owner)
+            values = search(store, wanted, plan.chosen, owner, contended, reclaim, liked or ())
             wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
             if plan.settled:
                 store.sync()
@@ -64,29 +75,38 @@ def acquire(
                 return values
             if isinstance(answer, Taken):
                 lost += _lost(store, wanted, wants, plan.chosen, answer.wants)
+                liked = []
                 contended = contended or any(
                     w in answer.wants for w, c in zip(wants, plan.chosen, strict=True) if c is None
                 )
         if isinstance(answer, Unknown):  # the next turn's `find` tells whether it was made
             unknown += 1
-            if unknown == _UNKNOWN_TRIES:
+            if unknown == _UNKNOWN_TRIES or time.monotonic() > deadline:
                 raise answer.reason
             owner.sequence = max(time.time_ns(), owner.sequence + 1)  # what is under way still has the former
         if time.monotonic() > deadline:
             raise TryAgainLater(
-                f"no address of {', '.join(need.pool for need in wanted)} could be claimed within {CLAIM_SECONDS:g} s,"
+                f"no address of {', '.join(need.pool for need in wanted)} could be claimed within {seconds:g} s,"
                 " because others claim from there at the same time: retry"
             )
         time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def lowest_free(store: Store, need: Need, start: int = 0, avoid: Collection[int] = ()) -> int | None:
-    """The first address that can be claimed, from `start` to the end of the range and then from its beginning."""
+def lowest_free(
+    store: Store, need: Need, start: int = 0, avoid: Collection[int] = (), cooling: Collection[int] = ()
+) -> int | None:
+    """The first address that can be claimed, from `start` to the end of the range and then from its beginning.
+
+    Neither one to `avoid` nor one that is `cooling`: few and many.
+    """
     rng = need.rng
 
     def occupied(low: int, high: int) -> int:
-        return store.occupied(need.pool, need.scope, rng.family, low, high)
+        bits = store.occupied(need.pool, need.scope, rng.family, low, high)
+        if cooling:
+            bits |= sum(1 << value - low for value in range(low, high + 1) if value in cooling)
+        return bits
 
     def next_open(low: int, high: int) -> int:
         return store.next_open(need.pool, need.scope, rng.family, low, high)
@@ -119,8 +139,9 @@ def search(
     owner: Owner,
     contended: bool,
     reclaim: Callable[[str], bool],
+    liked: Sequence[tuple[int, int]] = (),
 ) -> list[int]:
-    """`chosen` with a free address in place of each None; Exhausted when there is none."""
+    """`chosen` with a free address in place of each None, one of `liked` if there is one; Exhausted when none is free."""
     values: list[int] = []
     proposed: list[int] = []  # indices of `wanted`
     for i, (need, value) in enumerate(zip(wanted, chosen, strict=True)):
@@ -128,21 +149,56 @@ def search(
             start = _start(need, owner, contended)
             others = (*zip(wanted, values), *zip(wanted[i + 1 :], chosen[i + 1 :], strict=True))  # noqa: B905
             avoid = [v for n, v in others if v is not None and n.rng.family == need.rng.family]
-            value = lowest_free(store, need, start, avoid)
+            cooling = _cooling(store, need, owner)
+            value = _liked(store, need, liked, {*avoid, *cooling})
+            if value is None:
+                value = lowest_free(store, need, start, avoid, cooling)
             if value is None and reclaim(need.pool):
-                value = lowest_free(store, need, start, avoid)
+                cooling = _cooling(store, need, owner)
+                value = lowest_free(store, need, start, avoid, cooling)
             if value is None:
                 free = sum(wanted[j].rng.family == need.rng.family and need.rng.usable(values[j]) for j in proposed)
-                raise _exhausted(need, free)
+                raise _exhausted(need, free, sum(map(need.rng.usable, cooling)))
             proposed.append(i)
         values.append(value)
     return values
 
 
-def _exhausted(need: Need, free: int) -> Exhausted:
+def _liked(store: Store, need: Need, liked: Sequence[tuple[int, int]], avoid: Collection[int]) -> int | None:
+    """The first of `liked` that `need` may be given and that is free."""
+    for family, value in liked:
+        open_to_it = family == need.rng.family and need.rng.usable(value) and value not in avoid
+        if open_to_it and not store.occupied(need.pool, need.scope, family, value, value):
+            return value
+    return None
+
+
+def _cooling(store: Store, need: Need, owner: Owner) -> Collection[int]:
+    """The addresses of `need` that are kept from `owner`, for another has just given them up."""
+    if not store.cooldown:
+        return ()
+    return store.cooling(need.pool, need.scope, need.rng.family, need.rng.first, need.rng.last, owner)
+
+
+def _check_requested(store: Store, wanted: Sequence[Need], kept: Sequence[Lease], owner: Owner) -> None:
+    """TryAgainLater when a requested address that none of the leases `kept` has is cooling."""
+    held = {(lease.pool, lease.value) for lease in kept}
+    for need in wanted:
+        value = need.requested
+        if value is None or (need.pool, value) in held:
+            continue
+        if value in store.cooling(need.pool, need.scope, need.rng.family, value, value, owner):
+            raise TryAgainLater(
+                f"the requested address {format_address(need.rng.family, value)} (pool {need.pool}) was freed by another pod"
+                f" less than {store.cooldown} s ago (ipam.cooldown_seconds): ask for another one, or retry later"
+            )
+
+
+def _exhausted(need: Need, free: int, cooling: int) -> Exhausted:
     size = need.rng.size()
+    waiting = f", {cooling} of them until their ipam.cooldown_seconds are over" if cooling else ""
     return Exhausted(
-        f"pool {need.pool} is exhausted: {size - free} of the {size} addresses that range {need.rng} may give are in use."
+        f"pool {need.pool} is exhausted: {size - free} of the {size} addresses that range {need.rng} may give are in use{waiting}."
         " Delete attachments or enlarge the range; `railcni ipam leases` shows who holds them"
     )
 

@@ -82,6 +82,8 @@ class IpamConfig:
     etcd_cert_file: str
     etcd_ca_cert_file: str
     store_timeout: int  # seconds
+    cooldown_seconds: int
+    preferred_ip_annotation: bool
     log_file: str
     log_level: str
     configuration_path: str
@@ -201,9 +203,21 @@ def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> lis
             faults.append(
                 Fault(key, part, f"is the first or last address of {rng}, which is never given: want another")
             )
+        elif (
+            rng and request.command == "ADD" and not any(r.family == family and r.usable(value) for r in config.ranges)
+        ):
+            faults.append(Fault(key, part, _never_given(rng, value)))
         elif requested.get((family, value)) is None:
             requested[family, value] = prefix
     return [(family, value, prefix) for (family, value), prefix in requested.items()]
+
+
+def _never_given(rng: Range, value: int) -> str:
+    """Why a range does not give an address of its CIDR."""
+    if rng.first <= value <= rng.last:
+        return f"is excluded from {rng}: want another address, or take it out of `exclude`"
+    first, last = (format_address(rng.family, end) for end in (rng.first, rng.last))
+    return f"is outside of {first}-{last}, which range {rng} gives (range_start, range_end): want one of these"
 
 
 def _strings(document: Any, key: str, faults: list[Fault]) -> list[tuple[str, str]]:
@@ -261,6 +275,14 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
     if config.etcd_password and hosts.startswith("ipam.") and not password.startswith("ipam."):
         wanted = f"want it beside {password}: the administrator's password goes to no host that a network names"
         faults.append(Fault(hosts, config.etcd_host, wanted))
+    if config.preferred_ip_annotation and not config.kubeconfig:
+        faults.append(
+            Fault(
+                source.where("preferred_ip_annotation"),
+                True,
+                "want kubernetes.kubeconfig beside it, to read the pod by",
+            )
+        )
     config.datastore = datastore(config)
     pod = request.args.get("K8S_POD_NAME", "")
     if chosen or config.datastore != "file" or not pod or request.command not in ("ADD", "CHECK"):

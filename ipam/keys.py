@@ -185,6 +185,19 @@ IPAM_KEYS = (
         "how many seconds an ADD tries to reach a store that nodes share, etcd or kubernetes, before it fails with code 11; "
         "the other verbs try for 2 at most",
     ),
+    Key(
+        "cooldown_seconds",
+        optional(integer(0, 86_400), 0),
+        0,
+        "for how many seconds a freed address is given to no other pod",
+    ),
+    Key(
+        "preferred_ip_annotation",
+        boolean,
+        False,
+        "read the pod's annotation whereabouts.cni.cncf.io/preferred-ip by kubernetes.kubeconfig, and give the addresses "
+        "that it names, separated by commas, when they are free",
+    ),
     Key("log_file", string, "", "path of a file that log lines are appended to, besides stderr"),
     Key(
         "log_level",

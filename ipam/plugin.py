@@ -87,21 +87,34 @@ def _acquire(
 
     owner = _owner(request, config)
     store = stores.open_store(described, CREATE, restorer(described, book, log), config.store_timeout, log.warning)
+    store.cooldown = config.cooldown_seconds
     former = record
 
     def remember(wants: Sequence[Want], sequence: int) -> None:
         nonlocal record
         owner.sequence = sequence
-        new = document(stores.recorded(described), wants, owner)
+        new = document(stores.recorded(described), wants, owner, config.cooldown_seconds)
         if record is None or any(record.get(key) != value for key, value in new.items()):
             book.write(request.attachment, PART, new)
             record = new
 
+    def preferred() -> list[tuple[int, int]]:
+        if not (config.preferred_ip_annotation and owner.pod[1]):
+            return []
+        from ipam import annotation
+
+        return annotation.preferred(config.kubeconfig, owner.pod, min(SHARED_SECONDS, config.store_timeout), log)
+
     doubtful: list[Want] = []
     if record and record["pending"] and stores.is_shared(described):
         doubtful = [Want(le.pool, le.family, le.value, le.scope) for le in recorded_leases(request.attachment, record)]
+    seconds = config.store_timeout if stores.is_shared(described) else 0
+
+    def reclaimed(pool: str) -> bool:
+        return reclaim(store, pool, owner, book, log)
+
     try:
-        return acquire(store, wanted, owner, remember, lambda pool: reclaim(store, pool, owner, book, log), doubtful)
+        return acquire(store, wanted, owner, remember, reclaimed, doubtful, preferred, seconds)
     except Unreachable:
         raise  # what was claimed cannot be told; DEL or GC will find it by the record
     except CniError:
@@ -124,14 +137,14 @@ def delete(request: Request, book: Book, log: Log) -> None:
     with book.locked(request.attachment, PART):
         record = read_record(request.attachment, book, log)
         described = record["store"] if record else None
-        seconds = 0.0
+        seconds, cooldown = 0.0, None
         try:
             config = _read(request, log)
             if described is None:
                 described = _searched(request, config) if leases.needs(config) else None
             else:
                 described = _reached(described, config)
-            seconds = min(SHARED_SECONDS, config.store_timeout)
+            seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
             if (
                 record is None
@@ -143,7 +156,7 @@ def delete(request: Request, book: Book, log: Log) -> None:
             book.remove(request.attachment, PART)
             return
         try:
-            release(request.attachment, record, described, book, log, seconds)
+            release(request.attachment, record, described, book, log, seconds, cooldown)
         except CniError as fault:
             if not stores.is_shared(described) or not is_pending(request.attachment, book):
                 raise
@@ -204,7 +217,8 @@ def _lease_differences(
     record = read_record(attachment, book, log)
     if not wanted and not record:
         return []
-    store = stores.open_store(_reached(record["store"], config) if record else stores.describe(config), READ)
+    described = _reached(record["store"], config) if record else stores.describe(config)
+    store = stores.open_store(described, READ, seconds=min(SHARED_SECONDS, config.store_timeout))
     found = []
     with store.turn():
         held = {(lease.family, lease.value): lease for lease in store.find(attachment)}
@@ -226,17 +240,17 @@ def collect(request: Request, book: Book, log: Log) -> None:
 
     valid = valid_attachments(request)
     faults: list[CniError] = []
-    described, pools, node_name = None, [], ""
+    described, pools, node_name, cooldown = None, [], "", 0
     try:
         config = _read(request, log)
-        node_name = config.node
+        node_name, cooldown = config.node, config.cooldown_seconds
         stores.locate(config, request.attachment.network, False)
         wanted = leases.needs(config)
         if wanted:
             described, pools = stores.describe(config), list(dict.fromkeys(need.pool for need in wanted))
     except CniError as fault:
         faults.append(fault)
-    faults += upkeep.collect(request.attachment.network, valid, node_name, described, pools, book, log)
+    faults += upkeep.collect(request.attachment.network, valid, node_name, described, pools, book, log, cooldown)
     if faults:
         faults[0].details = "\n".join(filter(None, [faults[0].details, *(fault.msg for fault in faults[1:])]))
         raise faults[0]
@@ -256,6 +270,7 @@ def status(request: Request, book: Book, log: Log) -> None:
         wanted = leases.needs(config)
         described = stores.describe(config)
         store = stores.open_store(described, CREATE, restorer(described, book, log), seconds)
+        store.cooldown = config.cooldown_seconds
         with store.turn():
             search(
                 store, wanted, [None] * len(wanted), owner, False, lambda pool: reclaim(store, pool, owner, book, log)

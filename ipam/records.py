@@ -10,13 +10,14 @@ so that a store whose file was lost can begin anew with what is in use. Members,
     sequence   when the addresses were claimed, in ns since 1970
     scope      the reservation scope of all of them, null for none
     pools, addresses   lists of the same length
+    cooldown   for how many seconds the addresses are given to no other pod when they are freed; absent for none
     pending    true when a DEL came that could not release them
 """
 
 from __future__ import annotations
 
 from ipam.ranges import format_address, parse_address
-from ipam.stores.base import Lease, Owner, Want
+from ipam.stores.base import COOLDOWN, Lease, Owner, Want
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 PART = "ipam"
 
 
-def document(store: dict[str, Any], wants: Sequence[Want], owner: Owner) -> dict[str, Any]:
+def document(store: dict[str, Any], wants: Sequence[Want], owner: Owner, cooldown: int = 0) -> dict[str, Any]:
     """The record of a claim in the store that `store` describes."""
-    return {
+    found = {
         "store": store,
         "netns": owner.netns,
         "node": owner.node,
@@ -41,6 +42,13 @@ def document(store: dict[str, Any], wants: Sequence[Want], owner: Owner) -> dict
         "addresses": [format_address(want.family, want.value) for want in wants],
         "pending": False,
     }
+    return {**found, "cooldown": cooldown} if cooldown else found
+
+
+def cooldown(record: dict[str, Any] | None) -> int:
+    """The cooldown that a record tells of; 0 where it tells of none."""
+    found = record.get("cooldown") if record else None
+    return found if isinstance(found, int) and 0 < found <= COOLDOWN else 0
 
 
 def leases(attachment: Attachment, record: dict[str, Any]) -> list[Lease]:

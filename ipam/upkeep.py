@@ -46,13 +46,15 @@ def release(
     book: Book,
     log: Log,
     seconds: float = 0,
+    cooldown: int | None = None,
 ) -> None:
     """Free the leases of `attachment` in the store that `described` names, then remove the record. Its lock is held.
 
     With a record the store is made when its file is not there: else another process could make it now, and begin it
-    with this very record. `seconds` as for open_store.
+    with this very record. `seconds` as for open_store; `cooldown` None: what the record says.
     """
     store = stores.open_store(described, CREATE if record else CHANGE, restorer(described, book, log), seconds)
+    store.cooldown = records.cooldown(record) if cooldown is None else cooldown
     try:
         with store.turn():
             held = records.leases(attachment, record) if record else []
@@ -188,6 +190,7 @@ def collect(
     pools: Iterable[str],
     book: Book,
     log: Log,
+    cooldown: int = 0,
 ) -> list[CniError]:
     """Release what belongs to attachments of `network` that are not `valid`; the faults that were met.
 
@@ -210,7 +213,7 @@ def collect(
         if any(isinstance(fault, Unreachable) for fault in faults):
             break  # each of the others would wait as long; the next GC goes on
         try:
-            _collect(attachment, began, described, book, log)
+            _collect(attachment, began, described, book, log, cooldown)
         except CniError as fault:
             faults.append(fault)
     try:
@@ -232,7 +235,9 @@ def _unlisted(network: str, valid: set[Attachment], node: str, store: Store, poo
     return list(found)
 
 
-def _collect(attachment: Attachment, began: int, described: dict[str, Any] | None, book: Book, log: Log) -> None:
+def _collect(
+    attachment: Attachment, began: int, described: dict[str, Any] | None, book: Book, log: Log, cooldown: int
+) -> None:
     link = book.try_locked(attachment, _LINK_PART)
     if link is None:
         return
@@ -250,7 +255,7 @@ def _collect(attachment: Attachment, began: int, described: dict[str, Any] | Non
             if record and described and stores.same(record["store"], described):
                 where = stores.joined(record["store"], described)  # it knows the password
             if where:
-                release(attachment, record, where, book, log)
+                release(attachment, record, where, book, log, cooldown=records.cooldown(record) or cooldown)
                 log.info(f"collected {attachment}")
 
 

@@ -7,11 +7,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from cni import policy
 from tests import etcd
 from tests import node as nodes
+
+hypothesis.settings.register_profile("railcni", deadline=None)  # how busy the machine is decides no test
+hypothesis.settings.load_profile("railcni")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

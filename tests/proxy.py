@@ -51,6 +51,8 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
 
     def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        losing, held = threading.Event(), threading.Event()
+        threading.Thread(target=self._answer, args=(client, server, losing, held), daemon=True).start()
         try:
             while data := client.recv(1 << 20):
                 fault = self.fault(data)
@@ -59,18 +61,33 @@ class Proxy:
                 if fault == "hold":
                     self.holds.set()
                     self._held.wait(30)
-                server.sendall(data)
+                    held.set()
                 if fault == "reply":
-                    server.recv(1 << 20)
-                    break
-                reply = server.recv(1 << 20)
+                    losing.set()
+                server.sendall(data)
                 if fault == "hold":
-                    self.done.set()
-                client.sendall(reply)
+                    self.done.wait(10)  # the client may have gone, and what follows would cut off the answer
         except OSError:
             pass
-        for s in (client, server):
-            try:
-                s.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        _shut(client, server)
+
+    def _answer(
+        self, client: socket.socket, server: socket.socket, losing: threading.Event, held: threading.Event
+    ) -> None:
+        """Pass on what the server says, until a reply is to be lost."""
+        try:
+            while (data := server.recv(1 << 20)) and not losing.is_set():
+                if held.is_set():
+                    self.done.set()
+                client.sendall(data)
+        except OSError:
+            pass
+        _shut(client, server)
+
+
+def _shut(*sockets: socket.socket) -> None:
+    for s in sockets:
+        try:
+            s.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass

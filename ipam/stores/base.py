@@ -15,7 +15,7 @@ from cni.spec.request import Attachment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from types import TracebackType
     from typing import Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 READ, CHANGE, CREATE = range(3)  # what a store is opened for; where there is none, CREATE makes it, else it is empty
 
 SHARED_SECONDS = 2.0  # how long a request to a store that nodes share may take, unless it is for an ADD
+COOLDOWN = 86_400  # the longest cooldown, in seconds: what ends later was written by a clock that was wrong
+FORMER = 10_000  # how many former addresses a store remembers; the oldest are forgotten
 
 
 class Unreachable(TryAgainLater):
@@ -40,6 +42,12 @@ class Want:
         self.family = family
         self.value = value
         self.scope = scope
+
+
+def returns(pod: tuple[str, str, str]) -> bool:
+    """Whether a pod may come back under its name: those of a StatefulSet do, whose names end in "-" and their number."""
+    stem, _, ordinal = pod[1].rpartition("-")
+    return bool(stem) and ordinal.isascii() and ordinal.isdigit()
 
 
 class Owner:
@@ -118,6 +126,16 @@ class Lease:
         return f"{pod}container {self.container_id}, {self.ifname}, network {self.network}{node}"
 
 
+def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
+    """Those leases whose addresses are not claimed again by `wants`, neither in their pools nor in their scopes."""
+
+    def is_claimed(lease: Lease) -> bool:
+        same = [w for w in wants if (w.family, w.value) == (lease.family, lease.value)]
+        return any(w.pool == lease.pool or (w.scope is not None and w.scope == lease.scope) for w in same)
+
+    return [lease for lease in instead_of if not is_claimed(lease)]
+
+
 class Pool:
     """A pool that has leases: its name, its family, and how many."""
 
@@ -178,11 +196,16 @@ class Store:
     """A store of leases. Every method may raise a CniError that names the store; then nothing was changed.
 
     Each method takes a turn of its own unless the caller is in one.
+
+    An address that is freed may be remembered in two ways, for as long and as many as the store has room for. Of a pod
+    that `returns` under its name it is known which address it had in a pool last (`former`): a preference. And with a
+    `cooldown`, in seconds, it is known for so long who had it (`cooling`): it is given to no other.
     """
 
-    __slots__ = ()
+    __slots__ = ("cooldown",)
 
     kind = ""
+    cooldown: int
     window = 4096  # how many addresses a search looks at in one step: a power of two, at most the allocator's WINDOW
 
     def record(self) -> dict[str, Any]:
@@ -228,17 +251,28 @@ class Store:
         """
         raise NotImplementedError
 
+    def former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
+        """The addresses, (family, value), that a pod which `returns` had as `ifname` in its pools until they were freed."""
+        raise NotImplementedError
+
+    def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
+        """The addresses of low..high that were freed less than their cooldown ago, and not by the pod of `owner`."""
+        raise NotImplementedError
+
     def survey(
         self,
         attachment: Attachment,
         pod: tuple[str, str, str],
         windows: Sequence[tuple[str, str | None, int, int, int]],
-    ) -> tuple[list[Lease], list[Lease]]:
-        """What `find` and `find_pod` answer. `windows` are what `occupied` will probably be asked next.
+    ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
+        """What `find`, `find_pod` and `former` answer. `windows` are what `occupied` will probably be asked next.
 
         A store that is reached by messages reads all of it with one.
         """
-        return self.find(attachment), self.find_pod(pod, attachment.ifname)
+        return self.find(attachment), self.find_pod(pod, attachment.ifname), self.former(pod, attachment.ifname)
+
+    def finish_by(self, deadline: float) -> None:
+        """Let no request take longer than until `deadline`, by time.monotonic; for stores that are reached by messages."""
 
     def holder(self, want: Want) -> Lease | None:
         """The lease that keeps `want` from being claimed."""
@@ -259,7 +293,10 @@ class Store:
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        """Give up `instead_of` and lease all `wants` to `owner`, in one step; or change nothing."""
+        """Give up `instead_of` and lease all `wants` to `owner`, in one step; or change nothing.
+
+        What is given up and not leased again has its cooldown before it.
+        """
         raise NotImplementedError
 
     def release(self, leases: Sequence[Lease]) -> int:

@@ -23,16 +23,47 @@ while, comes to nothing.
 
 from __future__ import annotations
 
+import posix
+
 from cni.spec.errors import CniError
 from ipam.stores import etcd_txn as txn
-from ipam.stores.base import CREATE, READ, SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
+from ipam.stores.base import (
+    CREATE,
+    FORMER,
+    READ,
+    SHARED_SECONDS,
+    Claimed,
+    Lease,
+    Owner,
+    Pool,
+    Store,
+    Taken,
+    Unknown,
+    Unreachable,
+    Want,
+    given_up,
+    returns,
+)
 from ipam.stores.etcd_gateway import Gateway, Open, endpoint
-from ipam.stores.etcd_keys import BLOCK, LEASE, Keys, end_of, last_name, next_key, parse, unescaped
+from ipam.stores.etcd_keys import (
+    BLOCK,
+    LEASE,
+    Keys,
+    address_of,
+    end_of,
+    last_name,
+    next_key,
+    parse,
+    place_of,
+    pod_of,
+    unescaped,
+    value_of,
+)
 from ipam.stores.etcd_search import Search
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import Any
 
     from cni.spec.request import Attachment
@@ -42,6 +73,7 @@ if TYPE_CHECKING:
 _VOID_SECONDS = 600  # how long a claim that was given up may still be on its way
 _WINDOWS = 50  # that are looked at in one request
 _AT_ONCE = 64  # leases that are read by their keys in one request
+_FORGETS, _FORGOTTEN = 8, 500  # so many of 256 releases look for what must be forgotten, and so many keys each removes
 
 
 class EtcdStore(Store):
@@ -53,6 +85,7 @@ class EtcdStore(Store):
     window = BLOCK
 
     def __init__(self, described: dict[str, Any], use: int = CREATE, seconds: float = SHARED_SECONDS) -> None:
+        self.cooldown = 0
         self._described = described
         self._keys = Keys(described["prefix"])
         paths = (described["ca"], described["cert"], described["key"])
@@ -69,6 +102,9 @@ class EtcdStore(Store):
     def leave(self) -> None:
         """Nothing: the connection is kept."""
 
+    def finish_by(self, deadline: float) -> None:
+        self._gateway.deadline = deadline
+
     def close(self) -> None:
         """Close the connection."""
         self._gateway.close()
@@ -79,15 +115,35 @@ class EtcdStore(Store):
 
     def survey(
         self, attachment: Attachment, pod: tuple[str, str, str], windows: Sequence[Window]
-    ) -> tuple[list[Lease], list[Lease]]:
+    ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
         own = self._keys.all("attachment", *attachment.key())
         of_pod = self._keys.all("pod", *pod[:2], attachment.ifname)
         reads = [txn.read(own, end_of(own)), txn.read(of_pod, end_of(of_pod), keys_only=True)]
+        memory = self._former(pod, attachment.ifname)
         windows = windows[:_WINDOWS]
-        found, listed, *seen = txn.answers(self._call({"success": reads + self._search.expect(windows)}))
-        self._search.met(windows, seen)
+        reply = self._call({"success": reads + memory + self._search.expect(windows)})
+        found, listed, *seen = txn.answers(reply)
+        former = [address_of(value) for answer in seen[: len(memory)] for _, value in txn.entries(answer)]
+        self._search.met(windows, seen[len(memory) :])
         leases = [parse(*entry) for entry in txn.entries(found)]
-        return leases, self._of_pod(pod, attachment.ifname, of_pod, txn.entries(listed))
+        return leases, self._of_pod(pod, attachment.ifname, of_pod, txn.entries(listed)), former
+
+    def former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
+        memory = self._former(pod, ifname)
+        return [address_of(value) for _, value in self._read(*memory)[0]] if memory else []
+
+    def _former(self, pod: tuple[str, str, str], ifname: str) -> list[Op]:
+        """The read of what is remembered of a pod; none when nothing can be."""
+        prefix = self._keys.all("former", *pod[:2], ifname)
+        return [txn.read(prefix, end_of(prefix))] if returns(pod) else []
+
+    def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
+        own = pod_of(owner.pod, owner.attachment.ifname)
+        reads = []
+        for place in self._keys.places(Want(pool, family, low, scope)):
+            first, last = (self._keys.cooling(*place, family, value) for value in (low, high))
+            reads.append(txn.read(first, next_key(last)))
+        return {value_of(key) for found in self._read(*reads) for key, pod in found if not own or pod != own}
 
     def find_pod(self, pod: tuple[str, str, str], ifname: str) -> list[Lease]:
         prefix = self._keys.all("pod", *pod[:2], ifname)
@@ -130,6 +186,10 @@ class EtcdStore(Store):
         compare += [txn.absent(key) for key in unique if key not in former]
         compare.append(txn.absent(self._keys.void(owner.attachment, owner.sequence), end_of(void)))
         changes = [txn.put(*entry) for entry in puts.items()] + [txn.delete(key) for key in gone]
+        freed = given_up(instead_of, wants) if self.cooldown else []
+        term = self._term() if freed else ""
+        memory = {key: pod for old in freed for key, pod in self._cooling(old, term).items()}
+        changes += [txn.put(key, pod, term) for key, pod in memory.items()]
         try:
             reply = self._call(txn.transaction(compare, changes, reads), once=True)
         except Open as fault:
@@ -170,7 +230,7 @@ class EtcdStore(Store):
 
     def _forbid(self, attachment: Attachment, sequence: int, unless: list[bytes]) -> bool:
         """Let no claim of `attachment` up to `sequence` succeed any more, unless these keys are there; whether so."""
-        lease = str(self._gateway.call("lease/grant", {"TTL": str(_VOID_SECONDS)}).get("ID") or "")
+        lease = self._grant(_VOID_SECONDS)
         void = [txn.put(self._keys.void(attachment, sequence), b"", lease)]
         if not unless:
             self._call(txn.transaction([], void))
@@ -180,13 +240,54 @@ class EtcdStore(Store):
     def release(self, leases: Sequence[Lease]) -> int:
         if not leases:
             return 0
+        distinct = list({lease.key(): lease for lease in leases}.values())
+        term = self._term()
         each = []
-        for lease in {lease.key(): lease for lease in leases}.values():  # etcd compares all before it changes anything
-            gone = [*self._keys.entries(lease), *self._keys.marks(lease)]
-            each.append(
-                txn.within(txn.transaction([txn.exists(self._keys.identity(lease))], [txn.delete(key) for key in gone]))
-            )
-        return sum(txn.inner(self._call(txn.transaction([], each))))
+        written: set[bytes] = set()  # etcd takes a key once
+        for lease in sorted(
+            distinct, key=lambda lease: -lease.sequence
+        ):  # etcd compares all before it changes anything
+            changes = [txn.delete(key) for key in (*self._keys.entries(lease), *self._keys.marks(lease))]
+            cooling, former = self._cooling(lease, term), self._remembered(lease)
+            changes += [txn.put(key, pod, term) for key, pod in cooling.items() if key not in written]
+            changes += [txn.put(key, place) for key, place in former.items() if key not in written]
+            written |= {*cooling, *former}
+            each.append(txn.within(txn.transaction([txn.exists(self._keys.identity(lease))], changes)))
+        freed = sum(txn.inner(self._call(txn.transaction([], each))))
+        if any(returns(lease.pod) for lease in distinct) and posix.urandom(1)[0] < _FORGETS:
+            self.forget()
+        return freed
+
+    def _term(self) -> str:
+        """The etcd lease that ends with a cooldown that begins now; "" for none."""
+        try:
+            return self._grant(self.cooldown) if self.cooldown else ""
+        except Unreachable:
+            raise
+        except CniError:  # etcd takes no more; what is leased must be freed nevertheless
+            return ""
+
+    def _cooling(self, lease: Lease, term: str) -> dict[bytes, bytes]:
+        """What keeps the address of `lease` from being given to others until `term` ends."""
+        pod = pod_of(lease.pod, lease.ifname)
+        places = self._keys.places(lease) if term else []
+        return {self._keys.cooling(*place, lease.family, lease.value): pod for place in places}
+
+    def _remembered(self, lease: Lease) -> dict[bytes, bytes]:
+        """What remembers that the pod of `lease` had its address."""
+        return {self._keys.former(lease): place_of(lease.family, lease.value)} if returns(lease.pod) else {}
+
+    def forget(self) -> None:
+        """Remove the oldest of what is remembered of pods, as far as it is too much."""
+        prefix = self._keys.all("former")
+        try:
+            (counted,) = txn.answers(self._call({"success": [txn.count(prefix, end_of(prefix))]}))
+            surplus = txn.number(counted) - FORMER
+            if surplus > 0:
+                oldest = txn.read(prefix, end_of(prefix), min(surplus, _FORGOTTEN), keys_only=True, oldest=True)
+                self._call(txn.transaction([], [txn.delete(key) for key, _ in self._read(oldest)[0]]))
+        except CniError:
+            pass  # the release is made; another one will see to it
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         prefix = self._keys.all("node", node, pool) if node else self._keys.all(LEASE, pool)
@@ -256,6 +357,10 @@ class EtcdStore(Store):
             reads = [txn.read(prefix + place) for place in places[i : i + _AT_ONCE]]
             found += [parse(*entry) for entries in self._read(*reads) for entry in entries]
         return found
+
+    def _grant(self, seconds: int) -> str:
+        """The id of an etcd lease: what is put with it goes after `seconds`."""
+        return str(self._gateway.call("lease/grant", {"TTL": str(seconds)}).get("ID") or "")
 
     def _read(self, *reads: Op) -> list[list[Entry]]:
         """What each of `reads` finds, all at one moment."""

@@ -76,12 +76,14 @@ def endpoint(text: str, tls: bool) -> Endpoint:
 class Gateway:
     """The gateway of one cluster. `seconds` bound each call, with all its attempts. Nothing is opened before it is needed.
 
+    None takes longer than until `deadline` (time.monotonic), either.
+
     `tls` holds the paths of the authority's certificate, the client's certificate and its key.
     """
 
     __slots__ = (
         *("_at", "_connection", "_context", "_endpoints", "_password"),
-        *("_refused", "_tls", "_token", "_user", "seconds"),
+        *("_refused", "_tls", "_token", "_user", "deadline", "seconds"),
     )
 
     def __init__(
@@ -97,6 +99,7 @@ class Gateway:
         self._connection: http.Connection | None = None
         self._at = 0  # index of the endpoint of the connection, or of the one to try first
         self.seconds = seconds
+        self.deadline = float("inf")
 
     def call(self, method: str, document: dict[str, Any], once: bool = False) -> dict[str, Any]:
         """What the gateway answers to POST /v3/`method`.
@@ -104,7 +107,7 @@ class Gateway:
         Unreachable when no endpoint serves in time; Open when it is open what became of a request that is made `once`;
         InvalidConfig for what must be corrected here or in etcd; TryAgainLater when etcd takes no more.
         """
-        deadline = monotonic() + self.seconds
+        deadline = min(monotonic() + self.seconds, self.deadline)
         pause = _FIRST_PAUSE
         while True:
             failure: CniError

@@ -11,6 +11,9 @@ that the order of keys is that of addresses:
     full/KIND/SPACE/SIZE/ADDRESS                                    nothing: SIZE addresses from there on are all taken,
                                                                     of a pool (KIND lease) or a scope (reserved)
     void/NETWORK/CONTAINERID/IFNAME/SEQUENCE                        nothing: claims up to this sequence come too late
+    former/NAMESPACE/NAME/IFNAME/POOL                               the address that a pod had there last
+    cooling/KIND/SPACE/ADDRESS                                      the pod that had the address, as NAMESPACE/NAME/IFNAME;
+                                                                    it goes when the address may be given again
 
 The first five come and go together. The key below attachment/ has all in it that makes a lease this one, so whether it
 is there decides whether a lease is still as it was read.
@@ -47,21 +50,21 @@ class Keys:
 
     def taken(self, kind: str, space: str, family: int, value: int) -> bytes:
         """The key that stands for an address of a pool (`kind` LEASE) or of a scope (RESERVED)."""
-        return self._key(kind, space) + _hex(family, value)
+        return self._key(kind, space) + place_of(family, value)
 
     def all(self, kind: str, *names: str) -> bytes:
         """What the keys of this kind, with these names next, begin with."""
         return self._key(kind, *names)
 
     def full(self, kind: str, space: str, size: int, family: int, value: int) -> bytes:
-        return self._key("full", kind, space, str(size)) + _hex(family, value)
+        return self._key("full", kind, space, str(size)) + place_of(family, value)
 
     def void(self, attachment: Attachment, sequence: int) -> bytes:
         return self._key("void", *attachment.key()) + b"%016x" % sequence
 
     def identity(self, lease: Lease) -> bytes:
         """The key below attachment/ of `lease`."""
-        place = _hex(lease.family, lease.value).decode()
+        place = place_of(lease.family, lease.value).decode()
         names = (lease.network, lease.container_id, lease.ifname, lease.pool, place)
         return self._key("attachment", *names) + b"%016x" % lease.sequence
 
@@ -76,7 +79,7 @@ class Keys:
 
     def entries(self, lease: Lease) -> dict[bytes, bytes]:
         """All that stands for `lease`."""
-        place = _hex(lease.family, lease.value)
+        place = place_of(lease.family, lease.value)
         written = _document(lease)
         found = {self._key(LEASE, lease.pool) + place: written, self.identity(lease): written}
         if lease.scope is not None:
@@ -94,6 +97,14 @@ class Keys:
             if self.taken(kind, space, lease.family, lease.value) not in kept
             for size in (BLOCK, LARGE)
         ]
+
+    def former(self, lease: Lease) -> bytes:
+        """The key that remembers which address the pod of `lease` had in its pool."""
+        return self._key("former", *lease.pod[:2], lease.ifname, lease.pool)[:-1]
+
+    def cooling(self, kind: str, space: str, family: int, value: int) -> bytes:
+        """The key that stands for an address of a pool or scope while it is given to no other pod."""
+        return self._key("cooling", kind, space) + place_of(family, value)
 
     def _key(self, *names: str) -> bytes:
         try:
@@ -127,11 +138,22 @@ def value_of(key: bytes) -> int:
     return int(last_name(key), 16)
 
 
+def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
+    """How a pod and one of its interfaces are named in a value; b"" for a pod without a name."""
+    return f"{pod[0]}/{pod[1]}/{ifname}".encode() if pod[1] else b""
+
+
+def address_of(place: bytes) -> tuple[int, int]:
+    """(family, value) of an address as keys end with; ValueError."""
+    return (4 if len(place) == 8 else 6), int(place, 16)
+
+
 def _escaped(name: str) -> str:
     return name.replace("%", "%25").replace("/", "%2F") if "/" in name or "%" in name else name
 
 
-def _hex(family: int, value: int) -> bytes:
+def place_of(family: int, value: int) -> bytes:
+    """An address as keys end with it."""
     return b"%08x" % value if family == 4 else b"%032x" % value
 
 

@@ -29,8 +29,11 @@ def delete(key: bytes) -> Op:
     return {"request_delete_range": {"key": _text(key)}}
 
 
-def read(key: bytes, end: bytes = b"", limit: int = 0, keys_only: bool = False) -> Op:
-    """The entry of `key`; with `end` those from `key` up to it, excluded, in order, `limit` at most (0: all)."""
+def read(key: bytes, end: bytes = b"", limit: int = 0, keys_only: bool = False, oldest: bool = False) -> Op:
+    """The entry of `key`; with `end` those from `key` up to it, excluded, in order, `limit` at most (0: all).
+
+    `oldest`: those come first that were written first.
+    """
     request: dict[str, Any] = {"key": _text(key)}
     if end:
         request["range_end"] = _text(end)
@@ -38,6 +41,8 @@ def read(key: bytes, end: bytes = b"", limit: int = 0, keys_only: bool = False) 
         request["limit"] = str(limit)
     if keys_only:
         request["keys_only"] = True
+    if oldest:
+        request |= {"sort_order": "ASCEND", "sort_target": "MOD"}
     return {"request_range": request}
 
 

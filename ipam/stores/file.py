@@ -12,14 +12,31 @@ A new file begins with the leases that `restore` answers: the caller knows them 
 
 from __future__ import annotations
 
+import time
+
+from cni.spec.errors import IoFailure
 from cni.spec.request import Attachment
 from ipam.stores import bitmap, schema
-from ipam.stores.base import CREATE, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
+from ipam.stores.base import (
+    COOLDOWN,
+    CREATE,
+    FORMER,
+    Claimed,
+    Lease,
+    Owner,
+    Pool,
+    Store,
+    Taken,
+    Unknown,
+    Want,
+    given_up,
+    returns,
+)
 from ipam.stores.database import WAIT_SECONDS, OutcomeUnknown, open_database
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
     from ipam.stores.database import Database
@@ -51,6 +68,7 @@ class FileStore(Store):
         self._restore = restore
         self._seconds = seconds
         self._depth = 0
+        self.cooldown = 0
         self._database: Database | None = None
 
     def record(self) -> dict[str, Any]:
@@ -126,6 +144,8 @@ class FileStore(Store):
                     Want(old.pool, old.family, old.value, old.scope) for old in instead_of if not self._delete(old)
                 ]
                 taken += [want for want, lease in zip(wants, leases, strict=True) if not self._insert(lease)]
+                if self.cooldown and not taken:
+                    self._cool(given_up(instead_of, wants))
             except BaseException:
                 database.roll_back()
                 raise
@@ -143,13 +163,25 @@ class FileStore(Store):
             if self._database is None:
                 return 0
             try:
-                freed = sum(self._delete(lease) for lease in leases)
-            except BaseException:
-                self._database.roll_back()
+                return self._free(self._database, leases, True)
+            except OutcomeUnknown:
                 raise
-            if freed:
-                self._database.commit()
-            return freed
+            except IoFailure:  # a full disk has no room for what is to be remembered; what is leased must be freed
+                return self._free(self._database, leases, False)
+
+    def _free(self, database: Database, leases: Sequence[Lease], remember: bool) -> int:
+        try:
+            gone = [lease for lease in leases if self._delete(lease)]
+            if gone and remember:
+                self._remember([lease for lease in gone if returns(lease.pod)])
+                if self.cooldown:
+                    self._cool(gone)
+        except BaseException:
+            database.roll_back()
+            raise
+        if gone:
+            database.commit()
+        return len(gone)
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         start = bitmap.address_key(after.family, after.value) if after else b""
@@ -167,6 +199,25 @@ class FileStore(Store):
     def of_earlier_boots(self, pool: str, node: str, boot_id: str, limit: int = 1000) -> list[Lease]:
         return self._leases(schema.EARLIER_BOOTS, pool, boot_id, node, limit)
 
+    def former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
+        with self.turn():
+            if not (returns(pod) and self._rows(schema.EXISTS, "former")):
+                return []
+            return [bitmap.address(key) for (key,) in self._rows(schema.FIND_FORMER, *pod[:2], ifname)]
+
+    def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
+        namespace, name, _ = owner.pod
+        found: set[tuple[int, int]] = set()
+        with self.turn():
+            if not self._rows(schema.EXISTS, "cooling"):
+                return ()
+            now = int(time.time())
+            what = (bitmap.address_key(family, low), bitmap.address_key(family, high), now + 1, now + COOLDOWN + 1)
+            for kind, space in ((schema.POOL, pool), (schema.SCOPE, scope)):
+                rows = self._rows(schema.FIND_COOLING, kind, space, *what, name, namespace, owner.attachment.ifname)
+                found |= {bitmap.address(key) for (key,) in rows}
+        return {value for of, value in found if of == family}
+
     def _open(self) -> Database:
         assert self._database, "a claim needs a store that was opened with CREATE"  # noqa: S101  # a fault of the caller
         return self._database
@@ -176,6 +227,28 @@ class FileStore(Store):
         for lease in sorted(self._restore(), key=lambda lease: -lease.sequence):
             self._insert(lease)
         database.commit()
+
+    def _remember(self, leases: Sequence[Lease]) -> None:
+        """Keep in mind which pods had these addresses."""
+        if leases:
+            self._rows(schema.FORMER)
+        for lease in leases:
+            key = bitmap.address_key(lease.family, lease.value)
+            self._rows(schema.REMEMBER, *lease.pod[:2], lease.ifname, lease.pool, key)
+            self._rows(schema.FORGET, FORMER)
+
+    def _cool(self, leases: Sequence[Lease]) -> None:
+        """Keep in mind that these addresses have just been freed."""
+        now = int(time.time())
+        self._rows(schema.COOLING)
+        self._rows(schema.COOLING_UNTIL)
+        self._rows(schema.COOLED, now)
+        for lease in leases:
+            key = bitmap.address_key(lease.family, lease.value)
+            until = now + self.cooldown + 1  # the second that has begun does not count
+            for kind, space in ((schema.POOL, lease.pool), (schema.SCOPE, lease.scope)):
+                if space is not None:
+                    self._rows(schema.COOL, kind, space, key, until, *lease.pod[:2], lease.ifname)
 
     def _rows(self, sql: str, *values: Any) -> list[Any]:
         with self.turn():

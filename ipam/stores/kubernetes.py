@@ -20,7 +20,7 @@ from time import monotonic
 from cni.spec.errors import CniError, TryAgainLater
 from cni.spec.request import Attachment
 from ipam.stores import kubernetes_objects as objects
-from ipam.stores.base import SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want
+from ipam.stores.base import SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want, returns
 from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open
 from ipam.stores.kubernetes_claim import FIRST_PAUSE, Claim, patch, unreserve, wait
 from ipam.stores.kubernetes_objects import PoolObject
@@ -29,7 +29,7 @@ from ipam.stores.kubernetes_view import Names, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
     from ipam.stores.kubernetes_claim import Changes
@@ -54,6 +54,7 @@ class KubernetesStore(Store):
         warn: Callable[[str], object] = lambda text: None,
         names: Names | None = None,
     ) -> None:
+        self.cooldown = 0
         self._described = described
         self._api = Api(described.get("kubeconfig") or "", seconds)
         self._turns = Turns(self._api, described.get("pools") or [], seconds)
@@ -70,12 +71,16 @@ class KubernetesStore(Store):
         """The locks are taken when a pool is to be read."""
         if self._depth == 0:
             self._view.forget()
+            self._view.cooldown = self.cooldown
         self._depth += 1
 
     def leave(self) -> None:
         self._depth -= 1
         if self._depth == 0:
             self._turns.end()
+
+    def finish_by(self, deadline: float) -> None:
+        self._api.deadline = deadline
 
     def close(self) -> None:
         """Close the connection."""
@@ -116,16 +121,16 @@ class KubernetesStore(Store):
         attachment: Attachment,
         pod: tuple[str, str, str],
         windows: Sequence[tuple[str, str | None, int, int, int]],
-    ) -> tuple[list[Lease], list[Lease]]:
-        """As `find` and `find_pod`. Where nothing tells the uid of a lease's pod (Go's), that of the living pod counts."""
+    ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
+        """Where nothing tells the uid of a lease's pod (Go's), that of the living pod counts."""
         with self.turn():
-            own, pods = self.find(attachment), self.find_pod(pod, attachment.ifname)
+            own, pods, former = super().survey(attachment, pod, windows)
             unknown = [lease for lease in pods if lease.attachment != attachment and not lease.pod[2]]
             if unknown and pod[2]:
                 uid = self._living(pod)
                 for lease in unknown:
                     lease.pod = (*pod[:2], uid)
-            return own, pods
+            return own, pods, former
 
     def _living(self, pod: tuple[str, str, str]) -> str:
         """The uid of the pod that bears this name now; "" for none, and when we may not know."""
@@ -134,6 +139,25 @@ class KubernetesStore(Store):
         except Forbidden as fault:
             self._warn(f"whose lease that of {pod[0]}/{pod[1]} is cannot be told, and it moves: {fault.msg}")
             return ""
+
+    def former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
+        if not returns(pod):
+            return []
+        name = objects.interface(pod, ifname)
+        with self.turn():
+            told = [(pool, pool.former().get(name)) for pool in self._view.all()]
+            return [(pool.family, pool.first + offset) for pool, offset in told if offset is not None]
+
+    def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
+        """Of this pool alone: what another pool of the scope has freed is not looked at."""
+        own = objects.interface(owner.pod, owner.attachment.ifname)
+        with self.turn():
+            found = self._view.pool(pool)
+            if found is None:
+                return ()
+            kept = found.cooling(int(time.time())).items()
+            values = {found.first + int(offset) for offset, (_, whose) in kept if not own or whose != own}
+            return {value for value in values if low <= value <= high}
 
     def holder(self, want: Want) -> Lease | None:
         with self.turn():
@@ -255,8 +279,8 @@ class KubernetesStore(Store):
                     changes.setdefault(lease.pool, {})[lease.value] = None
                 try:
                     for name, change in changes.items():
-                        patch(self._view, name, change)
                         gone = [lease for lease in left if lease.pool == name]
+                        patch(self._view, name, change, cooled=gone, released=gone)
                         self._view.remember([], gone)
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]
@@ -270,8 +294,11 @@ class KubernetesStore(Store):
     def release_recorded(self, leases: Sequence[Lease]) -> bool:
         """A patch for each pool, which tests all that it removes: nothing is read but the reservations.
 
-        A pool may be an object of a MiB, and a DEL of ours need not know what else is in it.
+        A pool may be an object of a MiB, and a DEL of ours need not know what else is in it; unless it has to remember what
+        it frees beside what is remembered already.
         """
+        if self.cooldown or any(returns(lease.pod) for lease in leases):
+            return False
         changes: dict[str, list[Lease]] = {}
         for lease in leases:
             changes.setdefault(lease.pool, []).append(lease)

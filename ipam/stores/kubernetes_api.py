@@ -67,10 +67,11 @@ class TooLarge(Exception):
 class Api:
     """The API server of the kubeconfig at `path`, "" for the service account of the pod that we run in.
 
-    `seconds` bound each request, with all its attempts. Nothing is read before it is needed.
+    `seconds` bound each request, with all its attempts, and none takes longer than until `deadline` (time.monotonic).
+    Nothing is read before it is needed.
     """
 
-    __slots__ = ("_access", "_connection", "_context", "_path", "_pause", "_token", "requests", "seconds")
+    __slots__ = ("_access", "_connection", "_context", "_path", "_pause", "_token", "deadline", "requests", "seconds")
 
     def __init__(self, path: str, seconds: float) -> None:
         self._path = path
@@ -81,6 +82,7 @@ class Api:
         self._pause = 0.0  # seconds that the server asks to wait for
         self.requests = 0  # made so far
         self.seconds = seconds
+        self.deadline = float("inf")
 
     @property
     def access(self) -> Access:
@@ -113,13 +115,16 @@ class Api:
             if not following:
                 return found
 
+    def pod(self, namespace: str, name: str) -> dict[str, Any]:
+        """The metadata of a pod; Gone."""
+        return self._object(self._call("GET", PODS, name, namespace=namespace)).get("metadata") or {}
+
     def pod_uid(self, namespace: str, name: str) -> str:
         """The uid of a pod, "" when there is none of the name."""
         try:
-            document = self._object(self._call("GET", PODS, name, namespace=namespace))
+            return str(self.pod(namespace, name).get("uid") or "")
         except Gone:
             return ""
-        return str((document.get("metadata") or {}).get("uid") or "")
 
     def create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
         """The new object as the server has it; Conflict when there is one of its name. Open."""
@@ -160,7 +165,7 @@ class Api:
     def _call(
         self, method: str, resource: str, name: str, query: str = "", body: bytes = b"", namespace: str = ""
     ) -> bytes:
-        deadline = monotonic() + self.seconds
+        deadline = min(monotonic() + self.seconds, self.deadline)
         where = f"{resource}/{name}" if name else resource
         group = "api/v1" if resource == PODS else f"apis/{GROUP}/{VERSION}"
         target = f"{self.access.base}/{group}/namespaces/{_escaped(namespace or self.access.namespace)}/{resource}"

@@ -10,7 +10,7 @@ from cni.spec.errors import InvalidConfig, TryAgainLater
 from ipam.ranges import format_address
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores import kubernetes_size as sizes
-from ipam.stores.base import Lease, Owner, Want
+from ipam.stores.base import Lease, Owner, Want, given_up
 from ipam.stores.kubernetes_api import POOLS, RESERVATIONS, Conflict, Gone, Open, TooLarge
 from ipam.stores.kubernetes_objects import PoolObject
 
@@ -112,7 +112,8 @@ class Claim:
                 family = next(lease.family for lease in self.leases if lease.pool == name)
                 pool = _create(self._view, name, family, change)
             entries = {value: pool.entries.get(value) for value in change}
-            patch(self._view, name, change, self._warn)
+            cooled = [old for old in given_up(self._instead_of, self._wants) if old.pool == name]
+            patch(self._view, name, change, self._warn, cooled)
             former = {value: entry.document if entry else None for value, entry in entries.items()}
             self._written.append((name, former))
 
@@ -196,12 +197,25 @@ class Claim:
             pause = wait(pause)
 
 
-def patch(view: View, name: str, changes: Changes, warn: Callable[[str], object] = lambda text: None) -> None:
-    """Put `changes` into a pool as it was read. Conflict, Open; CniError when it can take no more."""
+def patch(
+    view: View,
+    name: str,
+    changes: Changes,
+    warn: Callable[[str], object] = lambda text: None,
+    cooled: Sequence[Lease] = (),
+    released: Sequence[Lease] = (),
+) -> None:
+    """Put `changes` into a pool as it was read. Conflict, Open; CniError when it can take no more.
+
+    Unless it is nearly full, it keeps in mind that the addresses `cooled` were given up, and whose those `released` were.
+    """
     pool = view.pool(name)
     if pool is None:
         raise Conflict(f"pool {name} has gone")
-    operations = pool.patch(changes)
+    annotations: dict[str, str] = {}
+    if sizes.percent(pool.size) < sizes.WARN_PERCENT:
+        annotations = pool.remembering(released) | pool.cooled(cooled, view.cooldown, int(time.time()))
+    operations = pool.patch(changes, annotations)
     added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
     grown = sizes.growth(added.values())
     _check_offsets(name, pool, added)
@@ -216,6 +230,7 @@ def patch(view: View, name: str, changes: Changes, warn: Callable[[str], object]
     except Open:
         view.forget_pool(name)
         raise
+    pool.annotations = metadata.get("annotations") or {}
     pool.apply(changes, metadata.get("resourceVersion") or "", grown)
     if added and sizes.percent(pool.size) >= sizes.WARN_PERCENT:
         warn(

@@ -5,7 +5,8 @@ offset of 2^63 and more is read and kept, but not allocated: Go would drop it wi
 OverlappingRangeIPReservation: one address that is reserved in a scope, which is in its name.
 
 What the schema of whereabouts v0.9.4 has no place for is in annotations of the reservation; where there is none, in the
-record of the node alone.
+record of the node alone. What is remembered of freed addresses is in two annotations of the pool, each a JSON object with
+the oldest first: which address a pod's interface had last, and until when which address is kept for whom.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cni.spec import codec
 from cni.spec.request import Attachment
 from ipam.ranges import BITS, format_address, parse_address, parse_cidr
 from ipam.stores import kubernetes_size as sizes
-from ipam.stores.base import Lease, Owner, Want
+from ipam.stores.base import COOLDOWN, Lease, Owner, Want, returns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ API_VERSION = "whereabouts.cni.cncf.io/v1alpha1"
 ANNOTATION = "railcni.io/lease"
 NODE_LABEL = "railcni.io/node"
 FENCE = "railcni.io/fence"
+FORMER, COOLING = "railcni.io/former", "railcni.io/cooling"
+MEMORY = 64 << 10  # characters of either: a server takes 256 KiB of annotations
 OFFSETS = 1 << 63
 _UNTRACKED = {"op": "add", "path": "/metadata/managedFields", "value": [{}]}
 """Forget who wrote which member, and note it no more: the server does so until somebody uses server-side apply.
@@ -130,12 +133,61 @@ class PoolObject:
         """Whether the address has an offset that Go can write."""
         return 0 <= value - self.first < OFFSETS
 
-    def patch(self, changes: dict[int, dict[str, Any] | None]) -> list[dict[str, Any]]:
-        """The JSON patch that puts `changes`, an entry or None for each address, into the object as it was read."""
+    def former(self) -> dict[str, int]:
+        """The offsets that interfaces of pods had last, by their names as `interface` has them."""
+        found = self._memory(FORMER)
+        return {name: offset for name, offset in found.items() if isinstance(offset, int)}
+
+    def cooling(self, now: int) -> dict[str, list[Any]]:
+        """[until when, whose interface], by the offsets that are kept for it; `now` and the time in seconds since 1970."""
+        found = self._memory(COOLING)
+        return {
+            offset: kept
+            for offset, kept in found.items()
+            if offset.isascii() and offset.isdigit() and isinstance(kept, list) and len(kept) == 2
+            if isinstance(kept[0], int) and 0 < kept[0] - now <= COOLDOWN + 1
+        }
+
+    def _memory(self, name: str) -> dict[str, Any]:
+        try:
+            found = codec.loads(str(self.annotations.get(name) or "{}").encode())
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def remembering(self, released: Sequence[Lease]) -> dict[str, str]:
+        """The annotation that remembers whose the addresses were, besides what is remembered already; {} for nothing new."""
+        names = {
+            interface(lease.pod, lease.ifname): lease.value - self.first for lease in released if returns(lease.pod)
+        }
+        former = {name: offset for name, offset in self.former().items() if name not in names}
+        return {FORMER: _cut(former | names)} if names else {}
+
+    def cooled(self, given_up: Sequence[Lease], cooldown: int, now: int) -> dict[str, str]:
+        """The annotation that keeps the addresses from others for `cooldown` seconds, besides those that it keeps."""
+        if not (cooldown and given_up):
+            return {}
+        until = now + cooldown + 1  # the second that has begun does not count
+        kept = {str(lease.value - self.first): [until, interface(lease.pod, lease.ifname)] for lease in given_up}
+        return {COOLING: _cut({o: k for o, k in self.cooling(now).items() if o not in kept} | kept)}
+
+    def patch(
+        self, changes: dict[int, dict[str, Any] | None], annotations: dict[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """The JSON patch that puts `changes`, an entry or None for each address, into the object as it was read.
+
+        And `annotations`, to those that it has.
+        """
         operations: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
             _UNTRACKED,
         ]
+        if annotations and not self.annotations:
+            operations.append({"op": "add", "path": "/metadata/annotations", "value": annotations})
+        elif annotations:
+            for name, text in annotations.items():
+                path = f"/metadata/annotations/{name.replace('/', '~1')}"
+                operations.append({"op": "add", "path": path, "value": text})
         if not self.has_allocations:
             operations.append({"op": "add", "path": "/spec/allocations", "value": {}})
         for value, entry in changes.items():
@@ -175,6 +227,21 @@ def removal(cidr: str, leases: Sequence[Lease]) -> list[dict[str, Any]]:
         operations.append({"op": "test", "path": f"{path}/ifname", "value": lease.ifname})
         operations.append({"op": "remove", "path": path})
     return operations
+
+
+def interface(pod: tuple[str, str, str], ifname: str) -> str:
+    """How an annotation names an interface of a pod; "" for a pod without a name."""
+    return f"{pod[0]}/{pod[1]}/{ifname}" if pod[1] else ""
+
+
+def _cut(memory: dict[str, Any]) -> str:
+    """`memory` as an annotation, without the oldest of it when it would be too long."""
+    text = codec.dumps(memory)
+    while len(text) > MEMORY:
+        for name in list(memory)[: len(memory) // 8 + 1]:
+            del memory[name]
+        text = codec.dumps(memory)
+    return text
 
 
 def new_pool(name: str, cidr: str, allocations: dict[str, Any]) -> dict[str, Any]:

@@ -59,12 +59,12 @@ class View:
 
     `before` is called when a pool is to be read.
 
-    `thorough`: reservations of other pools are looked for before a claim; for who has met one.
+    `cooldown` is that of the store. `thorough`: reservations of other pools are looked for before a claim; for who has met one.
     """
 
     __slots__ = (
         *("_before", "_known", "_known_from", "_named", "_pools", "_reservations", "_reserved"),
-        *("api", "names", "thorough"),
+        *("api", "cooldown", "names", "thorough"),
     )
 
     def __init__(
@@ -78,6 +78,7 @@ class View:
         self.api = api
         self._before = before
         self.names = names
+        self.cooldown = 0
         self.thorough = False
         self._named = named
         self._known_from = known

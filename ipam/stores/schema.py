@@ -2,6 +2,9 @@
 
 A lease's address is in network byte order, so that the order of the rows is that of the addresses; `sequence` is in ns
 since 1970. `bitmap` holds what ipam.stores.bitmap describes. Nothing here needs an SQLite newer than 3.24 (2018).
+
+`former` and `cooling`, the latter by the kinds and spaces of bitmaps, are what is remembered of freed addresses. Either is made when it is first needed, so that a file
+without them is of the same format: who does not know them has leases that are right.
 """
 
 from __future__ import annotations
@@ -28,6 +31,29 @@ CREATE TABLE bitmap (
   PRIMARY KEY (kind, space, number)) WITHOUT ROWID
 """,
 )
+
+FORMER = """
+CREATE TABLE IF NOT EXISTS former (
+  number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, pod TEXT NOT NULL, ifname TEXT NOT NULL, pool TEXT NOT NULL,
+  address BLOB NOT NULL, UNIQUE (pod, namespace, ifname, pool))
+"""
+REMEMBER = "INSERT OR REPLACE INTO former (namespace, pod, ifname, pool, address) VALUES (?, ?, ?, ?, ?)"
+FORGET = "DELETE FROM former WHERE number <= (SELECT max(number) FROM former) - ?"
+FIND_FORMER = "SELECT address FROM former WHERE namespace = ? AND pod = ? AND ifname = ?"
+COOLING = """
+CREATE TABLE IF NOT EXISTS cooling (
+  kind INTEGER NOT NULL, space TEXT NOT NULL, address BLOB NOT NULL, until INTEGER NOT NULL,
+  namespace TEXT NOT NULL, pod TEXT NOT NULL, ifname TEXT NOT NULL, PRIMARY KEY (kind, space, address)) WITHOUT ROWID
+"""
+COOLING_UNTIL = "CREATE INDEX IF NOT EXISTS cooling_until ON cooling (until)"
+COOL = "INSERT OR REPLACE INTO cooling VALUES (?, ?, ?, ?, ?, ?, ?)"
+COOLED = "DELETE FROM cooling WHERE until < ?"
+FIND_COOLING = """
+SELECT address FROM cooling
+WHERE kind = ? AND space = ? AND address BETWEEN ? AND ? AND +until BETWEEN ? AND ?
+AND NOT (pod <> '' AND pod = ? AND namespace = ? AND ifname = ?)
+"""
+EXISTS = "SELECT 1 FROM sqlite_master WHERE name = ?"
 
 FIND = "SELECT * FROM lease WHERE container = ? AND ifname = ? AND network = ? ORDER BY pool, address"
 FIND_POD = "SELECT * FROM lease WHERE pod = ? AND pod <> '' AND namespace = ? AND ifname = ? ORDER BY pool, address"

@@ -110,7 +110,8 @@ def test_an_attachment_lives_with_its_lease_in_etcd(node: Node, pod: Pod, member
         assert member.leases() == {"192.168.111.1": "c1", "fd00:111::1": "c1"}
     for container, ifname in (("c1", "net1"), ("c2", "net2")):
         node.cni(plugin, "DEL", config, container_id=container, ifname=ifname, netns=pod, args=args).succeeded()
-    assert member.ctl("get", "--prefix", "/railcni") == ""
+    left = member.ctl("get", "--prefix", "/railcni/v1/", "--keys-only").split()
+    assert [key for key in left if not key.startswith("/railcni/v1/former/team/web-0/net1/")] == []
     assert node.leases() == []
     node.cni(plugin, "CHECK", config | {"prevResult": result}, netns=pod, args=args).refused(100)
 

@@ -10,6 +10,7 @@ from typing import Any
 from tests.etcd import post
 
 BLOCK, LARGE = 64, 4096
+NO_LEASES = ("cooling", "former", "full", "void")  # kinds of keys that stand without a lease
 
 
 def dump(url: str, prefix: str = "/railcni") -> dict[str, str]:
@@ -40,7 +41,7 @@ def faults(entries: dict[str, str]) -> list[str]:
             wanted[f"reserved/{lease['scope']}/{place}"] = pool
         if pod:
             wanted[f"pod/{namespace}/{pod}/{lease['ifname']}/{pool}/{place}"] = ""
-    standing = {key: value for key, value in entries.items() if key.partition("/")[0] not in ("full", "void")}
+    standing = {key: value for key, value in entries.items() if key.partition("/")[0] not in NO_LEASES}
     found = [f"{key}: {standing.get(key)!r} for {wanted.get(key)!r}" for key in standing.keys() | wanted.keys()]
     found = [
         f for f, key in zip(found, standing.keys() | wanted.keys(), strict=True) if standing.get(key) != wanted.get(key)

@@ -33,6 +33,7 @@ class FileKind:
     name = "file"
     leaf = 4096  # addresses that are skipped as one when all are taken
     examples = 25  # runs of the state machine
+    cools_scopes = True  # whether an address that cools does so in other pools of its scope
 
     def unusable(self) -> str:
         """Why there can be no such store here; "" when there can."""
@@ -50,6 +51,7 @@ class EtcdKind:
     name = "etcd"
     leaf = 64
     examples = 8
+    cools_scopes = True
     _prefixes = itertools.count()
 
     def unusable(self) -> str:
@@ -119,6 +121,7 @@ class KubernetesKind:
     name = "kubernetes"
     leaf = 64
     examples = 8
+    cools_scopes = False
     _namespaces = itertools.count()
     _server: ApiServer | None = None
 

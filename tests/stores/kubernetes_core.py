@@ -32,12 +32,20 @@ class Core:
     # --- for tests ---
 
     def add_pod(
-        self, namespace: str, name: str, node: str = "", phase: str = "Running", status: str = "", uid: str = ""
+        self,
+        namespace: str,
+        name: str,
+        node: str = "",
+        phase: str = "Running",
+        status: str = "",
+        uid: str = "",
+        preferred: str = "",
     ) -> str:
-        """The uid of a new pod; `status` is its network-status annotation."""
+        """The uid of a new pod; `status` is its network-status annotation, `preferred` that of whereabouts."""
+        named = {"k8s.v1.cni.cncf.io/network-status": status, "whereabouts.cni.cncf.io/preferred-ip": preferred}
         metadata: dict[str, Any] = {"uid": uid or str(uuid.uuid4())}
-        if status:
-            metadata["annotations"] = {"k8s.v1.cni.cncf.io/network-status": status}
+        if annotations := {key: text for key, text in named.items() if text}:
+            metadata["annotations"] = annotations
         document = {"metadata": metadata, "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase}}
         self._put(("pods", namespace, name), document)
         return str(metadata["uid"])

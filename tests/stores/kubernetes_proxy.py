@@ -76,8 +76,12 @@ class Proxy(ApiServer):
             code, said = self._send("POST", place, document | {"metadata": {"name": name}})
         assert code < 300, said
 
-    def add_pod(self, namespace: str, name: str) -> str:
-        pod = {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "none.invalid/none"}]}}
+    def add_pod(self, namespace: str, name: str, preferred: str = "") -> str:  # type: ignore[override]
+        annotations = {"whereabouts.cni.cncf.io/preferred-ip": preferred}
+        pod = {
+            "metadata": {"name": name, "annotations": annotations},
+            "spec": {"containers": [{"name": "c", "image": "none.invalid/none"}]},
+        }
         status, said = self._send("POST", self._pods(namespace), pod)
         assert status < 300, said
         return str(said["metadata"]["uid"])

@@ -219,12 +219,6 @@ def test_two_requests_in_one_range_are_both_given_and_reserved(host: Host) -> No
     host.agree()
 
 
-def test_an_excluded_address_can_be_requested(host: Host) -> None:
-    ipam = {"exclude": ["10.0.0.200/29"]}
-    assert host.add(ipam=ipam, args="IP=10.0.0.201") == ["10.0.0.201/24"]
-    assert host.add(ipam=ipam, args="IP=10.0.0.201") == ["10.0.0.201/24"]
-
-
 # --- what kills and failures leave ---
 
 

@@ -1,6 +1,8 @@
 """Every store against a model that is a plain dict, by random operations in random order (hypothesis).
 
-The model maps (pool, family, value) to the lease; what it says of reservations follows from the scopes.
+The model maps (pool, family, value) to the lease; what it says of reservations follows from the scopes. Besides, it maps
+what a store remembers of freed addresses: for each interface of a pod, of which address it was told last in each pool;
+and for each address of a pool or scope, who had it when it began to cool. No cooldown ends while a machine runs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ wants = st.builds(
     st.sampled_from(SCOPES),
 )
 containers = st.sampled_from(("c1", "c2", "c3"))
-pods = st.sampled_from((("", "", ""), ("ns", "a", ""), ("ns", "a", "uid-1"), ("ns", "b", "uid-2")))
+pods = st.sampled_from((("", "", ""), ("ns", "a-0", ""), ("ns", "a-0", "uid-1"), ("ns", "b", "uid-2")))
+cooldowns = st.sampled_from((0, 0, 80_000))
 boots = st.sampled_from(("boot-1", "boot-2"))
 
 
@@ -42,6 +45,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.open_store, self.remove = self.kind.make()
         self.store = self.open_store()
         self.model: dict[tuple[str, int, int], Lease] = {}
+        self.former: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
+        self.cooling: dict[tuple[str, str, int, int], str] = {}
         self.clock = 0
 
     def teardown(self) -> None:
@@ -61,6 +66,12 @@ class StoreMachine(RuleBasedStateMachine):
         there = self.model.get((lease.pool, lease.family, lease.value))
         return there is not None and there.key() == lease.key()
 
+    def cool(self, freed: list[Lease]) -> None:
+        for lease in freed:
+            for space in (("pool", lease.pool), ("scope", lease.scope)):
+                if space[1] is not None and (self.kind.cools_scopes or space[0] == "pool"):
+                    self.cooling[(*space, lease.family, lease.value)] = "/".join(lease.pod[:2]) if lease.pod[1] else ""
+
     def owner(self, container: str, pod: tuple[str, str, str], boot: str) -> Owner:
         self.clock += 1
         return owner(container, self.clock, pod=pod, boot_id=boot)
@@ -74,9 +85,16 @@ class StoreMachine(RuleBasedStateMachine):
         pod=pods,
         boot=boots,
         given_up=st.lists(seen, max_size=2),
+        cooldown=cooldowns,
     )
     def claim(
-        self, wanted: list[Want], container: str, pod: tuple[str, str, str], boot: str, given_up: list[Lease]
+        self,
+        wanted: list[Want],
+        container: str,
+        pod: tuple[str, str, str],
+        boot: str,
+        given_up: list[Lease],
+        cooldown: int,
     ) -> object:
         who = self.owner(container, pod, boot)
         before = dict(self.model)
@@ -91,6 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
                 conflicts.append(want.value)
             else:
                 self.model[want.pool, want.family, want.value] = Lease(want, who)
+        self.store.cooldown = cooldown
         answer = self.store.claim(wanted, who, given_up)
         if conflicts:
             self.model = before
@@ -99,16 +118,26 @@ class StoreMachine(RuleBasedStateMachine):
             return multiple()
         assert isinstance(answer, Claimed)
         assert [lease.value for lease in answer.leases] == [want.value for want in wanted]
+        if cooldown:
+            self.cool([old for old in given_up if not any(is_again(want, old) for want in wanted)])
         return multiple(*answer.leases)
 
-    @rule(leases=st.lists(seen, min_size=1, max_size=3))
-    def release(self, leases: list[Lease]) -> None:
-        freed = 0
+    @rule(leases=st.lists(seen, min_size=1, max_size=3), cooldown=cooldowns)
+    def release(self, leases: list[Lease], cooldown: int) -> None:
+        freed = []
         for lease in leases:
             if self.is_there(lease):
                 del self.model[lease.pool, lease.family, lease.value]
-                freed += 1
-        assert self.store.release(leases) == freed
+                freed.append(lease)
+        last: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
+        for lease in freed:
+            if lease.pod[1] == "a-0":
+                last.setdefault((*lease.pod[:2], lease.pool), set()).add((lease.family, lease.value))
+        self.former |= last
+        if cooldown:
+            self.cool(freed)
+        self.store.cooldown = cooldown
+        assert self.store.release(leases) == len(freed)
 
     @rule(old=consumes(seen))
     def forget(self, old: Lease) -> None:
@@ -145,6 +174,25 @@ class StoreMachine(RuleBasedStateMachine):
     def find_pod(self, pod: tuple[str, str, str]) -> None:
         expected = [x for x in self.model.values() if pod[1] and x.pod[:2] == pod[:2]]
         self.same(self.store.find_pod(pod, "net1"), expected)
+
+    @rule(pod=pods)
+    def former_addresses(self, pod: tuple[str, str, str]) -> None:
+        told = set(self.store.former(pod, "net1"))
+        expected = [values for (*of, _), values in self.former.items() if tuple(of) == pod[:2]]
+        assert all(told & values for values in expected)
+        assert told <= set().union(*expected)
+
+    @rule(pool=st.sampled_from(POOLS), family=st.sampled_from(sorted(BASES)), scope=st.sampled_from(SCOPES), pod=pods)
+    def what_cools(self, pool: str, family: int, scope: str | None, pod: tuple[str, str, str]) -> None:
+        own, base = "/".join(pod[:2]) if pod[1] else None, BASES[family]
+        spaces = (("pool", f"{pool}{family}"), ("scope", scope))
+        expected = {
+            value
+            for (kind, space, of, value), who in self.cooling.items()
+            if (kind, space) in spaces and of == family and who != own and base <= value < base + SPAN
+        }
+        found = self.store.cooling(f"{pool}{family}", scope, family, base, base + SPAN - 1, owner("x", pod=pod))
+        assert set(found) == expected
 
     @rule(want=wants)
     def holder(self, want: Want) -> None:
@@ -183,6 +231,12 @@ class StoreMachine(RuleBasedStateMachine):
             return sorted((*x.key(), x.scope is None, x.scope or "", x.pod, x.boot_id, x.node, x.netns) for x in leases)
 
         assert whole(found) == whole(expected)
+
+
+def is_again(want: Want, lease: Lease) -> bool:
+    """Whether `want` claims the address of `lease` in the same pool or scope."""
+    same = want.pool == lease.pool or (want.scope is not None and want.scope == lease.scope)
+    return same and (want.family, want.value) == (lease.family, lease.value)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

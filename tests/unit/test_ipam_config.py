@@ -15,6 +15,7 @@ from ipam import flatfile
 from ipam.config import IpamConfig, read
 from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, IPAM_KEYS, RANGE_KEYS, ROUTE_KEYS
 from ipam.ranges import format_address
+from ipam.stores.base import COOLDOWN
 
 INSTALLED = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 RANGE = {"range": "10.0.0.0/24"}
@@ -250,9 +251,10 @@ def test_requests_are_read_from_all_three_places_and_count_once() -> None:
     assert [(format_address(f, v), p) for f, v, p in found] == [("10.0.0.9", None)]
 
 
-def test_a_requested_address_may_be_one_that_is_excluded() -> None:
-    config = config_of({**RANGE, "exclude": ["10.0.0.0/28"]}, args="IP=10.0.0.7")
-    assert config.range_of(*config.requested[0][:2]) is config.ranges[0]
+def test_an_address_that_has_been_excluded_since_hinders_no_delete() -> None:
+    block = {**RANGE, "exclude": ["10.0.0.0/28"]}
+    with_args = {"cniVersion": "1.1.0", "name": "net", "ipam": block, "args": {"cni": {"ips": ["10.0.0.7"]}}}
+    assert read(Request({"CNI_COMMAND": "DEL"}, b"", with_args, {}), Files()).requested
 
 
 def test_a_request_alone_is_enough_when_it_has_its_length() -> None:
@@ -271,11 +273,25 @@ def test_a_request_for_a_static_address_adds_nothing() -> None:
         ("IP=172.16.0.1", 'CNI_ARGS IP "172.16.0.1": is in no range of this network'),
         ("IP=10.0.0.1", 'CNI_ARGS IP "10.0.0.1": is a gateway'),
         ("IP=10.0.0.255", 'CNI_ARGS IP "10.0.0.255": is the first or last address of 10.0.0.0/24'),
+        ("IP=10.0.0.200", 'CNI_ARGS IP "10.0.0.200": is excluded from 10.0.0.0/24: want another'),
+        ("IP=10.0.0.240", 'CNI_ARGS IP "10.0.0.240": is outside of 10.0.0.1-10.0.0.239, which range 10.0.0.0/24 gives'),
         ("GATEWAY=x", 'CNI_ARGS GATEWAY "x": want an IPv4 or IPv6 address'),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused_with_the_reason(args: str, reason: str) -> None:
-    assert reason in refusal({**RANGE, "gateway": "10.0.0.1"}, args=args)
+    block = {**RANGE, "gateway": "10.0.0.1", "exclude": ["10.0.0.200/29"], "range_end": "10.0.0.239"}
+    assert reason in refusal(block, args=args)
+
+
+def test_a_cooldown_is_no_longer_than_the_stores_take_one_for_true() -> None:
+    assert config_of({**RANGE, "cooldown_seconds": COOLDOWN}).cooldown_seconds == COOLDOWN
+    assert "ipam.cooldown_seconds 86401: want an integer" in refusal({**RANGE, "cooldown_seconds": COOLDOWN + 1})
+
+
+def test_the_annotation_needs_a_kubeconfig_to_read_the_pod_by() -> None:
+    assert "ipam.preferred_ip_annotation true: want kubernetes.kubeconfig" in refusal(
+        {**RANGE, "preferred_ip_annotation": True}
+    )
 
 
 def test_requests_of_a_wrong_type_are_refused() -> None:

@@ -1,0 +1,465 @@
+"""The life of a lease through the verbs, alike over every store: requests, preferences, cooldowns, and stores out of reach."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.attachment import Book
+from cni.log import Log
+from cni.spec import request as requests
+from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
+from ipam import plugin, records, stores, upkeep
+from ipam.ranges import format_address
+from ipam.stores import etcd_gateway, kubernetes_turns
+from ipam.stores.base import CREATE, Store
+from tests import etcd
+from tests.proxy import Proxy
+from tests.stores import kubernetes_proxy
+from tests.stores.kubernetes_api import ApiServer
+
+RANGE = "10.0.0.0/24"
+TINY = {"range": "10.0.0.0/30"}
+_prefixes = itertools.count()
+
+
+class Place:
+    """Nodes that share a store, each with its records. `block` finds the store; a shared one is behind `proxy`.
+
+    `server` has the pods; for Kubernetes it is the store, too.
+    """
+
+    def __init__(self, directory: Path, block: dict[str, Any], proxy: Proxy | None, server: ApiServer) -> None:
+        self.directory = directory
+        self.server = server
+        self.block = {"range": RANGE, "log_file": str(directory / "log"), "store_timeout": 10, **block}
+        self.proxy = proxy
+        self.shared = proxy is not None
+        self.pods: dict[tuple[str, str], str] = {}  # uids
+
+    def call(self, verb: str, container: str = "c1", pod: str = "", **more: Any) -> list[str]:
+        """What an ADD gives, without lengths. `node`, `uid`, `ip`, `config`: else as `ipam`, into the block."""
+        node = more.pop("node", "node-1")
+        args = (
+            f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod};K8S_POD_UID={more.pop('uid', '')}" if pod else "IgnoreUnknown=1"
+        )
+        if ip := more.pop("ip", ""):
+            args += f";IP={ip}"
+        environ = {
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": container,
+            "CNI_IFNAME": "net1",
+            "CNI_NETNS": "/run/netns/no-such-namespace",
+            "CNI_PATH": "/opt/cni/bin",
+            "CNI_ARGS": args,
+            "NODENAME": node,
+        }
+        if verb in ("GC", "STATUS"):
+            del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
+        config = {"cniVersion": "1.1.0", "name": "rdma-net", **more.pop("config", {})}
+        config["ipam"] = self.block | more
+        result = plugin.call(requests.parse(environ, json.dumps(config).encode()), Log(), str(self.directory / node))
+        return [a.address.partition("/")[0] for a in result.ips] if result else []
+
+    def add(self, container: str, pod: str = "", **more: Any) -> str:
+        return " ".join(self.call("ADD", container, pod, **more))
+
+    def delete(self, container: str, pod: str = "", **more: Any) -> None:
+        self.call("DEL", container, pod, **more)
+
+    def collect(self, *valid: str, **more: Any) -> None:
+        listed = [{"containerID": container, "ifname": "net1"} for container in valid]
+        self.call("GC", config={"cni.dev/valid-attachments": listed}, **more)
+
+    def book(self, node: str = "node-1") -> Book:
+        return Book(str(self.directory / node))
+
+    def pending(self) -> list[str]:
+        return sorted(a.container_id for a, _, record in self.book().all() if record["pending"])
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The store itself, past the proxy."""
+        ((_, _, record),) = self.book().all()
+        found: dict[str, Any] = record["store"]
+        return found
+
+    def store(self, described: dict[str, Any]) -> Store:
+        return stores.open_store(described, CREATE, upkeep.restorer(described, self.book(), Log()), 5)
+
+    def leased(self, described: dict[str, Any]) -> dict[str, str]:
+        store = self.store(described)
+        found = [lease for pool in store.pools() for lease in store.leases(pool.name)]
+        return {format_address(lease.family, lease.value): lease.container_id for lease in found}
+
+    def log(self) -> str:
+        path = self.directory / "log"
+        return path.read_text() if path.exists() else ""
+
+    def age(self) -> None:
+        """Let the reminder of pending releases be old."""
+        os.utime(self.directory / "node-1/pending", (0, 0))
+
+
+def _file(directory: Path) -> Iterator[Place]:
+    server = ApiServer()
+    yield Place(directory, {"datastore": "file", "dataDir": str(directory / "data")}, None, server)
+    server.close()
+
+
+def _etcd(directory: Path) -> Iterator[Place]:
+    if etcd.unusable():
+        pytest.skip(etcd.unusable())
+    server = ApiServer()
+    with Proxy(etcd.shared(etcd.LARGE).members[0].port) as proxy:
+        prefix = f"/railcni-life-{os.getpid()}-{next(_prefixes)}"
+        block = {"datastore": "etcd", "etcd_host": f"127.0.0.1:{proxy.port}", "etcd_prefix": prefix}
+        yield Place(directory, block, proxy, server)
+    server.close()
+
+
+def _kubernetes(directory: Path) -> Iterator[Place]:
+    server = kubernetes_proxy.start()
+    with Proxy(server.port) as proxy:
+        kubeconfig = Path(server.kubeconfig(directory))
+        kubeconfig.write_text(kubeconfig.read_text().replace(f":{server.port}", f":{proxy.port}"))
+        yield Place(
+            directory, {"datastore": "kubernetes", "kubernetes": {"kubeconfig": str(kubeconfig)}}, proxy, server
+        )
+    server.close()
+
+
+MAKERS: dict[str, Callable[[Path], Iterator[Place]]] = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
+
+
+@pytest.fixture(params=MAKERS)
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    yield from MAKERS[request.param](tmp_path)
+
+
+@pytest.fixture(params=["etcd", "kubernetes"])
+def shared(
+    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    yield from MAKERS[request.param](tmp_path)
+
+
+# --- pods that return ---
+
+
+def test_a_pod_that_returns_gets_its_address_again_also_on_another_node(place: Place) -> None:
+    for i in range(3):
+        assert place.add(f"c{i}", f"web-{i}", uid=f"u{i}") == f"10.0.0.{i + 1}"
+    for i in range(3):
+        place.delete(f"c{i}", f"web-{i}", uid=f"u{i}")
+    node = "node-2" if place.shared else "node-1"
+    for i in (2, 1, 0):
+        assert place.add(f"new{i}", f"web-{i}", uid=f"v{i}", node=node) == f"10.0.0.{i + 1}"
+
+
+def test_a_pod_whose_address_was_given_on_gets_another(place: Place) -> None:
+    place.add("c0", "web-0")
+    place.add("c1", "web-1")
+    place.delete("c1", "web-1")
+    assert place.add("other", "db-7d9f8-abcde") == "10.0.0.2"
+    assert place.add("new", "web-1") == "10.0.0.3"
+    place.delete("new", "web-1")
+    place.delete("other", "db-7d9f8-abcde")
+    assert place.add("newer", "web-1") == "10.0.0.3"
+
+
+def test_an_address_that_the_range_no_longer_gives_is_given_to_no_pod_that_returns(place: Place) -> None:
+    place.add("c0", "web-0")
+    place.delete("c0", "web-0")
+    assert place.add("c1", "web-0", exclude=["10.0.0.1"]) == "10.0.0.2"
+
+
+def test_a_pod_that_returns_gets_its_address_of_each_range_again(place: Place) -> None:
+    ranges = [{"range": "fd00::/64"}]
+    place.add("first", ipRanges=ranges)
+    assert place.add("c1", "web-0", ipRanges=ranges) == "10.0.0.2 fd00::2"
+    place.delete("first", ipRanges=ranges)
+    place.delete("c1", "web-0", ipRanges=ranges)
+    assert place.add("c2", "web-0", ipRanges=ranges) == "10.0.0.2 fd00::2"
+
+
+# --- cooldown ---
+
+
+def test_a_freed_address_is_given_to_no_other_pod_before_its_cooldown_is_over(place: Place) -> None:
+    place.add("c1", "a", cooldown_seconds=600)
+    described = place.described
+    place.delete("c1", "a", cooldown_seconds=600)
+    assert place.leased(described) == {}
+    assert place.add("c2", "b", cooldown_seconds=600) == "10.0.0.2"
+    with pytest.raises(
+        TryAgainLater, match=r"10\.0\.0\.1 \(pool 10\.0\.0\.0-24\) was freed .*ipam.cooldown_seconds"
+    ) as caught:
+        place.add("c3", "c", ip="10.0.0.1", cooldown_seconds=600)
+    assert caught.value.code == 11
+    assert place.add("c4", "a", cooldown_seconds=600, ip="10.0.0.1") == "10.0.0.1"
+    assert place.add("c4", "a", cooldown_seconds=600, ip="10.0.0.1") == "10.0.0.1"
+
+
+def test_a_pool_whose_free_addresses_cool_says_so(place: Place) -> None:
+    block = {**TINY, "cooldown_seconds": 600}
+    place.add("c1", **block)
+    place.add("c2", **block)
+    place.delete("c1", **block)
+    with pytest.raises(TryAgainLater, match=r"exhausted: 2 of the 2 .*, 1 of them until their ipam\.cooldown_seconds"):
+        place.add("c3", **block)
+    with pytest.raises(NotAvailable, match="cooldown_seconds") as caught:
+        place.call("STATUS", **block)
+    assert caught.value.code == 50
+    place.call("STATUS", **TINY)
+    assert place.add("c3", **TINY) == "10.0.0.1"
+
+
+def test_what_gc_frees_cools_and_so_does_what_a_delete_frees_by_its_record_alone(place: Place) -> None:
+    place.add("c1", cooldown_seconds=600)
+    place.add("c2", cooldown_seconds=600)
+    place.delete("c1", range="nonsense")
+    place.collect()
+    assert place.add("c3", cooldown_seconds=600) == "10.0.0.3"
+
+
+# --- requests ---
+
+
+@pytest.mark.parametrize("ways", [{"ip": "10.0.0.77"}, {"config": {"runtimeConfig": {"ips": ["10.0.0.77/24"]}}}])
+def test_a_requested_address_is_given_or_its_holder_named(place: Place, ways: dict[str, Any]) -> None:
+    assert place.add("c1", "a", **ways) == "10.0.0.77"
+    with pytest.raises(TryAgainLater) as caught:
+        place.add("c2", "b", **ways)
+    assert caught.value.code == 11
+    assert all(word in caught.value.msg[:250] for word in ("10.0.0.77", "10.0.0.0-24", "pod ns/a", "c1"))
+    for block, word in (
+        ({"exclude": ["10.0.0.64/26"]}, "excluded"),
+        ({"range_end": "10.0.0.9"}, "outside of 10.0.0.1-10.0.0.9"),
+    ):
+        with pytest.raises(InvalidConfig, match=word) as refused:
+            place.add("c3", "c", **ways, **block)
+        assert refused.value.code == 7
+    assert [record["addresses"] for _, _, record in place.book().all()] == [["10.0.0.77"]]
+
+
+# --- the annotation ---
+
+
+def annotated(place: Place, value: str, name: str = "a") -> dict[str, Any]:
+    """Annotate a pod; the keys of a block by which that is read."""
+    if ("ns", name) in place.pods:
+        place.server.remove_pod("ns", name)
+    place.pods["ns", name] = place.server.add_pod("ns", name, preferred=value)
+    directory = place.directory / "pods"
+    directory.mkdir(exist_ok=True)
+    found: dict[str, Any] = place.block.get("kubernetes") or {"kubeconfig": place.server.kubeconfig(directory)}
+    return {"preferred_ip_annotation": True, "kubernetes": found}
+
+
+def test_an_address_that_the_pods_annotation_names_is_given_when_it_is_free(place: Place) -> None:
+    block = annotated(place, "10.0.0.50, fd00::50") | {"ipRanges": [{"range": "fd00::/64"}]}
+    uid = place.pods["ns", "a"]
+    assert place.add("c1", "a", uid=uid, **block) == "10.0.0.50 fd00::50"
+    assert place.add("c1", "a", uid=uid, **block) == "10.0.0.50 fd00::50"
+    annotated(place, "10.0.0.50", "b")
+    assert place.add("c2", "b", **block) == "10.0.0.1 fd00::1"
+    annotated(place, "10.0.0.60", "b")
+    assert place.add("c2", "b", **block) == "10.0.0.1 fd00::1"  # it keeps what it has
+    annotated(place, "10.0.0.70", "c")
+    assert place.add("c3", "c", ip="10.0.0.80", **block) == "10.0.0.80 fd00::2"
+
+
+def test_without_the_key_nobody_asks_for_the_pod(place: Place) -> None:
+    annotated(place, "10.0.0.50")
+    assert place.add("c1", "a") == "10.0.0.1"
+    assert not [path for _, path, _ in place.server.seen if path == "a"]
+
+
+@pytest.mark.parametrize("value", ["", "banana", "10.9.9.9", "10.0.0.0", "10.0.0.99", "10.0.0.7,x"])
+def test_an_annotation_that_cannot_be_followed_is_passed_over(place: Place, value: str) -> None:
+    block = annotated(place, value) | {"exclude": ["10.0.0.96/29"]}
+    assert place.add("c1", "a", **block) == "10.0.0.1"
+    assert ("want addresses" in place.log()) == ("a" in value or "x" in value)
+
+
+def test_a_pod_that_cannot_be_read_is_no_hindrance(place: Place) -> None:
+    block = annotated(place, "10.0.0.50")
+    assert place.add("c1", "a", uid="another", **block) == "10.0.0.1"
+    assert place.add("c2", "unknown", **block) == "10.0.0.2"
+    annotated(place, "10.0.0.50", "b")
+    place.server.forbidden = {("get", "pods")}
+    assert place.add("c3", "b", **block) == "10.0.0.3"
+    assert "there is no pod ns/unknown" in place.log()
+    assert "ClusterRole needs the verbs get" in place.log()
+
+
+def test_leases_elsewhere_do_not_wait_for_an_api_server_that_is_away(place: Place) -> None:
+    if place.block["datastore"] == "kubernetes":
+        pytest.skip("without it there are no leases")
+    block = annotated(place, "10.0.0.50")
+    place.server.close()
+    assert place.add("c1", "a", store_timeout=1, **block) == "10.0.0.1"
+    assert "is passed over" in place.log()
+    place.server = ApiServer()
+
+
+# --- a store out of reach ---
+
+
+def silent(place: Place, when: Callable[[bytes], bool] = lambda data: True) -> None:
+    """From now on requests `when` so get no answer."""
+    assert place.proxy
+    place.proxy.fault = lambda data: "hold" if when(data) else ""
+
+
+def cut(place: Place) -> None:
+    assert place.proxy
+    place.proxy.fault = lambda data: "request"
+
+
+def mend(place: Place) -> None:
+    assert place.proxy
+    place.proxy.fault = lambda data: ""
+
+
+def changes(data: bytes) -> bool:
+    return b"request_put" in data or data.startswith((b"PATCH", b"POST /apis"))
+
+
+@pytest.mark.parametrize("when", [lambda data: True, changes], ids=["from the first", "at the claim"])
+def test_an_add_over_a_store_that_is_silent_ends_within_store_timeout(
+    shared: Place, monkeypatch: pytest.MonkeyPatch, when: Callable[[bytes], bool]
+) -> None:
+    monkeypatch.setattr(etcd_gateway, "_ATTEMPT_SECONDS", 0.5)
+    shared.add("c1")
+    silent(shared, when)
+    began = time.monotonic()
+    with pytest.raises(CniError) as caught:
+        shared.add("c2", store_timeout=1)
+    assert time.monotonic() - began < 5
+    assert caught.value.code == 11
+    assert "has not answered" in caught.value.msg[:250]
+    assert "127.0.0.1" in caught.value.msg[:250]
+
+
+def test_verbs_over_a_silent_store_are_bounded_and_say_so(shared: Place) -> None:
+    given = shared.add("c1")
+    shared.add("c2")
+    silent(shared)
+    previous = {"prevResult": {"cniVersion": "1.1.0", "ips": [{"address": f"{given}/24"}]}}
+    for code, act in (
+        (50, lambda: shared.call("STATUS", store_timeout=1)),
+        (11, lambda: shared.call("CHECK", config=previous, store_timeout=1)),
+        (11, shared.collect),
+    ):
+        began = time.monotonic()
+        with pytest.raises(CniError) as caught:
+            act()
+        assert time.monotonic() - began < 12
+        assert caught.value.code == code
+    assert not isinstance(caught.value, AttachmentDiffers)
+
+
+def test_a_delete_without_its_store_succeeds_and_is_pending_with_and_without_a_record(shared: Place) -> None:
+    shared.add("c1")
+    described = shared.described
+    cut(shared)
+    shared.delete("c1", store_timeout=1)
+    shared.delete("unheard-of", store_timeout=1)
+    shared.delete("c1", store_timeout=1)
+    assert shared.pending() == ["c1", "unheard-of"]
+    mend(shared)
+    assert shared.leased(described) == {"10.0.0.1": "c1"}
+    assert upkeep.flush(shared.book(), Log(), described, 10) == 0
+    assert shared.leased(described) == {}
+    assert shared.book().all() == []
+
+
+def test_what_is_pending_is_made_up_for_by_a_later_operation_and_not_at_each(
+    shared: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(4):
+        shared.add(f"c{i}")
+    cut(shared)
+    for i in range(3):
+        shared.delete(f"c{i}", store_timeout=1)
+    mend(shared)
+    shared.delete("c3")
+    assert shared.pending() == ["c0", "c1", "c2"]  # the last attempt was a moment ago
+    attempts = []
+    real = upkeep.release
+
+    def release(*arguments: Any, **named: Any) -> None:
+        attempts.append(arguments[0].container_id)
+        cut(shared)
+        real(*arguments, **named)
+
+    shared.age()
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "release", release)
+        began = time.monotonic()
+        shared.add("c4")
+        assert time.monotonic() - began < 5
+    assert attempts == ["c0"]  # the store is away again: one attempt, and the others wait
+    mend(shared)
+    shared.add("c5")
+    assert shared.pending() == ["c0", "c1", "c2"]
+    shared.age()
+    monkeypatch.setattr(upkeep, "_FLUSH_SECONDS", 30.0)
+    shared.add("c6")
+    assert shared.pending() == []
+    assert shared.book().is_reminded(0) is False
+
+
+def test_a_release_that_was_pending_cools_from_when_it_is_made(shared: Place) -> None:
+    shared.add("c1", "a", cooldown_seconds=600)
+    described = shared.described
+    cut(shared)
+    shared.delete("c1", "a", cooldown_seconds=600, store_timeout=1)
+    mend(shared)
+    assert upkeep.flush(shared.book(), Log(), described, 10) == 0
+    assert shared.add("c2", "b", cooldown_seconds=600) == "10.0.0.2"
+
+
+# --- every range ---
+
+
+def test_a_delete_visits_every_range_though_one_has_no_lease_of_it(place: Place) -> None:
+    ranges = [{"range": "10.1.0.0/24"}, {"range": "fd00::/64"}]
+    assert place.add("c1", ipRanges=ranges) == "10.0.0.1 10.1.0.1 fd00::1"
+    described = place.described
+    store = place.store(described)
+    (first, *_) = store.find(requests.Attachment("rdma-net", "c1", "net1"))
+    assert store.release([first]) == 1
+    place.delete("c1", ipRanges=ranges)
+    assert place.leased(described) == {}
+    assert place.book().all() == []
+
+
+def test_ranges_are_given_together_or_not_at_all(place: Place) -> None:
+    tiny = [{"range": "10.1.0.0/31"}]
+    place.add("c1", ipRanges=tiny)
+    place.add("c2", ipRanges=tiny)
+    with pytest.raises(TryAgainLater, match="10.1.0.0-31 is exhausted"):
+        place.add("c3", ipRanges=tiny)
+    assert place.add("c4") == "10.0.0.3"
+
+
+def test_a_record_says_nothing_of_a_cooldown_that_there_is_not(place: Place) -> None:
+    place.add("c1")
+    place.add("c2", cooldown_seconds=5)
+    told = {a.container_id: record.get("cooldown") for a, _, record in place.book().all()}
+    assert told == {"c1": None, "c2": 5}
+    assert [records.cooldown({"cooldown": bad}) for bad in (None, "7", -1, 1 << 40)] == [0] * 4
