@@ -100,7 +100,8 @@ class Network:
 class Held:
     """An address of `pool` that a store has given away. `entry` is what stands in the store, to be compared whole.
 
-    `scope`: where it must be reserved, None where nowhere. `claimed`: by an IPAMClaim, which outlives the pod.
+    `scope`: where it must be reserved, None where nowhere. `claimed`: by an IPAMClaim, which outlives the pod. `since`:
+    when its reservation was made, for who finds no sequence.
     """
 
     pool: str
@@ -116,6 +117,7 @@ class Held:
     claimed: bool = False
     netns: str = ""
     boot_id: str = ""
+    since: str = ""
     entry: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
@@ -145,6 +147,7 @@ class Reserved:
     netns: str
     boot_id: str
     sequence: int
+    since: str
     uid: str
     version: str
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -168,6 +169,8 @@ def _show(options: argparse.Namespace) -> int:
         else:
             held = holdings.read(choice, progress.say).held
             found = [h for h in held if (h.address == address if address else is_of_pod(h.pod, pod))]
+        if choice.kind == "kubernetes":
+            found = [_placed(choice, h) for h in found]
     if options.output != "table":
         output.print_data([document(f) for f in found], options.output)
     elif not found:
@@ -179,6 +182,22 @@ def _show(options: argparse.Namespace) -> int:
         for key, value in document(lease).items():
             output.console().print(f"{key + ':':<13}{value}".rstrip())
     return 0 if found else 1
+
+
+def _placed(choice: stores.Choice, held: Held) -> Held:
+    """`held` with the node of the pod that lives, where the store does not tell it and the pod may be read."""
+    from cni.cli.cluster import Cluster, Forbidden
+
+    if held.node or not held.pod[1]:
+        return held
+    cluster = Cluster(choice.kubeconfig, choice.namespace)
+    try:
+        pod = cluster.pod(*held.pod)
+    except Forbidden:
+        pod = None
+    finally:
+        cluster.close()
+    return replace(held, node=pod.node, uid=held.uid or pod.uid) if pod and pod.shows(held.address) else held
 
 
 def _holders(choice: stores.Choice, address: tuple[int, int]) -> Iterable[Held]:
@@ -207,7 +226,9 @@ def _rest(lease: dict[str, Any]) -> tuple[object, ...]:
 
 def document(held: Held) -> dict[str, Any]:
     """A lease as JSON; `created` in UTC, "" where it is not known."""
-    created = datetime.fromtimestamp(held.sequence / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if held.sequence else ""
+    created = (
+        datetime.fromtimestamp(held.sequence / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if held.sequence else held.since
+    )
     return {
         "address": held.text,
         "pool": held.pool,

@@ -11,7 +11,7 @@ from typing import Any
 from cni.attachment import STATE, Book
 from cni.cli import holdings, judge, judge_etcd, judge_node
 from cni.cli.findings import Finding, Inventory
-from cni.cli.inventory import Network, Node, Pod, of_lease
+from cni.cli.inventory import Pod, of_lease
 from cni.cli.judge_node import NodeInventory
 from cni.cli.store import Choice
 from cni.kernel import netns
@@ -36,17 +36,6 @@ class Look:
     node: NodeInventory | None = None
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """Of a cluster all but its leases; None for what may not be read."""
-
-    pods: Mapping[tuple[str, str], Pod] | None
-    nodes: Mapping[str, Node] | None
-    networks: list[Network]
-    nads: set[str]
-    unread: list[str]
-
-
 def look(choice: Choice, met: Met) -> Look:
     """Look at all of the chosen store; CniError when the store, or in a cluster the pods, cannot be read."""
     if choice.kind == "kubernetes":
@@ -55,50 +44,29 @@ def look(choice: Choice, met: Met) -> Look:
 
 
 def _at_pools(choice: Choice, met: Met) -> Look:
-    from cni.cli.cluster import Cluster, Forbidden
+    from cni.cli.cluster import Cluster, Forbidden  # a quarter of a second, which other stores need not pay
 
+    unread: list[str] = []
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     try:
-        unread: list[str] = []
         met("reading networks")
         networks, nads = _or(cluster.networks, ([], set()), unread, Forbidden)
-        met("reading pools and reservations")
-        states, reserved, faults = cluster.pools(
-            networks
-        )  # the leases before the pods: a pod is there before its lease
-        around = _around(cluster, met, networks, nads, unread)
+        met("reading pools and reservations")  # before the pods: a pod is there before its lease, and goes after it
+        states, reserved, faults = cluster.pools(networks)
+        met("reading pods")
+        pods = _by_name(cluster.pods(met=lambda count: met(f"{count} pods read")))
+        met("reading nodes")
+        nodes = _or(cluster.nodes, None, unread, Forbidden)
     finally:
         cluster.close()
-    if around.pods is None:
-        raise InvalidConfig(around.unread[0])
-    inventory = Inventory(
-        "kubernetes",
-        [held for state in states for held in state.held],
-        states,
-        reserved,
-        around.pods,
-        around.nodes,
-        networks,
-        nads,
-    )
-    counts = {
-        "pools": len(states),
-        "leases": len(inventory.held),
-        "reservations": len(reserved),
-        "pods": len(around.pods),
-    }
+    held = [held for state in states for held in state.held]
+    inventory = Inventory("kubernetes", held, states, reserved, pods, nodes, networks, nads)
+    counts = {"pools": len(states), "leases": len(held), "reservations": len(reserved), "pods": len(pods)}
     return Look(judge.find(inventory), counts, [*faults, *unread], inventory)
 
 
-def _around(cluster: Any, met: Met, networks: list[Network], nads: set[str], unread: list[str]) -> Surroundings:
-    from cni.cli.cluster import Forbidden
-
-    met("reading pods")
-    listed = _or(lambda: cluster.pods(met=lambda count: met(f"{count} pods read")), None, unread, Forbidden)
-    pods = None if listed is None else {(p.namespace, p.name): p for p in listed}
-    met("reading nodes")
-    nodes = _or(cluster.nodes, None, unread, Forbidden)
-    return Surroundings(pods, nodes, networks, nads, unread)
+def _by_name(pods: list[Pod]) -> dict[tuple[str, str], Pod]:
+    return {(pod.namespace, pod.name): pod for pod in pods}
 
 
 def _or(read: Callable[[], Any], instead: Any, unread: list[str], refused: type[InvalidConfig]) -> Any:
@@ -126,15 +94,17 @@ def _at_etcd(choice: Choice, met: Met) -> Look:
         return Look(found, counts, [why], Inventory("etcd", held))
     from cni.cli.cluster import Cluster, Forbidden
 
+    unread: list[str] = []
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     try:
-        unread: list[str] = []
         networks, nads = _or(cluster.networks, ([], set()), unread, Forbidden)
-        around = _around(cluster, met, networks, nads, unread)
+        met("reading pods")
+        pods = _by_name(cluster.pods(met=lambda count: met(f"{count} pods read")))
+        nodes = _or(cluster.nodes, None, unread, Forbidden)
     finally:
         cluster.close()
-    inventory = Inventory("etcd", held, (), None, around.pods, around.nodes, networks, nads)
-    return Look([*found, *judge.find(inventory)], {**counts, "pods": len(around.pods or ())}, unread, inventory)
+    inventory = Inventory("etcd", held, (), None, pods, nodes, networks, nads)
+    return Look([*found, *judge.find(inventory)], {**counts, "pods": len(pods)}, unread, inventory)
 
 
 def _at_files(choice: Choice, met: Met) -> Look:

@@ -61,8 +61,7 @@ def _run(options: argparse.Namespace) -> int:
     for result in _reclaim(made, choice, options):
         done.append(result)
         if options.output == "table":
-            what = result["address"] or result["reservation"]
-            output.console().print(f"{result['result']} {what}{_of(result)}: {result['why']}")
+            output.console().print(_line(result))
     if options.output != "table":
         output.print_data(done, options.output)
     elif not done:
@@ -120,8 +119,12 @@ def _wait(made: Report, grace: float, progress: Progress) -> None:
         time.sleep(min(left, 1.0))
 
 
-def _of(result: dict[str, Any]) -> str:
-    return f" of {result['pool']}" if result["pool"] else ""
+def _line(result: dict[str, Any]) -> str:
+    if result["result"] in (FREED, WOULD_FREE):  # then the finding says of what
+        return f"{result['result']}: {result['why']}"
+    what = result["address"] or result["reservation"]
+    pool = f" of {result['pool']}" if result["pool"] else ""
+    return f"{result['result']}: {what}{pool}: {result['why']}"
 
 
 def _shown(store: Any) -> str:

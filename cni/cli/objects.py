@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -115,7 +115,7 @@ def _network(name: str, cni_name: str, block: Any) -> Network | None:
 
 
 def parse_pool(
-    document: Mapping[str, Any], reservations: Iterable[Reserved] = (), networks: Iterable[Network] = ()
+    document: Mapping[str, Any], reservations: Iterable[Reserved] = (), networks: Collection[Network] = ()
 ) -> PoolState:
     """An IPPool of the API, with what `reservations` tell of its entries; ValueError when spec.range is no CIDR.
 
@@ -143,8 +143,10 @@ def parse_pool(
     return PoolState(pool.name, pool, tuple(held), tuple(key for key in allocations if key not in known), scope)
 
 
-def _scope(pool: PoolObject, networks: Iterable[Network]) -> str | None:
+def _scope(pool: PoolObject, networks: Collection[Network]) -> str | None:
     found = Names().scope_of(pool)
+    if any(found == n.network_name for n in networks):
+        return found
     sliced = {n.network_name for n in networks if n.sliced}
     for name in sorted(sliced, key=len, reverse=True):
         if found and (found.startswith(f"{name}-") or not name):
@@ -162,6 +164,7 @@ def _told(held: Held, by: Reserved) -> Held:
         netns=by.netns,
         boot_id=by.boot_id,
         sequence=by.sequence,
+        since=by.since,
     )
 
 
@@ -186,6 +189,7 @@ def parse_reservation(document: Mapping[str, Any], scopes: Iterable[str] = ("",)
         netns=lease.netns,
         boot_id=lease.boot_id,
         sequence=lease.sequence,
+        since=metadata.get("creationTimestamp") or "",
         uid=reservation.uid,
         version=reservation.version,
     )

@@ -1,0 +1,187 @@
+"""railcni ipam against a real API server: the rights that reading needs, and what is freed there.
+
+RAILCNI_TEST_KUBECONFIG names its kubeconfig, of an administrator. All is done in namespaces and pools of our own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightkube.core.exceptions import ApiError
+from lightkube.resources.core_v1 import Namespace, Pod, ServiceAccount, ServiceAccountToken
+from lightkube.resources.rbac_authorization_v1 import ClusterRole, ClusterRoleBinding
+
+from cni.cli import cluster as clusters
+from cni.cli import ipam_migrate
+from cni.cli.cluster import Cluster, IPPool, NetworkAttachmentDefinition, OverlappingRangeIPReservation
+from ipam.stores import kubernetes_turns
+from tests.blackbox.command import run
+
+KUBECONFIG = os.environ.get("RAILCNI_TEST_KUBECONFIG", "")
+pytestmark = pytest.mark.skipif(
+    not KUBECONFIG, reason="needs RAILCNI_TEST_KUBECONFIG, an administrator's of a real cluster"
+)
+
+SUBNET = f"10.199.{os.getpid() % 250}"
+POOL = f"{SUBNET}.0-24"
+STATUS = "k8s.v1.cni.cncf.io/network-status"
+
+
+class Site:
+    """A namespace of the cluster, which holds pools and pods."""
+
+    def __init__(self, folder: Path) -> None:
+        self.namespace = f"railcni-test-{uuid.uuid4().hex[:8]}"
+        document = yaml.safe_load(Path(KUBECONFIG).read_text())
+        current = next(c for c in document["contexts"] if c["name"] == document["current-context"])
+        current["context"]["namespace"] = self.namespace
+        self.kubeconfig = str(folder / "kubeconfig")
+        Path(self.kubeconfig).write_text(yaml.safe_dump(document))
+        self.report = str(folder / "report.json")
+        self.cluster = Cluster(self.kubeconfig)
+        self.client = self.cluster.client
+        self.client.create(Namespace.from_dict({"metadata": {"name": self.namespace}}))
+
+    def close(self) -> None:
+        for kind in (Pod, IPPool, OverlappingRangeIPReservation):
+            for found in list(self.client.list(kind)):
+                assert found.metadata and found.metadata.name
+                self.client.delete(kind, found.metadata.name, **({"grace_period": 0} if kind is Pod else {}))  # type: ignore[type-var]
+        self.client.delete(Namespace, self.namespace)
+        self.cluster.close()
+
+    def network(self) -> None:
+        ipam = {"type": "whereabouts", "range": f"{SUBNET}.0/24"}
+        config = {"cniVersion": "1.0.0", "name": "rdma-net", "type": "macvlan", "ipam": ipam}
+        self.client.create(
+            NetworkAttachmentDefinition(metadata={"name": "rdma-net"}, spec={"config": json.dumps(config)})
+        )
+
+    def lease(self, *numbers: int) -> None:
+        """Allocations as Go whereabouts writes them, for the pods pN."""
+        entries = {str(n): {"id": f"c{n}", "podref": f"{self.namespace}/p{n}", "ifname": "net1"} for n in numbers}
+        self.client.create(IPPool(metadata={"name": POOL}, spec={"range": f"{SUBNET}.0/24", "allocations": entries}))
+        for n in numbers:
+            spec = {"podref": f"{self.namespace}/p{n}", "ifname": "net1"}
+            self.client.create(OverlappingRangeIPReservation(metadata={"name": f"{SUBNET}.{n}"}, spec=spec))
+
+    def pod(self, n: int, phase: str = "Running", shows: int = 0) -> None:
+        shown = [{"name": f"{self.namespace}/rdma-net", "interface": "net1", "ips": [f"{SUBNET}.{shows or n}"]}]
+        metadata = {"name": f"p{n}", "annotations": {STATUS: json.dumps(shown)} if phase != "Pending" else {}}
+        spec = {"nodeName": f"{self.namespace}-node", "containers": [{"name": "c", "image": "none.invalid/none"}]}
+        self.client.create(Pod.from_dict({"metadata": metadata, "spec": spec}))
+        self.client.patch(Pod.Status, f"p{n}", {"status": {"phase": phase}})
+
+    def read(self, *argv: str, kubeconfig: str = "", code: int | None = 0) -> Any:
+        return run(*argv, "--kubeconfig", kubeconfig or self.kubeconfig, code=code, data=True)
+
+    def audit(self, kubeconfig: str = "") -> list[tuple[str, str, str]]:
+        document = self.read("audit", "--report", self.report, kubeconfig=kubeconfig, code=None)
+        own = [f for f in document["findings"] if f.get("address", SUBNET).startswith(SUBNET)]
+        return [(f["kind"], f["action"], f.get("address", "").rpartition(".")[2]) for f in own]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(ipam_migrate, "STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+def test_what_is_dead_is_found_and_freed_and_the_rest_stays(site: Site) -> None:
+    site.network()
+    site.lease(1, 2, 3, 4)
+    site.pod(1)
+    site.pod(2, "Pending")
+    site.pod(4, "Failed")
+    assert sorted(site.audit()) == [
+        ("lease-of-ended-pod", "reclaim", "4"),
+        ("lease-of-pending-pod", "keep", "2"),
+        ("lease-without-pod", "reclaim", "3"),
+    ]
+    argv = ("reclaim", "--from-report", site.report, "--grace", "0")
+    assert [result["result"] for result in site.read(*argv, "--dry-run")] == ["would free"] * 2
+    assert [result["result"] for result in site.read(*argv)] == ["freed"] * 2
+    assert sorted(site.client.get(IPPool, POOL).spec["allocations"]) == ["1", "2"]
+    left = {found.metadata.name for found in site.client.list(OverlappingRangeIPReservation) if found.metadata}
+    assert left == {f"{SUBNET}.1", f"{SUBNET}.2"}
+    assert [lease["address"] for lease in site.read("leases")] == [f"{SUBNET}.1", f"{SUBNET}.2"]
+    (shown,) = site.read("show", f"{site.namespace}/p1")
+    assert shown["node"] == f"{site.namespace}-node" and shown["created"]
+
+
+def test_a_pod_that_comes_between_the_report_and_the_change_keeps_its_lease(site: Site) -> None:
+    site.lease(1, 2)
+    assert len(site.audit()) == 2
+    site.pod(1, "Pending")
+    done = site.read("reclaim", "--from-report", site.report, "--grace", "0")
+    assert [(r["result"], r["address"]) for r in done] == [("skipped", f"{SUBNET}.1"), ("freed", f"{SUBNET}.2")]
+
+
+def test_an_audit_needs_the_rights_to_get_and_list_alone(site: Site, tmp_path: Path) -> None:
+    name = site.namespace
+    rules = [
+        {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list"]},
+        {"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["get", "list"]},
+        {"apiGroups": ["k8s.cni.cncf.io"], "resources": ["*"], "verbs": ["get", "list"]},
+    ]
+    subject = {"kind": "ServiceAccount", "name": "reader", "namespace": name}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    site.client.create(ServiceAccount.from_dict({"metadata": {"name": "reader"}}))
+    site.client.create(ClusterRole.from_dict({"metadata": {"name": name}, "rules": rules}))
+    site.client.create(
+        ClusterRoleBinding.from_dict({"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
+    )
+    try:
+        request = ServiceAccountToken.from_dict({"metadata": {}, "spec": {"audiences": [], "expirationSeconds": 600}})
+        token = site.client.create(request, "reader").status.token
+        document = yaml.safe_load(Path(site.kubeconfig).read_text())
+        document["users"] = [{"name": user["name"], "user": {"token": token}} for user in document["users"]]
+        reader = str(tmp_path / "reader")
+        Path(reader).write_text(yaml.safe_dump(document))
+        site.network()
+        site.lease(1)
+        assert site.audit(reader) == [("lease-without-pod", "reclaim", "1")]
+        done = site.read("reclaim", "--from-report", site.report, "--grace", "0", kubeconfig=reader, code=1)
+        assert done[0]["result"] == "failed"
+        assert "forbids to patch ippools" in done[0]["why"]
+        assert list(site.client.get(IPPool, POOL).spec["allocations"]) == ["1"]
+    finally:
+        for kind in (ClusterRoleBinding, ClusterRole):
+            site.client.delete(kind, name)
+
+
+def test_leases_move_between_files_and_a_cluster(site: Site, tmp_path: Path) -> None:
+    site.network()
+    site.lease(1, 2)
+    place = f"kubernetes:{site.kubeconfig}"
+    (tmp_path / "networks" / "rdma-net").mkdir(parents=True)
+    for n in (1, 2, 7):
+        (tmp_path / "networks" / "rdma-net" / f"{SUBNET}.{n}").write_text(f"c{n}\nnet1\n")
+    source = f"host-local:{tmp_path}/networks/rdma-net"
+    done = run("migrate", "--from", source, "--to", place, "--range", f"{SUBNET}.0/24", data=True)
+    assert (done["copied"], done["there"]) == (1, 2)
+    entry = site.client.get(IPPool, POOL).spec["allocations"]["7"]
+    assert (entry["id"], entry["ifname"]) == ("c7", "net1")
+    assert site.client.get(OverlappingRangeIPReservation, f"{SUBNET}.7").spec["containerid"] == "c7"
+
+
+def test_pods_are_read_in_pages_and_by_node(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(5):
+        site.pod(n)
+    monkeypatch.setattr(clusters, "PAGE", 2)
+    met: list[int] = []
+    found = site.cluster.pods(f"{site.namespace}-node", met.append)
+    assert sorted(pod.name for pod in found) == [f"p{n}" for n in range(5)]
+    assert met == [2, 4]
+    with pytest.raises(ApiError):
+        site.client.get(Pod, "none")
