@@ -102,13 +102,13 @@ class EtcdBacking(Served):
     def __init__(self, node: Node, network: str) -> None:
         self._folder = tempfile.mkdtemp(prefix="faults-etcd-", dir=_MEMORY if Path(_MEMORY).is_dir() else None)
         client, self._peer = etcd.free_ports(2)
-        self._url = f"http://127.0.0.1:{client}"
+        self.url = f"http://127.0.0.1:{client}"
         self._start()
         self.gate = Gate(node.host, self.port, client)
 
     def _start(self) -> None:
         argv = ["setpriv", "--pdeathsig", "KILL", "etcd", "--data-dir", self._folder, "--logger=zap"]
-        argv += ["--log-level=error", "--listen-client-urls", self._url, "--advertise-client-urls", self._url]
+        argv += ["--log-level=error", "--listen-client-urls", self.url, "--advertise-client-urls", self.url]
         argv += ["--listen-peer-urls", f"http://127.0.0.1:{self._peer}", "--unsafe-no-fsync"]
         argv += ["--heartbeat-interval=20", "--election-timeout=200"]
         none = subprocess.DEVNULL
@@ -118,7 +118,7 @@ class EtcdBacking(Served):
 
     def _serves(self) -> bool:
         try:
-            etcd.post(self._url, "kv/range", {"key": "YQ=="})
+            etcd.post(self.url, "kv/range", {"key": "YQ=="})
         except OSError:
             return False
         return True
@@ -136,7 +136,7 @@ class EtcdBacking(Served):
 
     def _entries(self) -> dict[str, str]:
         self.gate.quiet()
-        return etcd_dump.dump(self._url)
+        return etcd_dump.dump(self.url)
 
     def lines(self) -> list[tuple[str, bytes]]:
         """The keys with their sequences as decimal numbers: as all the other places have them."""
@@ -159,9 +159,9 @@ class EtcdBacking(Served):
                 {"request_put": {"key": _text(start + key.encode()), "value": _text(value.encode())}}
                 for key, value in self._saved.items()
             ]
-            etcd.post(self._url, "kv/deleterange", keys)
+            etcd.post(self.url, "kv/deleterange", keys)
             if puts:
-                etcd.post(self._url, "kv/txn", {"success": puts})
+                etcd.post(self.url, "kv/txn", {"success": puts})
 
     def pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
@@ -243,13 +243,14 @@ class KubernetesBacking(Served):
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
         self.gate.quiet()
-        found: list[dict[str, Any]] = self._ask("GET", kind)["items"]
+        found: list[dict[str, Any]] = self.ask("GET", kind)["items"]
         return sorted(found, key=lambda document: str(document["metadata"]["name"]))
 
-    def _ask(self, method: str, path: str, document: Any = None) -> Any:
+    def ask(self, method: str, path: str, document: Any = None, kind: str = "application/json") -> Any:
+        """A request past the gate, for an object or all of a kind."""
         url = f"{self._server.url}/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{path}"
         body = json.dumps(document).encode() if document else None
-        request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(url, body, {"Content-Type": kind}, method=method)
         with urllib.request.urlopen(request, timeout=30) as reply:
             return json.load(reply)
 
@@ -263,12 +264,12 @@ class KubernetesBacking(Served):
                 standing = now.pop(document["metadata"]["name"], None)
                 if standing is None or _plain(standing) != _plain(document):
                     if standing:
-                        self._ask("DELETE", f"{kind}/{document['metadata']['name']}")
-                    self._ask(
+                        self.ask("DELETE", f"{kind}/{document['metadata']['name']}")
+                    self.ask(
                         "POST", kind, {"apiVersion": f"{GROUP}/{VERSION}", "kind": KINDS[kind], **_plain(document)}
                     )
             for name in now:
-                self._ask("DELETE", f"{kind}/{name}")
+                self.ask("DELETE", f"{kind}/{name}")
 
     def long_ago(self, target: str) -> Answer | None:
         kind, _, name = target.partition("?")[0].rpartition(f"/{NAMESPACE}/")[2].partition("/")

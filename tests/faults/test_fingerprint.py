@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests import etcd
+from tests.faults.backing import POOLS, RESERVATIONS, EtcdBacking, KubernetesBacking
+from tests.faults.backing import unavailable as unavailable_store
 from tests.faults.inject import unavailable
 from tests.faults.scene import IFNAME, MASTER, NETWORK, Scene
 from tests.node import STATE
@@ -101,3 +105,52 @@ def test_a_state_in_which_something_differs_is_another_state(scene: Scene, attac
     found = scene.fingerprint()
     scene.node.host.set(MASTER, ifalias="")
     assert found != attached
+
+
+def put(entry: tuple[str, str]) -> Callable[[EtcdBacking], object]:
+    key, value = ((b"/railcni/v1/" + entry[0].encode()), entry[1].encode())
+    request = {"key": base64.b64encode(key).decode(), "value": base64.b64encode(value).decode()}
+    return lambda backing: etcd.post(backing.url, "kv/put", request)
+
+
+def without(prefix: str) -> Callable[[EtcdBacking], object]:
+    start = b"/railcni/v1/" + prefix.encode()
+    request = {"key": base64.b64encode(start).decode(), "range_end": base64.b64encode(start[:-1] + b"0").decode()}
+    return lambda backing: etcd.post(backing.url, "kv/deleterange", request)
+
+
+def patched(kind: str, operation: dict[str, Any]) -> Callable[[KubernetesBacking], object]:
+    def patch(backing: KubernetesBacking) -> None:
+        name = backing.objects(kind)[0]["metadata"]["name"]
+        backing.ask("PATCH", f"{kind}/{name}", [operation], "application/json-patch+json")
+
+    return patch
+
+
+SERVED: dict[str, dict[str, Callable[[Any], object]]] = {
+    "etcd": {
+        "a key more": put((f"void/{NETWORK}/victim-1/{IFNAME}/{1:016x}", "")),
+        "another value": put((f"reserved//{0xC0A86F02:08x}", "other")),
+        "a key less": without("node/"),
+    },
+    "kubernetes": {
+        "another container": patched(POOLS, {"op": "replace", "path": "/spec/allocations/2/id", "value": "other"}),
+        "an allocation less": patched(POOLS, {"op": "remove", "path": "/spec/allocations/2"}),
+        "an annotation": patched(POOLS, {"op": "add", "path": "/metadata/annotations", "value": {"a": "b"}}),
+        "a reservation less": lambda backing: backing.ask("DELETE", f"{RESERVATIONS}/192.168.111.2"),
+    },
+}
+
+
+@pytest.mark.parametrize("store", SERVED)
+def test_what_a_server_holds_is_a_part_of_the_state(executables: Path, store: str) -> None:
+    if unavailable_store(store):
+        pytest.skip(unavailable_store(store))
+    with Scene("macvlan", executables, store=store) as scene:
+        scene.call("ADD", scene.renew()).succeeded()
+        first = scene.fingerprint()
+        for what, change in SERVED[store].items():
+            scene.call("ADD", scene.renew()).succeeded()
+            assert scene.fingerprint() == first, f"before {what}"
+            change(scene.backing)
+            assert scene.fingerprint() != first, what
