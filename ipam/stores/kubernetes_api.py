@@ -29,6 +29,8 @@ POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations",
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # of the object, the metadata
 
+_UNWARNED = "fieldValidation=Ignore"  # no list of the members that are pruned: a tenth of the time of a patch
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
 _RETRY_AFTER_LIMIT = 10.0  # seconds
 _ATTEMPT_SECONDS = 10.0  # for one reply
@@ -139,7 +141,7 @@ class Api:
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]]) -> dict[str, Any]:
         """The metadata, at least, of the object changed by a JSON patch; Conflict when a test fails. Gone, Open."""
-        return self._object(self._call("PATCH", resource, name, "", codec.dumps(operations).encode()))
+        return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode()))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "") -> None:
         """Delete the object if it still is that of `uid`, and as it was in `version` if that is given; Conflict when it
