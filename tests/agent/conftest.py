@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.agent.rig import Rig
-from tests.stores.kubernetes_api import ApiServer
+from tests.stores import kubernetes_proxy
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    server = ApiServer()
+    server = kubernetes_proxy.start()
     server.core.add_node("n1")
     server.core.add_node("n2")
     found = Rig(server, tmp_path)

@@ -139,10 +139,8 @@ class Rig:
             self.server.put(RESERVATIONS, "kube-system", name, spec)
             return
         document = reservation(name, Lease(Want(POOL, 4, TEN + offset, ""), owner))
-        self.server.put(RESERVATIONS, "kube-system", name, document["spec"])
-        metadata = document["metadata"]
-        with self.server._lock:
-            self.server.objects[RESERVATIONS, "kube-system", name]["metadata"].update(metadata)
+        metadata = {key: value for key, value in document["metadata"].items() if key != "name"}
+        self.server.put(RESERVATIONS, "kube-system", name, document["spec"], **metadata)
 
     def record(self, node: str, offset: int, owner: Owner, pending: bool = False) -> Attachment:
         """The record of a lease of `owner` on a node."""

@@ -33,14 +33,14 @@ def granted() -> set[Right]:
 
 
 def test_the_agent_has_each_right_that_it_uses_and_no_other(rig: Rig) -> None:
-    rig.server.add_pod("team", "live", node="n1", uid="u1")
+    live = rig.server.add_pod("team", "live", node="n1")
     rig.server.core.add_node("off", ready=False, out_of_service=True)
     pods = ("live", "gone", "gone", "gone", "live")
     rig.allocate(**{f"a{n}": (f"c{n}", f"team/{pod}") for n, pod in enumerate(pods, 1)})
     recorded = owner("c2", "team/gone")
     for offset, whose in ((2, recorded), (3, owner("c3", "team/gone")), (4, owner("c4", "team/gone", node="off"))):
         rig.reserve(offset, whose)
-    rig.record("n1", 1, owner("c1", "team/live", uid="u1"))  # its reservation is lost
+    rig.record("n1", 1, owner("c1", "team/live", uid=live))  # its reservation is lost
     rig.record("n1", 2, recorded)
     pending = owner("c5", "team/live")
     rig.reserve(5, pending)

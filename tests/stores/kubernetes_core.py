@@ -19,6 +19,16 @@ class Exists(Exception):
     """There is one of the name, or one of another version."""
 
 
+def annotations(status: str = "", static_uid: str = "", preferred: str = "") -> dict[str, str]:
+    """Of a pod: its network-status, the UID of the static pod whose mirror it is, the address that it would rather have."""
+    found = {
+        "k8s.v1.cni.cncf.io/network-status": status,
+        "kubernetes.io/config.mirror": static_uid,
+        "whereabouts.cni.cncf.io/preferred-ip": preferred,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
 class Core:
     """Objects by resource, namespace and name; `gone` are namespaces that are not there."""
 
@@ -26,7 +36,7 @@ class Core:
         self.objects: dict[Place, dict[str, Any]] = {}
         self.gone: set[str] = set()
         self.page = 500  # the most objects in one reply
-        self.tokens: list[dict[str, Any]] = []  # requests for one
+        self.tokens: list[tuple[dict[str, Any], str]] = []  # requests for one, and what was issued
         self._versions = itertools.count(1)
 
     # --- for tests ---
@@ -38,17 +48,18 @@ class Core:
         node: str = "",
         phase: str = "Running",
         status: str = "",
-        uid: str = "",
+        static_uid: str = "",
         preferred: str = "",
     ) -> str:
-        """The uid of a new pod; `status` is its network-status annotation, `preferred` that of whereabouts."""
-        named = {"k8s.v1.cni.cncf.io/network-status": status, "whereabouts.cni.cncf.io/preferred-ip": preferred}
-        metadata: dict[str, Any] = {"uid": uid or str(uuid.uuid4())}
-        if annotations := {key: text for key, text in named.items() if text}:
-            metadata["annotations"] = annotations
-        document = {"metadata": metadata, "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase}}
+        """The uid of a new pod; `status`, `static_uid` and `preferred` as `annotations` says."""
+        metadata = {"uid": str(uuid.uuid4()), "annotations": annotations(status, static_uid, preferred)}
+        document: dict[str, Any] = {
+            "metadata": metadata,
+            "spec": {"nodeName": node, "containers": []},
+            "status": {"phase": phase},
+        }
         self._put(("pods", namespace, name), document)
-        return str(metadata["uid"])
+        return str(document["metadata"]["uid"])
 
     def add_node(self, name: str, ready: bool = True, out_of_service: bool = False) -> None:
         taints = [{"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}]
@@ -103,8 +114,8 @@ class Core:
 
     def token(self, account: str, document: dict[str, Any]) -> dict[str, Any]:
         """A TokenRequest's answer."""
-        self.tokens.append(document)
         text = f"token.of.{account}-{len(self.tokens)}"
+        self.tokens.append((document, text))
         return {**document, "status": {"token": text, "expirationTimestamp": "2099-01-01T00:00:00Z"}}
 
     def _put(self, place: Place, document: dict[str, Any]) -> dict[str, Any]:

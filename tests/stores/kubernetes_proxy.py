@@ -18,6 +18,8 @@ import yaml
 
 from ipam.stores import http, kubeconfig
 from tests.stores.kubernetes_api import GROUP, KINDS, VERSION, ApiServer
+from tests.stores.kubernetes_core import LEASES
+from tests.stores.kubernetes_real_core import RealCore
 
 VARIABLES = ("RAILCNI_TEST_KUBECONFIG", "RAILCNI_KUBECONFIG")
 CRDS = Path(__file__).resolve().parents[2] / "conf/kubernetes/crds"
@@ -46,6 +48,7 @@ class Proxy(ApiServer):
         self._local = threading.local()
         self._namespaces: dict[str, str] = {}
         self._prefix = f"railcni-test-{os.getpid()}-{next(self._numbers)}"
+        self.core: RealCore = RealCore(self._send, self._real, self._prefix)
         for file in CRDS.glob("*.yaml"):
             document = yaml.safe_load(file.read_text())
             self._send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
@@ -56,6 +59,7 @@ class Proxy(ApiServer):
 
     def close(self) -> None:
         super().close()
+        self.core.close()
         for name in self._namespaces.values():
             for kind in KINDS:
                 self._send("DELETE", f"/apis/{GROUP}/{VERSION}/namespaces/{name}/{kind}")
@@ -73,22 +77,11 @@ class Proxy(ApiServer):
             document["metadata"] = {"name": name, "resourceVersion": former["metadata"]["resourceVersion"]}
             code, said = self._send("PUT", f"{place}/{name}", document)
         else:
-            code, said = self._send("POST", place, document | {"metadata": {"name": name}})
+            code, said = self._send("POST", place, document | {"metadata": {"name": name, **metadata}})
         assert code < 300, said
 
-    def add_pod(self, namespace: str, name: str, preferred: str = "") -> str:  # type: ignore[override]
-        annotations = {"whereabouts.cni.cncf.io/preferred-ip": preferred}
-        pod = {
-            "metadata": {"name": name, "annotations": annotations},
-            "spec": {"containers": [{"name": "c", "image": "none.invalid/none"}]},
-        }
-        status, said = self._send("POST", self._pods(namespace), pod)
-        assert status < 300, said
-        return str(said["metadata"]["uid"])
-
     def remove_pod(self, namespace: str, name: str) -> None:
-        status, said = self._send("DELETE", f"{self._pods(namespace)}/{name}?gracePeriodSeconds=0")
-        assert status < 300, said
+        self.core.remove_pod(namespace, name)
 
     def spec(self, resource: str, name: str, namespace: str = "kube-system") -> dict[str, Any] | None:
         status, found = self._send("GET", f"{self._place(namespace, resource)}/{name}")
@@ -119,10 +112,7 @@ class Proxy(ApiServer):
     def _serve(
         self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
     ) -> tuple[int, Any]:
-        if parts[0] == "api" and method == "GET" and parts[4:5] == ["pods"] and ("get", "pods") not in self.forbidden:
-            accept = headers.get("Accept") or "*/*"
-            return self._send(method, f"{self._pods(parts[3])}/{parts[5]}", accept=accept)
-        if parts[0] == "api":
+        if parts[0] == "api" or parts[:2] == ["apis", LEASES]:
             return super()._serve(method, parts, query, headers, body)
         if len(parts) < 6 or parts[5] not in self.resources:
             return 404, "404 page not found\n"
@@ -133,9 +123,9 @@ class Proxy(ApiServer):
         kind = headers.get("Content-Type") or "application/json"
         return self._send(method, target, json.loads(body) if body else None, kind, headers.get("Accept") or "*/*")
 
-    def _pods(self, namespace: str) -> str:
+    def _real(self, namespace: str) -> str:
         self._place(namespace, "")
-        return f"/api/v1/namespaces/{self._namespaces[namespace]}/pods"
+        return self._namespaces[namespace]
 
     def _place(self, namespace: str, resource: str) -> str:
         with self._lock:
