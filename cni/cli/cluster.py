@@ -191,6 +191,11 @@ class Cluster:
                 f"{self} answers {fault.response.status_code} to {what}: is `server` of {self._named()} an API server's URL?"
             ) from None
         except httpx2.HTTPError as fault:
+            if reason := _untrusted(fault):
+                raise InvalidConfig(
+                    f"{self} is not trusted: {reason}. certificate-authority(-data) in {self._named()} must hold the authority"
+                    " that signed its certificate, and the certificate the host in `server` (else set tls-server-name)"
+                ) from None
             raise Unreachable(
                 f"{self} has not answered: {fault or type(fault).__name__}. See that it is well and can be reached from here"
             ) from None
@@ -251,7 +256,7 @@ class _Transport(httpx2.BaseTransport):
                 pause = max(pause, min(float(wait), 10.0)) if wait.isdigit() else pause
             except httpx2.TransportError as fault:
                 failure = fault
-            if request.method != "GET" or monotonic() + pause > deadline:
+            if request.method != "GET" or monotonic() + pause > deadline or (failure and _untrusted(failure)):
                 if failure:
                     raise failure
                 return response
@@ -274,6 +279,15 @@ class _Transport(httpx2.BaseTransport):
         if self._inner:
             self._inner.close()
             self._inner = None
+
+
+def _untrusted(fault: BaseException | None) -> str:
+    """Why the server's certificate is not accepted; "" when that is not what has failed."""
+    while fault is not None:
+        if isinstance(fault, ssl.SSLCertVerificationError):
+            return fault.verify_message
+        fault = fault.__cause__ or fault.__context__
+    return ""
 
 
 def _context(authority: str, certificate: str, key: str) -> ssl.SSLContext:
