@@ -83,6 +83,7 @@ def call(rig: Rig, verb: str, container: str) -> Any:
 
 
 def test_a_token_that_rotates_reaches_the_kubeconfig_and_the_plugin_goes_on(rig: Rig) -> None:
+    """whereabouts #401, #459: the token in the kubeconfig expires, and nothing writes the next one."""
     rig.server.tokens = {"token.number.1"}
     agent = rig.agent("n1", "--no-collect")
     assert agent.says("whereabouts.conf")

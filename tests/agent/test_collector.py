@@ -15,6 +15,7 @@ from tests.stores import kubernetes_api, kubernetes_proxy
 
 
 def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig) -> None:
+    """whereabouts #484: "Clean up stale IP"."""
     rig.server.add_pod("team", "live", node="n1")
     rig.allocate(a1=("c1", "team/live"), a2=("c2", "team/gone"))
     rig.reserve(1, owner("c1", "team/live"))
@@ -121,6 +122,7 @@ def claim_references() -> None:
 
 
 def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig, claim_references: None) -> None:
+    """whereabouts #112: entries without a pod."""
     if kubernetes_proxy.path():
         pytest.skip("a real server prunes ipamclaimref, which the definitions do not have")
     claimed = {"id": "c1", "podref": "team/vm", "ifname": "net1", "ipamclaimref": "team/claim"}
@@ -252,6 +254,7 @@ def test_a_reservation_without_a_lease_goes_when_its_pod_is_gone(rig: Rig) -> No
 
 
 def test_pods_are_read_of_this_node_alone_and_in_pages(rig: Rig) -> None:
+    """whereabouts #386: every node reads all pods, and runs out of memory."""
     rig.server.core.page = 2
     for number in range(5):
         rig.server.add_pod("team", f"p{number}", node="n1")

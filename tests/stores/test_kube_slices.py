@@ -89,6 +89,7 @@ def test_a_node_without_a_slice_takes_the_first_free_one(cluster: Cluster) -> No
 
 
 def test_nodes_that_take_a_slice_at_once_take_one_each(cluster: Cluster) -> None:
+    """whereabouts #558: with several networks and slices the scaling stalls."""
     divided(cluster)
     given: list[str] = []
 
@@ -146,6 +147,7 @@ def test_no_slice_is_left(cluster: Cluster) -> None:
 
 
 def test_a_missing_node_slice_pool_is_named_with_who_makes_it(cluster: Cluster) -> None:
+    """whereabouts #518: "fast ranges not working out of the box": what is missing is not said."""
     said = message(cluster, ipam=SLICED)
     assert said.startswith("11 there is no NodeSlicePool rdma-net in namespace kube-system")
     assert "node-slice-controller" in said
@@ -154,6 +156,7 @@ def test_a_missing_node_slice_pool_is_named_with_who_makes_it(cluster: Cluster) 
 
 
 def test_a_slice_of_another_range_is_refused(cluster: Cluster) -> None:
+    """whereabouts #498: slices stay those of the former range when the NAD has changed."""
     divided(cluster, "node-1")
     with pytest.raises(InvalidConfig, match='slice "10.0.0.0/26" of NodeSlicePool rdma-net is no part of ipam.range'):
         call(cluster, "ADD", range="10.1.0.0/24")
@@ -216,6 +219,7 @@ def test_slices_cost_an_add_one_request_and_a_delete_none(cluster: Cluster) -> N
 
 
 def test_a_part_of_a_range_keeps_its_window_and_its_prefix_length() -> None:
+    """whereabouts #504: addresses had the slice's prefix length, not the network's."""
     whole = Range(4, TEN, 24, TEN + 10, TEN + 70, [(TEN + 20, TEN + 66)])
     part = whole.part(4, TEN + 64, 26)
     assert (part.cidr, part.prefix, part.spans()) == ("10.0.0.64/26", 24, [(TEN + 67, TEN + 70)])

@@ -659,7 +659,7 @@ def test_no_answer_at_all_is_unknown(cluster: Cluster) -> None:
 
 
 def test_nodes_that_claim_at_once_get_an_address_each_and_leave_none(cluster: Cluster) -> None:
-    """Threads take no turns, as nodes take none of one another."""
+    """whereabouts #110, #393: duplicates when many pods start at once. Threads take no turns, as nodes take none of one another."""
     nodes, each = 8, 6
     given: list[int] = []
     faults: list[BaseException] = []

@@ -9,7 +9,31 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-OWN = "blackbox/test_regressions.py"
+OWN = ("blackbox/test_regressions.py", "agent/test_regressions_cluster.py")
+WHEREABOUTS = [
+    "110",
+    "141",
+    "176",
+    "246",
+    "291",
+    "305",
+    "313",
+    "393",
+    "401",
+    "403",
+    "446",
+    "484",
+    "498",
+    "507",
+    "518",
+    "546",
+    "550",
+    "558",
+    "576",
+    "601",
+    "666",
+    "722",
+]
 TEXT = (TESTS / "REGRESSIONS.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -46,14 +70,29 @@ def test_every_row_has_four_cells_and_tests_that_exist(row: list[str]) -> None:
     assert [f"{file}::{name}" for file, name in tests if name not in functions(file)] == []
 
 
-def test_every_test_of_an_upstream_fault_is_in_a_row_that_names_the_same_issue() -> None:
-    listed = {name: row[0] for row in ROWS for file, name in named(row[3]) if file == OWN}
-    assert sorted(listed) == sorted(functions(OWN))
-    for name, function in functions(OWN).items():
+@pytest.mark.parametrize("own", OWN)
+def test_every_test_of_an_upstream_fault_is_in_a_row_that_names_the_same_issue(own: str) -> None:
+    listed = {name: row[0] for row in ROWS for file, name in named(row[3]) if file == own}
+    assert sorted(listed) == sorted(functions(own))
+    for name, function in functions(own).items():
         issues = set(re.findall(r"#\d+", ast.get_docstring(function) or ""))
         assert issues, name
-        rows = " ".join(row[0] for row in ROWS if (OWN, name) in named(row[3]))
+        rows = " ".join(row[0] for row in ROWS if (own, name) in named(row[3]))
         assert issues & set(re.findall(r"#\d+", rows)), name
+
+
+@pytest.mark.parametrize("number", WHEREABOUTS)
+def test_every_issue_of_whereabouts_on_the_list_has_a_test_that_names_it_or_is_said_to_have_none(number: str) -> None:
+    issue = re.compile(rf"#{number}\b")
+    rows = [row for row in ROWS if row[0].startswith("whereabouts ") and issue.search(row[0])]
+    naming = [
+        name
+        for row in rows
+        for file, name in named(row[3])
+        if issue.search(ast.get_docstring(functions(file)[name]) or "")
+    ]
+    without = TEXT[TEXT.index("## No fault") :]
+    assert bool(naming) != bool(issue.search(without) and not rows)
 
 
 def test_what_does_not_hold_yet_is_said_in_its_row_and_nothing_else_is() -> None:

@@ -1,0 +1,115 @@
+"""Faults that users reported of whereabouts in a cluster, and of its reconciler: the store in Kubernetes and the agent.
+
+Each test names the issue, of k8snetworkplumbingwg/whereabouts. tests/REGRESSIONS.md says what became of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.spec.errors import TryAgainLater
+from ipam.stores import kubernetes_turns
+from tests.agent.rig import Rig, owner, status_of
+from tests.node import until
+from tests.stores import kubernetes_api
+from tests.stores.kubernetes_api import ApiServer
+from tests.stores.test_kubernetes_store import POOL, POOLS, RESERVATIONS, Cluster
+
+BUSY = {"kind": "Status", "code": 504, "reason": "Timeout", "message": "context deadline exceeded"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    server = ApiServer()
+    yield Cluster(server, tmp_path)
+    server.close()
+
+
+@pytest.mark.parametrize("fault", [(504, BUSY), kubernetes_api.DROP_BEFORE, kubernetes_api.DROP_AFTER])
+def test_an_update_of_the_pool_that_times_out_is_no_success_and_its_address_is_nobody_elses(
+    cluster: Cluster, fault: Any
+) -> None:
+    """#141: the error was not returned, so a pod had an address that the pool did not hold, and another pod got it too."""
+    cluster.call("ADD", "c0")
+    cluster.server.faults = lambda method, resource, number: fault if (method, resource) == ("PATCH", POOLS) else None
+    with pytest.raises(TryAgainLater):
+        cluster.call("ADD", "c1", seconds=1)
+    cluster.server.faults = lambda method, resource, number: None
+    second = cluster.call("ADD", "c2")
+    assert cluster.call("ADD", "c1") != second
+    held = {entry["id"] for entry in cluster.allocations().values()}
+    assert held == {"c0", "c1", "c2"}
+    assert len(cluster.allocations()) == len(cluster.server.names(RESERVATIONS)) == 3
+    for container in held:
+        cluster.call("DEL", container)
+    assert cluster.allocations() == {}
+    assert cluster.server.names(RESERVATIONS) == []
+
+
+def test_a_pool_that_can_not_be_updated_leaves_no_reservation(cluster: Cluster) -> None:
+    """#409, #712: the update of the pool failed, the reservation was made, and the ADD answered with its address."""
+    cluster.call("ADD", "c0")
+    cluster.server.forbidden.add(("patch", POOLS))
+    with pytest.raises(Exception, match="forbids to patch ippools"):
+        cluster.call("ADD", "c1", seconds=1)
+    assert cluster.server.names(RESERVATIONS) == ["10.0.0.1"]
+    assert cluster.recorded().keys() == {"c0"}
+
+
+def test_a_pod_with_sixteen_networks_asks_as_little_for_the_last_as_for_the_first(cluster: Cluster) -> None:
+    """#313, #508: each ADD elected a leader, listed all reservations and read all pools, until kubelet's time was over."""
+    asked = []
+    for number in range(16):
+        cluster.asked()
+        cluster.call("ADD", f"c{number}", {"range": f"10.{number}.0.0/24"})
+        asked.append([request.partition(" ")[0] for request in cluster.asked()])
+    assert max(map(len, asked)) <= 4  # a pool is made once; it is read and patched, and the address reserved
+    cluster.call("ADD", "next", {"range": "10.0.0.0/24"})
+    assert [request.partition("/")[0] for request in cluster.asked()] == [f"GET {POOLS}", f"PATCH {POOLS}", f"POST {RESERVATIONS}"]  # fmt: skip
+
+
+# --- what no DEL has freed ---
+
+
+def test_the_living_pods_address_stays_when_a_dead_one_of_its_name_is_collected(rig: Rig) -> None:
+    """#176: a StatefulSet's pod is made again elsewhere; the reconciler kept the dead one's address, and freed the other."""
+    rig.server.add_pod("team", "web-0", node="n2", uid="new", status=status_of("10.0.0.1"))
+    rig.allocate(a1=("new", "team/web-0"), a2=("old", "team/web-0"))
+    rig.reserve(1, owner("new", "team/web-0", node="n2", uid="new"))
+    rig.reserve(2, owner("old", "team/web-0", node="n1", uid="old"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
+    agent.passes()
+    assert rig.offsets() == ["1"]
+    assert rig.reservations() == ["10.0.0.1"]
+
+
+def test_what_a_pod_left_that_was_deleted_while_nothing_ran_is_freed_by_who_runs_next(rig: Rig) -> None:
+    """#546: deleted while whereabouts' pod was away, and its address was taken for good. #484 asks for a clean-up."""
+    rig.allocate(a30=("c", "default/super-pod"))  # as Go leases: nothing tells the node
+    rig.reserve(30, pod="default/super-pod")
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+    assert until(lambda: rig.reservations() == []), agent.log
+
+
+def test_addresses_of_a_node_that_was_shut_down_are_free_once_it_is_out_of_service(rig: Rig) -> None:
+    """#550: pods of a node that is shut down are over, not deleted, and keep their addresses until it is up again."""
+    rig.server.core.add_node("down", ready=False)
+    rig.server.add_pod("team", "over", node="down", uid="u1", phase="Succeeded")
+    rig.server.add_pod("team", "here", node="n1", uid="u2", phase="Failed")
+    rig.allocate(a1=("c1", "team/over"), a2=("c2", "team/here"))
+    rig.reserve(1, owner("c1", "team/over", node="down", uid="u1"))
+    rig.reserve(2, owner("c2", "team/here", node="n1", uid="u2"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["1"], 20), agent.log  # of a pod that is over, on a node that answers
+    agent.passes()
+    assert rig.offsets() == ["1"]  # what ended the pods of a silent node may be a controller, and they run on
+    rig.server.core.add_node("down", ready=False, out_of_service=True)
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+    assert POOL in rig.server.names(POOLS)
