@@ -78,9 +78,9 @@ def test_a_pod_with_sixteen_networks_asks_as_little_for_the_last_as_for_the_firs
 
 def test_the_living_pods_address_stays_when_a_dead_one_of_its_name_is_collected(rig: Rig) -> None:
     """#176: a StatefulSet's pod is made again elsewhere; the reconciler kept the dead one's address, and freed the other."""
-    rig.server.add_pod("team", "web-0", node="n2", uid="new", status=status_of("10.0.0.1"))
+    new = rig.server.add_pod("team", "web-0", node="n2", status=status_of("10.0.0.1"))
     rig.allocate(a1=("new", "team/web-0"), a2=("old", "team/web-0"))
-    rig.reserve(1, owner("new", "team/web-0", node="n2", uid="new"))
+    rig.reserve(1, owner("new", "team/web-0", node="n2", uid=new))
     rig.reserve(2, owner("old", "team/web-0", node="n1", uid="old"))
     agent = rig.agent("n1")
     assert until(lambda: rig.offsets() == ["1"], 20), agent.log
@@ -101,11 +101,11 @@ def test_what_a_pod_left_that_was_deleted_while_nothing_ran_is_freed_by_who_runs
 def test_addresses_of_a_node_that_was_shut_down_are_free_once_it_is_out_of_service(rig: Rig) -> None:
     """#550: pods of a node that is shut down are over, not deleted, and keep their addresses until it is up again."""
     rig.server.core.add_node("down", ready=False)
-    rig.server.add_pod("team", "over", node="down", uid="u1", phase="Succeeded")
-    rig.server.add_pod("team", "here", node="n1", uid="u2", phase="Failed")
+    over = rig.server.add_pod("team", "over", node="down", phase="Succeeded")
+    here = rig.server.add_pod("team", "here", node="n1", phase="Failed")
     rig.allocate(a1=("c1", "team/over"), a2=("c2", "team/here"))
-    rig.reserve(1, owner("c1", "team/over", node="down", uid="u1"))
-    rig.reserve(2, owner("c2", "team/here", node="n1", uid="u2"))
+    rig.reserve(1, owner("c1", "team/over", node="down", uid=over))
+    rig.reserve(2, owner("c2", "team/here", node="n1", uid=here))
     agent = rig.agent("n1")
     assert until(lambda: rig.offsets() == ["1"], 20), agent.log  # of a pod that is over, on a node that answers
     agent.passes()
