@@ -11,7 +11,7 @@ from ipam.ranges import format_address
 from ipam.stores.base import Lease
 from ipam.stores.etcd_keys import BLOCK, LEASE, parse, unescaped
 
-_ALONE = (b"full", b"void")  # keys that go with no single lease
+_ALONE = (b"cooling", b"former", b"full", b"void")  # keys that go with no single lease
 
 
 def find(
