@@ -45,9 +45,8 @@ bundle: all ## build/railcni-VERSION-linux-ARCH and its .tar.gz: all that runs o
 image: all ## the bundle, and an OCI image of it that installs it on a node: build/railcni-VERSION-ARCH.oci.tar
 	$(VENV)/python -m cni.dist image --python $(BASE)
 
-bench: all ## ours against the Go plugins, alternately in one run: VERSION, ADD, CHECK, DEL, 50 at once, a full pool
+bench: all ## ours against the Go plugins, alternately in one run, and the stores that nodes share; ARGS="--only kubernetes": a part
 	$(VENV)/python -m tests.bench $(ARGS)
-	$(VENV)/python -m tests.bench.etcd
 
 faults: all ## plugins killed, failed and stopped at every point over every store, what servers do to each request, power losses; ARGS="--jobs 2": two at a time, "--sample 10": a part, "--store etcd": one store, "--every": hours
 	$(VENV)/python -m tests.faults $(ARGS)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.bench import probe
-from tests.bench.calls import Call, Failed, Running
-from tests.bench.operations import WARM_UP, attachment
+from tests.bench.calls import Call, Failed, Running, timed
+from tests.bench.operations import WARM_UP
 from tests.bench.progress import Progress
-from tests.bench.samples import Results
-from tests.bench.scenarios import Scenario, Side
-from tests.node import Pod
+from tests.bench.samples import Operation, Results
+from tests.bench.scenarios import OURS
+
+Measure = Callable[[Call], tuple[Any, bytes]]
 
 PHASES = ("interpreter", "imports", *probe.PHASES, probe.REST, "end of the process")
 PROBED = "all of it, timed so"
@@ -42,19 +45,22 @@ def script_of(executable: Path) -> tuple[list[str], Path] | None:
 
 
 def measure(
-    results: Results, progress: Progress, side: Side, scenarios: Sequence[Scenario], pod: Pod, rounds: int
+    results: Results,
+    progress: Progress,
+    what: str,
+    rounds: int,
+    calls: Callable[[int, Measure], dict[Operation, Any]],
 ) -> None:
-    """Note the phases of each verb of each scenario. The executables have a script (`script_of`)."""
-    for scenario in scenarios:
-        try:
-            for number in progress.track(f"breakdown: {scenario.group}", rounds + WARM_UP):
-                plain = attachment(scenario, pod, side, number)
-                probed = attachment(scenario, pod, side, number, _probed)
-                if number >= WARM_UP:
-                    for operation, phases in probed.items():
-                        results.breakdown.setdefault(operation, []).append({**phases, PLAIN: plain[operation].ms})
-        except Failed as fault:
-            results.failures.append(f"{side.name}, breakdown: {fault}")
+    """Note the phases of each call that `calls(round, measure)` makes; the executables have a script (`script_of`)."""
+    try:
+        for number in progress.track(f"breakdown: {what}", rounds + WARM_UP):
+            plain = calls(number, timed)
+            probed = calls(number, _probed)
+            if number >= WARM_UP:
+                for operation, phases in probed.items():
+                    results.breakdown.setdefault(operation, []).append({**phases, PLAIN: plain[operation].ms})
+    except Failed as fault:
+        results.failures.append(f"{OURS}, breakdown: {fault}")
 
 
 def _probed(call: Call) -> tuple[dict[str, float], bytes]:
@@ -63,7 +69,7 @@ def _probed(call: Call) -> tuple[dict[str, float], bytes]:
     assert found, "only scripts are measured so"
     python, script = found
     argv = [*python, "-c", _STUB, str(script), probe.__file__]
-    running = Running(Call(argv, call.verb, call.stdin, call.container, call.netns, call.path))
+    running = Running(replace(call, argv=argv))
     sample, out, aside = running.finish()
     seen = {phase: float(seconds) for phase, _, seconds in (s.rpartition(" ") for s in aside.decode().splitlines())}
     phases = {phase: seen.get(phase, 0.0) * 1e3 for phase in PHASES}

@@ -23,7 +23,10 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a plugin, with the variables of the specification and no others in its environment."""
+    """A call of a plugin, with the variables of the specification and no others in its environment.
+
+    `args` is CNI_ARGS, and `node` the name of the node that it poses as; neither is set when it is "".
+    """
 
     argv: Sequence[str | Path]
     verb: str
@@ -31,15 +34,19 @@ class Call:
     container: str
     netns: str
     path: str
+    args: str = ""
+    node: str = ""
+    ifname: str = "net1"
 
     def environ(self) -> dict[str, str]:
-        return {
+        named = {
             "CNI_COMMAND": self.verb,
             "CNI_CONTAINERID": self.container,
             "CNI_NETNS": self.netns,
-            "CNI_IFNAME": "net1",
+            "CNI_IFNAME": self.ifname,
             "CNI_PATH": self.path,
         }
+        return named | {name: value for name, value in (("CNI_ARGS", self.args), ("NODENAME", self.node)) if value}
 
 
 class Running:

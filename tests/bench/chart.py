@@ -14,7 +14,20 @@ from tests.bench.scenarios import GO, OURS
 WIDTH, LEFT, RIGHT, MARGIN = 1060, 250, 390, 24  # pixels: the whole, the labels, the figures after the bars, the border
 _BAR, _GAP, _TITLE = 15, 8, 26
 _SIDES = ("#3465a4", "#a0a7b0", "#c17d11", "#75507b", "#4e9a06")
-_PHASES = ("#6b7280", "#3465a4", "#4e9a06", "#c17d11", "#75507b", "#0e8a8a", "#b3323a", "#c9b037", "#8fbf9f", "#b4b9c0")
+_PHASES = (
+    "#babdb6",
+    "#204a87",
+    "#6b7280",
+    "#3465a4",
+    "#4e9a06",
+    "#c17d11",
+    "#75507b",
+    "#0e8a8a",
+    "#b3323a",
+    "#c9b037",
+    "#8fbf9f",
+    "#b4b9c0",
+)
 
 
 def svg(results: Results, sides: Sequence[str], facts: Mapping[str, str], rounds: int) -> str:

@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from cni.kernel.links import Rtnl
 from cni.kernel.netns import open_namespace, own
@@ -21,20 +21,31 @@ WARM_UP = 2  # rounds of each part that do not count
 Round = dict[Operation, Sample]
 
 
+class Named(Protocol):
+    """What is measured beside others."""
+
+    @property
+    def name(self) -> str: ...
+
+
+S = TypeVar("S", bound=Named)
+
+
 def alternately(
     results: Results,
     progress: Progress,
     what: str,
-    sides: Sequence[Side],
+    sides: Sequence[S],
     rounds: int,
-    call: Callable[[Side, int], Round],
+    call: Callable[[S, int], Round],
+    warm_up: int = WARM_UP,
 ) -> None:
     """`call(side, number)` for each side in each round, in an order that changes. A side that fails is left out from
     there on, and the failure is noted."""
     remaining = list(sides)
     if not remaining:
         return
-    for number in progress.track(what, rounds + WARM_UP):
+    for number in progress.track(what, rounds + warm_up):
         for side in random.sample(remaining, len(remaining)):
             try:
                 found = call(side, number)
@@ -42,7 +53,7 @@ def alternately(
                 results.failures.append(f"{side.name}, {what}: {fault}")
                 remaining.remove(side)
                 continue
-            if number >= WARM_UP:
+            if number >= warm_up:
                 for operation, sample in found.items():
                     results.add(operation, side.name, sample)
 

@@ -46,7 +46,13 @@ PHASES = {
         "ipam.stores:open_store",
         "ipam.stores.base:Turn.*",
         "ipam.stores.file:FileStore.*",
+        "ipam.stores.kubernetes:KubernetesStore.*",
+        "ipam.stores.kubernetes_turns:Turns.*",
+        "ipam.stores.kubeconfig:load",
+        "ipam.stores.etcd:EtcdStore.*",
     ),
+    "TLS": ("ipam.stores.http:tls_context", "ipam.stores.http:dial", "ipam.stores.http:Connection.__init__"),
+    "store's server": ("ipam.stores.http:Connection.request",),
     "netlink": (
         "cni.kernel.netlink:Socket.*",
         "cni.kernel.links:Rtnl.*",
@@ -150,7 +156,7 @@ def imports_timed(importer: Callable[..., Any], clock: Clock) -> Callable[..., A
         clock.enter(OWN)
         before = set(sys.modules)  # some of them half loaded: the import is one of theirs
         clock.leave()
-        clock.enter("imports")
+        clock.enter("TLS" if positional[0] == "_ssl" else "imports")
         try:
             found = importer(*positional)
         finally:

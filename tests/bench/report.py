@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from tests.bench import breakdown
-from tests.bench.limits import LIMITS, memory_verdict
+from tests.bench.limits import LIMITS, crowd_verdict, memory_verdict
 from tests.bench.samples import Operation, Results, median, percentile, ratio
 from tests.bench.scenarios import GO, GROUPS, OURS
 
@@ -67,6 +67,39 @@ def memory(results: Results, sides: Sequence[str]) -> Table:
     return table
 
 
+def figures(results: Results, sides: Sequence[str]) -> Table:
+    """What is no time."""
+    table = Table(title="requests, failures and rates: medians, of failures the sum", title_justify="left")
+    table.add_column("what", no_wrap=True)
+    for side in sides:
+        table.add_column(side, justify="right")
+    table.add_column("limit")
+    for operation, found in results.figures.items():
+        whole = operation.verb.startswith("failures")
+        shown = [figure(sum(v) if whole and v else median(v), 0) for v in (found.get(side, []) for side in sides)]
+        verdict = LIMITS[operation].verdict(results) if operation in LIMITS else ""
+        table.add_row(f"{operation.group}: {operation.verb}", *shown, _coloured(verdict))
+    return table
+
+
+def crowds(results: Results) -> Table:
+    """The users' case in each store."""
+    table = Table(title="pods with 16 networks each as 16 nodes, by 32 workers at once", title_justify="left")
+    table.add_column("store", no_wrap=True)
+    heads = ("calls", "ADD, s", "ms median", "p99", "DEL, s", "ms median", "p99", "failed", "wrong", "left", "audit")
+    for heading in heads:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("of these four")
+    for crowd in results.crowds:
+        cells = [f"{crowd.calls:,}"]
+        for seconds, ms in ((crowd.add_s, crowd.add_ms), (crowd.del_s, crowd.del_ms)):
+            cells += [figure(seconds), figure(median(ms)), figure(percentile(ms, 0.99))]
+        cells += [f"{count:,}" for count in (crowd.failed, crowd.wrong, crowd.left)]
+        cells.append(crowd.audit if crowd.audit == "clean" else "not clean")
+        table.add_row(f"{crowd.store}, {crowd.what}", *cells, _coloured(crowd_verdict(crowd)))
+    return table
+
+
 def phases(results: Results) -> Table:
     """Where the time of ours goes: medians of each phase."""
     table = Table(title="where the time of ours goes, milliseconds: medians", title_justify="left")
@@ -83,6 +116,8 @@ def document(results: Results, facts: Mapping[str, str], rounds: int) -> dict[st
     """Everything, for the JSON file: the verdicts too."""
     verdicts = {f"{o.group}: {o.verb}": limit.verdict(results) for o, limit in LIMITS.items()}
     verdicts |= {f"peak memory of an ADD: {g}": memory_verdict(results, g) for g in results.memory_kib}
+    verdicts |= {f"users: {c.store}, {c.what}": crowd_verdict(c) for c in results.crowds}
+    verdicts = {what: verdict for what, verdict in verdicts.items() if verdict}
     return {"facts": dict(facts), "rounds": rounds, "limits": verdicts, **results.document()}
 
 

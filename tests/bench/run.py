@@ -1,4 +1,4 @@
-"""The parts of a run, one after the other."""
+"""The plugins beside Go's: the parts, one after the other."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _QUICK = 1_000  # leases: with more than these host-local, which reads a file fo
 class Run:
     """`sides[0]` is ours. Nearly everything is measured `rounds` times; what takes long, or varies little, less often."""
 
-    def __init__(self, sides: list[Side], pods: list[Pod], rounds: int, progress: Progress) -> None:
-        self.results = Results()
+    def __init__(self, results: Results, sides: list[Side], pods: list[Pod], rounds: int, progress: Progress) -> None:
+        self.results = results
         self._sides = sides
         self._pods = pods
         self._rounds = rounds
@@ -27,13 +27,12 @@ class Run:
         script = breakdown.script_of(sides[0].executable(SCENARIOS[0].plugin))
         self._python = script[0] if script else []
 
-    def everything(self) -> Results:
+    def everything(self) -> None:
         for scenario in SCENARIOS:
             self._one_at_a_time(scenario)
         self._breakdown()
         self._at_once()
         self._addresses_alone()
-        return self.results
 
     def _one_at_a_time(self, scenario: Scenario) -> None:
         source = "static" if scenario.source == "static" else "host-local"  # what all sides have from Go
@@ -56,10 +55,12 @@ class Run:
         return found
 
     def _breakdown(self) -> None:
-        if self._python:
-            few = [s for s in SCENARIOS if s.source == "pool" or s.plugin == "host-device"]
-            rounds = max(5, self._rounds // 4)
-            breakdown.measure(self.results, self._progress, self._sides[0], few, self._pods[0], rounds)
+        if not self._python:
+            return
+        rounds = max(5, self._rounds // 4)
+        for scenario in (s for s in SCENARIOS if s.source == "pool" or s.plugin == "host-device"):
+            calls = partial(operations.attachment, scenario, self._pods[0], self._sides[0])
+            breakdown.measure(self.results, self._progress, scenario.group, rounds, calls)
 
     def _at_once(self) -> None:
         sides = [s for s in self._sides if s.executable("macvlan").exists()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 
@@ -24,21 +24,52 @@ class Sample:
     cpu_ms: float | None = None
 
 
+@dataclass(frozen=True)
+class Crowd:
+    """Many workers' ADDs, and then DELs, in one store: seconds until the last one was done, milliseconds of each call,
+    how many failed, and what should be none: addresses that two have or the store gives to others than the results,
+    and what stands in the store or in the nodes' records after the last DEL. `faults` are some failures, in words; `audit` what `railcni ipam audit` then says, "clean" for nothing."""
+
+    store: str
+    what: str
+    calls: int
+    add_s: float
+    del_s: float
+    add_ms: list[float]
+    del_ms: list[float]
+    failed: int
+    wrong: int
+    left: int
+    faults: list[str]
+    audit: str
+
+
 @dataclass
 class Results:
     """All samples of a run by operation and side, in the order in which they came up.
 
     `memory_kib` are peaks of resident memory by group and side; `breakdown` is, for an operation of ours, the
-    milliseconds of each phase in each run; `failures` are calls that did not succeed, in words.
+    milliseconds of each phase in each run; `figures` are what is no time: numbers of requests, rates; `crowds` are the
+    runs of tests.bench.users; `failures` are calls that did not succeed and end a part, in words; `remarks` those that are counted.
     """
 
     samples: dict[Operation, dict[str, list[Sample]]] = field(default_factory=dict)
     memory_kib: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     breakdown: dict[Operation, list[dict[str, float]]] = field(default_factory=dict)
+    figures: dict[Operation, dict[str, list[float]]] = field(default_factory=dict)
+    crowds: list[Crowd] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     def add(self, operation: Operation, side: str, sample: Sample) -> None:
         self.samples.setdefault(operation, {}).setdefault(side, []).append(sample)
+
+    def note(self, operation: Operation, side: str, figure: float) -> None:
+        """One more of what is no time."""
+        self.figures.setdefault(operation, {}).setdefault(side, []).append(figure)
+
+    def noted(self, operation: Operation, side: str) -> list[float]:
+        return self.figures.get(operation, {}).get(side, [])
 
     def times(self, operation: Operation, side: str) -> list[float]:
         """Milliseconds of each call; [] when there was none."""
@@ -65,7 +96,10 @@ class Results:
                 {"group": o.group, "verb": o.verb, "phases": {p: [round(run[p], 4) for run in runs] for p in runs[0]}}
                 for o, runs in self.breakdown.items()
             ],
+            "figures": [{"group": o.group, "what": o.verb, "values": sides} for o, sides in self.figures.items()],
+            "users": [asdict(crowd) for crowd in self.crowds],
             "failures": self.failures,
+            "remarks": self.remarks,
         }
 
 

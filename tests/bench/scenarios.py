@@ -28,6 +28,22 @@ AT_ONCE = f"{PODS} at once: {POOL}"
 FLOORS = "floors"
 MOVE = Operation(FLOORS, "netlink move of a device")
 INTERPRETER = Operation(FLOORS, "bare interpreter, -IS")
+TLS = Operation(FLOORS, "TLS of an ADD over Kubernetes")
+
+# The stores that nodes share: the IPAM plugin alone.
+NODES = 16  # that calls pose as
+LEASES = 5_000  # in a pool of whereabouts, whose object has 0.5 MiB then
+KUBE = "Kubernetes"
+KUBE_NODE = "Kubernetes: 100 at once on one node"
+KUBE_NODES = f"Kubernetes: 100 at once as {NODES} nodes"
+KUBE_FULL = f"Kubernetes: 30 at once, {LEASES:,} leases"
+ETCD = "etcd, and the file store"
+ETCD_EMPTY, ETCD_FILLED, ETCD_CROWDED = (
+    Operation(ETCD, what) for what in ("ADD, empty pool", "ADD, 45,000 leases", "ADD, 95 % of a /16 full")
+)
+ETCD_FILE = Operation(ETCD, "ADD, file store, empty pool")
+ETCD_CLAIMS = Operation(ETCD, f"claims a second, {PODS} processes")
+ETCD_SEARCHES = Operation(ETCD, f"the same, each the lowest free, {PODS} processes")
 
 
 def ipam_group(leases: int) -> str:
@@ -116,7 +132,9 @@ SCENARIOS = (
     Scenario(HOST_DEVICE, "host-device", "static"),
 )
 
-GROUPS = (*(s.group for s in SCENARIOS), AT_ONCE, *map(ipam_group, SIZES), FLOORS)  # in the order of the table
+_SHARED = (KUBE, KUBE_NODE, KUBE_NODES, KUBE_FULL, ETCD)
+# In the order of the table.
+GROUPS = (*(s.group for s in SCENARIOS), AT_ONCE, *map(ipam_group, SIZES), *_SHARED, FLOORS)
 
 
 def _network(side: Side, what: str, keys: dict[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 @contextmanager
 def bench_node(build: Path, sides: Sequence[Side]) -> Iterator[Node]:
     """A node that this process has entered. /var/lib/cni is a directory in `build`; each side has a netdev to move."""
-    with _directory(build) as state, Node() as node:
+    with directory(build) as state, Node() as node:
         node.path("/var/lib/cni").mkdir()
         node.run(["mount", "--bind", state, "/var/lib/cni"]).check_returncode()
         node.master()
@@ -42,7 +42,7 @@ def bench_node(build: Path, sides: Sequence[Side]) -> Iterator[Node]:
 
 
 @contextmanager
-def _directory(build: Path) -> Iterator[Path]:
+def directory(build: Path) -> Iterator[Path]:
     """A new directory in `build`, locked while it is in use: what a killed run left, nobody has locked."""
     build.mkdir(exist_ok=True)
     for former in build.glob("bench-state-*"):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import io
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
 from tests.bench import breakdown, chart, probe, report
-from tests.bench.limits import LIMITS, memory_verdict
-from tests.bench.samples import Operation, Results, Sample, percentile, ratio
-from tests.bench.scenarios import FULL, GO, HOST_DEVICE, MOVE, OURS, POOL, ipam_group
+from tests.bench.limits import LIMITS, crowd_verdict, memory_verdict
+from tests.bench.samples import Crowd, Operation, Results, Sample, percentile, ratio
+from tests.bench.scenarios import ETCD_CLAIMS, FULL, GO, HOST_DEVICE, KUBE_NODE, MOVE, OURS, POOL, ipam_group
 
 ADD = Operation(POOL, "ADD")
 
@@ -58,6 +59,34 @@ def test_memory_is_judged_in_millions_of_bytes() -> None:
     found = Results(memory_kib={POOL: {OURS: [29_296], GO: [1]}, HOST_DEVICE: {OURS: [29_297]}})
     assert memory_verdict(found, POOL).endswith("met")
     assert memory_verdict(found, HOST_DEVICE).endswith("missed")
+
+
+def test_a_rate_is_to_be_at_least_its_limit_and_failures_are_summed_up() -> None:
+    failures = Operation(KUBE_NODE, "failures of ADD")
+    found = Results()
+    for rate, failed in ((900, 0), (1_000, 0), (5_000, 1)):
+        found.note(ETCD_CLAIMS, OURS, rate)
+        found.note(failures, OURS, failed)
+    assert LIMITS[ETCD_CLAIMS].verdict(found) == "at least 1000: met"
+    assert LIMITS[failures].verdict(found) == "at most 0: missed"
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report.figures(found, [OURS, GO]))
+    assert "at least 1000: met" in console.export_text()
+
+
+def test_one_call_of_many_that_fails_or_leaves_something_misses_the_limit() -> None:
+    good = Crowd("etcd", "one /16", 2_048, 1.0, 1.0, [5.0], [5.0], 0, 0, 0, [], "clean")
+    assert crowd_verdict(good).endswith("met")
+    for bad in (
+        replace(good, failed=1),
+        replace(good, wrong=1),
+        replace(good, left=1),
+        replace(good, audit="1 orphan"),
+    ):
+        assert crowd_verdict(bad).endswith("missed")
+    document = report.document(Results(crowds=[good]), {}, 1)
+    assert document["limits"] == {"users: etcd, one /16": "at most 0: met"}
+    assert document["users"][0]["add_s"] == 1.0
 
 
 def test_the_table_shows_ratios_verdicts_and_a_peer() -> None:

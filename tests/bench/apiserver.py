@@ -1,0 +1,285 @@
+"""The API server of a run: the one of RAILCNI_TEST_KUBECONFIG, or the one of tests/stores/kubernetes_api.py.
+
+On a real one everything is in namespaces of this run, which are deleted in the end, and the plugins come with the token
+of a service account, as whereabouts' own kubeconfig has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ipam.stores import http, kubeconfig
+from tests import etcd
+from tests.bench.hosts import ETC
+from tests.node import ROOT, until
+from tests.stores.kubernetes_api import GROUP, KINDS, VERSION
+from tests.stores.kubernetes_proxy import path as given
+
+_SECONDS = 60.0
+_CLIENTS = 8
+
+
+class Server:
+    """`with Server() as server`. `real`: a Kubernetes API server; else no figure of it tells anything of Kubernetes.
+
+    `configuration` is the directory that nodes have as their ETC.
+    """
+
+    def __init__(self) -> None:
+        self.real = bool(given())
+        self._folder = tempfile.TemporaryDirectory(prefix="railcni-bench-")
+        self.configuration = Path(self._folder.name)
+        self._namespaces: list[str] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._local = threading.local()
+        self._config: dict[str, Any] = {}
+
+    def __enter__(self) -> Server:
+        if self.real:
+            self._config = yaml.safe_load(Path(given()).read_text())
+            _make_absolute(self._config, Path(given()).parent)
+            own = given()
+        else:
+            (port,) = etcd.free_ports(1)
+            argv = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "tests.stores.kubernetes_api", str(port)]
+            self._process = subprocess.Popen(argv, cwd=ROOT)
+            self._config = _config({"server": f"http://127.0.0.1:{port}"}, {"token": "a.b.c"}, "kube-system")
+            self._write("own", self._config)
+            own = str(self.configuration / "own.kubeconfig")
+        self._access = kubeconfig.load(own)
+        for file in (ROOT / "conf/kubernetes/crds").glob("*.yaml") if self.real else ():
+            document = yaml.safe_load(file.read_text())
+            self.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
+        assert until(self._serves, _SECONDS), f"{self._access} does not serve {GROUP}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._namespaces if self.real else ():
+            self.send("DELETE", f"/api/v1/namespaces/{name}")
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+    def __str__(self) -> str:
+        return str(self._access)
+
+    def namespace(self, what: str) -> Namespace:
+        """A new namespace."""
+        name = f"railcni-bench-{os.getpid()}-{what}"
+        config = self._config
+        if self.real:
+            self._namespaces.append(name)
+            top, account = f"/api/v1/namespaces/{name}", {"metadata": {"name": "plugin"}}
+            self._made("/api/v1/namespaces", {"metadata": {"name": name}})
+            self._made(f"{top}/serviceaccounts", account)
+            role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+            subject = {"kind": "ServiceAccount", "name": "plugin", "namespace": name}
+            binding = {**account, "roleRef": role, "subjects": [subject]}
+            self._made(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings", binding)
+            request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
+            said = self._made(f"{top}/serviceaccounts/plugin/token", {**request, "spec": {"expirationSeconds": 36000}})
+            config = _config(_cluster(config), {"token": said["status"]["token"]}, name)
+        else:
+            config = _config(_cluster(config), {"token": "a.b.c"}, name)
+        return Namespace(self, name, self._write(name, config))
+
+    def plain(self, name: str, url: str) -> str:
+        """The path of a flat file for what listens at `url`, without TLS."""
+        return self._write(f"{name}-plain", _config({"server": url}, {"token": "a.b.c"}, name))
+
+    def send(
+        self,
+        method: str,
+        target: str,
+        document: Any = None,
+        kind: str = "application/json",
+        accept: str = "application/json",
+    ) -> tuple[int, Any]:
+        """(status, body) of a request; `document` may be bytes."""
+        deadline = time.monotonic() + _SECONDS
+        token = self._access.token(deadline)
+        headers = f"Accept: {accept}\r\nContent-Type: {kind}\r\n"
+        headers += f"Authorization: Bearer {token}\r\n" if token else ""
+        body = document if isinstance(document, bytes) else b"" if document is None else json.dumps(document).encode()
+        while True:
+            connection = self._connected(deadline)
+            used = connection.reused
+            try:
+                status, reply = connection.request(method, self._access.base + target, headers, body, deadline)
+                break
+            except http.Lost:
+                if not used:  # else the server has closed it, because nothing came for long
+                    raise
+        try:
+            return status, json.loads(reply)
+        except ValueError:
+            return status, reply.decode()
+
+    def _connected(self, deadline: float) -> http.Connection:
+        """This thread's connection."""
+        connection: http.Connection | None = getattr(self._local, "connection", None)
+        if connection is None or connection.closed:
+            access = self._access
+            _, socket = http.dial([(access.host, access.port)], _SECONDS)
+            connection = http.Connection(socket, access.verified_name, access.context(deadline), deadline)
+            self._local.connection = connection
+        return connection
+
+    def _made(self, target: str, document: dict[str, Any]) -> Any:
+        status, said = self.send("POST", target, document)
+        assert status < 300, f"{target}: {said}"
+        return said
+
+    def _serves(self) -> bool:
+        try:
+            return all(self.send("GET", f"/apis/{GROUP}/{VERSION}/{kind}")[0] == 200 for kind in KINDS)
+        except OSError:
+            return False
+
+    def _write(self, name: str, config: dict[str, Any]) -> str:
+        path = f"{ETC}/{name}.kubeconfig"
+        flat = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": path}}
+        (self.configuration / f"{name}.kubeconfig").write_text(json.dumps(config))
+        (self.configuration / f"{name}.conf").write_text(json.dumps(flat))
+        return f"{ETC}/{name}.conf"
+
+
+class Namespace:
+    """Where the objects of one client are, and `flat`, the path on a node of the flat file that leads there."""
+
+    def __init__(self, server: Server, name: str, flat: str) -> None:
+        self.server = server
+        self.name = name
+        self.flat = flat
+        self._top = f"/apis/{GROUP}/{VERSION}/namespaces/{name}"
+
+    def items(self, resource: str) -> list[dict[str, Any]]:
+        status, said = self.server.send("GET", f"{self._top}/{resource}")
+        assert status == 200, said
+        found: list[dict[str, Any]] = said["items"]
+        return found
+
+    def allocations(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """(pool, offset, entry) of all that stands in the pools."""
+        return [
+            (pool["spec"]["range"], int(offset), entry)
+            for pool in self.items("ippools")
+            for offset, entry in pool["spec"]["allocations"].items()
+        ]
+
+    def fill(self, cidr: str, leases: int) -> None:
+        """A pool whose first addresses are leased, each with its reservation."""
+        base = cidr.partition("/")[0].split(".")
+        entries = {
+            str(i): {"id": f"full-{i}", "podref": f"full/pod-{i}", "ifname": "net1"} for i in range(1, leases + 1)
+        }
+        name = cidr.replace("/", "-")
+        self._create("ippools", name, {"range": cidr, "allocations": entries})
+
+        def reserve(i: int) -> None:
+            spec = {"podref": f"full/pod-{i}", "ifname": "net1", "containerid": f"full-{i}"}
+            address = f"{base[0]}.{base[1]}.{i >> 8}.{i & 255}"
+            self._create("overlappingrangeipreservations", address, spec)
+
+        with ThreadPoolExecutor(_CLIENTS) as clients:
+            list(clients.map(reserve, range(1, leases + 1)))
+
+    def _create(self, resource: str, name: str, spec: dict[str, Any]) -> None:
+        document = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KINDS[resource],
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        status, said = self.server.send("POST", f"{self._top}/{resource}", document)
+        assert status < 300, said
+
+
+class Counter:
+    """Passes requests on to a server, and counts them: `with Counter(server) as counter`. It listens at `url`."""
+
+    def __init__(self, server: Server) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                with outer._lock:
+                    outer.count += 1
+                accept = self.headers.get("Accept") or ""
+                accept = accept if accept.startswith("application/json") else "application/json"
+                kind = self.headers.get("Content-Type") or "application/json"
+                status, said = server.send(self.command, self.path, body, kind, accept)
+                data = json.dumps(said).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = answer
+
+        class Listener(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *arguments: object) -> None:
+                pass  # a client that does not wait for its answer
+
+        self._listener = Listener(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._listener.server_address[1]}"
+        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> Counter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._thread.join()
+
+
+def _config(cluster: dict[str, Any], user: dict[str, Any], namespace: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "bench", "cluster": cluster}],
+        "users": [{"name": "bench", "user": user}],
+        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench", "namespace": namespace}}],
+        "current-context": "bench",
+    }
+
+
+def _cluster(config: dict[str, Any]) -> dict[str, Any]:
+    """The cluster of the current context."""
+    contexts = {c["name"]: c["context"] for c in config["contexts"]}
+    clusters: dict[str, dict[str, Any]] = {c["name"]: c["cluster"] for c in config["clusters"]}
+    return clusters[contexts[config["current-context"]]["cluster"]]
+
+
+def _make_absolute(config: dict[str, Any], folder: Path) -> None:
+    for entry in config["clusters"]:
+        authority = entry["cluster"].get("certificate-authority")
+        if authority:
+            entry["cluster"]["certificate-authority"] = str(folder / authority)

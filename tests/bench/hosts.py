@@ -1,0 +1,107 @@
+"""Nodes as an IPAM plugin sees them: each has records, locks and state of its own; the network is the machine's.
+
+A node is a mount namespace, and threads of this process that are in it: what they start is on that node. It goes when
+this process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from tests.bench.calls import Call, Running
+from tests.bench.scene import directory
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+
+ETC = "/etc/cni"  # where plugins accept kubeconfigs and flat files
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Host:
+    """A node; `with` it. `state` is its /var/lib/cni, a directory on a disk, and `configuration` its ETC; `workers`
+    call plugins at once."""
+
+    def __init__(self, name: str, state: Path, configuration: Path, workers: int) -> None:
+        self.name = name
+        self.state = state
+        self._configuration = configuration
+        self._fault: OSError | None = None
+        maker = threading.Thread(target=self._make)
+        maker.start()
+        maker.join()
+        if self._fault:
+            raise self._fault
+        self._workers = ThreadPoolExecutor(workers, initializer=self._enter)
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.shutdown(cancel_futures=True)
+        os.close(self._namespace)
+
+    def submit(self, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
+        """Call `function` in a worker."""
+        return self._workers.submit(function, *args, **named)
+
+    def start(self, call: Call) -> Running:
+        """Start a plugin here."""
+        return self.submit(Running, call).result()
+
+    def records(self) -> list[str]:
+        """The files that stand for an attachment."""
+        standing = ("lock", "leases.db", "leases.db-journal")
+        return [str(p) for p in self.state.rglob("*") if p.is_file() and p.name not in standing]
+
+    def _make(self) -> None:
+        """In a thread of its own, which the namespace outlives."""
+        try:
+            _done(_LIBC.unshare(_CLONE_FS | _CLONE_NEWNS), "unshare")
+            _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+            _mount("tmpfs", "/run", "tmpfs", 0)
+            fd = os.open(self.state, os.O_PATH | os.O_DIRECTORY)
+            _mount("tmpfs", "/var/lib", "tmpfs", 0)
+            os.mkdir("/var/lib/cni")
+            _mount(f"/proc/thread-self/fd/{fd}", "/var/lib/cni", "", _MS_BIND)
+            os.close(fd)
+            os.makedirs(ETC, exist_ok=True)
+            _mount(str(self._configuration), ETC, "", _MS_BIND)
+            self._namespace = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY)
+        except OSError as fault:
+            self._fault = fault
+
+    def _enter(self) -> None:
+        _done(_LIBC.unshare(_CLONE_FS), "unshare")
+        _done(_LIBC.setns(self._namespace, _CLONE_NEWNS), "setns")
+
+
+@contextmanager
+def hosts(count: int, build: Path, configuration: Path, workers: int = 1) -> Iterator[list[Host]]:
+    """Nodes with their state in `build`."""
+    with directory(build) as state, ExitStack() as stack:
+        made = []
+        for number in range(count):
+            own = state / f"node-{number}"
+            own.mkdir()
+            made.append(stack.enter_context(Host(f"node-{number}", own, configuration, workers)))
+        yield made
+
+
+def _mount(source: str, target: str, kind: str, flags: int) -> None:
+    _done(_LIBC.mount(source.encode(), target.encode(), kind.encode(), flags, None), f"mount {target}")
+
+
+def _done(status: int, what: str) -> None:
+    if status:
+        raise OSError(ctypes.get_errno(), what)

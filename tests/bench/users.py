@@ -1,0 +1,198 @@
+"""What users of whereabouts have reported as failing (its issue 313): pods with 16 networks each, on 16 nodes, at once.
+
+128 pods are 2,048 ADDs by 32 workers, then as many DELs. Nothing may fail; no address may be given twice, neither as
+the results say nor as the store does; in the end nothing may be left, neither there nor in the nodes' records.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import sqlite3
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import wait
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests import etcd
+from tests.bench.apiserver import Server
+from tests.bench.calls import Call, Failed, timed
+from tests.bench.hosts import ETC, Host, hosts
+from tests.bench.progress import Progress
+from tests.bench.samples import Crowd, Results
+from tests.bench.scenarios import BUILD, NODES
+from tests.node import ROOT
+from tests.stores import etcd_dump
+
+NETWORKS, WORKERS = 16, 32
+_PREFIX = "/railcni-users"
+Holding = tuple[str, str, str]  # address, containerID, ifname
+
+
+class Store(Protocol):
+    """Where the leases are. `machines`: 1 when all nodes must share a directory."""
+
+    name: str
+    machines: int
+
+    def flat(self, configuration: Path) -> str:
+        """The path on a node of the flat file that chooses it, which is written to `configuration`."""
+
+    def holdings(self, machines: Sequence[Host]) -> list[Holding]:
+        """Every lease, read without our code."""
+
+    def standing(self, machines: Sequence[Host]) -> int:
+        """How many things stand in it."""
+
+
+class KubernetesStore:
+    machines = NODES
+
+    def __init__(self, server: Server) -> None:
+        self.name = "Kubernetes" if server.real else "Kubernetes, not a real server"
+        self._namespace = server.namespace("users")
+
+    def flat(self, configuration: Path) -> str:
+        return self._namespace.flat
+
+    def holdings(self, machines: Sequence[Host]) -> list[Holding]:
+        found = []
+        for cidr, offset, entry in self._namespace.allocations():
+            address = ipaddress.ip_network(cidr).network_address + offset
+            found.append((str(address), entry["id"], entry["ifname"]))
+        return found
+
+    def standing(self, machines: Sequence[Host]) -> int:
+        return len(self._namespace.allocations()) + len(self._namespace.items("overlappingrangeipreservations"))
+
+
+class EtcdStore:
+    name = "etcd"
+    machines = NODES
+
+    def __init__(self, cluster: etcd.Cluster) -> None:
+        self._url = cluster.endpoints[0]
+
+    def flat(self, configuration: Path) -> str:
+        keys = {"datastore": "etcd", "etcd_host": self._url.removeprefix("http://"), "etcd_prefix": _PREFIX}
+        return _written(configuration, "etcd", keys)
+
+    def holdings(self, machines: Sequence[Host]) -> list[Holding]:
+        leases = etcd_dump.leases(etcd_dump.dump(self._url, _PREFIX))
+        return [
+            (str(ipaddress.ip_address(lease["address"])), lease["containerID"], lease["ifname"]) for lease in leases
+        ]
+
+    def standing(self, machines: Sequence[Host]) -> int:
+        keys = etcd_dump.dump(self._url, _PREFIX)
+        return sum(key.partition("/")[0] not in etcd_dump.NO_LEASES for key in keys)
+
+
+class FileStore:
+    name = "file"
+    machines = 1
+
+    def flat(self, configuration: Path) -> str:
+        return _written(configuration, "file", {"datastore": "file"})
+
+    def holdings(self, machines: Sequence[Host]) -> list[Holding]:
+        (path,) = machines[0].state.rglob("leases.db")
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            rows = connection.execute("SELECT address, container, ifname FROM lease").fetchall()
+        return [(str(ipaddress.ip_address(address)), container, ifname) for address, container, ifname in rows]
+
+    def standing(self, machines: Sequence[Host]) -> int:
+        return len(self.holdings(machines))
+
+
+def run(
+    results: Results, progress: Progress, ours: Path, stores: Sequence[Store], pods: int, configuration: Path
+) -> None:
+    """All stores, with a range for each network and with one for all."""
+    for store in stores:
+        with hosts(store.machines, BUILD, configuration, WORKERS // store.machines) as machines:
+            flat = store.flat(configuration)
+            for shared in (False, True):
+                results.crowds.append(_crowd(progress, ours, store, flat, machines, pods, shared))
+
+
+def _crowd(
+    progress: Progress, ours: Path, store: Store, flat: str, machines: Sequence[Host], pods: int, shared: bool
+) -> Crowd:
+    what = "one /16" if shared else f"{NETWORKS} ranges"
+    jobs = [(pod, net) for pod in range(pods) for net in range(NETWORKS)]
+    took, times, failures = {}, {}, {}
+    given: list[Holding] = []
+    wrong = 0
+    for verb in ("ADD", "DEL"):
+        for _ in progress.track(f"{len(jobs):,} {verb}s over {store.name}, {what}", 1):
+            began = time.perf_counter()
+            calls = [
+                machines[pod % len(machines)].submit(partial(_call, ours, flat, verb, shared), pod, net)
+                for pod, net in jobs
+            ]
+            wait(calls)
+            took[verb] = time.perf_counter() - began
+        done = [call.result() for call in calls]
+        times[verb] = [ms for ms, _, _ in done]
+        failures[verb] = [fault for _, _, fault in done if fault]
+        if verb == "ADD":
+            given = [holding for _, holding, fault in done if not fault]
+            wrong = len(given) - len({address for address, _, _ in given})
+            wrong += len(set(given) ^ set(store.holdings(machines))) if not failures[verb] else 0
+    left = store.standing(machines) + sum(len(machine.records()) for machine in machines)
+    faults = failures["ADD"] + failures["DEL"]
+    return Crowd(
+        store.name,
+        what,
+        len(jobs),
+        took["ADD"],
+        took["DEL"],
+        times["ADD"],
+        times["DEL"],
+        len(faults),
+        wrong,
+        left,
+        faults[:3],
+        machines[0].submit(_audit, flat).result(),
+    )
+
+
+def _call(ours: Path, flat: str, verb: str, shared: bool, pod: int, net: int) -> tuple[float, Holding, str]:
+    """(milliseconds, what was given, why it failed) of a call, in a worker of the node."""
+    block = {
+        "type": "whereabouts",
+        "range": "10.99.0.0/16" if shared else f"10.{net}.0.0/16",
+        "configuration_path": flat,
+    }
+    network = {"cniVersion": "1.0.0", "name": f"net-{net}", "type": "macvlan", "ipam": block}
+    container, ifname = f"pod-{pod}", f"net{net}"
+    args = f"K8S_POD_NAMESPACE=bench;K8S_POD_NAME={container}"
+    executable = ours / "whereabouts"
+    call = Call(
+        [executable], verb, json.dumps(network).encode(), container, "/run/netns/none", str(ours), args,
+        f"node-{pod % NODES}", ifname,
+    )  # fmt: skip
+    began = time.perf_counter()
+    try:
+        sample, out = timed(call)
+    except Failed as fault:
+        return (time.perf_counter() - began) * 1e3, ("", "", ""), str(fault)
+    address = json.loads(out)["ips"][0]["address"].partition("/")[0] if verb == "ADD" else ""
+    return sample.ms, (address, container, ifname), ""
+
+
+def _written(configuration: Path, name: str, keys: dict[str, Any]) -> str:
+    (configuration / f"{name}.conf").write_text(json.dumps(keys))
+    return f"{ETC}/{name}.conf"
+
+
+def _audit(flat: str) -> str:
+    """What `railcni ipam audit` finds, in a worker of a node: "clean", or its words."""
+    argv = [str(ROOT / "bin/railcni"), "ipam", "audit", "--config", flat]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    return "clean" if done.returncode == 0 else " ".join((done.stdout + done.stderr).split())[:300]
