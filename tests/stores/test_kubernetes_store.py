@@ -5,6 +5,7 @@ The objects here are those of whereabouts v0.9.4.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -238,6 +239,28 @@ def test_a_pool_is_told_to_note_no_writers(cluster: Cluster) -> None:
     assert "managedFields" not in cluster.server.metadata(POOLS, POOL)
     cluster.call("DEL")
     assert "managedFields" not in cluster.server.metadata(POOLS, POOL)
+
+
+def test_a_turn_lasts_from_the_reading_of_a_pool_to_its_patch(cluster: Cluster) -> None:
+    """Meanwhile no other process of the node reads it; what is done of reservations keeps nobody waiting."""
+    cluster.call("ADD", "first")
+    (lock,) = (cluster.directory / "run").iterdir()
+    seen: list[str] = []
+
+    def look(method: str, resource: str, number: int) -> None:
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                seen.append(f"{method} {resource} free")
+            except BlockingIOError:
+                seen.append(f"{method} {resource} held")
+
+    cluster.server.faults = look
+    cluster.call("ADD")
+    assert seen == [f"GET {POOLS} held", f"PATCH {POOLS} held", f"POST {RESERVATIONS} free"]
+    seen.clear()
+    cluster.call("DEL")
+    assert seen == [f"GET {RESERVATIONS} free", f"DELETE {RESERVATIONS} free", f"PATCH {POOLS} held"]
 
 
 def test_two_ranges_cost_twice_as_much_and_no_more(cluster: Cluster) -> None:
