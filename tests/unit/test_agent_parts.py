@@ -52,6 +52,9 @@ def test_a_node_that_answers_or_that_somebody_has_declared_off_hinders_nothing()
     assert "node n2" in sightings.hindrance(unknown, nodes, {("team", "web"): "n2"})
     assert sightings.hindrance(unknown, nodes, {("team", "web"): "n3"}) == ""
     assert sightings.hindrance(unknown, nodes, {("team", "web"): "deleted"}) == ""
+    misnamed = Held("p", (4, 1), "c1", "net1", ("team", "web"), node="short-name")
+    assert sightings.hindrance(misnamed, nodes, {}) == "", "its node is gone"
+    assert "node n2" in sightings.hindrance(misnamed, nodes, {("team", "web"): "n2"})
     abandoned = {
         n: sightings.is_abandoned(Held("p", (4, 1), "c", "i", ("t", "w"), node=n), nodes) for n in ("", *nodes, "n9")
     }

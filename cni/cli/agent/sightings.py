@@ -68,9 +68,9 @@ def hindrance(held: Held, nodes: Mapping[str, Node], seen_on: Mapping[tuple[str,
 
     A pod can be deleted from the API while its node does not answer. `seen_on` tells where pods were while they lived.
     """
-    if held.node:
-        return ""  # it is gone, or somebody has said that it is off
     where = seen_on.get(held.pod)
+    if where is None and held.node:
+        return ""  # it is gone, or somebody has said that it is off
     if where is not None:
         silent = [where] if where in nodes and nodes[where].may_run_on else []
     else:

@@ -1,0 +1,51 @@
+"""The executables and the agent on one node: files that it writes are what they use, and what they leave it clears."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.blackbox.test_command import COMMAND
+from tests.blackbox.test_kubernetes import ARGS, DIRECTORY, PORT, Server, network
+from tests.node import Node
+
+ACCOUNT = "/run/service-account"
+
+
+def agent(node: Node, *options: str) -> tuple[int, str]:
+    """Run it once; its exit code and log."""
+    access = [f"--api-server=http://127.0.0.1:{PORT}", f"--service-account={ACCOUNT}", "--node=n1"]
+    done = node.run([*COMMAND, "agent", "--once", "--to=/opt/cni/bin", "--grace=0.1", *access, *options])
+    return done.returncode, done.stderr.decode()
+
+
+def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(node: Node) -> None:
+    node.master()
+    node.path("/etc/cni/net.d").mkdir(parents=True)
+    account = node.path(ACCOUNT)
+    account.mkdir(parents=True)
+    (account / "token").write_text("a.b.c")
+    server = Server(node)
+    code, log = agent(node)
+    assert code == 0, log
+    written: dict[str, Any] = json.loads(node.path(f"{DIRECTORY}/whereabouts.conf").read_text())
+    assert written["kubernetes"]["kubeconfig"] == f"{DIRECTORY}/whereabouts.kubeconfig"
+
+    pod = node.pod()
+    for container, ifname in (("c1", "net1"), ("c2", "net2")):
+        call = {"container_id": container, "ifname": ifname, "netns": pod, "args": ARGS.format("gone")}
+        node.cni("macvlan", "ADD", network(), **call).succeeded()
+    assert server.reservations() == ["192.168.111.1", "192.168.111.2"]
+
+    code, log = agent(node)
+    assert code == 0, log
+    assert "its pod does not exist" in log
+    assert len(server.allocations()) == 2, "the namespace is there: the addresses may be in use"
+
+    node.delete_pod(pod)
+    code, log = agent(node)
+    assert code == 0, log
+    assert server.allocations() == {}, log
+    assert server.reservations() == []
+    call = {"container_id": "c1", "ifname": "net1", "netns": pod.path, "args": ARGS.format("gone")}
+    node.cni("macvlan", "DEL", network(), **call).succeeded()
