@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from tests.blackbox.test_command import COMMAND
 from tests.blackbox.test_kubernetes import ARGS, DIRECTORY, PORT, Server, network
-from tests.node import Node
+from tests.node import Node, until
 
 ACCOUNT = "/run/service-account"
 
@@ -42,7 +43,15 @@ def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(nod
     assert "its pod does not exist" in log
     assert len(server.allocations()) == 2, "the namespace is there: the addresses may be in use"
 
+    process = node.start(["nsenter", f"--net={pod.path}", "sleep", "60"])
+    assert until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
     node.delete_pod(pod)
+    code, log = agent(node)
+    assert code == 0, log
+    assert len(server.allocations()) == 2, "a process is in the namespace: the links answer still"
+
+    process.kill()
+    process.communicate()
     code, log = agent(node)
     assert code == 0, log
     assert server.allocations() == {}, log

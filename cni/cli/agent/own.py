@@ -16,6 +16,7 @@ from cni.cli.agent.log import AgentLog
 from cni.cli.agent.server import Server
 from cni.cli.inventory import Held, Pod, of_lease
 from cni.kernel import netns, node
+from cni.sandbox import Sandbox
 from cni.spec.request import Attachment
 from ipam import records, upkeep
 from ipam.stores.base import Lease
@@ -98,14 +99,29 @@ class Own:
         return record if same else None
 
     def _may_be_used(self, lease: Lease) -> bool:
-        """Whether the namespace is there. In a container, processes of the host and their namespaces are not seen."""
+        """Whether the namespace is there, at its path or kept by a process or another mount.
+
+        In a container, processes of the host are not seen, and of mounts those alone that are passed on to it.
+        """
         if lease.boot_id != node.boot_id():
             return False
         names = {lease.netns, lease.netns.removeprefix("/var")}  # /var/run is /run, if not where it is mounted here
         try:
-            return any(netns.exists(self._below(name)) for name in names)
+            if any(netns.exists(self._below(name)) for name in names):
+                return True
+            link = self._book.read(lease.attachment, _LINK_PART) or {}
+            return bool(link.get("sandbox")) and _is_kept(link["sandbox"])
         except OSError:
             return True  # it cannot be told
+
+
+def _is_kept(identity: dict[str, int]) -> bool:
+    """Whether the namespace that the link plugin recorded lives on without its path. OSError."""
+    found = netns.found_again(identity["device"], identity["inode"])
+    if found is None:
+        return False
+    with Sandbox(found) as there:
+        return there.identity() == identity  # a later one may have its inode
 
 
 def _named(server: Server, held: Held) -> dict[tuple[str, str], Pod]:
