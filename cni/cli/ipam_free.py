@@ -135,15 +135,16 @@ class _OfCluster(_WithPods):
             return
         if not finding.pool:
             reserved = self._reserved(finding)
-            if not reserved or reserved[0].uid != uid:
-                raise Changed("the reservation is gone, or another")
+            if not reserved:
+                raise Changed("the reservation is gone")
             self._agree(finding, self._judge(finding).reservation(reserved[0]))
         if dry_run:
             return
         try:
             self._api.delete(RESERVATIONS, name, uid)
         except (Conflict, Gone):
-            pass  # another has taken its place
+            if not finding.pool:
+                raise Changed("another has taken its place") from None
 
 
 class _OfEtcd(_WithPods):

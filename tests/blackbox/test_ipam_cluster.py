@@ -176,6 +176,8 @@ def test_an_audit_finds_what_is_wrong_and_reclaim_frees_what_is_dead(cluster: Cl
     assert cluster.offsets == [1, 2, 5, 6]
     assert cluster.reservations == [IP(n) for n in (1, 2, 5)]
     assert sorted(cluster.reclaim()) == [("skipped", IP(n)) for n in (3, 4, 7)]
+    said = cluster.run("reclaim", "--from-report", cluster.report, "--grace", "0")
+    assert f"skipped: {IP(3)} of {POOL}: it is not as it was found\n" in said
     assert "lease-without-pod" not in {kind for kind, _, _ in cluster.audit()}
 
 
@@ -231,8 +233,24 @@ def test_a_lease_that_moves_under_the_patch_stays(cluster: Cluster) -> None:
         return (lambda: cluster.lease(1, id="new")) if method == "PATCH" else None
 
     cluster.server.faults = change
-    assert cluster.reclaim() == [("skipped", IP(1))]
+    (done,) = cluster.read("reclaim", "--from-report", cluster.report, "--grace", "0")
+    assert (done["result"], done["why"]) == ("skipped", "it is pod team/p1's now")
     assert (cluster.offsets, cluster.reservations) == ([1], [IP(1)])
+
+
+def test_a_reservation_that_is_made_anew_under_the_deletion_stays(cluster: Cluster) -> None:
+    cluster.reserve(1, "team/p1")
+    assert cluster.audit() == [("reservation-without-lease", "reclaim", IP(1))]
+
+    def change(method: str, resource: str, number: int) -> Any:
+        if method != "DELETE":
+            return None
+        cluster.server.remove("overlappingrangeipreservations", IP(1))
+        return lambda: cluster.reserve(1, "team/p2")
+
+    cluster.server.faults = change
+    assert cluster.reclaim() == [("skipped", IP(1))]
+    assert cluster.reservations == [IP(1)]
 
 
 def test_an_attachment_that_comes_between_the_readings_is_no_finding(cluster: Cluster) -> None:
@@ -247,6 +265,20 @@ def test_an_attachment_that_comes_between_the_readings_is_no_finding(cluster: Cl
 
     cluster.server.faults = go
     assert cluster.audit(code=0) == []
+
+
+def test_what_only_the_second_look_shows_is_no_finding(cluster: Cluster) -> None:
+    cluster.lease(3)  # dead: so there is a second look
+
+    lists = cluster.server.lists
+
+    def between(method: str, resource: str, number: int) -> Any:
+        if lists.count("pods") == 1 and lists[-1] == "network-attachment-definitions":
+            cluster.server.run_pod("p2", IP(2))  # in the second look, before its pods are read: its lease comes later
+        return None
+
+    cluster.server.faults = between
+    assert cluster.audit() == [("lease-without-pod", "reclaim", IP(3))]
 
 
 def test_what_must_not_be_read_is_said_and_pods_must_be(cluster: Cluster) -> None:

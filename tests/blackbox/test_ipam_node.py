@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from cni.attachment import Book
+from cni.cli import ipam_free, ipam_look
+from cni.spec.request import Attachment
+from ipam.stores.base import Owner, Want
+from ipam.stores.file import FileStore
+from tests.blackbox.command import run
 from tests.blackbox.test_command import COMMAND
 from tests.node import ROOT, STATE, Node, Pod
 
@@ -118,6 +125,26 @@ def test_a_lease_whose_caller_named_no_namespace_is_not_called_dead(site: Site) 
     config = {**CONFIG, "name": "dra"}
     site.node.cni("whereabouts", "ADD", config, container_id="claim", netns="/dev/null").succeeded()
     assert site.audit() == []
+
+
+def test_a_namespace_that_comes_right_before_the_change_keeps_its_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (ipam_look, ipam_free):
+        monkeypatch.setattr(module, "STATE", str(tmp_path))
+    owner = Owner(Attachment("rail", "c1", "net1"), ("team", "a", ""), "node-1", "boot-1", "/run/netns/x", 1)
+    FileStore(str(tmp_path)).claim([Want("10.0.0.0-24", 4, 0x0A000001, "")], owner)
+    Book(str(tmp_path)).write(owner.attachment, "ipam", {"store": {"kind": "file", "path": str(tmp_path)}, "pools": []})
+    options, report = ("--data-dir", str(tmp_path)), str(tmp_path / "report")
+    answers: list[bool] = []
+    monkeypatch.setattr(ipam_look, "is_there", lambda path: answers.pop(0) if answers else False)
+    run("audit", "--report", report, *options, code=1)
+    argv = ("reclaim", "--from-report", report, "--grace", "0", *options)
+    answers[:] = [False, False, True]
+    (done,) = run(*argv, data=True)
+    assert (done["result"], done["why"]) == ("skipped", "its namespace is there again")
+    (done,) = run(*argv, data=True)
+    assert done["result"] == "freed"
 
 
 def test_an_audit_of_a_store_that_is_not_there_makes_none(node: Node) -> None:
