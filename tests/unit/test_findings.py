@@ -237,6 +237,12 @@ def test_pools_of_node_slices_are_judged_by_their_networks_name() -> None:
     assert found(pools, [reservation(1, "blue")], [pod(1, IP(1))], nads=[sliced]) == []
 
 
+def test_a_network_with_a_name_keeps_it_beside_a_sliced_one_without() -> None:
+    networks = [nad(range="10.0.0.0/16", node_slice_size="/26"), nad("blue", network_name="blue")]
+    blue = [pool(1, name="blue-192.168.111.0-24")]
+    assert found(blue, [reservation(1, "blue")], [pod(1, IP(1), network="team/blue")], nads=networks) == []
+
+
 def test_a_pool_that_nears_the_size_that_the_server_takes_is_told_before_it_breaks() -> None:
     large = pool(1)
     large["metadata"]["annotations"] = {"filler": "x" * (LIMIT * 8 // 10)}
