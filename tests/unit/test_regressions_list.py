@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def named(cell: str) -> list[tuple[str, str]]:
     return re.findall(r"`([\w/]+\.py)::(\w+)`", cell)
 
 
+@cache
 def functions(file: str) -> dict[str, ast.FunctionDef]:
     tree = ast.parse((TESTS / file).read_text())
     return {
@@ -54,10 +56,16 @@ def functions(file: str) -> dict[str, ast.FunctionDef]:
     }
 
 
+@cache
+def assigned(file: str) -> dict[str, str]:
+    """What the names of a module stand for, as source."""
+    found = [node for node in ast.parse((TESTS / file).read_text()).body if isinstance(node, ast.Assign)]
+    return {ast.unparse(target): ast.unparse(node.value) for node in found for target in node.targets}
+
+
 def expected_to_fail(file: str, name: str) -> bool:
     """Whether the test, or one of its parameters, is marked as an expected failure."""
-    assigned = [node for node in ast.parse((TESTS / file).read_text()).body if isinstance(node, ast.Assign)]
-    meaning = {ast.unparse(target): ast.unparse(node.value) for node in assigned for target in node.targets}
+    meaning = assigned(file)
     text = " ".join(ast.unparse(decorator) for decorator in functions(file)[name].decorator_list)
     return "xfail" in text or any("xfail" in meaning.get(word, "") for word in re.findall(r"\w+", text))
 
