@@ -34,6 +34,20 @@ def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig) -> None:
     assert agent.metric("ipam_allocations_gc_candidates") is None
 
 
+def test_a_lease_that_a_del_has_freed_is_no_suspect(rig: Rig) -> None:
+    rig.server.add_pod("team", "web", node="n1")
+    rig.allocate(a2=("c2", "team/web"))
+    rig.reserve(2, owner("c2", "team/web"))
+    agent = rig.agent("n1", "--grace=600")
+    agent.passes()
+    rig.allocate()
+    rig.server.remove(RESERVATIONS, "10.0.0.2")
+    rig.server.remove_pod("team", "web")
+    agent.passes()
+    assert "freed" not in agent.log
+    assert len([path for path, query in rig.server.queries if "labelSelector" in query]) == 1, "not listed at each look"
+
+
 def test_only_after_a_grace_is_it_freed_and_a_new_agent_begins_anew(rig: Rig) -> None:
     rig.allocate(a2=("c2", "team/gone"))
     rig.reserve(2, owner("c2", "team/gone"))

@@ -31,6 +31,7 @@ from ipam.stores import kubernetes_objects as objects
 from ipam.stores.kubernetes_size import LIMIT
 
 Pods = dict[tuple[str, str], Pod]
+_LISTED_GRACES = 10  # between two lists of a node's reservations: the server goes through all nodes' for each
 
 
 class Collector:
@@ -61,6 +62,9 @@ class Collector:
         self._suspects: dict[str, list[Suspect]] = {}
         self._seen_on: dict[tuple[str, str], str] = {}  # where pods of leases without a node were while they lived
         self._looked = float("-inf")
+        self._marked: dict[Key, Held] = {}  # what this node's reservations told when they were listed
+        self._reserved: set[str] = set()  # names of reservations that were there since
+        self._listed = float("-inf")
 
     @property
     def suspects(self) -> int:
@@ -89,31 +93,42 @@ class Collector:
         """The leases of this node, which it returns the keys of; what is dead is freed, what is lost restored."""
         records = {key_of(one.held): one for one in recorded(self._book)}
         yield
-        marked = server.reservations_of(self._node)  # before the pods: each of them was made after its pod was
-        yield
+        if monotonic() - self._listed >= _LISTED_GRACES * self._grace:
+            self._list(server.reservations_of(self._node))  # before the pods: each was made after its pod was
+            yield
         pods = server.pods(self._node)
         yield
-        held = {key: one.held for key, one in records.items()}
-        for reserved in marked:
-            told = of_reservation(reserved)
-            if told and reserved.pool:
-                held.setdefault(key_of(told), told)
+        held = {**self._marked, **{key: one.held for key, one in records.items()}}
         dead = sightings.dead(list(held.values()), pods)
+        for key in [key for key in dead if key not in records]:
+            found = server.reservation(held[key])
+            if found is None or not found.is_of(held[key]):  # a DEL has been there since it was listed
+                del self._marked[key], dead[key]
+            yield
         suspects = [Suspect(held[key], why) for key, why in dead.items()]
         self._note("own", suspects)
         for suspect in self._seen_own.saw(suspects, monotonic(), self._grace):
-            one = records.get(key_of(suspect.held))
+            key = key_of(suspect.held)
+            one = records.get(key)
             done = self._own.release(server, one, SECONDS) if one else free(server, suspect, False)
+            self._marked.pop(key, None)  # the next list tells what became of it
             self._freed("own", server, suspect, done)
             yield
-        names = {reserved.name for reserved in marked}
         for key, one in records.items():
             if one.held.scope is None or key in dead or one.held.pod not in pods:
                 continue
-            if objects.reservation_name(one.held.scope, *one.held.address) not in names:
+            name = objects.reservation_name(one.held.scope, *one.held.address)
+            if name not in self._reserved:
                 self._restore(server, one)
+                self._reserved.add(name)
                 yield
         return set(held)
+
+    def _list(self, reservations: list[Reserved]) -> None:
+        told = ((reserved, of_reservation(reserved)) for reserved in reservations)
+        self._marked = {key_of(held): held for reserved, held in told if held and reserved.pool}
+        self._reserved = {reserved.name for reserved in reservations}
+        self._listed = monotonic()
 
     def _restore(self, server: Server, one: Recorded) -> None:
         outcome = self._own.restore(server, one)
