@@ -354,6 +354,20 @@ def test_an_add_over_a_store_that_is_silent_ends_within_store_timeout(
     assert "127.0.0.1" in caught.value.msg[:250]
 
 
+def test_the_time_of_an_add_is_that_of_all_its_requests_together(shared: Place) -> None:
+    shared.add("c1")
+    described = shared.described
+    assert shared.proxy
+    shared.proxy.fault = lambda data: time.sleep(0.7) or ""
+    with pytest.raises(CniError) as caught:
+        shared.add("c2", store_timeout=1)
+    assert caught.value.code == 11
+    mend(shared)
+    shared.delete("c2")
+    shared.delete("c1")
+    assert shared.leased(described) == {}
+
+
 def test_verbs_over_a_silent_store_are_bounded_and_say_so(shared: Place) -> None:
     given = shared.add("c1")
     shared.add("c2")
