@@ -31,6 +31,7 @@ from tests.stores import kubernetes_proxy
 from tests.stores.test_kubernetes_store import POOL, POOLS, RESERVATIONS, Cluster, divided
 
 DOCUMENT = (ROOT / "docs/migration.md").read_text()
+DAEMONSET = (ROOT / "conf/kubernetes/daemonset.yaml").read_text()
 GO = os.environ.get("RAILCNI_TEST_WHEREABOUTS", "")
 FOLDER = "etc/cni/net.d/whereabouts.d"
 RECORDS = "n1/state"  # where the agent of n1 looks for them
@@ -201,6 +202,20 @@ def test_3_the_prefixed_names_leave_whereabouts_what_it_has(plugins: Path, bundl
     install(plugins, bundle)
     assert {name: said(plugins / name) for name in PLAIN} == {name: f"{name} of Go" for name in PLAIN}
     assert {said(plugins / name) for name in PREFIXED} == {"oursours"}
+
+
+def test_3_the_account_of_the_shared_kubeconfig_gets_whereabouts_rights_before_the_agent_writes_it() -> None:
+    """3. Install railcni beside whereabouts."""
+    (binding,) = set(re.findall(r"^kubectl create clusterrolebinding .*$", DOCUMENT, re.M))
+    rbac = yaml.safe_load_all((ROOT / "conf/kubernetes/rbac.yaml").read_text())
+    (account,) = [d["metadata"] for d in rbac if d["kind"] == "ServiceAccount"]
+    assert binding.endswith(f" --serviceaccount={account['namespace']}:{account['name']}")
+    assert f"--plugin-account={account['namespace']}/{account['name']}" in DAEMONSET
+    assert DOCUMENT.index(binding) < DOCUMENT.index("kubectl apply -k conf/kubernetes")
+    name = binding.split()[3]
+    removed = DOCUMENT.index(f"kubectl delete clusterrolebinding {name}")
+    assert DOCUMENT.index("## 8.") < removed < DOCUMENT.index("## 9.")
+    assert DOCUMENT.index("## 10.") < DOCUMENT.rindex(binding) < DOCUMENT.index("## 11.")
 
 
 def test_3_nodes_of_both_kinds_give_from_one_pool(site: Site) -> None:
