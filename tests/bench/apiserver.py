@@ -50,6 +50,7 @@ class Server:
         if self.real:
             self._config = yaml.safe_load(Path(given()).read_text())
             _make_absolute(self._config, Path(given()).parent)
+            self._write("own", self._config)
             own = given()
         else:
             (port,) = etcd.free_ports(1)

@@ -42,6 +42,9 @@ class Store(Protocol):
     def flat(self, configuration: Path) -> str:
         """The path on a node of the flat file that chooses it, which is written to `configuration`."""
 
+    def audited(self, flat: str) -> list[str]:
+        """What `railcni ipam audit` is told; a plugin's rights are too few for it."""
+
     def holdings(self, machines: Sequence[Host]) -> list[Holding]:
         """Every lease, read without our code."""
 
@@ -58,6 +61,9 @@ class KubernetesStore:
 
     def flat(self, configuration: Path) -> str:
         return self._namespace.flat
+
+    def audited(self, flat: str) -> list[str]:
+        return ["--kubeconfig", f"{ETC}/own.kubeconfig", "-n", self._namespace.name]
 
     def holdings(self, machines: Sequence[Host]) -> list[Holding]:
         found = []
@@ -81,6 +87,9 @@ class EtcdStore:
         keys = {"datastore": "etcd", "etcd_host": self._url.removeprefix("http://"), "etcd_prefix": _PREFIX}
         return _written(configuration, "etcd", keys)
 
+    def audited(self, flat: str) -> list[str]:
+        return ["--config", flat]
+
     def holdings(self, machines: Sequence[Host]) -> list[Holding]:
         leases = etcd_dump.leases(etcd_dump.dump(self._url, _PREFIX))
         return [
@@ -98,6 +107,9 @@ class FileStore:
 
     def flat(self, configuration: Path) -> str:
         return _written(configuration, "file", {"datastore": "file"})
+
+    def audited(self, flat: str) -> list[str]:
+        return ["--config", flat]
 
     def holdings(self, machines: Sequence[Host]) -> list[Holding]:
         (path,) = machines[0].state.rglob("leases.db")
@@ -144,8 +156,12 @@ def _crowd(
             given = [holding for _, holding, fault in done if not fault]
             wrong = len(given) - len({address for address, _, _ in given})
             wrong += len(set(given) ^ set(store.holdings(machines))) if not failures[verb] else 0
-    left = store.standing(machines) + sum(len(machine.records()) for machine in machines)
+    standing, records = store.standing(machines), sum(len(machine.records()) for machine in machines)
+    left = standing + records
     faults = failures["ADD"] + failures["DEL"]
+    if left:
+        faults = [f"{standing} things in the store and {records} records are left", *faults]
+    failed = len(failures["ADD"]) + len(failures["DEL"])
     return Crowd(
         store.name,
         what,
@@ -154,11 +170,11 @@ def _crowd(
         took["DEL"],
         times["ADD"],
         times["DEL"],
-        len(faults),
+        failed,
         wrong,
         left,
         faults[:3],
-        machines[0].submit(_audit, flat).result(),
+        machines[0].submit(_audit, store.audited(flat)).result(),
     )
 
 
@@ -191,8 +207,8 @@ def _written(configuration: Path, name: str, keys: dict[str, Any]) -> str:
     return f"{ETC}/{name}.conf"
 
 
-def _audit(flat: str) -> str:
+def _audit(store: list[str]) -> str:
     """What `railcni ipam audit` finds, in a worker of a node: "clean", or its words."""
-    argv = [str(ROOT / "bin/railcni"), "ipam", "audit", "--config", flat]
+    argv = [str(ROOT / "bin/railcni"), "ipam", "audit", *store]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     return "clean" if done.returncode == 0 else " ".join((done.stdout + done.stderr).split())[:300]
