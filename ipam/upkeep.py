@@ -55,6 +55,8 @@ def release(
     """
     store = stores.open_store(described, CREATE if record else CHANGE, restorer(described, book, log), seconds)
     store.cooldown = records.cooldown(record) if cooldown is None else cooldown
+    if record and stores.is_shared(described) and not record["pending"]:
+        record = _marked_pending(attachment, record, book, log)
     try:
         with store.turn():
             held = records.leases(attachment, record) if record else []
@@ -78,6 +80,20 @@ def release(
     if held:
         log.info(f"released {_texts(held)}")
     book.remove(attachment, PART)
+
+
+def _marked_pending(attachment: Attachment, record: dict[str, Any], book: Book, log: Log) -> dict[str, Any]:
+    """`record`, and in the book, with the release that is about to be asked for.
+
+    A store may serve the request when this process was killed long since: who attaches again then takes other addresses.
+    """
+    marked = {**record, "pending": True}
+    try:
+        book.write(attachment, PART, marked)
+    except CniError as fault:
+        log.warning(f"the release of {attachment} could not be written down before it is made: {fault.msg}")
+        return record
+    return marked
 
 
 def _keep_pending(attachment: Attachment, record: dict[str, Any] | None, described: dict[str, Any], book: Book) -> None:

@@ -22,7 +22,7 @@ from cni.spec.request import Attachment
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores.base import SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want, returns
 from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open
-from ipam.stores.kubernetes_claim import FIRST_PAUSE, Claim, patch, unreserve, wait
+from ipam.stores.kubernetes_claim import FIRST_PAUSE, Claim, contended_until, patch, unreserve, wait
 from ipam.stores.kubernetes_objects import PoolObject
 from ipam.stores.kubernetes_turns import Turns
 from ipam.stores.kubernetes_view import Names, View
@@ -221,7 +221,7 @@ class KubernetesStore(Store):
     # --- changes ---
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        deadline, pause = monotonic() + self._api.seconds, FIRST_PAUSE
+        deadline, pause = contended_until(self._api), FIRST_PAUSE
         with self.turn():
             while True:
                 claim = Claim(self._view, wants, owner, instead_of, self._warn)
@@ -262,12 +262,12 @@ class KubernetesStore(Store):
 
     def _contended(self, pool: str, fault: Conflict) -> TryAgainLater:
         return TryAgainLater(
-            f"pool {pool} of {self._api} was changed by others each time that it was to be, for {self._api.seconds:g} s: retry",
+            f"pool {pool} of {self._api} was changed by others each time that it was to be: retry",
             str(fault),
         )
 
     def release(self, leases: Sequence[Lease]) -> int:
-        deadline, pause = monotonic() + self._api.seconds, FIRST_PAUSE
+        deadline, pause = contended_until(self._api), FIRST_PAUSE
         freed = 0
         left = list({lease.key(): lease for lease in leases}.values())
         with self.turn():

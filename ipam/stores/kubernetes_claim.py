@@ -10,7 +10,7 @@ from cni.spec.errors import InvalidConfig, TryAgainLater
 from ipam.ranges import format_address
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores import kubernetes_size as sizes
-from ipam.stores.base import Lease, Owner, Want, given_up
+from ipam.stores.base import SHARED_SECONDS, Lease, Owner, Want, given_up
 from ipam.stores.kubernetes_api import POOLS, RESERVATIONS, Conflict, Gone, Open, TooLarge
 from ipam.stores.kubernetes_objects import PoolObject
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
+    from ipam.stores.kubernetes_api import Api
     from ipam.stores.kubernetes_view import View
 
     Changes = dict[int, dict[str, Any] | None]
 
 FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
+_CONTENDED_SECONDS = 20.0
 
 
 class Claim:
@@ -177,7 +179,7 @@ class Claim:
         container = self._owner.attachment.container_id
         claimed = {lease.value for lease in self.leases if lease.pool == name}
         pause = FIRST_PAUSE
-        deadline = monotonic() + self._view.api.seconds
+        deadline = contended_until(self._view.api)
         while True:
             pool = self._view.pool(name)
             changes: Changes = {}
@@ -281,7 +283,7 @@ def unreserve(view: View, leases: Sequence[Lease]) -> None:
 def _unreserve(view: View, lease: Lease, scope: str) -> None:
     place = (scope, lease.family, lease.value)
     name = view.names.reservation_name(*place)
-    deadline, pause = monotonic() + view.api.seconds, FIRST_PAUSE
+    deadline, pause = contended_until(view.api), FIRST_PAUSE
     while True:
         found = view.reservation(*place)
         if found is None or not found.is_of(lease):
@@ -297,6 +299,13 @@ def _unreserve(view: View, lease: Lease, scope: str) -> None:
         finally:
             view.forget_reservation(*place)
         pause = wait(pause)
+
+
+def contended_until(api: Api) -> float:
+    """Until when (time.monotonic) a change is tried again that others' changes forestall: longer than for a request of
+    the usual time, since a server that answers is not out of reach."""
+    seconds = api.seconds if api.seconds < SHARED_SECONDS else max(api.seconds, _CONTENDED_SECONDS)
+    return min(monotonic() + seconds, api.deadline)
 
 
 def wait(pause: float) -> float:

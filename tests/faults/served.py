@@ -209,14 +209,14 @@ class Overtaken(Late):
 class KilledLate(Late):
     """The call is killed while it waits for it; it is served after the next call."""
 
-    verbs = ("ADD",)
+    verbs = ("ADD", "DEL")
     kills = True
 
 
 class KilledOvertaken(Overtaken):
     """The call is killed while it waits for it; it is served during the next call."""
 
-    verbs = ("ADD",)
+    verbs = ("ADD", "DEL")
     kills = True
 
 
