@@ -22,7 +22,16 @@ from cni.spec.request import Attachment
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores.base import SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want, returns
 from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open
-from ipam.stores.kubernetes_claim import FIRST_PAUSE, Claim, contended_until, patch, unreserve, wait
+from ipam.stores.kubernetes_claim import (
+    FIRST_PAUSE,
+    Claim,
+    contended_until,
+    holder_besides,
+    patch,
+    reserve_for_others,
+    unreserve,
+    wait,
+)
 from ipam.stores.kubernetes_objects import PoolObject
 from ipam.stores.kubernetes_turns import Turns
 from ipam.stores.kubernetes_view import Names, View
@@ -315,6 +324,8 @@ class KubernetesStore(Store):
                     self._view.forget_pool(name)
                     self._api.patch(POOLS, names.object_of(name), operations)
             except (Conflict, Gone, ValueError):
+                self._view.forget()
+                reserve_for_others(self._view, leases)
                 return False
             self._view.remember([], leases)
             return True
@@ -332,7 +343,7 @@ class KubernetesStore(Store):
                         fence = [{"op": "add", "path": path, "value": str(time.time_ns())}]
                     self._api.patch(POOLS, self._view.names.object_of(name), fence)
             self._view.forget()
-            unreserve(self._view, own)
+            unreserve(self._view, [lease for lease in own if not holder_besides(self._view, lease)])
 
 
 def _sorted(leases: Iterable[Lease]) -> list[Lease]:

@@ -301,6 +301,30 @@ def _unreserve(view: View, lease: Lease, scope: str) -> None:
         pause = wait(pause)
 
 
+def holder_besides(view: View, lease: Lease) -> Lease | None:
+    """Who else has the address of `lease` by now, as the pool says.
+
+    whereabouts moves an entry to a restarted sandbox, and leaves the former container in the reservation.
+    """
+    pool = view.pool(lease.pool)
+    entry = pool.entries.get(lease.value) if pool else None
+    found = view.lease(pool, entry) if pool and entry else None
+    return found if found and (found.container_id, found.ifname) != (lease.container_id, lease.ifname) else None
+
+
+def reserve_for_others(view: View, leases: Sequence[Lease]) -> None:
+    """Make reservations again that were deleted as those of `leases`, and whose addresses others turn out to have. Open."""
+    for lease in leases:
+        other = holder_besides(view, lease) if lease.scope is not None else None
+        if other and lease.scope is not None and view.reservation(lease.scope, lease.family, lease.value) is None:
+            name = view.names.reservation_name(lease.scope, lease.family, lease.value)
+            try:
+                view.api.create(RESERVATIONS, objects.reservation(name, other))
+            except Conflict:
+                pass  # it is made already
+            view.forget_reservation(lease.scope, lease.family, lease.value)
+
+
 def contended_until(api: Api) -> float:
     """Until when (time.monotonic) a change is tried again that others' changes forestall: longer than for a request of
     the usual time, since a server that answers is not out of reach."""

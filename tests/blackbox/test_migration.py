@@ -357,9 +357,6 @@ def test_12_go_takes_our_entries_over_and_what_is_left_of_ours_frees_nothing(sit
     assert site.held() == {}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="whereabouts leaves the former container in the reservation, and DEL goes by that"
-)
 def test_12_a_late_delete_of_ours_leaves_the_reservation_of_what_go_took_over(site: Site) -> None:
     """12. To go back: start whereabouts again."""
     (address,) = site.ours("ADD", "c1", "web-0")
