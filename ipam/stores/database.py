@@ -206,12 +206,16 @@ class Database:
         if code == _sqlite3.SQLITE_CONSTRAINT:
             return self.damaged(f"its bitmaps and leases differ: {fault}")
         if code == _sqlite3.SQLITE_FULL:
-            return IoFailure(f"no lease can be written to {self.path}: the disk is full; free space there")
+            return DiskFull(f"no lease can be written to {self.path}: the disk is full; free space there")
         if code in (_sqlite3.SQLITE_READONLY, _sqlite3.SQLITE_CANTOPEN, _sqlite3.SQLITE_PERM):
             return IoFailure(f"lease file {self.path} cannot be written: {fault}; make it and its directory writable")
         if code in (_sqlite3.SQLITE_BUSY, _sqlite3.SQLITE_LOCKED):
             return TryAgainLater(f"another program reads or writes lease file {self.path}: end it (`lsof` names it)")
         return IoFailure(f"lease file {self.path}: {fault}; see the kernel's log for errors of its disk")
+
+
+class DiskFull(IoFailure):
+    """There is no room for what was to be written; what needs less may still be."""
 
 
 class OutcomeUnknown(IoFailure):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 
-from cni.spec.errors import IoFailure
 from cni.spec.request import Attachment
 from ipam.stores import bitmap, schema
 from ipam.stores.base import (
@@ -32,7 +31,7 @@ from ipam.stores.base import (
     given_up,
     returns,
 )
-from ipam.stores.database import WAIT_SECONDS, OutcomeUnknown, open_database
+from ipam.stores.database import WAIT_SECONDS, DiskFull, OutcomeUnknown, open_database
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -164,9 +163,7 @@ class FileStore(Store):
                 return 0
             try:
                 return self._free(self._database, leases, True)
-            except OutcomeUnknown:
-                raise
-            except IoFailure:  # a full disk has no room for what is to be remembered; what is leased must be freed
+            except DiskFull:  # no room for what is to be remembered; what is leased must be freed
                 return self._free(self._database, leases, False)
 
     def _free(self, database: Database, leases: Sequence[Lease], remember: bool) -> int:

@@ -390,6 +390,26 @@ def test_a_full_disk_is_said_changes_nothing_and_still_lets_leases_go(small_disk
     consistent(small_disk)
 
 
+def test_a_read_that_the_disk_refuses_ends_a_release_with_its_reason(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(str(directory))
+    held = claim(store, 0)
+    real = Database.run
+
+    def run(self: Database, sql: str, *values: object) -> list[object]:
+        if sql == schema.DELETE:
+            self._disconnect()  # as when SQLite takes the refusal for damage, and the whole file is looked through
+            raise IoFailure("could not be read for a moment")
+        return real(self, sql, *values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "run", run)
+        with pytest.raises(IoFailure, match="for a moment"):
+            store.release(held)
+    assert store.release(held) == 1
+
+
 @needs_root
 def test_a_disk_that_is_full_from_the_beginning_is_said(small_disk: Path) -> None:
     try:
