@@ -12,7 +12,6 @@ import pytest
 from tests import etcd
 from tests.blackbox.test_command import COMMAND
 from tests.node import STATE, Node, Pod, until
-from tests.unit.test_module_list import expected, loaded
 
 pytestmark = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
 
@@ -218,16 +217,6 @@ def test_a_wrong_value_is_code_7_and_named(node: Node, pod: Pod, member: Etcd) -
         config = network({"etcd_host": "https://127.0.0.1:2379", **block})
         node.cni("whereabouts", "ADD", config, netns=pod).refused(7, *words)
     assert member.leases() == {}
-
-
-def test_an_etcd_call_loads_neither_the_json_nor_the_ssl_nor_the_http_package(
-    node: Node, pod: Pod, member: Etcd
-) -> None:
-    config = network()
-    node.cni("macvlan", "ADD", config, container_id="c0", ifname="net0", netns=pod).succeeded()
-    found = loaded(node, node.executables / "macvlan", "ADD", config, pod)
-    store = {f"ipam.stores.{m}" for m in ("etcd", "etcd_gateway", "etcd_keys", "etcd_search", "etcd_txn", "http")}
-    assert found - {"binascii", "select"} == expected("macvlan", "ADD", store)
 
 
 def test_the_command_reads_the_store_that_the_flat_file_names(node: Node, pod: Pod, member: Etcd) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from tests.blackbox.test_command import COMMAND
 from tests.node import ROOT, Node, Pod, Reply, until
-from tests.unit.test_module_list import expected, loaded
 
 PORT = 8001
 OBJECTS = f"http://127.0.0.1:{PORT}/apis/whereabouts.cni.cncf.io/v1alpha1/namespaces/kube-system"
@@ -136,20 +135,3 @@ def test_attachments_made_at_once_get_an_address_each(node: Node, pod: Pod, serv
     assert [reply.status for reply in call("DEL")] == [0] * 24
     assert server.allocations() == {}
     assert server.reservations() == []
-
-
-def test_a_call_loads_neither_the_json_nor_the_ssl_nor_the_http_package(node: Node, pod: Pod, server: Server) -> None:
-    config = network()
-    node.cni("macvlan", "ADD", config, container_id="c0", ifname="net0", netns=pod, args=ARGS.format("a")).succeeded()
-    found = loaded(node, node.executables / "macvlan", "ADD", config, pod)
-    modules = (
-        "http",
-        "kubeconfig",
-        "kubernetes",
-        "kubernetes_api",
-        "kubernetes_claim",
-        "kubernetes_objects",
-        "kubernetes_size",
-    )
-    store = {f"ipam.stores.{m}" for m in (*modules, "kubernetes_turns", "kubernetes_view", "yaml")}
-    assert found - {"select"} == expected("macvlan", "ADD", store)
