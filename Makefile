@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3; do \
 # The interpreter itself, not a virtual environment's or a version manager's link to it: the launchers name it.
 BASE := $(shell $(PYTHON) -c 'import os,sys; print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))')
 VENV := .venv/bin
-PLUGINS := bin/macvlan bin/host-device bin/whereabouts
+PLUGINS := bin/macvlan bin/host-device bin/sriov bin/rdma bin/whereabouts
 PREFIXED := $(PLUGINS:bin/%=bin/railcni-%)
 LAUNCHERS := $(PLUGINS) $(PREFIXED)
 PACK := bin/modules.$(shell $(BASE) -c 'import sys; print(sys.implementation.cache_tag)')
@@ -14,7 +14,7 @@ SOURCES := $(shell find cni ipam -name '*.py' -not -path 'cni/cli/*' -not -path 
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all plugins help demo test check long bundle image bench faults fuzz histories soak clean
+.PHONY: all plugins help demo test check long lab bundle image bench faults fuzz histories soak clean
 
 all: plugins bin/railcni ## the executables in bin/, and .venv for the command
 
@@ -39,6 +39,9 @@ check: all ## style, types, the direction of imports, the modules that a plugin 
 long: all ## the long tests: faults planted in copies of the plugins, the bundle on hosts of other kinds, the image
 	$(VENV)/python -m pytest -m long $(ARGS)
 
+lab: all ## a kernel with RDMA and SR-IOV in QEMU, and the plugins in it; what it needs is downloaded into build/lab; ARGS=roce: one machine, ARGS=--list: all, ARGS=--help
+	$(VENV)/python -m tests.lab $(ARGS)
+
 bundle: all ## build/railcni-VERSION-linux-ARCH and its .tar.gz: all that runs on a host without Python, this interpreter too
 	$(VENV)/python -m cni.dist bundle --python $(BASE)
 
@@ -51,9 +54,9 @@ bench: all ## ours against the Go plugins, alternately in one run, and the store
 faults: all ## plugins killed, failed and stopped at every point over every store, what servers do to each request, power losses; ARGS="--jobs 2": two at a time, "--sample 10": a part, "--store etcd": one store, "--every": hours
 	$(VENV)/python -m tests.faults $(ARGS)
 
-fuzz: all ## hostile input at random, 40 times as much as in `make test`: some minutes; SEED=7 repeats a run, FUZZ=200 is longer
+fuzz: all ## hostile input at random, 100 times as much as in `make test`: some minutes; SEED=7 repeats a run, FUZZ=500 is longer
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \
-	FUZZ=$${FUZZ:-40} $(VENV)/python -m pytest --timeout=0 --hypothesis-seed=$$seed $(ARGS) tests/faults/test_fuzz.py
+	FUZZ=$${FUZZ:-100} $(VENV)/python -m pytest --timeout=0 --hypothesis-seed=$$seed $(ARGS) tests/faults/test_fuzz.py
 
 histories: all ## concurrent calls and random kills, judged by a checker, for SECONDS=60; then thousands of random steps against a model
 	$(VENV)/python -m tests.faults.churn $(or $(SECONDS),60) $(ARGS)

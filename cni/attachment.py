@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 STATE = "/var/lib/cni/railcni"
 FORMAT = 1
 WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
+GROUP = "@"  # what the "network" of a record begins with that belongs to a container in a group of rails; none of a CNI network can
 _REMINDER = "pending"
 _RECORD_BYTES = 64 << 20  # far above what the largest configuration makes of a record
 _SEAL = b', "checksum": "%s"}'
@@ -69,12 +70,12 @@ class Book:
     Every method raises IoFailure when the directory or what it needs of it cannot be used, or is not root's alone.
     """
 
-    __slots__ = ("_examined", "_log", "_records", "directory")
+    __slots__ = ("_examined", "_records", "directory", "log")
 
     def __init__(self, directory: str = STATE, log: Log | None = None) -> None:
         self.directory = directory
         self._records = directory + "/attachments"
-        self._log = log
+        self.log = log
         self._examined = False
 
     def locked(self, attachment: Attachment, part: str, seconds: float = WAIT_SECONDS) -> Held:
@@ -94,6 +95,17 @@ class Book:
             posix.close(fd)
             raise self._refused("lock", "lock", fault) from None
         return Held(fd, offset)
+
+    def locked_device(self, device: str, seconds: float = WAIT_SECONDS) -> Held:
+        """Hold the lock of a device of the host, a PCI address; TryAgainLater when another holds it for `seconds`.
+
+        An ADD holds it from its look at who has the device until its own record says that it has.
+        """
+        try:
+            return self.locked(Attachment("", device, ""), "device", seconds)
+        except TryAgainLater as fault:
+            fault.msg = f"another attachment is about to take device {device} for more than {seconds:g} s: retry"
+            raise
 
     def try_locked(self, attachment: Attachment, part: str) -> Held | None:
         """The lock when it is free now, else None."""
@@ -166,7 +178,8 @@ class Book:
         for name in self._names(hidden=True):
             key = name.removeprefix(".").removesuffix(".tmp")
             names = key.split(":")
-            if files.temporary_of(key) == name and len(names) == 4 and names[0] == network:
+            swept = names[0] == network or names[0].startswith(GROUP)
+            if files.temporary_of(key) == name and len(names) == 4 and swept:
                 held = self.try_locked(Attachment(*names[:3]), names[3])
                 if held:
                     with held:
@@ -183,6 +196,10 @@ class Book:
     def of_network(self, network: str, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
         """Every record of one part that belongs to `network`."""
         return [(a, d) for a, _, d in self._every(network + ":", part) if a.network == network]
+
+    def of_groups(self, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
+        """Every record of one part that belongs to a container in a group of rails, and to no network."""
+        return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def all(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
         """Every record of the node, or those of one part: (attachment, part, document)."""
@@ -232,8 +249,8 @@ class Book:
             return None
         except OSError as fault:
             raise self._refused("set aside", f"attachments/{name}", fault) from None
-        if self._log:
-            self._log.error(f"record {path} is damaged ({reason}): set aside as {aside}")
+        if self.log:
+            self.log.error(f"record {path} is damaged ({reason}): set aside as {aside}")
         return None
 
     def _open_lock(self) -> int:

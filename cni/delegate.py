@@ -11,7 +11,7 @@ import posix
 
 import cni
 from cni.spec import codec
-from cni.spec.errors import CniError, DecodingFailure, DelegateFailed, InvalidConfig
+from cni.spec.errors import CniError, DelegateFailed, InvalidConfig
 from cni.spec.request import Request, member
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ def add(request: Request, log: Log) -> Result:
         try:
             delete(request, log)
         except CniError as second:
-            if isinstance(fault, CniError):
+            if isinstance(fault, CniError) and second.msg != fault.msg:
                 fault.details = f"{fault.details}\nand its DEL failed too: {second.msg}".lstrip()
         raise
 
@@ -145,7 +145,9 @@ def _execute(kind: str, path: str, request: Request) -> Result | None:
         )
     except OSError as fault:
         posix.close(reading)
-        raise DelegateFailed(f'the IPAM plugin "{kind}" cannot be run: {path}: {fault.strerror}') from None
+        raise DelegateFailed(
+            f'the IPAM plugin "{kind}" cannot be run: {path}: {fault.strerror}; install it again'
+        ) from None
     finally:
         posix.close(writing)
         posix.close(stdin)
@@ -172,9 +174,8 @@ def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) 
         return result.parse(document, f'the answer of the IPAM plugin "{kind}"')
     code = member(document, "code") if isinstance(document, dict) else None
     if not isinstance(code, int):
-        raise DecodingFailure(
-            f'the IPAM plugin "{kind}" failed without an error code', stdout[:500].decode("utf-8", "replace")
-        )
+        msg = f'the IPAM plugin "{kind}" failed without an error code: run {path} by hand, or see its log'
+        raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace"))
     raise CniError(
         f"{kind}: {member(document, 'msg')}", str(member(document, "details") or ""), code or DelegateFailed.code
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cni.log import Log
     from cni.plugins.base import LinkPlugin
+    from cni.sandbox import Sandbox
     from cni.spec.request import Request
 
 PART = "link"
@@ -31,7 +32,7 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
         gone = True
         try:
             if record:
-                detach(record, request, host, log)
+                faults += detach(record, request, host, log)
             else:
                 detach_unrecorded(plugin, request, host, book, log)
         except CniError as fault:
@@ -47,24 +48,43 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
         report(faults, kept="" if gone else delegate.ipam_type(request.config))
 
 
-def detach(record: dict[str, Any], request: Request, host: Rtnl, log: Log) -> None:
-    """Take the link of `record` out of its sandbox, as the plugin that brought it there does."""
+def detach(record: dict[str, Any], request: Request, host: Rtnl, log: Log) -> list[CniError]:
+    """Take the link of `record` out of its sandbox, as the plugin that brought it there does, and what is beside it.
+
+    When it returns the link is gone; why something beside it is not is in the list.
+    """
     plugin = plugins.named(record["plugin"])
     planned = plugin.load(record["link"])
     if record["bootID"] != node.boot_id():
-        return  # the links of that boot went with it
+        return _remove_extras(record, None, log)  # the links of that boot went with it
     there = sandbox.of_record(record, request)
     if there is None:
+        faults = _remove_extras(record, None, log)
         plugin.remove(planned, host, None, log)
-        return
+        return faults
     with there:
+        faults = _remove_extras(record, there, log)
         plugin.remove(planned, host, there.rtnl, log)
+        return faults
+
+
+def _remove_extras(record: dict[str, Any], there: Sandbox | None, log: Log) -> list[CniError]:
+    documents = record.get("extras")
+    if not documents:
+        return []
+    from cni import extras
+
+    return extras.Extras(documents).remove(there, log)
 
 
 def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, book: Book, log: Log) -> None:
     """Detach what another implementation of the plugin attached; a link that a record of ours speaks of is not that."""
     there = sandbox.at(request.netns, request)
-    if there:
+    if there is None:
+        planned = plugin.adopt(request, host, None)
+        if planned:
+            plugin.remove(planned, host, None, log)
+    else:
         with there:
             planned = plugin.adopt(request, host, there.rtnl)
             if planned and not _is_recorded(planned.name, there.identity(), book):
@@ -77,7 +97,8 @@ def _is_recorded(name: str, identity: dict[str, int], book: Book) -> bool:
 
 def release(record: dict[str, Any] | None, request: Request, log: Log) -> None:
     """Give the addresses back with the configuration that they were taken with."""
-    if record and member(config_of(record), "ipam") != member(request.config, "ipam"):
+    former = config_of(record) if record else {}
+    if record and any(member(former, key) != member(request.config, key) for key in ("ipam", "rail")):
         request = delegate.with_config(request, record["config"].encode())
     if delegate.ipam_type(request.config):
         delegate.delete(request, log)

@@ -24,9 +24,10 @@ NOT_OF_PLUGINS = ("cni.cli", "cni.dist", "cni.pack")
 def main() -> None:
     """Write the file, under its name only when it is whole."""
     path = f"{ROOT}/bin/modules.{sys.implementation.cache_tag}"
-    with open(f"{path}.new", "wb") as file:
+    new = f"{path}.{os.getpid()}"  # two may make it at once
+    with open(new, "wb") as file:
         file.write(pack(ROOT))
-    os.rename(f"{path}.new", path)
+    os.rename(new, path)
 
 
 def pack(root: str) -> bytes:

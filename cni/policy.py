@@ -63,6 +63,13 @@ KEYS = (
         "config_roots",
     ),
     Key(
+        "deviceInfoRoots",
+        list_of(root),
+        ("/run/k8s.cni.cncf.io/devinfo", "/var/run/k8s.cni.cncf.io/devinfo"),
+        "where `runtimeConfig.CNIDeviceInfoFile` may lie",
+        "device_info_roots",
+    ),
+    Key(
         "masters",
         list_of(pattern),
         ("*",),
@@ -72,7 +79,7 @@ KEYS = (
         "devices",
         list_of(pattern),
         ("*",),
-        'names or PCI addresses of the devices that `host-device` may move, "*" in them for any characters',
+        'names or PCI addresses of the devices that `host-device` and `sriov` may move, "*" in them for any characters',
     ),
 )
 
@@ -84,6 +91,7 @@ class Policy:
 
     config_roots: Sequence[str]
     data_roots: Sequence[str]
+    device_info_roots: Sequence[str]
     devices: Sequence[str]
     log_roots: Sequence[str]
     masters: Sequence[str]

@@ -75,6 +75,10 @@ def _call(plugin: str, call: Request) -> Result | None:
         from ipam import plugin as ipam
 
         return ipam.call(call, log)
+    if plugin == "rdma":
+        from cni import rdma
+
+        return rdma.call(call, log)
     from cni import verbs
 
     return verbs.call(plugin, call, log)

@@ -6,6 +6,7 @@ import time
 
 from cni import delegate, sandbox
 from cni.attachment import Book
+from cni.config import refuse
 from cni.detach import PART, detach, release, report
 from cni.kernel import ipconfig
 from cni.kernel.links import Rtnl
@@ -18,13 +19,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from cni.config import Fault
     from cni.log import Log
     from cni.plugins.base import LinkPlugin
+    from cni.sandbox import Sandbox
 
 
 def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
     """Compare the attachment with its plan and with prevResult; AttachmentDiffers names all differences."""
-    config = plugin.read(request)
+    faults: list[Fault] = []
+    config = plugin.read(request, faults)
+    refuse(faults)
     previous = member(request.config, "prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
@@ -45,11 +50,12 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
                 f" its network is one of {plugin.NAME} by now: detach and attach it again"
             )
         planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, box)
-        found = _differences(plugin, planned, box, known[0], expected, _wanted_mtu(config, record))
+        documents = record.get("extras") if record else None
+        found = _differences(plugin, planned, documents, host, there, known[0], expected, _wanted_mtu(config, record))
     if found:
         raise AttachmentDiffers(
-            f"attachment {name} of container {request.attachment.container_id} is not as ADD left it: {'; '.join(found)}."
-            " Detach and attach it again"
+            f"attachment {name} of container {request.attachment.container_id} is not as ADD left it (detach and attach it"
+            f" again): {'; '.join(found)}"
         )
 
 
@@ -59,12 +65,22 @@ def _wanted_mtu(config: Any, record: dict[str, Any] | None) -> int:
 
 
 def _differences(
-    plugin: LinkPlugin, planned: Any, box: Rtnl, known: Interface, expected: Result, mtu: int
+    plugin: LinkPlugin,
+    planned: Any,
+    documents: dict[str, Any] | None,
+    host: Rtnl,
+    there: Sandbox,
+    known: Interface,
+    expected: Result,
+    mtu: int,
 ) -> list[str]:
+    box = there.rtnl
     link = box.link(name=known.name)
     if link is None:
-        return [f'there is no link "{known.name}" in the sandbox'] if known.mac else []  # a DPDK device has none
-    found = plugin.differences(planned, link) if planned else []
+        if planned and plugin.unmoved(planned):
+            return plugin.differences(planned, None, host)
+        return [f'there is no link "{known.name}" in the sandbox'] if known.mac else []
+    found = plugin.differences(planned, link, host) if planned else []
     if known.mac and link.mac != known.mac:
         found.append(f"MAC is {link.mac}, was {known.mac}")
     wanted = known.mtu or mtu
@@ -73,7 +89,13 @@ def _differences(
     if not link.up:
         found.append("link is down")
     here = [a for a in expected.ips if a.interface is None or expected.interfaces[a.interface] is known]
-    return found + ipconfig.differences(box, link, Result([known], here, expected.routes))
+    wanted_here = Result([known], here, expected.routes)
+    found += ipconfig.differences(box, link, wanted_here)
+    if documents:
+        from cni import extras
+
+        found += extras.Extras(documents).differences(link, wanted_here, there)
+    return found
 
 
 def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
@@ -105,14 +127,16 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
                 continue
             own = _for_attachment(request, attachment, record)
             try:
-                detach(record, own, host, log)
+                left = detach(record, own, host, log)
             except CniError as fault:
                 keep.append(attachment)
                 faults.append(fault)
                 continue
+            faults += left
             try:
                 release(record, own, log)
-                book.remove(attachment, PART)
+                if not left:
+                    book.remove(attachment, PART)
             except CniError as fault:
                 faults.append(fault)
     book.sweep(request.attachment.network)
@@ -150,6 +174,11 @@ def _also_valid(request: Request, keep: list[Attachment]) -> Request:
 
 def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
     """Whether an ADD could be served now; NotAvailable or LimitedConnectivity when not."""
-    config = plugin.read(request)
-    plugin.status(config, Rtnl(), log)
+    from cni import extras
+
+    faults: list[Fault] = []
+    config = plugin.read(request, faults)
+    asked = extras.read(request, faults)
+    refuse(faults)
+    extras.status(asked, plugin.NAME, plugin.status(config, Rtnl(), log))
     delegate.forward(request, log)

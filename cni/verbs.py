@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 def call(name: str, request: Request, log: Log) -> Result | None:
     """Serve `request` with the link plugin `name`; the result of an ADD, None for every other verb."""
     plugin = plugins.named(name)
+    if name == "sriov":
+        from cni.plugins import sriov_log
+
+        sriov_log.direct(request, log)
     if request.command == "ADD":
         from cni import attach
 

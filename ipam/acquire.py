@@ -17,8 +17,40 @@ from ipam.stores.base import Claimed, Lease, Owner, Store, Taken, Unknown, Want
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+    from typing import Protocol
 
     from ipam.leases import Need
+    from ipam.ranges import Range
+
+    class Choice(Protocol):
+        """How the addresses of a claim are chosen: `windows` and `search` as here, `plan` as in ipam.leases."""
+
+        def windows(
+            self, store: Store, wanted: Sequence[Need], owner: Owner, contended: bool, /
+        ) -> list[tuple[str, str | None, int, int, int]]: ...
+
+        def plan(
+            self,
+            wanted: Sequence[Need],
+            own: Sequence[Lease],
+            pods: Sequence[Lease],
+            owner: Owner,
+            lost: Collection[Want],
+            /,
+        ) -> leases.Plan: ...
+
+        def search(
+            self,
+            store: Store,
+            wanted: Sequence[Need],
+            chosen: Sequence[int | None],
+            owner: Owner,
+            contended: bool,
+            reclaim: Callable[[str], bool],
+            liked: Sequence[tuple[int, int]],
+            /,
+        ) -> list[int]: ...
+
 
 CLAIM_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0  # seconds
@@ -38,15 +70,18 @@ def acquire(
     doubtful: Sequence[Want] = (),
     preferred: Callable[[], list[tuple[int, int]]] = list,
     seconds: float = 0,
+    choice: Choice | None = None,
+    fresh: bool = False,
 ) -> list[int]:
     """The addresses that meet `wanted`, in that order, leased to `owner`: all of them, or none and an error.
 
     `doubtful` are not kept by who has them: a release of them may still be on its way.
     `remember(wants, sequence)` is called before a claim is made. `reclaim(pool)` is called when a pool is exhausted,
     and says whether it freed something. `preferred()` is asked once, before a pool is searched, which addresses are to
-    be given if they are free, (family, value); then those that the store remembers of the pod. All is over in `seconds`,
-    0: CLAIM_SECONDS. Raises Exhausted; TryAgainLater when a requested address is held by another or when the claims of
-    others win for so long; what the store raises.
+    be given if they are free, (family, value); then those that the store remembers of the pod. `choice`: how addresses
+    are chosen, None: each by itself. `fresh`: nothing was ever claimed for the attachment, and nothing is preferred. All
+    is over in `seconds`, 0: CLAIM_SECONDS. Raises Exhausted; TryAgainLater when a requested address is held by another
+    or when the claims of others win for so long; what the store raises.
     """
     seconds = seconds or CLAIM_SECONDS
     deadline = time.monotonic() + seconds
@@ -55,30 +90,37 @@ def acquire(
     lost = list(doubtful)
     liked: list[tuple[int, int]] | None = None
     contended, unknown = False, 0
+    windows, decide, find = (choice.windows, choice.plan, choice.search) if choice else (_windows, leases.plan, search)
+    joins = fresh and not choice and len(wanted) == 1 and wanted[0].requested is None and not store.cooldown
     while True:
         with store.turn():
-            own, pods, former = store.survey(owner.attachment, owner.pod, _windows(store, wanted, owner, contended))
-            plan = leases.plan(wanted, own, pods, owner, lost)
-            if liked is None and None in plan.chosen:
-                liked = [*preferred(), *former]
-            if store.cooldown:
-                _check_requested(store, wanted, plan.given_up, owner)
-            values = search(store, wanted, plan.chosen, owner, contended, reclaim, liked or ())
-            wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
-            if plan.settled:
-                store.sync()
-                remember(wants, own[0].sequence)
-                return values
-            remember(wants, owner.sequence)
-            answer = store.claim(wants, owner, plan.given_up)
+            answer = _join(store, wanted[0], owner, remember) if joins else None
+            joins = False
             if isinstance(answer, Claimed):
-                return values
-            if isinstance(answer, Taken):
-                lost += _lost(store, wanted, wants, plan.chosen, answer.wants)
-                liked = []
-                contended = contended or any(
-                    w in answer.wants for w, c in zip(wants, plan.chosen, strict=True) if c is None
-                )
+                return [lease.value for lease in answer.leases]
+            if answer is None:
+                own, pods, former = store.survey(owner.attachment, owner.pod, windows(store, wanted, owner, contended))
+                plan = decide(wanted, own, pods, owner, lost)
+                if liked is None and None in plan.chosen:
+                    liked = [*preferred(), *former]
+                if store.cooldown:
+                    _check_requested(store, wanted, plan.given_up, owner)
+                values = find(store, wanted, plan.chosen, owner, contended, reclaim, liked or ())
+                wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
+                if plan.settled:
+                    store.sync()
+                    remember(wants, own[0].sequence)
+                    return values
+                remember(wants, owner.sequence)
+                answer = store.claim(wants, owner, plan.given_up)
+                if isinstance(answer, Claimed):
+                    return values
+                if isinstance(answer, Taken):
+                    lost += _lost(store, wanted, wants, plan.chosen, answer.wants)
+                    liked = []
+                    contended = contended or any(
+                        w in answer.wants for w, c in zip(wants, plan.chosen, strict=True) if c is None
+                    )
         if isinstance(answer, Unknown):  # the next turn's `find` tells whether it was made
             unknown += 1
             if unknown == _UNKNOWN_TRIES or time.monotonic() > deadline:
@@ -91,6 +133,12 @@ def acquire(
             )
         time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _join(
+    store: Store, need: Need, owner: Owner, remember: Callable[[Sequence[Want], int], None]
+) -> Claimed | Taken | Unknown | None:
+    return store.join(need.pool, need.scope, need.rng, owner, lambda wants: remember(wants, owner.sequence))
 
 
 def lowest_free(
@@ -114,9 +162,9 @@ def lowest_free(
     return allocator.search(rng, occupied, next_open, start, avoid, store.window)
 
 
-def _start(need: Need, owner: Owner, contended: bool) -> int:
+def start_of(rng: Range, owner: Owner, contended: bool) -> int:
     """Where the search in a range begins."""
-    return allocator.search_start(need.rng, owner.node, owner.attachment.key()) if contended else 0
+    return allocator.search_start(rng, owner.node, owner.attachment.key()) if contended else 0
 
 
 def _windows(
@@ -126,7 +174,7 @@ def _windows(
     found = []
     for need in wanted:
         rng = need.rng
-        window = allocator.window_from(rng, _start(need, owner, contended), rng.last, store.window)
+        window = allocator.window_from(rng, start_of(need.rng, owner, contended), rng.last, store.window)
         if need.requested is None and window:
             found.append((need.pool, need.scope, rng.family, *window))
     return found
@@ -146,15 +194,15 @@ def search(
     proposed: list[int] = []  # indices of `wanted`
     for i, (need, value) in enumerate(zip(wanted, chosen, strict=True)):
         if value is None:
-            start = _start(need, owner, contended)
+            start = start_of(need.rng, owner, contended)
             others = (*zip(wanted, values), *zip(wanted[i + 1 :], chosen[i + 1 :], strict=True))  # noqa: B905
             avoid = [v for n, v in others if v is not None and n.rng.family == need.rng.family]
-            cooling = _cooling(store, need, owner)
+            cooling = cooling_of(store, need, owner)
             value = _liked(store, need, liked, {*avoid, *cooling})
             if value is None:
                 value = lowest_free(store, need, start, avoid, cooling)
             if value is None and reclaim(need.pool):
-                cooling = _cooling(store, need, owner)
+                cooling = cooling_of(store, need, owner)
                 value = lowest_free(store, need, start, avoid, cooling)
             if value is None:
                 free = sum(wanted[j].rng.family == need.rng.family and need.rng.usable(values[j]) for j in proposed)
@@ -173,7 +221,7 @@ def _liked(store: Store, need: Need, liked: Sequence[tuple[int, int]], avoid: Co
     return None
 
 
-def _cooling(store: Store, need: Need, owner: Owner) -> Collection[int]:
+def cooling_of(store: Store, need: Need, owner: Owner) -> Collection[int]:
     """The addresses of `need` that are kept from `owner`, for another has just given them up."""
     if not store.cooldown:
         return ()

@@ -114,13 +114,20 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
     InvalidConfig (7) carries all faults; IoFailure (5) names a flat file that cannot be read. A configuration that
     names no store is refused for a pod of Kubernetes in ADD and CHECK only: the other verbs may have to clear up.
     """
+    faults: list[Fault] = []
+    config = examine(request, files, faults)
+    refuse(faults)
+    return config
+
+
+def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
+    """As `read`, but what is wrong goes to `faults`; the configuration is good for use when that is nothing."""
     block = member(request.config, "ipam")
     if not isinstance(block, dict):
         what = "has no `ipam`" if block is None else "has an `ipam` that is no JSON object"
         raise InvalidConfig(
             f'the network configuration {what}: want "ipam": {{"type": "whereabouts", "range": "192.168.2.0/24"}}'
         )
-    faults: list[Fault] = []
     source = Source(block, files, faults)
     config, own = IpamConfig(), RangeEntry()
     source.fill(config, IPAM_KEYS, faults)
@@ -130,7 +137,7 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
     config.config_path = source.path
     config.node = source.node_name(request.environ.get("NODENAME", ""), files)
     config.slice_node = ""
-    config.notes = []
+    config.notes = source.notes
     config.dns = _dns(config)
     config.addresses = read_addresses(config.address_entries, source.where, faults)
     config.routes = read_routes(config.route_entries, source.where, faults)
@@ -140,7 +147,6 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
     if not faults:  # what follows compares parts that are right
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
-    refuse(faults)
     return config
 
 

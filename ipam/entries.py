@@ -28,6 +28,13 @@ class RangeEntry:
     range_end: str
     exclude: Sequence[str]
 
+    @classmethod
+    def empty(cls) -> RangeEntry:
+        """One in which nothing was written."""
+        entry = cls()
+        fill(entry, RANGE_KEYS, {}, [])
+        return entry
+
 
 def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) -> T | None:
     """What `read` makes of `text`, or None and a fault that calls it `key`."""

@@ -97,7 +97,7 @@ def plan(
     settled = (
         not moved
         and len(own) == len(wanted)
-        and all(lease and _is_current(lease, need, owner) for lease, need in zip(kept, wanted, strict=True))
+        and all(lease and is_current(lease, need, owner) for lease, need in zip(kept, wanted, strict=True))
     )
     return Plan(chosen, [*own, *moved], settled)
 
@@ -108,7 +108,7 @@ def may_take_over(lease: Lease, owner: Owner) -> bool:
     return same and not (lease.pod[2] and owner.pod[2] and lease.pod[2] != owner.pod[2])
 
 
-def _is_current(lease: Lease, need: Need, owner: Owner) -> bool:
+def is_current(lease: Lease, need: Need, owner: Owner) -> bool:
     """Whether the store says of the lease what a new claim would say: it tells the living from the dead by it."""
     described = (lease.pod, lease.node, lease.boot_id, lease.netns, lease.scope)
     return described == (owner.pod, owner.node, owner.boot_id, owner.netns, need.scope)

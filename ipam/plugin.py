@@ -26,7 +26,7 @@ from ipam.upkeep import flush_reminded, is_pending, read_record, reclaim, releas
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from cni.log import Log
@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
     """Serve `request`; the result of an ADD, None for every other verb. The records are under the directory `state`."""
     book = Book(state, log)
+    if request.command != "GC" and member(request.config, "rail") is not None:
+        from cni import rail
+
+        if rail.asks_for_same_index(request.config):
+            from ipam import group
+
+            return group.call(request, book, log)
     if request.command == "ADD":
         return add(request, book, log)
     {"DEL": delete, "CHECK": check, "GC": collect, "STATUS": status}[request.command](request, book, log)
@@ -47,7 +54,7 @@ def call(request: Request, log: Log, state: str = STATE) -> Result | None:
 
 def add(request: Request, book: Book, log: Log) -> Result:
     """The addresses of the attachment: those that it has already, or new ones, all or none."""
-    config = _read(request, log)
+    config = configured(request, log)
     stores.locate(config, request.attachment.network, True, config.store_timeout)
     wanted = leases.needs(config)
     described = stores.describe(config) if wanted else None
@@ -85,7 +92,7 @@ def _acquire(
 ) -> list[int]:
     from ipam.acquire import acquire  # the other verbs take no address
 
-    owner = _owner(request, config)
+    owner = owner_of(request, config)
     store = stores.open_store(described, CREATE, restorer(described, book, log), config.store_timeout, log.warning)
     store.cooldown = config.cooldown_seconds
     former = record
@@ -99,34 +106,47 @@ def _acquire(
             record = new
 
     def preferred() -> list[tuple[int, int]]:
-        if not (config.preferred_ip_annotation and owner.pod[1]):
-            return []
-        from ipam import annotation
-
-        return annotation.preferred(config.kubeconfig, owner.pod, min(SHARED_SECONDS, config.store_timeout), log)
+        return preferred_of(config, owner, log)
 
     doubtful: list[Want] = []
     if record and record["pending"] and stores.is_shared(described):
         doubtful = [Want(le.pool, le.family, le.value, le.scope) for le in recorded_leases(request.attachment, record)]
     seconds = config.store_timeout if stores.is_shared(described) else 0
 
+    fresh = record is None and not config.preferred_ip_annotation
+
     def reclaimed(pool: str) -> bool:
         return reclaim(store, pool, owner, book, log)
 
     try:
-        return acquire(store, wanted, owner, remember, reclaimed, doubtful, preferred, seconds)
+        return acquire(store, wanted, owner, remember, reclaimed, doubtful, preferred, seconds, fresh=fresh)
     except Unreachable:
         raise  # what was claimed cannot be told; DEL or GC will find it by the record
     except CniError:
-        if former is None and record is not None:
-            _forget(request.attachment, store, book)
+        if record is not former:
+            forget(request.attachment, store, book, former)
         raise
 
 
-def _forget(attachment: Attachment, store: Store, book: Book) -> None:
-    """Remove the record of a failed ADD, if it is certain that nothing was claimed."""
+def preferred_of(config: IpamConfig, owner: Owner, log: Log) -> list[tuple[int, int]]:
+    """The addresses, (family, value), that the pod's annotation prefers, where the configuration has it read."""
+    if not (config.preferred_ip_annotation and owner.pod[1]):
+        return []
+    from ipam import annotation
+
+    return annotation.preferred(config.kubeconfig, owner.pod, min(SHARED_SECONDS, config.store_timeout), log)
+
+
+def forget(attachment: Attachment, store: Store, book: Book, former: dict[str, Any] | None = None) -> None:
+    """Put the record of a failed ADD back to the `former` one, None for none, if it is certain that nothing was claimed.
+
+    A lost store begins anew with what the records tell, so none may name an address that is not its own.
+    """
     try:
-        if not store.find(attachment):
+        held = {format_address(lease.family, lease.value) for lease in store.find(attachment)}
+        if former and held in (set(), set(former["addresses"])):
+            book.write(attachment, PART, former)
+        elif not former and not held:
             book.remove(attachment, PART)
     except CniError:
         pass  # DEL or GC will
@@ -139,11 +159,11 @@ def delete(request: Request, book: Book, log: Log) -> None:
         described = record["store"] if record else None
         seconds, cooldown = 0.0, None
         try:
-            config = _read(request, log)
+            config = configured(request, log)
             if described is None:
                 described = _searched(request, config) if leases.needs(config) else None
             else:
-                described = _reached(described, config)
+                described = reached(described, config)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
             if (
@@ -177,7 +197,7 @@ def _searched(request: Request, config: IpamConfig) -> dict[str, Any]:
     return stores.describe(config)
 
 
-def _reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
+def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
     """The description of the store that a record names; as the configuration has it, with its password, if it is that one."""
     if not stores.is_shared(recorded) or config.datastore != recorded.get("kind"):
         return recorded
@@ -189,14 +209,14 @@ def check(request: Request, book: Book, log: Log) -> None:
     """Compare the store with prevResult; AttachmentDiffers names all differences."""
     from cni.spec import result
 
-    config = _read(request, log)
+    config = configured(request, log)
     stores.locate(config, request.attachment.network, False)
     previous = member(request.config, "prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
-    given = {_address(a.address): a.address for a in result.parse(previous).ips}
-    found = [f"{a.address} is not in prevResult" for a in config.addresses if _address(a.address) not in given]
-    static = {_address(a.address) for a in config.addresses}
+    given = {address_of(a.address): a.address for a in result.parse(previous).ips}
+    found = [f"{a.address} is not in prevResult" for a in config.addresses if address_of(a.address) not in given]
+    static = {address_of(a.address) for a in config.addresses}
     with book.locked(request.attachment, PART):
         found += _lease_differences(
             request.attachment, config, {k: v for k, v in given.items() if k not in static}, book, log
@@ -204,7 +224,7 @@ def check(request: Request, book: Book, log: Log) -> None:
     if found:
         raise AttachmentDiffers(
             f"the addresses of {request.attachment.ifname} of container {request.attachment.container_id} are not as ADD left"
-            f" them: {'; '.join(found)}. Detach and attach it again",
+            f" them (detach and attach it again): {'; '.join(found)}",
             "\n".join(found),
         )
 
@@ -217,7 +237,7 @@ def _lease_differences(
     record = read_record(attachment, book, log)
     if not wanted and not record:
         return []
-    described = _reached(record["store"], config) if record else stores.describe(config)
+    described = reached(record["store"], config) if record else stores.describe(config)
     store = stores.open_store(described, READ, seconds=min(SHARED_SECONDS, config.store_timeout))
     found = []
     with store.turn():
@@ -238,11 +258,12 @@ def collect(request: Request, book: Book, log: Log) -> None:
     from cni.spec.gc import valid_attachments
     from ipam import upkeep
 
+    began = time.time_ns()
     valid = valid_attachments(request)
     faults: list[CniError] = []
     described, pools, node_name, cooldown = None, [], "", 0
     try:
-        config = _read(request, log)
+        config = configured(request, log)
         node_name, cooldown = config.node, config.cooldown_seconds
         stores.locate(config, request.attachment.network, False)
         wanted = leases.needs(config)
@@ -251,6 +272,11 @@ def collect(request: Request, book: Book, log: Log) -> None:
     except CniError as fault:
         faults.append(fault)
     faults += upkeep.collect(request.attachment.network, valid, node_name, described, pools, book, log, cooldown)
+    groups = book.of_groups(PART)
+    if groups:
+        from ipam import group_upkeep
+
+        faults += group_upkeep.collect(request.attachment.network, valid, began, groups, described, book, log)
     if faults:
         faults[0].details = "\n".join(filter(None, [faults[0].details, *(fault.msg for fault in faults[1:])]))
         raise faults[0]
@@ -260,15 +286,29 @@ def status(request: Request, book: Book, log: Log) -> None:
     """Whether an ADD could be served now; NotAvailable says why not."""
     from ipam.acquire import search
 
-    config = _read(request, log)
+    config = configured(request, log)
     if not leases.needs(config):
         return
-    seconds = min(SHARED_SECONDS, config.store_timeout)
-    owner = _owner(request, config)
-    try:
+
+    def described(seconds: float) -> tuple[dict[str, Any], Sequence[Need]]:
         stores.locate(config, request.attachment.network, False, seconds)
-        wanted = leases.needs(config)
-        described = stores.describe(config)
+        return stores.describe(config), leases.needs(config)
+
+    attempt(config, owner_of(request, config), described, search, book, log)
+
+
+def attempt(
+    config: IpamConfig,
+    owner: Owner,
+    describe: Callable[[float], tuple[dict[str, Any], Sequence[Need]]],
+    search: Callable[..., list[int]],
+    book: Book,
+    log: Log,
+) -> None:
+    """Search the store for what an ADD would claim, and claim nothing; NotAvailable."""
+    seconds = min(SHARED_SECONDS, config.store_timeout)
+    try:
+        described, wanted = describe(seconds)
         store = stores.open_store(described, CREATE, restorer(described, book, log), seconds)
         store.cooldown = config.cooldown_seconds
         with store.turn():
@@ -285,7 +325,7 @@ def status(request: Request, book: Book, log: Log) -> None:
         raise NotAvailable(fault.msg, fault.details) from None
 
 
-def _read(request: Request, log: Log) -> IpamConfig:
+def configured(request: Request, log: Log) -> IpamConfig:
     """The configuration; from now on `log` writes where and what it says."""
     config = configuration.read(request)
     log.path, log.level = config.log_file, config.log_level
@@ -296,7 +336,7 @@ def _read(request: Request, log: Log) -> IpamConfig:
     return config
 
 
-def _owner(request: Request, config: IpamConfig) -> Owner:
+def owner_of(request: Request, config: IpamConfig) -> Owner:
     namespace, name, uid = (_printable(part) for part in request.pod)
     netns = _printable(request.netns)
     return Owner(request.attachment, (namespace, name, uid), config.node, node.boot_id(), netns, time.time_ns())
@@ -307,5 +347,5 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _address(text: str) -> tuple[int, int]:
+def address_of(text: str) -> tuple[int, int]:
     return parse_address(text.split("/")[0])

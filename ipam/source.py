@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """The block, the flat file's object, its path ("" when there is none), and all paths that were looked at."""
+    """The block, the flat file's object, its path ("" when there is none), and all paths that were looked at.
 
-    __slots__ = ("_block", "_flat", "path", "searched")
+    `notes` are for the log: what of the block has no effect.
+    """
+
+    __slots__ = ("_block", "_flat", "notes", "path", "searched")
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault]) -> None:
         inline = member(block, "configuration_path")
@@ -42,6 +45,10 @@ class Source:
             if len(faults) == met:
                 self.searched = (followed, *flatfile.PATHS)
         self.path, flat = _flat_file(self.searched, files, faults)
+        self.notes: list[str] = []
+        if inline and self.searched != flatfile.PATHS and self.path != self.searched[0]:
+            read = f"{self.path} is read" if self.path else f"neither is any of {', '.join(flatfile.PATHS)}"
+            self.notes.append(f"ipam.configuration_path {inline} is not there: {read}")
         self._block = _flattened(block, "ipam.", faults)
         self._flat = _flattened(flat, f"{self.path}: ", faults)
 

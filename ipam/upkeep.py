@@ -73,7 +73,7 @@ def release(
                     store.sync()
     except CniError:
         try:
-            _keep_pending(attachment, record, described, book)
+            keep_pending(attachment, record, described, book)
         except CniError:
             pass  # the first error says more
         raise
@@ -96,7 +96,7 @@ def _marked_pending(attachment: Attachment, record: dict[str, Any], book: Book, 
     return marked
 
 
-def _keep_pending(attachment: Attachment, record: dict[str, Any] | None, described: dict[str, Any], book: Book) -> None:
+def keep_pending(attachment: Attachment, record: dict[str, Any] | None, described: dict[str, Any], book: Book) -> None:
     """Write down that what `attachment` holds is still to be released."""
     if record is None:
         if not stores.is_shared(described):

@@ -39,7 +39,7 @@ def copy_of_the_checkout() -> Path:
     top = Path(tempfile.mkdtemp(prefix="railcni-")) / "a directory with another name"
     for name in ("cni", "ipam", "conf", "bin"):
         shutil.copytree(
-            ROOT / name, top / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "modules.*")
+            ROOT / name, top / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "modules.cpython-*")
         )
     for name in ("LICENSE", "pyproject.toml"):
         shutil.copy(ROOT / name, top)

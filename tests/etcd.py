@@ -131,7 +131,7 @@ class Cluster:
 def post(url: str, method: str, document: dict[str, Any]) -> Any:
     """A request to the JSON gateway, by the standard library's client; OSError."""
     request = urllib.request.Request(f"{url}/v3/{method}", json.dumps(document).encode(), method="POST")
-    with urllib.request.urlopen(request, timeout=5) as reply:
+    with urllib.request.urlopen(request, timeout=60) as reply:
         return json.load(reply)
 
 

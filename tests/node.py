@@ -25,17 +25,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import command
 from tests.view import View
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(os.environ.get("RAILCNI_BIN", ROOT / "bin")).resolve()
 IS_BUNDLE = (BIN / "python3").exists()
+COMMAND: list[str | Path] = [BIN / "railcni"] if IS_BUNDLE else [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
 INTERPRETER = str(BIN / "python3") if IS_BUNDLE else sys.executable  # one that can be executed where the plugins can
 CHROOT = os.environ.get("RAILCNI_CHROOT", "")
 GO_PLUGINS = Path("/usr/lib/cni")
 STATE = "/var/lib/cni/railcni"
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
+_PATH = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _TOOLS = ("nsenter", "unshare", "setpriv", "mount")
 _HOLDER = """
 for top in /var/lib /var/log /run /etc/cni /etc/kubernetes /host/etc/cni /host/etc/kubernetes; do
@@ -59,6 +62,14 @@ def unusable() -> str:
         return "needs root for mount and network namespaces: run the tests with sudo"
     missing = [t for t in _TOOLS if not shutil.which(t)]
     return f"needs {', '.join(missing)}: install util-linux and mount" if missing else ""
+
+
+def railcni(*argv: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the command beside the tests, with exactly `env`; forked where that is possible: tests/command.py."""
+    if IS_BUNDLE:
+        return subprocess.run([*COMMAND, *argv], capture_output=True, text=True, env=dict(env), timeout=60)
+    done = command.run(argv, env=env, cwd=os.getcwd())
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @dataclass(frozen=True)
@@ -138,6 +149,7 @@ class Node:
         self.pods: dict[str, Pod] = {}
         self._started: list[subprocess.Popen[bytes]] = []
         self._known: set[str] = set()
+        self._masters = 0
 
     def __enter__(self) -> Node:
         holder = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--propagation", "private"]
@@ -156,7 +168,11 @@ class Node:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in [*self._started, self._holder]:
+        self._end([*self._started, self._holder])
+
+    @staticmethod
+    def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
             if process.poll() is None:
                 process.kill()
             for stream in (process.stdin, process.stdout, process.stderr):
@@ -174,13 +190,17 @@ class Node:
         """An RDMA-like master: one end of a veth pair, up; its other end is `peer` in a namespace of its own,
         whose view is returned: it sees what leaves the master on the wire."""
         wire = self.namespace(f"wire-{name}")
-        self.host.add_veth(name, f"{name}-peer", mtu=mtu)
-        with wire.entered():
-            fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        fd = os.open(wire.path, os.O_RDONLY)
         try:
-            self.host.set(f"{name}-peer", net_ns_fd=fd, ifname="peer")
+            # Made where it belongs: the kernel takes 30 ms to move a device. Of other indices than the peer's: it takes
+            # up to a second until a device is operational whose other end has the same index.
+            self._masters += 1
+            peer = {"ifname": "peer", "mtu": mtu, "net_ns_fd": fd}
+            with self.host.rtnl() as ipr:
+                ipr.link("add", ifname=name, index=1000 + self._masters, kind="veth", mtu=mtu, peer=peer)
         finally:
             os.close(fd)
+        self.host.set(name, state="up")
         wire.set("peer", state="up")
         self.remember()
         return wire
@@ -269,6 +289,15 @@ class Node:
         out, err = process.communicate(stdin, timeout)
         return subprocess.CompletedProcess([str(a) for a in argv], process.returncode, out, err)
 
+    def railcni(
+        self, *argv: str | Path, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = 60
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run the command in the node, as `run` does, but forked where that is possible: tests/command.py."""
+        if IS_BUNDLE or CHROOT:
+            return self.run([*COMMAND, *argv], env=env, stdin=stdin, timeout=timeout)
+        namespaces = [f"/proc/{self._holder.pid}/ns/{kind}" for kind in ("net", "mnt")]
+        return command.run(argv, env=_PATH if env is None else env, stdin=stdin, namespaces=namespaces, timeout=timeout)
+
     def start(
         self,
         argv: Sequence[str | Path],
@@ -289,11 +318,9 @@ class Node:
             enter = [*self._enter, f"--wd={self.root}{cwd}"]
         if pod:
             enter[2] = f"--net={pod.view.path}"
-        if env is None:
-            env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-        pipe = subprocess.PIPE
-        command = [*enter, "--", *[str(a) for a in argv]]
-        process = subprocess.Popen(command, env=dict(env), stdin=pipe, stdout=pipe, stderr=pipe)
+        words = [*enter, "--", *[str(a) for a in argv]]
+        environ, pipe = dict(_PATH if env is None else env), subprocess.PIPE
+        process = subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
         self._started = [p for p in self._started if p.poll() is None] + [process]
         return process
 

@@ -21,12 +21,14 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr
 from typing import Any
 
-from cni.cli import install, installed, networks, output, target
+from cni.cli import install, installed, networks, output, subcommand, target
 from cni.cli.cache import Cache, Parameters
-from cni.cli.executables import Executables, PluginFailed
+from cni.cli.executables import Executables
+from cni.cli.failed import PluginFailed, StepsFailed
 from cni.cli.networks import Network
 from cni.cli.options import add_options
-from cni.cli.runtime import Runtime, StepsFailed
+from cni.cli.places import is_alive
+from cni.cli.runtime import Runtime
 from cni.kernel import netns as namespaces
 from cni.spec import result as results
 from cni.spec.errors import CniError, InvalidConfig
@@ -46,7 +48,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             "ask the plugins whether they can attach: STATUS; without NETWORK: the installation",
         ),
     ):
-        parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        parser = subcommand.add(commands, name, about)
         takes_pod = run in (_detach, _check)
         add_options(parser, needs_namespace, needs_network=run is not _status, takes_pod=takes_pod)
         if run is _status:
@@ -113,7 +115,7 @@ def _collect(options: argparse.Namespace) -> int:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir)
     entries = [e for e in runtime.cache.all() if e.network == network.name]
-    stale = [e for e in entries if not target.is_alive(e.parameters.netns)]
+    stale = [e for e in entries if not is_alive(e.parameters.netns)]
     valid = list(target.living(network.name, runtime.cache))
     asked = runtime.collect(network, valid, stale)
     gone = [] if network.disable_gc else [e.parameters for e in stale]

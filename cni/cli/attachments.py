@@ -6,14 +6,15 @@ import argparse
 from typing import Any
 
 from cni.attachment import STATE, Book
-from cni.cli import output, target
+from cni.cli import output, subcommand
+from cni.cli.places import is_alive
 from cni.cli.podnames import is_of_pod
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `attachments`."""
     about = "the attachments that this node's records tell of"
-    parser = commands.add_parser("attachments", help=about, description=about[0].upper() + about[1:] + ".")
+    parser = subcommand.add(commands, "attachments", about)
     parser.add_argument("--network", default="", help="of this network only")
     parser.add_argument("--pod", default="", metavar="[NAMESPACE/]NAME", help="of this pod only")
     parser.add_argument("--container", default="", metavar="ID", help="of this container only, or of NAMESPACE/POD")
@@ -42,7 +43,7 @@ def _summary(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "pod": f"{namespace}/{name}" if name else "",
         "addresses": parts.get("ipam", {}).get("addresses", []),
         "netns": netns,
-        "alive": target.is_alive(netns),
+        "alive": is_alive(netns),
     }
 
 

@@ -75,7 +75,7 @@ class Cache:
             make_private_directory(self._results)
             write_durably(self._results, _name(entry.network, known), json.dumps(document).encode())
         except OSError as fault:
-            raise IoFailure(f"the result cannot be kept in {self._results}: {fault.strerror}") from None
+            raise _refused(f"the result cannot be kept in {self._results}", fault) from None
 
     def remove(self, network: str, parameters: Parameters) -> None:
         """Forget the entry; there need not be one."""
@@ -84,7 +84,7 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as fault:
-            raise IoFailure(f"the result cannot be removed from {self._results}: {fault.strerror}") from None
+            raise _refused(f"the result cannot be removed from {self._results}", fault) from None
 
     def all(self) -> list[Entry]:
         """Every entry, in the order of their names; files that are none are passed over."""
@@ -93,7 +93,7 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as fault:
-            raise IoFailure(f"{self._results} cannot be listed: {fault.strerror}") from None
+            raise _refused(f"{self._results} cannot be listed", fault) from None
         found = []
         for name in names:
             try:
@@ -115,9 +115,13 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as fault:
-            raise IoFailure(f"{path} cannot be read: {fault.strerror}") from None
+            raise _refused(f"{path} cannot be read", fault) from None
         except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
             raise StateDamaged(f"{path} is no cached result of libcni: detach, then remove the file") from None
+
+
+def _refused(what: str, fault: OSError) -> IoFailure:
+    return IoFailure(f"{what}: {fault.strerror}" + ("; run as root" if isinstance(fault, PermissionError) else ""))
 
 
 def _entry(document: dict[str, Any]) -> Entry:

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyroute2 import IPRoute
-from rich.text import Text
 
 from cni.cli import attachments, icmp, ipam, iproute, networks, output, private
 from cni.cli.cache import Cache, Parameters
@@ -87,7 +86,7 @@ class Report:
 
     def section(self, title: str) -> None:
         self._out.print()
-        self._out.print(Text(title, style="bold cyan"))
+        self._out.print(output.styled(title, "bold cyan"))
 
     def text(self, text: str) -> None:
         self._out.print(text)
@@ -98,7 +97,7 @@ class Report:
     def expect(self, met: bool, text: str, otherwise: object = "") -> None:
         """A line that says whether what `text` claims is so, and, when it is not, what is."""
         self.missed += not met
-        mark = Text("  ok    ", style="green") if met else Text("  FAILED", style="bold red")
+        mark = output.styled("  ok    ", "green") if met else output.styled("  FAILED", "bold red")
         self._out.print(mark.append(f"  {text}" + ("" if met else f": {otherwise}"), style="not bold default"))
 
 

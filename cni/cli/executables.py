@@ -12,20 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cni.cli.cache import Parameters
-from cni.spec.errors import CniError, DecodingFailure, DelegateFailed, IoFailure
+from cni.cli.failed import PluginFailed
+from cni.spec.errors import DecodingFailure, DelegateFailed, IoFailure
 
 _BUSY_TRIES = 5  # a plugin that is being replaced (ETXTBSY) is tried again, once a second
 _NOBODY = Parameters("", "", "")
-
-
-class PluginFailed(CniError):
-    """A plugin answered an error. `plugin` is its type, `verb` what it was asked; the rest is as it said it."""
-
-    def __init__(self, plugin: str, verb: str, msg: str, details: str = "", code: int = 0) -> None:
-        super().__init__(msg, details)
-        self.plugin = plugin
-        self.verb = verb
-        self.code = code
 
 
 class Executables:

@@ -76,6 +76,25 @@ class Finding:
         )
 
 
+def about(held: Held, kind: str, action: str, why: str) -> Finding:
+    """A finding about a lease."""
+    return Finding(
+        kind=kind,
+        action=action,
+        message=f"{held.text} of {held.owner}: {why}",
+        pool=held.pool,
+        address=held.text,
+        network=held.network,
+        container_id=held.container_id,
+        ifname=held.ifname,
+        pod="/".join(held.pod) if held.pod[1] else "",
+        pod_uid=held.uid,
+        node=held.node,
+        sequence=held.sequence,
+        entry=held.entry,
+    )
+
+
 @dataclass(frozen=True)
 class Inventory:
     """What was read. None: it could not be read, and nothing is said that needs it.

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
 from cni.attachment import STATE
-from cni.cli import output
+from cni.cli import output, subcommand
 from cni.cli.installation import change, facts, health, source
 from cni.cli.installation.apply import Folder
 from cni.cli.installation.below import below
@@ -29,7 +27,7 @@ from cni.spec.errors import IoFailure, TryAgainLater
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add both commands."""
     about = "put the plugins into the container runtime's plugin folder, or change to this version"
-    parser = commands.add_parser("install", help=about, description=about[0].upper() + about[1:] + ".")
+    parser = subcommand.add(commands, "install", about)
     add_options(parser)
     parser.add_argument(
         "--replace",
@@ -40,7 +38,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run=_install)
 
     about = "take the plugins out again, and put back what was replaced"
-    parser = commands.add_parser("uninstall", help=about, description=about[0].upper() + about[1:] + ".")
+    parser = subcommand.add(commands, "uninstall", about)
     add_options(parser)
     parser.add_argument("--force", action="store_true", help="also when attachments live that only railcni can detach")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
@@ -144,6 +142,8 @@ def _progress(wanted: source.Source) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda count: None
         return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
     columns = TextColumn("copying"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=output.console(sys.stderr), transient=True) as bar:
         task = bar.add_task("", total=wanted.size)

@@ -64,7 +64,7 @@ def _print(document: dict[str, Any]) -> None:
         *((name, text) for name, text in document["names"].items()),
         ("attachments", "{live} live, {gone} whose namespace is gone".format(**document["attachments"])),
         ("state", document["stateDir"]),
-        ("health", "whole" if document["healthy"] else f"{len(document['faults'])} faults"),
+        ("health", "whole" if document["healthy"] else output.counted(len(document["faults"]), "fault")),
     ]
     output.print_table(("installation", ""), rows)
     for fault in document["faults"]:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cni.spec.request import Attachment
 from ipam.ranges import Range, format_address
-from ipam.stores.base import Lease
+from ipam.stores.base import Lease, Owner, Want
 from ipam.stores.kubernetes_objects import PoolObject, range_of
 
 Address = tuple[int, int]  # family and value
@@ -87,6 +88,7 @@ class Network:
     overlap: bool
     sliced: bool
     datastore: str  # "" when the NAD leaves it to the flat file
+    cooldown: int = 0  # seconds
 
     def holds(self, address: Address) -> bool:
         return any(rng.family == address[0] and rng.contains(address[1]) for rng in self.ranges)
@@ -176,6 +178,13 @@ class PoolState:
             return range_of(self.name, self.pool.family, self.pool.first)
         except ValueError:
             return ""
+
+
+def lease_of(held: Held) -> Lease:
+    """The lease that `held` tells of, for who frees it."""
+    attachment = Attachment(held.network, held.container_id, held.ifname)
+    owner = Owner(attachment, (*held.pod, held.uid), held.node, held.boot_id, held.netns, held.sequence)
+    return Lease(Want(held.pool, *held.address, held.scope), owner)
 
 
 def of_lease(lease: Lease) -> Held:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.text import Text
-
 from cni.attachment import STATE, Book
 from cni.cli import holdings, ipam_audit, ipam_migrate, ipam_reclaim, output
 from cni.cli import store as stores
@@ -120,13 +118,13 @@ def _pool_row(pool: PoolUse, objects: bool) -> list[object]:
         row += [None, pool.used, None, None]
     if objects:
         used = "" if pool.size is None else f"{-(-pool.size >> 10)}K {percent(pool.size)}%"
-        row.append(Text(used, style="bold red" if pool.size and percent(pool.size) >= WARN_PERCENT else ""))
+        row.append(output.styled(used, "bold red" if pool.size and percent(pool.size) >= WARN_PERCENT else ""))
     row.append(_strip(full.drawn(sys.stdout.encoding), full.shown < full.size, full.shown) if full else None)
     return row
 
 
-def _strip(cells: str, cut: bool, shown: int) -> Text:
-    return Text(f"{cells} of the first {shown}" if cut else cells)
+def _strip(cells: str, cut: bool, shown: int) -> str:
+    return f"{cells} of the first {shown}" if cut else cells
 
 
 def _count(number: int) -> str:

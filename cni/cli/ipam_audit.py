@@ -10,7 +10,7 @@ import argparse
 import time
 from collections import Counter
 
-from cni.cli import output, report
+from cni.cli import output, report, subcommand
 from cni.cli import store as stores
 from cni.cli.findings import KEEP, RECLAIM
 from cni.cli.ipam_look import Look, look
@@ -25,11 +25,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     about = (
         "compare the leases with the pods, records and namespaces that they are for; exit code 1: something is wrong"
     )
-    parser = commands.add_parser(
-        "audit",
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}. It changes nothing, and needs no railcni on the nodes.",
-    )
+    parser = subcommand.add(commands, "audit", about, ". It changes nothing, and needs no railcni on the nodes.")
     stores.add_options(parser)
     output.add_option(parser)
     parser.add_argument(
@@ -72,7 +68,7 @@ def _show(made: Report, choice: stores.Choice, options: argparse.Namespace) -> N
     if shown:
         output.print_table(("finding", "to do", "pool", "what"), [(f.kind, f.action, f.pool, f.message) for f in shown])
         output.console().print()
-    looked = ", ".join(f"{count} {what}" for what, count in made.counts.items())
+    looked = ", ".join(output.counted(count, what.removesuffix("s")) for what, count in made.counts.items())
     output.console().print(f"{choice}: {looked}")
     for kind, count in sorted(Counter(f.kind for f in made.findings if f.action == KEEP).items()):
         output.console().print(f"kept, as it should be: {count} {kind}")
@@ -82,6 +78,8 @@ def _show(made: Report, choice: stores.Choice, options: argparse.Namespace) -> N
         output.console().print("nothing is wrong")
         return
     dead = sum(f.action == RECLAIM for f in made.faults)
-    output.console().print(f"{len(made.faults)} findings, {dead} of which `railcni ipam reclaim` would free")
+    output.console().print(
+        f"{output.counted(len(made.faults), 'finding')}, {dead} of which `railcni ipam reclaim` would free"
+    )
     if dead and not options.report:
         output.console().print("it needs their report: add --report FILE")

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any, Protocol
 
 from cni.attachment import STATE, Book
 from cni.cli import judge_node
+from cni.cli.at_work import excluded
 from cni.cli.findings import RECLAIM, Finding
-from cni.cli.inventory import Held, Pod, of_lease
+from cni.cli.inventory import Held, Pod, lease_of, of_lease
 from cni.cli.ipam_look import Look, record_of
 from cni.cli.judge import Judge
 from cni.cli.objects import parse_pool, parse_reservation
 from cni.cli.store import Choice
 from cni.spec.request import Attachment
+from ipam import records
 from ipam.ranges import parse_address
 from ipam.records import PART
 from ipam.stores.base import CHANGE, SHARED_SECONDS, Want
 from ipam.stores.kubernetes_api import POOLS, RESERVATIONS, Api, Conflict, Gone
 
 _ATTEMPTS = 8
-_LINK_PART = "link"
 
 
 class Changed(Exception):
@@ -52,11 +54,21 @@ class _WithPods:
         if seen.inventory is None or seen.inventory.pods is None:
             raise Changed("the pods cannot be read")
         self._inventory = seen.inventory
+        self._default = choice.cooldown
         self._pods: dict[tuple[str, str], Pod] = dict(seen.inventory.pods)
         self._cluster = Cluster(choice.kubeconfig, choice.namespace)
 
     def close(self) -> None:
         self._cluster.close()
+
+    def _cooldown(self, held: Held) -> int:
+        """For how many seconds a freed address is given to no other pod: as its networks say, or the flat file."""
+        own = [
+            n.cooldown
+            for n in self._inventory.networks
+            if n.holds(held.address) and (n.sliced or held.pool in n.pools())
+        ]
+        return max(own, default=0) or self._default
 
     def _judge(self, finding: Finding, **parts: Any) -> Judge:
         """A judge that knows the finding's pod and node as they are now."""
@@ -114,8 +126,9 @@ class _OfCluster(_WithPods):
             self._agree(finding, self._judge(finding, reserved=reserved).lease(held))
             if dry_run:
                 return
+            cooled = state.pool.cooled([lease_of(held)], self._cooldown(held), int(time.time()))
             try:
-                self._api.patch(POOLS, finding.pool, state.pool.patch({held.address[1]: None}))
+                self._api.patch(POOLS, finding.pool, state.pool.patch({held.address[1]: None}, cooled))
                 return
             except (Conflict, Gone):
                 continue  # the pool has changed since it was read: look again
@@ -160,6 +173,7 @@ class _OfEtcd(_WithPods):
         if lease is None or held is None or not _is_same(held, finding):
             raise Changed("the lease is gone" if held is None else f"it is {held.owner}'s now")
         self._agree(finding, self._judge(finding).lease(held))
+        self._store.cooldown = self._cooldown(held)
         if not dry_run and not self._store.release([lease]):
             raise Changed("the lease is gone")
 
@@ -180,15 +194,10 @@ class _OfFile:
 
     def free(self, finding: Finding, dry_run: bool) -> None:
         attachment = Attachment(finding.network, finding.container_id, finding.ifname)
-        link, own = self._book.try_locked(attachment, _LINK_PART), self._book.try_locked(attachment, PART)
-        try:
-            if link is None or own is None:
+        with excluded(self._book, attachment) as users:
+            if users is None:
                 raise Changed("an operation on its attachment is under way")
             self._free(attachment, finding, dry_run)
-        finally:
-            for held in (own, link):
-                if held:
-                    held.__exit__(None, None, None)
 
     def _free(self, attachment: Attachment, finding: Finding, dry_run: bool) -> None:
         with self._store.turn():
@@ -203,6 +212,7 @@ class _OfFile:
                     raise Changed(again.message if again else "its namespace is there again")
             if dry_run:
                 return
+            self._store.cooldown = records.cooldown(dict(record or {})) or self._choice.cooldown
             self._store.release(leases)
         if record:
             self._book.remove(attachment, PART)

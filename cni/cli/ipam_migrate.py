@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cni.attachment import STATE, Book
-from cni.cli import holdings, host_local, migration, output
+from cni.cli import holdings, host_local, migration, output, subcommand
 from cni.cli import store as stores
 from cni.cli.cache import DIRECTORY, Cache
 from cni.cli.inventory import Held
@@ -55,10 +55,11 @@ class Outcome:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `migrate`."""
     about = "copy all leases to another store, and verify; no ADD may run meanwhile"
-    parser = commands.add_parser(
+    parser = subcommand.add(
+        commands,
         "migrate",
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}. A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, or config:FILE with"
+        about,
+        ". A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, or config:FILE with"
         " the keys of the ipam block; the source also host-local:DIR, such as /var/lib/cni/networks/NETWORK. It can be run"
         " again: what is there already stays. Run it on every node, for the records there.",
     )
@@ -97,14 +98,17 @@ def _run(options: argparse.Namespace) -> int:
         output.print_data(_document(plan, outcome, options), options.output)
         return 0
     if options.dry_run:
-        output.console().print(f"{plan.missing} leases would be copied, {len(plan.there)} are there already")
+        output.console().print(
+            f"{output.counted(plan.missing, 'lease')} would be copied, {len(plan.there)} are there already"
+        )
     else:
         output.console().print(
-            f"{outcome.copied} leases copied, {outcome.there} were there already; all verified"
+            f"{output.counted(outcome.copied, 'lease')} copied, {outcome.there} were there already; all verified"
             + (f"; {outcome.taken_back} taken back, whose attachments have gone" if outcome.taken_back else "")
             + (f"; {outcome.removed} removed from the source" if options.remove_source else "")
         )
-        output.console().print(f"{outcome.records} records of this node name the new store now")
+        switched = output.counted(outcome.records, "record")
+        output.console().print(f"the new store is named by {switched} of this node now")
     return 0
 
 
@@ -145,6 +149,8 @@ def _source(options: argparse.Namespace, target: Choice) -> Source:
     choice = stores.parse(options.source)
     if kinds.same(choice.described, target.described):
         raise InvalidConfig(f"{options.source} and {options.target} are the same store")
+    if choice.kind == "file" and stores.is_missing(choice.described["path"]):
+        raise InvalidConfig(f"{options.source}: there is no such directory, so there is nothing to copy")
     if choice.kind == "kubernetes":
         return Source(
             choice.described,

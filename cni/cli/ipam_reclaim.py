@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from cni.cli import output, report
+from cni.cli import output, report, subcommand
 from cni.cli import store as stores
 from cni.cli.findings import Finding
 from cni.cli.ipam_audit import seen_twice
@@ -30,11 +30,7 @@ FREED, WOULD_FREE, SKIPPED, FAILED = "freed", "would free", "skipped", "failed"
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `reclaim`."""
     about = "free what an audit has found dead, if it still is; exit code 1: something could not be freed"
-    parser = commands.add_parser(
-        "reclaim",
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}. A pending pod's lease and an IPAMClaim's are never touched.",
-    )
+    parser = subcommand.add(commands, "reclaim", about, ". A pending pod's lease and an IPAMClaim's are never touched.")
     stores.add_options(parser)
     output.add_option(parser)
     parser.add_argument("--from-report", required=True, metavar="FILE", help="what `railcni ipam audit --report` wrote")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from cni.cli import findings as kinds
-from cni.cli.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, Inventory
+from cni.cli.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, Inventory, about
 from cni.cli.inventory import Address, Held, PoolState, Reserved
 from cni.cli.use import Use
 from ipam.ranges import format_address
@@ -98,22 +99,8 @@ class Judge:
 
     def _of(self, held: Held, kind: str, action: str, why: str) -> Finding:
         reserved = self._reserved.get((held.scope or "", held.address)) if held.scope is not None else None
-        return Finding(
-            kind=kind,
-            action=action,
-            message=f"{held.text} of {held.owner}: {why}",
-            pool=held.pool,
-            address=held.text,
-            network=held.network,
-            container_id=held.container_id,
-            ifname=held.ifname,
-            pod="/".join(held.pod) if held.pod[1] else "",
-            pod_uid=held.uid,
-            node=held.node,
-            sequence=held.sequence,
-            entry=held.entry,
-            reservation=(reserved.name, reserved.uid) if reserved and reserved.is_of(held) else ("", ""),
-        )
+        found = about(held, kind, action, why)
+        return replace(found, reservation=(reserved.name, reserved.uid)) if reserved and reserved.is_of(held) else found
 
     def given_twice(self) -> Iterator[Finding]:
         """Addresses that several pools have given where they must be unique."""

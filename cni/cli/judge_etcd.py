@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from cni.cli import findings as kinds
-from cni.cli.findings import LOOK, Finding
+from cni.cli.findings import LOOK, Finding, about
+from cni.cli.inventory import of_lease
 from cni.spec.errors import StateDamaged
 from ipam.ranges import format_address
 from ipam.stores.base import Lease
@@ -34,7 +35,7 @@ def find(
     for key, (value, lease) in wanted.items():
         if entries.get(key) != value:
             state = "is not there" if key not in entries else "says something else"
-            found.append(_of(lease, f"key {_shown(key)} of this lease {state}"))
+            found.append(about(of_lease(lease), kinds.INDEX_DIFFERS, LOOK, f"key {_shown(key)} of this lease {state}"))
     for key in entries.keys() - wanted.keys():
         if key[len(root) :].partition(b"/")[0] not in _ALONE:
             name = _shown(key)
@@ -59,23 +60,6 @@ def _marks(entries: Mapping[bytes, bytes], root: bytes) -> Iterator[Finding]:
                 f"{int(size)} addresses from {first} on are marked as taken, and are not: `etcdctl del {_shown(key)}`"
             )
             yield Finding(kinds.INDEX_DIFFERS, LOOK, message, pool=unescaped(space), address=first)
-
-
-def _of(lease: Lease, why: str) -> Finding:
-    text = format_address(lease.family, lease.value)
-    return Finding(
-        kind=kinds.INDEX_DIFFERS,
-        action=LOOK,
-        message=f"{text} of {lease.holder()}: {why}",
-        pool=lease.pool,
-        address=text,
-        network=lease.network,
-        container_id=lease.container_id,
-        ifname=lease.ifname,
-        pod="/".join(lease.pod[:2]) if lease.pod[1] else "",
-        node=lease.node,
-        sequence=lease.sequence,
-    )
 
 
 def _shown(key: bytes) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cni.cli import findings as kinds
-from cni.cli.findings import LOOK, RECLAIM, Finding
+from cni.cli.findings import LOOK, RECLAIM, Finding, about
 from cni.cli.inventory import Held
 from cni.spec.request import Attachment
 from ipam import records
@@ -41,12 +41,12 @@ def of_lease(inventory: NodeInventory, held: Held, record: Mapping[str, Any] | N
     """What is to be said of one lease, and of the record of its attachment."""
     if record and record.get("pending") is True:
         why = "a DEL came and could not release it: `railcni ipam flush` does"
-        return of(held, kinds.RELEASE_PENDING, LOOK, why)
+        return about(held, kinds.RELEASE_PENDING, LOOK, why)
     if held.netns and inventory.is_there(held.netns) is False:
-        return of(held, kinds.LEASE_WITHOUT_NAMESPACE, RECLAIM, f"its namespace {held.netns} is gone")
+        return about(held, kinds.LEASE_WITHOUT_NAMESPACE, RECLAIM, f"its namespace {held.netns} is gone")
     if record is None:
         why = "no record tells of it: a DEL finds it by its network's configuration only"
-        return of(held, kinds.LEASE_WITHOUT_RECORD, LOOK, why)
+        return about(held, kinds.LEASE_WITHOUT_RECORD, LOOK, why)
     return None
 
 
@@ -108,21 +108,3 @@ def _counts(inventory: NodeInventory) -> Iterator[Finding]:
                 " no ADD runs, and it is made anew from the records"
             )
             yield Finding(kinds.INDEX_DIFFERS, LOOK, message, pool=pool.name)
-
-
-def of(held: Held, kind: str, action: str, why: str) -> Finding:
-    """A finding about a lease of a store that keeps all of it."""
-    return Finding(
-        kind=kind,
-        action=action,
-        message=f"{held.text} of {held.owner}: {why}",
-        pool=held.pool,
-        address=held.text,
-        network=held.network,
-        container_id=held.container_id,
-        ifname=held.ifname,
-        pod="/".join(held.pod) if held.pod[1] else "",
-        pod_uid=held.uid,
-        node=held.node,
-        sequence=held.sequence,
-    )

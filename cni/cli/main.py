@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import importlib
 import os
 import sys
+from collections.abc import Sequence
 
 from cni import VERSION
-from cni.cli import agent, attach, attachments, install, ipam, output
-from cni.cli.executables import PluginFailed
-from cni.cli.runtime import StepsFailed
+from cni.cli import output, subcommand
+from cni.cli.failed import PluginFailed, StepsFailed
 from cni.spec.errors import CniError
+
+# Which module has which commands. Only that of the command given is loaded: the libraries of all take half a second.
+COMMANDS = {
+    "cni.cli.attach": ("attach", "detach", "check", "gc", "status"),
+    "cni.cli.ipam": ("ipam",),
+    "cni.cli.attachments": ("attachments",),
+    "cni.cli.install": ("install", "uninstall"),
+    "cni.cli.agent": ("agent",),
+    "cni.cli.rdma.command": ("rdma",),
+    "cni.cli.nad": ("nad",),
+    "cni.cli.rails.command": ("rails",),
+    "cni.cli.doctor.command": ("doctor",),
+    "cni.cli.support.command": ("support-bundle",),
+}
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> int:
     """Run the command that sys.argv names; its exit code."""
-    parser = _parser()
-    options = parser.parse_args()
+    if sys.stdout is None:  # closed by the caller: the next file opened, such as a store, would be written over
+        output.print_fault("railcni: stdout is closed: send it to a file, or to /dev/null")
+        return 1
+    options = _parser(sys.argv[1:2]).parse_args()
     try:
         code = int(options.run(options))
         sys.stdout.flush()
@@ -27,8 +47,14 @@ def main() -> int:
     except CniError as fault:
         _print(fault)
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return 0
+    except OSError as fault:
+        if fault.errno in _FULL and not fault.filename:
+            _drop_stdout()
+            output.print_fault(f"railcni: the output cannot be written: {fault.strerror}")
+        else:
+            output.print_fault(f"railcni: {_unforeseen(fault)}")
     except KeyboardInterrupt:
         output.print_fault("railcni: interrupted")
     except Exception as fault:
@@ -36,14 +62,16 @@ def main() -> int:
     return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the command `given`; of all commands when it is none."""
     parser = argparse.ArgumentParser(prog="railcni", description="Networks for RDMA pods, by hand.")
     parser.add_argument("--version", action="version", version=f"railcni {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for module in (attach, ipam, attachments, install, agent):
-        module.register(commands)
+    needed = [module for module, names in COMMANDS.items() if given and given[0] in names]
+    for module in needed or ([] if {"demo", "--version"} & {*given} else COMMANDS):
+        importlib.import_module(module).register(commands)
     about = "attach two pods to an RDMA-like master, ping, detach; in namespaces of its own"
-    demo = commands.add_parser("demo", help=about, description=about[0].upper() + about[1:] + ".")
+    demo = subcommand.add(commands, "demo", about)
     demo.set_defaults(run=_demo)
     return parser
 
@@ -54,13 +82,18 @@ def _demo(options: argparse.Namespace) -> int:
     return demo.run()
 
 
+def _drop_stdout() -> None:
+    """What Python still holds for stdout goes nowhere, so that the interpreter's end does not fail on it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _print(fault: CniError) -> None:
     if isinstance(fault, PluginFailed):
         title = f"railcni: {fault.plugin} {fault.verb} failed with code {fault.code}: {fault.msg}"
     else:
         title = f"railcni: {fault.msg}"
-    details = "" if fault.details.strip() == fault.msg.strip() else fault.details
-    output.print_fault(title, details.strip())
+    details = fault.details.strip()
+    output.print_fault(title, "" if fault.msg.strip().endswith(details) else details)
 
 
 def _unforeseen(fault: Exception) -> str:

@@ -16,11 +16,11 @@ from typing import Any
 import yaml
 
 from cni.cli.models import Configuration, NetworkAttachmentDefinition, Plugin, validate
+from cni.cli.places import NET_DIRECTORY
 from cni.cli.source import Keys, Source, descend
 from cni.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.spec.request import member
 
-NET_DIRECTORY = "/etc/cni/net.d"
 RESOURCE_NAME = "k8s.v1.cni.cncf.io/resourceName"  # the annotation by which Multus looks for a device
 _EXTENSIONS = ((".conflist",), (".conf", ".json"), (".yaml", ".yml"))  # in the order in which they are searched
 _SUGGESTED = 10
@@ -183,7 +183,11 @@ def _plainly(fault: json.JSONDecodeError) -> tuple[int, str]:
 
 def _manifests(source: Source, faults: list[str]) -> Iterator[tuple[yaml.Node, Any]]:
     """The NADs of a YAML file, those inside a List too; objects of other kinds are passed over."""
-    loader = yaml.SafeLoader(source.text)
+    try:
+        loader = yaml.SafeLoader(source.text)
+    except yaml.YAMLError as fault:  # a character that YAML does not have
+        faults.append(f"{source.path}: not YAML: {str(fault).splitlines()[0]}")
+        return
     try:
         while loader.check_node():
             node: Any = loader.get_node()

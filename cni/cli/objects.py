@@ -96,6 +96,7 @@ class _Keys:
     overlap: bool
     node_slice_size: int
     datastore: str
+    cooldown_seconds: int
     ip_ranges: tuple[Mapping[str, Any], ...]
 
 
@@ -110,8 +111,16 @@ def _network(name: str, cni_name: str, block: Any) -> Network | None:
     ranges = read_ranges(own, keys.ip_ranges, source.where, (), [], faults)
     if faults:
         return None
-    sliced = bool(keys.node_slice_size)
-    return Network(name, cni_name, keys.network_name, tuple(ranges), keys.overlap, sliced, keys.datastore)
+    return Network(
+        name,
+        cni_name,
+        keys.network_name,
+        tuple(ranges),
+        keys.overlap,
+        bool(keys.node_slice_size),
+        keys.datastore,
+        keys.cooldown_seconds,
+    )
 
 
 def parse_pool(

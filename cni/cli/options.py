@@ -9,10 +9,9 @@ from typing import Any
 
 from cni.cli import output
 from cni.cli.cache import DIRECTORY
-from cni.cli.networks import NET_DIRECTORY
+from cni.cli.places import NAMED_NAMESPACES, NET_DIRECTORY
 from cni.cli.podnames import read_pod
-from cni.cli.target import NAMED_NAMESPACES
-from cni.spec.request import IFNAME_BYTES, ifname_fault, is_identifier
+from cni.spec.request import ifname_fault, is_identifier
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PLUGIN_DIRECTORIES = (os.path.join(ROOT, "bin"), "/opt/cni/bin", "/usr/lib/cni")
@@ -41,7 +40,8 @@ def add_options(
         "--ifname",
         type=_ifname,
         default=os.environ.get("CNI_IFNAME", ""),
-        help="default: CNI_IFNAME, then net1 for a NAD and else eth0",
+        help="default: CNI_IFNAME, then "
+        + ("the only one that is attached" if takes_pod else "net1 for a NAD and else eth0"),
     )
     parser.add_argument(
         "--container-id",
@@ -86,7 +86,7 @@ def add_options(
 
 def _ifname(text: str) -> str:
     if fault := ifname_fault(text):
-        raise argparse.ArgumentTypeError(f'"{text}" {fault} (a link\'s name has 1 to {IFNAME_BYTES} bytes)')
+        raise argparse.ArgumentTypeError(f'"{text}" {fault}')
     return text
 
 

@@ -1,8 +1,4 @@
-"""How the command shows things: tables and JSON on stdout, faults on stderr.
-
-On a terminal tables are coloured and fit its width; elsewhere they are plain columns, one line a row, whatever its
-length, so that grep, cut and a log keep them whole.
-"""
+"""How the command shows things: tables and JSON on stdout, faults on stderr. How a screen looks: cni/cli/screen.py."""
 
 from __future__ import annotations
 
@@ -12,43 +8,36 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
-import yaml
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-_ENDLESS = 1 << 16  # columns of something that is no terminal: nothing is wrapped or cut there
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # the command's own exit code, not rich's
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 
 def console(stream: IO[str] | None = None) -> Console:
     """A console on `stream`, stdout unless given; what is printed is never read as markup."""
-    stream = sys.stdout if stream is None else stream
-    width = None if stream.isatty() else _ENDLESS
-    return _Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    from cni.cli import screen  # with rich
+
+    return screen.console(stream)
+
+
+def styled(text: str, style: str = "") -> Text:
+    """`text` for a console or a cell of a table, in a style such as "bold red" where colours are shown."""
+    from rich.text import Text
+
+    return Text(text, style=style)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], stream: IO[str] | None = None) -> None:
     """A table with the heads `columns`; None in a row stays empty."""
-    out = console(stream)
-    look = box.SIMPLE_HEAD if out.is_terminal else None
-    table = Table(box=look, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for column in columns:
-        table.add_column(Text(column.upper()), overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row))
-    if out.is_terminal:
-        out.print(table)
-        return
-    with out.capture() as capture:  # rich pads each line to the table's width
-        out.print(table)
-    for line in capture.get().splitlines():
-        out.print(line.rstrip())
+    from cni.cli import screen  # with rich
+
+    screen.print_table(columns, rows, stream)
+
+
+def counted(number: int, what: str) -> str:
+    """A number with what it is of, which is given as one: "1 lease", "2 leases"."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def print_json(value: Any) -> None:
@@ -64,6 +53,8 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def print_data(value: Any, form: str) -> None:
     """`value` as "json" or "yaml"."""
     if form == "yaml":
+        import yaml
+
         sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
     else:
         print_json(value)
@@ -72,6 +63,6 @@ def print_data(value: Any, form: str) -> None:
 def print_fault(title: str, details: str = "") -> None:
     """A failure on stderr: the title in red where colours are shown, the details indented below it."""
     out = console(sys.stderr)
-    out.print(Text(title, style="bold red"))
+    out.print(styled(title, "bold red"))
     for line in details.splitlines():
         out.print("  " + line)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from rich.status import Status
-
 from cni.cli import output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rich.status import Status
 
 
 class Progress:
@@ -18,6 +20,8 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
+            from rich.status import Status
+
             self._status = Status("", console=output.console(sys.stderr))
             self._status.start()
         return self

@@ -13,20 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from cni.cli.cache import Cache, Entry, Parameters
-from cni.cli.executables import Executables, PluginFailed
+from cni.cli.executables import Executables
+from cni.cli.failed import PluginFailed, StepsFailed
 from cni.cli.networks import Network, Step
 from cni.spec import result as results
 from cni.spec import versions
 from cni.spec.errors import CniError, DecodingFailure, IncompatibleVersion, InvalidConfig
 from cni.spec.versions import at_least
-
-
-class StepsFailed(CniError):
-    """Several steps of one operation failed, each with the error in `faults`; the code is the first one's."""
-
-    def __init__(self, faults: Sequence[CniError]) -> None:
-        super().__init__(f"{len(faults)} steps failed", code=faults[0].code)
-        self.faults = list(faults)
 
 
 class Runtime:

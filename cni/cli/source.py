@@ -27,14 +27,33 @@ class Source:
         """The value of a YAML scalar that was composed from this text."""
         start, end = node.start_mark.index, node.end_mark.index
         if getattr(node, "style", None) in ("|", ">"):  # the first line holds the style alone
-            start = self._whole.find("\n", start) + 1
-        return Source(self.path, node.value, self._whole, _align(node.value, self._whole, start, end))
+            start = self.text.find("\n", start) + 1
+        places = [self._places[place] for place in _align(node.value, self.text, start, end)]
+        return Source(self.path, node.value, self._whole, places)
+
+    def part(self, start: int, end: int) -> Source:
+        """The text from `start` to `end`."""
+        return Source(self.path, self.text[start:end], self._whole, self._places[start : end + 1])
+
+    def quoted(self, value: str) -> Source:
+        """The value of the JSON string that this text is."""
+        places = [self._places[place] for place in _align(value, self.text, 1, len(self.text))]
+        return Source(self.path, value, self._whole, places)
+
+    def position(self, offset: int) -> tuple[int, int]:
+        """(line, column) of the character `offset` in the file, counted from 1."""
+        index = self._places[min(offset, len(self.text))]
+        return self._whole.count("\n", 0, index) + 1, index - self._whole.rfind("\n", 0, index)
+
+    def line(self, number: int) -> str:
+        """The line `number` of the file, counted from 1, without its end."""
+        lines = self._whole.split("\n", number)
+        return lines[number - 1].rstrip("\r") if number <= len(lines) else ""
 
     def at(self, offset: int) -> str:
         """The place of the character `offset` as "file:line:column", counted from 1."""
-        index = self._places[min(offset, len(self.text))]
-        before = self._whole[:index]
-        return f"{self.path}:{before.count(chr(10)) + 1}:{index - (before.rfind(chr(10)) + 1) + 1}"
+        line, column = self.position(offset)
+        return f"{self.path}:{line}:{column}"
 
     def at_key(self, keys: Keys) -> str:
         """The place of the JSON value under `keys`, or of its nearest parent when it is missing."""

@@ -40,12 +40,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Choice:
-    """The store that options choose. `described` is ipam.stores.describe's, `kubeconfig` the cluster's, "" for none."""
+    """The store that options choose. `described` is ipam.stores.describe's, `kubeconfig` the cluster's, "" for none.
 
-    def __init__(self, described: dict[str, Any], kubeconfig: str = "", namespace: str = "") -> None:
+    `cooldown`: the flat file's, in seconds.
+    """
+
+    def __init__(self, described: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
         self.described = described
         self.kubeconfig = kubeconfig
         self.namespace = namespace
+        self.cooldown = cooldown
 
     @property
     def kind(self) -> str:
@@ -83,16 +87,18 @@ class Choice:
 def choose(options: argparse.Namespace) -> Choice:
     """The chosen store; InvalidConfig or UnsupportedField when it cannot be told."""
     if options.data_dir:
+        if is_missing(options.data_dir):
+            raise InvalidConfig(f'--data-dir "{options.data_dir}": there is no such directory')
         return Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}, options.kubeconfig)
     path = os.path.abspath(options.kubeconfig) if options.kubeconfig else ""
     if path and not options.config:
         return Choice({"kind": "kubernetes", "kubeconfig": path}, path, options.namespace)
-    described, own = of_flat_file(options.config)
-    return Choice(described, path or own, options.namespace)
+    found = of_flat_file(options.config)
+    return Choice(found.described, path or found.kubeconfig, options.namespace, found.cooldown)
 
 
-def of_flat_file(config: str = "") -> tuple[dict[str, Any], str]:
-    """The store of a flat file, "" for the installed one, and its kubeconfig. A pod without one has its cluster's."""
+def of_flat_file(config: str = "") -> Choice:
+    """The store of a flat file, "" for the installed one. A pod without one has its cluster's."""
     faults: list[Fault] = []
     source = Source({"configuration_path": config}, _Files, faults)
     if config and source.path != config:
@@ -102,15 +108,17 @@ def of_flat_file(config: str = "") -> tuple[dict[str, Any], str]:
     source.fill(named, IPAM_KEYS, faults)
     refuse(faults)
     if not source.path and "KUBERNETES_SERVICE_HOST" in os.environ:
-        return {"kind": "kubernetes", "kubeconfig": ""}, ""
+        return Choice({"kind": "kubernetes", "kubeconfig": ""})
     named.datastore = configuration.datastore(named)
     if named.datastore == "etcd" and not named.etcd_host:
         refuse([Fault(source.where("etcd_host"), None, "want the endpoints of etcd")])
     if named.datastore == "kubernetes":
         if not named.kubeconfig:
             refuse([Fault(source.where("kubernetes.kubeconfig"), None, "want the path of a kubeconfig")])
-        return {"kind": "kubernetes", "kubeconfig": named.kubeconfig}, named.kubeconfig
-    return stores.describe(named), named.kubeconfig
+        described = {"kind": "kubernetes", "kubeconfig": named.kubeconfig}
+    else:
+        described = stores.describe(named)
+    return Choice(described, named.kubeconfig, "", named.cooldown_seconds)
 
 
 def parse(text: str) -> Choice:
@@ -122,8 +130,9 @@ def parse(text: str) -> Choice:
         path = os.path.abspath(place)
         return Choice({"kind": "kubernetes", "kubeconfig": path}, path)
     if kind == "config" and place:
-        described, path = of_flat_file(os.path.abspath(place))
-        return Choice(described, path)
+        if is_missing(place):
+            raise InvalidConfig(f"{text}: there is no such file")
+        return of_flat_file(os.path.abspath(place))
     if kind == "etcd" and place:
         named = IpamConfig()
         named.ranges = []
@@ -133,6 +142,17 @@ def parse(text: str) -> Choice:
         f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, etcd:HOST:PORT,…, host-local:DIR or config:FILE,'
         " where FILE has the keys of the ipam block"
     )
+
+
+def is_missing(path: str) -> bool:
+    """Whether nothing is there: one who may not look there is told so when it is opened."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 class _Files:

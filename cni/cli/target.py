@@ -13,11 +13,10 @@ from cni.attachment import Book
 from cni.cli import networks
 from cni.cli.cache import Cache, Entry, Parameters
 from cni.cli.networks import Network
-from cni.kernel import netns as namespaces
+from cni.cli.places import is_alive, namespace_path
 from cni.spec.errors import CniError, InvalidConfig
 from cni.spec.request import is_identifier
 
-NAMED_NAMESPACES = "/run/netns"
 _MULTUS = "multus"  # Multus keeps a cache of its own below libcni's: its option cniDir
 
 
@@ -46,7 +45,7 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
     name = network.name if network else options.network
     if "/" in options.container_id:
         options = _of_pod(options, cache, name)
-    entry = _entry(options, cache, name, network) if is_identifier(name) else None
+    entry = _entry(options, cache, name) if is_identifier(name) else None
     if entry is None:
         if network is None:
             raise missing or InvalidConfig(f"no network {name}")
@@ -77,7 +76,7 @@ def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Na
     )
 
 
-def _entry(options: argparse.Namespace, cache: Cache, name: str, network: Network | None) -> Entry | None:
+def _entry(options: argparse.Namespace, cache: Cache, name: str) -> Entry | None:
     netns = namespace_path(options.netns)
     wanted = options.container_id or default_container_id(netns)
     found = [
@@ -87,10 +86,7 @@ def _entry(options: argparse.Namespace, cache: Cache, name: str, network: Networ
         and (e.parameters.ifname == options.ifname or not options.ifname)
         and (e.parameters.container_id == wanted or (not options.container_id and _same(e.parameters.netns, netns)))
     ]
-    if len(found) > 1:
-        usual = "net1" if network and network.nad else "eth0"
-        found = [e for e in found if e.parameters.ifname == (options.ifname or usual)] or found
-    if len(found) > 1:
+    if len(found) > 1:  # to take the usual one would take the other the next time
         names = ", ".join(f"{e.parameters.ifname} ({e.parameters.container_id})" for e in found)
         raise InvalidConfig(
             f"{name} is attached to {netns} more than once: choose with --ifname and --container-id: {names}"
@@ -112,13 +108,6 @@ def _as_attached(entry: Entry, network: Network | None, missing: CniError | None
     return replace(kept, disable_check=kept.disable_check or network.disable_check)
 
 
-def namespace_path(text: str) -> str:
-    """The absolute path of the namespace that a person means by a path or a name. Symbolic links stay, as in cnitool."""
-    if not text:
-        return ""
-    return os.path.abspath(text) if "/" in text else os.path.join(NAMED_NAMESPACES, text)
-
-
 def default_container_id(netns: str) -> str:
     """The containerID that cnitool makes of a namespace's path."""
     return f"cnitool-{hashlib.sha512(netns.encode()).digest()[:10].hex()}"
@@ -130,14 +119,6 @@ def _same(a: str, b: str) -> bool:
         return os.path.samefile(a, b)
     except OSError:
         return os.path.realpath(a) == os.path.realpath(b)
-
-
-def is_alive(netns: str) -> bool:
-    """Whether a namespace is there, or may be: nothing is collected on a guess."""
-    try:
-        return not netns or namespaces.exists(netns)
-    except OSError:
-        return True
 
 
 def living(network: str, cache: Cache) -> Iterator[Parameters]:

@@ -1,6 +1,6 @@
 """Which files a bundle holds, and which of the interpreter's and its packages' it leaves out.
 
-bin/       macvlan, host-device, whereabouts, railcni, python3: copies of launcher.c; railcni-*: links to them
+bin/       macvlan, host-device, sriov, rdma, whereabouts, railcni, python3: copies of launcher.c; railcni-*: links to them
 cni/ ipam/ the project, as bytecode
 lib/       the dynamic loader, the shared libraries, and pythonX.Y/ with the standard library and site-packages
 libexec/   the interpreter itself, and what each executable of bin/ runs in it
@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from cni.dist.errors import CannotBuild
 
-PLUGINS = ("macvlan", "host-device", "whereabouts")
+PLUGINS = ("macvlan", "host-device", "sriov", "rdma", "whereabouts")
 PROJECT = Path(__file__).resolve().parents[2]
 
 # Of the standard library, by the first part of the module's path: what nothing here uses.

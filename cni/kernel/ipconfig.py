@@ -4,6 +4,7 @@ Done in the sandbox, in this order, after pkg/ipam of containernetworking/plugin
 arp_notify makes the kernel announce the IPv4 addresses as the link comes up (inetdev_event, net/ipv4/devinet.c). An
 IPv6 address that skips duplicate detection is not announced then; setting the link's own MAC once more makes the
 kernel do it (NETDEV_CHANGEADDR in ndisc_netdev_event, net/ipv6/ndisc.c), which saves a raw socket and its 12 ms.
+The same is done once more for hardware that gets its carrier only after it is up.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from cni.spec.result import Route as WantedRoute
 
 DAD_SECONDS = 5.0  # as upstream; detection itself takes 1 to 2 s
+CARRIER_SECONDS = 0.2  # as sriov-cni
 
 
 class NotUp(Exception):
@@ -60,11 +62,32 @@ def configure(box: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str, in
         if dad:
             _await_detection(box, link)
         else:
-            box.change_link(link.index, mac=link.mac)
+            _announce_again(box, link)
     for route in wanted.routes:
         _add_route(box, link, route, wanted.ips)
     after = box.link(index=link.index) or link
+    if wanted.ips and not after.kind and not after.carrier:  # what was announced went nowhere
+        _await_carrier(box, link)
+        _announce_again(box, link)
     return after.mac, after.mtu
+
+
+def _await_carrier(box: Rtnl, link: Link) -> None:
+    """Wait for the carrier of hardware that is up since a moment, but not long: there may be no cable."""
+    end = time.monotonic() + CARRIER_SECONDS
+    while time.monotonic() < end:
+        now = box.link(index=link.index)
+        if now is None or now.carrier:
+            return
+        time.sleep(0.01)
+
+
+def _announce_again(box: Rtnl, link: Link) -> None:
+    """Let the kernel tell of the link's addresses, by setting the MAC that it has."""
+    try:
+        box.change_link(link.index, mac=link.mac)
+    except KernelError:
+        pass  # a VF with an administrative MAC may be refused even that one (igb): neighbours ask, then
 
 
 def _announce(name: str, has_ipv6: bool) -> None:

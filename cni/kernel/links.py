@@ -25,7 +25,8 @@ from cni.kernel.netlink import (
     unpack_attributes,
 )
 
-_NEWLINK, _DELLINK, _GETLINK, _GETNSID, _NEWLINKPROP, _DELLINKPROP = 16, 17, 18, 90, 108, 109
+NEWLINK, GETLINK = 16, 18
+_DELLINK, _GETNSID, _NEWLINKPROP, _DELLINKPROP = 17, 90, 108, 109
 
 _GETNEIGH, _AF_BRIDGE, _NEIGH_ADDRESS = 30, 7, 2
 _NDMSG = Struct("=BxxxiHBB")  # struct ndmsg: family, index, state, flags, type
@@ -129,7 +130,7 @@ class Rtnl(Socket):
                 return None
             query += string(_IFNAME if length <= _IFNAME_BYTES else _ALT_IFNAME, name)
         try:
-            return Link(self.request(_GETLINK, _ifinfo(index) + query)[0])
+            return Link(self.request(GETLINK, ifinfo(index) + query)[0])
         except KernelError as fault:
             if fault.errno == ENODEV:
                 return None
@@ -137,7 +138,7 @@ class Rtnl(Socket):
 
     def links(self) -> list[Link]:
         """All links of the namespace."""
-        return [Link(body) for body in self.dump(_GETLINK, _ifinfo(0) + _SKIP_STATISTICS)]
+        return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + _SKIP_STATISTICS)]
 
     def add_macvlan(
         self,
@@ -160,14 +161,14 @@ class Rtnl(Socket):
         if bcqueuelen:
             data += number(_MACVLAN_BC_QUEUE_LEN, bcqueuelen)
         info = string(_INFO_KIND, "macvlan") + attribute(_INFO_DATA | NESTED, data)
-        body = _ifinfo(0) + string(_IFNAME, name) + number(_LOWER, lower_index) + attribute(_LINKINFO | NESTED, info)
+        body = ifinfo(0) + string(_IFNAME, name) + number(_LOWER, lower_index) + attribute(_LINKINFO | NESTED, info)
         if mtu:
             body += number(_MTU, mtu)
         if mac:
             body += attribute(_ADDRESS, _octets(mac))
         if netns_fd >= 0:
             body += number(_NET_NS_FD, netns_fd)
-        self.request(_NEWLINK, body, CREATE | EXCLUSIVE)
+        self.request(NEWLINK, body, CREATE | EXCLUSIVE)
 
     def change_link(
         self,
@@ -200,7 +201,7 @@ class Rtnl(Socket):
             body += attribute(_ADDRESS, _octets(mac))
         if alias is not None:
             body += attribute(_ALIAS, alias.encode("utf-8", "surrogateescape"))
-        self.request(_NEWLINK, body)
+        self.request(NEWLINK, body)
 
     def delete_link(self, index: int) -> bool:
         """Remove the link `index`, and return when it is gone; False when there was none.
@@ -211,7 +212,7 @@ class Rtnl(Socket):
         has left to do goes on meanwhile: saves 6 ms of a DEL. Before Linux 6.2 it comes after that wait.
         """
         try:
-            self.request_and_leave(_DELLINK, _ifinfo(index))
+            self.request_and_leave(_DELLINK, ifinfo(index))
         except KernelError as fault:
             if fault.errno == ENODEV:
                 return False
@@ -233,11 +234,11 @@ class Rtnl(Socket):
 
     def add_altname(self, index: int, name: str) -> None:
         """Give the link `index` the alternative name `name` (1 to 127 bytes); EEXIST when any link has it."""
-        self.request(_NEWLINKPROP, _ifinfo(index) + _altname(name), CREATE | EXCLUSIVE | APPEND)
+        self.request(_NEWLINKPROP, ifinfo(index) + _altname(name), CREATE | EXCLUSIVE | APPEND)
 
     def remove_altname(self, index: int, name: str) -> None:
         """Take the alternative name `name` from the link `index`; ENOENT when it has no such name."""
-        self.request(_DELLINKPROP, _ifinfo(index) + _altname(name))
+        self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def netns_id(self, netns_fd: int) -> int | None:
         """The id by which this namespace knows the namespace `netns_fd` (`link-netnsid` of ip-link); None for none."""
@@ -246,7 +247,8 @@ class Rtnl(Socket):
         return None if found < 0 else found
 
 
-def _ifinfo(index: int) -> bytes:
+def ifinfo(index: int) -> bytes:
+    """The header of a message about the link `index`; 0 for none in particular."""
     return _IFINFO.pack(0, 0, index, 0, 0)
 
 

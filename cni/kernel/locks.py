@@ -52,10 +52,17 @@ def unlock_byte(fd: int, offset: int) -> None:
 
 def lock_file(fd: int, seconds: float) -> None:
     """Lock the whole file `fd` against all who do the same; TimeoutError when not got in `seconds`."""
+    if not try_lock_file(fd):
+        _wait(lambda: fcntl.flock(fd, fcntl.LOCK_EX), lambda: unlock_file(fd), seconds)
+
+
+def try_lock_file(fd: int) -> bool:
+    """Lock the whole file `fd` if nobody holds it; whether it did."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        _wait(lambda: fcntl.flock(fd, fcntl.LOCK_EX), lambda: unlock_file(fd), seconds)
+        return False
+    return True
 
 
 def unlock_file(fd: int) -> None:

@@ -137,12 +137,15 @@ def _aligned(length: int) -> int:
 
 
 class Socket:
-    """A route socket of the network namespace that the thread is in when it is made; it stays bound to that one."""
+    """A socket of the network namespace that the thread is in when it is made; it stays bound to that one.
+
+    `protocol` is whom it talks to: rtnetlink, unless said otherwise. OSError EPROTONOSUPPORT when the kernel has no such.
+    """
 
     __slots__ = ("_sequence", "_socket")
 
-    def __init__(self) -> None:
-        self._socket = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, 0)
+    def __init__(self, protocol: int = 0) -> None:
+        self._socket = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)
         self._sequence = 0
         for option in (_EXT_ACK, _GET_STRICT_CHK):  # strict: the kernel filters a dump by its header
             try:

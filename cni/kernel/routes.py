@@ -28,7 +28,7 @@ _ADDRESS_BYTES = {AF_INET: 4, AF_INET6: 16}
 UNICAST = 1  # a type of route
 MAIN_TABLE, LOCAL_TABLE = 254, 255
 UNIVERSE_SCOPE, LINK_SCOPE = 0, 253
-KERNEL_PROTOCOL, BOOT_PROTOCOL = 2, 3
+KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
 
 
 class Route:
@@ -84,6 +84,13 @@ def list_of(rtnl: Socket, index: int) -> list[Route]:
 
 def default_route_link(rtnl: Socket) -> int:
     """The index of the link that the main table's default route uses, IPv4 before IPv6; 0 when there is none."""
+    found = default_route(rtnl)
+    return found.index if found else 0
+
+
+def default_route(rtnl: Socket) -> Route | None:
+    """The main table's default route, IPv4 before IPv6; of those that the kernel prefers alike, one that somebody has
+    set before one that a router advertised, and then that of the link that was there first."""
     for family in (AF_INET, AF_INET6):
         found = [
             route
@@ -91,8 +98,8 @@ def default_route_link(rtnl: Socket) -> int:
             if route.table == MAIN_TABLE and route.dst.endswith("/0") and route.index
         ]
         if found:
-            return min(found, key=lambda route: route.priority).index
-    return 0
+            return min(found, key=lambda route: (route.priority, route.protocol == RA_PROTOCOL, route.index))
+    return None
 
 
 def add(

@@ -17,14 +17,32 @@ def is_pci(device: str, root: str = "/sys") -> bool:
     return _is_name(device) and _exists(f"{root}/bus/pci/devices/{device}")
 
 
-def is_auxiliary(device: str, root: str = "/sys") -> bool:
-    """Whether this node has an auxiliary device of this name, "mlx5_core.sf.4" (a scalable function)."""
-    return _is_name(device) and _exists(f"{root}/bus/auxiliary/devices/{device}")
-
-
 def driver_of_pci(address: str, root: str = "/sys") -> str:
     """The driver that the PCI device is bound to, "mlx5_core" or "vfio-pci"; "" for none."""
     return _target(f"{root}/bus/pci/devices/{address}/driver").rpartition("/")[2] if _is_name(address) else ""
+
+
+def physical_function_of(address: str, root: str = "/sys") -> str:
+    """The PCI address of the physical function that a virtual one belongs to; "" when it is none."""
+    return _target(f"{root}/bus/pci/devices/{address}/physfn").rpartition("/")[2] if _is_name(address) else ""
+
+
+def is_physical_function(address: str, root: str = "/sys") -> bool:
+    """Whether the PCI device can have virtual functions."""
+    return _is_name(address) and _exists(f"{root}/bus/pci/devices/{address}/sriov_totalvfs")
+
+
+def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
+    """The PCI address of the physical function of the VF `address`, and the VF's number there.
+
+    None when it is no VF, or one whose physical function is not in this machine, as in a virtual one.
+    """
+    physical = physical_function_of(address, root)
+    for name in _listed(f"{root}/bus/pci/devices/{physical}") if physical else []:
+        number = name.removeprefix("virtfn")
+        if number != name and _target(f"{root}/bus/pci/devices/{physical}/{name}").rpartition("/")[2] == address:
+            return physical, int(number)
+    return None
 
 
 def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
@@ -35,6 +53,15 @@ def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
 def netdevs_of_auxiliary(device: str, root: str = "/sys") -> list[str]:
     """The netdevs of an auxiliary device, in order of name."""
     return _netdevs(f"{root}/bus/auxiliary/devices/{device}") if _is_name(device) else []
+
+
+def verbs_devices_of(device: str, root: str = "/sys") -> list[str]:
+    """The verbs devices of a PCI or auxiliary device, in order of name: those of the namespace that `root` is of."""
+    if not _is_name(device):
+        return []
+    return sorted(
+        name for bus in ("pci", "auxiliary") for name in _listed(f"{root}/bus/{bus}/devices/{device}/infiniband")
+    )
 
 
 def netdevs_of_path(path: str, root: str = "/sys") -> list[str]:
@@ -50,7 +77,7 @@ def pci_path_of_netdev(name: str, root: str = "/sys") -> str:
     parts = _target(f"{root}/class/net/{name}").split(
         "/"
     )  # ../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net/NAME
-    while parts and not _is_pci_address(parts[-1]):
+    while parts and not is_pci_address(parts[-1]):
         parts.pop()
     return "/sys/" + "/".join(parts[parts.index("devices") :]) if parts else ""
 
@@ -64,10 +91,14 @@ def _netdevs(device: str) -> list[str]:
     return sorted(found)
 
 
-def _is_pci_address(text: str) -> bool:
+def is_pci_address(text: str) -> bool:
     """Whether `text` is domain:bus:device.function, in hexadecimal digits; a domain may have more than four."""
-    parts = text.replace(".", ":", 1).split(":")
-    return len(parts) == 4 and [len(p) for p in parts[1:]] == [2, 2, 1] and _HEX.issuperset("".join(parts))
+    rest, dot, function = text.rpartition(".")
+    domain, *parts = rest.split(":")
+    lengths = [len(p) for p in (*parts, function)]
+    return (
+        dot != "" and len(domain) >= 4 and lengths == [2, 2, 1] and _HEX.issuperset(domain + "".join(parts) + function)
+    )
 
 
 def _is_name(text: str) -> bool:

@@ -13,6 +13,10 @@ def named(name: str) -> LinkPlugin:
         from cni.plugins import macvlan
 
         return macvlan
+    if name == "sriov":
+        from cni.plugins import sriov
+
+        return sriov
     from cni.plugins import host_device
 
     return host_device

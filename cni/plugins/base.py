@@ -7,9 +7,11 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Protocol
 
     from cni.attachment import Book
+    from cni.config import Fault, Key
     from cni.kernel.links import Link, Rtnl
     from cni.kernel.netlink import KernelError
     from cni.kernel.netns import Namespace
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
         def name(self) -> str:
             """The link's name in the sandbox."""
 
+        @property
+        def mtu(self) -> int:
+            """The link's MTU in bytes; 0 when there is no link."""
+
         def document(self) -> dict[str, Any]:
             """The plan as the record keeps it; `load` reads it back."""
 
@@ -32,8 +38,12 @@ if TYPE_CHECKING:
 
         NAME: str
 
-        def read(self, request: Request) -> Any:
-            """The checked configuration: `dns` and `dad` are attributes of it. InvalidConfig has all faults."""
+        @property
+        def KEYS(self) -> Sequence[Key]:
+            """Its configuration: the README, `railcni nad lint` and the JSON Schema go by this table."""
+
+        def read(self, request: Request, faults: list[Fault]) -> Any:
+            """The checked configuration: `dns` and `dad` are attributes of it. All its faults go to `faults`."""
 
         def survey(self, config: Any, request: Request, host: Rtnl, box: Rtnl, book: Book) -> Any:
             """What is there now, on the host and in the sandbox: the only reading before the plan."""
@@ -44,8 +54,11 @@ if TYPE_CHECKING:
         def load(self, document: dict[str, Any]) -> Any:
             """The plan in a record."""
 
-        def adopt(self, request: Request, host: Rtnl, box: Rtnl) -> Any:
-            """The plan of an attachment without a record (Go's plugin made it), as far as it can be told; or None."""
+        def adopt(self, request: Request, host: Rtnl, box: Rtnl | None) -> Any:
+            """The plan of an attachment without a record (Go's plugin made it), as far as it can be told; or None.
+
+            `box` is None when the sandbox is gone.
+            """
 
         def apply(self, planned: Any, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link | None:
             """Bring the link into the sandbox, named and down; None when there is none to bring (DPDK)."""
@@ -56,8 +69,15 @@ if TYPE_CHECKING:
         def remove(self, planned: Any, host: Rtnl, box: Rtnl | None, log: Log) -> None:
             """Undo `apply`, however much of it was done, any number of times. `box` is None when the sandbox is gone."""
 
-        def differences(self, planned: Any, link: Link) -> list[str]:
-            """What of the link is not as planned; the addresses, routes, MAC and MTU are compared elsewhere."""
+        def unmoved(self, planned: Any) -> tuple[str, int] | None:
+            """None, or of a device that serves the pod without a link in the sandbox (DPDK) its MAC and MTU, "" and 0
+            for those that are not known."""
+
+        def differences(self, planned: Any, link: Link | None, host: Rtnl) -> list[str]:
+            """What of the link, or the device without one, is not as planned; the addresses, routes, MAC and MTU are compared elsewhere."""
+
+        def carrier(self, planned: Any) -> tuple[str, bool]:
+            """The name of the netdev that carries the link's traffic, "" for none; and whether it is in the sandbox."""
 
         def pci_id(self, planned: Any) -> str:
             """The PCI address for the result; "" for none."""
@@ -65,5 +85,8 @@ if TYPE_CHECKING:
         def check_addresses(self, planned: Any, ips: list[IPConfig]) -> None:
             """Refuse addresses that this link cannot have."""
 
-        def status(self, config: Any, host: Rtnl, log: Log) -> None:
-            """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now."""
+        def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
+            """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now.
+
+            Else the netdev of the host that an ADD would use; None when it is not known before, or away.
+            """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cni.kernel.links import Link, Rtnl
     from cni.kernel.routes import Route
 
-_AUTOMATIC = (2, 9)  # protocols kernel and ra: such routes come back with their address or router
+_AUTOMATIC = (routes.KERNEL_PROTOCOL, routes.RA_PROTOCOL)  # they come back with their address or router
 
 
 def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
@@ -125,16 +125,20 @@ def is_same(remembered: dict[str, Any], link: Link, marked: bool = False) -> boo
     """Whether `link` is the remembered device.
 
     Hardware is compared by its parent device, or else its permanent MAC. A virtual device has neither: it is the same
-    when kind and MAC are, or when it bears our mark (`marked`: the alias that it has in a sandbox).
+    when kind and MAC are, or when it bears our mark (`marked`: the alias that it has in a sandbox). Of several netdevs of
+    one parent the permanent MAC tells, or the mark, or the index, which a move keeps where it is free: a VF's permanent
+    MAC may follow the one that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
     """
     if link.kind != remembered["kind"]:
         return False
+    bears_mark = marked and link.alias == remembered["name"]
     if remembered["parent"]:
-        same_port = not remembered["permanentMac"] or link.permanent_mac == remembered["permanentMac"]
+        same_mac = not remembered["permanentMac"] or link.permanent_mac == remembered["permanentMac"]
+        same_port = same_mac or bears_mark or link.index == remembered["index"]
         return (link.parent_bus, link.parent_device) == (remembered["bus"], remembered["parent"]) and same_port
     if remembered["permanentMac"]:
         return bool(link.permanent_mac == remembered["permanentMac"])
-    return bool(link.mac == remembered["mac"] or (marked and link.alias == remembered["name"]))
+    return bool(link.mac == remembered["mac"] or bears_mark)
 
 
 def known_again(
@@ -157,10 +161,10 @@ def restore(former: dict[str, Any], link: Link, host: Rtnl) -> None:
     alias = former["alias"] if link.alias != former["alias"] else None
     mtu = former["mtu"] if link.mtu != former["mtu"] else 0
     mac = former["mac"] if link.mac != former["mac"] else ""
-    if mac and link.up:
-        host.change_link(link.index, up=False)  # many drivers take a MAC only when down
-    if alias is not None or mtu or mac:
-        host.change_link(link.index, alias=alias, mtu=mtu, mac=mac)
+    if mac:
+        _restore_mac(mac, link, host)
+    if alias is not None or mtu:
+        host.change_link(link.index, alias=alias, mtu=mtu)
     for name in former["altnames"]:
         if name not in link.altnames:
             _once(host.add_altname, link.index, name)
@@ -170,6 +174,20 @@ def restore(former: dict[str, Any], link: Link, host: Rtnl) -> None:
     if former["up"]:
         for route in former["routes"]:
             _once(routes.add, host, link.index, **route)
+
+
+def _restore_mac(mac: str, link: Link, host: Rtnl) -> None:
+    """Give the device its MAC, unless its driver lets it have but another: that of a VF is its PF's to say.
+
+    igb and i40e impose an administrative MAC when the VF is next set up, and refuse any other from then on.
+    """
+    if link.up:
+        host.change_link(link.index, up=False)  # many drivers take a MAC only when down
+    try:
+        host.change_link(link.index, mac=mac)
+    except KernelError as fault:
+        if link.kind or fault.errno not in (errno.EADDRNOTAVAIL, errno.EPERM):
+            raise
 
 
 def _once(call: Callable[..., None], *arguments: Any, **options: Any) -> None:

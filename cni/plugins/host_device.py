@@ -1,24 +1,13 @@
-"""host-device: a device of the host, moved into the sandbox as a whole and given back as it was.
+"""host-device: a device of the host, moved into the sandbox as a whole and given back as it was (cni.plugins.moved).
 
     read    the configuration, with all its faults                                             pure
     survey  the device that the selectors name, what it has now, who holds it if it is away
     plan    configuration + survey -> what to move, or why not                                 pure
-    apply   one message moves, names and marks the device
-    remove  back to the host: name, alias, alternative names, MTU, MAC, up, addresses, routes
 
-The device's former state stands in the record before it is touched. A device is known again by its PCI path or
-permanent MAC, never by its name alone; a virtual one, which has neither, by kind and alias. The alias in the sandbox
-is the name on the host, which is the mark that Go's plugin uses too, so either can give back what the other took.
-
-Sources: plugins/main/host-device of containernetworking/plugins; net/core/dev.c (__dev_change_net_namespace: a move
-closes the device and drops its addresses and routes; default_device_exit_net: a dying namespace returns a physical
-device to the initial one under the name that it had in the pod, and destroys a virtual one).
+Source: plugins/main/host-device of containernetworking/plugins for keys and results.
 """
 
 from __future__ import annotations
-
-import errno
-import posix
 
 from cni import sandbox
 from cni.config import (
@@ -32,30 +21,26 @@ from cni.config import (
     mapping,
     netdev,
     optional,
-    refuse,
     string,
 )
-from cni.kernel import node, routes, sysfs
-from cni.kernel.netlink import KernelError
-from cni.plugins import devices
-from cni.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, NotAvailable, TryAgainLater
+from cni.kernel import routes, sysfs
+from cni.plugins import devices, moved
+from cni.plugins.moved import USERSPACE_DRIVERS, Plan
+from cni.spec.errors import InvalidConfig, NotAvailable
 from cni.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from typing import Any
 
     from cni.attachment import Book
     from cni.kernel.links import Link, Rtnl
-    from cni.kernel.netns import Namespace
     from cni.log import Log
     from cni.spec.request import Attachment, Request
     from cni.spec.result import IPConfig
 
 NAME = "host-device"
-_PART = "link"  # of the attachment records
-USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 KEYS = (
     Key("device", optional(netdev), "", "name of the device, such as ens2f0"),
@@ -113,33 +98,9 @@ class Facts:
         self.taken: Link | None = None
 
 
-class Plan:
-    """The move. `device` is the state to restore ({} for a function that a userspace driver holds)."""
-
-    __slots__ = ("device", "mtu", "name", "pci", "restores_state")
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        self.name: str = document["name"]
-        self.mtu: int = document["mtu"]
-        self.pci: str = document["pci"]
-        self.device: dict[str, Any] = document["device"]
-        self.restores_state: bool = document["restoresState"]
-
-    def document(self) -> dict[str, Any]:
-        """The plan as the record keeps it."""
-        return {
-            "name": self.name,
-            "mtu": self.mtu,
-            "pci": self.pci,
-            "device": self.device,
-            "restoresState": self.restores_state,
-        }
-
-
-def read(request: Request) -> Config:
-    """The checked configuration; InvalidConfig with all faults."""
+def read(request: Request, faults: list[Fault]) -> Config:
+    """The checked configuration; all that is wrong with it goes to `faults`."""
     config = Config()
-    faults: list[Fault] = []
     fill(config, KEYS, request.config, faults)
     runtime = member(request.config, "runtimeConfig")
     config.device_id = (member(runtime, "deviceID") if isinstance(runtime, dict) else None) or ""
@@ -150,12 +111,16 @@ def read(request: Request) -> Config:
     for key, value in (("pciBusID", config.pci), ("runtimeConfig.deviceID", config.device_id)):
         if isinstance(value, str) and "/" in value:
             faults.append(Fault(key, value, "want the name of one device, without /"))
-    refuse(faults)
     return config
 
 
-def load(document: dict[str, Any]) -> Plan:
-    return Plan(document)
+load = Plan
+apply = moved.move
+refused_up = moved.refused_up
+remove = moved.remove
+unmoved = moved.unmoved
+differences = moved.differences
+carrier = moved.carrier
 
 
 def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) -> Facts:
@@ -168,31 +133,26 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
     if pci:
         facts.driver = sysfs.driver_of_pci(pci)
         if facts.driver in USERSPACE_DRIVERS:
-            _permit(None, pci)
+            moved.permit(None, pci)
             return facts
     facts.device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
-    for attachment, record in _holders(config, request.attachment, pci, facts.device, book):
-        held = book.try_locked(attachment, _PART)
+    for attachment, record in moved.holders(request.attachment, facts.device, _is_meant(config, pci), book):
+        held = book.try_locked(attachment, moved.PART)
         if facts.device is None or held is None or sandbox.of_record(record, request):
             facts.holder = attachment
             break
         with held:  # that sandbox died without a DEL, and the kernel brought the device back as it was in there
-            _restore(load(record["link"]), facts.device, host)
+            moved.reclaim(attachment, record, host, book)
         facts.device = host.link(index=facts.device.index)
     if facts.device:
-        _permit(facts.device, pci)
-        facts.reason = devices.carries_default_route(facts.device, links, routes.default_route_link(host))
+        moved.permit(facts.device, pci)
+        default = routes.default_route(host)
+        if default:
+            facts.reason = devices.carries_default_route(facts.device, links, default.index)
+        if facts.reason and default and default.protocol == routes.RA_PROTOCOL:
+            facts.reason += " (by a router advertisement, which the sysctl accept_ra 0 forbids)"
         facts.state = devices.state_of(facts.device, host)
     return facts
-
-
-def _permit(device: Link | None, pci: str) -> None:
-    """InvalidConfig when the node does not allow networks the device."""
-    parent = device.parent_device if device and device.parent_bus == "pci" else ""
-    names = [name for name in (device.name if device else "", pci or parent) if name]
-    from cni import policy  # a DEL asks nobody
-
-    policy.current().permit("devices", f'device "{" ".join(names)}"', names)
 
 
 def _pci_address(config: Config) -> str:
@@ -204,25 +164,18 @@ def _pci_address(config: Config) -> str:
     return config.pci
 
 
-def _holders(
-    config: Config, own: Attachment | None, pci: str, device: Link | None, book: Book
-) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """The attachments other than `own`, with their records, that have the device, or have not given it back whole."""
-    boot = node.boot_id()
-    for attachment, _, record in book.all(_PART):
-        link = record["link"]
-        former = link.get("device")
-        if former is None or attachment == own or record["bootID"] != boot:
-            continue
-        if device:
-            if former and devices.known_again(former, [device], (former["name"], link["name"]), marked=True):
-                yield attachment, record
-        elif (
+def _is_meant(config: Config, pci: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether the `link` of a record speaks of the device that the selectors name, while it is not on the host."""
+
+    def compare(link: dict[str, Any]) -> bool:
+        former = link["device"]
+        return bool(
             (config.device and former.get("name") == config.device)
             or (config.hwaddr and config.hwaddr in (former.get("mac"), former.get("permanentMac")))
             or (pci and link["pci"] == pci)
-        ):
-            yield attachment, record
+        )
+
+    return compare
 
 
 def plan(config: Config, request: Request, facts: Facts) -> Plan:
@@ -237,25 +190,13 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     if facts.driver in USERSPACE_DRIVERS:
         return Plan({"name": request.attachment.ifname, "mtu": 0, "pci": pci, "device": {}, "restoresState": False})
     device = facts.device
-    if facts.holder:  # also of a device on the host: what it has now is not what it must get back
-        raise TryAgainLater(
-            f"{selected} is in use by container {facts.holder.container_id} as {facts.holder.ifname} (network"
-            f" {facts.holder.network}): wait until that is deleted, or select another device"
-        )
+    if facts.holder:
+        raise moved.held_by(selected, facts.holder)
     if device is None:
         raise _absent(selected, facts)
-    if facts.reason:
-        raise InvalidConfig(
-            f"{selected} is refused: {facts.reason}, and moving it would cut the node off; select another device"
-        )
-    if facts.taken is not None:
-        raise InvalidEnvironment(
-            f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
-        )
-    if config.mtu and not device.min_mtu <= config.mtu <= (device.max_mtu or 65535):
-        raise InvalidConfig(
-            f'mtu {config.mtu} is not one that device "{device.name}" can have: give {device.min_mtu} to {device.max_mtu or 65535}'
-        )
+    unfit = moved.fit(selected, device, facts.reason, facts.taken, config.mtu, request)
+    if unfit:
+        raise unfit
     return Plan(
         {
             "name": request.attachment.ifname,
@@ -275,8 +216,10 @@ def _absent(selected: str, facts: Facts) -> InvalidConfig:
     )
 
 
-def adopt(request: Request, host: Rtnl, box: Rtnl) -> Plan | None:
+def adopt(request: Request, host: Rtnl, box: Rtnl | None) -> Plan | None:
     """The plan of a device that Go's plugin moved: its alias is its name on the host; what else it had is not known."""
+    if box is None:
+        return None
     link = box.link(name=request.attachment.ifname)
     if link is None or not link.alias or link.name != request.attachment.ifname:
         return None
@@ -284,131 +227,6 @@ def adopt(request: Request, host: Rtnl, box: Rtnl) -> Plan | None:
     state["name"] = link.alias
     pci = link.parent_device if link.parent_bus == "pci" else ""
     return Plan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
-
-
-def apply(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link | None:
-    """Move, name and mark the device in one message; None when there is no netdev to move."""
-    if not planned.device:
-        return None
-    device = planned.device
-    mtu = planned.mtu if planned.mtu != device["mtu"] else 0
-    try:
-        host.change_link(device["index"], netns_fd=sandbox.fd, name=planned.name, alias=device["name"], mtu=mtu)
-    except KernelError as fault:
-        raise _refused_move(planned, fault) from None
-    link = box.link(name=planned.name)
-    if link is None:
-        raise KernelRefused(
-            f'device "{device["name"]}" vanished as it was moved: was the sandbox or the device removed?'
-        )
-    return link
-
-
-def _refused_move(planned: Plan, fault: KernelError) -> KernelRefused | TryAgainLater:
-    name = planned.device["name"]
-    if fault.errno == errno.ENODEV:
-        return TryAgainLater(
-            f'device "{name}" is gone from the host: another attachment may have taken it; retry', str(fault)
-        )
-    if fault.errno == errno.EEXIST:
-        return KernelRefused(
-            f'a name of device "{name}" is taken in the sandbox: remove the link or alternative name there', str(fault)
-        )
-    if fault.errno == errno.EINVAL:
-        return KernelRefused(
-            f'device "{name}" cannot change its network namespace (its driver marks it as local): select another device',
-            str(fault),
-        )
-    return KernelRefused(f'the kernel refused to move device "{name}": {fault.strerror}', str(fault))
-
-
-def refused_up(planned: Plan, fault: KernelError) -> str:
-    """Why the kernel did not set the device up."""
-    return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; see the kernel log for its driver'
-
-
-def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
-    """Bring the device back to the host and restore what it had, from whatever point an earlier call reached."""
-    if not planned.device:
-        return
-    moved = _in_sandbox(planned, box) if box else None
-    if moved and box:
-        _bring_back(planned, moved, host, box)
-    device = devices.known_again(
-        planned.device, host.links(), names=(planned.device["name"], planned.name), marked=True
-    )
-    if device is None:
-        log.warning(f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished')
-        return
-    _restore(planned, device, host)
-
-
-def _in_sandbox(planned: Plan, box: Rtnl) -> Link | None:
-    return devices.known_again(planned.device, box.links(), names=(planned.name, planned.device["name"]), marked=True)
-
-
-def _bring_back(planned: Plan, link: Link, host: Rtnl, box: Rtnl) -> None:
-    name = planned.device["name"]
-    other = host.link(name=name)
-    if other is not None:
-        raise TryAgainLater(
-            f'device "{name}" cannot return to the host: another link has that name there; rename it (ip link set {name} name ...)'
-            " and DEL again"
-        )
-    _name_again(link, name, box)
-    home = host.namespace()  # the thread may be in the sandbox still, when what follows a failure to leave it
-    try:
-        box.change_link(link.index, netns_fd=home, name=name)
-    except KernelError as fault:
-        raise KernelRefused(
-            f'device "{name}" cannot be moved back to the host: {fault.strerror}; DEL again', str(fault)
-        ) from None
-    finally:
-        posix.close(home)
-
-
-def _name_again(link: Link, name: str, box: Rtnl) -> None:
-    """Give the device its name before it is on the host, where udev and others would act upon the pod's name.
-
-    Where the sandbox has a link of that name already, the move itself changes the name.
-    """
-    if link.name == name:
-        return
-    try:
-        box.change_link(link.index, up=False)  # before Linux 6.2 a link that is up keeps its name
-        box.change_link(link.index, name=name)
-    except KernelError:
-        pass
-
-
-def _restore(planned: Plan, link: Link, host: Rtnl) -> None:
-    """Give the device, which is on the host, what the record says that it had; what it has already is left alone."""
-    former = planned.device
-    name = former["name"]
-    try:
-        if link.name != name:
-            if host.link(name=name) is not None:
-                raise TryAgainLater(
-                    f'device "{link.name}" cannot get its name "{name}" back: another link has it; rename that one and DEL again'
-                )
-            host.change_link(link.index, up=False)
-            host.change_link(link.index, name=name)
-        if not planned.restores_state:
-            if link.alias:
-                host.change_link(link.index, alias="")
-            return
-        devices.restore(former, link, host)
-    except KernelError as fault:
-        raise KernelRefused(
-            f'device "{name}" is on the host, but not as it was: {fault.strerror}; DEL again', str(fault)
-        ) from None
-
-
-def differences(planned: Plan, link: Link) -> list[str]:
-    """What of the device is not as planned."""
-    if planned.device and not devices.is_same(planned.device, link, marked=True):
-        return [f'"{link.name}" is not the device "{planned.device["name"]}" of the host']
-    return []
 
 
 def pci_id(planned: Plan) -> str:
@@ -420,21 +238,22 @@ def check_addresses(planned: Plan, ips: list[IPConfig]) -> None:
     """Any address fits a device whose MTU is its own."""
 
 
-def status(config: Config, host: Rtnl, log: Log) -> None:
-    """NotAvailable when the device that the configuration names is nowhere."""
+def status(config: Config, host: Rtnl, log: Log) -> Link | None:
+    """The device; None while another attachment has it; NotAvailable when the configuration names one that is nowhere."""
     if not config.selected() or config.device_id:
-        return  # the device comes with each request
+        return None  # the device comes with each request
     pci = _pci_address(config)
     if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
-        _permit(None, pci)
-        return
+        moved.permit(None, pci)
+        return None
     device = devices.find(host.links(), config.device, config.hwaddr, config.kernelpath, pci, "")
     if device:
-        _permit(device, pci)
-        return
+        moved.permit(device, pci)
+        return device
     from cni.attachment import Book
 
-    if not any(_holders(config, None, pci, None, Book(log=log))):
+    if not any(moved.holders(None, None, _is_meant(config, pci), Book(log=log))):
         raise NotAvailable(
             f"{config.selected()} names no netdev of the host: correct the key, or bring the device back"
         )
+    return None

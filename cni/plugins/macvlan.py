@@ -13,7 +13,6 @@ kernel refuses, and why.
 
 from __future__ import annotations
 
-import errno
 import time
 
 from cni.attachment import digest
@@ -29,7 +28,6 @@ from cni.config import (
     netdev,
     one_of,
     optional,
-    refuse,
 )
 from cni.kernel import node
 from cni.kernel.netlink import KernelError
@@ -153,10 +151,9 @@ class Plan:
         }
 
 
-def read(request: Request) -> Config:
-    """The checked configuration; InvalidConfig with all faults."""
+def read(request: Request, faults: list[Fault]) -> Config:
+    """The checked configuration; all that is wrong with it goes to `faults`."""
     config = Config()
-    faults: list[Fault] = []
     fill(config, KEYS, request.config, faults)
     runtime = member(request.config, "runtimeConfig")
     for key, value in (
@@ -168,7 +165,6 @@ def read(request: Request) -> Config:
                 config.mac = hardware_address(value)
             except ValueError as fault:
                 faults.append(Fault(key, value, str(fault)))
-    refuse(faults)
     return config
 
 
@@ -204,9 +200,9 @@ def load(document: dict[str, Any]) -> Plan:
     return Plan(document)
 
 
-def adopt(request: Request, host: Rtnl, box: Rtnl) -> Plan | None:
+def adopt(request: Request, host: Rtnl, box: Rtnl | None) -> Plan | None:
     """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now."""
-    if box.link(name=request.attachment.ifname) is None:
+    if box is None or box.link(name=request.attachment.ifname) is None:
         return None
     config = Config()
     fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
@@ -233,9 +229,14 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         raise InvalidConfig(
             f'master "{master.name}" is an InfiniBand link, and macvlan needs Ethernet: use the plugin ipoib or host-device for it'
         )
+    if master.kind == "ipvlan":  # IFF_NO_RX_HANDLER (drivers/net/ipvlan/ipvlan_main.c)
+        raise InvalidConfig(
+            f'master "{master.name}" is an ipvlan, and the kernel puts no macvlan on one, nor on the netdev below it: name a'
+            " netdev without ipvlans"
+        )
     if master.arphrd != ARPHRD_ETHER:
         raise InvalidConfig(
-            f'master "{master.name}" is not an Ethernet link (ARPHRD {master.arphrd}): macvlan cannot use it'
+            f'master "{master.name}" is not an Ethernet link (ARPHRD {master.arphrd}), and macvlan needs one: name another netdev'
         )
     if config.mtu > master.mtu:
         raise InvalidConfig(
@@ -298,7 +299,9 @@ def apply(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link:
             netns_fd=sandbox.fd,
         )
     except KernelError as fault:
-        raise KernelRefused(_reason(planned, fault), str(fault)) from None
+        from cni.plugins import macvlan_refusals
+
+        raise KernelRefused(macvlan_refusals.making(planned, fault), str(fault)) from None
     link = box.link(name=planned.temporary)
     if link is None:
         raise KernelRefused(
@@ -312,38 +315,11 @@ def apply(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link:
     return link
 
 
-def _reason(planned: Plan, fault: KernelError) -> str:
-    master = planned.master
-    if fault.errno == errno.EBUSY:
-        return f'master "{master}" is taken by a bridge, bond or other upper device: use another netdev, or take it out of that device'
-    if fault.errno == errno.EINVAL and planned.mode == "passthru":
-        return f'mode passthru needs master "{master}" for itself, and it has another macvlan: use mode bridge, or another master'
-    if fault.errno == errno.EINVAL:
-        return (
-            f'master "{master}" cannot carry this macvlan: is it in use by one of mode passthru, or no Ethernet link?'
-        )
-    if fault.errno == errno.EADDRINUSE:
-        return mac_in_use(planned)
-    if fault.errno == errno.EEXIST:  # before Linux 6.14 also when the host has it
-        return f'a link has the temporary name "{planned.temporary}" already, in the sandbox or on the host: remove it'
-    if fault.errno in (errno.ENODEV, errno.ENXIO):
-        return f'master "{master}" vanished meanwhile: retry when it is back'
-    if fault.errno == errno.EADDRNOTAVAIL:
-        return f"the MAC address {planned.mac} is not one that a link can have: give a unicast address in the key `mac`"
-    if fault.errno == errno.EPERM:
-        return "the kernel does not permit making links here: run as root, with CAP_NET_ADMIN on the host's and the sandbox's namespace"
-    return f'the kernel refused a macvlan on master "{master}": {fault.strerror}'
-
-
-def mac_in_use(planned: Plan) -> str:
-    return f'the MAC address {planned.mac} is in use on master "{planned.master}" already: give each attachment its own (runtimeConfig.mac, CNI_ARGS MAC, key `mac`)'
-
-
 def refused_up(planned: Plan, fault: KernelError) -> str:
     """Why the kernel did not set the link up."""
-    if fault.errno == errno.EADDRINUSE:
-        return mac_in_use(planned)
-    return f'the link "{planned.name}" cannot be set up: {fault.strerror}'
+    from cni.plugins import macvlan_refusals
+
+    return macvlan_refusals.up(planned, fault)
 
 
 def owns(planned: Plan, link: Link) -> bool:
@@ -391,9 +367,15 @@ def _await_end(planned: Plan, host: Rtnl) -> None:
         time.sleep(0.005)
 
 
-def differences(planned: Plan, link: Link) -> list[str]:
+def unmoved(planned: Plan) -> None:
+    """A macvlan always is a link."""
+
+
+def differences(planned: Plan, link: Link | None, host: Rtnl) -> list[str]:
     """What of the link itself is not as planned."""
-    found = []
+    found: list[str] = []
+    if link is None:
+        return found
     if link.kind != "macvlan":
         return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
     if link.lower_index != planned.lower:
@@ -403,6 +385,11 @@ def differences(planned: Plan, link: Link) -> list[str]:
     if link.macvlan_mode != planned.mode:
         found.append(f"mode is {link.macvlan_mode}, configured is {planned.mode}")
     return found
+
+
+def carrier(planned: Plan) -> tuple[str, bool]:
+    """The master."""
+    return planned.master, planned.in_sandbox
 
 
 def pci_id(planned: Plan) -> str:
@@ -419,10 +406,10 @@ def check_addresses(planned: Plan, ips: list[IPConfig]) -> None:
             )
 
 
-def status(config: Config, host: Rtnl, log: Log) -> None:
-    """NotAvailable without a master; LimitedConnectivity when it is down or has no carrier."""
+def status(config: Config, host: Rtnl, log: Log) -> Link | None:
+    """The master; NotAvailable without one, LimitedConnectivity when it is down or has no carrier."""
     if config.link_in_container:
-        return  # each sandbox has its own
+        return None  # each sandbox has its own
     master = _find_master(config, host)
     if master is None and not config.master:
         raise NotAvailable("there is no default route to take the master from: name the netdev in the key `master`")
@@ -433,3 +420,4 @@ def status(config: Config, host: Rtnl, log: Log) -> None:
         raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
     if not master.carrier:
         raise LimitedConnectivity(f'master "{master.name}" has no carrier: see its cable and switch port')
+    return master

@@ -110,7 +110,7 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
         )
     version = member(config, "cniVersion")
     if version is not None and not isinstance(version, str):
-        raise DecodingFailure(f"cniVersion {_shown(version)} is not a string")
+        raise DecodingFailure(f'cniVersion {_shown(version)} is not a string: write one such as "{versions.NEWEST}"')
     versions.require(version or "0.1.0", command)
     return Request(environ, stdin, config, _parse_args(environ.get("CNI_ARGS", "")))
 
@@ -159,11 +159,11 @@ def is_identifier(text: str) -> bool:
 def ifname_fault(name: str) -> str:
     """What keeps `name` from being the name of a link (dev_valid_name, net/core/dev.c), or ""."""
     if len(name.encode("utf-8", "surrogateescape")) > IFNAME_BYTES:
-        return f"is longer than {IFNAME_BYTES} bytes"
+        return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"
     if name in (".", ".."):
-        return "cannot name a link"
+        return "cannot name a link: want another, such as net1"
     if any(c in "/:" or c.isspace() or c == "\0" for c in name):
-        return "has a character that no link may have: / : or white space"
+        return "has a character that no link may have, / : or white space: want another, such as net1"
     return ""
 
 
@@ -171,7 +171,7 @@ def _check_network_name(name: Any) -> None:
     if name is None or name == "":
         raise InvalidConfig("the network configuration has no name: add the key `name`")
     if not isinstance(name, str):
-        raise DecodingFailure(f"name {_shown(name)} is not a string")
+        raise DecodingFailure(f"name {_shown(name)} is not a string: write it in quotes")
     if not is_identifier(name):
         raise InvalidConfig(
             f"name {_shown(name)} is malformed: start with a letter or digit, then letters, digits, _ . -"
@@ -186,7 +186,8 @@ def _decode(stdin: bytes) -> dict[str, Any]:
     except ValueError as fault:
         text = stdin[:200].decode("utf-8", "replace")
         raise DecodingFailure(
-            f"the network configuration on stdin is not JSON: {fault}", f"it begins: {text}"
+            f"the network configuration on stdin is not JSON: {fault}",
+            f"it begins: {text}" if stdin else "stdin is empty",
         ) from None
     if not isinstance(config, dict):
         raise DecodingFailure(f"the network configuration on stdin is no JSON object, but {_shown(config)}")

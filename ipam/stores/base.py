@@ -15,11 +15,12 @@ from cni.spec.request import Attachment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
     from typing import Any
 
     from cni.spec.errors import CniError
+    from ipam.ranges import Range
 
 READ, CHANGE, CREATE = range(3)  # what a store is opened for; where there is none, CREATE makes it, else it is empty
 
@@ -291,6 +292,17 @@ class Store:
         It may be `value` itself: an answer that is farther on only saves reading what is full.
         """
         raise NotImplementedError
+
+    def join(
+        self, pool: str, scope: str | None, rng: Range, owner: Owner, remember: Callable[[Sequence[Want]], object]
+    ) -> Claimed | Taken | Unknown | None:
+        """The claim of an address of `rng` that another process of this node has made for `owner` while we waited for our
+        turn; None: nobody has, and it is our turn.
+
+        For an attachment that has no lease and asks for no address. `remember(wants)` is called before another process
+        is asked, with none, and with the address that it has claimed.
+        """
+        return None
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """Give up `instead_of` and lease all `wants` to `owner`, in one step; or change nothing.

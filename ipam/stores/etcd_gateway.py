@@ -109,12 +109,13 @@ class Gateway:
         """
         deadline = min(monotonic() + self.seconds, self.deadline)
         pause = _FIRST_PAUSE
+        failure: CniError | None = None
         while True:
-            failure: CniError
             try:
                 return self._attempt(method, document, once, deadline)
             except _Failed as failed:
-                failure = failed.failure
+                if failure is None or monotonic() < deadline:  # what our own deadline cuts off tells no cause
+                    failure = failed.failure
             if monotonic() + pause > deadline:
                 raise failure
             time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))

@@ -5,8 +5,10 @@ for each address: the pool first, for a reservation without an allocation would 
 undone; what a kill leaves is completed by a retry, or cleared by DEL, since the allocation names the container.
 
 The node's processes take turns at a pool, from reading it to patching it, so that each finds the object as its
-predecessor left it; other nodes are met by the test, and a random wait. An allocation tells container, pod and ifname. All else of a lease comes from `known`,
-the node's own records, else from its reservation; a lease that neither tells of (Go's) has the sequence 0.
+predecessor left it, and one patch serves all that wait (`join`); other nodes are met by the test, and a random wait.
+
+An allocation tells container, pod and ifname. All else of a lease comes from `known`, the node's own records, else from
+its reservation; a lease that neither tells of (Go's) has the sequence 0.
 
 A request whose reply was lost can come late, but the test makes it fail once the object has changed: so a claim is made
 again with the object read anew, and who must be certain changes it (`settle`).
@@ -20,19 +22,24 @@ from time import monotonic
 from cni.spec.errors import CniError, TryAgainLater
 from cni.spec.request import Attachment
 from ipam.stores import kubernetes_objects as objects
-from ipam.stores.base import SHARED_SECONDS, Claimed, Lease, Owner, Pool, Store, Taken, Unknown, Want, returns
-from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open
-from ipam.stores.kubernetes_claim import (
-    FIRST_PAUSE,
-    Claim,
-    contended_until,
-    holder_besides,
-    patch,
-    reserve_for_others,
-    unreserve,
-    wait,
+from ipam.stores.base import (
+    SHARED_SECONDS,
+    Claimed,
+    Lease,
+    Owner,
+    Pool,
+    Store,
+    Taken,
+    Unknown,
+    Unreachable,
+    Want,
+    returns,
 )
+from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open
+from ipam.stores.kubernetes_change import FIRST_PAUSE, contended_until, patch, wait
+from ipam.stores.kubernetes_claim import Claim
 from ipam.stores.kubernetes_objects import PoolObject
+from ipam.stores.kubernetes_reservations import holder_besides, reserve_for_others, unreserve
 from ipam.stores.kubernetes_turns import Turns
 from ipam.stores.kubernetes_view import Names, View
 
@@ -41,7 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
-    from ipam.stores.kubernetes_claim import Changes
+    from ipam.ranges import Range
+    from ipam.stores.kubernetes_change import Changes
 
 
 class KubernetesStore(Store):
@@ -67,9 +75,8 @@ class KubernetesStore(Store):
         self._described = described
         self._api = Api(described.get("kubeconfig") or "", seconds)
         self._turns = Turns(self._api, described.get("pools") or [], seconds)
-        self._view = View(
-            self._api, self._turns.take, described.get("pools"), known, names or Names(described.get("node") or "")
-        )
+        names = names or Names(described.get("node") or "")
+        self._view = View(self._api, self._turns.take, described.get("pools"), known, names, self._turns.wishes)
         self._warn = warn
         self._depth = 0
 
@@ -229,11 +236,38 @@ class KubernetesStore(Store):
 
     # --- changes ---
 
+    def join(
+        self, pool: str, scope: str | None, rng: Range, owner: Owner, remember: Callable[[Sequence[Want]], object]
+    ) -> Claimed | Taken | Unknown | None:
+        """While we wait for our turn at the pool, who has it may claim for us."""
+
+        def wish() -> dict[str, Any]:
+            from ipam.stores.kubernetes_grants import claim_wish
+
+            remember(())
+            return claim_wish(rng, scope, owner)
+
+        with self.turn():
+            answer = self._turns.take(wish)
+            if not (answer and isinstance(value := answer.get("value"), int)):
+                return None
+            self._turns.end()
+            wants = [Want(pool, rng.family, value, scope)]
+            remember(wants)
+            claim = Claim(self._view, wants, owner, (), self._warn)
+            claim.adopt()
+            try:
+                return self._attempt(claim)
+            except Conflict as fault:
+                return Unknown(Unreachable(str(fault)))
+
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        deadline, pause = contended_until(self._api), FIRST_PAUSE
+        deadline, pause, again = contended_until(self._api), FIRST_PAUSE, False
         with self.turn():
             while True:
                 claim = Claim(self._view, wants, owner, instead_of, self._warn)
+                if again and claim.has_come():
+                    return Taken([])  # by a patch whose reply was lost: of another process, or of one that was killed
                 if claim.conflicts(False):
                     return Taken(claim.conflicts(True))
                 try:
@@ -243,7 +277,7 @@ class KubernetesStore(Store):
                         raise self._contended(wants[0].pool if wants else "", fault) from None
                 else:
                     return answer
-                pause = wait(pause)
+                pause, again = wait(pause), True
                 self._view.forget()
 
     def _attempt(self, claim: Claim) -> Claimed | Taken | Unknown:
@@ -289,7 +323,7 @@ class KubernetesStore(Store):
                 try:
                     for name, change in changes.items():
                         gone = [lease for lease in left if lease.pool == name]
-                        patch(self._view, name, change, cooled=gone, released=gone)
+                        patch(self._view, name, change, cooled=gone, released=gone, grants=True)
                         self._view.remember([], gone)
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]
@@ -304,9 +338,10 @@ class KubernetesStore(Store):
         """A patch for each pool, which tests all that it removes: nothing is read but the reservations.
 
         A pool may be an object of a MiB, and a DEL of ours need not know what else is in it; unless it has to remember what
-        it frees beside what is remembered already.
+        it frees beside what is remembered already, or others wish for something. While we wait for our turn, who has it may
+        free it for us.
         """
-        if self.cooldown or any(returns(lease.pod) for lease in leases):
+        if self.cooldown:
             return False
         changes: dict[str, list[Lease]] = {}
         for lease in leases:
@@ -319,22 +354,26 @@ class KubernetesStore(Store):
                     for name, gone in changes.items()
                 }
                 unreserve(self._view, leases)
+                if len(changes) == 1 and self._turns.take(lambda: _release_wish(leases)):
+                    self._view.remember([], leases)
+                    return True
                 self._turns.take()
-                for name, operations in patches.items():
-                    self._view.forget_pool(name)
-                    self._api.patch(POOLS, names.object_of(name), operations)
+                if not any(returns(lease.pod) for lease in leases) and not any(map(self._turns.is_waited_for, changes)):
+                    for name, operations in patches.items():
+                        self._view.forget_pool(name)
+                        self._api.patch(POOLS, names.object_of(name), operations)
+                    self._view.remember([], leases)
+                    return True
             except (Conflict, Gone, ValueError):
                 self._view.forget()
-                reserve_for_others(self._view, leases)
-                return False
-            self._view.remember([], leases)
-            return True
+            reserve_for_others(self._view, leases)
+            return False
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """Also frees what a claim has reserved that came no further."""
         with self.turn():
             own = [lease for lease in self._view.known_leases().values() if lease.attachment == attachment]
-            for name in dict.fromkeys(lease.pool for lease in own):
+            for name in dict.fromkeys([lease.pool for lease in own] or self._described.get("pools") or ()):
                 pool = self._view.pool(name)
                 if pool:  # a patch that is still under way supposes the former version
                     fence = [{"op": "add", "path": "/metadata/annotations", "value": {objects.FENCE: str(sequence)}}]
@@ -344,6 +383,12 @@ class KubernetesStore(Store):
                     self._api.patch(POOLS, self._view.names.object_of(name), fence)
             self._view.forget()
             unreserve(self._view, [lease for lease in own if not holder_besides(self._view, lease)])
+
+
+def _release_wish(leases: Sequence[Lease]) -> dict[str, Any]:
+    from ipam.stores.kubernetes_grants import release_wish
+
+    return release_wish(leases)
 
 
 def _sorted(leases: Iterable[Lease]) -> list[Lease]:

@@ -29,6 +29,7 @@ POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations",
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # of the object, the metadata
 
+_STATIC = "kubernetes.io/config.mirror"  # on the mirror of a static pod: the uid that its kubelet gave it
 _UNWARNED = "fieldValidation=Ignore"  # no list of the members that are pruned: a tenth of the time of a patch
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
@@ -122,11 +123,15 @@ class Api:
         return self._object(self._call("GET", PODS, name, namespace=namespace)).get("metadata") or {}
 
     def pod_uid(self, namespace: str, name: str) -> str:
-        """The uid of a pod, "" when there is none of the name."""
+        """The uid of a pod as its runtime knows it, "" when there is none of the name.
+
+        A static pod has another there than in the API, where its annotation tells it.
+        """
         try:
-            return str(self.pod(namespace, name).get("uid") or "")
+            metadata = self.pod(namespace, name)
         except Gone:
             return ""
+        return str((metadata.get("annotations") or {}).get(_STATIC) or metadata.get("uid") or "")
 
     def create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
         """The new object as the server has it; Conflict when there is one of its name. Open."""

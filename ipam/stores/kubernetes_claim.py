@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import posix
-import time
 from time import monotonic
 
-from cni.spec.errors import InvalidConfig, TryAgainLater
-from ipam.ranges import format_address
 from ipam.stores import kubernetes_objects as objects
-from ipam.stores import kubernetes_size as sizes
-from ipam.stores.base import SHARED_SECONDS, Lease, Owner, Want, given_up
-from ipam.stores.kubernetes_api import POOLS, RESERVATIONS, Conflict, Gone, Open, TooLarge
-from ipam.stores.kubernetes_objects import PoolObject
+from ipam.stores.base import Lease, Owner, Want, given_up
+from ipam.stores.kubernetes_api import RESERVATIONS, Conflict, Forbidden, Gone, Open
+from ipam.stores.kubernetes_change import FIRST_PAUSE, contended_until, create, patch, wait
+from ipam.stores.kubernetes_reservations import unreserve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
 
-    from ipam.stores.kubernetes_api import Api
+    from ipam.stores.kubernetes_change import Changes
+    from ipam.stores.kubernetes_objects import Entry, Reservation
     from ipam.stores.kubernetes_view import View
-
-    Changes = dict[int, dict[str, Any] | None]
-
-FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
-_CONTENDED_SECONDS = 20.0
 
 
 class Claim:
@@ -56,7 +47,8 @@ class Claim:
 
         `between` is called when the pools are written: the reservations are nobody else's meanwhile.
         """
-        self._write()
+        if not self._written:
+            self._write()
         between()
         taken = self._reserve()
         if not taken:
@@ -64,6 +56,22 @@ class Claim:
             unreserve(self._view, [o for o in self._instead_of if (o.scope, o.family, o.value) not in kept])
             self._view.remember(self.leases, self._instead_of)
         return taken
+
+    def adopt(self) -> None:
+        """The wants stand in their pools already, claimed by another process of the node: reserve them alone."""
+        self._written = [(want.pool, {want.value: None}) for want in self._wants]
+
+    def has_come(self) -> bool:
+        """Whether the owner has an allocation in these pools that is not to be given up."""
+        attachment = self._owner.attachment
+        own = (attachment.container_id, attachment.ifname)
+        known = {(old.pool, old.value) for old in self._instead_of}
+        return any(
+            (entry.container_id, entry.ifname) == own and (name, entry.value) not in known
+            for name in {want.pool for want in self._wants}
+            if (pool := self._view.pool(name))
+            for entry in pool.entries.values()
+        )
 
     def conflicts(self, reservations: bool) -> list[Want]:
         """What stands against a claim: by the pools, and if so asked by the reservations too."""
@@ -112,12 +120,46 @@ class Claim:
             pool = self._view.pool(name)
             if pool is None:
                 family = next(lease.family for lease in self.leases if lease.pool == name)
-                pool = _create(self._view, name, family, change)
-            entries = {value: pool.entries.get(value) for value in change}
+                self._make_pool(name, family, change)
             cooled = [old for old in given_up(self._instead_of, self._wants) if old.pool == name]
-            patch(self._view, name, change, self._warn, cooled)
-            former = {value: entry.document if entry else None for value, entry in entries.items()}
-            self._written.append((name, former))
+            self._written.append((name, self._patched(name, change, cooled)))
+
+    def _make_pool(self, name: str, family: int, change: Changes) -> None:
+        try:
+            create(self._view, name, family, change)
+        except Conflict:
+            self._view.forget_pool(name)
+            pool = self._view.pool(name)
+            if not self._written or pool is None or any(value in pool.entries for value in change):
+                raise
+
+    def _patched(self, name: str, change: Changes, cooled: Sequence[Lease]) -> Changes:
+        """Put `change` into a pool; what stood there before. Conflict, Open.
+
+        The first pool decides who goes first: when it is written, what others change in a further one meanwhile is looked at
+        anew there, for all of a claim would have to begin again as often as any of its pools changes.
+        """
+        deadline, pause = contended_until(self._view.api), FIRST_PAUSE
+        while True:
+            pool = self._view.pool(name)
+            former = {value: pool.entries.get(value) if pool else None for value in change}
+            try:
+                patch(self._view, name, change, self._warn, cooled, grants=True)
+                return {value: entry.document if entry else None for value, entry in former.items()}
+            except Conflict:
+                self._view.forget_pool(name)
+                if not self._written or monotonic() + pause > deadline or self._is_lost(name, former):
+                    raise
+            pause = wait(pause)
+
+    def _is_lost(self, name: str, former: dict[int, Entry | None]) -> bool:
+        """Whether another has changed what stood in a pool at the places of this claim."""
+        pool = self._view.pool(name)
+        now = {value: pool.entries.get(value) if pool else None for value in former}
+        return any(
+            (entry.document if entry else None) != (was.document if (was := former[value]) else None)
+            for value, entry in now.items()
+        )
 
     def _reserve(self) -> list[Want]:
         """Reserve each address in its scope; the first that another has."""
@@ -140,12 +182,25 @@ class Claim:
             if found and any(found.is_of(old) for old in (*given, *same, lease)):
                 self._replace(lease, lease)
                 self._moved += [(lease, old) for old in (given or same)[:1]]
-            elif found and found.pool == lease.pool:  # nobody's: the allocation was free, and is ours since _write
+            elif found and found.pool == lease.pool and not self._is_used(found, lease):
+                # nobody's: the allocation was free, and is ours since _write
                 self._replace(lease, lease)
                 self._made.append(lease)
             else:
                 return [Want(lease.pool, lease.family, lease.value, lease.scope)]
         return []
+
+    def _is_used(self, found: Reservation, lease: Lease) -> bool:
+        """Whether the pod of a reservation may have the address, though the pool does not hold it any more.
+
+        Go's DEL that ends half-way leaves a reservation of a dead pod; but a pool can lose what a living one has.
+        """
+        namespace, name, uid = found.lease(Want(lease.pool, lease.family, lease.value, lease.scope)).pod
+        try:
+            living = self._view.api.pod_uid(namespace, name) if name else ""
+        except Forbidden:
+            return True
+        return bool(living) and uid in ("", living)
 
     def _replace(self, former: Lease, lease: Lease) -> None:
         """Let the reservation at the place of `former` say what belongs to `lease`. Conflict, Open."""
@@ -197,142 +252,3 @@ class Claim:
                 if monotonic() + pause > deadline:
                     raise Open(f"pool {name} of {self._view.api} was changed by others each time: {fault}") from None
             pause = wait(pause)
-
-
-def patch(
-    view: View,
-    name: str,
-    changes: Changes,
-    warn: Callable[[str], object] = lambda text: None,
-    cooled: Sequence[Lease] = (),
-    released: Sequence[Lease] = (),
-) -> None:
-    """Put `changes` into a pool as it was read. Conflict, Open; CniError when it can take no more.
-
-    Unless it is nearly full, it keeps in mind that the addresses `cooled` were given up, and whose those `released` were.
-    """
-    pool = view.pool(name)
-    if pool is None:
-        raise Conflict(f"pool {name} has gone")
-    annotations: dict[str, str] = {}
-    if sizes.percent(pool.size) < sizes.WARN_PERCENT:
-        annotations = pool.remembering(released) | pool.cooled(cooled, view.cooldown, int(time.time()))
-    operations = pool.patch(changes, annotations)
-    added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
-    grown = sizes.growth(added.values())
-    _check_offsets(name, pool, added)
-    if added and not sizes.takes(pool.size, grown):
-        raise _full(view, name, pool)
-    try:
-        metadata = view.api.patch(POOLS, view.names.object_of(name), operations).get("metadata") or {}
-    except Gone:
-        raise Conflict(f"pool {name} has gone") from None
-    except TooLarge:
-        raise _full(view, name, pool) from None
-    except Open:
-        view.forget_pool(name)
-        raise
-    pool.annotations = metadata.get("annotations") or {}
-    pool.apply(changes, metadata.get("resourceVersion") or "", grown)
-    if added and sizes.percent(pool.size) >= sizes.WARN_PERCENT:
-        warn(
-            f"pool {name} of {view.api} is {sizes.percent(pool.size)} % of what the API server takes in one object"
-            f" ({pool.size >> 10} of {sizes.LIMIT >> 10} KiB, {len(pool.entries)} leases). {sizes.REMEDY}"
-        )
-
-
-def _full(view: View, name: str, pool: PoolObject) -> TryAgainLater:
-    return TryAgainLater(
-        f"pool {name} is full: its {len(pool.entries)} leases make an object of {pool.size >> 10} KiB, and an API server"
-        f" takes {sizes.LIMIT >> 10}. {sizes.REMEDY}",
-        f"{view.api}; `railcni ipam leases` shows who holds addresses",
-    )
-
-
-def _create(view: View, name: str, family: int, changes: Changes) -> PoolObject:
-    """A pool for `changes`, empty: nothing forbids a creation that comes late, so it must claim nothing. Conflict, Open."""
-    try:
-        cidr = view.names.range_of(name, family, next(iter(changes)))
-    except ValueError:
-        raise InvalidConfig(
-            f"pool {name} bears no range in its name that holds {format_address(family, next(iter(changes)))}"
-        ) from None
-    document = objects.new_pool(view.names.object_of(name), cidr, {})
-    _check_offsets(name, PoolObject(document, 0), changes)
-    pool = PoolObject(view.api.create(POOLS, document), 0)
-    view.set_pool(name, pool)
-    return pool
-
-
-def _check_offsets(name: str, pool: PoolObject, values: Iterable[int]) -> None:
-    for value in values:
-        if not pool.can_hold(value):
-            raise InvalidConfig(
-                f"address {format_address(pool.family, value)} is too far from the start of pool {name}: whereabouts"
-                " keeps offsets below 2^63. Use a range of at most 63 bits, such as a /66"
-            )
-
-
-def unreserve(view: View, leases: Sequence[Lease]) -> None:
-    """Delete the reservations that belong to `leases`. Open."""
-    for lease in leases:
-        if lease.scope is not None:
-            _unreserve(view, lease, lease.scope)
-
-
-def _unreserve(view: View, lease: Lease, scope: str) -> None:
-    place = (scope, lease.family, lease.value)
-    name = view.names.reservation_name(*place)
-    deadline, pause = contended_until(view.api), FIRST_PAUSE
-    while True:
-        found = view.reservation(*place)
-        if found is None or not found.is_of(lease):
-            return
-        try:
-            view.api.delete(RESERVATIONS, name, found.uid, found.version)
-            return
-        except Gone:
-            return
-        except Conflict as fault:  # it has changed: that does not make it another's
-            if monotonic() + pause > deadline:
-                raise Open(f"reservation {name} of {view.api} was changed by others each time: {fault}") from None
-        finally:
-            view.forget_reservation(*place)
-        pause = wait(pause)
-
-
-def holder_besides(view: View, lease: Lease) -> Lease | None:
-    """Who else has the address of `lease` by now, as the pool says.
-
-    whereabouts moves an entry to a restarted sandbox, and leaves the former container in the reservation.
-    """
-    pool = view.pool(lease.pool)
-    entry = pool.entries.get(lease.value) if pool else None
-    found = view.lease(pool, entry) if pool and entry else None
-    return found if found and (found.container_id, found.ifname) != (lease.container_id, lease.ifname) else None
-
-
-def reserve_for_others(view: View, leases: Sequence[Lease]) -> None:
-    """Make reservations again that were deleted as those of `leases`, and whose addresses others turn out to have. Open."""
-    for lease in leases:
-        other = holder_besides(view, lease) if lease.scope is not None else None
-        if other and lease.scope is not None and view.reservation(lease.scope, lease.family, lease.value) is None:
-            name = view.names.reservation_name(lease.scope, lease.family, lease.value)
-            try:
-                view.api.create(RESERVATIONS, objects.reservation(name, other))
-            except Conflict:
-                pass  # it is made already
-            view.forget_reservation(lease.scope, lease.family, lease.value)
-
-
-def contended_until(api: Api) -> float:
-    """Until when (time.monotonic) a change is tried again that others' changes forestall: longer than for a request of
-    the usual time, since a server that answers is not out of reach."""
-    seconds = api.seconds if api.seconds < SHARED_SECONDS else max(api.seconds, _CONTENDED_SECONDS)
-    return min(monotonic() + seconds, api.deadline)
-
-
-def wait(pause: float) -> float:
-    """Wait for about `pause` seconds, not as long as others; how long to wait the next time."""
-    time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
-    return min(2 * pause, _LONGEST_PAUSE)

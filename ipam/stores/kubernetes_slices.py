@@ -15,7 +15,7 @@ from time import monotonic
 from cni.spec.errors import InvalidConfig, TryAgainLater
 from ipam.ranges import format_address, parse_cidr
 from ipam.stores.kubernetes_api import POOLS, SLICES, Api, Conflict, Gone
-from ipam.stores.kubernetes_claim import FIRST_PAUSE, wait
+from ipam.stores.kubernetes_change import FIRST_PAUSE, wait
 from ipam.stores.kubernetes_objects import PoolObject
 
 TYPE_CHECKING = False

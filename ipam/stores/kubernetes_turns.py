@@ -1,7 +1,9 @@
 """Turns of this node's processes at pools: a lock for each pool, in a file below /run.
 
 Nothing but speed depends on them. So a node on which there can be no such file goes without, and so does who waits for
-too long. A connection is made before: who has the turn does no more than read and patch.
+too long. A connection is made before: who has the turn does no more than read and patch. And who must wait leaves word
+what is to be done (ipam.stores.kubernetes_wishes): who has the turn does it for all in one patch, for a server needs a
+quarter of a second to patch a pool with thousands of leases.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from ipam.stores.base import SHARED_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
     from ipam.stores.kubernetes_api import Api
+    from ipam.stores.kubernetes_wishes import Wish
 
 DIRECTORY = "/run/railcni"
+_WISH = "wish-"
 _SECONDS = 10.0  # to wait, if a request has its usual time: as long as each of a hundred pods that end takes its 100 ms
 
 
@@ -35,24 +40,67 @@ class Turns:
         self._held: list[int] = []
         self._taken = False
 
-    def take(self) -> None:
-        """Wait for the locks, unless they are held; CniError when it cannot be told which server it is, or reached."""
+    def take(self, wish: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any] | None:
+        """Wait for the locks, unless they are held; CniError when it cannot be told which server it is, or reached.
+
+        `wish` is called if it is one pool's lock and must be waited for: what others may do meanwhile. What they have
+        done is the answer, None for nothing.
+        """
         if self._taken:
-            return
+            return None
         self._taken = True
         self._api.connect()
-        deadline = monotonic() + self._seconds
-        where = f"{self._api.access} {self._api.access.namespace}"
-        names = sorted({_name(where, pool) for pool in self._pools})  # in one order: nobody waits for a waiter
+        now = monotonic()
+        deadline = min(now + self._seconds, (now + self._api.deadline) / 2)  # the rest is for what comes then
+        names = sorted({self._name(pool) for pool in self._pools})  # in one order: nobody waits for a waiter
         try:
             files.make_private_directory(DIRECTORY)
             files.check_private_directory(DIRECTORY)
             for name in names:
                 flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
                 self._held.append(posix.open(f"{DIRECTORY}/{name}", flags, 0o600))
+                if wish and len(names) == 1 and not locks.try_lock_file(self._held[0]):
+                    return self._wait(name, wish(), deadline)
                 locks.lock_file(self._held[-1], max(0.0, deadline - monotonic()))
         except (OSError, ValueError):  # ValueError: not in the main thread
             pass
+        return None
+
+    def _wait(self, name: str, wished: dict[str, Any], deadline: float) -> dict[str, Any] | None:
+        from ipam.stores import kubernetes_wishes
+
+        wish = kubernetes_wishes.leave(DIRECTORY, _WISH + name, wished)
+        try:
+            try:
+                locks.lock_file(self._held[0], max(0.0, deadline - monotonic()))
+            except TimeoutError:
+                pass  # who has the turn may be at it now: what is done later, the pool tells
+            return wish.answered() if wish else None
+        finally:
+            if wish:
+                wish.withdraw()
+
+    def is_waited_for(self, pool: str) -> bool:
+        """Whether there may be `wishes`."""
+        return bool(self._wishes(pool))
+
+    def wishes(self, pool: str) -> list[Wish]:
+        """What those want who wait for their turn at `pool`, while we have it; to be closed."""
+        names = self._wishes(pool)
+        if not names:
+            return []
+        from ipam.stores import kubernetes_wishes
+
+        return kubernetes_wishes.standing(DIRECTORY, names)
+
+    def _wishes(self, pool: str) -> list[str]:
+        if not (self._held and pool in self._pools):
+            return []
+        prefix = _WISH + self._name(pool)
+        try:
+            return [name for name in posix.listdir(DIRECTORY) if name.startswith(prefix)]
+        except OSError:
+            return []
 
     def end(self) -> None:
         self._taken = False
@@ -60,6 +108,6 @@ class Turns:
             posix.close(fd)
         self._held = []
 
-
-def _name(where: str, pool: str) -> str:
-    return f"pool-{_blake2.blake2b(f'{where} {pool}'.encode(), digest_size=16).hexdigest()}"
+    def _name(self, pool: str) -> str:
+        where = f"{self._api.access} {self._api.access.namespace} {pool}"
+        return f"pool-{_blake2.blake2b(where.encode(), digest_size=16).hexdigest()}"

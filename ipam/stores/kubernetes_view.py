@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ipam.stores.kubernetes_api import Api
     from ipam.stores.kubernetes_objects import Entry
+    from ipam.stores.kubernetes_wishes import Wish
 
 
 class Names:
@@ -57,14 +58,14 @@ class Names:
 class View:
     """What was read since `forget`. `named` are the pools that an attachment may have leases in, None for all.
 
-    `before` is called when a pool is to be read.
+    `before` is called when a pool is to be read; `wishes` tells what others want to have done to a pool.
 
     `cooldown` is that of the store. `thorough`: reservations of other pools are looked for before a claim; for who has met one.
     """
 
     __slots__ = (
         *("_before", "_known", "_known_from", "_named", "_pools", "_reservations", "_reserved"),
-        *("api", "cooldown", "names", "thorough"),
+        *("api", "cooldown", "names", "thorough", "wishes"),
     )
 
     def __init__(
@@ -74,10 +75,12 @@ class View:
         named: list[str] | None,
         known: Callable[[], list[Lease]],
         names: Names,
+        wishes: Callable[[str], list[Wish]],
     ) -> None:
         self.api = api
         self._before = before
         self.names = names
+        self.wishes = wishes
         self.cooldown = 0
         self.thorough = False
         self._named = named

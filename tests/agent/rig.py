@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
-import subprocess
 import threading
 import time
 import urllib.error
@@ -18,7 +18,7 @@ from cni.spec.request import Attachment
 from ipam import records
 from ipam.stores.base import Lease, Owner, Want
 from ipam.stores.kubernetes_objects import reservation
-from tests.blackbox.test_command import COMMAND
+from tests import command
 from tests.node import until
 from tests.stores.kubernetes_api import ApiServer
 
@@ -42,15 +42,17 @@ class Agent:
             "--listen=127.0.0.1:0",
         ]
         access = [f"--service-account={rig.account}", f"--api-server={rig.server.url}"]
-        argv = [*COMMAND, "agent", *place, *access, *times, *options]
-        self.process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+        argv = ["agent", *place, *access, *times, *options]
+        said, stderr = os.pipe()
+        with open(os.devnull, "r+b") as nothing, os.fdopen(stderr, "wb"):
+            self.process = command.start(argv, [nothing.fileno(), nothing.fileno(), stderr], env=os.environ)
+        self.said = os.fdopen(said)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self.said:
             self.lines.append(line.rstrip("\n"))
 
     @property
@@ -83,8 +85,7 @@ class Agent:
         self.process.wait(timeout=20)
         took = time.monotonic() - began
         self._reader.join(10)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self.said.close()
         return took
 
     def passes(self, count: int = 2) -> None:
@@ -118,7 +119,7 @@ class Rig:
 
     def close(self) -> None:
         for agent in self._agents:
-            if agent.process.stderr and not agent.process.stderr.closed:
+            if not agent.said.closed:
                 agent.end(signal.SIGKILL)
 
     # --- what stands in the cluster and on the nodes ---

@@ -18,8 +18,7 @@ from cni.cli import main as command
 from cni.cli.agent import nodefiles
 from cni.spec.errors import InvalidConfig
 from tests.agent.rig import Rig, owner
-from tests.blackbox.test_command import COMMAND
-from tests.node import until
+from tests.node import INTERPRETER, until
 
 FOLDER = "/etc/cni/net.d/whereabouts.d"
 
@@ -52,6 +51,7 @@ def test_it_writes_what_the_plugins_read_for_root_alone(rig: Rig) -> None:
     (folder(rig) / "nodename").unlink()
     assert until(lambda: (folder(rig) / "whereabouts.kubeconfig").read_text() == text)
     assert until((folder(rig) / "nodename").exists)
+    assert agent.says("another writes this file too")
 
 
 def call(rig: Rig, verb: str, container: str) -> Any:
@@ -78,7 +78,7 @@ def call(rig: Rig, verb: str, container: str) -> Any:
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
     config = json.dumps({"cniVersion": "1.1.0", "name": "rdma-net", "type": "whereabouts", "ipam": block})
-    done = subprocess.run([COMMAND[0], "-c", program], input=config, env=environ, capture_output=True, text=True)
+    done = subprocess.run([INTERPRETER, "-c", program], input=config, env=environ, capture_output=True, text=True)
     return json.loads(done.stdout) if done.returncode == 0 else done.stderr
 
 

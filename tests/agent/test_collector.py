@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -32,6 +33,21 @@ def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig) -> None:
     assert agent.metric("ipam_allocations_gc_reclamations") == 1
     agent.passes(1)
     assert agent.metric("ipam_allocations_gc_candidates") is None
+
+
+def test_an_address_that_is_freed_cools_down_as_the_flat_file_says(rig: Rig) -> None:
+    files = rig.host("n1") / "etc/cni/net.d/whereabouts.d"
+    files.mkdir(parents=True)
+    (files / "whereabouts.conf").write_text('{"cooldown_seconds": 600}')
+    rig.allocate(a2=("c2", "team/gone"))
+    rig.reserve(2, owner("c2", "team/gone"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+    ((offset, (until_when, whose)),) = json.loads(
+        rig.server.metadata(POOLS, POOL)["annotations"]["railcni.io/cooling"]
+    ).items()
+    assert (offset, whose) == ("2", "team/gone/net1")
+    assert 500 < until_when - time.time() < 700
 
 
 def test_a_lease_that_a_del_has_freed_is_no_suspect(rig: Rig) -> None:

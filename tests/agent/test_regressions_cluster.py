@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cni.spec.errors import TryAgainLater
+from cni.spec.errors import CniError, TryAgainLater
 from ipam.stores import kubernetes_turns
 from tests.agent.rig import Rig, owner, status_of
 from tests.node import until
@@ -71,6 +71,30 @@ def test_a_pod_with_sixteen_networks_asks_as_little_for_the_last_as_for_the_firs
     assert max(map(len, asked)) <= 4  # a pool is made once; it is read and patched, and the address reserved
     cluster.call("ADD", "next", {"range": "10.0.0.0/24"})
     assert [request.partition("/")[0] for request in cluster.asked()] == [f"GET {POOLS}", f"PATCH {POOLS}", f"POST {RESERVATIONS}"]  # fmt: skip
+
+
+def test_an_address_that_its_pool_does_not_hold_is_missed_by_check_and_given_to_nobody_else(cluster: Cluster) -> None:
+    """#305: pods over RDMA had addresses that the pool did not hold, nothing was logged, and others got them too."""
+    cluster.server.add_pod("ns", "c0")
+    assert cluster.call("ADD", "c0") == ["10.0.0.1/24"]
+    cluster.server.remove(POOLS, POOL)  # what stood there is lost, however that came about
+    with pytest.raises(CniError, match=r"10\.0\.0\.1"):
+        cluster.call("CHECK", "c0", prevResult={"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.1/24"}]})
+    assert cluster.call("ADD", "c1") != ["10.0.0.1/24"]
+    assert cluster.call("ADD", "c0") == ["10.0.0.1/24"]
+    for container in ("c0", "c1"):
+        cluster.call("DEL", container)
+    assert (cluster.allocations(), cluster.server.names(RESERVATIONS), cluster.recorded()) == ({}, [], {})
+
+
+def test_an_offset_that_lies_outside_the_pools_range_neither_stops_it_nor_is_dropped(cluster: Cluster) -> None:
+    """#403: a pool of 256 addresses had an allocation at an offset near 2^64, and nobody knew how to come to it."""
+    offset = "18446463705355360228"
+    stray = {"id": "f" * 64, "podref": "ns/ns-pod-9876543210-ddr9n", "ifname": "net1"}
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {offset: stray}})
+    assert cluster.call("ADD", "c0") == ["10.0.0.1/24"]
+    cluster.call("GC", **{"cni.dev/valid-attachments": []})
+    assert cluster.allocations() == {offset: stray}
 
 
 # --- what no DEL has freed ---

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.blackbox.test_command import COMMAND
 from tests.blackbox.test_kubernetes import ARGS, DIRECTORY, PORT, Server, network
 from tests.node import Node, until
 
@@ -16,11 +15,19 @@ ACCOUNT = "/run/service-account"
 def agent(node: Node, *options: str) -> tuple[int, str]:
     """Run it once; its exit code and log."""
     access = [f"--api-server=http://127.0.0.1:{PORT}", f"--service-account={ACCOUNT}", "--node=n1"]
-    done = node.run([*COMMAND, "agent", "--once", "--to=/opt/cni/bin", "--grace=0.1", *access, *options])
+    done = node.railcni("agent", "--once", "--to=/opt/cni/bin", "--grace=0.1", *access, *options)
     return done.returncode, done.stderr.decode()
 
 
+def rail(index: int) -> dict[str, Any]:
+    """The network of a rail of two."""
+    ranges = ["192.168.112.0/24", "192.168.113.0/24"]
+    key = {"index": index, "group": "gpu", "addressing": "same-index", "ranges": ranges}
+    return {**network(range=ranges[index]), "name": f"rail-{index}", "rail": key}
+
+
 def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(node: Node) -> None:
+    """A lease of its own, and that of a group of rails of which one is attached still."""
     node.master()
     node.path("/etc/cni/net.d").mkdir(parents=True)
     account = node.path(ACCOUNT)
@@ -33,22 +40,24 @@ def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(nod
     assert written["kubernetes"]["kubeconfig"] == f"{DIRECTORY}/whereabouts.kubeconfig"
 
     pod = node.pod()
-    for container, ifname in (("c1", "net1"), ("c2", "net2")):
-        call = {"container_id": container, "ifname": ifname, "netns": pod, "args": ARGS.format("gone")}
-        node.cni("macvlan", "ADD", network(), **call).succeeded()
-    assert server.reservations() == ["192.168.111.1", "192.168.111.2"]
+    own = {"netns": pod, "args": ARGS.format("gone")}
+    node.cni("macvlan", "ADD", network(), **own).succeeded()
+    for index in (0, 1):
+        node.cni("macvlan", "ADD", rail(index), ifname=f"rail{index}", **own).succeeded()
+    node.cni("macvlan", "DEL", rail(0), ifname="rail0", **own).succeeded()
+    assert server.reservations() == ["192.168.111.1", "192.168.112.1", "192.168.113.1"]
 
     code, log = agent(node)
     assert code == 0, log
     assert "its pod does not exist" in log
-    assert len(server.allocations()) == 2, "the namespace is there: the addresses may be in use"
+    assert len(server.allocations()) == 3, "the namespace is there: the addresses may be in use"
 
     process = node.start(["nsenter", f"--net={pod.path}", "sleep", "60"])
     assert until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
     node.delete_pod(pod)
     code, log = agent(node)
     assert code == 0, log
-    assert len(server.allocations()) == 2, "a process is in the namespace: the links answer still"
+    assert len(server.allocations()) == 3, "a process is in the namespace: the links answer still"
 
     process.kill()
     process.communicate()
@@ -56,5 +65,8 @@ def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(nod
     assert code == 0, log
     assert server.allocations() == {}, log
     assert server.reservations() == []
-    call = {"container_id": "c1", "ifname": "net1", "netns": pod.path, "args": ARGS.format("gone")}
-    node.cni("macvlan", "DEL", network(), **call).succeeded()
+    assert log.count(": freed in pool") == 3
+    assert "is not freed" not in log
+    for config, ifname in ((network(), "net1"), (rail(1), "rail1")):
+        late = {"ifname": ifname, "netns": pod.path, "args": ARGS.format("gone")}
+        node.cni("macvlan", "DEL", config, **late).succeeded()

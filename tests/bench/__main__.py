@@ -72,6 +72,12 @@ def main() -> int:
     parser.add_argument("--bin", type=Path, default=default, metavar="DIR", help="our executables are in DIR")
     parser.add_argument("--only", choices=PARTS, action="append", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--store", choices=STORES, action="append", help="of the part users: not all three")
+    parser.add_argument(
+        "--layout",
+        choices=users.LAYOUTS,
+        action="append",
+        help="of the part users: a range for each network, one for all, or rails",
+    )
     parser.add_argument("--pods", type=int, default=128, help="pods of the part users (default 128)")
     options = parser.parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=COLUMNS)
@@ -106,6 +112,7 @@ class Parts:
         self._rounds: int = options.rounds
         self._pods: int = options.pods
         self._stores: Sequence[str] = options.store or STORES
+        self._layouts: Sequence[str] = options.layout or tuple(users.LAYOUTS)
         self._ours = sides[0].folder
         self._sides = sides
         self._results = results
@@ -141,7 +148,9 @@ class Parts:
                 stores.append(users.EtcdStore(stack.enter_context(etcd.Cluster(flags=etcd.LARGE))))
             if "file" in self._stores:
                 stores.append(users.FileStore())
-            users.run(self._results, self._progress, self._ours, stores, self._pods, server.configuration)
+            users.run(
+                self._results, self._progress, self._ours, stores, self._pods, server.configuration, self._layouts
+            )
             return self._server_facts(server)
 
     def _server_facts(self, server: Server) -> dict[str, str]:

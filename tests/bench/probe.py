@@ -37,7 +37,7 @@ PHASES = {
         "cni.config:fill",
         "cni.plugins.macvlan:read",
         "cni.plugins.host_device:read",
-        "ipam.plugin:_read",
+        "ipam.plugin:configured",
     ),
     "record": ("cni.attachment:Book.*", "cni.attachment:Held.__exit__"),
     "store": (

@@ -1,7 +1,8 @@
 """What users of whereabouts have reported as failing (its issue 313): pods with 16 networks each, on 16 nodes, at once.
 
 128 pods are 2,048 ADDs by 32 workers, then as many DELs. Nothing may fail; no address may be given twice, neither as
-the results say nor as the store does; in the end nothing may be left, neither there nor in the nodes' records.
+the results say nor as the store does; in the end nothing may be left, neither there nor in the nodes' records. As rails of one group
+(`rail.addressing: same-index`) the networks of a pod must besides have given addresses of one index.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from tests.stores import etcd_dump
 
 NETWORKS, WORKERS = 16, 32
 _PREFIX = "/railcni-users"
+RANGES, SHARED, RAILS = f"{NETWORKS} ranges", "one /16", f"{NETWORKS} rails"
+LAYOUTS = {"ranges": RANGES, "shared": SHARED, "rails": RAILS}
 Holding = tuple[str, str, str]  # address, containerID, ifname
 
 
@@ -122,20 +125,25 @@ class FileStore:
 
 
 def run(
-    results: Results, progress: Progress, ours: Path, stores: Sequence[Store], pods: int, configuration: Path
+    results: Results,
+    progress: Progress,
+    ours: Path,
+    stores: Sequence[Store],
+    pods: int,
+    configuration: Path,
+    layouts: Sequence[str] = tuple(LAYOUTS),
 ) -> None:
-    """All stores, with a range for each network and with one for all."""
+    """All stores, with a range for each network, with one for all, and with the networks as rails of one group."""
     for store in stores:
         with hosts(store.machines, BUILD, configuration, WORKERS // store.machines) as machines:
             flat = store.flat(configuration)
-            for shared in (False, True):
-                results.crowds.append(_crowd(progress, ours, store, flat, machines, pods, shared))
+            for layout in layouts:
+                results.crowds.append(_crowd(progress, ours, store, flat, machines, pods, LAYOUTS[layout]))
 
 
 def _crowd(
-    progress: Progress, ours: Path, store: Store, flat: str, machines: Sequence[Host], pods: int, shared: bool
+    progress: Progress, ours: Path, store: Store, flat: str, machines: Sequence[Host], pods: int, what: str
 ) -> Crowd:
-    what = "one /16" if shared else f"{NETWORKS} ranges"
     jobs = [(pod, net) for pod in range(pods) for net in range(NETWORKS)]
     took, times, failures = {}, {}, {}
     given: list[Holding] = []
@@ -144,7 +152,7 @@ def _crowd(
         for _ in progress.track(f"{len(jobs):,} {verb}s over {store.name}, {what}", 1):
             began = time.perf_counter()
             calls = [
-                machines[pod % len(machines)].submit(partial(_call, ours, flat, verb, shared), pod, net)
+                machines[pod % len(machines)].submit(partial(_call, ours, flat, verb, what), pod, net)
                 for pod, net in jobs
             ]
             wait(calls)
@@ -155,7 +163,8 @@ def _crowd(
         if verb == "ADD":
             given = [holding for _, holding, fault in done if not fault]
             wrong = len(given) - len({address for address, _, _ in given})
-            wrong += len(set(given) ^ set(store.holdings(machines))) if not failures[verb] else 0
+            wrong += _unequal(given) if what == RAILS else 0
+            wrong += len(_known(given, what) ^ _known(store.holdings(machines), what)) if not failures[verb] else 0
     standing, records = store.standing(machines), sum(len(machine.records()) for machine in machines)
     left = standing + records
     faults = failures["ADD"] + failures["DEL"]
@@ -178,14 +187,30 @@ def _crowd(
     )
 
 
-def _call(ours: Path, flat: str, verb: str, shared: bool, pod: int, net: int) -> tuple[float, Holding, str]:
+def _known(holdings: Sequence[Holding], what: str) -> set[tuple[str, ...]]:
+    """What results and store must agree on: on rails the container holds the addresses, not each interface its own."""
+    return {holding[:2] if what == RAILS else holding for holding in holdings}
+
+
+def _unequal(given: Sequence[Holding]) -> int:
+    """How many pods have addresses of several indexes."""
+    indexes: dict[str, set[int]] = {}
+    for address, container, _ in given:
+        indexes.setdefault(container, set()).add(int(ipaddress.ip_address(address)) & 0xFFFF)
+    return sum(len(found) > 1 for found in indexes.values())
+
+
+def _call(ours: Path, flat: str, verb: str, what: str, pod: int, net: int) -> tuple[float, Holding, str]:
     """(milliseconds, what was given, why it failed) of a call, in a worker of the node."""
     block = {
         "type": "whereabouts",
-        "range": "10.99.0.0/16" if shared else f"10.{net}.0.0/16",
+        "range": "10.99.0.0/16" if what == SHARED else f"10.{net}.0.0/16",
         "configuration_path": flat,
     }
     network = {"cniVersion": "1.0.0", "name": f"net-{net}", "type": "macvlan", "ipam": block}
+    if what == RAILS:
+        ranges = [f"10.{rail}.0.0/16" for rail in range(NETWORKS)]
+        network["rail"] = {"index": net, "group": "users", "addressing": "same-index", "ranges": ranges}
     container, ifname = f"pod-{pod}", f"net{net}"
     args = f"K8S_POD_NAMESPACE=bench;K8S_POD_NAME={container}"
     executable = ours / "whereabouts"

@@ -117,7 +117,8 @@ def outcomes(report: Path) -> dict[str, str]:
 def suite(name: str, environ: dict[str, str]) -> dict[str, str]:
     """Run the black-box tests; the report stays below build/tests/."""
     report = ROOT / f"build/tests/{name}.xml"
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *SUITE]
+    two = ("-n", "2", "--dist", "loadfile")  # as `make test` does
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *two, f"--junitxml={report}", *SUITE]
     done = subprocess.run(argv, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True)
     report.with_suffix(".log").write_text(done.stdout + done.stderr)
     return outcomes(report)

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.blackbox.test_command import COMMAND
-from tests.node import STATE, Node, Pod
+from cni.cli.cache import Cache
+from cni.spec.errors import IoFailure
+from tests.blackbox.command import run
+from tests.node import COMMAND, STATE, Node, Pod
 
 CONFIG = {
     "cniVersion": "1.0.0",
@@ -51,7 +53,7 @@ class Site:
         return pod
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        done = self.node.run([*COMMAND, *argv])
+        done = self.node.railcni(*argv)
         text = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
         assert "Traceback" not in text.stderr, text.stderr
         return text
@@ -177,7 +179,7 @@ def test_gc_keeps_what_only_the_records_know(site: Site) -> None:
 
 def test_reading_makes_no_file_and_an_empty_node_has_nothing(node: Node) -> None:
     for argv in (["ipam", "pools"], ["ipam", "leases"], ["attachments"]):
-        done = node.run([*COMMAND, *argv, "-o", "json"])
+        done = node.railcni(*argv, "-o", "json")
         assert (done.returncode, done.stdout, done.stderr) == (0, b"[]\n", b"")
     assert not node.path("/var/lib/cni").exists()
 
@@ -201,3 +203,35 @@ def test_output_that_nobody_reads_any_more_is_no_failure(tmp_path: Path, form: s
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_output_that_its_disk_has_no_room_for_is_one_line_on_stderr(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        argv = [*COMMAND, "ipam", "leases", "--data-dir", str(tmp_path)]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, env={}, text=True)
+    assert (done.returncode, done.stderr) == (1, "railcni: the output cannot be written: No space left on device\n")
+
+
+def test_a_closed_stdout_is_told_before_a_file_is_opened_in_its_place(tmp_path: Path) -> None:
+    argv = ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, "ipam", "leases", "--data-dir", str(tmp_path)]
+    done = subprocess.run(argv, stderr=subprocess.PIPE, env={}, text=True)
+    assert (done.returncode, done.stderr) == (1, "railcni: stdout is closed: send it to a file, or to /dev/null\n")
+
+
+def test_a_directory_that_is_not_there_is_no_empty_store() -> None:
+    told = run("leases", "--data-dir", "/nonexistent", code=1)
+    assert told == 'railcni: --data-dir "/nonexistent": there is no such directory\n'
+    told = run("migrate", "--from", "file:/nonexistent", "--to", "file:/tmp/unused", code=1)
+    assert told == "railcni: file:/nonexistent: there is no such directory, so there is nothing to copy\n"
+    told = run("migrate", "--from", "config:/nonexistent", "--to", "file:/tmp/unused", code=1)
+    assert told == "railcni: config:/nonexistent: there is no such file\n"
+
+
+def test_results_that_this_user_may_not_read_say_who_may(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir(mode=0)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(IoFailure, match="cannot be listed: Permission denied; run as root"):
+            Cache(str(tmp_path)).all()
+    finally:
+        os.seteuid(0)

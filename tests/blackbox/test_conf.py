@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.blackbox.test_command import COMMAND, GO
+from tests.blackbox.test_command import GO
+from tests.blackbox.test_host_device import bus
+from tests.fabric import rules
 from tests.node import GO_PLUGINS, Node, Pod
 from tests.unit.test_conf import CONF, CONFLISTS, NADS, NETWORKS
 
 FLAT_FILE = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=rdma-pod-1;K8S_POD_INFRA_CONTAINER_ID=a1;K8S_POD_UID=u1"
 LENGTHS = {"fd00:192:168:112::1": 64, "192.168.2.225": 28, "192.168.3.225": 28}
-ABSENT = [n for n in NETWORKS if "pf-pci" in n or n.startswith("nvidia-host-device")]  # want a PCI function
-PRESENT = [n for n in NETWORKS if n not in ABSENT]
+VFS = ["rdma-vf", "rdma-vf-exclusive"]
+ABSENT = ["rdma-pf-pci", *VFS, *(n for n in NETWORKS if n.startswith("nvidia-host-device"))]  # want a PCI function
+PRESENT = [n for n in NETWORKS if n not in ABSENT and n != "gpu-rail-0"]  # which is attached with gpu-rail-1
 
 
 class Site:
@@ -42,7 +45,8 @@ class Site:
 
     def run(self, verb: str, network: str, *more: str) -> subprocess.CompletedProcess[bytes]:
         env = {"CNI_PATH": f"{self.node.executables}:{GO_PLUGINS}", "NETCONFPATH": str(CONF / "net.d")}
-        return self.node.run([*COMMAND, verb, network, self.pod.name, "-i", "net1", *more], env=env)
+        name = () if "-i" in more else ("-i", "net1")
+        return self.node.railcni(verb, network, self.pod.name, *name, *more, env=env)
 
     def ok(self, verb: str, network: str, *more: str) -> Any:
         done = self.run(verb, network, *more, "-o", "json")
@@ -71,10 +75,13 @@ def assert_attached(site: Site, name: str, result: dict[str, Any]) -> None:
     assert [a["address"] for a in result.get("ips", [])] == wanted
     assert link.up
     if first["type"] == "macvlan":
-        assert (link.kind, link.mode, link.mtu) == ("macvlan", first["mode"], first["mtu"])
+        assert (link.kind, link.mode, link.mtu) == ("macvlan", first.get("mode", "bridge"), first["mtu"])
     else:
         assert link.kind == "veth"
         assert "ens2f1" not in site.node.host.names()
+    if "rail" in first:
+        number = first["rail"]["index"]
+        assert rules(site.pod.view, 7000 + number) == [(addresses[0], 7000 + number)]
     if name == "rdma-net-tuning":
         for key, value in (("arp_announce", "2"), ("arp_ignore", "1"), ("rp_filter", "2")):
             assert site.pod.view.sysctl(f"net/ipv4/conf/net1/{key}") == value
@@ -113,13 +120,41 @@ def test_a_namespace_is_attached_by_the_conflist(site: Site, name: str) -> None:
     assert_whole_life(site, name, name)
 
 
+def test_the_nad_of_a_vf_attaches_the_function_of_that_address(site: Site) -> None:
+    site.install("file-store.conf")
+    bus(site.node, "pci", "0000:18:00.3", "ens2f1", driver="mlx5_core")
+    assert_whole_life(site, "rdma-vf", str(CONF / NADS["rdma-vf"]), "--args", ARGS)
+
+
+def test_the_vf_of_a_chain_whose_keys_no_pf_can_set_here_is_refused_and_nothing_is_left(site: Site) -> None:
+    """What the chain makes of a VF with its PF is the lab's matter: tests/lab/test_sriov.py, test_rdma_chain.py."""
+    site.install("file-store.conf")
+    bus(site.node, "pci", "0000:18:00.3", "ens2f1", driver="mlx5_core")
+    path = str(CONF / NADS["rdma-vf-exclusive"])
+    told = site.refused("attach", path, "--args", ARGS, "--device-id", "0000:18:00.3")
+    assert "sriov ADD failed with code 7: vlan, vlanQoS, max_tx_rate, spoofchk, trust: the PF" in told
+    assert site.node.leftovers() == []
+
+
+def test_the_nads_of_rails_give_a_pod_one_index_on_both(site: Site) -> None:
+    site.install("file-store.conf")
+    args = ("--args", ARGS)
+    for number in (1, 0):
+        site.ok("attach", str(CONF / NADS[f"gpu-rail-{number}"]), "-i", f"net{number}", *args)
+    for number in (0, 1):
+        assert site.pod.view.link(f"net{number}").texts == [f"192.168.12{number}.1/24"]
+        site.ok("detach", str(CONF / NADS[f"gpu-rail-{number}"]), "-i", f"net{number}")
+    assert site.node.leftovers() == []
+
+
 @pytest.mark.parametrize("name", ABSENT)
 def test_a_pci_function_that_is_not_there_is_named_and_nothing_is_left(site: Site, name: str) -> None:
     site.install("file-store.conf")
-    more = ["--device-id", "0000:18:00.2"] if name.startswith("nvidia-") else []
+    address = "0000:18:00.3" if name in VFS else "0000:18:00.2"
+    more = ["--device-id", address] if name.startswith("nvidia-") or name.endswith("exclusive") else []
     told = site.refused("attach", str(CONF / NADS[name]), "--args", ARGS, *more)
-    assert "railcni: host-device ADD failed with code" in told
-    assert "0000:18:00.2" in told
+    assert f"railcni: {NETWORKS[name][0]['type']} ADD failed with code" in told
+    assert address in told
     assert site.node.leftovers() == []
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests import etcd
-from tests.blackbox.test_command import COMMAND
 from tests.node import STATE, Node, Pod, until
 
 pytestmark = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
@@ -67,6 +66,8 @@ def network(ipam: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def member(node: Node) -> Iterator[Etcd]:
+    if etcd.unusable():  # other files use it, too
+        pytest.skip(etcd.unusable())
     node.master()
     flat = node.path(FLAT)
     flat.parent.mkdir(parents=True)
@@ -166,7 +167,7 @@ def test_without_etcd_a_delete_succeeds_and_its_release_is_made_up_for(node: Nod
     assert list(member.leases().values()) == ["c0", "c1", "c2"]
     node.cni("macvlan", "DEL", config, container_id="late", ifname="late", netns=pod).succeeded()
     if pending(node):  # the last attempt was a moment ago
-        node.run([*COMMAND, "ipam", "flush"]).check_returncode()
+        node.railcni("ipam", "flush").check_returncode()
     assert member.leases() == {"192.168.111.3": "c2"}
     node.cni("macvlan", "DEL", config, container_id="c2", ifname="net2", netns=pod).succeeded()
     assert (node.leftovers(), member.leases()) == ([], {})
@@ -222,16 +223,16 @@ def test_a_wrong_value_is_code_7_and_named(node: Node, pod: Pod, member: Etcd) -
 def test_the_command_reads_the_store_that_the_flat_file_names(node: Node, pod: Pod, member: Etcd) -> None:
     args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"
     node.cni("whereabouts", "ADD", network(), netns=pod, args=args).succeeded()
-    (pool,) = json.loads(node.run([*COMMAND, "ipam", "pools", "-o", "json"]).stdout)
+    (pool,) = json.loads(node.railcni("ipam", "pools", "-o", "json").stdout)
     assert (pool["pool"], pool["size"], pool["used"], pool["free"]) == ("192.168.111.0-24", 254, 1, 253)
     node.path("/etc/own.conf").write_text(json.dumps({"etcd_host": URL}))
-    shown = node.run([*COMMAND, "ipam", "show", "192.168.111.1", "--config", "/etc/own.conf", "-o", "json"])
+    shown = node.railcni("ipam", "show", "192.168.111.1", "--config", "/etc/own.conf", "-o", "json")
     assert [lease["pod"] for lease in json.loads(shown.stdout)] == ["team/web-0"]
-    (lease,) = json.loads(node.run([*COMMAND, "ipam", "leases", "-o", "json"]).stdout)
+    (lease,) = json.loads(node.railcni("ipam", "leases", "-o", "json").stdout)
     assert lease["address"] == "192.168.111.1"
-    assert json.loads(node.run([*COMMAND, "ipam", "leases", "--data-dir", STATE, "-o", "json"]).stdout) == []
+    assert json.loads(node.railcni("ipam", "leases", "--data-dir", STATE, "-o", "json").stdout) == []
     member.stop()
-    done = node.run([*COMMAND, "ipam", "pools"])
+    done = node.railcni("ipam", "pools")
     assert done.returncode == 1
     assert b"127.0.0.1:2379" in done.stderr
     assert b"Traceback" not in done.stderr

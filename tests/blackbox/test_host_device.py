@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.node import GO_PLUGINS, VERSIONS, Node, Pod
+from tests.node import GO_PLUGINS, VERSIONS, Node, Pod, until
 from tests.view import Link
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
@@ -326,6 +326,7 @@ def test_what_the_pod_changed_on_the_device_is_undone(node: Node, pod: Pod) -> N
     with pod.view.rtnl() as ipr:
         (index,) = ipr.link_lookup(ifname="net1")
         ipr.link("property_add", index=index, altname="from-the-pod")
+        ipr.link("property_del", index=index, altname="rdma-rail-0")
     delete(node, pod, network())
     after = as_it_was(node)
     kept = after["ens9"].pop("identity"), before["ens9"].pop("identity")
@@ -407,6 +408,21 @@ def test_a_device_that_vanished_ends_well(node: Node, pod: Pod) -> None:
     pod.view.delete("net1")
     delete(node, pod, network())
     assert (node.leases(), node.files(), pod.view.names()) == ([], [], [])
+
+
+def test_a_record_of_an_earlier_boot_restores_nothing_on_the_device(node: Node, pod: Pod) -> None:
+    """A reboot is a boot_id that differs: another file stands in for the kernel's."""
+    add(node, pod, network())
+    node.delete_pod(pod)  # a veth goes with it
+    assert until(lambda: "ens9-peer" not in node.host.names())
+    node.host.add_veth("ens9", "ens9-peer", mtu=1500)  # and here it is again, as the kernel makes it
+    node.host.set("ens9", address="02:00:00:00:09:09")
+    before = as_it_was(node)
+    node.path("/run/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
+    node.run(["mount", "--bind", "/run/boot_id", "/proc/sys/kernel/random/boot_id"]).check_returncode()
+    delete(node, pod.path, network())
+    assert as_it_was(node) == before
+    assert (node.leases(), node.files()) == ([], [])
 
 
 def test_another_device_under_the_old_name_is_left_alone(node: Node, pod: Pod) -> None:

@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.blackbox.test_host_device import PCI, bus
+from tests.each import ATTACHING, LINK_PLUGINS, each_and
 from tests.node import BIN, GO_PLUGINS, STATE, Node, Pod, Reply
 
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
 FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 SHADOW = "/etc/hostile/shadow"
-PLUGINS = ("macvlan", "host-device", "whereabouts")
-
-each_plugin = pytest.mark.parametrize("plugin", PLUGINS)
-each_link_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
 
 
 def network(ipam: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -28,14 +26,22 @@ def network(ipam: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     return {"cniVersion": "1.1.0", "name": "hostile", "master": "ens2f0", "device": "ens9", "ipam": block, **more}
 
 
+def network_of(plugin: str, ipam: dict[str, Any] | None = None) -> dict[str, Any]:
+    return network(ipam, deviceID=PCI) if plugin == "sriov" else network(ipam)
+
+
 @pytest.fixture
-def pod(node: Node) -> Pod:
+def pod(request: pytest.FixtureRequest, node: Node) -> Pod:
     """A pod on a node that has devices to attach, and an /etc and /var/log of its own."""
     node.master()
     node.host.add_veth("ens9", "ens9-peer")
-    node.run(["sh", "-c", "cp -a /etc /run/etc && mount --bind /run/etc /etc && mount -t tmpfs tmpfs /var/log"])
+    own = "mkdir -p /run/etc/cni && find /etc -maxdepth 1 -type f -exec cp -a -t /run/etc {} + && mount --bind /run/etc /etc"
+    node.run(["sh", "-c", f"{own} && mount -t tmpfs tmpfs /var/log"]).check_returncode()
     write(node, SHADOW, "root:secret")
     node.remember()
+    callspec = getattr(request.node, "callspec", None)
+    if callspec and "sriov" in callspec.params.values():
+        bus(node, "pci", PCI, "ens9", driver="mlx5_core")
     return node.pod()
 
 
@@ -93,8 +99,7 @@ def block_with(key: str, value: str) -> dict[str, Any]:
     return {outer: {inner: value} if inner else value}
 
 
-@pytest.mark.parametrize("plugin", ["whereabouts", "macvlan"])
-@pytest.mark.parametrize(("key", "value", "roots", "word"), REFUSED_PATHS)
+@each_and("key, value, roots, word", REFUSED_PATHS, plugins=ATTACHING)
 def test_a_path_outside_of_its_roots_is_refused(
     node: Node, pod: Pod, plugin: str, key: str, value: str, roots: str, word: str
 ) -> None:
@@ -102,7 +107,9 @@ def test_a_path_outside_of_its_roots_is_refused(
         node.path(link).parent.mkdir(parents=True, exist_ok=True)
         node.path(link).symlink_to("/etc/hostile")
     node.remember()
-    refused(node, plugin, network(block_with(key, value)), pod, 7, f'ipam.{key} "{value}"', roots, word, POLICY)
+    refused(
+        node, plugin, network_of(plugin, block_with(key, value)), pod, 7, f'ipam.{key} "{value}"', roots, word, POLICY
+    )
 
 
 def test_all_paths_are_refused_at_once(node: Node, pod: Pod) -> None:
@@ -242,38 +249,45 @@ def test_the_sandboxs_own_links_are_the_pods(node: Node, pod: Pod) -> None:
     node.cni("macvlan", "ADD", network(master="eth0", linkInContainer=True), netns=pod).succeeded()
 
 
-@pytest.mark.parametrize("selector", ["device", "hwaddr", "altname"])
-def test_a_device_that_is_not_listed_is_refused_by_every_selector(node: Node, pod: Pod, selector: str) -> None:
+@pytest.mark.parametrize(
+    ("plugin", "selector"),
+    [("host-device", "device"), ("host-device", "hwaddr"), ("host-device", "altname"), ("sriov", "VF")],
+)
+def test_a_device_that_is_not_listed_is_refused_by_every_selector(
+    node: Node, pod: Pod, plugin: str, selector: str
+) -> None:
     with node.host.rtnl() as ipr:
         ipr.link("property_add", index=ipr.link_lookup(ifname="ens9")[0], altname="ens2-alt")
     mac = node.host.link("ens9").mac
-    write(node, POLICY, {"devices": ["ens2*", "0000:3b:00.*"]})
+    write(node, POLICY, {"devices": ["ens2*", "0000:18:00.*"]})
     chosen = {"device": {"device": "ens9"}, "hwaddr": {"device": "", "hwaddr": mac}, "altname": {"device": "ens2-alt"}}
+    chosen["VF"] = {"device": "", "deviceID": PCI}
     config = network(**chosen[selector])
-    refused(node, "host-device", config, pod, 7, 'device "ens9"', "ens2*, 0000:3b:00.*", "devices", POLICY)
-    if selector == "device":
-        node.cni("host-device", "STATUS", config).refused(7, 'device "ens9"')
-    write(node, POLICY, {"devices": ["ens9"]})
-    node.cni("host-device", "ADD", config, netns=pod).succeeded()
+    refused(node, plugin, config, pod, 7, 'device "ens9', "ens2*, 0000:18:00.*", "devices", POLICY)
+    if selector in ("device", "VF"):
+        node.cni(plugin, "STATUS", config).refused(7, 'device "ens9')
+    write(node, POLICY, {"devices": [PCI if selector == "VF" else "ens9"]})
+    node.cni(plugin, "ADD", config, netns=pod).succeeded()
     write(node, POLICY, {"devices": []})
-    node.cni("host-device", "DEL", config, netns=pod).succeeded()
+    node.cni(plugin, "DEL", config, netns=pod).succeeded()
     assert node.leftovers() == []
 
 
-@pytest.mark.parametrize(
-    ("content", "mode", "words"),
+@each_and(
+    "content, mode, words",
     [
         ("nonsense", 0o600, ["JSON"]),
         ({"master": ["ens2f0"]}, 0o600, ["master", "unknown", "masters"]),
         ({"masters": ["*"]}, 0o666, ["mode 666", "chmod"]),
     ],
+    ids=["no JSON", "unknown key", "others can write"],
+    plugins=LINK_PLUGINS,
 )
-@each_link_plugin
 def test_a_policy_that_cannot_be_believed_stops_every_add(
     node: Node, pod: Pod, plugin: str, content: Any, mode: int, words: list[str]
 ) -> None:
     write(node, POLICY, content, mode)
-    refused(node, plugin, network(), pod, 7, POLICY, *words)
+    refused(node, plugin, network_of(plugin), pod, 7, POLICY, *words)
 
 
 # --- what is on stdin, and how much of it ---
@@ -321,8 +335,7 @@ def bounded(node: Node, plugin: str, stdin: bytes, pod: Pod, verb: str = "ADD", 
     return answer
 
 
-@each_plugin
-@pytest.mark.parametrize("bomb", BOMBS)
+@each_and("bomb", list(BOMBS))
 def test_too_much_on_stdin_is_refused(node: Node, pod: Pod, plugin: str, bomb: str) -> None:
     answer = bounded(node, plugin, BOMBS[bomb], pod, source="/dev/zero" if bomb == "endless" else "")
     assert answer["code"] == 6
@@ -387,10 +400,14 @@ def test_what_names_no_netdev_is_refused(node: Node, pod: Pod, plugin: str, key:
     refused(node, plugin, network(**{key: name}), pod, 7, key, "want")
 
 
-@each_link_plugin
-@pytest.mark.parametrize("kind", ["../host-local", "/usr/lib/cni/host-local", "..", ".", "a\0b", "sub/whereabouts"])
+@each_and(
+    "kind",
+    ["../host-local", "/usr/lib/cni/host-local", "..", ".", "a\0b", "sub/whereabouts"],
+    ids=repr,
+    plugins=LINK_PLUGINS,
+)
 def test_an_ipam_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod, plugin: str, kind: str) -> None:
-    refused(node, plugin, network({"type": kind}), pod, 7, "ipam.type", "CNI_PATH")
+    refused(node, plugin, network_of(plugin, {"type": kind}), pod, 7, "ipam.type", "CNI_PATH")
 
 
 def test_a_network_with_a_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod) -> None:
@@ -536,12 +553,20 @@ def test_a_data_directory_that_others_can_write_is_refused(node: Node, pod: Pod)
 
 
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL", "GC"])
-@pytest.mark.parametrize(("first", "then"), [("macvlan", "host-device"), ("host-device", "macvlan")])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("macvlan", "host-device"),
+        ("sriov", "host-device"),
+        pytest.param("host-device", "macvlan", marks=pytest.mark.long),
+        pytest.param("macvlan", "sriov", marks=pytest.mark.long),
+    ],
+)
 def test_a_network_that_is_of_another_type_by_now_is_cleared_by_the_plugin_that_made_it(
     node: Node, pod: Pod, first: str, then: str, verb: str
 ) -> None:
-    result = node.cni(first, "ADD", network(), netns=pod).succeeded()
-    config = {**network(), "prevResult": result, "cni.dev/valid-attachments": []}
+    result = node.cni(first, "ADD", network_of(first), netns=pod).succeeded()
+    config = {**network_of(then), "prevResult": result, "cni.dev/valid-attachments": []}
     reply = node.cni(then, verb, config, netns=pod)
     if verb == "CHECK":
         reply.refused(100, first, then, "attach it again")
@@ -556,8 +581,7 @@ def test_a_network_that_is_of_another_type_by_now_is_cleared_by_the_plugin_that_
 # --- the sandbox's path ---
 
 
-@each_link_plugin
-@pytest.mark.parametrize("kind", ["fifo", "device", "endless", "socket", "proc", "loop"])
+@each_and("kind", ["fifo", "device", "endless", "socket", "proc", "loop"], plugins=LINK_PLUGINS)
 def test_a_sandbox_that_is_none_is_refused_without_being_opened(node: Node, pod: Pod, plugin: str, kind: str) -> None:
     path = node.path("/run/trap")
     if kind == "fifo":
@@ -574,7 +598,7 @@ def test_a_sandbox_that_is_none_is_refused_without_being_opened(node: Node, pod:
     else:
         path.symlink_to("trap")
     before = node.leases()
-    reply = node.cni(plugin, "ADD", network(), netns="/run/trap")
+    reply = node.cni(plugin, "ADD", network_of(plugin), netns="/run/trap")
     reply.refused(8, "/run/trap")
     assert node.leases() == before == []
     assert node.leftovers() == []

@@ -82,7 +82,7 @@ def test_it_runs_the_command(podman: Podman) -> None:
 def test_the_init_container_installs_plugins_that_run_on_a_host_with_nothing(node: Node, podman: Podman) -> None:
     assert f"railcni {VERSION}" in install(podman)
     assert "nothing had to be changed" in install(podman)
-    for name in ("macvlan", "host-device", "whereabouts"):
+    for name in ("macvlan", "host-device", "sriov", "rdma", "whereabouts"):
         done = call(node, f"/opt/cni/bin/railcni-{name}")
         assert json.loads(done.stdout)["cniVersion"] == "1.1.0", done.stderr
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.blackbox.command import run
-from tests.blackbox.test_command import COMMAND
+from tests.node import COMMAND
 from tests.stores import kubernetes_api
 from tests.stores.cluster_api import ClusterServer
 
@@ -139,7 +139,7 @@ def test_an_audit_of_a_cluster_in_order_finds_nothing_and_reads_only(cluster: Cl
         ("lease-of-ipamclaim", "keep", IP(5)),
     ]
     said = cluster.run("audit")
-    assert "1 pools, 5 leases, 5 reservations, 4 pods" in said
+    assert "1 pool, 5 leases, 5 reservations, 4 pods" in said
     assert "kept, as it should be: 1 lease-of-pending-pod" in said
     assert "nothing is wrong" in said
     assert {method for method, _, _ in cluster.server.seen} == {"GET"}
@@ -332,4 +332,4 @@ def test_the_executable_answers_on_stdout_and_with_its_exit_code(cluster: Cluste
     argv = [*COMMAND, "ipam", "audit", "--kubeconfig", cluster.kubeconfig]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={})
     assert (done.returncode, done.stderr) == (1, "")
-    assert "1 findings, 1 of which `railcni ipam reclaim` would free" in done.stdout
+    assert "1 finding, 1 of which `railcni ipam reclaim` would free" in done.stdout

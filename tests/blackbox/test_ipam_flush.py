@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tests.blackbox.test_command import COMMAND
 from tests.blackbox.test_kubernetes import Server, network, pod, server  # noqa: F401
 from tests.node import Node, Pod
 
 
 def flush(node: Node) -> tuple[int, bytes]:
-    done = node.run([*COMMAND, "ipam", "flush"])
+    done = node.railcni("ipam", "flush")
     assert b"Traceback" not in done.stderr
     return done.returncode, done.stdout
 

@@ -24,7 +24,6 @@ from ipam.stores.file import FileStore
 from ipam.stores.kubernetes import KubernetesStore
 from tests import etcd
 from tests.blackbox.command import run
-from tests.blackbox.test_command import COMMAND
 from tests.blackbox.test_etcd import Etcd, member, network  # noqa: F401
 from tests.node import Node
 from tests.stores.cluster_api import ClusterServer
@@ -314,9 +313,9 @@ def test_a_nodes_live_attachments_move_from_its_files_to_etcd(node: Node, member
     here = network({"datastore": "file"})
     node.cni("macvlan", "ADD", here, netns=pod, args=args).succeeded()
     argv = ["ipam", "migrate", "--from", "file:/var/lib/cni/railcni", "--to", "etcd:127.0.0.1:2379"]
-    done = node.run([*COMMAND, *argv])
+    done = node.railcni(*argv)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"1 leases copied" in done.stdout and b"1 records of this node" in done.stdout
+    assert b"1 lease copied" in done.stdout and b"by 1 record of this node" in done.stdout
     assert list(member.leases()) == ["192.168.111.1"]
     other = node.cni("whereabouts", "ADD", network(), container_id="c2", netns="/dev/null", args=args.replace("0", "1"))
     assert other.addresses == ["192.168.111.2/24"]

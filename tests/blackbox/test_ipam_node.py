@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from cni.spec.request import Attachment
 from ipam.stores.base import Owner, Want
 from ipam.stores.file import FileStore
 from tests.blackbox.command import run
-from tests.blackbox.test_command import COMMAND
+from tests.fabric import Fabric
 from tests.node import ROOT, STATE, Node, Pod
 
 CONFIG = {
@@ -35,19 +37,21 @@ import sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from cni.attachment import Book
 from cni.spec.request import Attachment
-held = Book().locked(Attachment("rail", "sandbox-b", "net1"), "ipam")
+*attachment, part = sys.argv[1:]
+held = Book().locked(Attachment(*attachment), part)
 print("held", flush=True)
 time.sleep(60)
 """
 
 
 class Site:
-    """A node with two pods that have an IPv4 and an IPv6 address each."""
+    """A node with two pods that have an IPv4 and an IPv6 address each, or with none."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, *names: str) -> None:
         self.node = node
-        node.master()
-        self.pods = [self.attach(name) for name in ("a", "b")]
+        if names:
+            node.master()
+        self.pods = [self.attach(name) for name in names]
 
     def attach(self, name: str) -> Pod:
         pod = self.node.pod(name)
@@ -55,7 +59,7 @@ class Site:
         return pod
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[bytes]:
-        done = self.node.run([*COMMAND, "ipam", *argv])
+        done = self.node.railcni("ipam", *argv)
         assert b"Traceback" not in done.stderr, done.stderr
         return done
 
@@ -76,9 +80,20 @@ class Site:
         self.node.run([sys.executable, "-c", program]).check_returncode()
 
 
+@contextmanager
+def at_work(node: Node, *what: str) -> Iterator[None]:
+    """The lock of an attachment and its part is held, as while an ADD or DEL of it runs."""
+    holder = node.start([sys.executable, "-c", _HOLD, *what])
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    yield
+    holder.kill()
+    holder.communicate()
+
+
 @pytest.fixture
 def site(node: Node) -> Site:
-    return Site(node)
+    return Site(node, "a", "b")
 
 
 def test_the_leases_of_gone_namespaces_are_found_and_freed_with_their_records(site: Site) -> None:
@@ -101,11 +116,26 @@ def test_a_namespace_that_is_there_again_and_an_attachment_at_work_keep_their_le
         site.node.delete_pod(pod)
     assert len(site.audit()) == 4
     site.node.pod("a")
-    holder = site.node.start([sys.executable, "-c", _HOLD])
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    assert {result for result, _ in site.reclaim()} == {"skipped"}
+    with at_work(site.node, "rail", "sandbox-b", "net1", "ipam"):
+        assert {result for result, _ in site.reclaim()} == {"skipped"}
     assert len(site.node.leases()) == 4
+
+
+def test_the_lease_of_a_group_is_freed_once_its_namespace_is_gone_and_none_of_its_rails_is_at_work(node: Node) -> None:
+    fabric = Fabric(node, 2)
+    pod = node.pod("a")
+    fabric.attach(pod, [0, 1])
+    node.cni("macvlan", "DEL", fabric.network(0), container_id="id-a", ifname="net0", netns=pod).succeeded()
+    site = Site(node)
+    assert site.audit() == []
+    node.delete_pod(pod)
+    dead = [("lease-without-namespace", "reclaim", f"192.168.{rail}.1") for rail in (0, 1)]
+    assert site.audit() == dead
+    with at_work(node, "rail-1", "id-a", "net1", "link"):
+        assert {result for result, _ in site.reclaim()} == {"skipped"}
+    assert site.reclaim() == [("freed", "192.168.0.1"), ("skipped", "192.168.1.1")]  # went with the first
+    node.cni("macvlan", "DEL", fabric.network(1), container_id="id-a", ifname="net1", netns=pod.path).succeeded()
+    assert node.leftovers() == []
 
 
 def test_leases_without_a_record_and_records_without_a_lease_are_told(site: Site) -> None:
@@ -148,7 +178,7 @@ def test_a_namespace_that_comes_right_before_the_change_keeps_its_lease(
 
 
 def test_an_audit_of_a_store_that_is_not_there_makes_none(node: Node) -> None:
-    done = node.run([*COMMAND, "ipam", "audit"])
+    done = node.railcni("ipam", "audit")
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"nothing is wrong" in done.stdout
     assert not node.path("/var/lib/cni").exists()

@@ -58,7 +58,7 @@ class Site:
         self.cluster.close()
 
     def network(self) -> None:
-        ipam = {"type": "whereabouts", "range": f"{SUBNET}.0/24"}
+        ipam = {"type": "whereabouts", "range": f"{SUBNET}.0/24", "cooldown_seconds": 600}
         config = {"cniVersion": "1.0.0", "name": "rdma-net", "type": "macvlan", "ipam": ipam}
         self.client.create(
             NetworkAttachmentDefinition(metadata={"name": "rdma-net"}, spec={"config": json.dumps(config)})
@@ -111,7 +111,10 @@ def test_what_is_dead_is_found_and_freed_and_the_rest_stays(site: Site) -> None:
     argv = ("reclaim", "--from-report", site.report, "--grace", "0")
     assert [result["result"] for result in site.read(*argv, "--dry-run")] == ["would free"] * 2
     assert [result["result"] for result in site.read(*argv)] == ["freed"] * 2
-    assert sorted(site.client.get(IPPool, POOL).spec["allocations"]) == ["1", "2"]
+    pool = site.client.get(IPPool, POOL)
+    assert sorted(pool.spec["allocations"]) == ["1", "2"]
+    assert pool.metadata and pool.metadata.annotations
+    assert sorted(json.loads(pool.metadata.annotations["railcni.io/cooling"])) == ["3", "4"]
     left = {found.metadata.name for found in site.client.list(OverlappingRangeIPReservation) if found.metadata}
     assert left == {f"{SUBNET}.1", f"{SUBNET}.2"}
     assert [lease["address"] for lease in site.read("leases")] == [f"{SUBNET}.1", f"{SUBNET}.2"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.blackbox.test_command import COMMAND
 from tests.node import ROOT, Node, Pod, Reply, until
 
 PORT = 8001
@@ -105,7 +104,7 @@ def test_a_node_of_whereabouts_needs_no_other_configuration(node: Node, pod: Pod
     assert list(server.allocations()) == ["192.168.111.0-24 1"]
     assert server.reservations() == ["192.168.111.1"]
     node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod, args=args).succeeded()
-    (lease,) = json.loads(node.run([*COMMAND, "ipam", "leases", "-o", "json"]).stdout)
+    (lease,) = json.loads(node.railcni("ipam", "leases", "-o", "json").stdout)
     assert (lease["address"], lease["pod"]) == ("192.168.111.1", "team/web-0")
     node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
     assert server.allocations() == {}

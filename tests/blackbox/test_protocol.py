@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import node as nodes
+from tests.blackbox.test_host_device import PCI, bus
+from tests.each import ATTACHING, LINK_PLUGINS, each_and, each_attaching, each_plugin
 from tests.node import BIN, VERSIONS, Node, Pod
 
-PLUGINS = ("macvlan", "host-device", "whereabouts")
 ATTACHMENT_VERBS = ("ADD", "CHECK", "DEL")
 VERBS = (*ATTACHMENT_VERBS, "GC", "STATUS")
 NEEDED = {
@@ -23,22 +26,48 @@ NEEDED = {
 }
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 
-each_plugin = pytest.mark.parametrize("plugin", PLUGINS)
-each_version = pytest.mark.parametrize("version", VERSIONS)
-
 
 def configuration(plugin: str, version: str = "1.1.0", **more: Any) -> dict[str, Any]:
-    own = {"macvlan": {"master": "ens2f0"}, "host-device": {"device": "ens9"}, "whereabouts": {}}[plugin]
-    return {"cniVersion": version, "name": "rdma-net", "type": plugin, **own, "ipam": LEASES, **more}
+    own: dict[str, dict[str, Any]] = {
+        "macvlan": {"master": "ens2f0"},
+        "host-device": {"device": "ens9"},
+        "whereabouts": {},
+        "sriov": {"deviceID": PCI},
+        "rdma": {"prevResult": {"cniVersion": version, "ips": [], "interfaces": []}},
+    }
+    return {"cniVersion": version, "name": "rdma-net", "type": plugin, **own[plugin], "ipam": LEASES, **more}
 
 
 @pytest.fixture
-def pod(node: Node) -> Pod:
-    """A pod on a node that has what each configuration asks for."""
+def pod(request: pytest.FixtureRequest, node: Node) -> Pod:
+    """A pod on a node that has what the plugin's configuration asks for."""
     node.master()
     node.host.add_veth("ens9", "ens9-peer")
     node.remember()
+    if request.node.callspec.params["plugin"] == "sriov":
+        bus(node, "pci", PCI, "ens9", driver="mlx5_core")
     return node.pod()
+
+
+@pytest.fixture(scope="module")
+def unchanged(executables: Path) -> Iterator[Node]:
+    """A node with what each configuration asks for, and a pod, for calls that are all refused."""
+    if nodes.unusable():
+        pytest.skip(nodes.unusable())
+    with Node(executables) as node:
+        node.master()
+        node.host.add_veth("ens9", "ens9-peer")
+        node.remember()
+        bus(node, "pci", PCI, "ens9", driver="mlx5_core")
+        node.pod()
+        yield node
+
+
+@pytest.fixture
+def site(unchanged: Node) -> Iterator[Node]:
+    """That node; the calls that the test has made have left nothing on it."""
+    yield unchanged
+    assert unchanged.leftovers() == []
 
 
 def environment(verb: str, **changed: str | None) -> dict[str, str]:
@@ -89,8 +118,7 @@ def test_version_is_answered_with_stdin_and_stderr_closed(executables: Path, plu
     assert json.loads(done.stdout)["cniVersion"] == "1.1.0"
 
 
-@each_plugin
-@pytest.mark.parametrize("environ", [{}, {"CNI_COMMAND": ""}], ids=["unset", "empty"])
+@each_and("environ", [{}, {"CNI_COMMAND": ""}], ids=["unset", "empty"])
 def test_without_a_command_a_person_is_told_what_this_is(
     executables: Path, plugin: str, environ: dict[str, str]
 ) -> None:
@@ -103,8 +131,7 @@ def test_without_a_command_a_person_is_told_what_this_is(
 # --- where it runs from ---
 
 
-@each_plugin
-@pytest.mark.parametrize("prefix", ["", "railcni-"])
+@each_and("prefix", ["", "railcni-"])
 def test_it_runs_from_any_directory_under_any_name(
     node: Node, pod: Pod, tmp_path: Path, plugin: str, prefix: str
 ) -> None:
@@ -116,8 +143,9 @@ def test_it_runs_from_any_directory_under_any_name(
     (tmp_path / "cni").mkdir()  # whose names must not be taken for ours
     (tmp_path / "cni" / "__init__.py").write_text("raise SystemExit(9)")
     (tmp_path / "posix.py").write_text("raise SystemExit(9)")
+    verbs = ("STATUS", "ADD", "DEL") if plugin in ATTACHING else ("DEL",)
     for path in (target, tmp_path / "direct", tmp_path / "chain", tmp_path / "down" / "up"):
-        for verb in ("STATUS", "ADD", "DEL"):
+        for verb in verbs:
             reply = node.cni(path, verb, configuration(plugin), netns=pod, cwd=str(tmp_path))
             assert reply.status == 0, (path, verb, reply.document)
     assert node.leftovers() == []
@@ -128,11 +156,11 @@ def test_python_variables_of_the_runtime_have_no_effect(node: Node, pod: Pod, tm
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit(9)")
     (tmp_path / "cni.py").write_text("raise SystemExit(9)")
     more = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "PYTHONSTARTUP": "/nowhere", "LC_ALL": "C"}
-    assert node.cni(plugin, "ADD", configuration(plugin), netns=pod, more=more).status == 0
-    assert node.cni(plugin, "DEL", configuration(plugin), netns=pod, more=more).status == 0
+    for verb in ("ADD", "DEL") if plugin in ATTACHING else ("DEL",):
+        assert node.cni(plugin, verb, configuration(plugin), netns=pod, more=more).status == 0
 
 
-@each_plugin
+@each_attaching
 def test_it_writes_no_file_beside_its_own_state(node: Node, pod: Pod, plugin: str) -> None:
     node.cni(plugin, "ADD", configuration(plugin), netns=pod).succeeded()
     tops = [node.path(top) for top in ("/var/lib", "/run")]
@@ -144,52 +172,44 @@ def test_it_writes_no_file_beside_its_own_state(node: Node, pod: Pod, plugin: st
 # --- the environment: code 4 ---
 
 
-@each_plugin
-@pytest.mark.parametrize("verb", VERBS)
-def test_all_missing_variables_stand_in_one_message(node: Node, plugin: str, verb: str) -> None:
-    reply = node.cni(plugin, verb, configuration(plugin), container_id=None, ifname=None, path=[])
+@each_and("verb", VERBS)
+def test_all_missing_variables_stand_in_one_message(site: Node, plugin: str, verb: str) -> None:
+    reply = site.cni(plugin, verb, configuration(plugin), container_id=None, ifname=None, path=[])
     reply.refused(4, verb, *NEEDED[verb])
 
 
-@each_plugin
-@pytest.mark.parametrize(("verb", "variable"), [(v, name) for v in VERBS for name in sorted(NEEDED[v])])
-def test_each_variable_that_a_verb_needs_is_asked_for(node: Node, plugin: str, verb: str, variable: str) -> None:
+@each_and("verb, variable", [(v, name) for v in VERBS for name in sorted(NEEDED[v])])
+def test_each_variable_that_a_verb_needs_is_asked_for(site: Node, plugin: str, verb: str, variable: str) -> None:
     environ = environment(verb, **{variable: None})
-    status, out, _ = call(node, plugin, environ, json.dumps(configuration(plugin)).encode())
+    status, out, _ = call(site, plugin, environ, json.dumps(configuration(plugin)).encode())
     answer = json.loads(out)
     assert (status, answer["code"]) == (1, 4)
     assert variable in answer["msg"]
     assert not any(other in answer["msg"] for other in NEEDED[verb] - {variable})
 
 
-@each_plugin
-@pytest.mark.parametrize("bad", ["-c1", "_c1", ".", "c/1", "c:1", "c 1", "c1\n", "ä", "../../etc", "c1;rm"])
-def test_a_malformed_container_id_is_refused_first(node: Node, plugin: str, bad: str) -> None:
+@each_and("bad", ["-c1", "_c1", ".", "c/1", "c:1", "c 1", "c1\n", "ä", "../../etc", "c1;rm"], ids=repr)
+def test_a_malformed_container_id_is_refused_first(site: Node, plugin: str, bad: str) -> None:
     for verb in ATTACHMENT_VERBS:
-        reply = node.cni(plugin, verb, b"no JSON", container_id=bad, ifname=None, path=[])
+        reply = site.cni(plugin, verb, b"no JSON", container_id=bad, ifname=None, path=[])
         reply.refused(4, "CNI_CONTAINERID", "malformed")
 
 
-@each_plugin
-@pytest.mark.parametrize(
-    "bad", ["sixteen-bytes-in", ".", "..", "a/b", "a:b", "a b", "a\tb", "net1\n", "ä" * 8], ids=lambda name: repr(name)
-)
-def test_a_malformed_ifname_is_refused_first(node: Node, plugin: str, bad: str) -> None:
+@each_and("bad", ["sixteen-bytes-in", ".", "..", "a/b", "a:b", "a b", "a\tb", "net1\n", "ä" * 8], ids=repr)
+def test_a_malformed_ifname_is_refused_first(site: Node, plugin: str, bad: str) -> None:
     for verb in ATTACHMENT_VERBS:
-        reply = node.cni(plugin, verb, b"no JSON", container_id=None, ifname=bad, path=[])
+        reply = site.cni(plugin, verb, b"no JSON", container_id=None, ifname=bad, path=[])
         reply.refused(4, "CNI_IFNAME")
 
 
-@each_plugin
-@pytest.mark.parametrize("good", ["0", "C1.2_3-4", "f" * 64])
+@each_and("good", ["0", "C1.2_3-4", "f" * 64], plugins=ATTACHING)
 def test_a_well_formed_container_id_is_taken(node: Node, pod: Pod, plugin: str, good: str) -> None:
     assert node.cni(plugin, "ADD", configuration(plugin), netns=pod, container_id=good).status == 0
     assert node.cni(plugin, "DEL", configuration(plugin), netns=pod, container_id=good).status == 0
     assert node.leftovers() == []
 
 
-@each_plugin
-@pytest.mark.parametrize("good", ["fifteen-bytes-x", "net1@x", "ä", "a.1"])
+@each_and("good", ["fifteen-bytes-x", "net1@x", "ä", "a.1"], plugins=ATTACHING)
 def test_an_ifname_that_the_kernel_takes_is_taken(node: Node, pod: Pod, plugin: str, good: str) -> None:
     node.cni(plugin, "ADD", configuration(plugin), netns=pod, ifname=good).succeeded()
     if plugin != "whereabouts":
@@ -198,7 +218,7 @@ def test_an_ifname_that_the_kernel_takes_is_taken(node: Node, pod: Pod, plugin: 
     assert node.leftovers() == []
 
 
-@each_plugin
+@each_attaching
 def test_a_very_long_container_id_works_or_is_refused(node: Node, pod: Pod, plugin: str) -> None:
     for container_id in ("f" * 255, "f" * 4096):
         reply = node.cni(plugin, "ADD", configuration(plugin), netns=pod, container_id=container_id)
@@ -210,27 +230,24 @@ def test_a_very_long_container_id_works_or_is_refused(node: Node, pod: Pod, plug
     assert node.leftovers() == []
 
 
-@each_plugin
-@pytest.mark.parametrize("verb", ["add", "UPDATE", "ADD ", "\N{SNOWMAN}"])
-def test_an_unknown_command_is_refused_after_the_name_of_the_network(node: Node, plugin: str, verb: str) -> None:
-    node.cni(plugin, verb, {"cniVersion": "1.1.0"}).refused(7, "name")
-    node.cni(plugin, verb, configuration(plugin, "9.9.9")).refused(4, "CNI_COMMAND", "ADD", "STATUS")
+@each_and("verb", ["add", "UPDATE", "ADD ", "\N{SNOWMAN}"], ids=repr)
+def test_an_unknown_command_is_refused_after_the_name_of_the_network(site: Node, plugin: str, verb: str) -> None:
+    site.cni(plugin, verb, {"cniVersion": "1.1.0"}).refused(7, "name")
+    site.cni(plugin, verb, configuration(plugin, "9.9.9")).refused(4, "CNI_COMMAND", "ADD", "STATUS")
 
 
 @each_plugin
-def test_args_that_are_not_pairs_are_refused(node: Node, pod: Pod, plugin: str) -> None:
-    node.cni(plugin, "ADD", configuration(plugin), netns=pod, args="IgnoreUnknown").refused(
+def test_args_that_are_not_pairs_are_refused(site: Node, plugin: str) -> None:
+    site.cni(plugin, "ADD", configuration(plugin), netns=site.pods["pod1"], args="IgnoreUnknown").refused(
         4, "CNI_ARGS", "IgnoreUnknown"
     )
-    assert node.leftovers() == []
 
 
 # --- stdin: codes 6 and 7 ---
 
 
-@each_plugin
-@pytest.mark.parametrize(
-    ("stdin", "line", "column"),
+@each_and(
+    "stdin, line, column",
     [
         (b"", 1, 1),
         (b"nonsense", 1, 1),
@@ -239,17 +256,17 @@ def test_args_that_are_not_pairs_are_refused(node: Node, pod: Pod, plugin: str) 
         (b'{"name": "n"', 1, 13),
         (b'{\n\n"a" 1}', 3, 5),
     ],
+    ids=repr,
 )
 def test_stdin_that_is_not_json_is_refused_with_line_and_column(
-    node: Node, plugin: str, stdin: bytes, line: int, column: int
+    site: Node, plugin: str, stdin: bytes, line: int, column: int
 ) -> None:
     for verb in VERBS:
-        reply = node.cni(plugin, verb, stdin, netns="/run/netns/none")
+        reply = site.cni(plugin, verb, stdin, netns="/run/netns/none")
         reply.refused(6, "not JSON", f"line {line}", f"column {column}")
 
 
-@each_plugin
-@pytest.mark.parametrize(
+@each_and(
     "stdin",
     [
         b"[]",
@@ -263,20 +280,19 @@ def test_stdin_that_is_not_json_is_refused_with_line_and_column(
     ],
     ids=["list", "string", "null", "number", "NaN", "not UTF-8", "deep", "name is a number"],
 )
-def test_stdin_that_is_no_configuration_is_refused(node: Node, plugin: str, stdin: bytes) -> None:
+def test_stdin_that_is_no_configuration_is_refused(site: Node, plugin: str, stdin: bytes) -> None:
     for verb in VERBS:
-        node.cni(plugin, verb, stdin, netns="/run/netns/none").refused(6)
+        site.cni(plugin, verb, stdin, netns="/run/netns/none").refused(6)
 
 
-@each_plugin
-@pytest.mark.parametrize("name", [None, "", "-n", "a/b", "..", "a:b", "a b", "ä"])
-def test_a_missing_or_malformed_network_name_is_refused(node: Node, plugin: str, name: str | None) -> None:
+@each_and("name", [None, "", "-n", "a/b", "..", "a:b", "a b", "ä"], ids=repr)
+def test_a_missing_or_malformed_network_name_is_refused(site: Node, plugin: str, name: str | None) -> None:
     for verb in VERBS:
         config = configuration(plugin, "9.9.9", name=name)
-        node.cni(plugin, verb, config, netns="/run/netns/none").refused(7, "name")
+        site.cni(plugin, verb, config, netns="/run/netns/none").refused(7, "name")
 
 
-@each_plugin
+@each_attaching
 def test_megabytes_of_stdin_are_fine(node: Node, pod: Pod, plugin: str) -> None:
     config = configuration(plugin, annotations=["x" * 1000] * 8000)  # 8 MB in a key that nobody knows
     node.cni(plugin, "ADD", config, netns=pod).succeeded()
@@ -284,7 +300,7 @@ def test_megabytes_of_stdin_are_fine(node: Node, pod: Pod, plugin: str) -> None:
     assert node.leftovers() == []
 
 
-@each_plugin
+@each_attaching
 def test_stdin_may_come_in_small_parts(node: Node, pod: Pod, plugin: str) -> None:
     text = json.dumps(configuration(plugin, "1.0.0")).encode()
     process = node.start([node.executables / plugin], env=environment("ADD"))
@@ -297,7 +313,7 @@ def test_stdin_may_come_in_small_parts(node: Node, pod: Pod, plugin: str) -> Non
     assert process.returncode == 0
 
 
-@each_plugin
+@each_attaching
 def test_keys_match_without_regard_to_case(node: Node, pod: Pod, plugin: str) -> None:
     def shouted(value: Any) -> Any:
         if isinstance(value, dict):
@@ -312,14 +328,14 @@ def test_keys_match_without_regard_to_case(node: Node, pod: Pod, plugin: str) ->
     assert node.leftovers() == []
 
 
-@each_plugin
+@each_attaching
 def test_unknown_keys_are_ignored_at_every_level(node: Node, pod: Pod, plugin: str) -> None:
-    strange: dict[str, Any] = {"unheardOf": [1, {"a": None}], "deviceID": "7"}
+    strange: dict[str, Any] = {"unheardOf": [1, {"a": None}]}
     config = configuration(plugin, **strange)
-    config["ipam"] = {**LEASES, **strange}
+    config["ipam"] = {**LEASES, **strange, "deviceID": "7"}
     config["runtimeConfig"] = {"unheardOf": True}
-    if plugin == "host-device":
-        del config["deviceID"]
+    if plugin not in ("host-device", "sriov"):  # of which it is a key
+        config["deviceID"] = "7"
     node.cni(plugin, "ADD", config, netns=pod).succeeded()
     node.cni(plugin, "DEL", config, netns=pod).succeeded()
     assert node.leftovers() == []
@@ -328,30 +344,24 @@ def test_unknown_keys_are_ignored_at_every_level(node: Node, pod: Pod, plugin: s
 # --- versions: code 1 ---
 
 
-@each_plugin
-@pytest.mark.parametrize("version", ["0.0.1", "0.5.0", "1.2.0", "2.0.0", "v1.0.0", "1.0", " 1.0.0"])
-def test_an_unknown_version_is_refused_with_those_that_are_known(
-    node: Node, pod: Pod, plugin: str, version: str
-) -> None:
+@each_and("version", ["0.0.1", "0.5.0", "1.2.0", "2.0.0", "v1.0.0", "1.0", " 1.0.0"], ids=repr)
+def test_an_unknown_version_is_refused_with_those_that_are_known(site: Node, plugin: str, version: str) -> None:
     for verb in VERBS:
-        node.cni(plugin, verb, configuration(plugin, version), netns=pod).refused(1, version, *VERSIONS)
-    assert node.leftovers() == []
+        site.cni(plugin, verb, configuration(plugin, version), netns=site.pods["pod1"]).refused(1, version, *VERSIONS)
 
 
-@each_plugin
-@pytest.mark.parametrize(
-    ("verb", "version", "since"),
+@each_and(
+    "verb, version, since",
     [("CHECK", v, "0.4.0") for v in VERSIONS[:4]]
     + [(verb, v, "1.1.0") for verb in ("GC", "STATUS") for v in VERSIONS[:6]],
 )
 def test_a_verb_that_the_version_does_not_have_is_refused(
-    node: Node, pod: Pod, plugin: str, verb: str, version: str, since: str
+    site: Node, plugin: str, verb: str, version: str, since: str
 ) -> None:
-    node.cni(plugin, verb, configuration(plugin, version), netns=pod).refused(1, verb, version, since)
+    site.cni(plugin, verb, configuration(plugin, version), netns=site.pods["pod1"]).refused(1, verb, version, since)
 
 
-@each_plugin
-@each_version
+@each_and("version", VERSIONS[::-1], plugins=ATTACHING)
 def test_every_verb_of_a_version_is_served_in_it(node: Node, pod: Pod, plugin: str, version: str) -> None:
     config = configuration(plugin, version)
     reply = node.cni(plugin, "ADD", config, netns=pod)
@@ -369,7 +379,7 @@ def test_every_verb_of_a_version_is_served_in_it(node: Node, pod: Pod, plugin: s
     assert node.leftovers() == []
 
 
-@each_plugin
+@each_attaching
 def test_a_configuration_without_a_version_is_one_of_0_1_0(node: Node, pod: Pod, plugin: str) -> None:
     config = configuration(plugin)
     del config["cniVersion"]
@@ -381,33 +391,34 @@ def test_a_configuration_without_a_version_is_one_of_0_1_0(node: Node, pod: Pod,
 # --- the form of an error ---
 
 
-@each_plugin
-@each_version
-def test_an_error_goes_to_stdout_in_the_version_asked(node: Node, pod: Pod, plugin: str, version: str) -> None:
+@each_and("version", VERSIONS[::-1])
+def test_an_error_goes_to_stdout_in_the_version_asked(site: Node, plugin: str, version: str) -> None:
     config = configuration(plugin, version, ipam={**LEASES, "range": "nonsense"})
-    reply = node.cni(plugin, "ADD", config, netns=pod)
-    reply.refused(7, "ipam.range", "nonsense")
+    words = ["ipam.range", "nonsense"]
+    if plugin == "rdma":  # which has no IPAM plugin
+        config["verbsDevice"], words = "non/sense", ["verbsDevice", "non/sense"]
+    reply = site.cni(plugin, "ADD", config, netns=site.pods["pod1"])
+    reply.refused(7, *words)
     assert reply.document["cniVersion"] == version
     assert set(reply.document) <= {"cniVersion", "code", "msg", "details"}
-    assert node.leftovers() == []
 
 
 @each_plugin
-def test_an_error_before_the_version_is_known_has_a_version_too(node: Node, plugin: str) -> None:
+def test_an_error_before_the_version_is_known_has_a_version_too(site: Node, plugin: str) -> None:
     for config in (b"nonsense", configuration(plugin, "9.9.9")):
-        reply = node.cni(plugin, "ADD", config, netns="/run/netns/none")
+        reply = site.cni(plugin, "ADD", config, netns="/run/netns/none")
         assert reply.document["cniVersion"] in VERSIONS
 
 
 @each_plugin
-def test_an_error_answers_also_when_nobody_reads_stderr(node: Node, plugin: str) -> None:
-    argv = ["sh", "-c", f"exec {node.executables / plugin} 2>&-"]
-    done = node.run(argv, env=environment("ADD"), stdin=b"nonsense")
+def test_an_error_answers_also_when_nobody_reads_stderr(site: Node, plugin: str) -> None:
+    argv = ["sh", "-c", f"exec {site.executables / plugin} 2>&-"]
+    done = site.run(argv, env=environment("ADD"), stdin=b"nonsense")
     assert (done.returncode, json.loads(done.stdout)["code"]) == (1, 6)
 
 
 @each_plugin
-def test_all_faults_of_a_configuration_stand_in_one_message(node: Node, pod: Pod, plugin: str) -> None:
+def test_all_faults_of_a_configuration_stand_in_one_message(site: Node, plugin: str) -> None:
     config = configuration(plugin)
     if plugin == "whereabouts":
         config["ipam"] = {**LEASES, "range": "nonsense", "gateway": 7}
@@ -415,18 +426,26 @@ def test_all_faults_of_a_configuration_stand_in_one_message(node: Node, pod: Pod
     elif plugin == "macvlan":
         config |= {"mode": "sideways", "mtu": "9000", "mac": "zz"}
         words = ["mode", "sideways", "mtu", "mac", "zz"]
-    else:
+    elif plugin == "host-device":
         config |= {"hwaddr": "zz", "kernelpath": "/tmp/x"}
         words = ["hwaddr", "zz", "kernelpath", "/tmp/x"]
-    node.cni(plugin, "ADD", config, netns=pod).refused(7, *words)
-    assert node.leftovers() == []
+    elif plugin == "sriov":
+        config |= {"vlan": 5000, "spoofchk": "maybe", "mac": "zz"}
+        words = ["vlan", "5000", "spoofchk", "maybe", "mac", "zz"]
+    else:
+        config |= {"deviceID": 7, "verbsDevice": "a/b"}
+        words = ["deviceID", "7", "verbsDevice", "a/b"]
+    site.cni(plugin, "ADD", config, netns=site.pods["pod1"]).refused(7, *words)
 
 
 # --- the namespace: code 8 ---
 
 
-@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
-@pytest.mark.parametrize("spelling", ["/proc/self/ns/net", "/proc/1/ns/net/../net", "/run/netns/own"])
+@each_and(
+    "spelling",
+    ["/proc/self/ns/net", "/proc/1/ns/net/../net", "/run/netns/own"],
+    plugins=(*LINK_PLUGINS, "rdma"),
+)
 def test_the_plugins_own_namespace_is_refused_before_anything_is_made(
     node: Node, pod: Pod, plugin: str, spelling: str
 ) -> None:
@@ -442,8 +461,7 @@ def test_the_plugins_own_namespace_is_refused_before_anything_is_made(
     assert node.leftovers() == []
 
 
-@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
-@pytest.mark.parametrize("yes", ["1", "true", "TRUE"])
+@each_and("yes", ["1", "true", "TRUE"], plugins=LINK_PLUGINS)
 def test_the_plugins_own_namespace_is_taken_when_the_caller_insists(
     node: Node, pod: Pod, plugin: str, yes: str
 ) -> None:
@@ -454,9 +472,10 @@ def test_the_plugins_own_namespace_is_taken_when_the_caller_insists(
     assert node.leftovers() == []
 
 
-@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
-@pytest.mark.parametrize(
-    "kind", ["missing", "file", "fifo", "directory", "device", "other namespace", "huge", "dangling"]
+@each_and(
+    "kind",
+    ["missing", "file", "fifo", "directory", "device", "other namespace", "huge", "dangling"],
+    plugins=(*LINK_PLUGINS, "rdma"),
 )
 def test_a_path_that_is_no_network_namespace_is_refused(node: Node, pod: Pod, plugin: str, kind: str) -> None:
     path = f"/run/{kind.replace(' ', '-')}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.blackbox.test_command import COMMAND
 from tests.faults.scene import DEVICE, Attachment, Scene
 from tests.faults.state import State
 from tests.node import until
@@ -48,6 +47,11 @@ OPERATIONS = {
             Operation(f"{store}-macvlan-{name}", "macvlan", verb, name == "first-add", store)
             for store in ("etcd", "kubernetes")
             for name, verb in (("first-add", "ADD"), ("add", "ADD"), ("del", "DEL"), ("gc", "GC"))
+        ),
+        *(
+            Operation(f"{prefix}rail-{name}", "rail", verb, store=store)
+            for store, prefix in (("file", ""), ("etcd", "etcd-"), ("kubernetes", "kubernetes-"))
+            for name, verb in (("add", "ADD"), ("del", "DEL"), ("gc", "GC"))
         ),
         Operation("host-device-add", "host-device", "ADD"),
         Operation("host-device-del", "host-device", "DEL"),
@@ -148,7 +152,7 @@ def flush(scene: Scene) -> list[str]:
     faults = [f"DEL has left link {name}" for name in scene.victim.sandbox.view.names()]
     if not scene.is_pending(scene.state()):
         faults.append("nothing tells of the release that is still to be made")
-    done = scene.node.run([*COMMAND, "ipam", "flush"])
+    done = scene.node.railcni("ipam", "flush")
     if done.returncode:
         faults.append(f"flush failed: {done.stderr.decode()[-300:]}")
     return faults + _over(scene)
@@ -187,5 +191,5 @@ _ALWAYS = (retry, delete, collect_gone, collect, other)
 
 def continuations(operation: Operation) -> dict[str, Callable[[Scene], list[str]]]:
     """The ways to go on after `operation`, by name."""
-    ways = (*_ALWAYS, restart if operation.plugin == "macvlan" else vanish)
+    ways = (*_ALWAYS, vanish if operation.plugin == "host-device" else restart)
     return {step.__name__: step for step in (ways if operation.store == "file" else (*ways, flush))}

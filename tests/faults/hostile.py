@@ -62,7 +62,10 @@ KEYS = (
     *("enable_overlapping_ranges", "node_slice_size", "datastore", "dataDir", "kubernetes", "kubeconfig", "etcd_host"),
     *("etcd_key_file", "log_file", "log_level", "configuration_path", "deviceID", "ips", "cni", "address", "dst", "gw"),
     *("interfaces", "ip4", "ip", "interface", "sandbox", "nameservers", "containerID", "ifname", "table", "scope"),
-    *("dataRoots", "logRoots", "configRoots", "masters", "devices"),
+    *("rdma", "required", "waitSeconds", "ipv6LinkLocal", "CNIDeviceInfoFile", "verbsDevice"),
+    *("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "logFile"),
+    *("rail", "index", "group", "routing", "tableBase", "addressing", "ranges"),
+    *("dataRoots", "logRoots", "configRoots", "deviceInfoRoots", "masters", "devices"),
 )
 BASE: dict[str, Any] = {
     "cniVersion": "1.1.0",
@@ -70,9 +73,12 @@ BASE: dict[str, Any] = {
     "type": "macvlan",
     "master": "ens2f0",
     "device": "ens9",
+    "deviceID": "0000:3b:00.2",
     "mode": "bridge",
     "mtu": 1500,
     "mac": "",
+    "rdma": {"required": False, "waitSeconds": 1, "ipv6LinkLocal": True},
+    "rail": {"index": 0, "group": "fuzz"},
     "ipam": {
         "type": "whereabouts",
         "datastore": "file",
@@ -100,6 +106,7 @@ POLICY = {
     "dataRoots": ["/var/lib/cni"],
     "logRoots": ["/var/log"],
     "configRoots": ["/etc/cni"],
+    "deviceInfoRoots": ["/run/k8s.cni.cncf.io/devinfo"],
     "masters": ["ens*"],
     "devices": ["ens9", "0000:3b:00.*"],
 }

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.fabric import rules
 from tests.faults import devices, state
 from tests.faults.backing import BACKINGS
 from tests.faults.inject import Command, Outcome
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 NETWORK, IFNAME, MASTER = "faults", "net1", "ens2f0"
 DEVICES = {"bystander": "ens8"}  # host-device: everybody else gets DEVICE
 DEVICE = "ens9"
+TABLE = 7000
+RAIL = "rail"  # a macvlan on one rail of a group of two, which have one index
+OTHER_RAIL = ("192.168.112.", "fd00:112::")
 GATEWAY = "192.168.111.254"
 TURNS = "/run/railcni"  # the Kubernetes store's locks
 _STORE_SECONDS = 5
@@ -56,7 +60,8 @@ class Scene:
     def __init__(
         self, plugin: str, executables: Path, first: bool = False, met: Met | None = None, store: str = "file"
     ) -> None:
-        self.plugin = plugin
+        self.plugin = "macvlan" if plugin == RAIL else plugin
+        self.is_rail = plugin == RAIL
         self.store = store
         self.backing: Backing | None = None
         self.held: Trouble | None = None  # what is to happen to a request of the last call during the next one
@@ -133,14 +138,12 @@ class Scene:
             (directory / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (directory / name).write_bytes(data)
             (directory / name).chmod(0o600)
-        if "victim" in self.node.pods:
-            self._clear(self.node.pods["victim"])
-            self.drop_sandbox()
+        self.drop_sandbox()
         self.victim = Attachment("victim-1", "victim", self.node.pod("victim"), DEVICE)
         return self.victim
 
     def _clear(self, pod: Pod) -> None:
-        """Delete the links of a sandbox, which its end would do a moment later: the next victim has the same MAC."""
+        """Delete the macvlan links of a sandbox, which its end would do a moment later: the next victim has the same MAC."""
         if self.plugin == "macvlan":
             with pod.view.rtnl() as ipr:
                 for link in ipr.get_links():
@@ -169,6 +172,7 @@ class Scene:
         pod = self.node.pods.get("victim")
         if pod is None:
             return
+        self._clear(pod)
         if self.plugin == "host-device" and physical:
             self._evict(pod)
         self.node.delete_pod(pod)
@@ -191,6 +195,9 @@ class Scene:
             ipam["store_timeout"] = self._seconds
         ipam["routes"] = [{"dst": "10.20.0.0/16", "gw": GATEWAY}]
         network: dict[str, Any] = {"cniVersion": "1.1.0", "name": NETWORK, "type": self.plugin, "ipam": ipam}
+        if self.is_rail:
+            ranges = [["192.168.111.0/24", "fd00:111::/64"], [f"{OTHER_RAIL[0]}0/24", f"{OTHER_RAIL[1]}/64"]]
+            network["rail"] = {"index": 0, "group": NETWORK, "addressing": "same-index", "ranges": ranges}
         if self.plugin == "macvlan":
             return network | {"master": MASTER, "mtu": 9000}
         return network | {"device": who.device if who else DEVICE}
@@ -309,7 +316,8 @@ class Scene:
             faults.append(f"the bystander has {now.of(who.container)}, had {self._base.of(who.container)}")
         faults += [what for what in now.unfinished if f" of {who.container} " in what]
         link = who.sandbox.view.links().get(IFNAME)
-        if link is None or [a.split("/")[0] for a in sorted(link.texts)] != now.addresses(who.container):
+        held = [a for a in now.addresses(who.container) if not (self.is_rail and a.startswith(OTHER_RAIL))]
+        if link is None or [a.split("/")[0] for a in sorted(link.texts)] != held:
             faults.append(f"the bystander's link is {link}")
         return faults
 
@@ -324,10 +332,17 @@ class Scene:
         elif (document["interfaces"][0]["mac"], document["interfaces"][0]["mtu"]) != (link.mac, link.mtu):
             faults.append(f"ADD told of {document['interfaces']}, and the link is {link}")
         now = self.state()
-        if now.addresses(who.container) != sorted(a.split("/")[0] for a in given):
+        held = [a.split("/")[0] for a in given]
+        if self.is_rail:
+            index = int(next(a for a in held if "." in a).rpartition(".")[2])
+            held += [f"{OTHER_RAIL[0]}{index}", f"{OTHER_RAIL[1]}{index:x}"]
+            faults += _unlike_a_rail(who, index)
+        if now.addresses(who.container) != sorted(held):
             faults.append(f"ADD gave {given}, and leased are {now.addresses(who.container)}")
         faults += [what for what in now.unfinished if f" of {who.container} " in what]
         wanted = [f"{NETWORK}:{who.container}:{IFNAME}:{part}" for part in ("ipam", "link")]
+        if self.is_rail:
+            wanted[0] = f"@{NETWORK}:{who.container}:rails of {NETWORK}:ipam"
         found = [name for name in now.records if name.split(":")[1] == who.container]
         if found != wanted or who.sandbox.view.names() != [IFNAME]:
             faults.append(f"there are records {found} and links {who.sandbox.view.names()}")
@@ -347,13 +362,14 @@ class Scene:
         for who in (self.victim, self.next):
             pod = self.node.pods.get(who.sandbox.name)
             faults += [f"left: link {name} of {who.container}" for name in (pod.view.names() if pod else [])]
+            faults += [f"left: rule {rule} of {who.container}" for rule in (rules(pod.view) if pod else [])]
         return faults + ([f"the host's links are not as they were: {self.changed()}"] if self.changed() else [])
 
     def is_well(self, what: str, check: Callable[[], list[str]]) -> list[str]:
         """What `check` finds; nothing, without calling it, when it found nothing in the same state before."""
         if self._met is None:
             return check()
-        key = (what, self.plugin, self.store, self._first, self.settled(self._met))
+        key = (what, RAIL if self.is_rail else self.plugin, self.store, self._first, self.settled(self._met))
         if self._met.has(*key):
             return []
         faults = check()
@@ -391,6 +407,13 @@ class Scene:
             for name in sorted({*now, *before})
             if now.get(name) != before.get(name)
         ]
+
+
+def _unlike_a_rail(who: Attachment, index: int) -> list[str]:
+    """What is missing of the routing of a rail."""
+    wanted = sorted([(f"192.168.111.{index}", TABLE), (f"fd00:111::{index:x}", TABLE)])
+    found = rules(who.sandbox.view)
+    return [] if found == wanted else [f"the rules are {found}"]
 
 
 def lasting(link: Link) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 STORE = "leases.db"
 _STANDING = ("lock", STORE, f"{STORE}-journal", "pending")  # files that stay and say nothing by being there
+_RAILS = "rails of "
 _LEAF_BITS = 12  # a row of the table `bitmap` stands for so many bits of an address (ipam/stores/bitmap.py)
 _POOL, _SCOPE = 0, 2  # kinds of rows there; those of odd kinds summarise full rows
 
@@ -32,7 +33,9 @@ class Lease:
 
     @property
     def record(self) -> str:
-        """The name of the record that must tell of it."""
+        """The name of the record that must tell of it; that of a container in a group of rails is the group's."""
+        if self.ifname.startswith(_RAILS):
+            return f"@{self.ifname.removeprefix(_RAILS)}:{self.container}:{self.ifname}:ipam"
         return f"{self.network}:{self.container}:{self.ifname}:ipam"
 
 

@@ -18,16 +18,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cni import policy
+from cni import policy, rail
+from cni import rdma as chained
 from cni.attachment import Book
+from cni.extras import rdma
 from cni.log import Log
-from cni.plugins import host_device, macvlan
+from cni.plugins import host_device, macvlan, sriov
 from cni.spec import codec, request, result
 from cni.spec.errors import CniError, Internal
 from cni.spec.request import Attachment, Request
 from ipam import config as ipam_config
 from ipam import flatfile
 from ipam import plugin as ipam_plugin
+from tests import each
+from tests.blackbox.test_host_device import PCI, bus
 from tests.faults import hostile
 from tests.node import GO_PLUGINS, STATE, Node, unusable
 
@@ -78,21 +82,24 @@ class Files:
         return "host"
 
 
-@examples(500)
+@examples(200)
 @given(hostile.environments(hostile.ENVIRON), hostile.inputs(hostile.BASE))
 def test_environment_and_stdin_are_read_or_refused(environ: dict[str, str], stdin: bytes) -> None:
     parsed = answer(lambda: request.parse(environ, stdin))
     assert request.version_of(stdin)
     if isinstance(parsed, Request):
-        for read in (macvlan.read, host_device.read):
-            answer(lambda read=read: read(parsed))
+        for read in (macvlan.read, host_device.read, sriov.read):
+            answer(lambda read=read: read(parsed, []))
+        answer(lambda: chained.read(parsed))
+        answer(lambda: rail.read(parsed.config, []))
+        answer(lambda: rdma.read(request.member(parsed.config, "rdma"), parsed, []))
         answer(lambda: ipam_config.read(parsed, Files(None)))
         previous = answer(lambda: result.parse(request.member(parsed.config, "prevResult")))
         if isinstance(previous, result.Result):
             answer(lambda: previous.document(parsed.cni_version))
 
 
-@examples(200)
+@examples(80)
 @given(hostile.inputs({**hostile.BASE["ipam"], "configuration_path": "/nodes"}))
 def test_a_flat_file_is_read_or_refused(content: bytes) -> None:
     block = {"type": "whereabouts", "datastore": "file", "range": "192.168.111.0/24"}
@@ -100,7 +107,7 @@ def test_a_flat_file_is_read_or_refused(content: bytes) -> None:
     answer(lambda: ipam_config.read(asked, Files(content)))
 
 
-@examples(200)
+@examples(80)
 @given(hostile.inputs(hostile.POLICY), hostile.words)
 def test_a_node_policy_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes, word: str) -> None:
     path = tmp_path_factory.getbasetemp() / "railcni.json"
@@ -109,7 +116,7 @@ def test_a_node_policy_is_read_or_refused(tmp_path_factory: pytest.TempPathFacto
     read = answer(lambda: policy.read(str(path)))
     if isinstance(read, policy.Policy):
         answer(lambda: read.permit("masters", "master", [word]))
-        for key in ("dataRoots", "logRoots", "configRoots"):
+        for key in ("dataRoots", "logRoots", "configRoots", "deviceInfoRoots"):
             try:
                 assert read.confine(key, word).startswith("/")
             except ValueError as fault:
@@ -164,7 +171,7 @@ def copy(attached: Path, tmp_path: Path, free_paths: None) -> Callable[[], Path]
     return make
 
 
-@examples(60)
+@examples(25)
 @given(data=st.data())
 def test_a_damaged_record_is_never_believed(copy: Callable[[], Path], data: st.DataObject) -> None:
     state = copy()
@@ -177,7 +184,7 @@ def test_a_damaged_record_is_never_believed(copy: Callable[[], Path], data: st.D
         answer(lambda verb=verb: call(verb, state))
 
 
-@examples(100)
+@examples(40)
 @given(data=st.data())
 def test_a_damaged_lease_file_is_answered_with_an_error_that_a_retry_clears(
     copy: Callable[[], Path], data: st.DataObject
@@ -189,7 +196,7 @@ def test_a_damaged_lease_file_is_answered_with_an_error_that_a_retry_clears(
         answer(lambda verb=verb: call(verb, state, data.draw(st.sampled_from(["c1", "c2", "new"]))))
 
 
-@examples(150)
+@examples(60)
 @given(verb=st.sampled_from(hostile.VERBS), block=hostile.changed(hostile.BASE["ipam"], 6), more=st.data())
 def test_the_verbs_of_the_ipam_plugin_serve_or_refuse_any_block(
     copy: Callable[[], Path], verb: str, block: dict[str, Any], more: st.DataObject
@@ -213,6 +220,7 @@ class Site:
         self.node = node
         self._pod = node.pod("pod1")
         node.master()
+        bus(node, "pci", PCI, "ens9", driver="mlx5_core")
         node.run(["sh", "-c", "cp -a /etc /run/etc && mount --bind /run/etc /etc && mount -t tmpfs tmpfs /var/log"])
         self._policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
         self._flat = self._policy.with_name("whereabouts.conf")
@@ -259,11 +267,11 @@ def site() -> Iterator[Site]:
         yield Site(node)
 
 
-PLUGINS = st.sampled_from(["macvlan", "host-device", "whereabouts"])
+PLUGINS = st.sampled_from(each.PLUGINS)
 ENVIRON = {name: value for name, value in hostile.ENVIRON.items() if name != "CNI_PATH"}
 
 
-@examples(50)
+@examples(20)
 @given(
     plugin=PLUGINS,
     environ=hostile.environments(ENVIRON),
@@ -302,7 +310,7 @@ def tamper(path: Path, how: str, steps: hostile.Damage, target: str, mode: int) 
 RECORDS = [f"attachments/fuzz:c1:net1:{part}" for part in ("ipam", "link")]
 
 
-@examples(15)
+@examples(8)
 @given(
     plugin=PLUGINS,
     name=st.sampled_from(["leases.db", "leases.db-journal", "lock", *RECORDS]),

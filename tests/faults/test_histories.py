@@ -1,4 +1,4 @@
-"""Ten seconds of churn keep every promise; and faults that are planted in a copy of the plugins are found by it."""
+"""Some seconds of churn keep every promise; and faults that are planted in a copy of the plugins are found by it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.node import unusable
 
 pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable())
 
-SECONDS = 10.0
+SECONDS = 6.0
 SELDOM = 0.25  # seconds
 ANSWERED_BEFORE_GONE: Sequence[Edit] = [  # a process that stays behind removes the link while DEL is answered
     Edit(
         "cni/detach.py",
-        r"( {8})(plugin\.remove\(planned, host, there\.rtnl, log\)\n\n\ndef detach_unrecorded)",
+        r"( {8})(plugin\.remove\(planned, host, there\.rtnl, log\)\n {8}return faults\n\n\ndef _remove_extras)",
         r"\1p = __import__('posix')\n"
-        r"\1if p.fork():\n\1    return\n"
+        r"\1if p.fork():\n\1    return faults\n"
         r"\1p.close(1)\n"
         r"\1__import__('time').sleep(0.3)\n"
         r"\1try:\n\1    plugin.remove(planned, host, there.rtnl, log)\n"
-        r"\1finally:\n\1    p._exit(0)\n\n\ndef detach_unrecorded",
+        r"\1finally:\n\1    p._exit(0)\n\n\ndef _remove_extras",
     )
 ]
 PLANTED: dict[str, Sequence[Edit]] = {
@@ -57,13 +57,17 @@ PLANTED: dict[str, Sequence[Edit]] = {
 }
 
 
-def test_ten_seconds_of_churn_with_random_kills_keep_every_promise(executables: Path, tmp_path: Path) -> None:
-    events = record(tree.copy(tmp_path), SECONDS, seed=1)
-    assert check(events) + strange(events) == []
-    done = [(o.verb, o.outcome) for o in History(events).operations]
-    for verb in ("ADD", "DEL"):
-        assert done.count((verb, DONE)) > 20, "hardly anything was done, so that nothing is shown"
-        assert done.count((verb, KILLED)) > 5
+@pytest.mark.timeout(300)
+def test_seconds_of_churn_with_random_kills_keep_every_promise(executables: Path, tmp_path: Path) -> None:
+    plugins = tree.copy(tmp_path)
+    done: list[tuple[str, str]] = []
+    for seconds in (SECONDS, 3 * SECONDS, 9 * SECONDS):  # more on a busy machine, where hardly anything is done in six
+        events = record(plugins, seconds, seed=1)
+        assert check(events) + strange(events) == []
+        done += [(o.verb, o.outcome) for o in History(events).operations]
+        if all(done.count((verb, DONE)) > 20 and done.count((verb, KILLED)) > 5 for verb in ("ADD", "DEL")):
+            return
+    pytest.fail(f"hardly anything was done, so that nothing is shown: {done}")
 
 
 def test_a_watcher_that_is_seldom_served_finds_that_a_del_was_answered_before_the_link_was_gone(

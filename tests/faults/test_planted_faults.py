@@ -79,7 +79,7 @@ MISTAKEN = {
     ),
     "a reservation left because it has changed": (
         Edit(
-            "ipam/stores/kubernetes_claim.py",
+            "ipam/stores/kubernetes_reservations.py",
             r"except Gone:\n {12}return",
             "except (Gone, Conflict):\n            return",
         ),
@@ -87,7 +87,7 @@ MISTAKEN = {
         "allocated to nobody",
     ),
     "a reservation deleted that has moved": (
-        Edit("ipam/stores/kubernetes_claim.py", r"found\.uid, found\.version", "found.uid"),
+        Edit("ipam/stores/kubernetes_reservations.py", r"found\.uid, found\.version", "found.uid"),
         ("kubernetes-macvlan-del", "late", "restart"),
         "is not reserved",
     ),
@@ -120,7 +120,7 @@ UNCLEARED = {
         "/attachments",
     ),
     "a device that a retried ADD does not give back": (
-        Edit("cni/attach.py", r"\n {12}detach\(former, request, host, log\)\n", "\n            pass\n"),
+        Edit("cni/attach.py", r"\n {12}report\(detach\(former, request, host, log\)\)\n", "\n            pass\n"),
         "host-device-add",
         "sendto(",
     ),

@@ -61,10 +61,6 @@ class ClusterServer(ApiServer):
         )
         return str(made["metadata"]["uid"])
 
-    def end_pod(self, name: str) -> None:
-        with self._lock:
-            del self.readable["pods"]["team", name]
-
     def run_node(self, name: str, ready: bool = True) -> None:
         conditions = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
         self.add("nodes", "", name, status={"conditions": conditions})

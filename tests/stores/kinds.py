@@ -32,7 +32,7 @@ class FileKind:
 
     name = "file"
     leaf = 4096  # addresses that are skipped as one when all are taken
-    examples = 25  # runs of the state machine
+    examples = 12  # runs of the state machine
     cools_scopes = True  # whether an address that cools does so in other pools of its scope
 
     def unusable(self) -> str:
@@ -50,7 +50,7 @@ class EtcdKind:
 
     name = "etcd"
     leaf = 64
-    examples = 8
+    examples = 6
     cools_scopes = True
     _prefixes = itertools.count()
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -172,21 +173,21 @@ def test_a_pool_that_was_filled_without_searches_is_searched_in_few_requests_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a migration leaves it."""
-    monkeypatch.setattr(etcd_search, "_MARKED", 100)
+    monkeypatch.setattr(etcd_search, "_MARKED", 50)
     open_store, remove = EtcdKind().make()
     store = open_store()
     assert isinstance(store, EtcdStore)
-    for start in range(0, 12_000, 1000):
+    for start in range(0, 6_000, 1000):
         claim(store, *range(start, start + 1000), container=f"c{start}")
     requests = Requests(monkeypatch)
     plain = store.record()
     marks = []
     for _ in range(4):
-        assert acquire.lowest_free(EtcdStore(plain, seconds=20), need()) == TEN + 12_000
+        assert acquire.lowest_free(EtcdStore(plain, seconds=20), need()) == TEN + 6_000
         found, _ = requests.taken()
         assert found < 40
         marks.append(sum(key.startswith("full/") for key in etcd_dump.dump(plain["endpoints"][0], plain["prefix"])))
-    assert marks[0] > 90
+    assert marks[0] > 45
     assert marks[0] < marks[1]
     assert found <= 10
     remove()
@@ -422,6 +423,27 @@ def test_a_server_that_is_no_etcd_is_an_error_of_ours(reply: bytes) -> None:
             own.find(owner().attachment)
         assert type(caught.value) is REPLIES[reply]
         server.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_error_tells_the_cause_and_not_that_the_last_attempt_had_no_time_left() -> None:
+    said = b'{"error": "etcdserver: no leader", "code": 14, "message": "etcdserver: no leader"}'
+    reply = b"HTTP/1.1 503 S\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(1 << 16)
+                client.sendall(reply)
+            client, _ = server.accept()
+            with client:
+                while client.recv(1 << 16):
+                    pass  # and no answer
+
+        threading.Thread(target=serve, daemon=True).start()
+        own = EtcdStore(description([f"http://127.0.0.1:{server.getsockname()[1]}"]), seconds=0.4)
+        with pytest.raises(Unreachable, match="no leader"):
+            own.find(owner().attachment)
 
 
 GOOD_ENDPOINTS = {

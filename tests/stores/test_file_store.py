@@ -312,14 +312,15 @@ def test_sqlite_is_told_to_sync_and_to_keep_its_journal(directory: Path) -> None
 CHURN = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from tests.stores.kinds import owner, want
-from ipam.stores.base import Claimed
+from cni.spec.request import Attachment
+from ipam.stores.base import Claimed, Owner, Want
 from ipam.stores.file import FileStore
 store = FileStore(sys.argv[2])
 number = int(sys.argv[3])
 while True:
     number += 1
-    answer = store.claim([want((10 << 24) + number), want((11 << 24) + number, "b")], owner(f"c{number}", number))
+    wants = [Want("pool", 4, (10 << 24) + number, ""), Want("b", 4, (11 << 24) + number, "")]
+    answer = store.claim(wants, Owner(Attachment("n", f"c{number}", "net1"), sequence=number))
     assert isinstance(answer, Claimed)
     os.write(1, b"+ %d\\n" % number)  # a line is written whole, or not at all
     if number % 3 == 0:
@@ -332,13 +333,13 @@ while True:
 def test_what_was_acknowledged_outlives_a_kill_at_any_moment(directory: Path) -> None:
     number = 0
     expected: set[int] = set()
-    for round_ in range(25):
+    for round_ in range(12):
         child = subprocess.Popen(
             [sys.executable, "-c", CHURN, str(ROOT), str(directory), str(number)], stdout=subprocess.PIPE, text=True
         )
         assert child.stdout
         assert select.select([child.stdout], [], [], 30)[0]
-        time.sleep(0.0007 * round_)
+        time.sleep(0.0015 * round_)
         os.kill(child.pid, signal.SIGKILL)
         said = [line.split() for line in child.stdout.read().splitlines()]
         child.stdout.close()
@@ -498,8 +499,8 @@ def test_fifty_processes_that_claim_at_once_get_fifty_addresses(directory: Path)
     program = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from tests.stores.kinds import owner, want
-from ipam.stores.base import Claimed
+from cni.spec.request import Attachment
+from ipam.stores.base import Claimed, Owner, Want
 from ipam.stores.file import FileStore
 store = FileStore(sys.argv[2])
 print(flush=True)
@@ -507,7 +508,8 @@ sys.stdin.readline()
 with store.turn():
     bits = store.occupied("pool", "", 4, 10 << 24, (10 << 24) + 255)
     value = (10 << 24) + (~bits & -~bits).bit_length() - 1
-    answer = store.claim([want(value)], owner(f"c{sys.argv[3]}", int(sys.argv[3])))
+    owner = Owner(Attachment("n", f"c{sys.argv[3]}", "net1"), sequence=int(sys.argv[3]))
+    answer = store.claim([Want("pool", 4, value, "")], owner)
 assert isinstance(answer, Claimed)
 print(value - (10 << 24))
 """

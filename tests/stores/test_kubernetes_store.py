@@ -331,6 +331,13 @@ def test_a_lease_of_go_moves_to_the_living_pod_of_its_name_and_to_no_other(clust
     assert cluster.allocations() == {"5": {"id": "new", "podref": "ns/a", "ifname": "net1"}}
 
 
+def test_a_lease_of_go_moves_to_the_new_sandbox_of_a_static_pod(cluster: Cluster) -> None:
+    """The uid that its kubelet tells is in an annotation: the pod in the API is its mirror, and has another."""
+    go_lease(cluster)
+    cluster.server.add_pod("ns", "a", node="node-1", static_uid="on-the-node")
+    assert cluster.call("ADD", "new", pod="a", args=";K8S_POD_UID=on-the-node") == ["10.0.0.5/24"]
+
+
 def test_a_lease_of_go_moves_when_its_pod_is_gone_or_may_not_be_read(cluster: Cluster) -> None:
     go_lease(cluster)
     assert cluster.call("ADD", "new", pod="a", args=";K8S_POD_UID=u1") == ["10.0.0.5/24"]

@@ -10,7 +10,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from ipam.stores.base import Claimed, Lease, Owner, Taken, Want
 from tests.stores.kinds import KINDS, Kind, owner
@@ -48,6 +57,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.former: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
         self.cooling: dict[tuple[str, str, int, int], str] = {}
         self.clock = 0
+        self.has_filled = False
 
     def teardown(self) -> None:
         if hasattr(self, "remove"):
@@ -143,9 +153,14 @@ class StoreMachine(RuleBasedStateMachine):
     def forget(self, old: Lease) -> None:
         """Keeps `seen` from filling up with leases long gone."""
 
+    @precondition(lambda self: not self.has_filled)
     @rule(pool=st.sampled_from(POOLS), family=st.sampled_from(sorted(BASES)))
     def fill_and_empty_a_leaf(self, pool: str, family: int) -> None:
-        """A leaf that becomes full is skipped, and no longer when one of its addresses is free again."""
+        """A leaf that becomes full is skipped, and no longer when one of its addresses is free again.
+
+        Once a run: it costs what all other steps cost together.
+        """
+        self.has_filled = True
         first = BASES[family] + (1 << 30)
         first -= first % LEAF
         size = self.kind.leaf
@@ -239,14 +254,16 @@ def is_again(want: Want, lease: Lease) -> bool:
     return same and (want.family, want.value) == (lease.family, lease.value)
 
 
+@pytest.mark.timeout(1200)  # on a busy machine
+@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_store_does_what_a_dictionary_would(kind: Kind) -> None:
+def test_a_store_does_what_a_dictionary_would(kind: Kind, times: int) -> None:
     if kind.unusable():
         pytest.skip(kind.unusable())
     machine = type(f"{kind.name}Machine", (StoreMachine,), {"kind": kind})
     case = machine.TestCase()
     case.settings = settings(
-        max_examples=kind.examples,
+        max_examples=kind.examples * times,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),

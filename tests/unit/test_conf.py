@@ -12,19 +12,27 @@ from typing import Any
 import pytest
 import yaml
 
+from cni import rail
 from cni.cli import networks
 from cni.cli.networks import Network
-from cni.plugins import host_device, macvlan
+from cni.cli.rails import plan as rails_plan
+from cni.cli.rails import render
+from cni.config import Fault
+from cni.plugins import host_device, macvlan, sriov
 from cni.spec.errors import CniError
 from cni.spec.request import Request
 from ipam import config as ipam_config
-from ipam import flatfile
+from ipam import flatfile, rails
 from ipam.ranges import format_address
 
 CONF = Path(__file__).parents[2] / "conf"
 RAIL = {"type": "macvlan", "master": "ens2f0", "mode": "bridge", "mtu": 9000}
 RENDERED = {"type": "macvlan", "master": "ens2f0", "mode": "bridge", "mtu": 1500}
 HOST_DEVICE = {"type": "host-device"}
+VF = {"type": "sriov"}
+VF_SET = {"vlan": 100, "vlanQoS": 3, "spoofchk": "on", "trust": "off", "max_tx_rate": 10000}
+GROUP = {"group": "gpu", "addressing": "same-index", "ranges": ["192.168.120.0/24", "192.168.121.0/24"]}
+GPU_RAILS = [{"type": "macvlan", "master": f"ens2f{r}", "mtu": 9000, "rail": {"index": r, **GROUP}} for r in (0, 1)]
 
 # the first plugin of each network less its ipam block; the types behind it; the first address of each range
 NETWORKS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
@@ -36,6 +44,10 @@ NETWORKS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "rdma-net-sbr": (RAIL, ["sbr"], ["192.168.117.1"]),
     "rdma-pf-name": ({**HOST_DEVICE, "device": "ens2f1"}, [], ["192.168.118.1"]),
     "rdma-pf-pci": ({**HOST_DEVICE, "pciBusID": "0000:18:00.2"}, [], ["192.168.119.1"]),
+    "rdma-vf": ({**VF, "deviceID": "0000:18:00.3"}, [], ["192.168.122.1"]),
+    "rdma-vf-exclusive": ({**VF, **VF_SET}, ["rdma"], ["192.168.123.1"]),
+    "gpu-rail-0": (GPU_RAILS[0], [], ["192.168.120.1"]),
+    "gpu-rail-1": (GPU_RAILS[1], [], ["192.168.121.1"]),
     "nvidia-macvlan": (RENDERED, [], ["192.168.2.225"]),
     "nvidia-macvlan-plugins": (RENDERED, ["tuning"], ["192.168.2.225"]),
     "nvidia-macvlan-no-ipam": (RENDERED, [], []),
@@ -47,12 +59,19 @@ FILES = {str(p.relative_to(CONF)) for p in CONF.rglob("*") if p.is_file()}
 NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {
     n: f"nad/nvidia/{n.removeprefix('nvidia-')}.yaml" for n in NETWORKS if n.startswith("nvidia-")
 }
-CONFLISTS = {n: f"net.d/{10 * i}-{n}.conflist" for i, n in enumerate(list(NETWORKS)[:8], 1)}
+RESOURCES = [n for n in NETWORKS if n.startswith("nvidia-") or n == "rdma-vf-exclusive"]  # or want a device plugin's VF
+NUMBERS = dict(zip([n for n in NETWORKS if n not in RESOURCES], (*range(10, 90, 10), 90, 91, 92), strict=True))
+CONFLISTS = {name: f"net.d/{number}-{name}.conflist" for name, number in NUMBERS.items()}
+RAILS = "rails/rails.yaml"
 CRDS = {f"kubernetes/crds/{name}.yaml" for name in ("ippools", "overlappingrangeipreservations", "nodeslicepools")}
 RBAC = {"kubernetes/rbac.yaml", "kubernetes/agent-rbac.yaml"}
 MANIFESTS = (
     CRDS | RBAC | {f"kubernetes/{n}.yaml" for n in ("kustomization", "namespace", "serviceaccount", "daemonset")}
 )
+VALIDATE = {
+    f"kubernetes/validate/{name}"
+    for name in ("kustomization.yaml", "nad.yaml", "server.yaml", "client.yaml", "validate.sh")
+}  # tests/blackbox/test_validate.py
 FLAT_FILES = {f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store")}
 
 
@@ -80,14 +99,15 @@ class FlatFile:
 
 
 def test_every_file_is_known_to_these_tests() -> None:
-    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS} == FILES
+    assert {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS, *VALIDATE, RAILS} == FILES
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_nad_holds_the_network_of_its_name(name: str) -> None:
     network = read(NADS[name])
-    assert (network.name, network.nad, network.versions) == (name, f"default/{name}", ("0.3.1",))
     first, behind, _ = NETWORKS[name]
+    version = "1.0.0" if "rail" in first else "0.3.1"
+    assert (network.name, network.nad, network.versions) == (name, f"default/{name}", (version,))
     document = {k: v for k, v in network.steps[0].document.items() if k not in ("ipam", "name", "cniVersion")}
     assert document == first
     assert [s.type for s in network.steps[1:]] == behind
@@ -109,12 +129,18 @@ def test_a_conflist_is_its_nad_with_the_file_store_and_newer_versions(name: str)
 def test_our_plugins_find_no_fault_in_it(name: str) -> None:
     network = read(name)
     _, _, addresses = NETWORKS[network.name]
+    faults: list[Fault] = []
     if network.steps[0].type == "macvlan":
-        assert macvlan.read(request(network)).master == "ens2f0"
+        assert macvlan.read(request(network), faults).master == NETWORKS[network.name][0]["master"]
     else:
-        host_device.read(request(network))
+        {"host-device": host_device, "sriov": sriov}[network.steps[0].type].read(request(network), faults)
+    key = rail.read(request(network).config, faults)
+    assert not faults, [str(fault) for fault in faults]
     if addresses:
-        ranges = ipam_config.read(request(network), FlatFile("whereabouts.d/file-store.conf")).ranges
+        block = ipam_config.read(request(network), FlatFile("whereabouts.d/file-store.conf"))
+        ranges = block.ranges
+        if key:
+            assert rails.group_of(key, block).indexes.size()
         assert [format_address(r.family, r.spans()[0][0]) for r in ranges] == addresses
     else:
         assert not network.steps[0].document.get("ipam")
@@ -156,7 +182,7 @@ def test_a_rendered_host_device_names_a_resource_and_no_device(name: str) -> Non
     assert network.resource_name == "nvidia.com/hostdev"
     selectors = {"device", "hwaddr", "kernelpath", "pciBusID"}
     assert not selectors & {*network.steps[0].document}
-    assert host_device.read(request(network.with_device("0000:18:00.2"))).pci == "0000:18:00.2"
+    assert host_device.read(request(network.with_device("0000:18:00.2")), []).pci == "0000:18:00.2"
 
 
 def test_the_flat_file_of_a_cluster_is_what_the_installer_of_whereabouts_writes() -> None:
@@ -177,3 +203,12 @@ def test_a_flat_file_chooses_the_store_for_a_nad_that_names_none(name: str, stor
     assert ipam_config.read(seed, FlatFile(f"whereabouts.d/{name}")).datastore == store
     with pytest.raises(CniError, match="datastore"):
         ipam_config.read(seed, FlatFile())
+
+
+def test_the_nads_of_rails_are_those_that_rails_render_makes() -> None:
+    wanted = rails_plan.read(RAILS, (CONF / RAILS).read_text())
+    rendered = [o for o in render.objects(wanted, rails_plan.rails_of(wanted, [])) if o["kind"].startswith("Network")]
+    kept = [yaml.safe_load((CONF / NADS[name]).read_text()) for name in NETWORKS if name.startswith("gpu-rail-")]
+    for document in (*rendered, *kept):
+        document["spec"]["config"] = json.loads(document["spec"]["config"])
+    assert kept == rendered

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from cni.config import Fault, refuse
 from cni.kernel.links import Link
-from cni.plugins import devices, host_device
+from cni.plugins import devices, host_device, moved
 from cni.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
 from cni.spec.request import Attachment, Request, parse
 
@@ -33,6 +34,13 @@ def link(**attributes: Any) -> Link:
     for name in Link.__slots__:
         setattr(found, name, {**defaults, **attributes}.get(name, ""))
     return found
+
+
+def read(asked: Request) -> host_device.Config:
+    faults: list[Fault] = []
+    config = host_device.read(asked, faults)
+    refuse(faults)
+    return config
 
 
 def facts(**found: Any) -> host_device.Facts:
@@ -68,7 +76,7 @@ def test_what_cannot_be_moved_is_refused_with_the_reason(
 ) -> None:
     asked = request(**config)
     with pytest.raises(kind) as caught:
-        host_device.plan(host_device.read(asked), asked, facts(**found))
+        host_device.plan(read(asked), asked, facts(**found))
     assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
 
 
@@ -87,12 +95,12 @@ def test_what_cannot_be_moved_is_refused_with_the_reason(
 )
 def test_a_selector_that_is_malformed_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig):
-        host_device.read(request(**config))
+        read(request(**config))
 
 
 def test_a_function_bound_to_a_userspace_driver_is_not_moved_but_has_its_pci_address() -> None:
     asked = request(pciBusID="0000:3b:00.2")
-    planned = host_device.plan(host_device.read(asked), asked, facts(device=None, driver="vfio-pci"))
+    planned = host_device.plan(read(asked), asked, facts(device=None, driver="vfio-pci"))
     assert planned.device == {}
     assert planned.pci == "0000:3b:00.2"
 
@@ -116,7 +124,7 @@ def test_hardware_is_known_by_its_parent_and_permanent_mac_whatever_it_is_called
     )
     known = devices.identity_of(nic)
     renamed = link(name="net1", parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0a")
-    second_port = link(parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0b")
+    second_port = link(parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0b", index=8)
     impostor = link(name="ens2f0", parent_bus="pci", parent_device="0000:5e:00.0", permanent_mac="02:00:00:00:00:0a")
     assert devices.known_again(known, [impostor, second_port, renamed], names=()) is renamed
 
@@ -134,7 +142,7 @@ def test_a_virtual_device_is_known_by_kind_and_mac_or_its_mark_and_never_by_name
 
 def test_a_record_holds_the_whole_plan() -> None:
     asked = request(device="ens2f0", mtu=4200)
-    before = host_device.plan(host_device.read(asked), asked, facts())
+    before = host_device.plan(read(asked), asked, facts())
     after = host_device.load(json.loads(json.dumps(before.document())))
     assert after.mtu == 4200
-    assert all(getattr(after, name) == getattr(before, name) for name in host_device.Plan.__slots__)
+    assert all(getattr(after, name) == getattr(before, name) for name in moved.Plan.__slots__)

@@ -139,7 +139,7 @@ def test_plain_names_are_taken_only_when_asked_and_what_has_them_is_kept_first()
     facts = Facts("1", "", ("1",), (), frozenset(PREFIXED), frozenset({"macvlan"}))
     assert plan_install(facts, "1", True, False, lambda v: True) == []
     steps = texts(plan_install(facts, "1", True, True, lambda v: True))
-    assert steps == ["keep macvlan", "link macvlan", "link host-device", "link whereabouts"]
+    assert steps == ["keep macvlan", "link macvlan", "link host-device", "link sriov", "link rdma", "link whereabouts"]
 
 
 def test_a_prefixed_name_of_others_is_refused() -> None:

@@ -348,6 +348,15 @@ def test_the_file_that_the_block_names_goes_before_the_installed_ones_and_the_fi
     assert config_of(block, files={second: {"log_level": "panic"}}).config_path == second
 
 
+def test_a_file_that_the_block_names_and_that_is_not_there_is_told_in_the_log() -> None:
+    block = {**RANGE, "configuration_path": "/my.conf"}
+    assert config_of(block, files={"/my.conf": {}}).notes == []
+    assert config_of(block, files={INSTALLED: {}}).notes == [
+        f"ipam.configuration_path /my.conf is not there: {INSTALLED} is read"
+    ]
+    assert "/my.conf is not there" in config_of(block, files={}).notes[0]
+
+
 def test_the_nodes_name_is_the_environments_then_the_nodename_files_then_the_hosts() -> None:
     flat = {INSTALLED: {"configuration_path": "/etc/w.d"}, "/etc/w.d/nodename": b"node-7.example\n"}
     assert config_of(RANGE, files=flat, environ={"NODENAME": " node-1 "}).node == "node-1"

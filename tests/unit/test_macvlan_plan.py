@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cni.config import Fault, refuse
 from cni.kernel.links import Link
 from cni.plugins import macvlan
 from cni.spec.errors import CniError, InvalidConfig, InvalidEnvironment
@@ -34,9 +35,16 @@ def link(**attributes: Any) -> Link:
     return found
 
 
+def read(asked: Request) -> macvlan.Config:
+    faults: list[Fault] = []
+    config = macvlan.read(asked, faults)
+    refuse(faults)
+    return config
+
+
 def planned(asked: Request, master: Link | None = None, taken: Link | None = None) -> macvlan.Plan:
     facts = macvlan.Facts(master or link(), [], taken, "boot")
-    return macvlan.plan(macvlan.read(asked), asked, facts)
+    return macvlan.plan(read(asked), asked, facts)
 
 
 def test_the_mtu_is_the_masters_unless_a_smaller_one_is_asked_for() -> None:
@@ -97,13 +105,13 @@ def test_a_bad_value_is_refused_with_key_value_and_what_is_wanted(
     config: dict[str, Any], args: str, words: list[str]
 ) -> None:
     with pytest.raises(InvalidConfig) as caught:
-        macvlan.read(request(config, args))
+        read(request(config, args))
     assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
 
 
 def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(InvalidConfig, match=r"(?s)3 faults.*master.*mode.*mtu"):
-        macvlan.read(request({"mtu": -1, "mode": "x", "master": 1}))
+        read(request({"mtu": -1, "mode": "x", "master": 1}))
 
 
 def test_keys_match_without_regard_to_case_and_unknown_ones_are_ignored() -> None:
@@ -116,6 +124,7 @@ def test_keys_match_without_regard_to_case_and_unknown_ones_are_ignored() -> Non
     [
         (link(arphrd=32, name="ib0"), None, InvalidConfig, ["ib0", "InfiniBand", "ipoib"]),
         (link(arphrd=772, name="lo"), None, InvalidConfig, ["lo", "Ethernet"]),
+        (link(kind="ipvlan", name="ipvl0"), None, InvalidConfig, ["ipvl0", "is an ipvlan", "without ipvlans"]),
         (
             link(),
             link(name="net1", kind="veth"),
@@ -123,7 +132,7 @@ def test_keys_match_without_regard_to_case_and_unknown_ones_are_ignored() -> Non
             ["net1", "exists already", "/run/netns/pod1", "veth"],
         ),
     ],
-    ids=["infiniband", "loopback", "ifname taken"],
+    ids=["infiniband", "loopback", "ipvlan", "ifname taken"],
 )
 def test_what_cannot_carry_a_macvlan_is_refused_by_name(
     master: Link, taken: Link | None, kind: type[CniError], words: list[str]
@@ -136,14 +145,14 @@ def test_what_cannot_carry_a_macvlan_is_refused_by_name(
 def test_an_absent_master_is_named_with_the_netdevs_that_there_are() -> None:
     asked = request({"master": "ens9"})
     with pytest.raises(InvalidConfig, match='"ens9" does not exist') as caught:
-        macvlan.plan(macvlan.read(asked), asked, macvlan.Facts(None, ["lo", "ens2f0"], None, ""))
+        macvlan.plan(read(asked), asked, macvlan.Facts(None, ["lo", "ens2f0"], None, ""))
     assert "lo ens2f0" in caught.value.details
 
 
 def test_no_master_and_no_default_route_says_which_key_is_missing() -> None:
     asked = request({"master": ""})
     with pytest.raises(InvalidConfig, match="`master`.*default route"):
-        macvlan.plan(macvlan.read(asked), asked, macvlan.Facts(None, [], None, ""))
+        macvlan.plan(read(asked), asked, macvlan.Facts(None, [], None, ""))
 
 
 def test_a_record_holds_the_whole_plan() -> None:

@@ -97,6 +97,7 @@ OWN = {
         "cni.kernel.sysfs",
         "cni.plugins.devices",
         "cni.plugins.host_device",
+        "cni.plugins.moved",
     },
     "whereabouts": set(),
 }
@@ -128,6 +129,38 @@ def test_no_module_is_loaded_but_these(node: Node, pod: Pod, plugin: str, verb: 
         assert found == START
     else:
         assert found == expected(plugin, verb)
+
+
+OF_SRIOV = LINK | {
+    "cni.config",
+    "cni.kernel.addresses",
+    "cni.kernel.routes",
+    "cni.kernel.sysfs",
+    "cni.kernel.vfs",
+    "cni.plugins.devices",
+    "cni.plugins.moved",
+    "cni.plugins.sriov",
+    "cni.plugins.sriov_cache",
+    "cni.plugins.sriov_log",
+    "cni.plugins.sriov_vf",
+}
+OF_RDMA = LINK - {"_ctypes", "cni.delegate", "cni.detach", "cni.plugins", "cni.verbs"} | {
+    "cni.kernel.rdma_netlink",
+    "cni.kernel.sysfs",
+    "cni.rdma",
+    "cni.rdma_cache",
+}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "own"), [("sriov", OF_SRIOV), ("rdma", OF_RDMA | {"cni.spec.result"})], ids=["sriov", "rdma"]
+)
+def test_a_delete_where_there_is_nothing_loads_no_module_but_these(node: Node, plugin: str, own: set[str]) -> None:
+    """Their ADD needs hardware."""
+    config = {"cniVersion": "1.1.0", "name": "n", "type": plugin}
+    pod = node.pod()
+    assert loaded(node, node.executables / plugin, "VERSION", config, pod) == START
+    assert loaded(node, node.executables / plugin, "DEL", config, pod) == PROTOCOL - {"cni.spec.result"} | RECORDS | own
 
 
 def expected(plugin: str, verb: str, store: set[str] = FILE_STORE) -> set[str]:

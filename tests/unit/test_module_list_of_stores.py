@@ -33,8 +33,10 @@ def test_a_kubernetes_call_loads_neither_the_json_nor_the_ssl_nor_the_http_packa
         "kubeconfig",
         "kubernetes",
         "kubernetes_api",
+        "kubernetes_change",
         "kubernetes_claim",
         "kubernetes_objects",
+        "kubernetes_reservations",
         "kubernetes_size",
     )
     store = {f"ipam.stores.{m}" for m in (*modules, "kubernetes_turns", "kubernetes_view", "yaml")}

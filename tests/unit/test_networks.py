@@ -238,6 +238,7 @@ def test_all_faults_of_a_conflist_are_told_at_once_with_their_places(tmp_path: P
         ("[1]", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
         ("", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
         ("kind: Pod", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
+        ("\0", " not YAML: unacceptable character #x0000: special characters are not allowed"),
         ("a: [1", "1:6: not YAML: expected ',' or ']', but got '<stream end>'"),
         ('{"type": "x"}', "1:1: name: field required"),
         ('{"name": "n"}', "1:1: has no plugins: want a list `plugins`, or `type` for a single plugin"),

@@ -1,26 +1,35 @@
-"""The README's configuration reference is what the tables in the code say.
+"""The README's configuration reference is what the tables in the code say; and links in documents lead somewhere.
 
 `python -m tests.unit.test_readme` writes it anew.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cni import policy
+import pytest
+
+from cni import extras, policy, rail, rdma
 from cni.config import Key
-from cni.plugins import host_device, macvlan
+from cni.plugins import host_device, macvlan, sriov
 from ipam import keys
 
 README = Path(__file__).parents[2] / "README.md"
+DOCUMENTS = (README, README.with_name("SECURITY.md"), *sorted(README.parent.glob("docs/*.md")))
 BEGIN = "<!-- reference: tests/unit/test_readme.py compares it with the tables in the code -->\n"
 END = "<!-- end of reference -->\n"
 
 SECTIONS: tuple[tuple[str, Sequence[Key]], ...] = (
     ("`macvlan`", macvlan.KEYS),
     ("`host-device`", host_device.KEYS),
+    ("`sriov`", sriov.KEYS),
+    ("`macvlan`, `host-device` and `sriov`", [extras.named(name).KEY for name in extras.NAMES]),
+    ("`rail`", rail.KEYS),
+    ("an object as `rdma`", extras.named("rdma").KEYS),
+    ("`rdma`, the chained plugin", rdma.KEYS),
     ('`ipam` of `"type": "whereabouts"`, and the flat file: the range', keys.RANGE_KEYS),
     ("the same: everything else", keys.IPAM_KEYS),
     ("a member of `addresses`", keys.ADDRESS_KEYS),
@@ -65,6 +74,32 @@ def split(text: str) -> tuple[str, str, str]:
 
 def test_the_reference_is_what_the_tables_say() -> None:
     assert split(README.read_text())[1] == reference(), "write it anew: python -m tests.unit.test_readme"
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_in_documents_lead_to_files_and_headings(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", document.read_text()):
+        path, _, anchor = target.partition("#")
+        there = document.parent / path if path else document
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there.read_text()), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_documents_name_exist(document: Path) -> None:
+    named = set(
+        re.findall(
+            r"(?<![\w/.])(?:conf|docs|tests|cni|ipam)/[\w./-]*\w\.(?:py|ya?ml|conf|conflist|md|c|in)\b",
+            document.read_text(),
+        )
+    )
+    assert [name for name in sorted(named) if not (README.parent / name).exists()] == []
 
 
 if __name__ == "__main__":

@@ -168,6 +168,20 @@ def test_the_default_route_of_the_main_table_decides_ipv4_first_and_then_the_low
     assert routes.default_route_link(socket) == two
 
 
+def test_of_default_routes_alike_one_that_was_set_goes_before_an_advertised_one_and_the_older_link_before(
+    pod: View, rtnl: Open
+) -> None:
+    socket = rtnl(pod)
+    one, two = pod.link("net1").index, pod.link("net2").index
+    # without a gateway the kernel does not take them for the ways of one route, as it does not those of its own making
+    routes.add(socket, two, "::/0", priority=1024, protocol=routes.RA_PROTOCOL)
+    assert routes.default_route_link(socket) == two
+    routes.add(socket, one, "::/0", priority=1024, protocol=routes.RA_PROTOCOL)
+    assert routes.default_route_link(socket) == one
+    routes.add(socket, two, "::/0", "2001:db8:2::fe", priority=1024)
+    assert routes.default_route_link(socket) == two
+
+
 def test_an_unreachable_default_route_has_no_link(pod: View, rtnl: Open) -> None:
     with pod.rtnl() as ipr:
         ipr.route("add", dst="0.0.0.0/0", type="unreachable", priority=1)

@@ -84,18 +84,15 @@ def test_the_driver_of_a_pci_device_is_named(root: str) -> None:
     assert drivers == ["mlx5_core", "vfio-pci", "", ""]
 
 
-def test_an_identifier_is_of_the_bus_that_has_it(root: str) -> None:
+def test_an_identifier_of_another_bus_is_none_of_pci(root: str) -> None:
     assert sysfs.is_pci("0000:3b:00.2", root)
-    assert sysfs.is_auxiliary("mlx5_core.sf.4", root)
     assert not sysfs.is_pci("mlx5_core.sf.4", root)
-    assert not sysfs.is_auxiliary("0000:3b:00.2", root)
     assert not sysfs.is_pci("17", root)  # the number of a share of an RDMA device
 
 
 @pytest.mark.parametrize("identifier", ["", ".", "..", "../../../class/net/lo", "0000:3b:00.0/net/ens2f0", "a\0b"])
 def test_an_identifier_is_never_a_way_to_another_place(root: str, identifier: str) -> None:
     assert not sysfs.is_pci(identifier, root)
-    assert not sysfs.is_auxiliary(identifier, root)
     assert sysfs.netdevs_of_pci(identifier, root) == sysfs.netdevs_of_auxiliary(identifier, root) == []
     assert sysfs.driver_of_pci(identifier, root) == ""
 

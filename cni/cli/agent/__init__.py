@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from cni.cli import subcommand
 from cni.cli.install import add_options
 
 LISTEN = "127.0.0.1:9108"
@@ -33,10 +34,8 @@ GRACE = 60.0
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `agent`."""
     about = "on each node: write kubeconfig and flat file, finish releases, free dead leases, report health and metrics"
-    parser = commands.add_parser(
-        "agent",
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}. It runs until SIGTERM, in the foreground. No plugin needs it to run.",
+    parser = subcommand.add(
+        commands, "agent", about, ". It runs until SIGTERM, in the foreground. No plugin needs it to run."
     )
     add_options(parser)
     serves = parser.add_argument_group("what it serves")

@@ -26,6 +26,7 @@ from cni.cli.agent.own import Own, Recorded, recorded
 from cni.cli.agent.server import SECONDS, Server
 from cni.cli.agent.sightings import Key, Sightings, Suspect, key_of, of_reservation
 from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved
+from cni.spec.request import Attachment
 from ipam.ranges import BITS
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores.kubernetes_size import LIMIT
@@ -107,10 +108,15 @@ class Collector:
             yield
         suspects = [Suspect(held[key], why) for key, why in dead.items()]
         self._note("own", suspects)
+        freed: set[Attachment] = set()
         for suspect in self._seen_own.saw(suspects, monotonic(), self._grace):
             key = key_of(suspect.held)
             one = records.get(key)
-            done = self._own.release(server, one, SECONDS) if one else free(server, suspect, False)
+            if one is None:
+                done = free(server, suspect, False)
+            else:  # all that the attachment has goes at once
+                done = one.attachment in freed or self._own.release(server, one, SECONDS)
+                freed |= {one.attachment} if done else set()
             self._marked.pop(key, None)  # the next list tells what became of it
             self._freed("own", server, suspect, done)
             yield

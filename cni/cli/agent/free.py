@@ -31,7 +31,7 @@ def free(server: Server, suspect: Suspect, abandoned: bool) -> bool:
     entry = pool.entries.get(held.address[1]) if pool and pool.family == held.address[0] else None
     if pool is None or entry is None:
         return _remove_reservation(server, held)  # somebody has freed the first half
-    if not is_same(entry, held) or not server.remove_allocation(pool, entry.value):
+    if not is_same(entry, held) or not server.remove_allocation(pool, held):
         return False
     _remove_reservation(server, held)
     return True

@@ -20,6 +20,7 @@ from cni.spec.request import member
 FOLDER, KUBECONFIG, FLAT_FILE, NODE_NAME = "whereabouts.d", "whereabouts.kubeconfig", "whereabouts.conf", "nodename"
 OWN = "agent.kubeconfig"  # in the state directory; it holds no secret
 _MOST_BYTES = 1 << 20
+_OWN_WORDS = "# Written by `railcni agent`, anew whenever the token or the authority changes."
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,17 @@ def kubeconfig(access: Access) -> bytes:
     authority = base64.b64encode(access.authority).decode()
     cluster = f'    certificate-authority-data: "{authority}"\n' if authority else ""
     return (
-        "# Written by `railcni agent`, anew whenever the token or the authority changes.\n"
+        f"{_OWN_WORDS}\n"
         "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n"
         f'    server: "{access.server}"\n{cluster}users:\n- name: whereabouts\n  user:\n    token: "{access.token}"\n'
         "contexts:\n- name: whereabouts-context\n  context:\n    cluster: local\n    user: whereabouts\n"
         f'    namespace: "{access.namespace}"\ncurrent-context: whereabouts-context\n'
     ).encode()
+
+
+def is_own(data: bytes) -> bool:
+    """Whether an agent has written this kubeconfig: not whereabouts' DaemonSet, whose token rotates too."""
+    return data.startswith(_OWN_WORDS.encode())
 
 
 def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:

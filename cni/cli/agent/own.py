@@ -14,14 +14,13 @@ from cni.attachment import Book
 from cni.cli.agent import sightings
 from cni.cli.agent.log import AgentLog
 from cni.cli.agent.server import Server
+from cni.cli.at_work import LINK_PART, excluded
 from cni.cli.inventory import Held, Pod, of_lease
 from cni.kernel import netns, node
 from cni.sandbox import Sandbox
 from cni.spec.request import Attachment
 from ipam import records, upkeep
 from ipam.stores.base import Lease
-
-_LINK_PART = "link"
 
 
 @dataclass(frozen=True)
@@ -59,22 +58,15 @@ class Own:
 
     def release(self, server: Server, one: Recorded, seconds: float) -> bool:
         """Free all leases of the attachment, if its pod is dead still; whether it was done. CniError."""
-        link = self._book.try_locked(one.attachment, _LINK_PART)
-        if link is None:
-            return False
-        with link:
-            own = self._book.try_locked(one.attachment, records.PART)
-            if own is None:
+        with excluded(self._book, one.attachment) as users:
+            record = self._same_record(one.lease) if users else None
+            if record is None or self._may_be_used(one.lease, users or []):
                 return False
-            with own:
-                record = self._same_record(one.lease)
-                if record is None or self._may_be_used(one.lease):
-                    return False
-                if sightings.key_of(one.held) not in sightings.dead([one.held], _named(server, one.held)):
-                    return False
-                described = {**record["store"], "kubeconfig": server.path}
-                upkeep.release(one.attachment, record, described, self._book, self._log, seconds)
-                return True
+            if sightings.key_of(one.held) not in sightings.dead([one.held], _named(server, one.held)):
+                return False
+            described = {**record["store"], "kubeconfig": server.path}
+            upkeep.release(one.attachment, record, described, self._book, self._log, seconds)
+            return True
 
     def restore(self, server: Server, one: Recorded) -> str:
         """Make the lost reservation of the lease again: "restored", the pod that has it now, or "" for nothing to do."""
@@ -98,7 +90,7 @@ class Own:
         same = record is not None and not record["pending"] and record["sequence"] == lease.sequence
         return record if same else None
 
-    def _may_be_used(self, lease: Lease) -> bool:
+    def _may_be_used(self, lease: Lease, users: list[Attachment]) -> bool:
         """Whether the namespace is there, at its path or kept by a process or another mount.
 
         In a container, processes of the host are not seen, and of mounts those alone that are passed on to it.
@@ -109,8 +101,8 @@ class Own:
         try:
             if any(netns.exists(self._below(name)) for name in names):
                 return True
-            link = self._book.read(lease.attachment, _LINK_PART) or {}
-            return bool(link.get("sandbox")) and _is_kept(link["sandbox"])
+            links = [self._book.read(user, LINK_PART) or {} for user in users]
+            return any(_is_kept(link["sandbox"]) for link in links if link.get("sandbox"))
         except OSError:
             return True  # it cannot be told
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from lightkube import ApiError
@@ -17,7 +17,7 @@ from lightkube.resources.core_v1 import ServiceAccountToken
 
 from cni.cli.agent.metrics import Metrics
 from cni.cli.cluster import Cluster
-from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved
+from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved, lease_of
 from cni.cli.objects import parse_reservation
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores.base import Lease, Unreachable
@@ -28,10 +28,16 @@ SECONDS = 3.0
 
 
 class Server:
-    """The API server of the kubeconfig at `path`, whose namespace holds whereabouts' objects. CniErrors say what is wrong."""
+    """The API server of the kubeconfig at `path`, whose namespace holds whereabouts' objects. CniErrors say what is wrong.
 
-    def __init__(self, path: str, metrics: Metrics, seconds: float = SECONDS) -> None:
+    `cooldown` tells for how many seconds an address that is freed goes to no other pod.
+    """
+
+    def __init__(
+        self, path: str, metrics: Metrics, seconds: float = SECONDS, cooldown: Callable[[], int] = int
+    ) -> None:
         self.path = path
+        self._cooldown = cooldown
         self._cluster = Cluster(path, seconds=seconds)
         self._api = Api(path, seconds)
         self._metrics = metrics
@@ -92,15 +98,10 @@ class Server:
 
     # --- changes of whereabouts' objects: whether it was made; False: the object is no longer as it was read ---
 
-    def remove_allocation(self, pool: PoolObject, value: int) -> bool:
-        """Remove the allocation of the address `value`, if the whole object is as it was read."""
-        entry = pool.entries[value]
-        path = f"/spec/allocations/{entry.key}"
-        operations: list[dict[str, Any]] = [
-            {"op": "test", "path": "/metadata/resourceVersion", "value": pool.version},
-            {"op": "test", "path": path, "value": entry.document},
-            {"op": "remove", "path": path},
-        ]
+    def remove_allocation(self, pool: PoolObject, held: Held) -> bool:
+        """Remove the allocation of `held`, if the whole object is as it was read; its address cools down."""
+        cooled = pool.cooled([lease_of(held)], self._cooldown(), int(time()))
+        operations = pool.patch({held.address[1]: None}, cooled)
         return self._changed("patch", POOLS, lambda: self._api.patch(POOLS, pool.name, operations))
 
     def remove_reservation(self, found: Reserved) -> bool:

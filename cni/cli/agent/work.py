@@ -54,6 +54,7 @@ class Agent:
         self._book = Book(self._state, log)
         self._tokens = Tokens(options.plugin_account or "")
         self._has_account = False
+        self._has_written = False
         self._authority = b""
         self._teller = Teller(self.node, log)
         self._fault = ""
@@ -86,7 +87,7 @@ class Agent:
     def server(self) -> Server:
         """The API server as it is reached now; CniError when it cannot be told how."""
         if self._server is None:
-            self._server = Server(self._kubeconfig(), self.metrics)
+            self._server = Server(self._kubeconfig(), self.metrics, cooldown=self._cooldown)
         return self._server
 
     def _kubeconfig(self) -> str:
@@ -132,7 +133,7 @@ class Agent:
             )
         self._use(access)
         access = replace(access, token=self._tokens.current(access.token, self.server))
-        self._put(folder, nodefiles.KUBECONFIG, nodefiles.kubeconfig(access))
+        self._put_kubeconfig(folder, nodefiles.kubeconfig(access))
         if options.node:
             self._put(folder, nodefiles.NODE_NAME, options.node.encode())
         yield
@@ -147,6 +148,17 @@ class Agent:
         if changed or not self._has_account or access.authority != self._authority:
             self._has_account, self._authority = True, access.authority
             self.forget_server()
+
+    def _put_kubeconfig(self, folder: str, data: bytes) -> None:
+        found = nodefiles.read(f"{folder}/{nodefiles.KUBECONFIG}") if self._has_written else None
+        if found is not None and not nodefiles.is_own(found):
+            self._log.say(
+                "warning",
+                "another writes this file too, and its token is overwritten: remove whereabouts' DaemonSet, or end this agent",
+                file=f"{self._folder_shown}/{nodefiles.KUBECONFIG}",
+            )
+        self._put(folder, nodefiles.KUBECONFIG, data)
+        self._has_written = True
 
     def _put(self, folder: str, name: str, data: bytes) -> None:
         if nodefiles.put(folder, name, data):
@@ -184,17 +196,26 @@ class Agent:
     def _folder(self) -> str:
         return self._below(self._folder_shown)
 
-    def _store(self) -> dict[str, Any] | None:
-        """The store of the flat file, as it is reached from here; None when there is none that nodes share."""
+    def _flat_file(self) -> chosen.Choice | None:
+        """What the flat file names; None when there is none that can be used."""
         paths = (f"{self._folder_shown}/{nodefiles.FLAT_FILE}", *flatfile.PATHS)
         found = next((mounted for mounted in map(self._below, paths) if os.path.exists(mounted)), "")
         try:
-            described = chosen.of_flat_file(found)[0] if found else None
+            return chosen.of_flat_file(found) if found else None
         except CniError as fault:
             self._log.state("flat file", fault.msg)
             return None
-        if described is None or described["kind"] == "file":
+
+    def _cooldown(self) -> int:
+        choice = self._flat_file()
+        return choice.cooldown if choice else 0
+
+    def _store(self) -> dict[str, Any] | None:
+        """The store of the flat file, as it is reached from here; None when there is none that nodes share."""
+        choice = self._flat_file()
+        if choice is None or choice.kind == "file":
             return None
+        described = choice.described
         for key in ("kubeconfig", "ca", "cert", "key"):
             if described.get(key):
                 described[key] = self._below(described[key])

@@ -6,6 +6,7 @@ What the Go plugins do when they get the DEL of an attachment that railcni has m
   with the IPAM of others or none, can be left to it, if a macvlan is there after railcni has gone.
 - host-device moves the device back under the name that its alias has. MTU, MAC, addresses, routes, alternative names
   and up stay lost: railcni's record has them, and Go's plugin does not know it.
+- sriov finds no cache of its own, does nothing and succeeds: the VF keeps its VLAN and all that was set, for the next pod.
 - host-local and whereabouts know nothing of railcni's file store: they would find no lease, succeed, and sooner or later
   give the address to a second pod, while the first still answers to it.
 - A network of type railcni-… has no plugin at all any more: its pods would never end.
@@ -49,6 +50,8 @@ def _reason(parts: list[dict[str, Any]], alive: bool, remaining: Collection[str]
     plugin, kind = members.get("plugin", ""), _type(members.get("config"))
     if plugin == "host-device":
         return "the device would come back without its MTU, MAC, addresses and routes"
+    if plugin == "sriov":
+        return "the VF would keep what was set for this pod, and its name there"
     if not alive:
         return ""
     if kind in PREFIXED:

@@ -15,7 +15,7 @@ from cni.spec.errors import InvalidConfig
 BUNDLE, LOCK, TEMPORARY = "railcni-bundle", ".lock", ".new."
 CURRENT, PREVIOUS, REPLACED = "current", "previous", "replaced"
 PROGRAMS, COPIES = "bin", "plain"  # of a version: what the prefixed names lead to, and the plain ones
-PLAIN = ("macvlan", "host-device", "whereabouts")
+PLAIN = ("macvlan", "host-device", "sriov", "rdma", "whereabouts")
 PREFIXED = tuple(f"railcni-{name}" for name in PLAIN)
 NAMES = (*PREFIXED, *PLAIN)
 

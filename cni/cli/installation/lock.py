@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import filelock
-
 from cni.cli.installation import files
 from cni.cli.installation.apply import refused
 from cni.cli.installation.layout import BUNDLE, LOCK
@@ -20,6 +18,8 @@ def only_installer(folder: str, shown: str, seconds: float = 0.0) -> Iterator[No
 
     TryAgainLater when another holds it for `seconds`; IoFailure when it cannot be made.
     """
+    import filelock  # with asyncio: 0.1 s, which what only looks at an installation need not pay
+
     path = f"{folder}/{BUNDLE}/{LOCK}"
     while True:
         lock = filelock.FileLock(path, timeout=seconds, mode=0o644)

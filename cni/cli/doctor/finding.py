@@ -1,0 +1,52 @@
+"""What a check finds, and what a check is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+OK, NOTE, ADVICE, UNKNOWN, SKIPPED, FAULT = "ok", "note", "advice", "unknown", "skipped", "fault"
+MEANINGS = {
+    OK: "as it should be",
+    NOTE: "said for information",
+    ADVICE: "works, and could be faster or safer",
+    UNKNOWN: "cannot be read here: the driver or the kernel does not say, or this user may not",
+    SKIPPED: "not looked at, because of a fault before",
+    FAULT: "keeps RDMA of pods from working, or soon will",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: `subject` is what, `found` how it is, `healthy` how it should be, `remedy` what to
+    do; the last two are "" where nothing is wrong."""
+
+    level: str
+    subject: str
+    found: str
+    healthy: str = ""
+    remedy: str = ""
+    check: str = ""
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "check": self.check,
+            "level": self.level,
+            "subject": self.subject,
+            "found": self.found,
+            "healthy": self.healthy or None,
+            "remedy": self.remedy or None,
+        }
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of the table. It is skipped when one of `needs` has a fault or was skipped itself; those that it needs
+    are such that nothing is meaningful without them."""
+
+    name: str
+    title: str
+    run: Callable[[Any], Iterable[Finding]]
+    needs: tuple[str, ...] = ()
+    of_pod: bool = False  # whether it is also made for one pod

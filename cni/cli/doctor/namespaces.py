@@ -1,0 +1,173 @@
+"""The mode of RDMA's network namespaces, and the kernel parameters of RDMA netdevs that make or break IP over them.
+
+Sources: drivers/infiniband/core/nldev.c (mode); Documentation/networking/ip-sysctl.rst (rp_filter, arp_*): of
+rp_filter, arp_ignore and arp_announce the larger one of `all` and the link's counts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Finding
+from cni.cli.topology import text
+from cni.kernel import answers, rdma_netlink
+from cni.kernel.links import Rtnl
+
+STRICT = 1
+ELSEWHERE = "0.0.0.0/0"  # stands for peers outside a link's subnets
+_MOST_NEIGHBOURS = 32  # one that is not this namespace's own is enough
+_STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # of nobody: RFC 5737
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What counts for a link; None: not read. `answers` tells, of a link with a strict filter, by which link answers to
+    peers in each of its IPv4 subnets leave, and to those ELSEWHERE; "": by none."""
+
+    rp_filter: int | None = None
+    arp_ignore: int | None = None
+    arp_announce: int | None = None
+    answers: Mapping[str, str] = field(default_factory=dict)
+
+
+def mode() -> str:
+    """ "shared" or "exclusive"; "" when the kernel does not say."""
+    try:
+        socket = rdma_netlink.Rdma()
+    except OSError:
+        return ""
+    try:
+        return socket.netns_mode()
+    except OSError:
+        return ""
+    finally:
+        socket.close()
+
+
+def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterator[Finding]:
+    """Exclusive mode is a fault unless the node `moves_devices` into pods (the CNI plugin `rdma` is installed) and
+    nobody is `sharing`: macvlans and the like over a verbs device's netdev."""
+    subject = "RDMA netns mode"
+    if not mode:
+        yield Finding(UNKNOWN, subject, "the kernel does not say: RDMA netlink is not there, or refused")
+    elif mode == rdma_netlink.SHARED:
+        yield Finding(OK, subject, mode)
+    elif moves_devices and not sharing:
+        yield Finding(NOTE, subject, f"{mode}: the plugin rdma moves each verbs device into its pod")
+    else:
+        who = f" {', '.join(sharing)} among them" if sharing else ""
+        yield Finding(
+            FAULT,
+            subject,
+            f"{mode}: pods that share a NIC see no verbs device{';' if who else ''}{who}",
+            "shared",
+            "`options ib_core netns_mode=1` in /etc/modprobe.d and a reboot, or `rdma system set netns shared` while no"
+            " other network namespace exists; or host-device with the plugin rdma",
+        )
+
+
+def read(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> Parameters:
+    """The parameters of a link of this thread's namespace; `networks` are its IPv4 addresses with their lengths."""
+    values = {}
+    for name in ("rp_filter", "arp_ignore", "arp_announce"):
+        each = [text(f"{proc}/sys/net/ipv4/conf/{where}/{name}") for where in ("all", netdev)]
+        values[name] = max(int(v) for v in each) if all(v.isdigit() for v in each) else None
+    return Parameters(**values, answers=_answers(networks) if values["rp_filter"] == STRICT else {})
+
+
+def _answers(networks: Sequence[str]) -> dict[str, str]:
+    """By which link of this thread's namespace answers leave, of each of `networks` as its address is asked for them."""
+    found: dict[str, str] = {}
+    rtnl = Rtnl()
+    try:
+        names = {link.index: link.name for link in rtnl.links()}
+        for own in map(ipaddress.IPv4Interface, networks):
+            strangers = [s for s in map(ipaddress.IPv4Address, _STRANGERS) if s not in own.network]
+            for subnet, peers in ((str(own.network), _neighbours(own)), (ELSEWHERE, strangers)):
+                links = (answers.link_towards(rtnl, str(peer), str(own.ip)) for peer in peers)
+                by = next((index for index in links if index != answers.LOOPBACK), None)
+                if by is not None:
+                    found.setdefault(subnet, names.get(by, ""))
+    finally:
+        rtnl.close()
+    return found
+
+
+def _neighbours(own: ipaddress.IPv4Interface) -> list[ipaddress.IPv4Address]:
+    """Some other addresses of its subnet, without the network's and the broadcast address."""
+    reserved = int(own.network.prefixlen < 31)
+    first, count = own.network.network_address + reserved, own.network.num_addresses - 2 * reserved
+    return [first + n for n in range(min(count, _MOST_NEIGHBOURS)) if first + n != own.ip]
+
+
+def check_parameters(read: Mapping[str, Parameters], subnets: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """Strict reverse path filters that drop what the link gets; and where several links are in one of `subnets`,
+    answers to ARP on the wrong one."""
+    for netdev, parameters in read.items():
+        yield _check_filter(netdev, parameters)
+    for subnet, netdevs in subnets.items():
+        wrong = [n for n in netdevs if n in read and (read[n].arp_ignore == 0 or read[n].arp_announce == 0)]
+        if len(netdevs) < 2 or not wrong:
+            continue
+        yield Finding(
+            FAULT,
+            ", ".join(netdevs),
+            f"all in {subnet}, and {', '.join(wrong)} with arp_ignore or arp_announce 0: any link answers ARP for the"
+            " others' addresses, so that traffic reaches the wrong NIC",
+            "arp_ignore 1 or 2, arp_announce 2; or a subnet for each rail",
+            "sysctl -w " + " ".join(f"net.ipv4.conf.{n}.arp_ignore=1 net.ipv4.conf.{n}.arp_announce=2" for n in wrong),
+        )
+
+
+def _check_filter(netdev: str, parameters: Parameters) -> Finding:
+    """A fault where neighbours are answered by another link, advice where it is peers behind routers alone."""
+    value = parameters.rp_filter
+    if value is None:
+        return Finding(UNKNOWN, netdev, "rp_filter cannot be read")
+    if value != STRICT:
+        return Finding(OK, netdev, f"rp_filter {value}")
+    subnets = [subnet for subnet in parameters.answers if subnet != ELSEWHERE]
+    away = {subnet: link for subnet, link in parameters.answers.items() if link != netdev}
+    healthy = "0 or 2 (loose), or answers that leave by the link itself (the key `rail` sees to both)"
+    remedy = (
+        f"sysctl -w net.ipv4.conf.{netdev}.rp_filter=2, and in /etc/sysctl.d: of `all` and the link's the larger counts"
+    )
+    for subnet in subnets:
+        if subnet in away:
+            found = f"rp_filter is 1, strict, and answers to {subnet} leave {_by(away[subnet])}: what comes in here is dropped"
+            return Finding(FAULT, netdev, found, healthy, remedy)
+    if ELSEWHERE in away:
+        within = f" but from {', '.join(subnets)}" if subnets else ""
+        found = f"rp_filter is 1, strict, and other answers leave {_by(away[ELSEWHERE])}: what comes in here{within} is dropped"
+        return Finding(ADVICE, netdev, found, healthy, remedy)
+    why = "answers leave by the link itself" if subnets else "the link has no IPv4 address"
+    return Finding(OK, netdev, f"rp_filter 1, strict: {why}")
+
+
+def _by(link: str) -> str:
+    return f"by {link}" if link else "by no link"
+
+
+def default_route_links(proc: str = "/proc") -> frozenset[str]:
+    """The links of IPv4 and IPv6 default routes (proc(5): /proc/net/route; net/ipv6/route.c)."""
+    found = set()
+    for line in text(f"{proc}/net/route").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7 and fields[1] == fields[7] == "00000000":
+            found.add(fields[0])
+    for line in text(f"{proc}/net/ipv6_route").splitlines():
+        fields = line.split()
+        if len(fields) == 10 and fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
+            found.add(fields[9])
+    return frozenset(found)
+
+
+def administrative_states(root: str = "/sys") -> dict[str, bool]:
+    """Whether each netdev that sysfs shows is set up (IFF_UP, in `flags`)."""
+    folder = f"{root}/class/net"
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    flags = {name: text(f"{folder}/{name}/flags") for name in names}
+    return {name: bool(int(value, 16) & 1) for name, value in flags.items() if value.startswith("0x")}

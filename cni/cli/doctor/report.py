@@ -1,0 +1,80 @@
+"""The checks made, and their findings as a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cni.cli import topology
+from cni.cli.doctor.facts import Facts
+from cni.cli.doctor.finding import FAULT, OK, SKIPPED, UNKNOWN, Check, Finding
+from cni.cli.doctor.table import CHECKS, POD_CHECKS
+from cni.cli.rdma import views
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found about a node, or about one of its pods."""
+
+    facts: Facts
+    findings: Sequence[Finding]
+
+    @property
+    def faults(self) -> list[Finding]:
+        return [f for f in self.findings if f.level == FAULT]
+
+    @property
+    def is_healthy(self) -> bool:
+        return not self.faults
+
+    def document(self) -> dict[str, Any]:
+        """The report as JSON, with the node's verbs devices and the distances of GPUs and NICs."""
+        columns, rows = topology.table(self.facts.topology)
+        return {
+            "node": self.facts.node_name,
+            "pod": self.facts.pod or None,
+            "healthy": self.is_healthy,
+            "faults": len(self.faults),
+            "findings": [f.document() for f in self.findings],
+            "devices": views.document(self.facts.devices),
+            "distances": {str(row[1]): dict(zip(columns[3:], row[3:], strict=True)) for row in rows},
+        }
+
+
+def examine(facts: Facts | None = None) -> Report:
+    """Make all checks of this node, or of the pod that `facts` names; CniError when that pod is not found."""
+    known = facts or Facts()
+    if known.pod:
+        _ = known.chosen  # a pod that is not there is no finding: it was asked for wrongly
+        return Report(known, run(POD_CHECKS, known))
+    return Report(known, run(CHECKS, known))
+
+
+def run(checks: Iterable[Check], facts: Facts) -> list[Finding]:
+    """The findings of `checks`, in order. What cannot be read is a finding too, and stops no other check."""
+    found: list[Finding] = []
+    stopped: set[str] = set()
+    for check in checks:
+        cause = [need for need in check.needs if need in stopped]
+        if cause:
+            stopped.add(check.name)
+            found.append(
+                Finding(SKIPPED, check.title, f"not looked at, because of {', '.join(cause)}", check=check.name)
+            )
+            continue
+        try:
+            made = [replace(finding, check=check.name) for finding in check.run(facts)]
+        except (OSError, ValueError) as fault:
+            made = [Finding(UNKNOWN, check.title, f"cannot be read: {fault}", check=check.name)]
+        if any(finding.level == FAULT for finding in made):
+            stopped.add(check.name)
+        found += made
+    return found
+
+
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
+    """How many of each level."""
+    return {
+        level: sum(f.level == level for f in findings) for level in dict.fromkeys([OK, *(f.level for f in findings)])
+    }

@@ -1,0 +1,243 @@
+"""rails.yaml: what a person says of a group of rails, checked, and what each rail is by it. Pure but for `nodes_nics`."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from cni.cli import topology
+from cni.cli.models import Identifier
+from cni.cli.source import Source
+from cni.rail import MOST_RAILS, TABLE_BASE
+from cni.spec.errors import InvalidConfig
+
+Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
+_RAIL = "{rail}"
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class Rails(BaseModel):
+    """The file's keys; "{rail}" in a text stands for the number of the rail, "{rail:x}" for its hexadecimal digits."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    count: Annotated[int, Field(ge=1, le=MOST_RAILS)]
+    """how many rails the nodes have"""
+    subnet: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
+    """the subnet of a rail, "192.168.{rail}.0/24"; a list for several addresses each"""
+    group: Identifier = "rails"
+    """the name of the group"""
+    namespace: Identifier = "default"
+    """the namespace of the NADs and of the test pod"""
+    type: Literal["macvlan", "host-device", "sriov"] = "macvlan"
+    """the link plugin"""
+    master: str = ""
+    """the netdev of a rail, "eth_r{rail}": macvlan's master, host-device's device, sriov's physical function"""
+    pci: list[str] = []
+    """in place of `master`: the PCI address of each rail's NIC"""
+    pairing: Literal["", "gpu", "numa"] = ""
+    """in place of both: this node's NICs with verbs devices, as they lie; gpu: the nearest to GPU 0 is rail 0, and so on; numa: by
+    NUMA node and PCI address"""
+    mtu: Annotated[int, Field(ge=0, le=65535)] = 0
+    """MTU in bytes; 0: the NIC's"""
+    base: Annotated[int, Field(ge=1)] = 1
+    """the lowest index that a pod gets: of 192.168.3.0/24 index 1 is 192.168.3.1"""
+    exclude: list[Annotated[int, Field(ge=0)]] = []
+    """indexes that no pod gets, such as those of hosts"""
+    gateway: Annotated[int, Field(ge=0)] = 0
+    """the index of each subnet's gateway; 0: none"""
+    routing: bool = True
+    """a routing table, source rules and ARP settings for each rail"""
+    tableBase: Annotated[int, Field(ge=256, le=1 << 30)] = TABLE_BASE
+    """the number of rail 0's routing table"""
+    addressing: Literal["same-index", "plain"] = "same-index"
+    """same-index: a pod has one index on all rails"""
+    resourcePrefix: str = "rdma"
+    """the prefix of the resource names: rdma/rails-rail-0"""
+    shared: Annotated[int, Field(ge=1)] = 1000
+    """how many pods share a NIC, for macvlan"""
+    image: str = "busybox:1.36"
+    """the test pod's image"""
+
+    @field_validator("subnet")
+    @classmethod
+    def _is_a_pattern(cls, subnets: list[str]) -> list[str]:
+        for text in subnets:
+            for rail in (0, 1):
+                try:
+                    ipaddress.ip_network(filled(text, rail))
+                except (ValueError, KeyError, IndexError):
+                    raise ValueError(
+                        f'"{text}" for rail {rail} is no subnet: want a pattern such as 192.168.{_RAIL}.0/24 or fd00:{_RAIL}::/64'
+                    ) from None
+        return subnets
+
+    @field_validator("master", "resourcePrefix")
+    @classmethod
+    def _can_be_filled(cls, text: str) -> str:
+        try:
+            filled(text, 0)
+        except (ValueError, KeyError, IndexError):
+            raise ValueError(f'"{text}": want "{_RAIL}" alone in braces') from None
+        return text
+
+    @field_validator("pci")
+    @classmethod
+    def _are_addresses(cls, addresses: list[str]) -> list[str]:
+        for address in addresses:
+            if not topology.is_address(address):
+                raise ValueError(f'"{address}" is no PCI address such as 0000:18:00.0')
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("names a NIC twice")
+        return addresses
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Rails:
+        faults = [*self._of_nics(), *self._of_subnets()]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    def _of_nics(self) -> list[str]:
+        given = [name for name in ("master", "pci", "pairing") if getattr(self, name)]
+        if len(given) != 1:
+            return [f"master, pci and pairing: want one of them, and there are {' and '.join(given) or 'none'}"]
+        if self.pci and len(self.pci) != self.count:
+            return [f"pci: has {len(self.pci)} addresses, and count is {self.count}"]
+        if self.master and self.count > 1 and filled(self.master, 0) == filled(self.master, 1):
+            return [f'master: "{self.master}" is the same netdev for every rail: want {_RAIL} in it']
+        if self.pci and self.type == "macvlan":
+            return ["pci: a macvlan needs the netdev's name: want master, or pairing on a node that has the NICs"]
+        return []
+
+    def _of_subnets(self) -> list[str]:
+        found = []
+        seen: list[tuple[Subnet, str]] = []
+        for rail in range(self.count):
+            for i, text in enumerate(self.subnet):
+                try:
+                    subnet = ipaddress.ip_network(filled(text, rail))
+                except ValueError:
+                    return [f'subnet[{i}]: "{filled(text, rail)}", of rail {rail}, is no subnet']
+                other = next((name for s, name in seen if s.version == subnet.version and s.overlaps(subnet)), "")
+                if other:
+                    return [f'subnet[{i}]: {subnet} of rail {rail} overlaps {other}: want {_RAIL} in "{text}"']
+                seen.append((subnet, f"{subnet} of rail {rail}"))
+        least = min(subnet.num_addresses for subnet, _ in seen)
+        for name, index in (("base", self.base), ("gateway", self.gateway)):
+            if index >= least - 1:
+                found.append(f"{name}: {index} is outside of the smallest subnet, of {least} addresses")
+        return found
+
+
+@dataclass(frozen=True)
+class Nic:
+    """What carries a rail: its netdev's name, its PCI address, "" for what is not known."""
+
+    netdev: str = ""
+    pci: str = ""
+
+
+@dataclass(frozen=True)
+class Rail:
+    """One rail of the plan. `ranges` are members of `rail.ranges`."""
+
+    index: int
+    name: str
+    nic: Nic
+    subnets: tuple[Subnet, ...]
+    ranges: tuple[dict[str, Any], ...]
+    resource: str
+    """its name without the prefix"""
+
+
+def filled(text: str, rail: int) -> str:
+    """`text` for one rail; ValueError, KeyError or IndexError when it has other braces."""
+    return text.format(rail=rail)
+
+
+def read(path: str, text: str) -> Rails:
+    """The plan in `text`, the content of the file `path`; InvalidConfig has every fault with its place."""
+    import yaml
+
+    source = Source(path, text)
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as fault:
+        mark = getattr(fault, "problem_mark", None)
+        place = source.at(mark.index) if mark else path
+        raise InvalidConfig(f"{place}: is no YAML: {getattr(fault, 'problem', None) or fault}") from None
+    try:
+        return Rails.model_validate(document)
+    except ValidationError as invalid:
+        lines = []
+        for error in invalid.errors(include_url=False):
+            keys = tuple(part for part in error["loc"] if not str(part).startswith("function-"))
+            said = "is no key of this file" if error["type"] == "extra_forbidden" else error["msg"]
+            for line in said.removeprefix("Value error, ").split("; "):
+                key, _, said = line.partition(": ") if not keys else ("", "", line)
+                where = keys or ((key.partition("[")[0],) if key.partition("[")[0] in Rails.model_fields else ())
+                name = ".".join(map(str, keys)) if keys else key
+                lines.append(f"{source.at_key(where)}: {name}: {said}" if said else f"{source.at_key(where)}: {line}")
+        title = lines[0] if len(lines) == 1 else f"{len(lines)} faults in {path}: {'; '.join(lines)}"
+        raise InvalidConfig(title, "\n".join(lines)) from None
+
+
+def rails_of(plan: Rails, nics: list[Nic]) -> list[Rail]:
+    """Every rail of the plan; `nics` as they lie on a node, for `pairing`. InvalidConfig when they are too few."""
+    if plan.pairing:
+        if len(nics) < plan.count:
+            raise InvalidConfig(
+                f"pairing: this node has {len(nics)} NICs for {plan.count} rails: run it on a node that has all, or give master or pci"
+            )
+        chosen = nics
+    elif plan.pci:
+        chosen = [Nic(pci=address) for address in plan.pci]
+    else:
+        chosen = [Nic(netdev=filled(plan.master, rail)) for rail in range(plan.count)]
+    found = []
+    for rail in range(plan.count):
+        subnets = tuple(ipaddress.ip_network(filled(text, rail)) for text in plan.subnet)
+        name = f"{plan.group}-rail-{rail}".lower().replace("_", "-")  # a name of Kubernetes
+        ranges = tuple(_range(plan, subnet) for subnet in subnets)
+        found.append(Rail(rail, name, chosen[rail], subnets, ranges, name))
+    return found
+
+
+def _range(plan: Rails, subnet: Subnet) -> dict[str, Any]:
+    found: dict[str, Any] = {"range": str(subnet)}
+    if plan.base > 1:
+        found["range_start"] = str(subnet[plan.base])
+    held_back = sorted({*plan.exclude, *([plan.gateway] if plan.gateway else [])})
+    if held_back:
+        found["exclude"] = [str(subnet[index]) for index in held_back if index < subnet.num_addresses]
+    return found
+
+
+def nodes_nics(pairing: str, root: str = "/sys") -> list[Nic]:
+    """This node's physical NICs with verbs devices, in the order of `pairing`."""
+    from cni.cli.rdma import inventory
+
+    devices = [d for d in inventory.read(root=root) if d.pci and not d.is_virtual_function]
+    netdevs = {d.name: next((p.netdev for p in d.ports if p.netdev), "") for d in devices}
+    found = topology.read(((d.name, d.pci) for d in devices), root)
+    order = sorted(found.nics, key=lambda nic: (nic[1].numa_node, nic[1].address))
+    if pairing == "gpu":
+        left = [name for name, _ in order]
+        paired = []
+        for gpu in found.gpus:
+            near = next((name for name in left if name in found.nearest(gpu)), "")
+            if near:
+                left.remove(near)
+                paired.append(near)
+        names = [*paired, *left]
+    else:
+        names = [name for name, _ in order]
+    places = {d.name: d.pci for d in devices}
+    return [Nic(netdevs[name], places[name]) for name in names]

@@ -1,0 +1,150 @@
+"""The Kubernetes objects of a group of rails: NADs, a device plugin's resources, a pod that uses them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from cni.cli.rails.plan import Rail, Rails
+
+_NAD = "k8s.cni.cncf.io/v1"
+_NETWORKS = "k8s.v1.cni.cncf.io/networks"
+_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+_PLUGINS = "kube-system"  # the namespace of the device plugins
+
+
+def objects(plan: Rails, rails: Sequence[Rail]) -> list[dict[str, Any]]:
+    """All objects, in the order in which they are to be applied."""
+    return [resources(plan, rails), *(nad(plan, rails, rail) for rail in rails), pod(plan, rails)]
+
+
+def nad(plan: Rails, rails: Sequence[Rail], rail: Rail) -> dict[str, Any]:
+    """The NetworkAttachmentDefinition of one rail."""
+    metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
+    if plan.type != "macvlan":  # a shared NIC gives no device to the network
+        metadata["annotations"] = {_RESOURCE: f"{plan.resourcePrefix}/{rail.resource}"}
+    config = json.dumps(network(plan, rails, rail), indent=2)
+    return {
+        "apiVersion": _NAD,
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": metadata,
+        "spec": {"config": config + "\n"},
+    }
+
+
+def network(plan: Rails, rails: Sequence[Rail], rail: Rail) -> dict[str, Any]:
+    """The network of one rail, as a NAD holds it."""
+    found: dict[str, Any] = {"cniVersion": "1.0.0", "name": rail.name, "type": plan.type}
+    if plan.type == "macvlan":
+        found["master"] = rail.nic.netdev
+    if plan.mtu and plan.type != "sriov":
+        found["mtu"] = plan.mtu
+    key: dict[str, Any] = {"index": rail.index, "group": plan.group}
+    if not plan.routing:
+        key["routing"] = False
+    elif plan.tableBase != Rails.model_fields["tableBase"].default:
+        key["tableBase"] = plan.tableBase
+    if plan.addressing == "same-index":
+        key |= {"addressing": plan.addressing, "ranges": [_member(other) for other in rails]}
+    first, *others = rail.ranges
+    ipam: dict[str, Any] = {"type": "whereabouts", **first}
+    if others:
+        ipam["ipRanges"] = others
+    if plan.gateway:
+        ipam["gateway"] = str(rail.subnets[0][plan.gateway])
+    return {**found, "rail": key, "ipam": ipam}
+
+
+def _member(rail: Rail) -> Any:
+    """A rail's member of `rail.ranges`, as short as it can be."""
+    parts = [part["range"] if set(part) == {"range"} else part for part in rail.ranges]
+    return parts[0] if len(parts) == 1 else parts
+
+
+def resources(plan: Rails, rails: Sequence[Rail]) -> dict[str, Any]:
+    """The ConfigMap of the device plugin that offers the NICs: shared ones, or functions of SR-IOV."""
+    if plan.type == "macvlan":
+        listed: list[dict[str, Any]] = [
+            {
+                "resourcePrefix": plan.resourcePrefix,
+                "resourceName": rail.resource,
+                "rdmaHcaMax": plan.shared,
+                "selectors": {"ifNames": [rail.nic.netdev]},
+            }
+            for rail in rails
+        ]
+        return _config_map("rdma-devices", {"periodicUpdateInterval": 300, "configList": listed})
+    listed = [
+        {
+            "resourcePrefix": plan.resourcePrefix,
+            "resourceName": rail.resource,
+            "selectors": {**_selector(plan, rail), "isRdma": True},
+        }
+        for rail in rails
+    ]
+    return _config_map("sriovdp-config", {"resourceList": listed})
+
+
+def _selector(plan: Rails, rail: Rail) -> dict[str, Any]:
+    if rail.nic.netdev:
+        return {"pfNames": [rail.nic.netdev]}
+    return {"rootDevices" if plan.type == "sriov" else "pciAddresses": [rail.nic.pci]}
+
+
+def _config_map(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": _PLUGINS},
+        "data": {"config.json": json.dumps(content, indent=2) + "\n"},
+    }
+
+
+def annotation(plan: Rails, rails: Sequence[Rail]) -> str:
+    """What a pod's annotation k8s.v1.cni.cncf.io/networks says to have all rails, as rail0, rail1, ..."""
+    return ", ".join(f"{plan.namespace}/{rail.name}@rail{rail.index}" for rail in rails)
+
+
+def pod(plan: Rails, rails: Sequence[Rail]) -> dict[str, Any]:
+    """A pod that has all rails, to try them with."""
+    amounts = {f"{plan.resourcePrefix}/{rail.resource}": 1 for rail in rails}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{plan.group}-test".lower().replace("_", "-"),
+            "namespace": plan.namespace,
+            "annotations": {_NETWORKS: annotation(plan, rails)},
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [
+                {
+                    "name": "test",
+                    "image": plan.image,
+                    "command": ["sleep", "infinity"],
+                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                    "resources": {"requests": amounts, "limits": amounts},
+                }
+            ],
+        },
+    }
+
+
+def rows(plan: Rails, rails: Sequence[Rail]) -> list[Sequence[object]]:
+    """A row a rail: what it is made of."""
+    return [
+        (
+            rail.index,
+            f"{plan.namespace}/{rail.name}",
+            rail.nic.netdev or rail.nic.pci,
+            " ".join(map(str, rail.subnets)),
+            plan.tableBase + rail.index if plan.routing else None,
+            f"{plan.resourcePrefix}/{rail.resource}",
+        )
+        for rail in rails
+    ]
+
+
+COLUMNS = ("rail", "network", "NIC", "subnet", "table", "resource")

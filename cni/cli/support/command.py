@@ -1,0 +1,93 @@
+"""railcni support-bundle: what somebody needs who is to find out from afar what is wrong, in one file without secrets."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from cni import VERSION
+from cni.attachment import STATE
+from cni.cli import output, subcommand
+from cni.cli.places import NET_DIRECTORY
+from cni.cli.progress import Progress
+from cni.cli.support import archive, secrets
+from cni.cli.support.archive import Part
+from cni.cli.support.parts import Places, gather
+from cni.kernel.node import host_name
+
+_ABOUT = "reports, configurations, records, leases and logs of this node in one .tar.gz, secrets removed"
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `support-bundle`."""
+    parser = subcommand.add(
+        commands,
+        "support-bundle",
+        _ABOUT,
+        ". What cannot be read is named in its index.json. Passwords, tokens, private keys and the environment of exec"
+        " helpers are removed wherever they stand; look through it all the same before it leaves your hands.",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="",
+        metavar="FILE",
+        type=_path,
+        help="default: railcni-support-NODE-TIME.tar.gz, here; mode 0600",
+    )
+    parser.add_argument("--conf-dir", default=NET_DIRECTORY, metavar="DIR", help=f"default: {NET_DIRECTORY}")
+    parser.add_argument("--state-dir", default=STATE, metavar="DIR", help=f"default: {STATE}")
+    parser.add_argument("--cache-dir", default=Places.results, metavar="DIR", help=f"default: {Places.results}")
+    parser.add_argument("--config", default="", metavar="FLATFILE", help="default: the installed flat file")
+    parser.add_argument("--log", action="append", default=[], metavar="FILE", help="a further log; can be repeated")
+    parser.add_argument(
+        "--cni-path",
+        default=":".join(Places.plugins),
+        metavar="DIR:DIR",
+        help=f"the plugin folders; default: {':'.join(Places.plugins)}",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _path(text: str) -> str:
+    if text in ("table", "json", "yaml"):  # what -o means in other commands
+        raise argparse.ArgumentTypeError(f'"{text}" is a form, and a bundle has one alone: name its file')
+    return text
+
+
+def _run(options: argparse.Namespace) -> int:
+    places = Places(
+        networks=options.conf_dir,
+        state=options.state_dir,
+        results=options.cache_dir,
+        plugins=tuple(d for d in options.cni_path.split(":") if d),
+        logs=tuple(options.log),
+        flat=os.path.abspath(options.config) if options.config else "",
+    )
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    path = options.output or f"railcni-support-{host_name()}-{now}.tar.gz"
+    with Progress() as progress:
+        parts = cleaned(gather(places, progress.say))
+    archive.write(path, archive.pack(parts, {"node": host_name(), "created": now, "railcni": VERSION}))
+    missing = [part for part in parts if part.fault]
+    for part in missing:
+        output.print_fault(f"railcni: not in the bundle: {part.name}: {part.fault}")
+    print(
+        f"{path}: {len(parts) - len(missing)} files, {os.path.getsize(path)} bytes; its index is {archive.TOP}/{archive.INDEX}"
+    )
+    return 0
+
+
+def cleaned(parts: list[Part]) -> list[Part]:
+    """`parts` without their secrets: what is secret in one is removed from all."""
+    known: set[str] = set()
+    for part in parts:
+        known |= secrets.collect(part.text)
+    return [
+        replace(
+            part, **{name: secrets.scrub(getattr(part, name), known) for name in ("text", "fault", "about", "name")}
+        )
+        for part in parts
+    ]

@@ -1,0 +1,82 @@
+"""Which rails of a group a container has, as this node's record of its leases tells: pure but for reading it.
+
+The record is that of ipam.records, under `attachment_of`, and has two members more:
+
+    members    [network, ifname, rail, since when in ns since 1970] of each rail that an ADD was called for, and no DEL yet
+    complete   whether all its addresses were claimed: no ADD of a member has answered before
+"""
+
+from __future__ import annotations
+
+from cni.attachment import GROUP
+from cni.spec.errors import InvalidConfig
+from cni.spec.request import Attachment
+from ipam.upkeep import read_record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cni.attachment import Book
+    from cni.log import Log
+    from cni.rail import Rail
+    from ipam.rails import Group
+
+    Member = list[Any]
+
+
+def attachment_of(group: str, container_id: str) -> Attachment:
+    """Whose the leases of a container in a group are."""
+    return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
+
+
+def read(who: Attachment, book: Book, log: Log) -> dict[str, Any] | None:
+    """The record; None for none, and for one whose members are not as they should be."""
+    record = read_record(who, book, log)
+    if record is None:
+        return None
+    if record["pending"] and "members" not in record:
+        return None  # of rails that ended without a record: ipam.group_upkeep
+    if not all(is_sound(entry) for entry in record.get("members") or [None]):
+        log.error(f"the record of {who} is damaged: its members; going by the store alone")
+        return None
+    return record
+
+
+def is_sound(entry: Any) -> bool:
+    return isinstance(entry, list) and [type(part) for part in entry] == [str, str, int, int]
+
+
+def users(who: Attachment, record: dict[str, Any] | None) -> list[Attachment]:
+    """Whose links use what is leased to `who`: the rails of its group, or itself when it is none; any record will do."""
+    listed = (record or {}).get("members")
+    entries = listed if isinstance(listed, list) else []
+    return [Attachment(entry[0], who.container_id, entry[1]) for entry in entries if is_sound(entry)] or [who]
+
+
+def others(record: dict[str, Any] | None, attachment: Attachment) -> list[Member]:
+    """The members of the group that are not this attachment; none once the release of all has begun."""
+    listed = record["members"] if record and not record["pending"] else []
+    return [m for m in listed if (m[0], m[1]) != (attachment.network, attachment.ifname)]
+
+
+def has(record: dict[str, Any] | None, attachment: Attachment) -> bool:
+    listed = record["members"] if record and not record["pending"] else []
+    return any((m[0], m[1]) == (attachment.network, attachment.ifname) for m in listed)
+
+
+def check(rail: Rail, group: Group, record: dict[str, Any] | None, others: Sequence[Member]) -> None:
+    """InvalidConfig when the container has this rail already, or rails of another group of this name."""
+    for network, ifname, index, _ in others:
+        if index == rail.index:
+            raise InvalidConfig(
+                f"rail {index} of group {group.name} is attached to this container already, as {ifname} of network {network}:"
+                " a pod has each rail of a group once; leave one out, or give the network another rail.index"
+            )
+    if record and others and sorted(set(record["pools"])) != group.pools():
+        raise InvalidConfig(
+            f"rail.ranges of this network are not those of group {group.name} as {others[0][1]} of network {others[0][0]} has it:"
+            " give all networks of the group the same list, or another group",
+            f"here: {', '.join(group.pools())}; there: {', '.join(sorted(set(record['pools'])))}",
+        )

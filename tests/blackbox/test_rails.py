@@ -1,0 +1,135 @@
+"""The key `rail`: ARP, source routing and one index on rails that share an Ethernet segment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests import fabric
+from tests.fabric import Fabric
+from tests.node import Node, until
+
+
+def test_rails_answer_and_send_for_themselves_alone_and_leave_nothing(node: Node) -> None:
+    rails = Fabric(node, 2)
+    one, two = node.pod("pod1"), node.pod("pod2")
+    assert rails.attach(one, (1, 0)) == ["192.168.1.1", "192.168.0.1"]
+    assert rails.attach(two, (0, 1)) == ["192.168.0.2", "192.168.1.2"]
+    for rail in (0, 1):
+        assert fabric.rules(one.view, 7000 + rail) == [(f"192.168.{rail}.1", 7000 + rail)]
+        assert fabric.table(one.view, 7000 + rail) == [(f"192.168.{rail}.0/24", "")]
+        settings = {
+            name: one.view.sysctl(f"net/ipv4/conf/net{rail}/{name}")
+            for name in ("arp_ignore", "arp_announce", "rp_filter")
+        }
+        assert settings == {"arp_ignore": "1", "arp_announce": "2", "rp_filter": "2"}
+    macs = {(one.view.link(f"net{rail}").mac, f"192.168.{rail}.1") for rail in (0, 1)}
+    with fabric.Arp(rails.switch, "br0") as arp:
+        for rail in (0, 1):
+            fabric.ping(one, f"192.168.{rail}.1", f"192.168.{rail}.2")
+        assert arp.ask("192.168.0.1", "192.168.1.1") == macs
+    rails.cni("DEL", one, 0).succeeded()
+    assert fabric.rules(one.view) == [("192.168.1.1", 7001)]
+    for _ in range(2):
+        for pod in (one, two):
+            for rail in (0, 1):
+                rails.cni("DEL", pod, rail).succeeded()
+    assert fabric.rules(one.view) == fabric.rules(two.view) == []
+    assert node.leftovers() == []
+
+
+def test_without_the_routing_a_rail_answers_for_another(node: Node) -> None:
+    rails = Fabric(node, 2)
+    pod = node.pod()
+    for rail in (0, 1):
+        rails.cni("ADD", pod, rail, rails.network(rail, key={"routing": False})).succeeded()
+    macs = {pod.view.link(f"net{rail}").mac for rail in (0, 1)}
+    with fabric.Arp(rails.switch, "br0") as arp:
+        both = until(lambda: {mac for mac, _ in arp.ask("192.168.0.1")} == macs, 20)
+    assert both, "then the test above shows nothing"
+    assert fabric.rules(pod.view) == []
+
+
+def test_check_finds_what_of_a_rail_is_not_as_add_left_it(node: Node) -> None:
+    rails = Fabric(node, 2)
+    pod = node.pod()
+    config = rails.network(
+        1,
+        ipam={
+            "type": "whereabouts",
+            "range": "192.168.1.0/24",
+            "gateway": "192.168.1.254",
+            "routes": [{"dst": "10.9.0.0/16"}],
+            "datastore": "file",
+        },
+        key={"addressing": "plain"},
+    )
+    result = rails.cni("ADD", pod, 1, config).succeeded()
+    assert fabric.table(pod.view, 7001) == [
+        ("10.9.0.0/16", "192.168.1.254"),
+        ("192.168.1.0/24", ""),
+        ("default/0", "192.168.1.254"),
+    ]
+    checked = {**config, "prevResult": result}
+    rails.cni("CHECK", pod, 1, checked).succeeded()
+    pod.view.set_sysctl("net/ipv4/conf/net1/arp_ignore", 0)
+    with pod.view.rtnl() as ipr:
+        ipr.flush_rules(table=7001)
+        ipr.flush_routes(table=7001)
+    reply = rails.cni("CHECK", pod, 1, checked)
+    assert reply.code == 111 or reply.status == 1
+    for words in (
+        "arp_ignore of net1 is 0, was 1",
+        "the rule from 192.168.1.1 to table 7001 is gone",
+        "table 7001 has no default route by 192.168.1.254",
+        "table 7001 has no route to 192.168.1.0/24",
+    ):
+        assert words in reply.msg, reply.msg
+    rails.cni("DEL", pod, 1, config).succeeded()
+
+
+def test_a_device_that_is_moved_back_leaves_no_rule_of_either_family(node: Node) -> None:
+    pod = node.pod()
+    node.host.add_veth("ens9", "ens9-peer")
+    node.remember()
+    ipam = {
+        "type": "static",
+        "addresses": [{"address": "192.168.3.7/24"}, {"address": "fd00:3::7/64", "gateway": "fd00:3::1"}],
+    }
+    config: dict[str, Any] = {
+        "cniVersion": "1.0.0", "name": "rail-3", "type": "host-device", "device": "ens9",
+        "rail": {"index": 3, "group": "gpu", "tableBase": 500}, "ipam": ipam,
+    }  # fmt: skip
+    if not (node.path("/usr/lib/cni/static")).exists():
+        config["ipam"] = {**ipam, "type": "whereabouts", "datastore": "file"}
+    node.cni("host-device", "ADD", config, netns=pod).succeeded()
+    assert fabric.rules(pod.view) == [("192.168.3.7", 503), ("fd00:3::7", 503)]
+    assert ("default/0", "fd00:3::1") in fabric.table(pod.view, 503)
+    node.cni("host-device", "DEL", config, netns=pod).succeeded()
+    assert fabric.rules(pod.view) == []
+    assert fabric.table(pod.view, 503) == []
+    assert node.leftovers() == []
+
+
+def test_a_table_that_another_group_has_is_refused_by_its_key(node: Node) -> None:
+    rails = Fabric(node, 2, addressing="plain")
+    pod = node.pod()
+    rails.cni("ADD", pod, 0).succeeded()
+    other = rails.network(1, name="storage-0", key={"group": "storage", "index": 0})
+    reply = rails.cni("ADD", pod, 1, other)
+    reply.refused(7, "routing table 7000 is in use", "rail.tableBase")
+    rails.cni(
+        "ADD", pod, 1, rails.network(1, name="storage-0", key={"group": "storage", "index": 0, "tableBase": 7100})
+    ).succeeded()
+    assert fabric.rules(pod.view) == [("192.168.0.1", 7000), ("192.168.1.1", 7100)]
+
+
+def test_all_faults_of_a_rail_are_told_at_once(node: Node) -> None:
+    rails = Fabric(node, 1)
+    pod = node.pod()
+    config = rails.network(0, mtu="big", key={"index": -1, "routing": "no", "tableBase": 1, "group": ""})
+    reply = rails.cni("ADD", pod, 0, config)
+    reply.refused(7, "5 faults", "mtu", "rail.index")
+    assert all(key in reply.msg for key in ("rail.routing", "rail.tableBase", "rail.group"))
+    foreign = rails.network(0, ipam={"type": "host-local", "subnet": "192.168.0.0/24"})
+    rails.cni("ADD", pod, 0, foreign).refused(7, "rail.addressing", "whereabouts of this suite")
+    assert node.leftovers() == []

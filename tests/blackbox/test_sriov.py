@@ -1,0 +1,223 @@
+"""sriov where no VF is: what it refuses, and a VF whose PF is not to be seen, as in a virtual machine.
+
+The VF's netdev is a veth end, and a tree of its own stands in for /sys/bus, as in the tests of host-device. Real VFs,
+and what is set through their PF, are the lab's matter: tests/lab/test_sriov.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from tests.blackbox.test_host_device import LEASES, PCI, as_it_was, bus
+from tests.node import Node, Pod
+
+CACHE = "/var/lib/cni/sriov"
+MAC = "02:00:00:00:00:aa"
+
+
+def network(version: str = "1.1.0", **more: Any) -> dict[str, Any]:
+    base = {"cniVersion": version, "name": "vfs", "type": "sriov", "deviceID": PCI, "ipam": LEASES}
+    return {key: value for key, value in {**base, **more}.items() if value is not None}
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    node.host.add_veth("ens9", "ens9-peer", mtu=4200)
+    node.host.set("ens9", ifalias="vf 0", address="02:00:00:00:09:09")
+    with node.host.rtnl() as ipr:
+        ipr.link("property_add", index=ipr.link_lookup(ifname="ens9")[0], altname="enp59s0f0v0")
+    node.host.add_address("ens9", "10.9.0.1/24")
+    node.remember()
+    bus(node, "pci", PCI, "ens9", driver="mlx5_core")
+    return node.pod()
+
+
+def add(node: Node, pod: Pod, config: dict[str, Any], **how: Any) -> Any:
+    return node.cni("sriov", "ADD", config, netns=pod, **how).succeeded()
+
+
+def delete(node: Node, pod: Pod | str | None, config: dict[str, Any], **how: Any) -> None:
+    assert node.cni("sriov", "DEL", config, netns=pod, **how).succeeded() is None
+
+
+def refused(node: Node, pod: Pod, config: dict[str, Any], code: int, *words: str, **how: Any) -> None:
+    """ADD fails with `code` and changes nothing on the host or in the pod."""
+    before = as_it_was(node)
+    node.cni("sriov", "ADD", config, netns=pod, **how).refused(code, *words)
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+@pytest.mark.parametrize("version", ("0.3.1", "1.0.0", "1.1.0"))
+def test_a_vf_without_a_visible_pf_goes_into_the_pod_and_comes_back(node: Node, pod: Pod, version: str) -> None:
+    before = as_it_was(node)
+    result = add(node, pod, network(version, mac=MAC, mtu=1400))
+    link = pod.view.link("net1")
+    assert (link.mac, link.mtu, link.up, link.texts) == (MAC, 1400, True, ["192.168.111.1/24"])
+    assert "ens9" not in node.host.names()
+    if version == "1.1.0":
+        wanted = {"name": "net1", "mac": MAC, "mtu": 1400, "sandbox": pod.path, "pciID": PCI}
+        assert result["interfaces"] == [wanted]
+    if version >= "0.4.0":
+        node.cni("sriov", "CHECK", network(version, mac=MAC, mtu=1400, prevResult=result), netns=pod).succeeded()
+    for _ in range(2):
+        delete(node, pod, network(version, mac=MAC, mtu=1400))
+        assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_keys_that_only_a_pf_can_set_are_named_where_there_is_none(node: Node, pod: Pod) -> None:
+    config = network(vlan=100, vlanQoS=3, spoofchk="off", trust="on", link_state="auto", min_tx_rate=1, max_tx_rate=2)
+    names = ("vlan, vlanQoS, min_tx_rate, max_tx_rate, spoofchk, trust, link_state", PCI, "virtual machine")
+    refused(node, pod, config, 7, *names)
+
+
+def test_what_is_wrong_with_the_configuration_is_told_at_once(node: Node, pod: Pod) -> None:
+    config = network(vlan=5000, spoofchk="maybe", mac="01:00:00:00:00:00", logFile="/etc/passwd")
+    refused(node, pod, config, 7, "4 faults", "vlan 5000", "spoofchk", "mac")
+    delete(node, pod, config)
+
+
+def test_what_is_no_vf_of_the_node_is_refused_by_its_address(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(deviceID=None), 7, "no VF", "resourceName", "deviceID")
+    refused(node, pod, network(deviceID="0000:ff:1f.7"), 7, "0000:ff:1f.7", "no PCI device")
+    bus(node, "pci", "0000:3b:00.4")
+    refused(node, pod, network(deviceID="0000:3b:00.4"), 7, "0000:3b:00.4", "no driver", "vfio-pci")
+    node.path(f"/sys/bus/pci/devices/{PCI}/sriov_totalvfs").write_text("8\n")
+    refused(node, pod, network(), 7, PCI, "physical function", "host-device")
+    node.cni("sriov", "STATUS", network()).refused(50, PCI)
+
+
+def test_a_vf_of_a_userspace_driver_stays_where_it_is_and_gets_its_addresses(node: Node, pod: Pod) -> None:
+    address = "0000:3b:00.6"
+    bus(node, "pci", address, driver="vfio-pci")
+    config = network(deviceID=address)
+    result = add(node, pod, config)
+    assert result["interfaces"] == [{"name": "net1", "sandbox": pod.path, "pciID": address}]
+    assert (pod.view.names(), node.leases()) == ([], ["192.168.111.1"])
+    node.cni("sriov", "CHECK", {**config, "prevResult": result}, netns=pod).succeeded()
+    other = node.pod("pod2")
+    node.cni("sriov", "ADD", config, netns=other, container_id="c2").refused(11, address, "c1")
+    node.delete_pod(pod)
+    add(node, other, config, container_id="c2")  # the first one's sandbox has died
+    delete(node, pod.path, config)
+    node.cni("sriov", "ADD", config, netns=node.pod("pod3"), container_id="c3").refused(11, address, "c2")
+    delete(node, other, config, container_id="c2")
+    assert node.leftovers() == []
+
+
+def test_a_default_route_that_a_router_advertised_to_a_vf_keeps_it_not_on_the_host(node: Node, pod: Pod) -> None:
+    """As sriov-cni, which asks for no routes; where leaf switches advertise themselves every VF that is up has one."""
+    node.host.add_address("ens9", "2001:db8::2/64")
+    config = network(type="host-device", pciBusID=PCI)
+    for protocol, code in ((9, 0), (3, 7)):  # RTPROT_RA, RTPROT_BOOT
+        with node.host.rtnl() as ipr:
+            (index,) = ipr.link_lookup(ifname="ens9")
+            ipr.route("add", dst="::/0", gateway="2001:db8::1", oif=index, proto=protocol)
+        words = ("default route", "accept_ra") if protocol == 9 else ("default route",)
+        node.cni("host-device", "ADD", config, netns=pod).refused(7, *words)
+        reply = node.cni("sriov", "ADD", network(), netns=pod)
+        assert reply.code == code, reply
+        delete(node, pod, network())
+        assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("first", ["sriov", "host-device"])
+def test_a_late_delete_takes_nothing_from_the_pod_that_has_the_vf_by_now(node: Node, pod: Pod, first: str) -> None:
+    """sriov-cni #219, when the VF's former sandbox died without a DEL."""
+    before = as_it_was(node)
+    config = network(type=first, **({"mac": MAC} if first == "sriov" else {"pciBusID": PCI}))
+    node.cni(first, "ADD", config, netns=pod, container_id="old").succeeded()
+    refusal = node.cni("sriov", "ADD", network(), netns=pod, container_id="new", ifname="net2")
+    refusal.refused(11, PCI, "old", "net1")
+    with node.host.entered(), open("/proc/thread-self/ns/net") as host:
+        pod.view.set("net1", net_ns_fd=host.fileno())  # as the kernel does with hardware of a dying namespace
+    node.delete_pod(pod)
+    second = node.pod("pod2")
+    add(node, second, network(), container_id="new")
+    link = second.view.link("net1")
+    assert (link.mac, link.alias) == ("02:00:00:00:09:09", "ens9")  # restored in between
+    node.cni(first, "DEL", config, netns=pod.path, container_id="old").succeeded()
+    assert second.view.link("net1") == link
+    delete(node, second, network(), container_id="new")
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_a_vf_that_was_given_back_for_another_is_no_longer_the_first_ones_to_restore(node: Node, pod: Pod) -> None:
+    add(node, pod, network(), container_id="old")
+    with node.host.entered(), open("/proc/thread-self/ns/net") as host:
+        pod.view.set("net1", net_ns_fd=host.fileno())
+    node.delete_pod(pod)
+    second = node.pod("pod2")
+    add(node, second, network(), container_id="new")
+    delete(node, second, network(), container_id="new")
+    node.host.set("ens9", mtu=1300)  # its administrator's
+    delete(node, pod.path, network(), container_id="old")
+    assert (node.host.link("ens9").mtu, node.leftovers()) == (1300, [])
+
+
+def test_gc_gives_back_what_the_runtime_no_longer_knows(node: Node, pod: Pod) -> None:
+    before = as_it_was(node)
+    add(node, pod, network())
+    kept = {"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}]}
+    node.cni("sriov", "GC", network(**kept)).succeeded()
+    assert pod.view.names() == ["net1"]
+    node.cni("sriov", "GC", network(**{"cni.dev/valid-attachments": []})).succeeded()
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+def test_alternative_names_that_others_have_are_no_hindrance_on_either_way(node: Node, pod: Pod) -> None:
+    """sriov-cni's conflicts of alternative names: udev gives them, and a move takes all of them along or fails."""
+    pod.view.add_veth("enp59s0f0v0", "other")
+    node.remember()
+    before = as_it_was(node)
+    add(node, pod, network())
+    assert pod.view.link("net1").altnames == ()
+    delete(node, pod, network())
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+    add(node, pod, network(), ifname="net2")
+    with pod.view.rtnl() as ipr:  # as udev in the pod may
+        ipr.link("property_add", index=ipr.link_lookup(ifname="net2")[0], altname="ens9")
+    delete(node, pod, network(), ifname="net2")
+    assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+# --- what Go's sriov-cni has left ---
+
+
+def keep(node: Node, name: str, text: str) -> None:
+    path = node.path(f"{CACHE}/{name}")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_text(text)
+    os.chmod(path, 0o600)
+
+
+def test_a_vf_that_gos_plugin_has_given_to_a_pod_is_in_use_for_as_long_as_that_lives(node: Node, pod: Pod) -> None:
+    other = node.pod("pod2")
+    keep(node, f"pci/{PCI}", other.path)
+    node.cni("sriov", "ADD", network(), netns=pod).refused(11, PCI, "Go's sriov-cni", other.path)
+    node.delete_pod(other)
+    add(node, pod, network())
+    delete(node, pod, network())
+
+
+def test_a_delete_of_gos_attachment_takes_nothing_from_one_that_has_the_vf_by_now(node: Node, pod: Pod) -> None:
+    add(node, pod, network(), container_id="new")
+    keep(node, "c1-net1", json.dumps({"deviceID": PCI, "OrigVfState": {"HostIFName": "ens9", "EffectiveMAC": MAC}}))
+    keep(node, f"pci/{PCI}", "/run/netns/another")
+    before = pod.view.link("net1")
+    delete(node, "/run/netns/gone", network())
+    assert pod.view.link("net1") == before
+    assert f"sriov/pci/{PCI}" in node.files()
+    assert "sriov/c1-net1" not in node.files()
+    delete(node, pod, network(), container_id="new")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"deviceID": "a/b"}', '{"deviceID": "x", "OrigVfState": {"Vlan": "much"}}']
+)
+def test_a_file_of_gos_plugin_that_cannot_be_read_is_named(node: Node, pod: Pod, text: str) -> None:
+    keep(node, "c1-net1", text)
+    node.cni("sriov", "DEL", network(), netns=pod).refused(5, f"{CACHE}/c1-net1", "Go's sriov-cni")

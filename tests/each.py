@@ -1,0 +1,33 @@
+"""What holds for every plugin, tested with each of them, without the cost of all pairs of plugins and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+PLUGINS = ("macvlan", "host-device", "whereabouts", "sriov", "rdma")
+ATTACHING = PLUGINS[:4]  # an ADD of rdma needs a kernel with RDMA in exclusive mode: tests/lab/test_rdma_chain.py
+LINK_PLUGINS = ("macvlan", "host-device", "sriov")
+
+each_plugin = pytest.mark.parametrize("plugin", PLUGINS)
+each_attaching = pytest.mark.parametrize("plugin", ATTACHING)
+
+
+def each_and(
+    names: str, rows: Sequence[Any], ids: Callable[[Any], str] | Sequence[str] = str, plugins: Sequence[str] = PLUGINS
+) -> pytest.MarkDecorator:
+    """Each of `plugins` with the first row, and each row with one of them; all pairs when the long tests run.
+
+    One dispatcher serves all plugins, so a row seldom tells more of the second than of the first.
+    """
+    pairs = []
+    for number, row in enumerate(rows):
+        values = row if isinstance(row, tuple) else (row,)
+        name = "-".join(map(ids, values)) if callable(ids) else ids[number]
+        for plugin in plugins:
+            is_short = number == 0 or plugin == plugins[number % len(plugins)]
+            marks = () if is_short else (pytest.mark.long,)
+            pairs.append(pytest.param(plugin, *values, marks=marks, id=f"{plugin}-{name}"))
+    return pytest.mark.parametrize(f"plugin, {names}", pairs)

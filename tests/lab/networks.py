@@ -1,0 +1,35 @@
+"""Networks and attachments as a node's Multus would have them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lab.machine import Machine
+from tests.node import ROOT, Pod, Reply
+
+_FLAT_FILE = Path("/etc/cni/net.d/whereabouts.d/whereabouts.conf")
+
+
+def nad(name: str) -> dict[str, Any]:
+    """The configuration in the NAD conf/nad/`name`.yaml."""
+    document = yaml.safe_load((ROOT / "conf" / "nad" / f"{name}.yaml").read_text())
+    config: dict[str, Any] = json.loads(document["spec"]["config"])
+    return config
+
+
+def keep_leases_in_a_file() -> None:
+    """The flat file by which a NAD that is a cluster's keeps its leases on this node."""
+    _FLAT_FILE.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "conf" / "whereabouts.d" / "file-store.conf", _FLAT_FILE)
+
+
+def call(machine: Machine, verb: str, config: dict[str, Any], pod: Pod, **more: Any) -> Reply:
+    """Call the plugin of `config` for net1 of a pod of the namespace default, as Multus does."""
+    args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod.name};K8S_POD_INFRA_CONTAINER_ID=c-{pod.name}"
+    how = {"container_id": f"c-{pod.name}", "args": args, "path": [machine.executables], **more}
+    return machine.cni(config["type"], verb, config, netns=pod, **how)

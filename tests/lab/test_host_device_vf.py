@@ -1,0 +1,138 @@
+"""host-device with virtual functions of a network card, by their PCI address."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.scene import lasting
+from tests.lab import networks, pci
+from tests.lab.machine import Machine
+from tests.lab.vf_scene import WAYS, VfScene
+from tests.node import BIN, until
+
+MACHINES = ("sriov",)
+RANGE = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
+Say = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def functions() -> Iterator[list[str]]:
+    """The PCI addresses of the virtual functions of a card."""
+    card = pci.cards()[0]
+    yield pci.set_vfs(card, 2)
+    pci.set_vfs(card, 0)
+
+
+@pytest.fixture
+def vf(machine: Machine, functions: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The address of a function whose netdev is `ens1f0v0`, and how that is."""
+    machine.host.set(pci.netdev(functions[0]), state="down")
+    known = pci.furnish(machine.host, functions[0], "ens1f0v0", 7)
+    machine.remember()
+    yield functions[0], known
+    name = pci.wait_for_netdev(functions[0])
+    subprocess.run(["ip", "link", "property", "del", "dev", name, "altname", "rdma-rail-7"], capture_output=True)
+    subprocess.run(["ip", "address", "flush", "dev", name], check=True)
+
+
+def config(address: str, **more: Any) -> dict[str, Any]:
+    """As Multus makes it of the device that the SR-IOV device plugin gave to the pod."""
+    base = {"cniVersion": "1.0.0", "name": "vf-net", "type": "host-device", "ipam": RANGE}
+    return base | {"runtimeConfig": {"deviceID": address}} | more
+
+
+def test_a_VF_goes_into_the_pod_and_comes_back_whole(machine: Machine, vf: tuple[str, Any], say: Say) -> None:
+    address, before = vf
+    pod = machine.pod()
+    reply = networks.call(machine, "ADD", config(address), pod)
+    reply.succeeded()
+    inside = pod.view.link("net1")
+    say(f"{address} is net1 {inside.mac} {inside.texts} of the pod, and {pci.netdev(address) or 'no netdev'} here")
+    assert inside.texts == ["192.168.111.1/24"] and inside.up and inside.mac == "02:00:00:00:00:07"
+    assert pci.netdev(address) == ""
+    networks.call(machine, "CHECK", config(address) | {"prevResult": reply.document}, pod).succeeded()
+    networks.call(machine, "DEL", config(address), pod).succeeded()
+    assert lasting(machine.host.link("ens1f0v0")) == before
+    assert pci.netdev(address) == "ens1f0v0"
+    assert machine.leftovers() == []
+
+
+def test_a_VF_whose_pod_has_gone_comes_back_whole(machine: Machine, vf: tuple[str, Any], say: Say) -> None:
+    address, before = vf
+    pod = machine.pod()
+    networks.call(machine, "ADD", config(address), pod).succeeded()
+    machine.delete_pod(pod)
+    assert pci.wait_for_netdev(address)
+    say(f"the kernel gave it back as {pci.netdev(address)}")
+    networks.call(machine, "DEL", config(address), pod).succeeded()
+    assert until(lambda: lasting(machine.host.link("ens1f0v0")) == before, 10), machine.host.links()
+    assert machine.leftovers() == []
+
+
+def test_a_VF_that_another_pod_has_is_refused_and_stays_with_it(machine: Machine, vf: tuple[str, Any]) -> None:
+    address, _ = vf
+    first, second = machine.pod("pod1"), machine.pod("pod2")
+    networks.call(machine, "ADD", config(address), first).succeeded()
+    reply = networks.call(machine, "ADD", config(address), second)
+    assert reply.status == 1 and "pod1" in reply.msg, reply.document
+    networks.call(machine, "DEL", config(address), second).succeeded()
+    assert first.view.link("net1").texts == ["192.168.111.1/24"]
+    networks.call(machine, "DEL", config(address), first).succeeded()
+    assert machine.leftovers() == []
+
+
+def test_a_VF_without_a_visible_PF_is_attached(machine: Machine, vf: tuple[str, Any], tmp_path: Path) -> None:
+    """As in a virtual machine that was given the function alone: there is no physfn in sysfs."""
+    address, before = vf
+    place = (pci.DEVICES / address).resolve()
+    upper, work = tmp_path / "upper", tmp_path / "work"
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path], check=True)
+    for path in (upper, work):
+        path.mkdir()
+    subprocess.run(["mknod", upper / "physfn", "c", "0", "0"], check=True)  # an overlay takes that for: deleted
+    escaped = str(place).replace(":", "\\:")
+    layers = f"lowerdir={escaped},upperdir={upper},workdir={work}"
+    subprocess.run(["mount", "-t", "overlay", "-o", layers, "overlay", place], check=True)
+    try:
+        assert not (place / "physfn").exists() and pci.netdev(address) == "ens1f0v0"
+        pod = machine.pod()
+        networks.call(machine, "ADD", config(address), pod).succeeded()
+        assert pod.view.link("net1").texts == ["192.168.111.1/24"]
+        networks.call(machine, "DEL", config(address), pod).succeeded()
+        assert lasting(machine.host.link("ens1f0v0")) == before
+    finally:
+        subprocess.run(["umount", place], check=True)
+        subprocess.run(["umount", tmp_path], check=True)
+    assert machine.leftovers() == []
+
+
+@pytest.mark.parametrize(("verb", "some"), [("ADD", 3), ("DEL", 4)])
+def test_a_VF_comes_back_whole_after_a_kill_at_some_points(
+    functions: list[str], verb: str, some: int, say: Say
+) -> None:
+    swept(functions, verb, say, some)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", ["DEL", "ADD"])
+def test_a_VF_comes_back_whole_after_a_kill_at_every_point(functions: list[str], verb: str, say: Say) -> None:
+    swept(functions, verb, say, 0)
+
+
+def swept(functions: list[str], verb: str, say: Say, some: int) -> None:
+    """Kill at `some` points, spread over the call, or at all for 0; each time it goes on in another way."""
+    with VfScene(BIN, functions) as scene:
+        every = scene.points(verb)
+        chosen = [every[(2 * n + 1) * len(every) // (2 * some)] for n in range(some)] or every
+        failed = []
+        for point, way in zip(chosen, itertools.cycle(reversed(WAYS)), strict=False):
+            faults = scene.kill(verb, point, way)
+            failed += [f"{verb}/{point.point}/{way} at {point.what}: {fault}" for fault in faults]
+        say(f"{verb}: killed at {', '.join(p.point for p in chosen)}, which are {len(chosen)} of {len(every)} points")
+    assert not failed, "\n".join(failed)

@@ -1,0 +1,480 @@
+"""One index for all rails of a group, alike over every store: claimed once, in any order, whatever is killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.attachment import Book
+from cni.log import Log
+from cni.spec import request as requests
+from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
+from cni.spec.request import Attachment
+from ipam import plugin
+from ipam.stores import kubernetes_turns
+from ipam.stores.database import Database
+from ipam.stores.etcd_gateway import Gateway
+from ipam.stores.kubernetes_api import Api
+from tests.stores.test_lease_life import MAKERS, Place
+
+COUNT = 4
+RANGES = [f"10.0.{rail}.0/28" for rail in range(COUNT)]
+
+
+class Rails:
+    """The networks rail-0 to rail-3 of one group, on one node of a place."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.ranges: list[Any] = list(RANGES)
+
+    def call(self, verb: str, rail: int, container: str = "c1", pod: str = "", **more: Any) -> list[str]:
+        """What an ADD gives. `config` goes over the network, `ipam` over its block."""
+        own = self.ranges[rail]
+        block = {**self.place.block, "range": own, **more.pop("ipam", {})}
+        if isinstance(own, list):
+            block |= {"range": "", "ipRanges": [{"range": cidr} for cidr in own]}
+        key = {"index": rail, "group": "gpu", "addressing": "same-index", "ranges": self.ranges} | more.pop("key", {})
+        config = {"cniVersion": "1.1.0", "name": f"rail-{rail}", "rail": key, "ipam": block, **more.pop("config", {})}
+        args = f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod};K8S_POD_UID={more.pop('uid', '')}" if pod else ""
+        environ = {
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": container,
+            "CNI_IFNAME": more.pop("ifname", f"net{rail}"),
+            "CNI_NETNS": "/run/netns/no-such-namespace",
+            "CNI_PATH": "/opt/cni/bin",
+            "CNI_ARGS": ";".join(filter(None, [args, f"IP={ip}" if (ip := more.pop("ip", "")) else "IgnoreUnknown=1"])),
+            "NODENAME": more.pop("node", "node-1"),
+        }
+        if verb in ("GC", "STATUS"):
+            del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
+        state = str(self.place.directory / environ["NODENAME"])
+        result = plugin.call(requests.parse(environ, json.dumps(config).encode()), Log(), state)
+        return [a.address.partition("/")[0] for a in result.ips] if result else []
+
+    def add(self, rail: int, container: str = "c1", pod: str = "", **more: Any) -> str:
+        return " ".join(self.call("ADD", rail, container, pod, **more))
+
+    def delete(self, rail: int, container: str = "c1", pod: str = "", **more: Any) -> None:
+        self.call("DEL", rail, container, pod, **more)
+
+    def foreign(self, rail: int, index: int, container: str = "other") -> None:
+        """A pod of a plain network on the subnet of a rail."""
+        self.place.call("ADD", container, ip=f"10.0.{rail}.{index}", range=RANGES[rail])
+
+    @property
+    def book(self) -> Book:
+        return self.place.book()
+
+    def all_leased(self, described: dict[str, Any]) -> dict[str, str]:
+        return self.place.leased({key: value for key, value in described.items() if key != "pools"})
+
+    @property
+    def described(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.book.of_groups("ipam")[0][1]["store"]
+        return {key: value for key, value in found.items() if key != "pools"}
+
+
+@pytest.fixture(params=["file", *(pytest.param(name, marks=pytest.mark.long) for name in ("etcd", "kubernetes"))])
+def rails(
+    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Rails]:
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    for place in MAKERS[request.param](tmp_path):
+        yield Rails(place)
+
+
+@pytest.fixture(params=["etcd", "kubernetes"])
+def shared_rails(
+    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Rails]:
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    for place in MAKERS[request.param](tmp_path):
+        yield Rails(place)
+
+
+def test_stores_that_nodes_share_give_an_index_once_too(shared_rails: Rails) -> None:
+    shared_rails.foreign(1, 1)
+    assert [shared_rails.add(rail) for rail in (1, 0)] == ["10.0.1.2", "10.0.0.2"]
+    assert shared_rails.add(0, "c2", node="node-2") == "10.0.0.3"
+    described = shared_rails.described
+    for rail in (0, 1):
+        assert "c1" in shared_rails.all_leased(described).values()
+        shared_rails.delete(rail)
+    assert "c1" not in shared_rails.all_leased(described).values()
+
+
+def test_a_pod_has_the_same_index_on_every_rail_in_whatever_order_they_are_attached(rails: Rails) -> None:
+    rails.foreign(2, 1)
+    for container, order in (("c1", (3, 0, 2, 1)), ("c2", (1, 2, 3, 0))):
+        given = {rail: rails.add(rail, container, container) for rail in order}
+        index = 2 if container == "c1" else 3
+        assert given == {rail: f"10.0.{rail}.{index}" for rail in order}
+    described = rails.described
+    for rail in (2, 0, 1):
+        rails.delete(rail)
+        assert sum(container == "c1" for container in rails.all_leased(described).values()) == COUNT
+    rails.delete(3)
+    assert "c1" not in rails.all_leased(described).values()
+    assert [rails.add(rail, "c3") for rail in (0, 1)] == ["10.0.0.2", "10.0.1.2"]
+    for rail in (0, 0, 1, 2, 3):
+        rails.delete(rail, "c3")
+        rails.delete(rail, "c2")
+    assert list(rails.all_leased(described).values()) == ["other"]
+    assert rails.book.of_groups("ipam") == []
+
+
+def test_a_retried_add_of_a_rail_gets_the_same_and_writes_nothing(rails: Rails) -> None:
+    first = [rails.add(rail) for rail in (0, 1)]
+    record = next((rails.place.directory / "node-1/attachments").glob("@gpu*"))
+    before = record.stat()
+    assert [rails.add(rail) for rail in (1, 0)] == first[::-1]
+    after = record.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_restarted_sandbox_takes_the_index_over_and_a_late_delete_frees_nothing(rails: Rails) -> None:
+    rails.foreign(0, 1)
+    assert [rails.add(rail, "c1", "web", uid="u") for rail in range(COUNT)] == [f"10.0.{n}.2" for n in range(COUNT)]
+    assert [rails.add(rail, "c2", "web", uid="u") for rail in (2, 3)] == ["10.0.2.2", "10.0.3.2"]
+    described = rails.described
+    for rail in range(COUNT):
+        rails.delete(rail, "c1", "web", uid="u")
+    held = rails.all_leased(described)
+    assert sum(container == "c2" for container in held.values()) == COUNT, held
+    assert rails.add(0, "c9", "web", uid="another") == "10.0.0.3"
+
+
+def test_rails_may_have_several_addresses_each(rails: Rails) -> None:
+    rails.ranges = [[f"10.0.{rail}.0/28", f"fd00:{rail}::/64"] for rail in range(2)]
+    rails.foreign(1, 1)
+    assert rails.add(1) == "10.0.1.2 fd00:1::2"
+    assert rails.add(0) == "10.0.0.2 fd00::2"
+
+
+def test_an_address_that_is_asked_for_decides_the_index(rails: Rails) -> None:
+    assert rails.add(1, ip="10.0.1.9") == "10.0.1.9"
+    assert rails.add(3) == "10.0.3.9"
+    with pytest.raises(InvalidConfig, match="is not of index 9, which this container has"):
+        rails.add(0, ip="10.0.0.5")
+    rails.foreign(2, 7)
+    with pytest.raises(TryAgainLater, match=r"10\.0\.2\.7 .* is held by container other"):
+        rails.add(0, "c2", ip="10.0.0.7")
+    assert rails.add(0, "c2", ip="10.0.0.8") == "10.0.0.8"
+
+
+def test_a_full_group_says_so_and_is_not_ready(rails: Rails) -> None:
+    rails.ranges = ["10.0.0.0/30", "10.0.1.0/30"]
+    rails.add(0, "c1")
+    rails.add(1, "c2")
+    for verb in (lambda: rails.add(0, "c3"), lambda: rails.call("STATUS", 1)):
+        with pytest.raises((TryAgainLater, NotAvailable), match="rail group gpu is exhausted: each of its 2 indexes"):
+            verb()
+    assert rails.add(0, "c2") == "10.0.0.2"
+    rails.delete(0, "c1")
+    rails.call("STATUS", 1)
+    assert rails.add(1, "c3") == "10.0.1.1"
+
+
+def test_a_rail_is_attached_to_a_container_once(rails: Rails) -> None:
+    rails.add(0)
+    with pytest.raises(InvalidConfig, match="rail 0 of group gpu is attached to this container already, as net0"):
+        rails.add(0, ifname="net9")
+    with pytest.raises(InvalidConfig, match="rail.ranges of this network are not those of group gpu as net0"):
+        rails.ranges = [*RANGES[:3], "10.0.7.0/28"]
+        rails.add(1)
+
+
+def test_check_finds_what_is_no_longer_leased_on_a_rail(rails: Rails) -> None:
+    def check(rail: int, index: int) -> None:
+        ips = [{"address": f"10.0.{rail}.{index}/28"}]
+        rails.call("CHECK", rail, config={"prevResult": {"cniVersion": "1.1.0", "ips": ips}})
+
+    for rail in (0, 1):
+        rails.add(rail)
+        check(rail, 1)
+    with pytest.raises(AttachmentDiffers, match="10.0.1.2 is not leased; its index is 2, and the group's is 1"):
+        check(1, 2)
+    store = rails.place.store(rails.described)
+    who = Attachment("@gpu", "c1", "rails of gpu")
+    store.release([lease for lease in store.find(who) if lease.pool == "10.0.1.0-28"])
+    check(0, 1)
+    with pytest.raises(AttachmentDiffers, match="10.0.1.1 is not leased"):
+        check(1, 1)
+    assert rails.add(1) == "10.0.1.1"
+    check(1, 1)
+
+
+def test_an_index_that_was_lost_to_another_while_rails_are_attached_is_refused_and_not_changed(rails: Rails) -> None:
+    rails.add(0)
+    store = rails.place.store(rails.described)
+    who = Attachment("@gpu", "c1", "rails of gpu")
+    store.release([lease for lease in store.find(who) if lease.pool == "10.0.1.0-28"])
+    rails.foreign(1, 1)
+    with pytest.raises(TryAgainLater, match=r"10\.0\.1\.1 .* is held by container other"):
+        rails.add(1)
+    assert rails.add(2) == "10.0.2.1"
+
+
+def test_gc_takes_the_rails_that_the_runtime_no_longer_lists_and_with_the_last_one_the_index(rails: Rails) -> None:
+    def collect(rail: int, *valid: str) -> None:
+        listed = [{"containerID": container, "ifname": f"net{rail}"} for container in valid]
+        rails.call("GC", rail, config={"cni.dev/valid-attachments": listed})
+
+    for container in ("c1", "c2"):
+        for rail in range(2):
+            rails.add(rail, container)
+    described = rails.described
+    collect(0, "c1", "c2")
+    collect(0, "c1")
+    collect(2)
+    assert sorted(set(rails.all_leased(described).values())) == ["c1", "c2"]
+    assert rails.add(1, "c2") == "10.0.1.2"
+    collect(1, "c1")
+    assert set(rails.all_leased(described).values()) == {"c1"}
+    assert [a.container_id for a, _ in rails.book.of_groups("ipam")] == ["c1"]
+
+
+def test_without_a_record_each_rail_frees_its_own(rails: Rails) -> None:
+    for rail in (0, 1):
+        rails.add(rail)
+    described = rails.described
+    rails.book.remove(Attachment("@gpu", "c1", "rails of gpu"), "ipam")
+    rails.delete(0)
+    assert sorted(rails.all_leased(described)) == ["10.0.1.1", "10.0.2.1", "10.0.3.1"]
+    assert rails.add(1) == "10.0.1.1"
+    for rail in (1, 0):
+        rails.delete(rail)
+    assert rails.all_leased(described) == {}
+
+
+def test_a_plain_rail_is_given_addresses_like_any_network(rails: Rails) -> None:
+    plain = {"addressing": "plain"}
+    rails.foreign(1, 1)
+    assert [rails.add(rail, key=plain) for rail in (0, 1)] == ["10.0.0.1", "10.0.1.2"]
+    for rail in (0, 1):
+        rails.delete(rail, key=plain)
+    assert rails.book.all() == [] or [a.container_id for a, _, _ in rails.book.all()] == ["other"]
+
+
+# --- configurations ---
+
+
+@pytest.mark.parametrize(
+    ("key", "ipam", "words"),
+    [
+        ({"ranges": []}, {}, r"rail.ranges \[\]: has 0 members"),
+        ({"ranges": ["10.0.0.0/28", 7]}, {}, "rail.ranges .*want a JSON object"),
+        ({"ranges": ["10.0.9.0/28", *RANGES[1:]]}, {}, "is not what rail.ranges.0. says .10.0.9.0/28."),
+        ({"ranges": [RANGES[0], "10.0.1.0/33"]}, {}, r"rail.ranges\[1\]\[0\].range \"10.0.1.0/33\": want a CIDR"),
+        ({"ranges": [RANGES[0], RANGES[0]]}, {}, r"rail.ranges\[1\] \"10.0.0.0/28\": is the range of rail 0 too"),
+        (
+            {},
+            {"gateway": "10.0.0.14"},
+            'rail.ranges "10.0.0.14": is not given by this network .*gateway.*exclude it in',
+        ),
+        ({}, {"exclude": ["10.0.0.4/30"]}, 'rail.ranges "10.0.0.4"'),
+        ({}, {"node_slice_size": "/30"}, "ipam.node_slice_size .*leave it out"),
+        ({"index": "0"}, {}, "rail.index"),
+        ({"group": "a/b"}, {}, "rail.group"),
+        ({"addressing": "same"}, {}, 'rail.addressing "same": want one of plain, same-index'),
+        ({"addressing": "same-index", "routing": "yes"}, {}, "rail.routing"),
+        (
+            {"ranges": [RANGES[0], {"range": "10.0.1.0/24", "range_start": "10.0.1.20"}]},
+            {},
+            "have no index in common",
+        ),
+    ],
+)
+def test_a_group_that_cannot_work_is_refused(
+    key: dict[str, Any], ipam: dict[str, Any], words: str, tmp_path: Path, free_paths: None
+) -> None:
+    for place in MAKERS["file"](tmp_path):
+        with pytest.raises(InvalidConfig, match=words):
+            Rails(place).add(0, key=key, ipam=ipam)
+
+
+def test_what_a_rail_excludes_is_given_on_no_rail(tmp_path: Path, free_paths: None) -> None:
+    for place in MAKERS["file"](tmp_path):
+        rails = Rails(place)
+        rails.ranges = [
+            {"range": "10.0.0.0/28", "range_start": "10.0.0.3"},
+            {"range": "10.0.1.0/24", "exclude": ["10.0.1.4/31", "10.0.1.3"]},
+        ]
+        assert rails.add(1, ipam={"range": "10.0.1.0/24", "exclude": ["10.0.1.4/31", "10.0.1.3"]}) == "10.0.1.6"
+        assert rails.add(0, ipam={"range": "10.0.0.0/28", "range_start": "10.0.0.3"}) == "10.0.0.6"
+
+
+# --- kills ---
+
+
+class Killed(BaseException):
+    """The process has ended here."""
+
+
+class Killer:
+    """Ends the process before or after its Nth step: a write of a record, a request to a server, a commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._at = -1
+        self._after = False
+        self.steps = itertools.count()
+        for owner, name in (
+            (Book, "write"),
+            (Book, "remove"),
+            (Database, "commit"),
+            (Gateway, "call"),
+            (Api, "get"),
+            (Api, "patch"),
+            (Api, "create"),
+            (Api, "delete"),
+        ):
+            monkeypatch.setattr(owner, name, self._stepping(getattr(owner, name)))
+
+    def _stepping(self, call: Any) -> Any:
+        def step(*arguments: Any, **options: Any) -> Any:
+            here = next(self.steps) == self._at
+            if here and not self._after:
+                raise Killed
+            answer = call(*arguments, **options)
+            if here:
+                raise Killed
+            return answer
+
+        return step
+
+    def kill(self, at: int, after: bool) -> None:
+        self.steps, self._at, self._after = itertools.count(), at, after
+
+    def spare(self) -> None:
+        self._at = -1
+
+
+@pytest.mark.long
+def test_an_add_that_is_killed_anywhere_is_completed_by_a_retry_or_cleared_by_a_delete(
+    rails: Rails, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rails.ranges = rails.ranges[:3]
+    rails.foreign(0, 1)
+    described = {key: value for key, value in rails.place.described.items() if key != "pools"}
+    killer = Killer(monkeypatch)
+    at, killed = 0, True
+    while killed:
+        killed = False
+        for after in (False, True):
+            container = f"c{at}-{after}"
+            killer.kill(at, after)
+            try:
+                rails.add(1, container)
+            except Killed:
+                killed = True
+            killer.spare()
+            others = set(rails.all_leased(described).values()) - {container}
+            assert others == {"other"}
+            if at % 2:  # another pod takes what the killed one was about to have on another rail
+                rails.add(2, "beside", key={"addressing": "plain"})
+            given = [rails.add(rail, container) for rail in (2, 1, 0)]
+            assert len({address.rpartition(".")[2] for address in given}) == 1, given
+            if at % 2:
+                rails.delete(2, "beside", key={"addressing": "plain"})
+            for rail in range(3):
+                rails.delete(rail, container)
+            killer.kill(at, after)
+            try:
+                rails.add(0, container)
+            except Killed:
+                pass
+            killer.spare()
+            rails.delete(0, container)
+            assert set(rails.all_leased(described).values()) == {"other"}
+            assert rails.book.of_groups("ipam") == []
+        at += 1
+    assert at > 3
+
+
+@pytest.mark.long
+def test_a_delete_that_is_killed_anywhere_is_completed_by_the_next(
+    rails: Rails, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rails.ranges = rails.ranges[:3]
+    rails.foreign(0, 1)
+    described = {key: value for key, value in rails.place.described.items() if key != "pools"}
+    killer = Killer(monkeypatch)
+    at, killed = 0, True
+    while killed:
+        killed = False
+        for after in (False, True):
+            rails.add(0)
+            rails.add(2)
+            killer.kill(at, after)
+            try:
+                rails.delete(0)
+                rails.delete(2)
+            except Killed:
+                killed = True
+            killer.spare()
+            rails.delete(0)
+            rails.delete(2)
+            assert set(rails.all_leased(described).values()) == {"other"}
+            assert rails.book.of_groups("ipam") == []
+        at += 1
+    assert at > 2
+
+
+def test_a_release_that_no_server_answers_is_made_later(rails: Rails) -> None:
+    if rails.place.proxy is None:
+        pytest.skip("a file is always within reach")
+    for rail in (0, 1):
+        rails.add(rail)
+    described = rails.described
+    rails.delete(0)
+    rails.place.proxy.fault = lambda data: "request"
+    rails.delete(1)
+    assert rails.place.pending() == ["c1"]
+    rails.place.proxy.fault = lambda data: ""
+    rails.place.age()
+    rails.add(3, "c5")
+    assert {a for a, c in rails.all_leased(described).items() if c == "c1"} == set()
+
+
+def test_deletes_without_a_record_that_reach_no_server_succeed_and_are_made_up_for_rail_by_rail(rails: Rails) -> None:
+    if rails.place.proxy is None:
+        pytest.skip("a file is always within reach")
+    for rail in (0, 1):
+        rails.add(rail)
+    described = rails.described
+    ((who, _),) = rails.book.of_groups("ipam")
+    rails.book.remove(who, "ipam")
+    rails.place.proxy.fault = lambda data: "request"
+    rails.delete(0)
+    assert rails.place.pending() == ["c1"]
+    rails.place.proxy.fault = lambda data: ""
+    rails.delete(1)
+    assert rails.place.pending() == ["c1"]  # of the first rail still
+    rails.place.age()
+    rails.add(3, "c5")
+    assert "c1" not in rails.all_leased(described).values()
+    assert [a.container_id for a, _ in rails.book.of_groups("ipam")] == ["c5"]
+
+
+def test_what_is_attached_while_a_release_is_pending_is_released_with_its_own_rails(rails: Rails) -> None:
+    """The rails that were attached before are not: their DELs have come."""
+    rails.add(0)
+    who, record = rails.book.of_groups("ipam")[0]
+    rails.book.write(who, "ipam", {**record, "pending": True})  # as a DEL leaves it that reached no server
+    described = rails.described
+    rails.add(1)  # where a release may be on its way it gets another index
+    rails.delete(1)
+    assert rails.all_leased(described) == {}
+    assert rails.book.of_groups("ipam") == []
+
+
+def test_faults_of_rails_are_cni_errors(rails: Rails) -> None:
+    with pytest.raises(CniError) as caught:
+        rails.add(0, key={"index": 9})
+    assert caught.value.code == 7

@@ -1,0 +1,268 @@
+"""The extra `rdma`: how GIDs are found, and what is said when they are not, on recorded trees of sysfs."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni import policy
+from cni.config import Fault
+from cni.extras import deviceinfo, gids, rdma
+from cni.log import Log
+from cni.spec.errors import InvalidConfig, IoFailure
+from cni.spec.request import Request
+from tests.sysfs import EMPTY_GID, Tree
+
+PORTS = [("mlx5_0", 1)]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """An mlx5 of a node with macvlans on it: the netdev's own GID, and 16 places in all."""
+    tree = Tree(tmp_path / "sys")
+    tree.pci("0000:3b:00.0", above=["0000:3a:00.0"], driver="mlx5_core")
+    tree.netdev("ens2f0", pci="0000:3b:00.0", mtu=9000)
+    tree.verbs("mlx5_0", pci="0000:3b:00.0", netdev="ens2f0", size=16)
+    return tree
+
+
+def read(value: Any, runtime: Any = None) -> tuple[rdma.Config | None, list[str]]:
+    faults: list[Fault] = []
+    config = rdma.read(value, Request({"CNI_COMMAND": "ADD"}, b"", {"name": "n", "runtimeConfig": runtime}, {}), faults)
+    return config, [str(f) for f in faults]
+
+
+# --- the key ---
+
+
+@pytest.mark.parametrize("value", [None, "auto", {}])
+def test_it_acts_by_itself_and_requires_nothing_unless_said_otherwise(value: Any) -> None:
+    config, faults = read(value)
+    assert config and (config.required, config.wait_seconds, config.link_local, faults) == (False, 2, True, [])
+
+
+def test_true_requires_and_false_does_nothing() -> None:
+    config, _ = read(True)
+    assert config and config.required
+    assert read(False) == (None, [])
+
+
+@pytest.mark.parametrize("value", [0, 1, "yes", "", ["auto"], 0.5])
+def test_what_is_no_switch_is_named(value: Any) -> None:
+    config, faults = read(value)
+    assert config is None
+    assert faults == [f'rdma {json.dumps(value)}: want true, false, "auto", or an object']
+
+
+def test_all_bad_keys_of_an_object_are_named_at_once() -> None:
+    _, faults = read({"required": "yes", "waitSeconds": 61, "ipv6LinkLocal": 0})
+    assert faults == [
+        'rdma.required "yes": want true or false',
+        "rdma.waitSeconds 61: want an integer from 0 to 60",
+        "rdma.ipv6LinkLocal 0: want true or false",
+    ]
+
+
+# --- finding ---
+
+
+def test_a_gid_is_that_of_the_address_with_the_link_and_of_roce_v2(tree: Tree) -> None:
+    address = "192.168.111.1"
+    tree.gid("mlx5_0", address, ndev="net1", kind="IB/RoCE v1", index=4)
+    tree.gid("mlx5_0", address, ndev="net2", index=5)
+    assert gids.find(PORTS, [address], "net1", str(tree)) == {}
+    tree.gid("mlx5_0", address, ndev="net1", index=6)
+    tree.gid("mlx5_0", "fd00:111::7", ndev="net1", index=7)
+    found = gids.find(PORTS, [address, "fd00:111::7", "192.168.111.9"], "net1", str(tree))
+    assert found == {address: ("mlx5_0", 1, 6), "fd00:111::7": ("mlx5_0", 1, 7)}
+
+
+def test_a_gid_may_be_in_the_table_of_any_port_of_a_bond(tree: Tree) -> None:
+    tree.netdev("ens3f0", pci="0000:5e:00.0")
+    tree.verbs("mlx5_1", pci="0000:5e:00.0", netdev="ens3f0", size=4)
+    tree.gid("mlx5_1", "192.168.111.1", ndev="net1", index=3)
+    found = gids.find([*PORTS, ("mlx5_1", 1)], ["192.168.111.1"], "net1", str(tree))
+    assert found == {"192.168.111.1": ("mlx5_1", 1, 3)}
+
+
+def test_a_gid_that_comes_later_is_waited_for(tree: Tree) -> None:
+    later = threading.Timer(0.1, lambda: tree.gid("mlx5_0", "192.168.111.1", ndev="net1", index=6))
+    later.start()
+    found = gids.wait(PORTS, ["192.168.111.1"], "net1", 60, str(tree))
+    later.join()
+    assert found == {"192.168.111.1": ("mlx5_0", 1, 6)}
+
+
+def test_the_wait_ends(tree: Tree) -> None:
+    began = time.monotonic()
+    assert gids.wait(PORTS, ["192.168.111.1"], "net1", 0.1, str(tree)) == {}
+    assert time.monotonic() - began >= 0.1
+    assert gids.wait(PORTS, [], "net1", 60, str(tree)) == {}  # nothing to wait for
+
+
+# --- what there is instead ---
+
+
+def missing(tree: Tree) -> str:
+    text = gids.missing(PORTS, "192.168.111.1", "net1", str(tree))
+    assert "192.168.111.1" in text and "net1" in text and "mlx5_0 port 1" in text
+    assert len(text) <= 250  # what a runtime shows
+    return text
+
+
+def test_an_entry_of_another_type_is_said(tree: Tree) -> None:
+    tree.gid("mlx5_0", "192.168.111.1", ndev="net1", kind="IB/RoCE v1", index=4)
+    assert "only entry 4 of type IB/RoCE v1" in missing(tree)
+
+
+def test_an_entry_of_another_link_is_said(tree: Tree) -> None:
+    tree.gid("mlx5_0", "192.168.111.1", ndev="net7", index=4)
+    assert 'entry 4 has it for a link "net7"' in missing(tree)
+
+
+def test_a_full_table_is_said_with_its_numbers(tree: Tree) -> None:
+    for n in range(15):
+        tree.gid("mlx5_0", f"192.168.112.{n}", ndev="net1")
+    assert "its table is full, 16 of 16" in missing(tree)
+    assert "ipv6LinkLocal" in missing(tree)
+
+
+def test_a_verbs_device_that_is_gone_is_said(tree: Tree) -> None:
+    (tree.root / "class/infiniband/mlx5_0").unlink()
+    assert "the verbs device is gone" in missing(tree)
+
+
+def test_else_the_state_of_the_port_and_the_use_of_its_table_are_said(tree: Tree) -> None:
+    assert "it is ACTIVE, 1 of 16 entries are in use" in missing(tree)
+
+
+# --- what works, and not as it could ---
+
+
+def test_a_netdev_whose_roce_mtu_is_the_largest_and_whose_table_has_room_needs_no_remark(tree: Tree) -> None:
+    assert rdma.remarks(PORTS, "ens2f0", "net1", 4192, str(tree)) == []
+
+
+@pytest.mark.parametrize(("mtu", "size"), [(4191, 2048), (1500, 1024)])
+def test_a_small_mtu_is_remarked_with_its_roce_mtu_and_what_is_needed(tree: Tree, mtu: int, size: int) -> None:
+    (text,) = rdma.remarks(PORTS, "ens2f0", "net1", mtu, str(tree))
+    assert f"MTU {mtu} of net1" in text and f"RoCE MTU of {size}" in text and "4192" in text and "ens2f0" in text
+
+
+def test_from_80_percent_on_the_table_is_remarked(tree: Tree) -> None:
+    for n in range(11):
+        tree.gid("mlx5_0", f"192.168.112.{n}", ndev="net1")
+    assert rdma.remarks(PORTS, "ens2f0", "net1", 9000, str(tree)) == []  # 12 of 16
+    tree.gid("mlx5_0", "192.168.113.1", ndev="net1")
+    (text,) = rdma.remarks(PORTS, "ens2f0", "net1", 9000, str(tree))
+    assert "mlx5_0 port 1 (ens2f0) has 13 of 16" in text
+
+
+def test_a_port_that_is_not_active_is_a_fault_with_its_states(tree: Tree) -> None:
+    assert rdma.port_fault(PORTS, "ens2f0", str(tree)) == ""
+    tree.put(tree.root / "class/infiniband/mlx5_0/ports/1", {"state": "1: DOWN", "phys_state": "3: Disabled"})
+    text = rdma.port_fault(PORTS, "ens2f0", str(tree))
+    assert "port 1 of verbs device mlx5_0" in text and "ens2f0" in text and "DOWN, Disabled" in text
+
+
+# --- the device-info file ---
+
+
+def test_a_pci_device_is_described_as_the_specification_has_it(tree: Tree) -> None:
+    tree.pci("0000:3b:00.2", above=["0000:3a:00.0"], physical="0000:3b:00.0")
+    tree.netdev("ens2f0v0", pci="0000:3b:00.2")
+    tree.verbs("mlx5_4", pci="0000:3b:00.2", netdev="ens2f0v0", size=4)
+    assert deviceinfo.described("mlx5_4", 1, {"192.168.111.1": 3}, str(tree)) == {
+        "type": "pci",
+        "version": "1.1.0",
+        "pci": {"pci-address": "0000:3b:00.2", "rdma-device": "mlx5_4", "pf-pci-address": "0000:3b:00.0"},
+        "rdma": {"rdma-device": "mlx5_4", "port": 1, "gid-index": {"192.168.111.1": 3}},
+    }
+    assert "pf-pci-address" not in deviceinfo.described("mlx5_0", 1, {}, str(tree))["pci"]
+
+
+def test_a_software_device_is_described_without_a_pci_part(tree: Tree) -> None:
+    tree.verbs("rxe0", netdev="ens2f0", size=4)
+    found = deviceinfo.described("rxe0", 1, {}, str(tree))
+    assert (found["type"], "pci" in found, found["rdma"]["rdma-device"]) == ("rdma", False, "rxe0")
+
+
+DESCRIBED = {
+    "type": "pci",
+    "version": "1.1.0",
+    "pci": {"pci-address": "0000:3b:00.0", "rdma-device": "mlx5_0"},
+    "rdma": {"rdma-device": "mlx5_0", "port": 1, "gid-index": {}},
+}
+
+
+def test_the_file_is_whole_and_what_was_there_of_a_device_plugin_stays(tmp_path: Path) -> None:
+    path = tmp_path / "devinfo/cni/net1.json"
+    deviceinfo.write(str(path), DESCRIBED, Log())
+    assert json.loads(path.read_text()) == DESCRIBED
+    theirs = {"type": "pci", "version": "1.0.0", "pci": {"pci-address": "0000:3b:00.0", "vhost-net": "/dev/vhost-net"}}
+    path.write_text(json.dumps(theirs))
+    deviceinfo.write(str(path), DESCRIBED, Log())
+    merged = json.loads(path.read_text())
+    assert merged["pci"] == {**theirs["pci"], "rdma-device": "mlx5_0"}
+    assert (merged["version"], merged["rdma"]) == ("1.1.0", DESCRIBED["rdma"])
+    assert [p.name for p in path.parent.iterdir()] == ["net1.json"]
+    deviceinfo.remove(str(path))
+    deviceinfo.remove(str(path))
+    assert list(path.parent.iterdir()) == []
+    deviceinfo.remove(str(tmp_path / "none/net1.json"))
+
+
+def test_what_describes_a_device_of_another_type_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "net1.json"
+    path.write_text('{"type": "vdpa", "version": "1.1.0"}')
+    deviceinfo.write(str(path), DESCRIBED, Log())
+    assert json.loads(path.read_text())["type"] == "vdpa"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"type": 5}', '{"type": "pci", "pci": []}'])
+def test_what_describes_nothing_is_replaced(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "net1.json"
+    path.write_text(content)
+    deviceinfo.write(str(path), DESCRIBED, Log())
+    assert json.loads(path.read_text()) == DESCRIBED
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(IoFailure, match=r"file/net1\.json cannot be written"):
+        deviceinfo.write(str(tmp_path / "file/net1.json"), DESCRIBED, Log())
+
+
+def test_a_file_that_is_not_there_is_removed_also_where_nothing_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    deviceinfo.remove(str(tmp_path / "file/net1.json"))
+    stuck = tmp_path / "net1.json"
+    stuck.mkdir()
+    with pytest.raises(IoFailure, match=r"net1\.json cannot be removed"):
+        deviceinfo.remove(str(stuck))
+
+
+@pytest.mark.parametrize(
+    "value", [5, ["/run"], "net1.json", "/etc/passwd", "/run/k8s.cni.cncf.io/devinfo/../../shadow", "/run/x/"]
+)
+def test_a_path_that_is_no_place_for_the_file_is_refused(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    monkeypatch.setattr(policy, "_current", policy.Policy({}))
+    with pytest.raises(InvalidConfig, match=r"runtimeConfig\.CNIDeviceInfoFile"):
+        deviceinfo.path(value)
+
+
+def test_the_place_of_multus_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "_current", policy.Policy({}))
+    path = deviceinfo.path("/var/run/k8s.cni.cncf.io/devinfo/cni/ns_pod_net1.json")
+    assert path.endswith("/run/k8s.cni.cncf.io/devinfo/cni/ns_pod_net1.json")
+    assert deviceinfo.path(None) == deviceinfo.path("") == ""
+
+
+def test_an_empty_entry_is_told_from_one_in_use(tree: Tree) -> None:
+    assert gids.use("mlx5_0", 1, str(tree)) == (1, 16)
+    assert (tree.root / "class/infiniband/mlx5_0/ports/1/gids/1").read_text().strip() == EMPTY_GID
