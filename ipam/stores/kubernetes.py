@@ -74,8 +74,8 @@ class KubernetesStore(Store):
         self.cooldown = 0
         self._described = described
         self._api = Api(described.get("kubeconfig") or "", seconds)
-        self._turns = Turns(self._api, described.get("pools") or [], seconds)
         names = names or Names(described.get("node") or "")
+        self._turns = Turns(self._api, described.get("pools") or [], seconds, names.object_of)
         self._view = View(self._api, self._turns.take, described.get("pools"), known, names, self._turns.wishes)
         self._warn = warn
         self._depth = 0
@@ -277,8 +277,7 @@ class KubernetesStore(Store):
                         raise self._contended(wants[0].pool if wants else "", fault) from None
                 else:
                     return answer
-                pause, again = wait(pause), True
-                self._view.forget()
+                pause, again = self._refused(wants[0].pool, pause), True
 
     def _attempt(self, claim: Claim) -> Claimed | Taken | Unknown:
         """One attempt; when it fails what it did is undone. Conflict; CniError when nothing was changed."""
@@ -302,6 +301,11 @@ class KubernetesStore(Store):
             raise failure
         self._view.thorough = True
         return Taken(claim.conflicts(True) or taken)
+
+    def _refused(self, pool: str, pause: float) -> float:
+        """Be ready for another attempt; how long to wait after that. Who has the turn among nodes need not wait at all."""
+        self._view.forget()
+        return pause if self._turns.was_refused(pool) else wait(pause)
 
     def _contended(self, pool: str, fault: Conflict) -> TryAgainLater:
         return TryAgainLater(
@@ -331,8 +335,7 @@ class KubernetesStore(Store):
                 except Conflict as fault:
                     if monotonic() + pause > deadline:
                         raise self._contended(left[0].pool, fault) from None
-                pause = wait(pause)
-                self._view.forget()
+                pause = self._refused(left[0].pool, pause)
 
     def release_recorded(self, leases: Sequence[Lease]) -> bool:
         """A patch for each pool, which tests all that it removes: nothing is read but the reservations.

@@ -1,4 +1,4 @@
-"""Requests to an API server: one connection for all of a call, credentials, and what its errors mean.
+"""Requests to an API server: one connection for all of a call, credentials, and attempts.
 
 A request that changes nothing is repeated within its time, whatever became of it. One that changes something is
 repeated only when the server says that it has not carried it out (429, and 503 with Retry-After); when that is open,
@@ -13,7 +13,7 @@ import time
 from time import monotonic
 
 from cni.spec import codec
-from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
+from cni.spec.errors import CniError, InvalidConfig
 from ipam.stores import http, kubeconfig
 from ipam.stores.base import Unreachable
 
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from ipam.stores.kubeconfig import Access
 
 GROUP = "whereabouts.cni.cncf.io"
+LEASE_GROUP = "coordination.k8s.io"
 VERSION = "v1alpha1"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
+LEASES = "leases"  # of LEASE_GROUP: turns of nodes, no leases of addresses
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # of the object, the metadata
 
@@ -33,15 +35,16 @@ _STATIC = "kubernetes.io/config.mirror"  # on the mirror of a static pod: the ui
 _UNWARNED = "fieldValidation=Ignore"  # no list of the members that are pruned: a tenth of the time of a patch
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
-_RETRY_AFTER_LIMIT = 10.0  # seconds
 _ATTEMPT_SECONDS = 10.0  # for one reply
 _CONNECT_SECONDS = 1.0  # ahead of the first request, which has all its time for it once more
 _PAGE = 500  # objects in one reply of a list
-_VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+_PATHS = {PODS: "api/v1", LEASES: f"apis/{LEASE_GROUP}/v1"}
+VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 RIGHTS = {
     POOLS: "get list create patch",
     RESERVATIONS: "get list create patch delete",
     SLICES: "get patch",
+    LEASES: "get create patch",
     PODS: "get",
 }
 """The verbs that are used: of pods in every namespace, of the rest in the context's."""
@@ -97,9 +100,9 @@ class Api:
     def __str__(self) -> str:
         return f"the API server {self.access}"
 
-    def get(self, resource: str, name: str) -> tuple[dict[str, Any], int]:
+    def get(self, resource: str, name: str, query: str = "") -> tuple[dict[str, Any], int]:
         """(the object, the size of its JSON in bytes); Gone."""
-        body = self._call("GET", resource, name)
+        body = self._call("GET", resource, name, query)
         return self._object(body), len(body)
 
     def list_all(self, resource: str) -> list[dict[str, Any]]:
@@ -174,7 +177,7 @@ class Api:
     ) -> bytes:
         deadline = min(monotonic() + self.seconds, self.deadline)
         where = f"{resource}/{name}" if name else resource
-        group = "api/v1" if resource == PODS else f"apis/{GROUP}/{VERSION}"
+        group = _PATHS.get(resource) or f"apis/{GROUP}/{VERSION}"
         target = f"{self.access.base}/{group}/namespaces/{_escaped(namespace or self.access.namespace)}/{resource}"
         target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
         changes = method != "GET"
@@ -187,7 +190,7 @@ class Api:
             except _Failed as failed:
                 failure = failed.failure
                 if changes and failed.sent:
-                    raise Open(f"{failure.msg} ({_VERBS[method]} {where})") from None
+                    raise Open(f"{failure.msg} ({VERBS[method]} {where})") from None
             if failure is None:
                 if status < 300:
                     return reply
@@ -195,7 +198,9 @@ class Api:
                     renewed, self._token, self._context = True, None, None
                     self.close()
                     continue
-                failure = self._refused(status, reply, method, resource, name)
+                from ipam.stores import kubernetes_refusals
+
+                failure, self._pause = kubernetes_refusals.read(self, status, reply, method, resource, name)
             pause = max(pause, self._pause)
             if monotonic() + pause > deadline:
                 raise failure
@@ -249,23 +254,23 @@ class Api:
     def _unreachable(self, reason: str) -> Unreachable:
         return Unreachable(
             f"{self} could not be reached within {self.seconds:g} s: {reason}. See that it runs and that the server in"
-            f" {self._named()} can be reached from this node"
+            f" {self.named()} can be reached from this node"
         )
 
-    def _named(self) -> str:
+    def named(self) -> str:
         return f"kubeconfig {self.access.path}" if self.access.path else "the pod's environment"
 
     def _untrusted(self, fault: http.Untrusted) -> CniError:
         self.close()
         if fault.by_peer:
             return InvalidConfig(
-                f"{self} does not accept the client certificate of {self._named()}: {fault.strerror}. It must be signed by"
+                f"{self} does not accept the client certificate of {self.named()}: {fault.strerror}. It must be signed by"
                 " the server's --client-ca-file and be valid now"
             )
         if "not speak TLS" in (fault.strerror or ""):
-            return InvalidConfig(f"{self}: {fault.strerror}. Write http:// in {self._named()}")
+            return InvalidConfig(f"{self}: {fault.strerror}. Write http:// in {self.named()}")
         return InvalidConfig(
-            f"{self} is not trusted: {fault.strerror}. certificate-authority(-data) in {self._named()} must hold the"
+            f"{self} is not trusted: {fault.strerror}. certificate-authority(-data) in {self.named()} must hold the"
             " authority that signed its certificate, and the certificate the host in `server` (else set tls-server-name)"
         )
 
@@ -277,81 +282,6 @@ class Api:
         if not isinstance(document, dict):
             raise Unreachable(f"{self} has sent something that is no JSON object: is `server` an API server's URL?")
         return document
-
-    def _refused(self, status: int, body: bytes, method: str, resource: str, name: str) -> CniError:
-        """The error to raise when there is no time for another attempt; what no attempt would mend is raised at once."""
-        try:
-            said = codec.loads(body)
-            reason, message = str(said.get("reason") or ""), str(said.get("message") or "")
-        except (ValueError, AttributeError):
-            reason, message, said = "", body[:100].decode("utf-8", "replace").strip(), {}
-        where = f"{resource}/{name}" if name else resource
-        if status == 404:
-            if reason == "NotFound" and isinstance(said.get("details"), dict) and said["details"].get("name"):
-                if name:
-                    raise Gone(where)
-                raise InvalidConfig(
-                    f"{self} has no namespace {self.access.namespace}: correct `namespace` of the current context in"
-                    f" {self._named()}, or create it"
-                )
-            raise InvalidConfig(
-                f"{self} does not know {resource}.{GROUP}: apply conf/kubernetes/crds (`kubectl apply -f`), or correct"
-                f" `server` in {self._named()}"
-            )
-        if status == 410:
-            raise Expired
-        if status == 401:
-            raise InvalidConfig(
-                f"{self} does not accept the credentials of {self._named()} (401): they have expired or are wrong. See"
-                " that the DaemonSet which writes that file runs on this node"
-            )
-        if status == 403:
-            namespace = self.access.namespace
-            if "being terminated" in message:
-                raise TryAgainLater(
-                    f"namespace {namespace} of {self} is being deleted, and takes no new {resource}: create it anew once it"
-                    f" has gone, or name another in `namespace` of the current context in {self._named()}",
-                    message,
-                )
-            if "quota" in message:
-                raise TryAgainLater(
-                    f"{self} forbids to {_VERBS[method]} {where}: raise the ResourceQuota of namespace {namespace}, or"
-                    f" remove it: {message[:200]}",
-                    message,
-                )
-            verb = "list" if method == "GET" and not name else _VERBS[method]
-            what = "pods: its ClusterRole" if resource == PODS else f"{resource}.{GROUP} in namespace"
-            what += "" if resource == PODS else f" {self.access.namespace}: its Role"
-            raise Forbidden(
-                f"{self} forbids to {verb} {what} needs the verbs {', '.join(RIGHTS[resource].split())}"
-                f" (conf/kubernetes/rbac.yaml). Credentials: {self._named()}",
-                message,
-            )
-        if status in (409, 412) or (
-            status == 422 and method == "PATCH" and "the server rejected our request" in message
-        ):
-            raise Conflict(message)
-        if status == 413 or "too large" in message or "larger than max" in message or "limit is 3145728" in message:
-            raise TooLarge(message)
-        if status == 429 or status >= 500:
-            details = said.get("details")
-            after = details.get("retryAfterSeconds") if isinstance(details, dict) else None
-            failure = TryAgainLater if status == 429 else Unreachable
-            fault = failure(f"{self} does not serve now ({status}) to {_VERBS[method]} {where}: {message[:200]}. Retry")
-            if method != "GET" and status != 429 and not (status == 503 and after):
-                raise Open(fault.msg)  # it may have been carried out
-            self._pause = min(after, _RETRY_AFTER_LIMIT) if isinstance(after, int) else 0
-            return fault
-        if "metadata.name" in message:
-            raise InvalidConfig(
-                f"{self} refuses to {_VERBS[method]} {where}: ipam.network_name stands before the name of every object, so it"
-                " may have lowercase letters, digits, - and . only, and must begin and end with a letter or digit",
-                message,
-            )
-        if status == 400 and not self.access.tls and "HTTPS server" in message:
-            raise InvalidConfig(f"{self} speaks TLS alone. Write https:// in {self._named()}", message)
-        reason = f"{status} {reason}".rstrip()
-        raise InvalidConfig(f"{self} refuses to {_VERBS[method]} {where} ({reason}): {message[:300]}")
 
 
 class Expired(Exception):

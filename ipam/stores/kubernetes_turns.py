@@ -4,6 +4,9 @@ Nothing but speed depends on them. So a node on which there can be no such file 
 too long. A connection is made before: who has the turn does no more than read and patch. And who must wait leaves word
 what is to be done (ipam.stores.kubernetes_wishes): who has the turn does it for all in one patch, for a server needs a
 quarter of a second to patch a pool with thousands of leases.
+
+The file of a lock tells when a patch was last refused because another node had changed the pool: for a while from then
+on the nodes take turns too (ipam.stores.kubernetes_nodes_turn).
 """
 
 from __future__ import annotations
@@ -21,23 +24,27 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ipam.stores.kubernetes_api import Api
+    from ipam.stores.kubernetes_nodes_turn import NodesTurn
     from ipam.stores.kubernetes_wishes import Wish
 
 DIRECTORY = "/run/railcni"
 _WISH = "wish-"
+_CONTENDED_SECONDS = 10.0
 _SECONDS = 10.0  # to wait, if a request has its usual time: as long as each of a hundred pods that end takes its 100 ms
 
 
 class Turns:
     """The locks of `pools` of one API server and namespace; one for all when none are named."""
 
-    __slots__ = ("_api", "_held", "_pools", "_seconds", "_taken")
+    __slots__ = ("_among_nodes", "_api", "_held", "_object_of", "_pools", "_seconds", "_taken")
 
-    def __init__(self, api: Api, pools: Sequence[str], seconds: float) -> None:
+    def __init__(self, api: Api, pools: Sequence[str], seconds: float, object_of: Callable[[str], str]) -> None:
         self._api = api
-        self._pools = pools or [""]
+        self._pools = sorted(set(pools)) or [""]  # in one order: nobody waits for a waiter
+        self._object_of = object_of
         self._seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _SECONDS)
-        self._held: list[int] = []
+        self._held: list[int] = []  # the locks of the first pools
+        self._among_nodes: list[NodesTurn] = []
         self._taken = False
 
     def take(self, wish: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any] | None:
@@ -50,9 +57,9 @@ class Turns:
             return None
         self._taken = True
         self._api.connect()
-        now = monotonic()
-        deadline = min(now + self._seconds, (now + self._api.deadline) / 2)  # the rest is for what comes then
-        names = sorted({self._name(pool) for pool in self._pools})  # in one order: nobody waits for a waiter
+        deadline = self._deadline()
+        names = [self._name(pool) for pool in self._pools]
+        answer = None
         try:
             files.make_private_directory(DIRECTORY)
             files.check_private_directory(DIRECTORY)
@@ -60,11 +67,42 @@ class Turns:
                 flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
                 self._held.append(posix.open(f"{DIRECTORY}/{name}", flags, 0o600))
                 if wish and len(names) == 1 and not locks.try_lock_file(self._held[0]):
-                    return self._wait(name, wish(), deadline)
-                locks.lock_file(self._held[-1], max(0.0, deadline - monotonic()))
+                    answer = self._wait(name, wish(), deadline)
+                else:
+                    locks.lock_file(self._held[-1], max(0.0, deadline - monotonic()))
         except (OSError, ValueError):  # ValueError: not in the main thread
             pass
-        return None
+        if not answer:
+            self._take_among_nodes()
+        return answer
+
+    def _deadline(self) -> float:
+        now = monotonic()
+        return min(now + self._seconds, (now + self._api.deadline) / 2)  # the rest is for what comes then
+
+    def _take_among_nodes(self) -> None:
+        contended = [
+            (fd, pool) for fd, pool in zip(self._held, self._pools, strict=False) if pool and _is_contended(fd)
+        ]
+        if not contended:
+            return
+        from ipam.stores.kubernetes_nodes_turn import NodesTurn
+
+        deadline = self._deadline()
+        for fd, pool in contended:
+            turn = NodesTurn(self._api, self._object_of(pool))
+            self._among_nodes.append(turn)
+            if turn.take(deadline):
+                _note_contended(fd)
+
+    def was_refused(self, pool: str) -> bool:
+        """A change of `pool` was refused because another node had changed it: whether we have its turn among them now."""
+        if pool not in self._pools[: len(self._held)]:
+            return False
+        _note_contended(self._held[self._pools.index(pool)])
+        self._end_among_nodes()
+        self._take_among_nodes()
+        return any(turn.is_ours for turn in self._among_nodes)
 
     def _wait(self, name: str, wished: dict[str, Any], deadline: float) -> dict[str, Any] | None:
         from ipam.stores import kubernetes_wishes
@@ -104,10 +142,30 @@ class Turns:
 
     def end(self) -> None:
         self._taken = False
+        self._end_among_nodes()
         for fd in self._held:
             posix.close(fd)
         self._held = []
 
+    def _end_among_nodes(self) -> None:
+        for turn in self._among_nodes:
+            turn.end()
+        self._among_nodes = []
+
     def _name(self, pool: str) -> str:
         where = f"{self._api.access} {self._api.access.namespace} {pool}"
         return f"pool-{_blake2.blake2b(where.encode(), digest_size=16).hexdigest()}"
+
+
+def _is_contended(fd: int) -> bool:
+    try:
+        return monotonic() - float(posix.pread(fd, 32, 0) or b"-inf") < _CONTENDED_SECONDS
+    except (OSError, ValueError):
+        return False
+
+
+def _note_contended(fd: int) -> None:
+    try:
+        posix.pwrite(fd, f"{monotonic():.3f} ".encode(), 0)
+    except OSError:
+        pass

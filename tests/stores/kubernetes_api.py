@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.stores.kubernetes_core import LEASES, Core, Exists, Missing
+from tests.stores.kubernetes_core import LEASES, Core, Exists, Missing, Unfit
 
 GROUP, VERSION = "whereabouts.cni.cncf.io", "v1alpha1"
 KINDS = {
@@ -316,11 +316,15 @@ class ApiServer:
                 return 201, self.core.create(resource, namespace, json.loads(body))
             if verb == "update":
                 return 200, self.core.replace((resource, namespace, name), json.loads(body))
+            if verb == "patch":
+                return 200, self.core.patch((resource, namespace, name), json.loads(body), apply)
             found = self.core.get((resource, namespace, name))
         except Missing:
             raise Refusal(404, "NotFound", f'{resource} "{name}" not found', name=name, kind=resource) from None
         except Exists:
             raise Refusal(409, "Conflict", f'{resource} "{name}" conflicts', name=name, kind=resource) from None
+        except Unfit as fault:
+            raise _unfit(str(fault)) from None
         if "as=PartialObjectMetadata" in headers.get("Accept", ""):
             return 200, {"kind": "PartialObjectMetadata", "metadata": found["metadata"]}
         return 200, found
@@ -387,9 +391,7 @@ class ApiServer:
             for operation in operations:
                 apply(changed, operation)
         except (KeyError, ValueError, TypeError) as fault:
-            cause = {"reason": "UnexpectedServerResponse", "message": str(fault)}
-            message = "the server rejected our request due to an error in our request"
-            raise Refusal(422, "Invalid", message, causes=[cause]) from None
+            raise _unfit(str(fault)) from None
         changed = self._valid(resource, changed)
         if changed["metadata"].get("managedFields") == [{}]:  # then nothing is tracked any more
             del changed["metadata"]["managedFields"]
@@ -418,6 +420,12 @@ class ApiServer:
             "resourceVersion": str(next(self._versions)),
             "creationTimestamp": "2026-01-01T00:00:00Z",
         }
+
+
+def _unfit(why: str) -> Refusal:
+    """What is said to a patch that does not apply."""
+    cause = {"reason": "UnexpectedServerResponse", "message": why}
+    return Refusal(422, "Invalid", "the server rejected our request due to an error in our request", causes=[cause])
 
 
 def apply(document: Any, operation: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 Place = tuple[str, str, str]  # resource, namespace ("" for a node), name
@@ -27,6 +28,13 @@ def annotations(status: str = "", static_uid: str = "", preferred: str = "") -> 
         "whereabouts.cni.cncf.io/preferred-ip": preferred,
     }
     return {key: value for key, value in found.items() if value}
+
+
+class Unfit(Exception):
+    """A patch does not apply."""
+
+
+Apply = Callable[[Any, dict[str, Any]], None]  # one operation of a JSON patch
 
 
 class Core:
@@ -91,6 +99,15 @@ class Core:
         if document["metadata"].get("resourceVersion") != former["resourceVersion"]:
             raise Exists
         document["metadata"]["uid"] = former["uid"]
+        return self._put(place, document)
+
+    def patch(self, place: Place, operations: list[dict[str, Any]], apply: Apply) -> dict[str, Any]:
+        document = self.get(place)
+        try:
+            for operation in operations:
+                apply(document, operation)
+        except (KeyError, ValueError, TypeError) as fault:
+            raise Unfit(str(fault)) from None
         return self._put(place, document)
 
     def list(self, resource: str, query: dict[str, list[str]]) -> dict[str, Any]:

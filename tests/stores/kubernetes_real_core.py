@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.stores.kubernetes_core import LEASES, Core, Exists, Missing, Place, annotations
+from tests.stores.kubernetes_core import LEASES, Apply, Core, Exists, Missing, Place, Unfit, annotations
 
 Send = Callable[..., tuple[int, Any]]
 _MERGE = "application/merge-patch+json"
@@ -87,6 +87,9 @@ class RealCore(Core):
     def replace(self, place: Place, document: dict[str, Any]) -> dict[str, Any]:
         return self._answered("PUT", self._target(place), document)
 
+    def patch(self, place: Place, operations: list[dict[str, Any]], apply: Apply) -> dict[str, Any]:
+        return self._answered("PATCH", self._target(place), operations, "application/json-patch+json")
+
     def list(self, resource: str, query: dict[str, list[str]]) -> dict[str, Any]:
         query = {key: values[0] for key, values in query.items()}
         if "limit" in query:
@@ -115,12 +118,14 @@ class RealCore(Core):
             return str(metadata.get("creationTimestamp")) >= self._began
         return metadata.get("namespace") in self._aliases
 
-    def _answered(self, method: str, target: str, document: Any = None) -> dict[str, Any]:
-        code, said = self._send(method, target, self._translated(document, self._outward))
+    def _answered(self, method: str, target: str, document: Any = None, *content_type: str) -> dict[str, Any]:
+        code, said = self._send(method, target, self._translated(document, self._outward), *content_type)
         if code == 404:
             raise Missing(said)
         if code == 409:
             raise Exists(said)
+        if code == 422 and method == "PATCH":
+            raise Unfit(said)
         assert code < 300, said
         answer: dict[str, Any] = self._translated(said, self._inward)
         return answer

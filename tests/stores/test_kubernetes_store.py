@@ -557,6 +557,9 @@ def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) 
     go_lease(cluster, "go", "ns/b", "99")
     cluster.call("ADD", "new", pod="b", args=";K8S_POD_UID=u1")
     cluster.store().pools()
+    for path in cluster.directory.glob("run/pool-*"):
+        path.write_text(str(time.monotonic()))  # as when others had changed the pool meanwhile
+    cluster.call("ADD", "contended")
     verbs = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
     used: dict[str, set[str]] = {}
     for asked in cluster.asked():

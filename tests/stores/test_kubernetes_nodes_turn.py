@@ -1,0 +1,140 @@
+"""Turns among nodes at a pool that they contend for: a Lease, on which nothing but speed depends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ipam.stores import kubernetes_nodes_turn
+from tests.stores.kubernetes_core import LEASES
+from tests.stores.test_kubernetes_store import POOL, POOLS, Cluster, cluster, server
+
+__all__ = ["cluster", "server"]
+
+NAME = f"railcni-turn-{POOL}"
+PLACE = ("leases", "kube-system", NAME)
+
+
+def changed_by_others(cluster: Cluster, times: int = 1) -> Callable[[str, str, int], Any]:
+    """Before each of the first `times` patches of a pool an ADD of another node comes, which patches it too."""
+    left = list(range(times))
+    busy = threading.Lock()
+
+    def fault(method: str, resource: str, _: int) -> Any:
+        if (method, resource) == ("PATCH", POOLS) and left and busy.acquire(blocking=False):
+            number = left.pop()
+            cluster.server.put(
+                POOLS,
+                "kube-system",
+                POOL,
+                {
+                    "range": "10.0.0.0/24",
+                    "allocations": cluster.allocations()
+                    | {str(100 + number): {"id": f"other-{number}", "podref": "ns/other", "ifname": "net1"}},
+                },
+            )
+            busy.release()
+        return None
+
+    return fault
+
+
+def holder(cluster: Cluster) -> str:
+    return str(cluster.server.core.get(PLACE)["spec"]["holderIdentity"])
+
+
+def held(cluster: Cluster, by: str = "another") -> None:
+    spec = {"holderIdentity": by, "leaseDurationSeconds": 5}
+    document = {"apiVersion": f"{LEASES}/v1", "kind": "Lease", "metadata": {"name": NAME}, "spec": spec}
+    cluster.server.core.create("leases", "kube-system", document)
+
+
+def of_leases(cluster: Cluster) -> list[str]:
+    return [asked for asked in cluster.asked() if " leases" in asked]
+
+
+def test_who_has_the_pool_to_itself_asks_for_no_turn(cluster: Cluster) -> None:
+    for name in ("c1", "c2", "c3"):
+        cluster.call("ADD", name)
+    cluster.call("DEL", "c2")
+    assert of_leases(cluster) == []
+
+
+def test_who_was_refused_as_another_node_has_changed_the_pool_takes_turns_for_a_while(cluster: Cluster) -> None:
+    cluster.call("ADD", "c1")
+    cluster.asked()
+    cluster.server.faults = changed_by_others(cluster)
+    assert cluster.call("ADD", "c2") == ["10.0.0.2/24"]
+    asked = cluster.asked()
+    turn = [f"GET leases/{NAME}", "POST leases", f"GET {POOLS}/{POOL}", f"PATCH {POOLS}/{POOL}", f"PATCH leases/{NAME}"]
+    assert asked[asked.index(turn[0]) :][: len(turn)] == turn
+    assert holder(cluster) == ""
+    assert cluster.call("ADD", "c3") == ["10.0.0.3/24"]
+    turn[1] = f"PATCH leases/{NAME}"
+    assert cluster.asked()[: len(turn)] == turn
+    cluster.call("DEL", "c3")
+    assert of_leases(cluster) == [turn[0], turn[1], turn[4]]
+
+
+def test_the_turn_that_another_node_has_is_waited_for(cluster: Cluster) -> None:
+    cluster.call("ADD", "c1")
+    held(cluster)
+    cluster.server.faults = changed_by_others(cluster)
+    thread = threading.Thread(target=cluster.call, args=("ADD", "c2"))
+    thread.start()
+    while of_leases(cluster)[:1] != [f"GET leases/{NAME}"]:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert "2" not in cluster.allocations()
+    cluster.server.core.patch(PLACE, [{"op": "replace", "path": "/spec/holderIdentity", "value": ""}], _replace)
+    thread.join(10)
+    assert "2" in cluster.allocations()
+    assert holder(cluster) == ""
+
+
+def _replace(document: Any, operation: dict[str, Any]) -> None:
+    document["spec"]["holderIdentity"] = operation["value"]
+
+
+def test_a_node_that_died_in_its_turn_is_waited_for_no_longer_than_the_lease_lasts(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_nodes_turn, "SECONDS", 1)
+    cluster.call("ADD", "c1")
+    held(cluster)
+    cluster.server.faults = changed_by_others(cluster)
+    assert cluster.call("ADD", "c2", seconds=20) == ["10.0.0.2/24"]
+    assert holder(cluster) == ""
+
+
+def test_a_turn_that_does_not_come_delays_an_add_and_does_not_fail_it(cluster: Cluster) -> None:
+    cluster.call("ADD", "c1")
+    held(cluster)
+    cluster.server.faults = changed_by_others(cluster)
+    assert cluster.call("ADD", "c2", seconds=2) == ["10.0.0.2/24"]
+    assert holder(cluster) == "another"
+
+
+@pytest.mark.parametrize("verb", ["get", "create", "patch"])
+def test_a_server_that_allows_no_leases_is_no_hindrance(cluster: Cluster, verb: str) -> None:
+    cluster.server.forbidden = {(verb, "leases")}
+    cluster.call("ADD", "c1")
+    if verb == "patch":
+        held(cluster, "")
+    cluster.server.faults = changed_by_others(cluster, 3)
+    assert cluster.call("ADD", "c2") == ["10.0.0.2/24"]
+    cluster.call("DEL", "c2")
+    assert "2" not in cluster.allocations()
+
+
+def test_a_file_of_the_lock_that_says_nonsense_is_that_of_a_pool_without_contention(cluster: Cluster) -> None:
+    cluster.call("ADD", "c1")
+    (path,) = Path(cluster.directory / "run").glob("pool-*")
+    path.write_text("nonsense")
+    cluster.call("ADD", "c2")
+    assert of_leases(cluster) == []
