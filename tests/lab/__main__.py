@@ -40,6 +40,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--run", metavar="CMD")
     parser.add_argument("--long", action="store_true", help="also the tests with the marker `long`: hours")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no machine is begun after so many")
+    parser.add_argument("--brief", action="store_true", help="of what a test that passed saw, nothing")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
     if unknown := set(options.machines) - set(MACHINES):
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
         for machine in chosen:
             print(f"{machine.name:10} {machine.about}: {', '.join(p.name for p in machines.tests(machine.name))}")
         return 0
-    report = Report()
+    report = Report(brief=options.brief)
     ends = time.monotonic() + 60 * options.minutes
     for machine in chosen:
         if time.monotonic() > ends:

@@ -11,9 +11,10 @@ from tests.lab.machines import Machine
 
 
 class Report:
-    """Counts, and the exit code that they make."""
+    """Counts, and the exit code that they make. `brief`: of what a test that passed saw, nothing is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, brief: bool = False) -> None:
+        self.brief = brief
         self.counts = {"passed": 0, "failed": 0, "skipped": 0}
         self._missing: list[str] = []
 
@@ -90,7 +91,9 @@ class Follower:
             self.failed += outcome == "failed"
             why = f": {what['text']}" if outcome == "skipped" else ""
             print(f"  {_MARKS[outcome]}  {_sentence(what['test'])} ({what['seconds']:.0f} s){why}")
-            said = self._said + (what["text"].splitlines() if outcome == "failed" else [])
+            failed = outcome == "failed"
+            said = self._said if failed or not self._report.brief else []
+            said = said + (what["text"].splitlines() if failed else [])
             print("".join(f"             {line}\n" for line in said), end="", flush=True)
 
 

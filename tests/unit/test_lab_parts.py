@@ -63,6 +63,21 @@ def test_a_failure_and_a_second_death_make_the_exit_code_and_a_first_death_does_
     assert "ok       a (1 s)" in shown and "seen" in shown and "Kernel panic" in shown
 
 
+def test_a_brief_report_shows_what_a_test_saw_only_when_it_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follower = Report(brief=True).follow(tmp_path / "results", set())
+    lines: list[dict[str, object]] = []
+    for name, outcome in (("a", "passed"), ("b", "failed")):
+        lines += [{"begin": f"f::test_{name}"}, {"say": f"seen by {name}"}]
+        lines.append({"test": f"f::test_{name}", "outcome": outcome, "text": "", "seconds": 1})
+    (tmp_path / "results").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    follower.look()
+    shown = capsys.readouterr().out
+    assert "ok       a (1 s)" in shown and "seen by a" not in shown
+    assert "FAILED   b (1 s)" in shown and "seen by b" in shown
+
+
 def test_a_machine_that_cannot_be_had_is_told_and_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     report = Report()
     report.unavailable(machines.MACHINES["roce"], "no mirror")
