@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from ipam.stores import kubernetes_nodes_turn
+from ipam.stores.kubernetes_api import Api
+from ipam.stores.kubernetes_nodes_turn import NodesTurn
+from tests.stores.kubernetes_api import apply
 from tests.stores.kubernetes_core import LEASES
 from tests.stores.test_kubernetes_store import POOL, POOLS, Cluster, cluster, server
 
@@ -54,6 +57,10 @@ def held(cluster: Cluster, by: str = "another") -> None:
     cluster.server.core.create("leases", "kube-system", document)
 
 
+def hand_over(cluster: Cluster, to: str) -> None:
+    cluster.server.core.patch(PLACE, [{"op": "replace", "path": "/spec/holderIdentity", "value": to}], apply)
+
+
 def of_leases(cluster: Cluster) -> list[str]:
     return [asked for asked in cluster.asked() if " leases" in asked]
 
@@ -91,14 +98,10 @@ def test_the_turn_that_another_node_has_is_waited_for(cluster: Cluster) -> None:
         time.sleep(0.01)
     time.sleep(0.5)
     assert "2" not in cluster.allocations()
-    cluster.server.core.patch(PLACE, [{"op": "replace", "path": "/spec/holderIdentity", "value": ""}], _replace)
+    hand_over(cluster, "")
     thread.join(10)
     assert "2" in cluster.allocations()
     assert holder(cluster) == ""
-
-
-def _replace(document: Any, operation: dict[str, Any]) -> None:
-    document["spec"]["holderIdentity"] = operation["value"]
 
 
 def test_a_node_that_died_in_its_turn_is_waited_for_no_longer_than_the_lease_lasts(
@@ -138,3 +141,34 @@ def test_a_file_of_the_lock_that_says_nonsense_is_that_of_a_pool_without_content
     path.write_text("nonsense")
     cluster.call("ADD", "c2")
     assert of_leases(cluster) == []
+
+
+def test_after_a_while_without_refusals_no_turn_is_asked_for(cluster: Cluster) -> None:
+    cluster.call("ADD", "c1")
+    (path,) = Path(cluster.directory / "run").glob("pool-*")
+    path.write_text(str(time.monotonic() - 60))
+    cluster.call("ADD", "c2")
+    assert of_leases(cluster) == []
+
+
+def test_of_two_that_take_a_free_turn_at_once_one_has_it(cluster: Cluster) -> None:
+    held(cluster, by="")
+    turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+
+    def taken_before(method: str, resource: str, _: int) -> None:
+        if (method, resource) == ("PATCH", "leases"):
+            hand_over(cluster, "another")
+
+    cluster.server.faults = taken_before
+    assert turn.take(time.monotonic() + 0.1)
+    assert not turn.is_ours
+    assert holder(cluster) == "another"
+
+
+def test_who_comes_back_after_its_turn_was_taken_away_leaves_it_to_who_has_it(cluster: Cluster) -> None:
+    turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+    turn.take(time.monotonic() + 1)
+    assert turn.is_ours
+    hand_over(cluster, "another")
+    turn.end()
+    assert holder(cluster) == "another"
