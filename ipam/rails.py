@@ -184,6 +184,13 @@ def _is_held(lease: Lease | None, need: Need, owner: Owner) -> bool:
 def group_of(rail: Rail, config: IpamConfig) -> Group:
     """The group of a network whose rails have the same index; InvalidConfig with all faults of rail.ranges."""
     faults: list[Fault] = []
+    rails = needs_of(rail, config, faults)
+    refuse(faults)
+    return Group(rail.group, rails, rail.index)
+
+
+def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[Need]]:
+    """What each rail of the group needs; all that is wrong with rail.ranges goes to `faults`."""
     scope = config.network_name if config.overlap else None
     rails = []
     for i, documents in enumerate(rail.ranges):
@@ -191,8 +198,7 @@ def group_of(rail: Rail, config: IpamConfig) -> Group:
         rails.append([Need(rng, rng.pool_name(config.network_name), scope) for rng in read])
     if not faults:
         _check(rail, config, rails, faults)
-    refuse(faults)
-    return Group(rail.group, rails, rail.index)
+    return rails
 
 
 def _check(rail: Rail, config: IpamConfig, rails: Sequence[Sequence[Need]], faults: list[Fault]) -> None:

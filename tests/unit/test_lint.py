@@ -277,7 +277,12 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
             {k: v for k, v in GOOD.items() if k != "master"},
             ("warning", "master", "{", 'add "master": "ens2f0", the name of the RDMA netdev'),
         ),
-        ({**GOOD, "type": "mcvlan"}, ("warning", "type", '"mcvlan"', 'write "macvlan"')),
+        ({**GOOD, "type": "mcvlan"}, ("error", "type", '"mcvlan"', 'write "macvlan"')),
+        ({**GOOD, "type": "Macvlan"}, ("error", "type", '"Macvlan"', 'write "macvlan"')),
+        ({**GOOD, "type": "railcni-macvaln"}, ("error", "type", '"railcni-macvaln"', 'write "railcni-macvlan"')),
+        ({**GOOD, "type": "macvlan2"}, ("warning", "type", '"macvlan2"', 'write "macvlan"')),
+        ({**GOOD, "type": "my-macvlan"}, ("warning", "type", '"my-macvlan"', 'write "macvlan"')),
+        ({**GOOD, "type": "vxlan"}, ("warning", "type", '"vxlan"', 'write "vlan"')),
         (
             {**GOOD, "type": "zebra"},
             ("warning", "type", '"zebra"', "see that the runtime's plugin folder has it"),
@@ -289,7 +294,7 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
             ("warning", "cniVersion", "{", 'add "cniVersion": "1.0.0"'),
         ),
         ({k: v for k, v in GOOD.items() if k != "name"}, ("error", "name", "{", 'add "name"')),
-        (with_ipam(type="wherabouts"), ("warning", "ipam.type", '"wherabouts"', 'write "whereabouts"')),
+        (with_ipam(type="wherabouts"), ("error", "ipam.type", '"wherabouts"', 'write "whereabouts"')),
         (with_ipam(type="tuning"), ("error", "ipam.type", '"tuning"', 'write "whereabouts"')),
         (
             {**GOOD, "ipam": {"range": "10.0.0.0/8"}},
@@ -346,6 +351,31 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
 )
 def test_a_fault_is_told_with_its_key_and_what_to_write(document: Any, finding: tuple[str, str, str, str]) -> None:
     assert told(of(document)) == [finding]
+
+
+@pytest.mark.parametrize("kind", ["macvaln", "macvln", "macvvlan", "macvlam", "mac_vlan", "MACVLAN"])
+def test_behind_a_type_that_is_misspelled_the_keys_of_the_plugin_that_was_meant_are_looked_at(kind: str) -> None:
+    document = {**with_ipam(type="wherabouts", exclude="x"), "type": kind, "mtu": "9000", "mode": "brige"}
+    assert {f.key for f in of(document)} == {"type", "mtu", "mode", "ipam.type", "ipam.exclude"}
+    assert {f.severity for f in of(document)} == {"error"}
+
+
+def on_rails(*ranges: str, **more: Any) -> dict[str, Any]:
+    return {**GOOD, "rail": {"index": 0, "group": "gpu", "addressing": "same-index", "ranges": ranges}, **more}
+
+
+def test_what_the_ipam_plugin_refuses_of_a_groups_ranges_is_an_error() -> None:
+    own = "192.168.111.0/24"
+    assert of(on_rails(own, "192.168.112.0/24")) == []
+    assert [(f.severity, f.key) for f in of(on_rails(own, "bogus"))] == [("error", "rail.ranges[1][0].range")]
+    assert [(f.severity, f.key) for f in of(on_rails(own, own))] == [("error", "rail.ranges[1]")]
+    assert [f.severity for f in of(on_rails("192.168.112.0/24"))] == ["error"]
+
+
+def test_rails_of_one_index_that_another_ipam_plugin_would_count_are_an_error() -> None:
+    (finding,) = of(on_rails("192.168.111.0/24", ipam={"type": "host-local"}))
+    assert (finding.severity, finding.key) == ("error", "rail.addressing")
+    assert finding.fix == 'write "whereabouts" as ipam.type, or "plain" here'
 
 
 def test_an_mtu_too_small_for_the_ipv6_range_is_an_error() -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from cni import rail as rails_key
 from cni.cli.lint import known
 from cni.cli.lint.scope import Scope, keys_of, name_of
-from cni.cli.lint.table import message_of, proposal, remedy, unknown_keys
+from cni.cli.lint.table import executable, message_of, proposal, remedy, unknown_keys
 from cni.cli.source import Keys
 from cni.config import Fault, Key
 from cni.spec import codec
 from cni.spec.errors import CniError
 from cni.spec.request import Request, member
 from ipam import config as ipam_config
-from ipam import flatfile
+from ipam import flatfile, rails
 from ipam import keys as tables
 from ipam.ranges import Range, format_address, parse_address
 
@@ -87,17 +88,12 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], request: Requ
         return
     if not isinstance(kind, str):
         return  # the plugin's own reader has said so, or will
-    if known.own(kind) == known.OWN_IPAM:
-        _whereabouts(scope, at, block, request, flat)
-        return
-    if kind in known.IPAMS:
-        return
-    meant = known.near(kind, sorted(known.IPAMS))
-    fix = f'write "{meant}"' if meant else "see that the runtime's plugin folder has it"
-    if known.own(kind) or kind in known.LINKS | known.CHAINED:
+    if kind in known.PLUGINS - known.IPAMS:
         scope.error((*at, "type"), f"{kind} is no IPAM plugin", f'write "{known.OWN_IPAM}"')
     else:
-        scope.warn((*at, "type"), f"no IPAM plugin of the name {kind} is known", fix)
+        executable(scope, (*at, "type"), kind, known.IPAMS, "IPAM plugin")
+    if known.meant(kind) == known.OWN_IPAM:
+        _whereabouts(scope, at, block, request, flat)
 
 
 def _whereabouts(scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: Files) -> None:
@@ -125,6 +121,19 @@ def _whereabouts(scope: Scope, keys: Keys, block: dict[str, Any], request: Reque
     if not faults:
         _gateway(scope, keys, config)
         _overlaps(scope, keys, block, config.ranges)
+        _rails(scope, keys[:-1], request, config)
+
+
+def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:
+    """The ranges of all rails, which this block's plugin reads where a pod has one index on them."""
+    unread: list[Fault] = []  # the link plugin's to tell
+    rail = rails_key.read(request.config, unread)
+    if rail is None or unread or not rail.is_same_index:
+        return
+    faults: list[Fault] = []
+    rails.needs_of(rail, config, faults)
+    for fault in faults:
+        scope.error((*keys, *keys_of(fault.key)), message_of(fault), remedy(fault.wanted))
 
 
 def _reader(name: str) -> Any:

@@ -11,6 +11,7 @@ OWN_IPAM = "whereabouts"
 OWN_CHAINED = "rdma"
 OWN_LINKS = tuple(name for name in PLAIN if name not in (OWN_IPAM, OWN_CHAINED))
 PREFIX = "railcni-"
+_LEAST_LETTERS = 5  # in shorter names one letter makes another word
 
 LINKS = frozenset(
     [
@@ -68,7 +69,18 @@ CHAINED = frozenset(
 """Plugins that change what those before them in the chain have made."""
 
 IPAMS = frozenset(
-    ["calico-ipam", "dhcp", "host-local", "ipam-static", "kube-ovn", "nv-ipam", "spiderpool", "static", "whereabouts"]
+    [
+        "calico-ipam",
+        "dhcp",
+        "host-local",
+        "ipam-static",
+        "kube-ovn",
+        "nv-ipam",
+        "railcni-whereabouts",
+        "spiderpool",
+        "static",
+        "whereabouts",
+    ]
 )
 """Plugins that an `ipam` block can name."""
 
@@ -92,10 +104,18 @@ OF_MULTUS = ("deviceID", "pciBusID", "resourceName")
 OF_LISTS = ("cniVersion", "cniVersions", "name", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins")
 
 
+PLUGINS = LINKS | CHAINED | IPAMS | {*OWN_LINKS} | {PREFIX + name for name in PLAIN}
+
+
 def own(name: str) -> str:
     """The executable of ours that `name` is: "" when none; "railcni-macvlan" is macvlan."""
     plain = name.removeprefix(PREFIX)
     return plain if plain in PLAIN else ""
+
+
+def meant(name: str) -> str:
+    """As `own`, for a name that may be misspelled."""
+    return own(name) or own(slip(name, (name for name in PLUGINS if own(name))))
 
 
 def near(word: str, names: Iterable[str]) -> str:
@@ -105,6 +125,24 @@ def near(word: str, names: Iterable[str]) -> str:
         folded.setdefault(_bare(name), name)
     found = difflib.get_close_matches(_bare(word), folded, n=1, cutoff=0.75)
     return folded[found[0]] if found else ""
+
+
+def slip(word: str, names: Iterable[str]) -> str:
+    """The one of `names` that `word` is but for its case, its - and _, or one letter too many, missing, wrong or swapped
+    with the next; "" when none is.
+
+    It is no slip where two plugins may well be called so: macvlan2 is somebody's own, ovn is not ovs.
+    """
+    candidates = (name for name in names if len(name) >= _LEAST_LETTERS or own(name))
+    return next((name for name in candidates if _is_slip(_bare(word), _bare(name))), "")
+
+
+def _is_slip(word: str, name: str) -> bool:
+    same = next((i for i, (a, b) in enumerate(zip(word, name, strict=False)) if a != b), min(len(word), len(name)))
+    if word[same : same + 1].isdigit():
+        return False
+    left, right = word[same:], name[same:]
+    return left == right[1:] or left[1:] == right or left[1:] == right[1:] or left[1::-1] + left[2:] == right
 
 
 def _bare(word: str) -> str:

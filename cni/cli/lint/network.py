@@ -8,6 +8,7 @@ from typing import Any
 from cni.cli.lint import known, plugin
 from cni.cli.lint.plugin import Surroundings
 from cni.cli.lint.scope import Scope, shown
+from cni.cli.lint.table import executable
 from cni.cli.models import Configuration, Plugin
 from cni.cli.source import Keys
 from cni.spec.request import member
@@ -151,14 +152,11 @@ def _type_like(kind: Any) -> str:
 
 def _type(scope: Scope, keys: Keys, kind: str) -> None:
     at = (*keys, "type")
-    everything = known.LINKS | known.CHAINED | known.IPAMS | {*known.OWN_LINKS}
     if known.own(kind) == known.OWN_IPAM or (kind in known.IPAMS and kind not in known.LINKS):
         message = f"{kind} gives addresses alone: it makes no interface"
         scope.error(at, message, f'write "ipam": {{"type": "{kind}", ...}} inside a plugin such as macvlan')
-    elif not known.own(kind) and kind not in everything:
-        meant = known.near(kind, sorted(everything))
-        fix = f'write "{meant}"' if meant else "see that the runtime's plugin folder has it"
-        scope.warn(at, f"no plugin of the name {kind} is known", fix)
+    else:
+        executable(scope, at, kind, known.PLUGINS, "plugin")
 
 
 def _chain(scope: Scope, listed: list[Any]) -> None:

@@ -13,6 +13,7 @@ from cni.cli.lint.table import proposal, told, unknown_keys
 from cni.cli.networks import RESOURCE_NAME
 from cni.cli.source import Keys
 from cni.config import Fault, fill
+from cni.rail import Rail
 from cni.spec.request import Request, member
 from cni.spec.versions import NEWEST, SUPPORTED
 
@@ -42,7 +43,7 @@ class Surroundings:
 def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings) -> None:
     """Note what is wrong with the plugin `document`, which stands at `keys`."""
     kind = member(document, "type")
-    own = known.own(kind) if isinstance(kind, str) else ""
+    own = known.meant(kind) if isinstance(kind, str) else ""
     request = Request({"CNI_COMMAND": "ADD"}, b"", _as_called(document, around), {})
     if own in known.OWN_LINKS:
         module = plugins.named(own)
@@ -55,8 +56,9 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
                 unknown_keys(scope, (*keys, name), value, members, name)
         faults: list[Fault] = []
         config = module.read(request, faults)
-        extras.read(request, faults)
+        asked = extras.read(request, faults)
         told(scope, keys, faults, table, nested)
+        _same_index(scope, keys, document, asked.get("rail"))
         if not faults:
             _mtu(scope, keys, document, getattr(config, "mtu", 0))
         if own == "macvlan" and not member(document, "master"):
@@ -84,6 +86,15 @@ def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, A
         "name": around.name,
         "cniVersion": version,
     }
+
+
+def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], rail: Rail | None) -> None:
+    """Rails of one index a pod are counted by our IPAM plugin alone."""
+    block = member(document, "ipam")
+    kind = member(block, "type") if isinstance(block, dict) else None
+    if rail and rail.is_same_index and known.meant(str(kind)) != known.OWN_IPAM:
+        message = f'"{rail.addressing}" needs the IPAM plugin {known.OWN_IPAM}'
+        scope.error((*keys, "rail", "addressing"), message, f'write "{known.OWN_IPAM}" as ipam.type, or "plain" here')
 
 
 def _mtu(scope: Scope, keys: Keys, document: Mapping[str, Any], mtu: int) -> None:

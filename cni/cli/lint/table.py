@@ -1,9 +1,9 @@
-"""Keys of a configuration against the tables that its plugin reads it by: what is unknown, what was meant."""
+"""Keys and plugins that a network names, against those that there are: what is unknown, what was meant."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cni import plugins
@@ -99,6 +99,17 @@ def unknown_keys(
                     meant = known.near(inner, nested)
                     message = f'{whose} has no key "{name_of((name, inner))}": it is ignored'
                     scope.warn((*at, inner), message, f'write "{meant}"' if meant else "remove it", at_key=True)
+
+
+def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
+    """An error for a `name` that is one of `names` misspelled; a warning for one that nobody knows, which may be installed."""
+    if name in names:
+        return
+    message, meant = f"no {what} of the name {name} is known", known.near(name, sorted(names))
+    if slip := known.slip(name, sorted(names)):
+        scope.error(at, f"{message}: the runtime finds none", f'write "{slip}"')
+    else:
+        scope.warn(at, message, f'write "{meant}"' if meant else "see that the runtime's plugin folder has it")
 
 
 def _elsewhere(name: str, kind: str) -> str:
