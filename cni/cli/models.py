@@ -6,7 +6,6 @@ keys of a plugin match without regard to case and null is absent; those of a lis
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -23,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from cni.cli import refusals
 from cni.cli.source import Keys
 from cni.spec.request import is_identifier
 from cni.spec.versions import SUPPORTED
@@ -143,16 +143,6 @@ def validate(
     try:
         return model.model_validate(document)
     except ValidationError as invalid:
-        for error in invalid.errors(include_url=False):
-            keys: Keys = tuple(error["loc"])
-            wanted = error["msg"].removeprefix("Value error, ")
-            about = _key_name(keys).removeprefix(hidden)
-            if keys and error["type"] != "missing":
-                shown = json.dumps(error["input"], default=str)
-                about += f" {shown if len(shown) <= 60 else shown[:57] + '...'}"
-            faults.append(": ".join(p for p in (place(keys), about, wanted[0].lower() + wanted[1:]) if p))
+        for refusal in refusals.of(invalid):
+            faults.append(": ".join(filter(None, (place(refusal.keys), str(refusal).removeprefix(hidden)))))
         return None
-
-
-def _key_name(keys: Keys) -> str:
-    return "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in keys).removeprefix(".")

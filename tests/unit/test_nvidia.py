@@ -140,10 +140,10 @@ def test_what_is_rendered_has_no_error_for_the_lint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "key", "message"),
     [
-        (resource("MacvlanNetwork", mode="Bridge"), "spec.mode", "input should be ''"),
+        (resource("MacvlanNetwork", mode="Bridge"), "spec.mode", "want one of bridge, private, vepa, passthru"),
         (resource("MacvlanNetwork", mode=""), "spec.mode", "want one of bridge, private, vepa, passthru"),
-        (resource("MacvlanNetwork", mtu="1500"), "spec.mtu", "valid integer"),
-        (resource("MacvlanNetwork", mtu=-1), "spec.mtu", "greater than or equal to 0"),
+        (resource("MacvlanNetwork", mtu="1500"), "spec.mtu", "want an integer"),
+        (resource("MacvlanNetwork", mtu=-1), "spec.mtu", "want 0 or more"),
         (resource("MacvlanNetwork", mtuu=1), "spec.mtuu", "has no key"),
         (resource("MacvlanNetwork", resourceName="x"), "spec.resourceName", "has no key"),
         (resource("MacvlanNetwork", master='a"b'), "spec.master", "without escapes"),
@@ -152,7 +152,7 @@ def test_what_is_rendered_has_no_error_for_the_lint(tmp_path: Path) -> None:
         (resource("MacvlanNetwork", ipam=" "), "spec.ipam", "is empty"),
         (resource("MacvlanNetwork", ipam="[]"), "spec.ipam", "want an object"),
         (resource("MacvlanNetwork", ipam="{\"a\": \"it's\"}"), "spec.ipam", "an apostrophe ends the operator's text"),
-        (resource("MacvlanNetwork", ipam={"type": "x"}), "spec.ipam", "valid string"),
+        (resource("MacvlanNetwork", ipam={"type": "x"}), "spec.ipam", "want a string"),
         (resource("MacvlanNetwork", metaPlugins=f"[{TUNING}]"), "spec.metaPlugins", "puts the brackets around it"),
         (resource("MacvlanNetwork", metaPlugins=TUNING + ","), "spec.metaPlugins", "a comma stands before"),
         (resource("HostDeviceNetwork", networkNamespace="n"), "spec.resourceName", "is missing"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -142,20 +144,34 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
     ("text", "words"),
     [
         ("count: 2\nmaster: eth\nsubnet: 10.0.0.0/24\n", ["rails.yaml:2:9: master: ", "rails.yaml:3:9: subnet[0]: 10.0.0.0/24 of rail 1 overlaps"]),
-        ("count: 0\nmtu: big\ntyp: x\n", ["4 faults", "1:8: count", "2:6: mtu", "3:6: typ: is no key of this file", "subnet"]),
+        ("count: 0\nmtu: big\ntyp: x\n", ["4 faults", "1:8: count 0: want 1 or more", '2:6: mtu "big": want an integer', '3:6: typ "x": is no key here', "subnet: is missing"]),
         ("count: 2\nsubnet: 192.168.{rail}.0/24\n", ["master, pci and pairing: want one of them, and there are none"]),
-        ("count: 2\nsubnet: 192.168.{rail}.7/24\nmaster: e{rail}\n", ["2:9: subnet", "for rail 0 is no subnet"]),
-        ("count: 2\nsubnet: 192.168.{node}.0/24\nmaster: e{rail}\n", ["for rail 0 is no subnet"]),
-        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{nic}\n", ['3:9: master: "e{nic}": want "{rail}" alone']),
+        ("count: 2\nsubnet: 192.168.{rail}.7/24\nmaster: e{rail}\n", ['2:9: subnet[0] "192.168.{rail}.7/24": is no subnet for rail 0: want a pattern such as']),
+        ("count: 2\nsubnet: 192.168.{node}.0/24\nmaster: e{rail}\n", ["is no subnet for rail 0"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{nic}\n", ['3:9: master "e{nic}": want "{rail}" alone']),
         ("count: 2\nsubnet: 192.168.{rail}.0/30\nmaster: e{rail}\nbase: 9\ngateway: 3\n", ["4:7: base: 9 is outside", "5:10: gateway"]),
-        ("count: 2\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0', x]\ntype: sriov\n", ['"x" is no PCI address']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0', x]\ntype: sriov\n", ['3:23: pci[1] "x": want a PCI address such as']),
         ("count: 3\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\ntype: sriov\n", ["pci: has 1 addresses, and count is 3"]),
         ("count: 1\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\n", ["a macvlan needs the netdev's name"]),
         ("count: [\n", ["rails.yaml:2:1: is no YAML"]),
-        ("", ["rails.yaml"]),
+        ("", ["rails.yaml: want the keys count, subnet, and"]),
+        ("- 1\n", ["rails.yaml: want the keys count, subnet, and"]),
     ],
 )  # fmt: skip
 def test_all_faults_are_told_with_their_places(text: str, words: list[str]) -> None:
     with pytest.raises(InvalidConfig) as caught:
         plan.read("rails.yaml", text)
     assert all(word in caught.value.msg for word in words), caught.value.msg
+
+
+@pytest.mark.parametrize("key", plan.Rails.model_fields)
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 1 << 40, 1.5, "", "-", [], [None], ["-"], [-1], {}, {1: 2}, date(2024, 1, 1)]
+)
+def test_whatever_a_key_is_set_to_is_refused_in_our_words(key: str, value: Any) -> None:
+    document = {**GOOD, key: value}
+    try:
+        plan.read("rails.yaml", yaml.safe_dump(document))
+    except InvalidConfig as fault:
+        assert f" {key}" in fault.msg and ("want" in fault.msg or "start with" in fault.msg), fault.msg
+        assert not re.search(r"[Ii]nput|[Vv]alue error|should|[Vv]alid", fault.msg), fault.msg

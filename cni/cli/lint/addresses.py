@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from cni import rail as rails_key
 from cni.cli.lint import known
-from cni.cli.lint.scope import Scope, keys_of, name_of
+from cni.cli.lint.scope import Scope, keys_of
 from cni.cli.lint.table import executable, message_of, proposal, remedy, unknown_keys
+from cni.cli.refusals import name_of
 from cni.cli.source import Keys
 from cni.config import Fault, Key
 from cni.spec import codec

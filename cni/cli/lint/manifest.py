@@ -9,10 +9,11 @@ from cni.cli.lint import jsontext, known, network
 from cni.cli.lint.addresses import Files
 from cni.cli.lint.finding import ERROR, Finding
 from cni.cli.lint.plugin import Surroundings
-from cni.cli.lint.scope import Scope, shown_any
+from cni.cli.lint.scope import Scope
 from cni.cli.lint.tree import Node
 from cni.cli.models import NetworkAttachmentDefinition
 from cni.cli.networks import RESOURCE_NAME
+from cni.cli.refusals import shown
 from cni.cli.source import Source
 
 KIND, GROUP, VERSION = "NetworkAttachmentDefinition", "k8s.cni.cncf.io", "k8s.cni.cncf.io/v1"
@@ -43,7 +44,7 @@ def examine(source: Source, root: Node, flat: Files, findings: list[Finding]) ->
     checked = {k: v for k, v in document.items() if k != "spec"}
     scope.model(NetworkAttachmentDefinition, checked, fixes={"kind": f"write {KIND}", "apiVersion": f"write {VERSION}"})
     if scope.network and not (len(scope.network) <= 253 and _OBJECT_NAME.fullmatch(scope.network)):
-        message = f"{shown_any(name)}: Kubernetes takes no object of this name"
+        message = f"{shown(name)}: Kubernetes takes no object of this name"
         scope.error(
             ("metadata", "name"), message, "write small letters, digits, - and . , the first and last no - or ."
         )
@@ -59,7 +60,7 @@ def _resource(scope: Scope, metadata: Any) -> str:
         if key == RESOURCE_NAME and isinstance(value, str):
             found = value
             if not _RESOURCE.fullmatch(value):
-                message = f"{shown_any(value)}: want the name of a device plugin's resource"
+                message = f"{shown(value)}: want the name of a device plugin's resource"
                 scope.error(at, message, "write DOMAIN/RESOURCE, such as rdma/hca_shared_devices_a")
         elif key != RESOURCE_NAME and known.near(key, (RESOURCE_NAME,)):
             message = f'the annotation "{key}" is read by nobody'
@@ -70,7 +71,7 @@ def _resource(scope: Scope, metadata: Any) -> str:
 def _config(scope: Scope, document: dict[str, Any], around: Surroundings) -> None:
     spec = document.get("spec")
     if spec is not None and not isinstance(spec, dict):
-        scope.error(("spec",), f"{shown_any(spec)}: want an object", "write spec: with config: | below it")
+        scope.error(("spec",), f"{shown(spec)}: want an object", "write spec: with config: | below it")
         return
     for key in spec or {}:
         if key == "config":

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from cni.cli import refusals
 from cni.cli.lint.finding import ERROR, WARNING, Finding
 from cni.cli.lint.tree import Node
 from cni.cli.source import Keys, Source
@@ -20,11 +21,6 @@ _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 def keys_of(name: str) -> Keys:
     """ "plugins[0].mtu" as ("plugins", 0, "mtu")."""
     return tuple(int(number) if number else word for number, word in _PART.findall(name))
-
-
-def name_of(keys: Keys) -> str:
-    """ "plugins[0].mtu" of ("plugins", 0, "mtu")."""
-    return "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in keys).removeprefix(".")
 
 
 def shown(value: Any) -> str:
@@ -68,15 +64,13 @@ class Scope:
         try:
             return model.model_validate(document)
         except ValidationError as invalid:
-            for error in invalid.errors(include_url=False):
-                keys: Keys = (*prefix, *error["loc"])
-                wanted = error["msg"].removeprefix("Value error, ")
-                wanted = wanted[0].lower() + wanted[1:]
+            for refusal in refusals.of(invalid):
+                keys: Keys = (*prefix, *refusal.keys)
                 last = str(keys[-1]) if keys else ""
-                if error["type"] == "missing":
+                if refusal.is_missing:
                     self.error(keys, f"{last} is missing", f'add "{last}"')
                 else:
-                    self.error(keys, f"{shown_any(error['input'])}: {wanted}", (fixes or {}).get(last, ""))
+                    self.error(keys, f"{refusals.shown(refusal.value)}: {refusal.wanted}", (fixes or {}).get(last, ""))
             return None
 
     def _note(self, severity: str, keys: Keys, message: str, fix: str, at_key: bool) -> None:
@@ -86,12 +80,4 @@ class Scope:
             end = start + 1
         elif member is not None and at_key:
             start, end = member.start, member.end
-        self.span(severity, start, end, name_of(keys), message, fix)
-
-
-def shown_any(value: Any) -> str:
-    """As `shown`, for what may be no JSON, such as a date of YAML."""
-    try:
-        return shown(value)
-    except TypeError:
-        return str(value)[:60]
+        self.span(severity, start, end, refusals.name_of(keys), message, fix)

@@ -8,7 +8,8 @@ from typing import Any
 
 from cni import plugins
 from cni.cli.lint import known
-from cni.cli.lint.scope import Scope, keys_of, name_of, shown
+from cni.cli.lint.scope import Scope, keys_of, shown
+from cni.cli.refusals import name_of
 from cni.cli.source import Keys
 from cni.config import Fault, Key
 from ipam import keys as tables

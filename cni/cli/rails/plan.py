@@ -6,9 +6,18 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from cni.cli import topology
+from cni.cli import refusals, topology
 from cni.cli.models import Identifier
 from cni.cli.source import Source
 from cni.rail import MOST_RAILS, TABLE_BASE
@@ -19,7 +28,35 @@ _RAIL = "{rail}"
 
 
 def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+    return value if isinstance(value, list) else [value]
+
+
+def _pattern(text: str) -> str:
+    """A subnet for each rail."""
+    for rail in (0, 1):
+        try:
+            ipaddress.ip_network(filled(text, rail))
+        except (ValueError, KeyError, IndexError):
+            wanted = f"want a pattern such as 192.168.{_RAIL}.0/24 or fd00:{_RAIL}::/64"
+            raise ValueError(f"is no subnet for rail {rail}: {wanted}") from None
+    return text
+
+
+def _fillable(text: str) -> str:
+    try:
+        filled(text, 0)
+    except (ValueError, KeyError, IndexError):
+        raise ValueError(f'want "{_RAIL}" alone in braces') from None
+    return text
+
+
+def _pci(text: str) -> str:
+    if not topology.is_address(text):
+        raise ValueError("want a PCI address such as 0000:18:00.0")
+    return text
+
+
+Template = Annotated[str, AfterValidator(_fillable)]
 
 
 class Rails(BaseModel):
@@ -29,7 +66,7 @@ class Rails(BaseModel):
 
     count: Annotated[int, Field(ge=1, le=MOST_RAILS)]
     """how many rails the nodes have"""
-    subnet: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
+    subnet: Annotated[list[Annotated[str, AfterValidator(_pattern)]], BeforeValidator(_listed), Field(min_length=1)]
     """the subnet of a rail, "192.168.{rail}.0/24"; a list for several addresses each"""
     group: Identifier = "rails"
     """the name of the group"""
@@ -37,9 +74,9 @@ class Rails(BaseModel):
     """the namespace of the NADs and of the test pod"""
     type: Literal["macvlan", "host-device", "sriov"] = "macvlan"
     """the link plugin"""
-    master: str = ""
+    master: Template = ""
     """the netdev of a rail, "eth_r{rail}": macvlan's master, host-device's device, sriov's physical function"""
-    pci: list[str] = []
+    pci: list[Annotated[str, AfterValidator(_pci)]] = []
     """in place of `master`: the PCI address of each rail's NIC"""
     pairing: Literal["", "gpu", "numa"] = ""
     """in place of both: this node's NICs with verbs devices, as they lie; gpu: the nearest to GPU 0 is rail 0, and so on; numa: by
@@ -58,41 +95,16 @@ class Rails(BaseModel):
     """the number of rail 0's routing table"""
     addressing: Literal["same-index", "plain"] = "same-index"
     """same-index: a pod has one index on all rails"""
-    resourcePrefix: str = "rdma"
+    resourcePrefix: Template = "rdma"
     """the prefix of the resource names: rdma/rails-rail-0"""
     shared: Annotated[int, Field(ge=1)] = 1000
     """how many pods share a NIC, for macvlan"""
     image: str = "busybox:1.36"
     """the test pod's image"""
 
-    @field_validator("subnet")
-    @classmethod
-    def _is_a_pattern(cls, subnets: list[str]) -> list[str]:
-        for text in subnets:
-            for rail in (0, 1):
-                try:
-                    ipaddress.ip_network(filled(text, rail))
-                except (ValueError, KeyError, IndexError):
-                    raise ValueError(
-                        f'"{text}" for rail {rail} is no subnet: want a pattern such as 192.168.{_RAIL}.0/24 or fd00:{_RAIL}::/64'
-                    ) from None
-        return subnets
-
-    @field_validator("master", "resourcePrefix")
-    @classmethod
-    def _can_be_filled(cls, text: str) -> str:
-        try:
-            filled(text, 0)
-        except (ValueError, KeyError, IndexError):
-            raise ValueError(f'"{text}": want "{_RAIL}" alone in braces') from None
-        return text
-
     @field_validator("pci")
     @classmethod
-    def _are_addresses(cls, addresses: list[str]) -> list[str]:
-        for address in addresses:
-            if not topology.is_address(address):
-                raise ValueError(f'"{address}" is no PCI address such as 0000:18:00.0')
+    def _are_apart(cls, addresses: list[str]) -> list[str]:
         if len(set(addresses)) < len(addresses):
             raise ValueError("names a NIC twice")
         return addresses
@@ -132,7 +144,9 @@ class Rails(BaseModel):
         least = min(subnet.num_addresses for subnet, _ in seen)
         for name, index in (("base", self.base), ("gateway", self.gateway)):
             if index >= least - 1:
-                found.append(f"{name}: {index} is outside of the smallest subnet, of {least} addresses")
+                found.append(
+                    f"{name}: {index} is outside of the smallest subnet, of {least} addresses: want less than {least - 1}"
+                )
         return found
 
 
@@ -173,18 +187,19 @@ def read(path: str, text: str) -> Rails:
         mark = getattr(fault, "problem_mark", None)
         place = source.at(mark.index) if mark else path
         raise InvalidConfig(f"{place}: is no YAML: {getattr(fault, 'problem', None) or fault}") from None
+    if not isinstance(document, dict):
+        raise InvalidConfig(f"{path}: want the keys count, subnet, and one of master, pci and pairing")
     try:
         return Rails.model_validate(document)
     except ValidationError as invalid:
         lines = []
-        for error in invalid.errors(include_url=False):
-            keys = tuple(part for part in error["loc"] if not str(part).startswith("function-"))
-            said = "is no key of this file" if error["type"] == "extra_forbidden" else error["msg"]
-            for line in said.removeprefix("Value error, ").split("; "):
-                key, _, said = line.partition(": ") if not keys else ("", "", line)
-                where = keys or ((key.partition("[")[0],) if key.partition("[")[0] in Rails.model_fields else ())
-                name = ".".join(map(str, keys)) if keys else key
-                lines.append(f"{source.at_key(where)}: {name}: {said}" if said else f"{source.at_key(where)}: {line}")
+        for refusal in refusals.of(invalid):
+            if refusal.keys:
+                lines.append(f"{source.at_key(refusal.keys)}: {refusal}")
+                continue
+            for line in refusal.wanted.split("; "):  # of `_is_whole`, each with its key
+                key = line.partition(":")[0].partition("[")[0]
+                lines.append(f"{source.at_key((key,) if key in Rails.model_fields else ())}: {line}")
         title = lines[0] if len(lines) == 1 else f"{len(lines)} faults in {path}: {'; '.join(lines)}"
         raise InvalidConfig(title, "\n".join(lines)) from None
 
