@@ -28,6 +28,7 @@ def test_a_module_is_listed_with_the_commands_that_it_has(module: str) -> None:
         ("ipam leases -o json --data-dir EMPTY", set()),
         ("attachments --state-dir /nonexistent", {"rich"}),
         ("install --help", set()),
+        ("doctor --help", set()),
         ("nad lint -o json -", {"pydantic", "yaml"}),
     ],
 )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cni.cli import output, subcommand, topology
-from cni.cli.doctor import nfd, report
-from cni.cli.doctor.facts import Facts, Places
+from cni.cli import output, subcommand
+from cni.cli.doctor import nfd
 from cni.cli.doctor.finding import ADVICE, FAULT, MEANINGS, NOTE, OK, SKIPPED, UNKNOWN, Finding
-from cni.cli.doctor.report import Report
 from cni.cli.places import NET_DIRECTORY
 from cni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.cli.doctor.report import Report
 
 _ABOUT = "what keeps RDMA of pods from working on this node, and the remedy"
 _STYLES = {FAULT: "bold red", ADVICE: "yellow", UNKNOWN: "cyan", SKIPPED: "dim", OK: "green", NOTE: ""}
@@ -56,6 +58,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _run(options: argparse.Namespace) -> int:
+    from cni.cli.doctor import report  # with the lint and its libraries, which --help has no use for
+    from cni.cli.doctor.facts import Facts, Places
+
     folders = tuple(f for f in options.cni_path.split(":") if f)
     facts = Facts(Places(networks=options.conf_dir, plugins=folders), options.pod)
     try:
@@ -74,6 +79,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print(found: Report, verbose: bool) -> None:
+    from cni.cli import topology
+    from cni.cli.doctor import report
+
     verbose = verbose or bool(found.facts.pod)
     rows = [_row(f) for f in found.findings if verbose or f.level not in (OK, SKIPPED)]
     skipped = [f.check for f in found.findings if f.level == SKIPPED]

@@ -10,8 +10,11 @@ import os
 import re
 import sys
 
-from cni.cli.doctor.report import Report
 from cni.spec.errors import IoFailure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.cli.doctor.report import Report
 
 FOLDER = "/etc/kubernetes/node-feature-discovery/features.d"
 DEFAULT = f"{FOLDER}/railcni"
