@@ -7,7 +7,8 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,7 @@ from typing import TypeVar
 import pytest
 
 from cni import VERSION
+from cni.attachment import Book
 from cni.cli import topology
 from cni.cli.doctor import (
     config_space,
@@ -29,6 +31,7 @@ from cni.cli.doctor import (
     report,
     runtime,
     setup,
+    table,
 )
 from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.facts import Facts, Places
@@ -42,6 +45,7 @@ from cni.cli.rdma.inventory import Gid, Port
 from cni.cli.rdma.sandboxes import Interface, Sandbox
 from cni.kernel import dcb
 from cni.kernel.netlink import attribute
+from cni.spec.request import Attachment
 from ipam import flatfile
 from tests import machines
 from tests.machines import ETHERNET, MELLANOX, Machine
@@ -677,6 +681,58 @@ def test_what_cannot_be_read_is_unknown_and_stops_no_other_check() -> None:
 
     found = report.run([Check("a", "A", broken), Check("b", "B", lambda _: [Finding(OK, "it", "")], ("a",))], Facts())
     assert levels(found) == [UNKNOWN, OK]
+
+
+@pytest.fixture
+def of_root() -> Iterator[Path]:
+    """A folder with a record, a cache, a network, a plugin and a store that root alone may read; the test is somebody else."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be another user")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        Book(f"{name}/state").write(Attachment("net", "c1", "net1"), "ipam", {"netns": "/run/netns/x"})
+        for closed in ("results", "leases"):
+            (folder / closed).mkdir(mode=0o700)
+        for path, text, mode in (("net.d/10-net.conf", "{}", 0o600), ("bin/macvlan", "#!/bin/sh\n", 0o700)):
+            (folder / path).parent.mkdir()
+            (folder / path).write_text(text)
+            (folder / path).chmod(mode)
+        (folder / "flat.conf").write_text(json.dumps({"datastore": "file", "dataDir": f"{name}/leases"}))
+        os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            os.seteuid(0)
+
+
+def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and_no_fault(
+    of_root: Path,
+) -> None:
+    places = Places(
+        state=str(of_root / "state"),
+        cache=str(of_root),
+        networks=str(of_root / "net.d"),
+        plugins=(str(of_root / "bin"),),
+    )
+    checks = [check for check in table.CHECKS if check.name in ("access", "plugins", "networks", "store")]
+    facts = Facts(places)
+    facts.store = setup.reach(str(of_root / "flat.conf"))
+    found = report.run(checks, facts)
+    assert {f.check for f in found if f.level == UNKNOWN} == {"access", "plugins", "networks", "store"}
+    assert {f.remedy for f in found if f.level == UNKNOWN} == {"run it as root"}
+    assert FAULT not in levels(found) and report.Report(facts, found).is_healthy
+    assert [s.netns for s in facts.sandboxes[:1]] == [""] and "lo" in [i.name for i in facts.sandboxes[0].interfaces]
+
+
+def test_the_command_has_exit_code_0_where_nothing_is_wrong_but_what_its_user_may_not_read(
+    of_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "CHECKS", [check for check in table.CHECKS if check.name in ("access", "networks")])
+    monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--conf-dir", str(of_root / "net.d")])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert "remedy:  run it as root" in said and said.splitlines()[-1].startswith("healthy: "), said
 
 
 def test_the_feature_file_has_a_label_a_line_and_is_written_in_one_step(

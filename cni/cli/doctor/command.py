@@ -89,7 +89,7 @@ def _print(found: Report, verbose: bool) -> None:
         rows.append(_row(Finding(SKIPPED, f"{len(skipped)} checks", ", ".join(skipped))))
     if rows:
         output.print_table(("level", "check", "subject", "found"), rows)
-    for fault in (f for f in found.findings if f.level in (FAULT, ADVICE)):
+    for fault in (f for f in found.findings if f.level in (FAULT, ADVICE) or (f.level == UNKNOWN and f.remedy)):
         out = output.console()
         out.print(output.styled(f"\n{fault.subject}: {fault.found}", _STYLES[fault.level]))
         if fault.healthy:

@@ -52,13 +52,30 @@ class Facts:
         return modules.nodes(self.places.sys, self.places.dev)
 
     @cached_property
+    def _seen(self) -> tuple[list[Sandbox], list[str]]:
+        unread: list[str] = []
+        found = sandboxes.read(self.places.state, self.places.cache, unread) if self.places.live else []
+        return found, unread
+
+    @property
     def sandboxes(self) -> list[Sandbox]:
-        return sandboxes.read(self.places.state, self.places.cache) if self.places.live else []
+        return self._seen[0]
+
+    @property
+    def unread(self) -> list[str]:
+        """What of the namespaces and their pods could not be read, and why."""
+        return self._seen[1]
 
     @cached_property
     def chosen(self) -> Sandbox:
         """The namespace of `pod`; InvalidConfig when there is none."""
-        return sandboxes.find(self.pod, self.sandboxes, self.places.state, self.places.cache)
+        try:
+            return sandboxes.find(self.pod, self.sandboxes, self.places.state, self.places.cache)
+        except CniError as fault:
+            fault.details = "\n".join(
+                filter(None, [fault.details, *self.unread])
+            )
+            raise
 
     @cached_property
     def devices(self) -> list[inventory.VerbsDevice]:
@@ -142,11 +159,14 @@ class Facts:
     @property
     def _recorded(self) -> dict[tuple[str, str], list[str]]:
         found: dict[tuple[str, str], list[str]] = {}
-        if os.path.isdir(self.places.state):
-            for attachment, part, record in Book(self.places.state).all():
-                if part == "ipam" and not record.get("pending"):
-                    addresses = [str(a).partition("/")[0] for a in record.get("addresses") or ()]
-                    found[str(record.get("netns") or ""), attachment.ifname] = addresses
+        try:
+            records = Book(self.places.state).all("ipam")
+        except CniError:  # `unread` says so
+            return {}
+        for attachment, _, record in records:
+            if not record.get("pending"):
+                addresses = [str(a).partition("/")[0] for a in record.get("addresses") or ()]
+                found[str(record.get("netns") or ""), attachment.ifname] = addresses
         return found
 
     @cached_property

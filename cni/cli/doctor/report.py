@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cni.cli import topology
+from cni.cli.denied import REMEDY, is_denied
 from cni.cli.doctor.facts import Facts
 from cni.cli.doctor.finding import FAULT, OK, SKIPPED, UNKNOWN, Check, Finding
 from cni.cli.doctor.table import CHECKS, POD_CHECKS
 from cni.cli.rdma import views
+from cni.spec.errors import CniError
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ def examine(facts: Facts | None = None) -> Report:
 
 
 def run(checks: Iterable[Check], facts: Facts) -> list[Finding]:
-    """The findings of `checks`, in order. What cannot be read is a finding too, and stops no other check."""
+    """The findings of `checks`, in order. What cannot be read is a finding too, and stops no other check; what this user
+    may not read is no fault of the node."""
     found: list[Finding] = []
     stopped: set[str] = set()
     for check in checks:
@@ -64,13 +67,20 @@ def run(checks: Iterable[Check], facts: Facts) -> list[Finding]:
             )
             continue
         try:
-            made = [replace(finding, check=check.name) for finding in check.run(facts)]
-        except (OSError, ValueError) as fault:
-            made = [Finding(UNKNOWN, check.title, f"cannot be read: {fault}", check=check.name)]
+            made = [_as_seen(replace(finding, check=check.name)) for finding in check.run(facts)]
+        except (OSError, ValueError, CniError) as fault:
+            made = [_as_seen(Finding(UNKNOWN, check.title, f"cannot be read: {fault}", check=check.name))]
         if any(finding.level == FAULT for finding in made):
             stopped.add(check.name)
         found += made
     return found
+
+
+def _as_seen(finding: Finding) -> Finding:
+    """`finding`, or that it is not known because this user may not look."""
+    if finding.level in (FAULT, UNKNOWN) and is_denied(finding.found):
+        return replace(finding, level=UNKNOWN, healthy="", remedy=REMEDY)
+    return finding
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:

@@ -111,7 +111,7 @@ def network_files(directory: str) -> list[NetworkFile]:
     """The networks in `directory`, as a runtime finds them there."""
     try:
         names = sorted(os.listdir(directory))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     paths = [os.path.join(directory, n) for n in names if n.endswith((".conf", ".conflist", ".json"))]
     return [_network_file(path, directory) for path in paths if os.path.isfile(path)]

@@ -13,6 +13,7 @@ def _sharing(f: Facts) -> list[str]:
 
 
 CHECKS: tuple[Check, ...] = (
+    Check("access", "namespaces of pods", lambda f: pods.check_unread(f.unread)),
     Check("modules", "kernel modules", lambda f: modules.check(f.loaded)),
     Check("netns-mode", "RDMA netns mode", lambda f: namespaces.check_mode(f.netns_mode, f.moves_devices, _sharing(f))),
     Check(
@@ -52,6 +53,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 POD_CHECKS: tuple[Check, ...] = (
+    Check("access", "namespaces of pods", lambda f: pods.check_unread(f.unread)),
     *(check for check in CHECKS if check.of_pod),
     Check(
         "pod",

@@ -6,12 +6,14 @@ Namespaces are found there, below /run/netns, and behind every process that this
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cni.attachment import STATE, Book
 from cni.cli.cache import DIRECTORY, Cache
+from cni.cli.denied import is_denied
 from cni.cli.places import NAMED_NAMESPACES, namespace_path
 from cni.cli.podnames import is_of_pod, read_pod
 from cni.kernel import addresses
@@ -55,9 +57,22 @@ class Sandbox:
         return self.pod or self.netns
 
 
-def read(state: str = STATE, cache: str = DIRECTORY) -> list[Sandbox]:
-    """All namespaces that can be entered, the command's own first."""
-    pods = dict(_pods(state, cache))
+def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = None) -> list[Sandbox]:
+    """All namespaces that can be entered, the command's own first.
+
+    What cannot be read goes to `unread`; without it pods that are not known are an error, and namespaces that this user
+    may not enter are passed over.
+    """
+    missed = [] if unread is None else unread
+    pods: dict[str, str] = {}
+    for known in (_recorded(state), _cached(cache)):
+        try:
+            pods |= dict(known)
+        except CniError as fault:
+            if unread is None:
+                raise
+            missed.append(f"which namespace is which pod's is not known: {fault.msg}")
+    denied = False
     with namespaces.own() as own:
         found = [Sandbox("", "", tuple(_interfaces(own, own)))]
         seen = {own.inode}
@@ -69,8 +84,10 @@ def read(state: str = STATE, cache: str = DIRECTORY) -> list[Sandbox]:
                 with namespaces.open_namespace(path) as there:
                     seen.add(there.inode)
                     found.append(Sandbox(path, pods.get(path, ""), tuple(_interfaces(there, own))))
-            except (CniError, OSError):  # gone meanwhile, or not for this user to enter
-                continue
+            except (CniError, OSError) as fault:  # gone meanwhile, or not for this user to enter
+                denied = denied or is_denied(fault)
+    if denied:
+        missed.append(f"those of others cannot be entered: {os.strerror(errno.EACCES)}")
     return found
 
 
@@ -99,12 +116,16 @@ def _at(path: str, sandboxes: list[Sandbox]) -> Sandbox:
         return Sandbox(path, "", tuple(_interfaces(there, own)))
 
 
-def _pods(state: str, cache: str) -> Iterator[tuple[str, str]]:
-    """Paths of namespaces with their pods, as railcni's records and libcni's cache know them."""
-    for attachment, _, record in Book(state).all() if os.path.isdir(state) else ():
+def _recorded(state: str) -> Iterator[tuple[str, str]]:
+    """Paths of namespaces with their pods, as railcni's records know them."""
+    for attachment, _, record in Book(state).all():
         namespace, name, *_ = record.get("pod") or ("", "")
         if record.get("netns"):
             yield str(record["netns"]), f"{namespace}/{name}" if name else f"container {attachment.container_id[:13]}"
+
+
+def _cached(cache: str) -> Iterator[tuple[str, str]]:
+    """As `_recorded`, as libcni's cache knows them."""
     for entry in Cache(cache).all():
         args = dict(entry.parameters.args)
         if entry.parameters.netns and args.get("K8S_POD_NAME"):
@@ -130,10 +151,16 @@ def _inode(path: str) -> int:
 
 
 def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Iterator[Interface]:
-    with own.entered():
-        host = Rtnl()
-    with there.entered():
-        rtnl = Rtnl()
+    host = Rtnl()
+    try:
+        if there.inode == own.inode:  # which every user may look at, and root alone enter
+            rtnl = Rtnl()
+        else:
+            with there.entered():
+                rtnl = Rtnl()
+    except BaseException:
+        host.close()
+        raise
     try:
         own_id = rtnl.netns_id(own.fd)
         for link in rtnl.links():
