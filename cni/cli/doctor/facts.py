@@ -72,9 +72,7 @@ class Facts:
         try:
             return sandboxes.find(self.pod, self.sandboxes, self.places.state, self.places.cache)
         except CniError as fault:
-            fault.details = "\n".join(
-                filter(None, [fault.details, *self.unread])
-            )
+            fault.details = "\n".join(filter(None, [fault.details, *self.unread]))
             raise
 
     @cached_property
