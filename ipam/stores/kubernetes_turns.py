@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 DIRECTORY = "/run/railcni"
 _WISH = "wish-"
-_CONTENDED_SECONDS = 10.0
+_CONTENDED_SECONDS = 10.0  # that nodes take turns after a patch was refused
+_AMONG_NODES = 20.0  # seconds to wait among nodes: who gives up loses its place
 _SECONDS = 10.0  # to wait, if a request has its usual time: as long as each of a hundred pods that end takes its 100 ms
 
 
@@ -88,7 +89,9 @@ class Turns:
             return
         from ipam.stores.kubernetes_nodes_turn import NodesTurn
 
-        deadline = self._deadline()
+        now = monotonic()
+        seconds = self._seconds if self._seconds < SHARED_SECONDS else max(self._seconds, _AMONG_NODES)
+        deadline = min(now + seconds, now + (self._api.deadline - now) * 2 / 3)  # the rest is for what comes then
         for fd, pool in contended:
             turn = NodesTurn(self._api, self._object_of(pool))
             self._among_nodes.append(turn)

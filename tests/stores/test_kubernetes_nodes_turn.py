@@ -12,7 +12,8 @@ import pytest
 
 from ipam.stores import kubernetes_nodes_turn
 from ipam.stores.kubernetes_api import Api
-from ipam.stores.kubernetes_nodes_turn import NodesTurn
+from ipam.stores.kubernetes_nodes_turn import WAITING, NodesTurn
+from tests.node import until
 from tests.stores.kubernetes_api import apply
 from tests.stores.kubernetes_core import LEASES
 from tests.stores.test_kubernetes_store import POOL, POOLS, Cluster, cluster, server
@@ -172,3 +173,47 @@ def test_who_comes_back_after_its_turn_was_taken_away_leaves_it_to_who_has_it(cl
     hand_over(cluster, "another")
     turn.end()
     assert holder(cluster) == "another"
+
+
+def waiting(cluster: Cluster) -> list[str]:
+    return str(cluster.server.core.get(PLACE)["metadata"].get("annotations", {}).get(WAITING) or "").split()
+
+
+def test_those_who_wait_have_the_turn_in_their_order(cluster: Cluster) -> None:
+    first = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+    first.take(time.monotonic() + 1)
+    order: list[int] = []
+
+    def wait(number: int) -> None:
+        turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+        assert turn.take(time.monotonic() + 20)
+        order.append(number)
+        turn.end()
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(6)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        assert until(lambda place=number + 1: len(waiting(cluster)) == place, 10)  # type: ignore[misc]
+    first.end()
+    for thread in threads:
+        thread.join(20)
+    assert order == [0, 1, 2, 3, 4, 5]
+    assert (holder(cluster), waiting(cluster)) == ("", [])
+
+
+def test_who_gives_up_waiting_is_not_handed_the_turn(cluster: Cluster) -> None:
+    held(cluster)
+    turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+    assert turn.take(time.monotonic() + 0.3)
+    assert (turn.is_ours, holder(cluster), waiting(cluster)) == (False, "another", [])
+
+
+def test_what_others_have_noted_on_the_lease_is_kept(cluster: Cluster) -> None:
+    held(cluster, by="")
+    document = cluster.server.core.get(PLACE)
+    document["metadata"]["annotations"] = {"team": "fabric"}
+    cluster.server.core.replace(PLACE, document)
+    turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+    turn.take(time.monotonic() + 1)
+    turn.end()
+    assert cluster.server.core.get(PLACE)["metadata"]["annotations"] == {"team": "fabric", WAITING: ""}
