@@ -6,11 +6,13 @@ A point is the n-th call of its name since the program was started, which is how
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 _LINE = re.compile(r"^(?:\d+ +)?(\w+)\((.*)$")
 _RESULT = re.compile(r"^(.*?)\)? += (-?\d+|0x[0-9a-f]+|\?)(.*)$", re.DOTALL)
+_UNFINISHED = " <unfinished ...>"  # something of another process stands between a call and its result
+_RESUMED = re.compile(r"^(?:\d+ +)?<\.\.\. \w+ resumed>(.*)$")
 _OPENED = re.compile(r'"([^"]*)"')
 _DESCRIPTOR = re.compile(r"^(\d+|AT_FDCWD)<([^>]*)>")
 _NETLINK_TYPE = re.compile(r"nlmsg_type=(?:0x([0-9a-f]+)|(RTM_\w+))")
@@ -90,9 +92,10 @@ def parse(text: str) -> list[Call]:
     calls: list[Call] = []
     counts: dict[str, int] = {}
     first = text.partition(" ")[0]
-    for line in text.splitlines():
+    own = [line for line in text.splitlines() if not first.isdigit() or line.startswith(first + " ")]
+    for line in _whole(own):
         found = _LINE.match(line)
-        if not found or (first.isdigit() and not line.startswith(first + " ")):
+        if not found:
             continue  # signals, exits
         name, rest = found[1], found[2]
         counts[name] = counts.get(name, 0) + 1
@@ -101,6 +104,24 @@ def parse(text: str) -> list[Call]:
         descriptor = _DESCRIPTOR.match(inner)
         calls.append(Call(name, counts[name], inner, result, descriptor[2] if descriptor else ""))
     return calls
+
+
+def _whole(lines: Iterable[str]) -> Iterator[str]:
+    """The lines of one process, those that were written in two parts as one."""
+    begun = ""
+    for line in lines:
+        resumed = _RESUMED.match(line)
+        if resumed:
+            yield begun + resumed[1]
+            begun = ""
+            continue
+        if begun:  # it has never come back
+            yield begun
+        begun = line.removesuffix(_UNFINISHED) if line.endswith(_UNFINISHED) else ""
+        if not begun:
+            yield line
+    if begun:
+        yield begun
 
 
 def changes(call: Call) -> bool:
