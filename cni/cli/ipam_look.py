@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import stat as read_status
 from typing import Any
 
 from cni.attachment import STATE, Book
-from cni.cli import holdings, judge, judge_etcd, judge_node
+from cni.cli import holdings, in_use, judge, judge_etcd, judge_node
 from cni.cli.findings import Finding, Inventory
 from cni.cli.inventory import Pod, of_lease
 from cni.cli.judge_node import NodeInventory
 from cni.cli.store import Choice
-from cni.kernel import netns
 from cni.spec.errors import InvalidConfig
 from cni.spec.request import Attachment
 from ipam import stores
@@ -129,10 +128,13 @@ def record_of(held_by: Attachment, choice: Choice) -> Mapping[str, Any] | None:
     return record if record and _names(record, choice) else None
 
 
-def is_there(path: str) -> bool | None:
-    """Whether a namespace is there; None when that cannot be told, as for /dev/null, which DRA drivers pass."""
+def is_there(path: str, users: Sequence[Attachment]) -> bool | None:
+    """Whether the namespace with the links of `users` is there, at its path or kept by a process or another mount.
+
+    None when that cannot be told, as for /dev/null, which DRA drivers pass.
+    """
     try:
-        if netns.exists(path):
+        if in_use.is_there(in_use.names_of(path), users, Book(STATE)):
             return True
         return None if stat.S_ISCHR(read_status(path).st_mode) else False
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from cni.cli import findings as kinds
 from cni.cli.findings import LOOK, RECLAIM, Finding, about
 from cni.cli.inventory import Held
 from cni.spec.request import Attachment
-from ipam import records
+from ipam import members, records
 from ipam.ranges import format_address
 from ipam.stores.base import Lease, Pool
 
@@ -21,13 +21,13 @@ Records = Sequence[tuple[Attachment, Mapping[str, Any]]]
 class NodeInventory:
     """The leases of a file store and the node's IPAM records that name it.
 
-    `is_there` answers for a namespace's path: True, False, or None when it cannot be told. `pools` are as the store's
-    own bitmaps count them.
+    `is_there` answers for a namespace's path, and the attachments whose links are in it: True, False, or None when it
+    cannot be told. `pools` are as the store's own bitmaps count them.
     """
 
     held: Collection[Held]
     records: Records
-    is_there: Callable[[str], bool | None]
+    is_there: Callable[[str, Sequence[Attachment]], bool | None]
     pools: Collection[Pool] = field(default=())
 
 
@@ -42,7 +42,8 @@ def of_lease(inventory: NodeInventory, held: Held, record: Mapping[str, Any] | N
     if record and record.get("pending") is True:
         why = "a DEL came and could not release it: `railcni ipam flush` does"
         return about(held, kinds.RELEASE_PENDING, LOOK, why)
-    if held.netns and inventory.is_there(held.netns) is False:
+    users = members.users(Attachment(held.network, held.container_id, held.ifname), dict(record) if record else None)
+    if held.netns and inventory.is_there(held.netns, users) is False:
         return about(held, kinds.LEASE_WITHOUT_NAMESPACE, RECLAIM, f"its namespace {held.netns} is gone")
     if record is None:
         why = "no record tells of it: a DEL finds it by its network's configuration only"
@@ -72,7 +73,8 @@ def _records(inventory: NodeInventory) -> Iterator[Finding]:
             held = there.get((lease.pool, (lease.family, lease.value)))
             if held and (held.container_id, held.ifname) == (lease.container_id, lease.ifname):
                 continue
-            yield _unleased(lease, held, inventory.is_there(lease.netns) if lease.netns else None)
+            users = members.users(attachment, dict(record))
+            yield _unleased(lease, held, inventory.is_there(lease.netns, users) if lease.netns else None)
 
 
 def _unleased(lease: Lease, held: Held | None, there: bool | None) -> Finding:

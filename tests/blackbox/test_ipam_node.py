@@ -121,6 +121,20 @@ def test_a_namespace_that_is_there_again_and_an_attachment_at_work_keep_their_le
     assert len(site.node.leases()) == 4
 
 
+def test_a_namespace_that_a_process_keeps_without_its_path_keeps_its_leases(site: Site) -> None:
+    kept, gone = site.pods
+    process = site.node.start(["sh", "-c", "echo there; exec cat"], pod=kept)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"there\n"
+    for pod in (kept, gone):
+        site.node.delete_pod(pod)
+    assert {address for _, _, address in site.audit()} == {"10.0.0.2", "fd00::2"}
+    assert site.reclaim() == [("freed", "10.0.0.2"), ("skipped", "fd00::2")]
+    process.communicate()
+    assert {address for _, _, address in site.audit()} == {"10.0.0.1", "fd00::1"}
+    assert site.reclaim() == [("freed", "10.0.0.1"), ("skipped", "fd00::1")]
+
+
 def test_the_lease_of_a_group_is_freed_once_its_namespace_is_gone_and_none_of_its_rails_is_at_work(node: Node) -> None:
     fabric = Fabric(node, 2)
     pod = node.pod("a")
@@ -167,7 +181,7 @@ def test_a_namespace_that_comes_right_before_the_change_keeps_its_lease(
     Book(str(tmp_path)).write(owner.attachment, "ipam", {"store": {"kind": "file", "path": str(tmp_path)}, "pools": []})
     options, report = ("--data-dir", str(tmp_path)), str(tmp_path / "report")
     answers: list[bool] = []
-    monkeypatch.setattr(ipam_look, "is_there", lambda path: answers.pop(0) if answers else False)
+    monkeypatch.setattr(ipam_look, "is_there", lambda *of: answers.pop(0) if answers else False)
     run("audit", "--report", report, *options, code=1)
     argv = ("reclaim", "--from-report", report, "--grace", "0", *options)
     answers[:] = [False, False, True]

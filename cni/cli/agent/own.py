@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cni.attachment import Book
+from cni.cli import in_use
 from cni.cli.agent import sightings
 from cni.cli.agent.log import AgentLog
 from cni.cli.agent.server import Server
-from cni.cli.at_work import LINK_PART, excluded
+from cni.cli.at_work import excluded
 from cni.cli.inventory import Held, Pod, of_lease
-from cni.kernel import netns, node
-from cni.sandbox import Sandbox
+from cni.kernel import node
 from cni.spec.request import Attachment
 from ipam import records, upkeep
 from ipam.stores.base import Lease
@@ -91,29 +91,13 @@ class Own:
         return record if same else None
 
     def _may_be_used(self, lease: Lease, users: list[Attachment]) -> bool:
-        """Whether the namespace is there, at its path or kept by a process or another mount.
-
-        In a container, processes of the host are not seen, and of mounts those alone that are passed on to it.
-        """
+        """Whether the namespace is there, at its path or kept by a process or another mount."""
         if lease.boot_id != node.boot_id():
             return False
-        names = {lease.netns, lease.netns.removeprefix("/var")}  # /var/run is /run, if not where it is mounted here
         try:
-            if any(netns.exists(self._below(name)) for name in names):
-                return True
-            links = [self._book.read(user, LINK_PART) or {} for user in users]
-            return any(_is_kept(link["sandbox"]) for link in links if link.get("sandbox"))
+            return in_use.is_there(map(self._below, in_use.names_of(lease.netns)), users, self._book)
         except OSError:
             return True  # it cannot be told
-
-
-def _is_kept(identity: dict[str, int]) -> bool:
-    """Whether the namespace that the link plugin recorded lives on without its path. OSError."""
-    found = netns.found_again(identity["device"], identity["inode"])
-    if found is None:
-        return False
-    with Sandbox(found) as there:
-        return there.identity() == identity  # a later one may have its inode
 
 
 def _named(server: Server, held: Held) -> dict[tuple[str, str], Pod]:
