@@ -77,7 +77,7 @@ def _end_without_record(
     """Free what the container has on this rail; pending when the store cannot be reached, beside other rails' so left."""
     kept = book.read(who, PART)
     own = {need.pool for need in group.own}
-    others = set(kept["store"].get("pools", ())) - own if kept and kept.get("pending") is True else set()
+    others = members.late_pools(kept) - own
     try:
         _release_own(who, group, described, seconds, book, log, cooldown)
     except CniError as fault:
@@ -168,8 +168,8 @@ def collect(
     """What GC of `network` does to groups: members that the runtime does not list go, with the last one the leases."""
     faults: list[CniError] = []
     for who, listed in records:
-        entries = listed.get("members") or []
-        mine = [m for m in entries if members.is_sound(m) and m[0] == network]
+        entries = members.listed(listed)
+        mine = [m for m in entries if m[0] == network]
         pending = listed.get("pending") is True
         if not (pending and not entries) and not any(
             Attachment(m[0], who.container_id, m[1]) not in valid or pending for m in mine
@@ -200,11 +200,12 @@ def _collect(
         record = members.read(who, book, log) or (read_record(who, book, log) if is_pending(who, book) else None)
         if record is None:
             return
-        left = [m for m in record.get("members", ()) if not _is_gone(m, who, network, valid, began, book)]
+        entries = members.listed(record)
+        left = [m for m in entries if not _is_gone(m, who, network, valid, began, book)]
         if left and not (record["pending"] and record["sequence"] < began):
-            if len(left) < len(record["members"]):
+            if len(left) < len(entries):
                 book.write(who, PART, {**record, "members": left})
-                log.info(f"collected {len(record['members']) - len(left)} rails of {who}")
+                log.info(f"collected {len(entries) - len(left)} rails of {who}")
             return
         where = record["store"]
         if described and stores.same(where, described):

@@ -38,7 +38,7 @@ def read(who: Attachment, book: Book, log: Log) -> dict[str, Any] | None:
         return None
     if record["pending"] and "members" not in record:
         return None  # of rails that ended without a record: ipam.group_upkeep
-    if not all(is_sound(entry) for entry in record.get("members") or [None]):
+    if not listed(record) or listed(record) != record["members"]:
         log.error(f"the record of {who} is damaged: its members; going by the store alone")
         return None
     return record
@@ -48,11 +48,22 @@ def is_sound(entry: Any) -> bool:
     return isinstance(entry, list) and [type(part) for part in entry] == [str, str, int, int]
 
 
+def listed(record: dict[str, Any] | None) -> list[Member]:
+    """The members that a record names, those that are as they should be; any record will do."""
+    entries = (record or {}).get("members")
+    return [entry for entry in entries if is_sound(entry)] if isinstance(entries, list) else []
+
+
+def late_pools(record: dict[str, Any] | None) -> set[str]:
+    """The pools of rails whose DELs came without a record and could not release them; any record will do."""
+    store = record.get("store") if record and record.get("pending") is True else None
+    pools = store.get("pools") if isinstance(store, dict) else None
+    return {pool for pool in pools if isinstance(pool, str)} if isinstance(pools, list) else set()
+
+
 def users(who: Attachment, record: dict[str, Any] | None) -> list[Attachment]:
     """Whose links use what is leased to `who`: the rails of its group, or itself when it is none; any record will do."""
-    listed = (record or {}).get("members")
-    entries = listed if isinstance(listed, list) else []
-    return [Attachment(entry[0], who.container_id, entry[1]) for entry in entries if is_sound(entry)] or [who]
+    return [Attachment(entry[0], who.container_id, entry[1]) for entry in listed(record)] or [who]
 
 
 def others(record: dict[str, Any] | None, attachment: Attachment) -> list[Member]:

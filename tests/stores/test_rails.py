@@ -462,6 +462,33 @@ def test_deletes_without_a_record_that_reach_no_server_succeed_and_are_made_up_f
     assert [a.container_id for a, _ in rails.book.of_groups("ipam")] == ["c5"]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"pending": True},
+        {"pending": True, "store": 7},
+        {"store": None, "members": 7},
+        {"members": 7, "pending": True},
+        {"members": [["rail-0"]], "pending": True},
+        {"members": None},
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_record_that_is_not_as_it_should_be_stops_no_delete_and_no_gc(
+    damage: dict[str, Any], whole: bool, tmp_path: Path, free_paths: None
+) -> None:
+    """Its checksum is right: it was written so."""
+    for place in MAKERS["file"](tmp_path):
+        rails = Rails(place)
+        rails.add(0)
+        ((who, record),) = rails.book.of_groups("ipam")
+        described = rails.described
+        rails.book.write(who, "ipam", {**(record if whole else {}), **damage})
+        rails.call("GC", 0, config={"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net0"}]})
+        rails.delete(0)
+        assert "10.0.0.1" not in rails.all_leased(described)
+
+
 def test_what_is_attached_while_a_release_is_pending_is_released_with_its_own_rails(rails: Rails) -> None:
     """The rails that were attached before are not: their DELs have come."""
     rails.add(0)
