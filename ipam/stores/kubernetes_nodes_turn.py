@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 PREFIX = "railcni-turn-"  # of the Lease's name, before the pool's
 WAITING = "railcni.io/waiting"  # the annotation: who waits, in their order
 SECONDS = 10  # after which a holder is taken for dead: a server under load needs seconds for a large pool
-_PAUSE = 0.03  # seconds between two looks of who is next; each place behind adds as much
-_LONGEST_PAUSE = 0.3
+_PAUSE, _FARTHER, _LONGEST_PAUSE = (
+    0.04,
+    0.12,
+    0.6,
+)  # seconds between two looks: of who is next, more for each place behind
 _ATTEMPTS = 10  # to change the Lease while others do
 
 
@@ -54,7 +57,7 @@ class NodesTurn:
         try:
             while not self._try():
                 waited = True
-                pause = min(_PAUSE * (1 + self._place), _LONGEST_PAUSE) * (0.5 + posix.urandom(1)[0] / 256)
+                pause = min(_PAUSE + _FARTHER * self._place, _LONGEST_PAUSE) * (0.5 + posix.urandom(1)[0] / 256)
                 if monotonic() + pause > deadline:
                     self._leave()
                     break
