@@ -1,17 +1,20 @@
-"""The turn of one node among all at a pool that they contend for: a Lease of coordination.k8s.io beside the pool.
+"""The turn of one node among all at a pool that they contend for: a Lease of coordination.k8s.io in the pool's namespace.
 
 An API server spends much on a patch of a pool, a quarter of a second for thousands of leases, and hardly less on one
 that it refuses, because the object has changed. Sixteen nodes that all patch one pool are refused nine times of ten, and
 longer pauses only move that. So who was refused, or whose node was a short while ago, waits for the Lease: who has
 the turn hands it on to who has waited longest, and those who wait stand in an annotation.
 
-Nothing but speed depends on it: the patch still tests that the object is as it was read. So a server that allows no
+There are sixteen Leases, and each pool has one of them: so rights can name them, and none is left behind with its pool.
+
+Nothing but speed depends on them: the patch still tests that the object is as it was read. So a server that allows no
 Leases, a holder that was killed and a wait that takes too long cost time alone. A holder that has not given the turn
 back after the Lease's duration, by the clock of who waits, is taken for dead, as client-go does (tools/leaderelection).
 """
 
 from __future__ import annotations
 
+import _blake2
 import posix
 import time
 from time import monotonic
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from ipam.stores.kubernetes_api import Api
 
-PREFIX = "railcni-turn-"  # of the Lease's name, before the pool's
+PREFIX, _COUNT = "railcni-turn-", 16  # of the Leases' names: before 0 to f
 WAITING = "railcni.io/waiting"  # the annotation: who waits, in their order
 SECONDS = 10  # after which a holder is taken for dead: a server under load needs seconds for a large pool
 _PAUSE, _FARTHER, _LONGEST_PAUSE = (
@@ -36,14 +39,19 @@ _PAUSE, _FARTHER, _LONGEST_PAUSE = (
 _ATTEMPTS = 10  # to change the Lease while others do
 
 
+def name_of(pool: str) -> str:
+    """The name of the Lease of the pool object `pool`."""
+    return f"{PREFIX}{_blake2.blake2b(pool.encode(), digest_size=1).digest()[0] % _COUNT:x}"
+
+
 class NodesTurn:
-    """The Lease of the pool object `pool`. `is_ours`: we have the turn, as far as we know."""
+    """The Lease `name`. `is_ours`: we have the turn, as far as we know."""
 
     __slots__ = ("_api", "_last", "_name", "_observed", "_observed_at", "_place", "_us", "is_ours")
 
-    def __init__(self, api: Api, pool: str) -> None:
+    def __init__(self, api: Api, name: str) -> None:
         self._api = api
-        self._name = PREFIX + pool
+        self._name = name
         self._us = f"{posix.uname().nodename}-{posix.urandom(8).hex()}"
         self._observed = ("", "")
         self._observed_at = 0.0

@@ -82,21 +82,21 @@ class Turns:
         return min(now + self._seconds, (now + self._api.deadline) / 2)  # the rest is for what comes then
 
     def _take_among_nodes(self) -> None:
-        contended = [
-            (fd, pool) for fd, pool in zip(self._held, self._pools, strict=False) if pool and _is_contended(fd)
-        ]
+        contended = {pool: fd for fd, pool in zip(self._held, self._pools, strict=False) if pool and _is_contended(fd)}
         if not contended:
             return
-        from ipam.stores.kubernetes_nodes_turn import NodesTurn
+        from ipam.stores.kubernetes_nodes_turn import NodesTurn, name_of
 
         now = monotonic()
         seconds = self._seconds if self._seconds < SHARED_SECONDS else max(self._seconds, _AMONG_NODES)
         deadline = min(now + seconds, now + (self._api.deadline - now) * 2 / 3)  # the rest is for what comes then
-        for fd, pool in contended:
-            turn = NodesTurn(self._api, self._object_of(pool))
+        waited = False
+        for name in sorted({name_of(self._object_of(pool)) for pool in contended}):
+            turn = NodesTurn(self._api, name)
             self._among_nodes.append(turn)
-            if turn.take(deadline):
-                _note_contended(fd)
+            waited |= turn.take(deadline)
+        for fd in contended.values() if waited else ():
+            _note_contended(fd)
 
     def was_refused(self, pool: str) -> bool:
         """A change of `pool` was refused because another node had changed it: whether we have its turn among them now."""

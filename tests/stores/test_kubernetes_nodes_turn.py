@@ -12,7 +12,7 @@ import pytest
 
 from ipam.stores import kubernetes_nodes_turn
 from ipam.stores.kubernetes_api import Api
-from ipam.stores.kubernetes_nodes_turn import WAITING, NodesTurn
+from ipam.stores.kubernetes_nodes_turn import WAITING, NodesTurn, name_of
 from tests.node import until
 from tests.stores.kubernetes_api import apply
 from tests.stores.kubernetes_core import LEASES
@@ -20,7 +20,7 @@ from tests.stores.test_kubernetes_store import POOL, POOLS, Cluster, cluster, se
 
 __all__ = ["cluster", "server"]
 
-NAME = f"railcni-turn-{POOL}"
+NAME = kubernetes_nodes_turn.name_of(POOL)
 PLACE = ("leases", "kube-system", NAME)
 
 
@@ -154,7 +154,7 @@ def test_after_a_while_without_refusals_no_turn_is_asked_for(cluster: Cluster) -
 
 def test_of_two_that_take_a_free_turn_at_once_one_has_it(cluster: Cluster) -> None:
     held(cluster, by="")
-    turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+    turn = NodesTurn(Api(cluster.kubeconfig, 5), NAME)
 
     def taken_before(method: str, resource: str, _: int) -> None:
         if (method, resource) == ("PATCH", "leases"):
@@ -167,7 +167,7 @@ def test_of_two_that_take_a_free_turn_at_once_one_has_it(cluster: Cluster) -> No
 
 
 def test_who_comes_back_after_its_turn_was_taken_away_leaves_it_to_who_has_it(cluster: Cluster) -> None:
-    turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+    turn = NodesTurn(Api(cluster.kubeconfig, 5), NAME)
     turn.take(time.monotonic() + 1)
     assert turn.is_ours
     hand_over(cluster, "another")
@@ -180,12 +180,12 @@ def waiting(cluster: Cluster) -> list[str]:
 
 
 def test_those_who_wait_have_the_turn_in_their_order(cluster: Cluster) -> None:
-    first = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+    first = NodesTurn(Api(cluster.kubeconfig, 5), NAME)
     first.take(time.monotonic() + 1)
     order: list[int] = []
 
     def wait(number: int) -> None:
-        turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+        turn = NodesTurn(Api(cluster.kubeconfig, 5), NAME)
         assert turn.take(time.monotonic() + 20)
         order.append(number)
         turn.end()
@@ -203,7 +203,7 @@ def test_those_who_wait_have_the_turn_in_their_order(cluster: Cluster) -> None:
 
 def test_who_gives_up_waiting_is_not_handed_the_turn(cluster: Cluster) -> None:
     held(cluster)
-    turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+    turn = NodesTurn(Api(cluster.kubeconfig, 5), NAME)
     assert turn.take(time.monotonic() + 0.3)
     assert (turn.is_ours, holder(cluster), waiting(cluster)) == (False, "another", [])
 
@@ -213,7 +213,19 @@ def test_what_others_have_noted_on_the_lease_is_kept(cluster: Cluster) -> None:
     document = cluster.server.core.get(PLACE)
     document["metadata"]["annotations"] = {"team": "fabric"}
     cluster.server.core.replace(PLACE, document)
-    turn = NodesTurn(Api(cluster.kubeconfig, 5), POOL)
+    turn = NodesTurn(Api(cluster.kubeconfig, 5), NAME)
     turn.take(time.monotonic() + 1)
     turn.end()
     assert cluster.server.core.get(PLACE)["metadata"]["annotations"] == {"team": "fabric", WAITING: ""}
+
+
+def test_two_pools_of_one_lease_are_one_turn(cluster: Cluster) -> None:
+    pools = [f"10.{number}.0.0-24" for number in range(100)]
+    one, other = next((a, b) for a in pools for b in pools if a < b and name_of(a) == name_of(b))
+    ranges = {"ipRanges": [{"range": pool.replace("-", "/")} for pool in (one, other)]}
+    cluster.call("ADD", "c1", {"range": "", **ranges})
+    for path in cluster.directory.glob("run/pool-*"):
+        path.write_text(str(time.monotonic()))
+    cluster.asked()
+    assert len(cluster.call("ADD", "c2", {"range": "", **ranges})) == 2
+    assert of_leases(cluster) == [f"GET leases/{name_of(one)}", "POST leases", f"PATCH leases/{name_of(one)}"]

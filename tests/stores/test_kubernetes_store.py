@@ -26,7 +26,7 @@ from cni.spec import request as requests
 from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater
 from ipam import acquire, leases, plugin
 from ipam.ranges import Range, format_address
-from ipam.stores import kubernetes_turns
+from ipam.stores import kubernetes_nodes_turn, kubernetes_turns
 from ipam.stores.base import Claimed, Lease, Taken, Unknown, Unreachable, Want
 from ipam.stores.kubernetes import KubernetesStore
 from ipam.stores.kubernetes_api import RIGHTS, Api, Conflict
@@ -546,8 +546,15 @@ def test_the_definitions_are_what_the_server_of_these_tests_prunes_by(cluster: C
 def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) -> None:
     documents = list(yaml.safe_load_all((ROOT / "conf/kubernetes/rbac.yaml").read_text()))
     roles = [d for d in documents if d["kind"] in ("Role", "ClusterRole")]
-    granted = {resource: rule["verbs"] for role in roles for rule in role["rules"] for resource in rule["resources"]}
-    assert granted == {resource: verbs.split() for resource, verbs in RIGHTS.items()}
+    rules = [(resource, rule) for role in roles for rule in role["rules"] for resource in rule["resources"]]
+    granted = {
+        resource: {verb for to, rule in rules if to == resource for verb in rule["verbs"]} for resource, _ in rules
+    }
+    assert granted == {resource: set(verbs.split()) for resource, verbs in RIGHTS.items()}
+    (turns,) = [
+        rule["resourceNames"] for resource, rule in rules if resource == "leases" and "create" not in rule["verbs"]
+    ]
+    assert set(turns) == {kubernetes_nodes_turn.name_of(str(number)) for number in range(1000)}
     cluster.call("ADD", "narrow", {"range": "10.0.0.0/28"})
     cluster.call("ADD", "wide")
     cluster.call("ADD", "wide-2", pod="wide")
@@ -566,7 +573,7 @@ def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) 
         method, _, place = asked.partition(" ")
         resource, _, name = place.partition("/")
         used.setdefault(resource, set()).add(verbs.get(method, "get" if name else "list"))
-    assert used == {resource: set(verbs) for resource, verbs in granted.items()}
+    assert used == granted
 
 
 def test_a_missing_right_is_named(cluster: Cluster) -> None:
