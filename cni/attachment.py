@@ -201,14 +201,19 @@ class Book:
         """Every record of one part that belongs to a container in a group of rails, and to no network."""
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
+    def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
+        """Every record of one part that belongs to a container."""
+        return [(a, d) for a, _, d in self._every("", part, f":{container_id}:") if a.container_id == container_id]
+
     def all(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
         """Every record of the node, or those of one part: (attachment, part, document)."""
         return self._every("", part)
 
-    def _every(self, prefix: str, part: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
+    def _every(self, prefix: str, part: str, within: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
         found = []
         for name in sorted(self._names()):
-            if name.startswith((prefix, "#")) and name.endswith(f":{part}" if part else ""):
+            named = name.startswith("#") or (name.startswith(prefix) and within in name)
+            if named and name.endswith(f":{part}" if part else ""):
                 document = self._load(name)
                 attachment = document and _attachment(document)
                 if document and attachment:

@@ -113,12 +113,17 @@ def configured(request: Request, log: Log) -> tuple[IpamConfig, Rail, Group]:
     return config, rail, rails.group_of(rail, config)
 
 
-def described_of(config: IpamConfig, group: Group, own: bool = False) -> dict[str, Any]:
-    """What finds the store: with the pools of all rails, or of this one."""
+def described_of(config: IpamConfig, group: Group) -> dict[str, Any]:
+    """What finds the store, with the pools of all rails."""
     described = stores.describe(config)
     if "pools" in described:
-        described["pools"] = sorted({need.pool for need in group.own}) if own else group.pools()
+        described["pools"] = group.pools()
     return described
+
+
+def narrowed(described: dict[str, Any], group: Group) -> dict[str, Any]:
+    """`described` with the pools of this rail alone."""
+    return {**described, "pools": sorted({need.pool for need in group.own})} if "pools" in described else described
 
 
 def _ask(group: Group, config: IpamConfig) -> None:
@@ -158,9 +163,8 @@ def _held(
         n.requested is not None and n.requested != v for n, v in zip(group.wanted, values, strict=True)
     ):
         return None
-    narrow = {**described, "pools": sorted({n.pool for n in group.own})} if "pools" in described else described
     known = [lease for lease in found if lease.boot_id == owner.boot_id]
-    store = stores.open_store(narrow, READ, lambda: known, config.store_timeout, log.warning)
+    store = stores.open_store(narrowed(described, group), READ, lambda: known, config.store_timeout, log.warning)
     with store.turn():
         there = {(lease.pool, lease.value): lease for lease in store.find(owner.attachment)}
         store.sync()
@@ -201,7 +205,11 @@ def _claim(
     former = record
     fixed = bool(record and record.get("complete") is True and len(joined) > 1)
     if record and fixed:
-        _keep(group, recorded_leases(who, record))
+        found = recorded_leases(who, record)
+        if not found:  # it was made anew
+            with store.turn():
+                found = store.find(who)
+        _keep(group, found)
     written: dict[str, Any] = record or {}
 
     def remember(wants: Sequence[Want], sequence: int) -> None:

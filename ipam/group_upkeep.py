@@ -1,4 +1,11 @@
-"""DEL, CHECK, GC and STATUS for a rail whose group has one index a pod; see ipam.group."""
+"""DEL, CHECK, GC and STATUS for a rail whose group has one index a pod; see ipam.group.
+
+Where the record of the group is lost, DEL makes it anew from the records of the container's links: then too the addresses
+stay until the last rail's DEL has come, and all go with it. (So no group may have links of ours and of others in one pod.)
+Without these, as when IPAM alone is ours, nothing tells which rails are attached. DEL then frees what the container has on
+its own rail, if the store can be reached; and writes nothing down, for a later release could take what is in use by then.
+What is left goes when the agent or `railcni ipam reclaim` finds the namespace gone.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +15,10 @@ from cni.spec.request import Attachment, member
 from ipam import group as groups
 from ipam import members, plugin, stores
 from ipam.ranges import format_address
-from ipam.records import PART
+from ipam.records import PART, document
 from ipam.records import leases as recorded_leases
-from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Unreachable
-from ipam.upkeep import flush_reminded, is_pending, keep_pending, read_record, release, restorer
+from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Owner, Unreachable
+from ipam.upkeep import flush_reminded, is_pending, release, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +31,6 @@ if TYPE_CHECKING:
     from ipam.leases import Need
     from ipam.rails import Group
     from ipam.stores.base import Store
-
-_LINK_PART = "link"
 
 
 def delete(request: Request, book: Book, log: Log) -> None:
@@ -41,7 +46,7 @@ def delete(request: Request, book: Book, log: Log) -> None:
         found = None
         try:
             config, _, found = groups.configured(request, log)
-            described = plugin.reached(described, config) if described else groups.described_of(config, found, own=True)
+            described = plugin.reached(described, config) if described else groups.described_of(config, found)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
             if record is None:  # then no ADD of ours came as far as a lease
@@ -52,9 +57,14 @@ def delete(request: Request, book: Book, log: Log) -> None:
             book.remove(who, PART)
             return
         if record is None:
-            assert found is not None  # noqa: S101  # else nothing is described
-            _end_without_record(who, found, described, seconds, book, log, cooldown or 0)
-            return
+            links = members.of_links(group, request.attachment.container_id, book)
+            if not links:
+                assert found is not None  # noqa: S101  # else nothing is described
+                _release_own(who, found, described, seconds, book, log, cooldown or 0)
+                return
+            if [request.attachment.network, request.attachment.ifname] not in [link[:2] for link in links]:
+                return  # a DEL once more, while others are attached
+            record = _made_anew(who, links, described, book, log, cooldown or 0)
         others = members.others(record, request.attachment)
         if others:
             if len(others) < len(record["members"]):
@@ -71,41 +81,44 @@ def delete(request: Request, book: Book, log: Log) -> None:
         flush_reminded(book, log, described)
 
 
-def _end_without_record(
-    who: Attachment, group: Group, described: dict[str, Any], seconds: float, book: Book, log: Log, cooldown: int
-) -> None:
-    """Free what the container has on this rail; pending when the store cannot be reached, beside other rails' so left."""
-    kept = book.read(who, PART)
-    own = {need.pool for need in group.own}
-    others = members.late_pools(kept) - own
-    try:
-        _release_own(who, group, described, seconds, book, log, cooldown)
-    except CniError as fault:
-        if not stores.is_shared(described) or (kept and kept.get("pending") is not True):
-            raise  # a record whose members cannot be read: of rails that may be attached
-        keep_pending(who, None, {**described, "pools": sorted(own | others)}, book)
-        log.error(f"the release of {who} is pending, and will be tried again: {fault.msg}")
-        return
-    if kept and others:
-        book.write(who, PART, {**kept, "store": {**kept["store"], "pools": sorted(others)}})
-    elif not kept or kept.get("pending") is True:
-        book.remove(who, PART)  # also what a killed writer left of it
+def _made_anew(
+    who: Attachment, links: list[members.Member], described: dict[str, Any], book: Book, log: Log, cooldown: int
+) -> dict[str, Any]:
+    """The record with the rails that have links as its members, and in the book: DELs at once see each other by it."""
+    log.warning(f"no record tells of {who}: made anew from the links {', '.join(link[1] for link in links)}")
+    new = document(stores.recorded(described), (), Owner(who), cooldown)
+    book.write(who, PART, {**new, "members": links, "complete": True})
+    record = members.read(who, book, log)
+    assert record is not None  # noqa: S101  # it was just written
+    return record
 
 
 def _release_own(
     who: Attachment, group: Group, described: dict[str, Any], seconds: float, book: Book, log: Log, cooldown: int
 ) -> None:
-    """Free what the container has on this rail alone: without a record it cannot be told which others are attached."""
-    store = stores.open_store(described, CHANGE, restorer(described, book, log), seconds)
-    store.cooldown = cooldown
-    with store.turn():
-        pools = {need.pool for need in group.own}
-        held = [lease for lease in store.find(who) if lease.pool in pools]
-        if held:
-            store.release(held)
-            log.info(f"released {len(held)} addresses of {who} on this rail; no record tells of the others")
-        else:
-            store.sync()
+    """Free what the container has on this rail alone: it cannot be told which others are attached."""
+    pools = {need.pool for need in group.own}
+    try:
+        restore = restorer(described, book, log)
+        store = stores.open_store(groups.narrowed(described, group), CHANGE, restore, seconds)
+        store.cooldown = cooldown
+        with store.turn():
+            held = [lease for lease in store.find(who) if lease.pool in pools]
+            if held:
+                store.release(held)
+                log.info(f"released {len(held)} addresses of {who} on this rail; no record tells of the others")
+            else:
+                store.sync()
+    except CniError as fault:
+        if not stores.is_shared(described):
+            raise
+        log.error(
+            f"no record tells of {who}, and its store does not answer: what it has stays leased until the agent or"
+            f" `railcni ipam reclaim` finds its namespace gone: {fault.msg}"
+        )
+        return
+    if not book.read(who, PART):
+        book.remove(who, PART)  # what a killed writer left of it
 
 
 def check(request: Request, book: Book, log: Log) -> None:
@@ -127,8 +140,7 @@ def check(request: Request, book: Book, log: Log) -> None:
                 f"it is not among the rails of group {group.name} that this node has recorded for the container"
             )
         described = plugin.reached(record["store"], config) if record else stores.describe(config)
-        if "pools" in described:
-            described = {**described, "pools": sorted({need.pool for need in group.own})}
+        described = groups.narrowed(described, group)
         store: Store = stores.open_store(described, READ, seconds=min(SHARED_SECONDS, config.store_timeout))
         indexes = set()
         with store.turn():
@@ -168,12 +180,9 @@ def collect(
     """What GC of `network` does to groups: members that the runtime does not list go, with the last one the leases."""
     faults: list[CniError] = []
     for who, listed in records:
-        entries = members.listed(listed)
-        mine = [m for m in entries if m[0] == network]
+        mine = [m for m in members.listed(listed) if m[0] == network]
         pending = listed.get("pending") is True
-        if not (pending and not entries) and not any(
-            Attachment(m[0], who.container_id, m[1]) not in valid or pending for m in mine
-        ):
+        if not any(Attachment(m[0], who.container_id, m[1]) not in valid or pending for m in mine):
             continue
         if any(isinstance(fault, Unreachable) for fault in faults):
             break
@@ -197,15 +206,14 @@ def _collect(
     if held is None:
         return
     with held:
-        record = members.read(who, book, log) or (read_record(who, book, log) if is_pending(who, book) else None)
+        record = members.read(who, book, log)
         if record is None:
             return
-        entries = members.listed(record)
-        left = [m for m in entries if not _is_gone(m, who, network, valid, began, book)]
+        left = [m for m in record["members"] if not _is_gone(m, who, network, valid, began, book)]
         if left and not (record["pending"] and record["sequence"] < began):
-            if len(left) < len(entries):
+            if len(left) < len(record["members"]):
                 book.write(who, PART, {**record, "members": left})
-                log.info(f"collected {len(entries) - len(left)} rails of {who}")
+                log.info(f"collected {len(record['members']) - len(left)} rails of {who}")
             return
         where = record["store"]
         if described and stores.same(where, described):
@@ -221,11 +229,11 @@ def _is_gone(
     attachment = Attachment(entry[0], who.container_id, entry[1])
     if entry[0] != network or attachment in valid or entry[3] >= began:
         return False
-    link = book.try_locked(attachment, _LINK_PART)
+    link = book.try_locked(attachment, members.LINK_PART)
     if link is None:
         return False
     with link:
-        return book.read(attachment, _LINK_PART) is None
+        return book.read(attachment, members.LINK_PART) is None
 
 
 def status(request: Request, book: Book, log: Log) -> None:

@@ -4,11 +4,15 @@ The record is that of ipam.records, under `attachment_of`, and has two members m
 
     members    [network, ifname, rail, since when in ns since 1970] of each rail that an ADD was called for, and no DEL yet
     complete   whether all its addresses were claimed: no ADD of a member has answered before
+
+One that was lost is made anew from the links (`of_links`), without addresses: those are the store's to tell.
 """
 
 from __future__ import annotations
 
+from cni import rail as rails_key
 from cni.attachment import GROUP
+from cni.spec import codec
 from cni.spec.errors import InvalidConfig
 from cni.spec.request import Attachment
 from ipam.upkeep import read_record
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
     Member = list[Any]
 
+LINK_PART = "link"
+
 
 def attachment_of(group: str, container_id: str) -> Attachment:
     """Whose the leases of a container in a group are."""
@@ -36,8 +42,6 @@ def read(who: Attachment, book: Book, log: Log) -> dict[str, Any] | None:
     record = read_record(who, book, log)
     if record is None:
         return None
-    if record["pending"] and "members" not in record:
-        return None  # of rails that ended without a record: ipam.group_upkeep
     if not listed(record) or listed(record) != record["members"]:
         log.error(f"the record of {who} is damaged: its members; going by the store alone")
         return None
@@ -54,11 +58,17 @@ def listed(record: dict[str, Any] | None) -> list[Member]:
     return [entry for entry in entries if is_sound(entry)] if isinstance(entries, list) else []
 
 
-def late_pools(record: dict[str, Any] | None) -> set[str]:
-    """The pools of rails whose DELs came without a record and could not release them; any record will do."""
-    store = record.get("store") if record and record.get("pending") is True else None
-    pools = store.get("pools") if isinstance(store, dict) else None
-    return {pool for pool in pools if isinstance(pool, str)} if isinstance(pools, list) else set()
+def of_links(group: str, container_id: str, book: Book) -> list[Member]:
+    """The rails of the group that the container has by the records of our link plugins.
+
+    That there are none says nothing: link plugins of others keep no such records, and these may be lost too.
+    """
+    found = []
+    for attachment, link in book.of_container(container_id, LINK_PART):
+        rail = rails_key.read(codec.loads(link["config"].encode()), [])
+        if rail and rail.group == group and rail.is_same_index:
+            found.append([attachment.network, attachment.ifname, rail.index, link["created"]])
+    return found
 
 
 def users(who: Attachment, record: dict[str, Any] | None) -> list[Attachment]:
@@ -85,7 +95,7 @@ def check(rail: Rail, group: Group, record: dict[str, Any] | None, others: Seque
                 f"rail {index} of group {group.name} is attached to this container already, as {ifname} of network {network}:"
                 " a pod has each rail of a group once; leave one out, or give the network another rail.index"
             )
-    if record and others and sorted(set(record["pools"])) != group.pools():
+    if record and others and record["pools"] and sorted(set(record["pools"])) != group.pools():
         raise InvalidConfig(
             f"rail.ranges of this network are not those of group {group.name} as {others[0][1]} of network {others[0][0]} has it:"
             " give all networks of the group the same list, or another group",

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests import fabric
 from tests.fabric import Fabric
-from tests.node import Node, until
+from tests.node import STATE, Node, until
 
 
 def test_rails_answer_and_send_for_themselves_alone_and_leave_nothing(node: Node) -> None:
@@ -34,6 +34,20 @@ def test_rails_answer_and_send_for_themselves_alone_and_leave_nothing(node: Node
             for rail in (0, 1):
                 rails.cni("DEL", pod, rail).succeeded()
     assert fabric.rules(one.view) == fabric.rules(two.view) == []
+    assert node.leftovers() == []
+
+
+def test_a_group_whose_record_is_lost_keeps_its_addresses_until_the_last_link_is_gone(node: Node) -> None:
+    rails = Fabric(node, 3)
+    pod = node.pod()
+    rails.attach(pod, (0, 1))
+    (record,) = node.path(f"{STATE}/attachments").glob("@gpu*:ipam")
+    record.unlink()
+    rails.cni("DEL", pod, 0).succeeded()
+    assert sorted(node.leases()) == [f"192.168.{rail}.1" for rail in range(3)]
+    for rail in (0, 1):
+        rails.cni("DEL", pod, rail).succeeded()
+    assert node.leases() == []
     assert node.leftovers() == []
 
 

@@ -82,7 +82,7 @@ class Place:
         return Book(str(self.directory / node))
 
     def pending(self) -> list[str]:
-        return sorted(a.container_id for a, _, record in self.book().all() if record["pending"])
+        return sorted(a.container_id for a, _, record in self.book().all("ipam") if record["pending"])
 
     @property
     def described(self) -> dict[str, Any]:

@@ -61,6 +61,15 @@ def test_names_longer_than_a_file_name_are_kept_apart(book: Book) -> None:
     for attachment in long:
         assert (book.read(attachment, "link") or {})["mark"] == attachment.ifname
     assert {a for a, _ in book.of_network("n" * 300, "link")} == set(long)
+    assert {a for a, _ in book.of_container("c" * 300, "link")} == set(long)
+
+
+def test_records_are_listed_by_container(book: Book) -> None:
+    other, longer = Attachment("rdma-2", "c1", "net2"), Attachment("c1", "c11", "c1")
+    for attachment in (NET1, other, longer, Attachment("n" * 300, "c2", "net1")):
+        book.write(attachment, "link", {})
+        book.write(attachment, "ipam", {})
+    assert {a for a, _ in book.of_container("c1", "link")} == {NET1, other}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"network": 1}', b"\xff"], ids=repr)
