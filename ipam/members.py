@@ -65,10 +65,13 @@ def of_links(group: str, container_id: str, book: Book) -> list[Member]:
     """
     found = []
     for attachment, link in book.of_container(container_id, LINK_PART):
-        rail = rails_key.read(codec.loads(link["config"].encode()), [])
+        try:
+            rail = rails_key.read(codec.loads(str(link.get("config")).encode()), [])
+        except (ValueError, AttributeError):
+            continue  # it is damaged, and its own DEL tells of that
         if rail and rail.group == group and rail.is_same_index:
-            found.append([attachment.network, attachment.ifname, rail.index, link["created"]])
-    return found
+            found.append([attachment.network, attachment.ifname, rail.index, link.get("created")])
+    return [entry for entry in found if is_sound(entry)]
 
 
 def users(who: Attachment, record: dict[str, Any] | None) -> list[Attachment]:

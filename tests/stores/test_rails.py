@@ -539,6 +539,14 @@ def test_links_of_other_containers_groups_and_of_plain_rails_keep_nothing(rails:
     assert rails.all_leased(described) == {}
 
 
+@pytest.mark.parametrize("link", [{}, {"config": "[]", "created": 1}, {"config": "no JSON"}, {"config": "{}"}])
+def test_a_damaged_link_record_stops_no_delete(rails: Rails, link: dict[str, Any]) -> None:
+    described = rails.attach(0)
+    rails.book.write(Attachment("rail-1", "c1", "net1"), "link", link)
+    rails.detach(0)
+    assert rails.all_leased(described) == {}
+
+
 def test_a_rail_that_is_attached_after_the_record_was_lost_has_the_index_of_the_others_or_none(rails: Rails) -> None:
     described = rails.attach(0, 1, 2)
     rails.detach(0)
