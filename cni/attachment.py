@@ -201,9 +201,12 @@ class Book:
         """Every record of one part that belongs to a container in a group of rails, and to no network."""
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
-    def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """Every record of one part that belongs to a container."""
-        return [(a, d) for a, _, d in self._every("", part, f":{container_id}:") if a.container_id == container_id]
+    def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
+        """Every record of one part that belongs to a container; None when one of them is damaged, or was."""
+        within = f":{container_id}:"
+        found = [(a, d) for a, _, d in self._every("", part, within) if a.container_id == container_id]
+        damaged = any(within in name and name.endswith(f":{part}") for name in self._names(hidden=True))
+        return None if damaged else found
 
     def all(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
         """Every record of the node, or those of one part: (attachment, part, document)."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from cni import rail as rails_key
 from cni.attachment import GROUP
 from cni.spec import codec
-from cni.spec.errors import InvalidConfig
+from cni.spec.errors import CniError, InvalidConfig
 from cni.spec.request import Attachment
 from ipam.upkeep import read_record
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cni.attachment import Book
+    from cni.config import Fault
     from cni.log import Log
     from cni.rail import Rail
     from ipam.rails import Group
@@ -58,20 +59,24 @@ def listed(record: dict[str, Any] | None) -> list[Member]:
     return [entry for entry in entries if is_sound(entry)] if isinstance(entries, list) else []
 
 
-def of_links(group: str, container_id: str, book: Book) -> list[Member]:
-    """The rails of the group that the container has by the records of our link plugins.
+def of_links(group: str, container_id: str, book: Book) -> list[Member] | None:
+    """The rails of the group that the container has by the records of our link plugins; None when one cannot be read.
 
     That there are none says nothing: link plugins of others keep no such records, and these may be lost too.
     """
-    found = []
-    for attachment, link in book.of_container(container_id, LINK_PART):
-        try:
-            rail = rails_key.read(codec.loads(str(link.get("config")).encode()), [])
-        except (ValueError, AttributeError):
-            continue  # it is damaged, and its own DEL tells of that
-        if rail and rail.group == group and rail.is_same_index:
-            found.append([attachment.network, attachment.ifname, rail.index, link.get("created")])
-    return [entry for entry in found if is_sound(entry)]
+    found: list[Member] = []
+    faults: list[Fault] = []
+    try:
+        links = book.of_container(container_id, LINK_PART)
+        if links is None:
+            return None
+        for attachment, link in links:
+            rail = rails_key.read(codec.loads(str(link.get("config")).encode()), faults)
+            if rail and rail.group == group and rail.is_same_index:
+                found.append([attachment.network, attachment.ifname, rail.index, link.get("created")])
+    except (CniError, ValueError, AttributeError):
+        return None
+    return None if faults or not all(map(is_sound, found)) else found
 
 
 def users(who: Attachment, record: dict[str, Any] | None) -> list[Attachment]:

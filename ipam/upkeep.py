@@ -64,7 +64,7 @@ def release(
                 held = store.find(attachment)
                 if held:
                     store.release(held)
-                elif record:
+                elif record and record["sequence"]:  # else it has never claimed
                     store.settle(attachment, record["sequence"])
                     held = store.find(attachment)  # a claim that was on its way may have come just before
                     if held:

@@ -86,6 +86,7 @@ class KubernetesStore(Store):
     def enter(self) -> None:
         """The locks are taken when a pool is to be read."""
         if self._depth == 0:
+            self._turns.changes = False
             self._view.forget()
             self._view.cooldown = self.cooldown
         self._depth += 1
@@ -140,6 +141,7 @@ class KubernetesStore(Store):
     ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
         """Where nothing tells the uid of a lease's pod (Go's), that of the living pod counts."""
         with self.turn():
+            self._turns.changes = True  # by the claim that follows
             own, pods, former = super().survey(attachment, pod, windows)
             unknown = [lease for lease in pods if lease.attachment != attachment and not lease.pod[2]]
             if unknown and pod[2]:
@@ -248,6 +250,7 @@ class KubernetesStore(Store):
             return claim_wish(rng, scope, owner)
 
         with self.turn():
+            self._turns.changes = True
             answer = self._turns.take(wish)
             if not (answer and isinstance(value := answer.get("value"), int)):
                 return None
@@ -262,8 +265,10 @@ class KubernetesStore(Store):
                 return Unknown(Unreachable(str(fault)))
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        deadline, pause, again = contended_until(self._api), FIRST_PAUSE, False
         with self.turn():
+            self._turns.changes = True
+            self._turns.take()
+            deadline, pause, again = contended_until(self._api), FIRST_PAUSE, False
             while True:
                 claim = Claim(self._view, wants, owner, instead_of, self._warn)
                 if again and claim.has_come():
@@ -314,10 +319,12 @@ class KubernetesStore(Store):
         )
 
     def release(self, leases: Sequence[Lease]) -> int:
-        deadline, pause = contended_until(self._api), FIRST_PAUSE
         freed = 0
         left = list({lease.key(): lease for lease in leases}.values())
         with self.turn():
+            self._turns.changes = True
+            self._turns.take()
+            deadline, pause = contended_until(self._api), FIRST_PAUSE
             while True:
                 left = [lease for lease in left if self._view.is_there(lease)]
                 unreserve(self._view, left)
@@ -351,6 +358,7 @@ class KubernetesStore(Store):
             changes.setdefault(lease.pool, []).append(lease)
         names = self._view.names
         with self.turn():
+            self._turns.changes = True
             try:
                 patches = {
                     name: objects.removal(names.range_of(name, gone[0].family, gone[0].value), gone)
@@ -383,7 +391,12 @@ class KubernetesStore(Store):
                     if pool.annotations:
                         path = f"/metadata/annotations/{objects.FENCE.replace('/', '~1')}"
                         fence = [{"op": "add", "path": path, "value": str(time.time_ns())}]
-                    self._api.patch(POOLS, self._view.names.object_of(name), fence)
+                    try:
+                        self._api.patch(POOLS, self._view.names.object_of(name), fence)
+                    except Gone:
+                        pass  # and what was claimed in it
+                    except Conflict as fault:
+                        raise Open(f"pool {name} of {self._api} was changed by others: {fault}") from None
             self._view.forget()
             unreserve(self._view, [lease for lease in own if not holder_besides(self._view, lease)])
 

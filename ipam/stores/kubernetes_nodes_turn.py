@@ -20,10 +20,11 @@ import time
 from time import monotonic
 
 from cni.spec.errors import CniError
-from ipam.stores.kubernetes_api import LEASES, Conflict, Gone
+from ipam.stores.kubernetes_api import LEASES, Conflict, Expired, Gone, TooLarge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ipam.stores.kubernetes_api import Api
@@ -36,7 +37,8 @@ _PAUSE, _FARTHER, _LONGEST_PAUSE = (
     0.12,
     0.6,
 )  # seconds between two looks: of who is next, more for each place behind
-_ATTEMPTS = 10  # to change the Lease while others do
+_REQUEST_SECONDS = 1.0  # for a request, and for handing the turn on: no more is worth a hint
+_FAULTS = (CniError, Conflict, Gone, Expired, TooLarge)
 
 
 def name_of(pool: str) -> str:
@@ -45,43 +47,54 @@ def name_of(pool: str) -> str:
 
 
 class NodesTurn:
-    """The Lease `name`. `is_ours`: we have the turn, as far as we know."""
+    """The Lease `name`. `is_ours`: we have the turn, as far as we know. `failed`: the server does not serve it well."""
 
-    __slots__ = ("_api", "_last", "_name", "_observed", "_observed_at", "_place", "_us", "is_ours")
+    __slots__ = ("_api", "_last", "_observed", "_observed_at", "_place", "_us", "failed", "is_ours", "name")
 
     def __init__(self, api: Api, name: str) -> None:
         self._api = api
-        self._name = name
+        self.name = name
         self._us = f"{posix.uname().nodename}-{posix.urandom(8).hex()}"
         self._observed = ("", "")
         self._observed_at = 0.0
         self._place = 0  # among those who wait
         self._last: _Lease | None = None  # as it was when it became ours
-        self.is_ours = False
+        self.is_ours = self.failed = False
 
     def take(self, deadline: float) -> bool:
         """Wait for the turn until `deadline` (time.monotonic); whether others had it meanwhile."""
         waited = False
         try:
-            while not self._try():
+            while not self._bounded(self._try, deadline):
                 waited = True
                 pause = min(_PAUSE + _FARTHER * self._place, _LONGEST_PAUSE) * (0.5 + posix.urandom(1)[0] / 256)
                 if monotonic() + pause > deadline:
-                    self._leave()
+                    self.end()
                     break
                 time.sleep(pause)
-        except CniError:
-            pass
+        except _FAULTS:
+            self.failed = True
+            self.end()  # it may say by now that we wait, or that we have the turn
         return waited
 
     def end(self) -> None:
-        """Hand the turn on, if we have it."""
-        if self.is_ours:
-            self.is_ours = False
-            try:
-                self._leave()
-            except CniError:
-                pass  # we are taken for dead
+        """Neither have the turn nor wait for it: who waits first has it."""
+        self.is_ours = False
+        until = monotonic() + _REQUEST_SECONDS
+        try:
+            while not self._bounded(self._left, until) and monotonic() < until:
+                time.sleep(_PAUSE * posix.urandom(1)[0] / 256)
+        except _FAULTS:
+            self.failed = True  # we are taken for dead
+
+    def _bounded(self, do: Callable[[], bool], deadline: float) -> bool:
+        """What `do` answers, in little time: a server that does not serve a hint must not use up the time of a call."""
+        seconds, until = self._api.seconds, self._api.deadline
+        self._api.seconds, self._api.deadline = min(seconds, _REQUEST_SECONDS), min(until, deadline)
+        try:
+            return do()
+        finally:
+            self._api.seconds, self._api.deadline = seconds, until
 
     def _try(self) -> bool:
         """Have the turn if it is free or was handed to us, else be one of those who wait."""
@@ -108,34 +121,26 @@ class NodesTurn:
             self._observed, self._observed_at = (found.holder, found.renewed), now
         return now > self._observed_at + SECONDS
 
-    def _leave(self) -> None:
-        """Neither have the turn nor wait for it."""
-        found, self._last = self._last, None
-        for _ in range(_ATTEMPTS):
-            found = found or self._read()
-            if found is None:
-                return
-            if found.holder == self._us:
-                done = self._change(found, "".join(found.waiting[:1]), found.waiting[1:])
-            elif self._us in found.waiting:
-                done = self._change(found, found.holder, [w for w in found.waiting if w != self._us])
-            else:
-                return
-            if done:
-                return
-            found = None
-            time.sleep(_PAUSE * posix.urandom(1)[0] / 256)
+    def _left(self) -> bool:
+        """Whether we neither have the turn nor wait for it any more; False: once more, for others have changed the Lease."""
+        found, self._last = self._last or self._read(""), None
+        if found and found.holder == self._us:
+            return bool(self._change(found, "".join(found.waiting[:1]), found.waiting[1:]))
+        if found and self._us in found.waiting:
+            return bool(self._change(found, found.holder, [w for w in found.waiting if w != self._us]))
+        return True
 
     # --- the object ---
 
-    def _read(self) -> _Lease | None:
+    def _read(self, query: str = "resourceVersion=0") -> _Lease | None:
+        """The Lease; by default from the server's memory, which may be a little old."""
         try:
-            return _Lease(self._api.get(LEASES, self._name, "resourceVersion=0")[0])  # 0: from the server's memory
+            return _Lease(self._api.get(LEASES, self.name, query)[0])
         except Gone:
             return None
 
     def _create(self) -> _Lease | None:
-        metadata = {"name": self._name}
+        metadata = {"name": self.name}
         document = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -157,7 +162,7 @@ class NodesTurn:
         if holder != found.holder:
             operations.append({"op": "add", "path": "/spec", "value": _spec(holder)})
         try:
-            metadata = self._api.patch(LEASES, self._name, operations).get("metadata")
+            metadata = self._api.patch(LEASES, self.name, operations).get("metadata")
         except (Conflict, Gone):
             return None
         return _Lease({"metadata": metadata, "spec": {"holderIdentity": holder}})

@@ -35,9 +35,22 @@ _SECONDS = 10.0  # to wait, if a request has its usual time: as long as each of 
 
 
 class Turns:
-    """The locks of `pools` of one API server and namespace; one for all when none are named."""
+    """The locks of `pools` of one API server and namespace; one for all when none are named.
 
-    __slots__ = ("_among_nodes", "_api", "_held", "_object_of", "_pools", "_seconds", "_taken")
+    `changes`: a pool will be changed; who only reads does not wait for other nodes.
+    """
+
+    __slots__ = (
+        "_among_nodes",
+        "_among_until",
+        "_api",
+        "_held",
+        "_object_of",
+        "_pools",
+        "_seconds",
+        "_taken",
+        "changes",
+    )
 
     def __init__(self, api: Api, pools: Sequence[str], seconds: float, object_of: Callable[[str], str]) -> None:
         self._api = api
@@ -46,7 +59,8 @@ class Turns:
         self._seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _SECONDS)
         self._held: list[int] = []  # the locks of the first pools
         self._among_nodes: list[NodesTurn] = []
-        self._taken = False
+        self._among_until = 0.0  # of all waits among nodes while the locks are held
+        self._taken = self.changes = False
 
     def take(self, wish: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any] | None:
         """Wait for the locks, unless they are held; CniError when it cannot be told which server it is, or reached.
@@ -57,6 +71,7 @@ class Turns:
         if self._taken:
             return None
         self._taken = True
+        self._among_until = 0.0
         self._api.connect()
         deadline = self._deadline()
         names = [self._name(pool) for pool in self._pools]
@@ -73,7 +88,7 @@ class Turns:
                     locks.lock_file(self._held[-1], max(0.0, deadline - monotonic()))
         except (OSError, ValueError):  # ValueError: not in the main thread
             pass
-        if not answer:
+        if self.changes and not answer:
             self._take_among_nodes()
         return answer
 
@@ -83,29 +98,42 @@ class Turns:
 
     def _take_among_nodes(self) -> None:
         contended = {pool: fd for fd, pool in zip(self._held, self._pools, strict=False) if pool and _is_contended(fd)}
-        if not contended:
+        if not contended or 0 < self._among_until <= monotonic():
             return
         from ipam.stores.kubernetes_nodes_turn import NodesTurn, name_of
 
         now = monotonic()
-        seconds = self._seconds if self._seconds < SHARED_SECONDS else max(self._seconds, _AMONG_NODES)
-        deadline = min(now + seconds, now + (self._api.deadline - now) * 2 / 3)  # the rest is for what comes then
+        if not self._among_until:
+            seconds = self._seconds if self._seconds < SHARED_SECONDS else max(self._seconds, _AMONG_NODES)
+            self._among_until = now + min(
+                seconds, (self._api.deadline - now) * 2 / 3
+            )  # the rest is for what comes then
         waited = False
         for name in sorted({name_of(self._object_of(pool)) for pool in contended}):
             turn = NodesTurn(self._api, name)
             self._among_nodes.append(turn)
-            waited |= turn.take(deadline)
+            waited |= turn.take(self._among_until)
+            if turn.failed:
+                self._among_until = now  # no more is tried
         for fd in contended.values() if waited else ():
             _note_contended(fd)
 
     def was_refused(self, pool: str) -> bool:
-        """A change of `pool` was refused because another node had changed it: whether we have its turn among them now."""
+        """A change of `pool` was refused because another has changed it: whether we have just got its turn among nodes.
+
+        If we had it before, the other takes no turns (Go whereabouts): then only a pause helps.
+        """
         if pool not in self._pools[: len(self._held)]:
+            return False
+        from ipam.stores.kubernetes_nodes_turn import name_of
+
+        name = name_of(self._object_of(pool))
+        if any(turn.name == name and turn.is_ours for turn in self._among_nodes):
             return False
         _note_contended(self._held[self._pools.index(pool)])
         self._end_among_nodes()
         self._take_among_nodes()
-        return any(turn.is_ours for turn in self._among_nodes)
+        return any(turn.name == name and turn.is_ours for turn in self._among_nodes)
 
     def _wait(self, name: str, wished: dict[str, Any], deadline: float) -> dict[str, Any] | None:
         from ipam.stores import kubernetes_wishes
@@ -145,15 +173,18 @@ class Turns:
 
     def end(self) -> None:
         self._taken = False
-        self._end_among_nodes()
-        for fd in self._held:
-            posix.close(fd)
-        self._held = []
+        try:
+            self._end_among_nodes()
+        finally:
+            for fd in self._held:
+                posix.close(fd)
+            self._held = []
 
     def _end_among_nodes(self) -> None:
-        for turn in self._among_nodes:
-            turn.end()
-        self._among_nodes = []
+        ended, self._among_nodes = self._among_nodes, []
+        for turn in ended:
+            if turn.is_ours:
+                turn.end()
 
     def _name(self, pool: str) -> str:
         where = f"{self._api.access} {self._api.access.namespace} {pool}"
@@ -162,7 +193,7 @@ class Turns:
 
 def _is_contended(fd: int) -> bool:
     try:
-        return monotonic() - float(posix.pread(fd, 32, 0) or b"-inf") < _CONTENDED_SECONDS
+        return -1 < monotonic() - float(posix.pread(fd, 32, 0) or b"-inf") < _CONTENDED_SECONDS
     except (OSError, ValueError):
         return False
 

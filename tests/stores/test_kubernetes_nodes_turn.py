@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from cni.spec.errors import CniError
 from ipam.stores import kubernetes_nodes_turn
 from ipam.stores.kubernetes_api import Api
 from ipam.stores.kubernetes_nodes_turn import WAITING, NodesTurn, name_of
 from tests.node import until
-from tests.stores.kubernetes_api import apply
+from tests.stores.kubernetes_api import DROP_AFTER, apply
 from tests.stores.kubernetes_core import LEASES
 from tests.stores.test_kubernetes_store import POOL, POOLS, Cluster, cluster, server
 
@@ -95,8 +96,7 @@ def test_the_turn_that_another_node_has_is_waited_for(cluster: Cluster) -> None:
     cluster.server.faults = changed_by_others(cluster)
     thread = threading.Thread(target=cluster.call, args=("ADD", "c2"))
     thread.start()
-    while of_leases(cluster)[:1] != [f"GET leases/{NAME}"]:
-        time.sleep(0.01)
+    assert until(lambda: of_leases(cluster)[:1] == [f"GET leases/{NAME}"], 10)
     time.sleep(0.5)
     assert "2" not in cluster.allocations()
     hand_over(cluster, "")
@@ -120,7 +120,7 @@ def test_a_turn_that_does_not_come_delays_an_add_and_does_not_fail_it(cluster: C
     cluster.call("ADD", "c1")
     held(cluster)
     cluster.server.faults = changed_by_others(cluster)
-    assert cluster.call("ADD", "c2", seconds=2) == ["10.0.0.2/24"]
+    assert cluster.call("ADD", "c2", seconds=4) == ["10.0.0.2/24"]
     assert holder(cluster) == "another"
 
 
@@ -179,7 +179,8 @@ def waiting(cluster: Cluster) -> list[str]:
     return str(cluster.server.core.get(PLACE)["metadata"].get("annotations", {}).get(WAITING) or "").split()
 
 
-def test_those_who_wait_have_the_turn_in_their_order(cluster: Cluster) -> None:
+def test_those_who_wait_have_the_turn_in_their_order(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_nodes_turn, "SECONDS", 60)
     first = NodesTurn(Api(cluster.kubeconfig, 5), NAME)
     first.take(time.monotonic() + 1)
     order: list[int] = []
@@ -229,3 +230,55 @@ def test_two_pools_of_one_lease_are_one_turn(cluster: Cluster) -> None:
     cluster.asked()
     assert len(cluster.call("ADD", "c2", {"range": "", **ranges})) == 2
     assert of_leases(cluster) == [f"GET leases/{name_of(one)}", "POST leases", f"PATCH leases/{name_of(one)}"]
+
+
+@pytest.mark.parametrize("fault", [(500, "broken"), DROP_AFTER, (410, {"reason": "Expired", "message": "gone"})])
+def test_leases_that_are_not_served_cost_an_add_little_of_its_time(cluster: Cluster, fault: Any) -> None:
+    cluster.call("ADD", "c1")
+    mark(cluster)
+    cluster.asked()
+    cluster.server.faults = lambda method, resource, _: fault if resource == "leases" else None
+    assert cluster.call("ADD", "c2", seconds=5) == ["10.0.0.2/24"]
+    cluster.server.faults = lambda *_: None
+    assert len(of_leases(cluster)) < 40
+
+
+def test_who_has_the_turn_and_is_refused_all_the_same_waits_longer_each_time(cluster: Cluster) -> None:
+    """Go whereabouts takes no turns."""
+    cluster.call("ADD", "c1")
+    mark(cluster)
+    status = {"kind": "Status", "reason": "Conflict", "message": "the object has been modified", "code": 409}
+    cluster.server.faults = (
+        lambda method, resource, _: (409, status) if (method, resource) == ("PATCH", POOLS) else None
+    )
+    with pytest.raises(CniError, match="changed by others"):
+        cluster.call("ADD", "c2", seconds=3)
+    cluster.server.faults = lambda *_: None
+    assert cluster.asked().count(f"PATCH {POOLS}/{POOL}") < 20
+    assert holder(cluster) == ""
+
+
+@pytest.mark.parametrize("verb", ["STATUS", "CHECK"])
+def test_who_reads_alone_waits_for_no_other_node(cluster: Cluster, verb: str) -> None:
+    ips = [{"address": address} for address in cluster.call("ADD", "c1")]
+    mark(cluster)
+    held(cluster)
+    cluster.asked()
+    cluster.call(verb, "c1", prevResult={"cniVersion": "1.1.0", "ips": ips})
+    assert of_leases(cluster) == []
+
+
+def test_a_wait_whose_beginning_was_not_answered_is_taken_back(cluster: Cluster) -> None:
+    held(cluster)
+    lost = iter([DROP_AFTER])
+    cluster.server.faults = lambda method, resource, _: next(lost, None) if method == "PATCH" else None
+    turn = NodesTurn(Api(cluster.kubeconfig, 5), NAME)
+    turn.take(time.monotonic() + 5)
+    assert turn.failed and not turn.is_ours
+    assert waiting(cluster) == []
+
+
+def mark(cluster: Cluster) -> None:
+    """As when others had just changed the pool meanwhile."""
+    for path in cluster.directory.glob("run/pool-*"):
+        path.write_text(str(time.monotonic()))

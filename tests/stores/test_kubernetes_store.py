@@ -24,6 +24,7 @@ from cni.cli import cluster as clusters
 from cni.log import Log
 from cni.spec import request as requests
 from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater
+from cni.spec.request import Attachment
 from ipam import acquire, leases, plugin
 from ipam.ranges import Range, format_address
 from ipam.stores import kubernetes_nodes_turn, kubernetes_turns
@@ -574,6 +575,24 @@ def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) 
         resource, _, name = place.partition("/")
         used.setdefault(resource, set()).add(verbs.get(method, "get" if name else "list"))
     assert used == granted
+
+
+@pytest.mark.parametrize(("status", "raised"), [(409, True), (404, False)])
+def test_a_fence_that_the_pool_refuses_leaves_the_release_pending_and_one_that_is_gone_needs_none(
+    cluster: Cluster, status: int, raised: bool
+) -> None:
+    cluster.call("ADD")
+    store = cluster.store(POOL)
+    reason = {409: "Conflict", 404: "NotFound"}[status]
+    said = {"kind": "Status", "reason": reason, "message": "no", "details": {"name": POOL}, "code": status}
+    cluster.server.faults = (
+        lambda method, resource, _: (status, said) if (method, resource) == ("PATCH", POOLS) else None
+    )
+    if raised:
+        with pytest.raises(Unreachable):
+            store.settle(Attachment("rdma-net", "c1", "net1"), 1)
+    else:
+        store.settle(Attachment("rdma-net", "c1", "net1"), 1)
 
 
 def test_a_missing_right_is_named(cluster: Cluster) -> None:

@@ -539,10 +539,27 @@ def test_links_of_other_containers_groups_and_of_plain_rails_keep_nothing(rails:
     assert rails.all_leased(described) == {}
 
 
-@pytest.mark.parametrize("link", [{}, {"config": "[]", "created": 1}, {"config": "no JSON"}, {"config": "{}"}])
-def test_a_damaged_link_record_stops_no_delete(rails: Rails, link: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "link", [{}, {"config": "[]", "created": 1}, {"config": "no JSON"}, {"config": '{"rail": 7}'}, None]
+)
+def test_where_a_link_record_is_damaged_its_rail_may_be_attached_and_a_delete_frees_its_own_alone(
+    rails: Rails, link: dict[str, Any] | None
+) -> None:
+    described = rails.attach(0, 1)
+    damaged = rails.link(2)
+    if link is None:
+        (path,) = Path(rails.book.directory, "attachments").glob(f"{damaged.network}:*:link")
+        path.write_text("nonsense")
+    else:
+        rails.book.write(damaged, "link", link)
+    for rail, left in ((0, ["10.0.1.1", "10.0.2.1", "10.0.3.1"]), (1, ["10.0.2.1", "10.0.3.1"])):
+        rails.detach(rail)
+        assert sorted(rails.all_leased(described)) == left
+
+
+def test_a_link_of_another_group_that_names_no_rail_keeps_nothing(rails: Rails) -> None:
     described = rails.attach(0)
-    rails.book.write(Attachment("rail-1", "c1", "net1"), "link", link)
+    rails.book.write(Attachment("plain", "c1", "net7"), "link", {"config": "{}", "created": 1})
     rails.detach(0)
     assert rails.all_leased(described) == {}
 
