@@ -67,6 +67,6 @@ def shown(value: Any) -> str:
     """`value` as JSON, shortened; what is no JSON, such as a date of YAML, as text."""
     try:
         text = json.dumps(value, default=str)
-    except TypeError:  # of a key
+    except (TypeError, ValueError, RecursionError):  # of a key; an alias of YAML that holds itself
         text = str(value)
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
