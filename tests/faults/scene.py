@@ -131,6 +131,8 @@ class Scene:
         if self._first:
             shutil.rmtree(directory.parent, ignore_errors=True)
             shutil.rmtree(self.node.path(TURNS), ignore_errors=True)
+        for lock in self.node.path(TURNS).glob("pool-*"):
+            lock.write_bytes(b"")  # it says when a patch was refused: other requests are made for a while then
         self.held = None
         self.late_reservation = False
         self.backing.restore()
