@@ -105,9 +105,8 @@ class Turns:
         now = monotonic()
         if not self._among_until:
             seconds = self._seconds if self._seconds < SHARED_SECONDS else max(self._seconds, _AMONG_NODES)
-            self._among_until = now + min(
-                seconds, (self._api.deadline - now) * 2 / 3
-            )  # the rest is for what comes then
+            # a third of the time is for what comes then
+            self._among_until = now + min(seconds, (self._api.deadline - now) * 2 / 3)
         waited = False
         for name in sorted({name_of(self._object_of(pool)) for pool in contended}):
             turn = NodesTurn(self._api, name)
