@@ -127,12 +127,15 @@ def _is_ours(path: str) -> bool:
 
 
 def _execute(kind: str, path: str, request: Request) -> Result | None:
+    from cni.kernel import children  # mostly the IPAM plugin is ours
+
     stdin = posix.memfd_create("stdin", posix.MFD_CLOEXEC)  # a pipe could fill while the plugin writes its answer
     left = request.stdin
     while left:
         left = left[posix.write(stdin, left) :]
     posix.lseek(stdin, 0, 0)
     reading, writing = posix.pipe()
+    children.keep_status()
     try:
         pid = posix.posix_spawn(
             path,

@@ -6,8 +6,9 @@ is killed:
 - a byte of a file (open file description lock, fcntl(2)): as many locks as a file has offsets, of one open file;
 - a whole file (flock(2)).
 
-The wait is ended by SIGALRM, whose handler and timer are put back. So the waiting functions work in the main thread
-alone: elsewhere Python refuses to set a handler, with ValueError.
+The wait is ended by SIGALRM, whose handler, timer and place in the signal mask are put back. So the waiting functions
+work in the main thread alone: elsewhere Python refuses to set a handler, with ValueError. A caller that ran us with
+SIGALRM blocked or ignored changes nothing: both are inherited through exec (signal(7)).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SEEK_SET = 0
+_ALARM = (_signal.SIGALRM,)
 _RING_AGAIN = 0.05  # seconds: a ring that comes just before the wait begins is lost, so it is repeated
 
 
@@ -79,16 +81,19 @@ def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float
     if seconds <= 0:
         raise TimeoutError
     rung = False
+    began = monotonic()
 
     def ring(number: int, frame: object) -> None:
         nonlocal rung
-        if not rung:  # only once: a second ring must not break off the clean-up below
+        # Only once: a second ring must not break off the clean-up below. And not early: a SIGALRM of the caller's that
+        # was pending while it was blocked comes as soon as it is not.
+        if not rung and monotonic() - began >= seconds:
             rung = True
             raise TimeoutError
 
     former = _signal.signal(_signal.SIGALRM, ring)
-    began = monotonic()
     left, interval = _signal.setitimer(_signal.ITIMER_REAL, seconds, _RING_AGAIN)
+    mask = _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _ALARM)
     try:
         try:
             lock()
@@ -99,6 +104,7 @@ def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float
         raise
     finally:
         _signal.setitimer(_signal.ITIMER_REAL, 0)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
         _signal.signal(_signal.SIGALRM, _signal.SIG_DFL if former is None else former)
         if left:
             _signal.setitimer(_signal.ITIMER_REAL, max(left - (monotonic() - began), 1e-6), interval)

@@ -10,6 +10,7 @@ import posix
 import select
 from time import monotonic
 
+from cni.kernel import children
 from cni.spec import codec
 from cni.spec.errors import InvalidConfig, TryAgainLater
 
@@ -87,6 +88,7 @@ class Helper:
         environ[b"KUBERNETES_EXEC_INFO"] = codec.dumps(info).encode()
         environ.setdefault(b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         reading, writing = posix.pipe()
+        children.keep_status()
         try:
             actions = [
                 (posix.POSIX_SPAWN_OPEN, 0, "/dev/null", posix.O_RDONLY, 0),

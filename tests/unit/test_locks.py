@@ -182,3 +182,40 @@ def test_many_waiters_are_served_one_after_another_and_none_is_lost(tmp_path: Pa
     ]
     assert [w.wait() for w in waiters] == [0] * 20
     assert (tmp_path / "lock").read_text() == "20"
+
+
+INHERITED = {
+    "nothing": "",
+    "SIGALRM ignored": "signal.signal(signal.SIGALRM, signal.SIG_IGN)",
+    "SIGALRM blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})",
+    "all signals blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+    "SIGALRM blocked and pending": (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); os.kill(os.getpid(), signal.SIGALRM)"
+    ),
+}
+
+
+@pytest.mark.parametrize("inherited", INHERITED)
+@pytest.mark.parametrize("call", ["lock_byte(fd, 7, 0.3)", "lock_file(fd, 0.3)"])
+def test_a_wait_has_its_bound_whatever_the_caller_has_done_with_signals(
+    opened: Callable[[], int], tmp_path: Path, inherited: str, call: str
+) -> None:
+    holder = opened()
+    locks.lock_byte(holder, 7, 1)
+    locks.lock_file(holder, 1)
+    waits = (
+        "import os, signal, sys, time; from cni.kernel.locks import *\n"
+        "mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        f"fd = os.open({str(tmp_path / 'lock')!r}, os.O_RDWR); began = time.monotonic()\n"
+        f"try: {call}\n"
+        "except TimeoutError: print('gave up', time.monotonic() - began >= 0.3)\n"
+        "print(mask == signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
+    )
+    calls = f"import os, signal, sys\n{INHERITED[inherited]}\nos.execv(sys.executable, [sys.executable, '-c', {waits!r}])"
+    waiter = subprocess.Popen([sys.executable, "-c", calls], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        out, _ = waiter.communicate(timeout=20)
+    finally:
+        waiter.kill()
+        waiter.wait()
+    assert out.split("\n")[:2] == ["gave up True", "True"]

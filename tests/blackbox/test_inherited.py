@@ -1,0 +1,69 @@
+"""What a process inherits from its caller through exec, and no CNI specification speaks of: signals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.each import LINK_PLUGINS
+from tests.node import CHROOT, Node
+
+# Another's IPAM plugin: it answers ADD, and fails as its file `fails` says.
+ANOTHERS_IPAM = """#!/bin/sh
+cat >/dev/null
+[ -e /run/others/fails ] && echo '{"cniVersion": "1.1.0", "code": 11, "msg": "no address today"}' && exit 1
+[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.9.0.7/24"}]}'
+exit 0
+"""
+INHERITED = {
+    "SIGCHLD ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "SIGALRM ignored": "signal.signal(signal.SIGALRM, signal.SIG_IGN)",
+    "SIGPIPE by default": "signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
+    "all that can be ignored": (
+        "[signal.signal(n, signal.SIG_IGN) for n in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}]"
+    ),
+    "all blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+}
+
+
+@pytest.mark.skipif(bool(CHROOT), reason="the caller that sets the signals is Python: unset RAILCNI_CHROOT")
+@pytest.mark.parametrize("inherited", INHERITED)
+@pytest.mark.parametrize("ipam", ["anothers-ipam", "whereabouts"])
+@pytest.mark.parametrize("plugin", LINK_PLUGINS[:2])
+def test_a_call_is_served_whatever_its_caller_has_done_with_signals(
+    node: Node, plugin: str, ipam: str, inherited: str
+) -> None:
+    node.master()
+    node.host.add_veth("ens9", "ens9-peer")
+    script: Path = node.path("/run/others/anothers-ipam")
+    script.parent.mkdir()
+    script.write_text(ANOTHERS_IPAM)
+    script.chmod(0o755)
+    node.remember()
+    pod = node.pod()
+    block: dict[str, Any] = {"type": ipam, "range": "10.9.0.0/24", "datastore": "file"}
+    config = {"cniVersion": "1.1.0", "name": "net", "master": "ens2f0", "device": "ens9", "ipam": block}
+    calls = f"import os, signal, sys\n{INHERITED[inherited]}\nos.execv(sys.argv[1], sys.argv[1:])"
+
+    def call(verb: str) -> tuple[int, Any]:
+        env = {"CNI_COMMAND": verb, "CNI_PATH": f"{node.executables}:/run/others"}
+        env |= {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
+        argv = [sys.executable, "-c", calls, node.executables / plugin]
+        done = node.run(argv, env=env, stdin=json.dumps(config).encode())
+        return done.returncode, json.loads(done.stdout or b"null")
+
+    status, result = call("ADD")
+    assert (status, [a["address"].split(".")[0] for a in result["ips"]]) == (0, ["10"]), result
+    assert call("DEL") == (0, None)
+    assert node.leftovers(settle=2) == []
+    if ipam != "whereabouts":
+        node.path("/run/others/fails").touch()
+        status, result = call("ADD")
+        assert (status, result["code"], result["msg"]) == (1, 11, f"{ipam}: no address today")
+        node.path("/run/others/fails").unlink()
+        assert call("DEL") == (0, None)
+        assert node.leftovers(settle=2) == []
