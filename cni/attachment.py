@@ -13,7 +13,9 @@ The parts have locks of their own because our link plugin may exec our IPAM plug
 
 A record decides what is deleted, moved and released. So it is believed only when none but root can have written it, and
 when its checksum, its last member, says that nothing in it has changed. In every format to come the number of the
-format and the checksum stay as they are: what an older version cannot read it can at least tell from damage, and leave.
+format, the checksum and the members network, containerID and ifname stay as they are: what an older version cannot read
+it can at least tell from damage, and leave. A record of a newer format is refused to whoever asks for it, and is passed
+by where records are listed: one attachment of a newer railcni hinders no other.
 """
 
 from __future__ import annotations
@@ -40,10 +42,35 @@ FORMAT = 1
 WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
 GROUP = "@"  # what the "network" of a record begins with that belongs to a container in a group of rails; none of a CNI network can
 _REMINDER = "pending"
+_CLOCK_STEP = 1_000_000_000  # ns by which two clocks may differ that are read one after the other on a busy machine
 _RECORD_BYTES = 64 << 20  # far above what the largest configuration makes of a record
 _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32
 _NAME_BYTES = 200  # NAME_MAX is 255; the temporary name of a durable write is a little longer than the record's
+
+
+class Began:
+    """The moment at which a GC began, by the wall clock and by the monotonic one.
+
+    Records hold wall-clock times, so that a record of an earlier boot compares too. A wall clock that was set back since
+    an ADD leaves a record whose time is still to come: this attachment is older than the GC all the same, since nothing
+    can have been made after this moment and later than now.
+    """
+
+    __slots__ = ("_steady", "_wall")
+
+    def __init__(self) -> None:
+        self._wall = time.time_ns()
+        self._steady = time.monotonic_ns()
+
+    def is_after(self, created: int) -> bool:
+        """Whether what was made at `created` (ns since 1970) was there when the GC began, so that the list speaks of it.
+
+        False for everything when the wall clock was set while the GC ran: nothing can be told then. The next GC tells.
+        """
+        now = time.time_ns()
+        is_set = abs((now - self._wall) - (time.monotonic_ns() - self._steady)) > _CLOCK_STEP
+        return not (is_set or self._wall <= created <= now)
 
 
 class Held:
@@ -70,13 +97,14 @@ class Book:
     Every method raises IoFailure when the directory or what it needs of it cannot be used, or is not root's alone.
     """
 
-    __slots__ = ("_examined", "_records", "directory", "log")
+    __slots__ = ("_examined", "_newer", "_records", "directory", "log")
 
     def __init__(self, directory: str = STATE, log: Log | None = None) -> None:
         self.directory = directory
         self._records = directory + "/attachments"
         self.log = log
         self._examined = False
+        self._newer: dict[str, dict[str, Any]] = {}  # the records of a newer format that a listing has met
 
     def locked(self, attachment: Attachment, part: str, seconds: float = WAIT_SECONDS) -> Held:
         """Hold the lock of one part of `attachment`; TryAgainLater when another holds it for `seconds`."""
@@ -117,8 +145,15 @@ class Book:
         return None
 
     def read(self, attachment: Attachment, part: str) -> dict[str, Any] | None:
-        """The record, or None when there is none. One that cannot be read is set aside, with a line in the log."""
-        return self._load(_name(attachment, part))
+        """The record, or None when there is none. One that cannot be read is set aside, with a line in the log.
+
+        IoFailure for one of a newer format: nothing may be decided by what it says, nor without it.
+        """
+        name = _name(attachment, part)
+        document = self._load(name)
+        if document and _is_newer(document):
+            raise _newer_format(f"{self._records}/{name}", document)
+        return document
 
     def write(self, attachment: Attachment, part: str, document: dict[str, Any]) -> None:
         """Write the record so that it outlives a crash of the process and of the machine."""
@@ -202,15 +237,36 @@ class Book:
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
-        """Every record of one part that belongs to a container; None when one of them is damaged, or was."""
+        """Every record of one part that belongs to a container; None when one of them cannot be read, or was damaged."""
         within = f":{container_id}:"
         found = [(a, d) for a, _, d in self._every("", part, within) if a.container_id == container_id]
+        if any(a.container_id == container_id for a, _, _ in self.newer(part)):
+            return None
         damaged = any(within in name and name.endswith(f":{part}") for name in self._names(hidden=True))
         return None if damaged else found
 
     def all(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
         """Every record of the node, or those of one part: (attachment, part, document)."""
         return self._every("", part)
+
+    def refuse_newer(self, *devices: str) -> None:
+        """IoFailure when a record that a listing has passed by speaks of one of `devices`: PCI or MAC addresses.
+
+        A function that a userspace driver holds stays on the host, as does a device whose sandbox has died: nothing but
+        the record tells that it is in use. Whatever a newer format calls its members, the address stands there in full.
+        """
+        for name, document in self._newer.items():
+            text = codec.dumps(document)
+            if any(device and codec.dumps(device) in text for device in devices):
+                raise _newer_format(f"{self._records}/{name}", document)
+
+    def newer(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
+        """The records of newer formats that listings have passed by so far, as `all` answers.
+
+        Of their members only those that name the attachment are certain.
+        """
+        parts = [(name.rpartition(":")[2], document) for name, document in self._newer.items()]
+        return [(a, p, d) for p, d in parts if part in ("", p) and (a := _attachment(d))]
 
     def _every(self, prefix: str, part: str, within: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
         found = []
@@ -219,9 +275,16 @@ class Book:
             if named and name.endswith(f":{part}" if part else ""):
                 document = self._load(name)
                 attachment = document and _attachment(document)
-                if document and attachment:
+                if document and _is_newer(document):
+                    self._pass_by(name, document)
+                elif document and attachment:
                     found.append((attachment, name.rpartition(":")[2], document))
         return found
+
+    def _pass_by(self, name: str, document: dict[str, Any]) -> None:
+        if self.log and name not in self._newer:
+            self.log.warning(f"passed by: {_newer_format(f'{self._records}/{name}', document).msg}")
+        self._newer[name] = document
 
     def _names(self, hidden: bool = False) -> list[str]:
         self._examine()
@@ -237,9 +300,8 @@ class Book:
         path = f"{self._records}/{name}"
         try:
             document = _unsealed(files.read_regular(path, _RECORD_BYTES, posix.O_NOFOLLOW, private=True))
-            _check_format(f"{self.directory}/attachments/{name}", document)
             attachment = _attachment(document)
-            if attachment and _name(attachment, name.rpartition(":")[2]) == name:
+            if _is_newer(document) or (attachment and _name(attachment, name.rpartition(":")[2]) == name):
                 return document
             reason = "is not a record of what its name says"
         except FileNotFoundError:
@@ -343,14 +405,17 @@ def _unsealed(data: bytes) -> dict[str, Any]:
     return document
 
 
-def _check_format(path: str, document: dict[str, Any]) -> None:
-    """Refuse a record of a newer version: what it says must not be guessed, and nobody else would know it again."""
+def _is_newer(document: dict[str, Any]) -> bool:
     found = document.get("format")
-    if isinstance(found, int) and found > FORMAT:
-        raise IoFailure(
-            f"record {path} has format {found}, and this railcni knows {FORMAT}: a newer railcni has made that attachment;"
-            " install that version again, at least until its pod is gone"
-        )
+    return isinstance(found, int) and found > FORMAT
+
+
+def _newer_format(path: str, document: dict[str, Any]) -> IoFailure:
+    """The refusal of a record of a newer version: what it says must not be guessed, and nobody else would know it again."""
+    return IoFailure(
+        f"record {path} has format {document['format']}, and this railcni knows {FORMAT}: a newer railcni has made that"
+        " attachment; install that version again, at least until its pod is gone"
+    )
 
 
 def _attachment(document: dict[str, Any]) -> Attachment | None:

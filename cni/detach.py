@@ -92,7 +92,9 @@ def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, book: Bo
 
 
 def _is_recorded(name: str, identity: dict[str, int], book: Book) -> bool:
-    return any(record["sandbox"] == identity and record["link"]["name"] == name for _, _, record in book.all(PART))
+    if any(record["sandbox"] == identity and record["link"]["name"] == name for _, _, record in book.all(PART)):
+        return True
+    return any(attachment.ifname == name for attachment, _, _ in book.newer(PART))  # in which sandbox cannot be told
 
 
 def release(record: dict[str, Any] | None, request: Request, log: Log) -> None:

@@ -17,7 +17,7 @@ import time
 from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
 
 from cni import sandbox
-from cni.attachment import Book
+from cni.attachment import Began, Book
 from cni.config import Fault, Key, fill, optional, refuse, string
 from cni.kernel import netns, node, sysfs
 from cni.kernel.netlink import KernelError
@@ -317,7 +317,7 @@ def collect(request: Request, book: Book, log: Log) -> None:
     from cni.detach import report
     from cni.spec.gc import valid_attachments
 
-    began = time.time_ns()
+    began = Began()
     valid = valid_attachments(request)
     faults: list[CniError] = []
     for attachment, _ in book.of_network(request.attachment.network, PART):
@@ -326,7 +326,7 @@ def collect(request: Request, book: Book, log: Log) -> None:
             continue
         with held:
             record = book.read(attachment, PART)
-            if record is None or record["created"] >= began:
+            if record is None or not began.is_after(record["created"]):
                 continue
             try:
                 _give_back(record, request, log)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from cni import delegate, sandbox
-from cni.attachment import Book
+from cni.attachment import Began, Book
 from cni.config import refuse
 from cni.detach import PART, detach, release, report
 from cni.kernel import ipconfig
@@ -105,7 +103,7 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
     """
     from cni.spec.gc import valid_attachments
 
-    began = time.time_ns()
+    began = Began()
     valid = valid_attachments(request)
     book = Book(log=log)
     host = Rtnl()
@@ -122,7 +120,7 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
             record = book.read(attachment, PART)
             if record is None:
                 continue
-            if record["created"] >= began:
+            if not began.is_after(record["created"]):
                 keep.append(attachment)
                 continue
             own = _for_attachment(request, attachment, record)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cni.attachment import Book
+    from cni.attachment import Began, Book
     from cni.log import Log
     from cni.spec.request import Request
     from ipam.leases import Need
@@ -171,7 +171,7 @@ def check(request: Request, book: Book, log: Log) -> None:
 def collect(
     network: str,
     valid: set[Attachment],
-    began: int,
+    began: Began,
     records: Sequence[tuple[Attachment, dict[str, Any]]],
     described: dict[str, Any] | None,
     book: Book,
@@ -197,7 +197,7 @@ def _collect(
     who: Attachment,
     network: str,
     valid: set[Attachment],
-    began: int,
+    began: Began,
     described: dict[str, Any] | None,
     book: Book,
     log: Log,
@@ -210,7 +210,7 @@ def _collect(
         if record is None:
             return
         left = [m for m in record["members"] if not _is_gone(m, who, network, valid, began, book)]
-        if left and not (record["pending"] and record["sequence"] < began):
+        if left and not (record["pending"] and began.is_after(record["sequence"])):
             if len(left) < len(record["members"]):
                 book.write(who, PART, {**record, "members": left})
                 log.info(f"collected {len(record['members']) - len(left)} rails of {who}")
@@ -223,11 +223,11 @@ def _collect(
 
 
 def _is_gone(
-    entry: members.Member, who: Attachment, network: str, valid: set[Attachment], began: int, book: Book
+    entry: members.Member, who: Attachment, network: str, valid: set[Attachment], began: Began, book: Book
 ) -> bool:
     """Whether the runtime knows a member no more; not when it came after the call began, or its link is there or at work."""
     attachment = Attachment(entry[0], who.container_id, entry[1])
-    if entry[0] != network or attachment in valid or entry[3] >= began:
+    if entry[0] != network or attachment in valid or not began.is_after(entry[3]):
         return False
     link = book.try_locked(attachment, members.LINK_PART)
     if link is None:

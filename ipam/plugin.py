@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-from cni.attachment import STATE, Book
+from cni.attachment import STATE, Began, Book
 from cni.kernel import node
 from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField
 from cni.spec.request import Attachment, member
@@ -258,7 +258,7 @@ def collect(request: Request, book: Book, log: Log) -> None:
     from cni.spec.gc import valid_attachments
     from ipam import upkeep
 
-    began = time.time_ns()
+    began = Began()
     valid = valid_attachments(request)
     faults: list[CniError] = []
     described, pools, node_name, cooldown = None, [], "", 0

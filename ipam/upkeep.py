@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from cni.attachment import Began
 from cni.kernel import netns
 from cni.spec.errors import CniError
 from ipam import records, stores
@@ -159,12 +160,14 @@ def restorer(described: dict[str, Any], book: Book, log: Log) -> Callable[[], li
 
     def restore() -> list[Lease]:
         found: list[Lease] = []
-        for attachment, part, record in book.all():
-            if part == PART and stores.same(record.get("store") or {}, described):
+        for attachment, _, record in (*book.all(PART), *book.newer(PART)):
+            where = record.get("store")
+            if not isinstance(where, dict) or stores.same(where, described):
+                # Of a newer format all that can be read is taken: an address too many is given back by its own version.
                 try:
                     found += records.leases(attachment, record)
                 except ValueError as fault:
-                    log.error(f"the record of {attachment} is damaged: {fault}; its addresses are not restored")
+                    log.error(f"the record of {attachment} cannot be read: {fault}; its addresses are not restored")
         if found and not stores.is_shared(described):
             log.warning(f"the store was new; restored from the attachment records: {_texts(found)}")
         return found
@@ -214,7 +217,7 @@ def collect(
     damaged. What is locked is being set up or torn down, and what was claimed after the call began cannot be in the
     list: both stay. What a failed DEL left goes, listed or not.
     """
-    began = time.time_ns()
+    began = Began()
     faults: list[CniError] = []
     doomed: dict[Attachment, None] = {}
     for attachment, record in book.of_network(network, PART):
@@ -252,7 +255,7 @@ def _unlisted(network: str, valid: set[Attachment], node: str, store: Store, poo
 
 
 def _collect(
-    attachment: Attachment, began: int, described: dict[str, Any] | None, book: Book, log: Log, cooldown: int
+    attachment: Attachment, began: Began, described: dict[str, Any] | None, book: Book, log: Log, cooldown: int
 ) -> None:
     link = book.try_locked(attachment, _LINK_PART)
     if link is None:
@@ -263,7 +266,7 @@ def _collect(
             return
         with own:
             record = read_record(attachment, book, log)
-            if record and record["sequence"] >= began:
+            if record and not began.is_after(record["sequence"]):
                 return
             if not (record and record["pending"]) and book.read(attachment, _LINK_PART):
                 return  # an ADD has made its link since the link plugin looked; or that plugin could not remove it

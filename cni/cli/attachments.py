@@ -9,6 +9,7 @@ from cni.attachment import STATE, Book
 from cni.cli import output, subcommand
 from cni.cli.places import is_alive
 from cni.cli.podnames import is_of_pod
+from cni.log import Log
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,7 +27,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
     """The attachments, each with its parts: what its link plugin and its IPAM plugin have recorded."""
     attachments: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for attachment, part, record in Book(directory).all():
+    for attachment, part, record in Book(directory, Log("railcni")).all():
         if network in ("", attachment.network):
             entry = attachments.setdefault(attachment.key(), {})
             entry[part] = record

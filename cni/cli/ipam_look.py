@@ -14,6 +14,7 @@ from cni.cli.findings import Finding, Inventory
 from cni.cli.inventory import Pod, of_lease
 from cni.cli.judge_node import NodeInventory
 from cni.cli.store import Choice
+from cni.log import Log
 from cni.spec.errors import InvalidConfig
 from cni.spec.request import Attachment
 from ipam import stores
@@ -111,7 +112,7 @@ def _at_files(choice: Choice, met: Met) -> Look:
     with store.turn():
         pools = store.pools()
         held = [of_lease(lease) for lease in holdings.leases(store)]
-        records = [(a, r) for a, _, r in Book(STATE).all(PART) if _names(r, choice)]
+        records = [(a, r) for a, _, r in Book(STATE, Log("railcni")).all(PART) if _names(r, choice)]
     met(f"{len(held)} leases read")
     node = NodeInventory(held, records, is_there, pools)
     counts = {"pools": len(pools), "leases": len(held), "records": len(records)}

@@ -21,6 +21,7 @@ from cni.cli.migration import Plan
 from cni.cli.progress import Progress
 from cni.cli.store import Choice
 from cni.kernel.node import host_name
+from cni.log import Log
 from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.spec.request import Attachment
 from ipam import stores as kinds
@@ -295,7 +296,7 @@ class _Migration:
         if self._source.described is None:
             return
         moved = {lease.attachment.key() for lease in leases}
-        book = Book(STATE)
+        book = Book(STATE, Log("railcni"))
         for attachment, _, listed in book.all(PART):
             if attachment.key() not in moved or not self._is_of_source(listed):
                 continue

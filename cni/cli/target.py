@@ -14,6 +14,7 @@ from cni.cli import networks
 from cni.cli.cache import Cache, Entry, Parameters
 from cni.cli.networks import Network
 from cni.cli.places import is_alive, namespace_path
+from cni.log import Log
 from cni.spec.errors import CniError, InvalidConfig
 from cni.spec.request import is_identifier
 
@@ -58,7 +59,7 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
 def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
     """`options` with the containerID, interface and namespace of the attachment that its pod has to the network `name`."""
     pod, found = options.container_id, {}
-    for attachment, _, record in Book().all():
+    for attachment, _, record in Book(log=Log("railcni")).all():
         if attachment.network == name and "/".join((record.get("pod") or ("", ""))[:2]) == pod:
             found[attachment.container_id, attachment.ifname] = str(record.get("netns") or "")
     for entry in cache.all():
@@ -134,6 +135,6 @@ def living(network: str, cache: Cache) -> Iterator[Parameters]:
 def _known(network: str, cache: Cache) -> Iterator[Parameters]:
     for directory in (cache.directory, os.path.join(cache.directory, _MULTUS)):
         yield from (e.parameters for e in Cache(directory).all() if e.network == network)
-    for attachment, _, record in Book().all():
+    for attachment, _, record in Book(log=Log("railcni")).all():
         if attachment.network == network:
             yield Parameters(attachment.container_id, str(record.get("netns") or ""), attachment.ifname)

@@ -93,6 +93,7 @@ def holders(
     """Of those the ones that have this device.
 
     While it is not on the host (`device` is None), `is_meant` tells by the `link` of a record whether it is this one.
+    IoFailure when a record of a newer format speaks of the device.
     """
     for attachment, record in recorded(own, book):
         link = record["link"]
@@ -102,6 +103,8 @@ def holders(
                 yield attachment, record
         elif is_meant(link):
             yield attachment, record
+    if device:
+        book.refuse_newer(device.parent_device, device.mac)
 
 
 def reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, book: Book) -> None:

@@ -246,6 +246,7 @@ def _holder(pci: str, request: Request, host: Rtnl, book: Book) -> Attachment | 
             if sandbox.of_record(record, request):
                 return attachment
             moved.reclaim(attachment, record, host, book)
+    book.refuse_newer(pci)
     from cni.plugins import sriov_cache
 
     return sriov_cache.holder(pci)

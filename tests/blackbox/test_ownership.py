@@ -10,7 +10,8 @@ import pytest
 
 from cni.attachment import Book
 from cni.spec.request import Attachment
-from tests.node import GO_PLUGINS, STATE, Node, Pod
+from tests.faults.inject import begin
+from tests.node import GO_PLUGINS, STATE, Node, Pod, until
 
 L2 = {"cniVersion": "1.0.0", "name": "rdma", "type": "macvlan", "master": "ens2f0"}
 WITH_HOST_LOCAL = {**L2, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}
@@ -121,19 +122,48 @@ def test_a_delete_of_what_no_add_could_have_made_succeeds(node: Node, pod: Pod) 
     assert node.leftovers() == []
 
 
-def test_gc_spares_what_was_attached_after_it_began(node: Node, pod: Pod) -> None:
+def test_gc_collects_what_was_attached_before_the_clock_was_set_back(node: Node, pod: Pod) -> None:
     config = {**L2, "cniVersion": "1.1.0", "ipam": {"type": "whereabouts", "range": "10.2.0.0/24"}}
     node.cni("macvlan", "ADD", config, netns=pod).succeeded()
     book, attachment = Book(str(node.path(STATE))), Attachment("rdma", "c1", "net1")
-    record = book.read(attachment, "link") or {}
-    book.write(attachment, "link", {**record, "created": time.time_ns() + 3600 * 10**9})
-    collection = {**config, "cni.dev/valid-attachments": []}
-    node.cni("macvlan", "GC", collection).succeeded()
-    assert "pod1: link net1" in node.leftovers()
-    assert node.leases() == ["10.2.0.1"]
-    book.write(attachment, "link", record)
-    node.cni("macvlan", "GC", collection).succeeded()
+    for part, member in (("link", "created"), ("ipam", "sequence")):
+        record = book.read(attachment, part) or {}
+        book.write(attachment, part, {**record, member: time.time_ns() + 3600 * 10**9})
+    node.cni("macvlan", "GC", {**config, "cni.dev/valid-attachments": []}).succeeded()
     assert node.leftovers() == []
+
+
+# Another's IPAM plugin. The DEL of c0 does not end before the test says so.
+SLOW_IPAM = """#!/bin/sh
+cat >/dev/null
+[ "$CNI_COMMAND $CNI_CONTAINERID" = "DEL c0" ] && touch /run/others/waiting && cat /run/others/go
+[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.9.0.7/24"}]}'
+exit 0
+"""
+
+
+def test_gc_spares_what_was_attached_after_it_began(node: Node, pod: Pod) -> None:
+    """The GC is held up at c0; meanwhile c1 is attached anew, which no list of before can speak of."""
+    script = node.path("/run/others/slow-ipam")
+    script.parent.mkdir()
+    script.write_text(SLOW_IPAM)
+    script.chmod(0o755)
+    os.mkfifo(node.path("/run/others/go"))
+    config = {**L2, "cniVersion": "1.1.0", "ipam": {"type": "slow-ipam"}}
+    how: dict[str, Any] = {"path": ["/run/others"]}
+    first = node.pod("pod0")
+    node.cni("macvlan", "ADD", config, netns=first, container_id="c0", **how).succeeded()
+    node.cni("macvlan", "ADD", config, netns=pod, container_id="c1", **how).succeeded()
+    collection = node.start_cni("macvlan", "GC", {**config, "cni.dev/valid-attachments": []}, **how)
+    begin(collection)
+    assert until(node.path("/run/others/waiting").exists, 20)
+    for verb in ("DEL", "ADD"):
+        node.cni("macvlan", verb, config, netns=pod, container_id="c1", **how).succeeded()
+    with node.path("/run/others/go").open("w") as go:
+        go.write("on")
+    collection._stdin = None  # type: ignore[assignment]
+    collection.finish().succeeded()
+    assert (first.view.names(), pod.view.names()) == ([], ["net1"])
 
 
 def test_an_address_stays_reserved_while_a_sandbox_that_cannot_be_found_answers_to_it(node: Node, pod: Pod) -> None:

@@ -206,6 +206,10 @@ def test_what_a_version_to_come_has_recorded_is_refused_and_left_for_it(node: No
     words = f"format {FORMAT + 1}, and this railcni knows {FORMAT}"
     for verb in ("ADD", "DEL"):
         network.call(executables, verb, pod, prevResult=result).refused(5, words)
+    second = node.pod("pod2")
+    network.call(executables, "ADD", second, "c2").succeeded()  # nobody else is hindered
+    assert "10.9.0.1/24" not in addresses(second)
+    network.call(executables, "DEL", second, "c2").succeeded()
     network.collect(executables).refused(5, words)
     assert node.leftovers() == before
     assert addresses(pod) == ["10.9.0.1/24", "fd00:9::1/64"]

@@ -30,6 +30,7 @@ from ipam import acquire, leases, plugin, records, stores
 from ipam.ranges import Range, format_address
 from ipam.stores.base import Claimed, Lease, Owner, Taken, Unknown, Want
 from ipam.stores.file import FileStore
+from tests.unit.test_formats import make_newer
 
 NETNS = "/run/netns/no-such-namespace"
 POOL = "10.0.0.0-24"
@@ -569,6 +570,36 @@ def test_gc_passes_by_what_was_claimed_after_it_began(host: Host, monkeypatch: p
     monkeypatch.setattr(Book, "of_network", add_one_meanwhile)
     host.gc()
     assert host.leased() == {"10.0.0.2": "new"}
+
+
+HOUR = 3600 * 10**9
+
+
+def test_gc_collects_what_was_claimed_before_the_clock_was_set_back(host: Host) -> None:
+    for container in ("c1", "c2"):
+        host.add(container)
+        attachment = Attachment("rdma-net", container, "net1")
+        record = host.book.read(attachment, "ipam") or {}
+        host.book.write(attachment, "ipam", {**record, "sequence": record["sequence"] + HOUR})
+    host.store.leases(POOL)
+    host.gc("c2")
+    assert list(host.recorded()) == ["c2"]
+
+
+def test_a_rebuilt_store_gives_no_address_that_a_record_of_a_newer_format_names(host: Host) -> None:
+    for container in ("c1", "c2", "c3"):
+        host.add(container)
+    newer, damaged = (Path(host.state, f"attachments/rdma-net:{c}:net1:ipam") for c in ("c1", "c2"))
+    make_newer(newer)
+    record = host.book.read(Attachment("rdma-net", "c2", "net1"), "ipam") or {}
+    host.book.write(Attachment("rdma-net", "c2", "net1"), "ipam", {**record, "addresses": 7})
+    make_newer(damaged)
+    Path(host.data, "leases.db").unlink()
+    assert host.add("c4") == ["10.0.0.2/24"]  # the address of c2, which nothing can tell any more, is named in the log
+    assert host.leased() == {"10.0.0.1": "c1", "10.0.0.2": "c4", "10.0.0.3": "c3"}
+    for container in ("c1", "c2"):
+        with pytest.raises(IoFailure, match="install that version again"):
+            host.delete(container)
 
 
 def test_gc_with_a_faulty_configuration_collects_by_the_records_and_reports(host: Host) -> None:

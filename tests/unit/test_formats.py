@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cni import attachment
 from cni.attachment import Book
+from cni.log import Log
 from cni.spec import codec
 from cni.spec.errors import IoFailure
 from cni.spec.request import Attachment
@@ -16,7 +19,7 @@ from ipam.stores import schema
 from ipam.stores.base import CREATE, READ
 from ipam.stores.database import open_database
 
-NET1 = Attachment("rdma", "c1", "net1")
+NET1, OTHER = Attachment("rdma", "c1", "net1"), Attachment("rdma", "c2", "net1")
 
 
 def make_newer(record: Path) -> bytes:
@@ -28,24 +31,63 @@ def make_newer(record: Path) -> bytes:
     return record.read_bytes()
 
 
-def test_a_record_of_a_newer_format_is_refused_by_name_and_stays(tmp_path: Path) -> None:
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    """The state directory of a node with two records of part link, that of NET1 of a newer format."""
     book = Book(str(tmp_path / "state"))
-    book.write(NET1, "link", {"netns": "/run/netns/pod1"})
-    (record,) = (tmp_path / "state/attachments").iterdir()
-    data = make_newer(record)
-    for act in (
-        lambda: book.read(NET1, "link"),
-        lambda: book.all(),
-        lambda: book.of_network("rdma", "link"),
-    ):
-        with pytest.raises(IoFailure) as caught:
-            act()
-        shown = caught.value.msg[:250]
-        assert f"format {attachment.FORMAT + 1}, and this railcni knows {attachment.FORMAT}" in shown
-        assert "install that version again" in caught.value.msg
-        assert record.name in shown
-    assert record.read_bytes() == data
-    assert list(record.parent.iterdir()) == [record]
+    book.write(NET1, "link", {"device": {"mac": "02:00:00:00:09:09"}, "pci": "0000:3b:00.2"})
+    make_newer(next((tmp_path / "state/attachments").iterdir()))
+    book.write(OTHER, "link", {"netns": "/run/netns/pod2"})
+    return book.directory
+
+
+def files_of(state: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(state, "attachments").iterdir()}
+
+
+def test_a_record_of_a_newer_format_is_refused_by_name_to_whoever_asks_for_it_and_stays(state: str) -> None:
+    before = files_of(state)
+    with pytest.raises(IoFailure) as caught:
+        Book(state).read(NET1, "link")
+    shown = caught.value.msg[:250]
+    assert f"format {attachment.FORMAT + 1}, and this railcni knows {attachment.FORMAT}" in shown
+    assert "install that version again" in caught.value.msg
+    assert "rdma:c1:net1:link" in shown
+    assert files_of(state) == before
+
+
+LISTINGS: dict[str, Callable[[Book], list[Any] | None]] = {
+    "all": lambda book: [a for a, _, _ in book.all()],
+    "all of a part": lambda book: [a for a, _, _ in book.all("link")],
+    "of a network": lambda book: [a for a, _ in book.of_network("rdma", "link")],
+    "of another container": lambda book: [a for a, _ in book.of_container("c2", "link") or ()],
+}
+
+
+@pytest.mark.parametrize("listing", LISTINGS)
+def test_a_record_of_a_newer_format_is_passed_by_in_listings_and_named_once(
+    state: str, listing: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, book = files_of(state), Book(state, Log())
+    for _ in range(2):
+        assert LISTINGS[listing](book) == [OTHER]
+    told = [line for line in capfd.readouterr().err.splitlines() if "install that version again" in line]
+    assert len(told) == (listing != "of another container")
+    assert all("rdma:c1:net1:link" in line for line in told)
+    assert files_of(state) == before
+
+
+def test_what_a_container_has_cannot_be_told_when_one_of_its_records_is_of_a_newer_format(state: str) -> None:
+    assert Book(state).of_container("c1", "link") is None
+
+
+def test_a_device_that_a_record_of_a_newer_format_speaks_of_is_refused_by_any_of_its_addresses(state: str) -> None:
+    book = Book(state)
+    book.all()
+    book.refuse_newer("", "0000:3b:00.3", "02:00:00:00:09:0a")
+    for address in ("0000:3b:00.2", "02:00:00:00:09:09"):
+        with pytest.raises(IoFailure, match=r"rdma:c1:net1:link has format .* install that version again"):
+            book.refuse_newer("", address)
 
 
 @pytest.mark.parametrize("use", [CREATE, READ])

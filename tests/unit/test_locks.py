@@ -211,7 +211,9 @@ def test_a_wait_has_its_bound_whatever_the_caller_has_done_with_signals(
         "except TimeoutError: print('gave up', time.monotonic() - began >= 0.3)\n"
         "print(mask == signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
     )
-    calls = f"import os, signal, sys\n{INHERITED[inherited]}\nos.execv(sys.executable, [sys.executable, '-c', {waits!r}])"
+    calls = (
+        f"import os, signal, sys\n{INHERITED[inherited]}\nos.execv(sys.executable, [sys.executable, '-c', {waits!r}])"
+    )
     waiter = subprocess.Popen([sys.executable, "-c", calls], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         out, _ = waiter.communicate(timeout=20)

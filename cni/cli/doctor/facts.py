@@ -19,6 +19,7 @@ from cni.cli.rdma.inventory import Port
 from cni.cli.rdma.sandboxes import Interface, Sandbox
 from cni.cli.topology import text
 from cni.kernel import rdma
+from cni.log import Log
 from cni.spec.errors import CniError
 
 
@@ -158,7 +159,7 @@ class Facts:
     def _recorded(self) -> dict[tuple[str, str], list[str]]:
         found: dict[tuple[str, str], list[str]] = {}
         try:
-            records = Book(self.places.state).all("ipam")
+            records = Book(self.places.state, Log("railcni")).all("ipam")
         except CniError:  # `unread` says so
             return {}
         for attachment, _, record in records:

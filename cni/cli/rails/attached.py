@@ -16,6 +16,7 @@ from cni.detach import PART, config_of
 from cni.extras import gids
 from cni.extras import rail as routing
 from cni.kernel import addresses, netns, rdma
+from cni.log import Log
 from cni.rail import Rail, read
 from cni.sandbox import Sandbox as Opened
 from cni.spec.request import member
@@ -73,7 +74,7 @@ def of_sandbox(sandbox: Sandbox, state: str = STATE) -> list[Attached]:
 
 
 def _recorded(state: str) -> Iterator[Attached]:
-    for attachment, _, record in Book(state).all(PART):
+    for attachment, _, record in Book(state, Log("railcni")).all(PART):
         config = config_of(record)
         faults: list[Fault] = []
         rail = read(config, faults)

@@ -19,6 +19,7 @@ from cni.cli.podnames import is_of_pod, read_pod
 from cni.kernel import addresses
 from cni.kernel import netns as namespaces
 from cni.kernel.links import Link, Rtnl
+from cni.log import Log
 from cni.spec.errors import CniError, InvalidConfig
 
 _LINK_LOCAL = "fe80:"
@@ -118,7 +119,7 @@ def _at(path: str, sandboxes: list[Sandbox]) -> Sandbox:
 
 def _recorded(state: str) -> Iterator[tuple[str, str]]:
     """Paths of namespaces with their pods, as railcni's records know them."""
-    for attachment, _, record in Book(state).all():
+    for attachment, _, record in Book(state, Log("railcni")).all():
         namespace, name, *_ = record.get("pod") or ("", "")
         if record.get("netns"):
             yield str(record["netns"]), f"{namespace}/{name}" if name else f"container {attachment.container_id[:13]}"
