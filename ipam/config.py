@@ -48,6 +48,7 @@ class IpamConfig:
             "requested",
             "routes",
             "slice_node",
+            "unnamed",
         ),
     )
     ranges: list[Range]  # each gives an address; the block's own range first
@@ -59,6 +60,7 @@ class IpamConfig:
     node: str  # this node's name
     slice_node: str  # the node whose slices the ranges are, "" while they are whole (ipam.stores.kubernetes_slices)
     config_path: str  # the flat file that was read, or ""
+    unnamed: str  # why a pod of Kubernetes is refused, since no store is named; "" where one is
     notes: list[str]  # what of the configuration has no effect: for the log
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
     address_entries: Sequence[dict[str, Any]]  # as written; see addresses
@@ -290,12 +292,16 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
             )
         )
     config.datastore = datastore(config)
-    pod = request.args.get("K8S_POD_NAME", "")
-    if chosen or config.datastore != "file" or not pod or request.command not in ("ADD", "CHECK"):
+    config.unnamed = ""
+    if chosen or config.datastore != "file":
         return
+    pod = request.args.get("K8S_POD_NAME", "")
     looked = f"{source.path} names none" if source.path else f"there is no flat file at {', '.join(source.searched)}"
     wanted = (
-        f'no store is named, and for a Kubernetes pod ({pod[:40]}) none is assumed: want "file" for addresses of this '
-        f"node alone, or kubernetes.kubeconfig or etcd_host; {looked}"
+        f"no store is named, and for a Kubernetes pod {f'({pod[:40]}) ' if pod else ''}none is assumed: want \"file\" for"
+        f" addresses of this node alone, or kubernetes.kubeconfig or etcd_host; {looked}"
     )
-    faults.append(Fault(where, None, wanted))
+    if not pod:
+        config.unnamed = str(Fault(where, None, wanted))
+    elif request.command in ("ADD", "CHECK"):
+        faults.append(Fault(where, None, wanted))

@@ -287,7 +287,7 @@ def status(request: Request, book: Book, log: Log) -> None:
     from ipam.acquire import search
 
     config = configured(request, log)
-    if not leases.needs(config):
+    if not leases.needs(config) and not config.unnamed:
         return
 
     def described(seconds: float) -> tuple[dict[str, Any], Sequence[Need]]:
@@ -305,7 +305,12 @@ def attempt(
     book: Book,
     log: Log,
 ) -> None:
-    """Search the store for what an ADD would claim, and claim nothing; NotAvailable."""
+    """Search the store for what an ADD would claim, and claim nothing; NotAvailable.
+
+    Also where no store is named: the runtimes that ask for STATUS are those of Kubernetes, and do not say for which pod.
+    """
+    if config.unnamed:
+        raise NotAvailable(config.unnamed)
     seconds = min(SHARED_SECONDS, config.store_timeout)
     try:
         described, wanted = describe(seconds)

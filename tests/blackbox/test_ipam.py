@@ -548,6 +548,15 @@ def test_a_kubernetes_pod_is_never_given_node_local_addresses_unasked(node: Node
     delete(node, config, args=args)
 
 
+@pytest.mark.parametrize("plugin", ["whereabouts", "macvlan"])
+def test_status_says_that_no_pod_of_kubernetes_can_be_attached_while_no_store_is_named(node: Node, plugin: str) -> None:
+    node.master()
+    unnamed = network({**RANGE, "datastore": None}, master="ens2f0")
+    node.cni(plugin, "STATUS", unnamed).refused(50, "datastore", "no store is named", '"file"', "kubernetes.kubeconfig")
+    assert node.cni(plugin, "STATUS", network({**RANGE, "datastore": "file"}, master="ens2f0")).succeeded() is None
+    assert node.leftovers() == []
+
+
 def test_without_a_pod_the_file_store_is_the_default(node: Node) -> None:
     config = network({**RANGE, "datastore": None})
     assert add(node, config) == ["192.168.111.1/24"]

@@ -194,8 +194,8 @@ def wait(pid: int, seconds: float) -> None:
         os.close(fd)
 
 
-def test_what_a_version_to_come_has_recorded_is_refused_and_left_for_it(node: Node, executables: Path) -> None:
-    network = on(node, "macvlan")
+def test_what_a_version_to_come_has_recorded_is_refused_and_left_for_it(network: Network, executables: Path) -> None:
+    node = network.node
     pod = node.pod()
     result = network.call(executables, "ADD", pod).succeeded()
     records = list(node.path(STATE).joinpath("attachments").iterdir())
@@ -207,9 +207,11 @@ def test_what_a_version_to_come_has_recorded_is_refused_and_left_for_it(node: No
     for verb in ("ADD", "DEL"):
         network.call(executables, verb, pod, prevResult=result).refused(5, words)
     second = node.pod("pod2")
+    network.device = "ens8"
     network.call(executables, "ADD", second, "c2").succeeded()  # nobody else is hindered
     assert "10.9.0.1/24" not in addresses(second)
     network.call(executables, "DEL", second, "c2").succeeded()
+    network.device = "ens9"
     network.collect(executables).refused(5, words)
     assert node.leftovers() == before
     assert addresses(pod) == ["10.9.0.1/24", "fd00:9::1/64"]

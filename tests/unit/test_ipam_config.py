@@ -462,6 +462,25 @@ def test_a_pod_of_kubernetes_never_falls_to_the_file_store_unasked(command: str)
     )
 
 
+@pytest.mark.parametrize("command", ["ADD", "STATUS"])
+@pytest.mark.parametrize(
+    ("block", "files", "told"),
+    [
+        ({}, {}, "ipam.datastore null: no store is named, and for a Kubernetes pod none is assumed"),
+        ({}, {INSTALLED: {"log_level": "debug"}}, f"{INSTALLED} names none"),
+        ({"datastore": "file"}, {}, ""),
+        ({}, {INSTALLED: {"datastore": "file"}}, ""),
+        ({"etcd_host": "e:2379"}, {}, ""),
+        ({}, {INSTALLED: {"kubernetes": {"kubeconfig": "/k"}}}, ""),
+    ],
+)
+def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
+    block: dict[str, Any], files: dict[str, Any], told: str, command: str
+) -> None:
+    unnamed = config_of({**RANGE, **block}, files=files, command=command).unnamed
+    assert told in unnamed and bool(told) == bool(unnamed)
+
+
 def test_a_pod_of_kubernetes_gets_the_file_store_by_name_from_block_or_flat_file() -> None:
     assert config_of({**RANGE, "datastore": "file"}, args="K8S_POD_NAME=web-0").datastore == "file"
     assert config_of(RANGE, args="K8S_POD_NAME=web-0", files={INSTALLED: {"datastore": "file"}}).datastore == "file"
