@@ -25,6 +25,7 @@ PATHS = (
 """Beside the flat file (ipam.flatfile.PATHS); the first that exists counts."""
 
 _USUAL_PATH = PATHS[1]
+DATA_ROOTS = ("/var/lib/cni/railcni/stores",)
 _MOST_BYTES = 1 << 20
 
 
@@ -44,8 +45,8 @@ KEYS = (
     Key(
         "dataRoots",
         list_of(root),
-        ("/var/lib/cni", "/run/cni"),
-        "where a network's `dataDir` may lie: directories, with all below them",
+        DATA_ROOTS,
+        "where a network's `dataDir` may lie: directories for railcni alone, with all below them",
         "data_roots",
     ),
     Key(

@@ -37,6 +37,10 @@ def follow(path: str, roots: str = "") -> str:
     if roots:
         from cni import policy  # most networks name no path
 
+        if roots == "dataRoots":
+            from ipam import datadir
+
+            return datadir.confine(path)
         return policy.current().confine(roots, path)
     from cni.kernel import paths
 

@@ -50,9 +50,9 @@ def node(executables: Path) -> Iterator[nodes.Node]:
 
 
 @pytest.fixture
-def free_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+def free_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In this process networks may name any path: the directories of tests lie outside of the usual roots."""
-    roots = {key: ["/"] for key in ("dataRoots", "logRoots", "configRoots")}
+    roots = {"dataRoots": [str(tmp_path)], "logRoots": ["/"], "configRoots": ["/"]}
     monkeypatch.setattr(policy, "_current", policy.Policy(roots))
 
 

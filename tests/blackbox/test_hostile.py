@@ -17,6 +17,7 @@ from tests.node import BIN, GO_PLUGINS, STATE, Node, Pod, Reply
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
 FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 SHADOW = "/etc/hostile/shadow"
+STORES = f"{STATE}/stores"
 
 
 def network(ipam: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -112,6 +113,69 @@ def test_a_path_outside_of_its_roots_is_refused(
     )
 
 
+# What is there already, and a dataDir that would appear in it or in its place.
+SQUATTED = [
+    ("/var/lib/cni/networks/cbr0/10.244.1.3", "/var/lib/cni/networks/cbr0/10.244.1.4"),  # host-local
+    ("/var/lib/cni/networks/cbr0/10.244.1.3", "/var/lib/cni/networks/cbr0"),
+    ("", "/var/lib/cni/networks/cbr0/10.244.1.4"),
+    (f"{STATE}/lock", f"{STATE}/leases.db"),
+    (f"{STATE}/lock", f"{STATE}/leases.db-journal"),
+    (f"{STATE}/lock", f"{STATE}/attachments"),
+    (f"{STATE}/lock", f"{STATE}/attachments/hostile:c1:net1:link"),
+    (f"{STATE}/lock", f"{STATE}/pending"),
+    ("", f"{STORES}/rdma/leases.db"),
+    ("", f"{STORES}/rdma/leases.db-journal/x"),
+    ("/var/lib/cni/sriov/pci/0000:3b:00.1", "/var/lib/cni/sriov/pci/0000:3b:00.2"),
+    ("", "/var/lib/cni/rdma"),
+    ("", "/var/lib/cni/multus/x"),
+    ("", "/var/lib/cni/results/x"),
+    ("", "/var/lib/cni/bin/bridge"),  # OpenShift's plugins
+    ("", "/run/cni/dhcp.sock"),
+]
+
+
+@pytest.mark.parametrize("policy", [None, {"dataRoots": ["/var/lib/cni", "/run/cni"]}], ids=["usual", "wide"])
+@pytest.mark.parametrize(("there", "value"), SQUATTED)
+def test_no_lease_file_is_made_where_another_program_or_store_keeps_its_own(
+    node: Node, pod: Pod, there: str, value: str, policy: dict[str, Any] | None
+) -> None:
+    """An administrator who lists all of /var/lib/cni lets a network make directories there, but not among files."""
+    if policy and not (there or STATE in value):
+        pytest.skip("the administrator has allowed it, and nothing tells that it is another's")
+    if there:
+        write(node, there, "another's")
+        node.remember()
+    if policy:
+        write(node, POLICY, policy)
+    everything = [str(path) for path in node.path("/var/lib/cni").rglob("*")]
+    refused(node, "whereabouts", network({"dataDir": value}), pod, 7, f'ipam.dataDir "{value}"', "want a")
+    left = [str(path) for path in node.path("/var/lib/cni").rglob("*")]
+    assert set(left) - set(everything) <= {str(node.path(STATE)), str(node.path(f"{STATE}/lock"))}
+    assert not node.path("/run/cni").exists()
+
+
+def test_a_store_of_the_version_before_is_used_on_where_it_lies(node: Node, pod: Pod) -> None:
+    former = "/var/lib/cni/rdma-leases"
+    config = network({"dataDir": former})
+    write(node, POLICY, {"dataRoots": ["/var/lib/cni", "/run/cni"]})  # what that version took for granted
+    node.cni("whereabouts", "ADD", config, netns=pod).succeeded()
+    node.path(POLICY).unlink()
+    node.cni("whereabouts", "ADD", config, netns=pod, container_id="c2").succeeded()
+    assert node.leases(former) == ["192.168.111.1", "192.168.111.2"]
+    for container in ("c1", "c2"):
+        node.cni("whereabouts", "DEL", config, netns=pod, container_id=container).succeeded()
+    assert node.leases(former) == []
+
+
+@pytest.mark.parametrize("value", [STATE, f"{STATE}/", f"{STORES}/../", STORES, f"{STORES}/a", f"{STORES}/a/b"])
+def test_a_store_of_our_own_can_be_named_and_is_one_store_by_all_its_names(node: Node, pod: Pod, value: str) -> None:
+    node.cni("whereabouts", "ADD", network({"dataDir": value}), netns=pod).succeeded()
+    place = os.path.normpath(value)
+    assert node.leases(place) == ["192.168.111.1"]
+    node.cni("whereabouts", "ADD", network({"dataDir": place}), netns=pod).succeeded()
+    assert node.leases(place) == ["192.168.111.1"]
+
+
 def test_all_paths_are_refused_at_once(node: Node, pod: Pod) -> None:
     reply = refused(
         node, "whereabouts", network({"dataDir": "/etc", "log_file": "/etc/x"}), pod, 7, "2 faults", "dataDir"
@@ -120,18 +184,18 @@ def test_all_paths_are_refused_at_once(node: Node, pod: Pod) -> None:
 
 
 def test_the_usual_paths_of_whereabouts_work_and_so_does_the_administrators_choice(node: Node, pod: Pod) -> None:
-    usual = {"dataDir": "/var/lib/cni/rdma", "log_file": "/var/log/whereabouts.log"}
+    usual = {"dataDir": f"{STORES}/rdma", "log_file": "/var/log/whereabouts.log"}
     node.cni("whereabouts", "ADD", network(usual), netns=pod).succeeded()
     assert "hostile" in node.path("/var/log/whereabouts.log").read_text()
     chosen = {"dataDir": "/run/chosen", "log_file": "/run/chosen.log"}
     other = {**network(chosen), "name": "other"}
-    node.cni("whereabouts", "ADD", other, netns=pod).refused(7, "dataDir", "/var/lib/cni", "/run/cni")
+    node.cni("whereabouts", "ADD", other, netns=pod).refused(7, "dataDir", STORES, POLICY)
     write(node, POLICY, {"dataRoots": ["/run/chosen"], "logRoots": ["/run/chosen.log"]})
     node.cni("whereabouts", "ADD", other, netns=pod).succeeded()
     assert node.leases("/run/chosen") == ["192.168.111.1"]
     assert node.path("/run/chosen.log").exists()
     third = {**network(usual), "name": "third"}
-    node.cni("whereabouts", "ADD", third, netns=pod).refused(7, "/var/lib/cni/rdma", "/run/chosen")
+    node.cni("whereabouts", "ADD", third, netns=pod).refused(7, f"{STORES}/rdma", "/run/chosen")
 
 
 def test_the_flat_file_is_the_administrators_and_not_confined(node: Node, pod: Pod) -> None:
@@ -143,13 +207,13 @@ def test_the_flat_file_is_the_administrators_and_not_confined(node: Node, pod: P
 
 
 def test_a_delete_is_served_after_the_administrator_has_narrowed_the_roots(node: Node, pod: Pod) -> None:
-    config = network({"dataDir": "/var/lib/cni/rdma", "log_file": "/var/log/w.log"})
+    config = network({"dataDir": f"{STORES}/rdma", "log_file": "/var/log/w.log"})
     for plugin in ("macvlan", "whereabouts"):
         node.cni(plugin, "ADD", config, netns=pod).succeeded()
         for policy in ({"dataRoots": ["/run"], "masters": []}, "nonsense"):
             write(node, POLICY, policy)
             node.cni(plugin, "DEL", config, netns=pod).succeeded()
-            assert node.leases("/var/lib/cni/rdma") == []
+            assert node.leases(f"{STORES}/rdma") == []
             assert node.leftovers() == []
         node.path(POLICY).unlink()
 
@@ -378,7 +442,7 @@ def test_as_much_as_is_taken_is_served_within_bounds(node: Node, pod: Pod, case:
         ({"exclude": ["10.0.0.1"] * 10_001}, ["ipam.exclude", "10001 members", "10000 at most"]),
         ({"network_name": "x" * 5000}, ["ipam.network_name", "4095 characters"]),
         ({"log_file": "/var/log/\0"}, ["ipam.log_file", "zero"]),
-        ({"dataDir": "/var/lib/cni/" + "x" * 300}, ["ipam.dataDir", "File name too long"]),
+        ({"dataDir": "/var/lib/cni/railcni/stores/" + "x" * 300}, ["ipam.dataDir", "File name too long"]),
         ({"range": 1e300}, ["ipam.range", "string"]),
         ({"routes": [{"dst": "10.0.0.0/8", "mtu": 10**4000}]}, ["ipam.routes[0].mtu", "integer"]),
     ],
@@ -535,7 +599,8 @@ def test_a_record_that_others_can_write_is_refused_and_stays(node: Node, attache
 
 def test_a_file_that_is_no_record_is_left_alone(node: Node, attached: Pod) -> None:
     stray = node.path(f"{STATE}/attachments/leases.db")
-    config = network({"dataDir": f"{STATE}/attachments"})
+    stray.touch(0o600)
+    config = network()
     node.cni("macvlan", "ADD", config, netns=attached).succeeded()
     assert stray.exists()
     node.cni("macvlan", "DEL", config, netns=attached).succeeded()
@@ -545,11 +610,12 @@ def test_a_file_that_is_no_record_is_left_alone(node: Node, attached: Pod) -> No
 
 
 def test_a_data_directory_that_others_can_write_is_refused(node: Node, pod: Pod) -> None:
-    node.path("/var/lib/cni/shared").mkdir(parents=True)
-    node.path("/var/lib/cni/shared").chmod(0o777)
-    config = network({"dataDir": "/var/lib/cni/shared"})
-    refused(node, "whereabouts", config, pod, 5, "/var/lib/cni/shared", "mode 777", "chmod")
-    assert list(node.path("/var/lib/cni/shared").iterdir()) == []
+    shared = node.path(f"{STORES}/shared")
+    shared.mkdir(parents=True)
+    shared.chmod(0o777)
+    config = network({"dataDir": f"{STORES}/shared"})
+    refused(node, "whereabouts", config, pod, 5, f"{STORES}/shared", "mode 777", "chmod")
+    assert list(shared.iterdir()) == []
 
 
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL", "GC"])

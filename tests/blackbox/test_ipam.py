@@ -431,7 +431,7 @@ def test_a_delete_can_be_repeated_and_need_not_have_been_added(node: Node) -> No
         {"range": "10.0.0.0/24"},
         {"range": "192.168.111.128/25"},
         {"range": "nonsense"},
-        {"dataDir": "/var/lib/cni/other"},
+        {"dataDir": "/var/lib/cni/railcni/stores/other"},
         {"network_name": "blue"},
         {"addresses": [{"address": "10.0.0.1/24"}], "range": None},
         {"datastore": None},
@@ -455,11 +455,11 @@ def test_live_leases_survive_a_change_of_their_range(node: Node) -> None:
 
 
 def test_an_add_with_another_store_gives_up_the_lease_in_the_former_one(node: Node) -> None:
-    add(node, network({**RANGE, "dataDir": "/var/lib/cni/former"}))
-    add(node, network({**RANGE, "dataDir": "/var/lib/cni/latter"}))
-    assert (node.leases("/var/lib/cni/former"), node.leases("/var/lib/cni/latter")) == ([], ["192.168.111.1"])
+    add(node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/former"}))
+    add(node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/latter"}))
+    assert (node.leases("/var/lib/cni/railcni/stores/former"), node.leases("/var/lib/cni/railcni/stores/latter")) == ([], ["192.168.111.1"])
     delete(node, network(RANGE))
-    assert node.leases("/var/lib/cni/latter") == []
+    assert node.leases("/var/lib/cni/railcni/stores/latter") == []
 
 
 def test_check_knows_the_lease(node: Node) -> None:
@@ -599,13 +599,13 @@ def test_the_flat_file_cannot_switch_overlap_checks_off(etc: Node) -> None:
 
 
 def test_the_file_store_lies_where_data_dir_says(node: Node) -> None:
-    config = network({**RANGE, "dataDir": "/var/lib/cni/elsewhere/leases"})
+    config = network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/elsewhere/leases"})
     add(node, config)
-    assert node.leases("/var/lib/cni/elsewhere/leases") == ["192.168.111.1"]
+    assert node.leases("/var/lib/cni/railcni/stores/elsewhere/leases") == ["192.168.111.1"]
     assert node.leases() == []
-    assert node.path("/var/lib/cni/elsewhere/leases").stat().st_mode & 0o777 == 0o700
+    assert node.path("/var/lib/cni/railcni/stores/elsewhere/leases").stat().st_mode & 0o777 == 0o700
     delete(node, config)
-    assert node.leases("/var/lib/cni/elsewhere/leases") == []
+    assert node.leases("/var/lib/cni/railcni/stores/elsewhere/leases") == []
 
 
 def test_state_is_for_root_alone(node: Node) -> None:
@@ -682,27 +682,27 @@ def test_a_read_only_disk_is_named(node: Node) -> None:
 
 
 def test_a_full_disk_is_named_and_lets_go_of_leases(node: Node) -> None:
-    node.path("/var/lib/cni/small").mkdir(parents=True)
-    node.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", "/var/lib/cni/small"]).check_returncode()
-    config = network({**RANGE, "dataDir": "/var/lib/cni/small"})
+    node.path("/var/lib/cni/railcni/stores/small").mkdir(parents=True)
+    node.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", "/var/lib/cni/railcni/stores/small"]).check_returncode()
+    config = network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/small"})
     for container in ("c1", "c2"):
         add(node, config, container)
-    node.run(["dd", "if=/dev/zero", "of=/var/lib/cni/small/filler", "bs=4k"])
-    many = network({"range": "10.0.0.0/16", "dataDir": "/var/lib/cni/small"})
+    node.run(["dd", "if=/dev/zero", "of=/var/lib/cni/railcni/stores/small/filler", "bs=4k"])
+    many = network({"range": "10.0.0.0/16", "dataDir": "/var/lib/cni/railcni/stores/small"})
     replies = [call(node, "ADD", many, container_id=f"m{i}") for i in range(40)]
     failed = [reply for reply in replies if reply.status]
     assert failed
     for reply in failed:
-        reply.refused(5, "/var/lib/cni/small", "disk is full", "free space")
+        reply.refused(5, "/var/lib/cni/railcni/stores/small", "disk is full", "free space")
     given = [reply.addresses[0] for reply in replies if not reply.status]
     assert len(set(given)) == len(given)
     delete(node, config, "c1")
-    assert "192.168.111.1" not in node.leases("/var/lib/cni/small")
+    assert "192.168.111.1" not in node.leases("/var/lib/cni/railcni/stores/small")
 
 
 def test_a_directory_that_is_a_file_is_named(node: Node) -> None:
-    write(node, "/var/lib/cni/flat", "")
-    refused(node, network({**RANGE, "dataDir": "/var/lib/cni/flat/x"}), 5, "/var/lib/cni/flat")
+    write(node, "/var/lib/cni/railcni/stores/flat", "")
+    refused(node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/flat/x"}), 5, "/var/lib/cni/railcni/stores/flat")
 
 
 def test_a_store_that_is_a_link_or_no_file_is_refused(node: Node) -> None:

@@ -27,16 +27,16 @@ def test_what_a_del_left_in_a_cluster_out_of_reach_is_released(node: Node, pod: 
 def test_what_a_del_left_in_files_out_of_reach_is_released(node: Node) -> None:
     node.master()
     pod1 = node.pod()
-    ipam = {"type": "whereabouts", "datastore": "file", "dataDir": "/var/lib/cni/elsewhere", "range": "10.0.0.0/24"}
+    ipam = {"type": "whereabouts", "datastore": "file", "dataDir": "/var/lib/cni/railcni/stores/elsewhere", "range": "10.0.0.0/24"}
     config = {"cniVersion": "1.0.0", "name": "rail", "type": "macvlan", "master": "ens2f0", "ipam": ipam}
     node.cni("macvlan", "ADD", config, netns=pod1).succeeded()
-    directory, away = node.path("/var/lib/cni/elsewhere"), node.path("/var/lib/cni/away")
+    directory, away = node.path("/var/lib/cni/railcni/stores/elsewhere"), node.path("/var/lib/cni/railcni/stores/away")
     directory.rename(away)
     directory.write_text("no directory")
     assert node.cni("macvlan", "DEL", config, netns=pod1).code == 5
     assert flush(node) == (1, b"1 pending\n")
     directory.unlink()
     away.rename(directory)
-    assert node.leases("/var/lib/cni/elsewhere") == ["10.0.0.1"]
+    assert node.leases("/var/lib/cni/railcni/stores/elsewhere") == ["10.0.0.1"]
     assert flush(node) == (0, b"")
-    assert node.leases("/var/lib/cni/elsewhere") == []
+    assert node.leases("/var/lib/cni/railcni/stores/elsewhere") == []

@@ -1,0 +1,83 @@
+"""Where a network's own `dataDir` may keep leases: in a directory of ours, never in one of another program.
+
+Whoever writes a network is no administrator, and a directory or file that appears among another program's is harm enough:
+host-local takes each name below /var/lib/cni/networks/NETWORK for an address in use.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from cni import policy
+from cni.kernel import paths
+
+NAME = "leases.db"  # of the lease file; what belongs to it has a name that begins so
+_STATE = "/var/lib/cni/railcni"
+_FORMER_ROOTS = ("/var/lib/cni", "/run/cni")  # the default of dataRoots in version 0.1.0
+_FILE_TYPE, _REGULAR, _DIRECTORY = 0o170000, 0o100000, 0o040000
+_NAME_MAX = 255  # bytes (include/uapi/linux/limits.h)
+
+
+def confine(path: str) -> str:
+    """Where `path` leads, when leases may be kept there; else ValueError says why.
+
+    Those are the node's own store, directories below `dataRoots` of the node's policy, and, unless the administrator has
+    set dataRoots, the stores that version 0.1.0 has made elsewhere: a lease file in them tells which they are.
+    """
+    allowed = policy.current()
+    try:
+        resolved, state = paths.resolve(path), paths.resolve(_STATE)
+        roots = [paths.resolve(root) for root in allowed.data_roots]
+        former = [paths.resolve(root) for root in _FORMER_ROOTS] if allowed.data_roots is policy.DATA_ROOTS else []
+    except OSError as fault:
+        raise ValueError(f"cannot be followed: {fault.strerror}") from None
+    if resolved == state:
+        return _STATE
+    has_leases = _has_leases(resolved)
+    if has_leases and any(paths.is_below(resolved, root) for root in former):
+        return resolved
+    allowed.confine("dataRoots", path)
+    if has_leases or resolved in roots:
+        return resolved
+    parts = resolved.split("/")
+    if any(len(part.encode()) > _NAME_MAX for part in parts):
+        raise ValueError(f"has a part of more than {_NAME_MAX} bytes: File name too long")
+    if any(part.startswith(NAME) for part in parts):
+        raise ValueError(f"has a part that begins with {NAME}, as the names of lease files do: want another name")
+    if paths.is_below(resolved, state) and not paths.is_below(resolved, f"{state}/stores"):
+        raise ValueError(f"is among railcni's own records: want a directory below {_STATE}/stores")
+    holder = _nearest(resolved)
+    is_inside = any(holder != root and paths.is_below(holder, root) for root in roots)
+    if is_inside and _has_files(holder) and not _has_leases(holder):
+        what = "holds" if holder == resolved else f"is to be made in {holder[:60]}, which holds"
+        raise ValueError(f"{what} files of others: want a directory for railcni alone, such as one in {_STATE}/stores")
+    return resolved
+
+
+def _nearest(path: str) -> str:
+    """The directory at `path`, or else the nearest one above it that exists."""
+    while path and not _is(path, _DIRECTORY):
+        path = path.rpartition("/")[0]
+    return path or "/"
+
+
+def _has_leases(directory: str) -> bool:
+    return any(name.startswith(NAME) and _is(f"{directory}/{name}", _REGULAR) for name in _names(directory))
+
+
+def _has_files(directory: str) -> bool:
+    return any(not _is(f"{directory}/{name}", _DIRECTORY) for name in _names(directory))
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return posix.listdir(directory)
+    except OSError:
+        return []  # it is not there, or whoever opens it says why it cannot be
+
+
+def _is(path: str, kind: int) -> bool:
+    try:
+        return posix.stat(path, follow_symlinks=False).st_mode & _FILE_TYPE == kind
+    except OSError:
+        return False
