@@ -17,15 +17,17 @@ LEVELS = ("debug", "verbose", "warning", "error", "panic")  # whereabouts' names
 class Log:
     """Where a plugin's lines go. `context` stands in every line; `level` is the least that is written.
 
-    `path` is a file's, without symbolic links (cni.kernel.paths.resolve), or "".
+    `path` is a file's, without symbolic links (cni.kernel.paths.resolve), or "". `hidden` are texts that the error of this
+    call must not show, unlike the log, which is the node's.
     """
 
-    __slots__ = ("context", "level", "path")
+    __slots__ = ("context", "hidden", "level", "path")
 
     def __init__(self, context: str = "", level: str = "warning", path: str = "") -> None:
         self.context = context
         self.level = level
         self.path = path
+        self.hidden: list[str] = []
 
     def debug(self, text: str) -> None:
         self._write("debug", text)

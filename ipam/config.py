@@ -42,6 +42,7 @@ class IpamConfig:
             "config_path",
             "dns",
             "gateways",
+            "hidden",
             "node",
             "notes",
             "ranges",
@@ -60,6 +61,7 @@ class IpamConfig:
     node: str  # this node's name
     slice_node: str  # the node whose slices the ranges are, "" while they are whole (ipam.stores.kubernetes_slices)
     config_path: str  # the flat file that was read, or ""
+    hidden: list[str]  # what no error may show: the texts of a flat file that the network chose
     unnamed: str  # why a pod of Kubernetes is refused, since no store is named; "" where one is
     notes: list[str]  # what of the configuration has no effect: for the log
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
@@ -149,6 +151,8 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     if not faults:  # what follows compares parts that are right
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
+    source.hide(faults)
+    config.hidden = source.hidden(config, IPAM_KEYS)
     return config
 
 
@@ -298,7 +302,7 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
     pod = request.args.get("K8S_POD_NAME", "")
     looked = f"{source.path} names none" if source.path else f"there is no flat file at {', '.join(source.searched)}"
     wanted = (
-        f"no store is named, and for a Kubernetes pod {f'({pod[:40]}) ' if pod else ''}none is assumed: want \"file\" for"
+        f'no store is named, and for a Kubernetes pod {f"({pod[:40]}) " if pod else ""}none is assumed: want "file" for'
         f" addresses of this node alone, or kubernetes.kubeconfig or etcd_host; {looked}"
     )
     if not pod:

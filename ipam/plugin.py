@@ -38,7 +38,15 @@ if TYPE_CHECKING:
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
     """Serve `request`; the result of an ADD, None for every other verb. The records are under the directory `state`."""
-    book = Book(state, log)
+    try:
+        return _serve(request, Book(state, log), log)
+    except CniError as fault:
+        for text in log.hidden:
+            fault.msg, fault.details = (part.replace(text, "(not shown)") for part in (fault.msg, fault.details))
+        raise
+
+
+def _serve(request: Request, book: Book, log: Log) -> Result | None:
     if request.command != "GC" and member(request.config, "rail") is not None:
         from cni import rail
 
@@ -333,7 +341,7 @@ def attempt(
 def configured(request: Request, log: Log) -> IpamConfig:
     """The configuration; from now on `log` writes where and what it says."""
     config = configuration.read(request)
-    log.path, log.level = config.log_file, config.log_level
+    log.path, log.level, log.hidden = config.log_file, config.log_level, config.hidden
     for note in config.notes:
         log.warning(note)
     if config.node_slice_size and config.datastore == "file":

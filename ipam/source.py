@@ -11,7 +11,7 @@ from cni.spec import codec
 from cni.spec.errors import IoFailure
 from cni.spec.request import member
 from ipam import flatfile
-from ipam.keys import CONFINED, NESTED, NOT_FROM_FLAT_FILE
+from ipam.keys import CONFINED, DATASTORES, LEVELS, NESTED, NOT_FROM_FLAT_FILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,13 +28,18 @@ if TYPE_CHECKING:
         def host_name(self) -> str: ...
 
 
+_HIDDEN = "(not shown)"
+_COMMON = 2  # characters of a text that stands in any message
+
+
 class Source:
     """The block, the flat file's object, its path ("" when there is none), and all paths that were looked at.
 
-    `notes` are for the log: what of the block has no effect.
+    `notes` are for the log: what of the block has no effect. A flat file that the block chose may be anybody's: faults and
+    errors name its keys, and none of its values.
     """
 
-    __slots__ = ("_block", "_flat", "notes", "path", "searched")
+    __slots__ = ("_block", "_flat", "_is_chosen", "notes", "path", "searched")
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault]) -> None:
         inline = member(block, "configuration_path")
@@ -49,6 +54,7 @@ class Source:
         if inline and self.searched != flatfile.PATHS and self.path != self.searched[0]:
             read = f"{self.path} is read" if self.path else f"neither is any of {', '.join(flatfile.PATHS)}"
             self.notes.append(f"ipam.configuration_path {inline} is not there: {read}")
+        self._is_chosen = bool(self.path) and self.path not in flatfile.PATHS
         self._block = _flattened(block, "ipam.", faults)
         self._flat = _flattened(flat, f"{self.path}: ", faults)
 
@@ -58,8 +64,8 @@ class Source:
         fill(target, [k for k in table if not self._in_flat_file(k.name)], self._block, faults, "ipam.")
         fill(target, [k for k in table if self._in_flat_file(k.name)], self._flat, faults, f"{self.path}: ")
         for fault in faults[met:]:
-            if fault.key.endswith("etcd_password"):
-                fault.value = "(hidden)"
+            if fault.key.endswith("etcd_password") or self._is_of_chosen(fault):
+                fault.value = _HIDDEN
 
     def follow(self, target: object, table: Sequence[Key], files: Files, faults: list[Fault]) -> None:
         """Put in place of each path in `target` the one that it leads to; a fault for what the node does not allow."""
@@ -73,9 +79,30 @@ class Source:
                 value = _follow(f"{self.path}: {key.name}", value, "", files, faults)
             setattr(target, key.attribute, value)
 
+    def hide(self, faults: list[Fault]) -> None:
+        """Let no fault show a value of a flat file that the block chose, or what was made of one."""
+        for fault in faults:
+            if self._is_of_chosen(fault) and fault.value != _HIDDEN:
+                fault.value, fault.wanted = _HIDDEN, "is wrong, or does not fit the other keys: see the file and README"
+
+    def hidden(self, target: object, table: Sequence[Key]) -> list[str]:
+        """The texts that `target` has from a flat file that the block chose, the longest first: errors must not show them."""
+        if not self._is_chosen:
+            return []
+        found: set[str] = set()
+        for key in table:
+            value = getattr(target, key.attribute)
+            if isinstance(value, str) and value not in (*DATASTORES, *LEVELS) and self._in_flat_file(key.name):
+                for part in value.split(","):  # of endpoints each, which may be shown with a port
+                    found |= {part.strip(), part.partition("://")[2].strip(), part.strip().rpartition(":")[0]}
+        return sorted((text for text in found if len(text) > _COMMON), key=len, reverse=True)
+
+    def _is_of_chosen(self, fault: Fault) -> bool:
+        return self._is_chosen and fault.key.startswith(f"{self.path}: ")
+
     def where(self, name: str) -> str:
-        """What a fault calls the key `name`."""
-        return f"{self.path}: {name}" if self._in_flat_file(name) else f"ipam.{name}"
+        """What a fault calls the key `name`, or a member of it: exclude[3]."""
+        return f"{self.path}: {name}" if self._in_flat_file(name.partition("[")[0]) else f"ipam.{name}"
 
     def node_name(self, environ_name: str, files: Files) -> str:
         """`environ_name`, else the file `nodename` in the flat file's configuration_path, else the host name."""
@@ -133,7 +160,10 @@ def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
     try:
         document = codec.loads(data)
     except ValueError as fault:
-        faults.append(_FileFault(path, f"is not JSON: {fault}"))
+        place = (
+            str(fault) if " at line " in str(fault) else "see it with `python3 -m json.tool`"
+        )  # else it holds content
+        faults.append(_FileFault(path, f"is not JSON: {place}"))
         return {}
     if not isinstance(document, dict):
         faults.append(_FileFault(path, "is no JSON object: want one with keys of the ipam block"))

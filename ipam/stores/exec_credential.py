@@ -39,9 +39,7 @@ class Helper:
             raise InvalidConfig(f"kubeconfig {path}: exec needs command, a text, and args, a list of texts")
         self._version = described.get("apiVersion")
         if self._version not in _VERSIONS:
-            raise InvalidConfig(
-                f'kubeconfig {path}: exec.apiVersion is "{self._version}": want {" or ".join(_VERSIONS)}'
-            )
+            raise InvalidConfig(f"kubeconfig {path}: exec.apiVersion is not known: want {' or '.join(_VERSIONS)}")
         if described.get("interactiveMode") == "Always":
             raise InvalidConfig(f"kubeconfig {path}: exec.interactiveMode is Always, and a plugin has no terminal")
         if "/" in command and not command.startswith("/"):
@@ -80,7 +78,7 @@ class Helper:
         return self._status
 
     def __str__(self) -> str:
-        return f"the exec helper {self._argv[0]} of kubeconfig {self.where}"
+        return f"the exec helper of kubeconfig {self.where}"
 
     def _run(self, deadline: float) -> bytes:
         info = {"apiVersion": self._version, "kind": "ExecCredential", "spec": {"interactive": False}}

@@ -1,5 +1,8 @@
 """Where the API server is and how it is spoken to: a kubeconfig, or the service account of the pod that we run in.
 
+Whoever writes a network may choose the kubeconfig: errors name its keys and show none of its values, except where its
+server is.
+
 Of a kubeconfig its current context counts, as for whereabouts (client-go, tools/clientcmd). Relative paths in it start
 at its directory. A token that is in a file is read at each call, since it rotates.
 """
@@ -91,12 +94,13 @@ class Access:
         held: list[int] = []
         try:
             # with no verification no authority is read: the system's own need not be there
-            context = make(_path(self._authority, held), _path(certificate, held), _path(key, held))
+            files_of = [_path(pem, held) for pem in (self._authority, certificate, key)]
+            context = make(*files_of)
         except ValueError as fault:
-            raise InvalidConfig(
-                f"kubeconfig {self.path or SERVICE_ACCOUNT}: {fault} (certificate-authority, client-certificate,"
-                " client-key, or their -data; /proc/self/fd stands for -data)"
-            ) from None
+            text = str(fault)
+            for file, name in zip(files_of, ("certificate-authority", "client-certificate", "client-key"), strict=True):
+                text = text.replace(file, name) if file else text
+            raise InvalidConfig(f"kubeconfig {self.path or SERVICE_ACCOUNT}: {text} (or its -data)") from None
         finally:
             for fd in held:
                 posix.close(fd)
@@ -110,7 +114,7 @@ class Access:
             return files.read_regular(path, _MOST_BYTES).decode("ascii")
         except (OSError, ValueError) as fault:
             why = getattr(fault, "strerror", None) or fault
-            raise InvalidConfig(f"{key} {path} of kubeconfig {self.path or SERVICE_ACCOUNT}: {why}") from None
+            raise InvalidConfig(f"the file {key} of kubeconfig {self.path or SERVICE_ACCOUNT}: {why}") from None
 
 
 def load(path: str) -> Access:
@@ -132,10 +136,10 @@ def load(path: str) -> Access:
         raise InvalidConfig(f"kubeconfig {path} holds no object with clusters, users and contexts")
     name = document.get("current-context") or ""
     context = _named(path, document, "contexts", "context", name, "current-context")
-    cluster = _named(path, document, "clusters", "cluster", context.get("cluster"), f'context "{name}"')
-    user = (
-        _named(path, document, "users", "user", context.get("user"), f'context "{name}"') if context.get("user") else {}
-    )
+    cluster = _named(path, document, "clusters", "cluster", context.get("cluster"), "cluster of its context")
+    user = {}
+    if context.get("user"):
+        user = _named(path, document, "users", "user", context["user"], "user of its context")
     access = Access(path, _string(path, cluster, "server"), _string(path, context, "namespace"))
     directory = path.rpartition("/")[0]
     if cluster.get("proxy-url"):
@@ -186,7 +190,8 @@ def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: A
             value = entry.get(inner)
             if value is None or isinstance(value, dict):
                 return value or {}
-    raise InvalidConfig(f'kubeconfig {path}: {by} names "{name or ""}", which its {listed} do not hold')
+    fault = f"names none of its {listed}: correct the name" if name else "is missing"
+    raise InvalidConfig(f"kubeconfig {path}: {by} {fault}")
 
 
 def _string(path: str, document: dict[str, Any], key: str) -> str:
@@ -241,6 +246,6 @@ def _server(path: str, text: str) -> tuple[bool, str, int, str]:
     wrong = bool(found) and scheme not in ("http", "https")
     wrong = wrong or not host or not host.isascii() or any(c in text for c in " @?#\t\r\n")
     if wrong or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
-        raise InvalidConfig(f'kubeconfig {path}: server "{text}": want a URL such as https://10.0.0.1:6443')
+        raise InvalidConfig(f"kubeconfig {path}: server of its cluster: want a URL such as https://10.0.0.1:6443")
     base = f"/{base}".rstrip("/") if slash else ""
     return tls, host, int(port or (443 if tls else 80)), base

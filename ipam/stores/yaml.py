@@ -111,7 +111,7 @@ class _Reader:
             key = self._scalar(line[:end], self._at)
             name = key if isinstance(key, str) else line[:end]
             if name in found:
-                raise self.fault(f'has the key "{name}" a second time')
+                raise self.fault("has a key a second time")
             found[name] = self._value(line[end + 1 :].lstrip(" "), indent, depth)
         if self.indent() > indent:
             raise self.fault("is not indented as the lines above")

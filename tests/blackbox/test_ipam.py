@@ -457,7 +457,10 @@ def test_live_leases_survive_a_change_of_their_range(node: Node) -> None:
 def test_an_add_with_another_store_gives_up_the_lease_in_the_former_one(node: Node) -> None:
     add(node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/former"}))
     add(node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/latter"}))
-    assert (node.leases("/var/lib/cni/railcni/stores/former"), node.leases("/var/lib/cni/railcni/stores/latter")) == ([], ["192.168.111.1"])
+    assert (node.leases("/var/lib/cni/railcni/stores/former"), node.leases("/var/lib/cni/railcni/stores/latter")) == (
+        [],
+        ["192.168.111.1"],
+    )
     delete(node, network(RANGE))
     assert node.leases("/var/lib/cni/railcni/stores/latter") == []
 
@@ -683,7 +686,9 @@ def test_a_read_only_disk_is_named(node: Node) -> None:
 
 def test_a_full_disk_is_named_and_lets_go_of_leases(node: Node) -> None:
     node.path("/var/lib/cni/railcni/stores/small").mkdir(parents=True)
-    node.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", "/var/lib/cni/railcni/stores/small"]).check_returncode()
+    node.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", "/var/lib/cni/railcni/stores/small"]
+    ).check_returncode()
     config = network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/small"})
     for container in ("c1", "c2"):
         add(node, config, container)
@@ -702,7 +707,9 @@ def test_a_full_disk_is_named_and_lets_go_of_leases(node: Node) -> None:
 
 def test_a_directory_that_is_a_file_is_named(node: Node) -> None:
     write(node, "/var/lib/cni/railcni/stores/flat", "")
-    refused(node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/flat/x"}), 5, "/var/lib/cni/railcni/stores/flat")
+    refused(
+        node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/flat/x"}), 5, "/var/lib/cni/railcni/stores/flat"
+    )
 
 
 def test_a_store_that_is_a_link_or_no_file_is_refused(node: Node) -> None:

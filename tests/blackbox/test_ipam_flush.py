@@ -27,7 +27,12 @@ def test_what_a_del_left_in_a_cluster_out_of_reach_is_released(node: Node, pod: 
 def test_what_a_del_left_in_files_out_of_reach_is_released(node: Node) -> None:
     node.master()
     pod1 = node.pod()
-    ipam = {"type": "whereabouts", "datastore": "file", "dataDir": "/var/lib/cni/railcni/stores/elsewhere", "range": "10.0.0.0/24"}
+    ipam = {
+        "type": "whereabouts",
+        "datastore": "file",
+        "dataDir": "/var/lib/cni/railcni/stores/elsewhere",
+        "range": "10.0.0.0/24",
+    }
     config = {"cniVersion": "1.0.0", "name": "rail", "type": "macvlan", "master": "ens2f0", "ipam": ipam}
     node.cni("macvlan", "ADD", config, netns=pod1).succeeded()
     directory, away = node.path("/var/lib/cni/railcni/stores/elsewhere"), node.path("/var/lib/cni/railcni/stores/away")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -114,8 +115,10 @@ def test_the_server_is_a_url(tmp_path: Path, server: str, meant: tuple[bool, str
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"current-context": "y"}, 'current-context names "y"'),
-        ({"context": {"cluster": "z"}}, 'context "x" names "z"'),
+        ({"current-context": "y"}, "current-context names none of its contexts"),
+        ({"current-context": ""}, "current-context is missing"),
+        ({"context": {"cluster": "z"}}, "cluster of its context names none of its clusters"),
+        ({"context": {"user": "z"}}, "user of its context names none of its users"),
         ({"cluster": {"server": "ftp://x"}}, "want a URL"),
         ({"cluster": {"server": "https://x:99999"}}, "want a URL"),
         ({"cluster": {"proxy-url": "http://p"}}, "proxy-url"),
@@ -133,6 +136,62 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, more: dict[str, Any], said
         kubeconfig.load(path)
     assert said in caught.value.msg[:250]
     assert path in caught.value.msg
+
+
+SECRET = "s3cr3t-0f-s0meb0dy"
+OF_CLUSTER = ("server", "certificate-authority", "certificate-authority-data", "tls-server-name", "proxy-url")
+OF_USER = (
+    *("token", "tokenFile", "client-certificate", "client-certificate-data", "client-key", "client-key-data", "exec"),
+    *("username", "password", "auth-provider", "as", "as-uid", "as-groups"),
+)
+PLACES: list[tuple[str, str]] = [
+    *(("", key) for key in ("current-context", "clusters", "users", "contexts")),
+    *(("context", key) for key in ("cluster", "user", "namespace")),
+    *(("cluster", key) for key in OF_CLUSTER),
+    *(("user", key) for key in OF_USER),
+]
+
+
+@pytest.mark.parametrize(("where", "key"), PLACES)
+def test_no_value_of_a_kubeconfig_is_told_whatever_is_wrong(tmp_path: Path, where: str, key: str) -> None:
+    """A network names the path of one, and it may be anybody's. Where its server is said to be is told: nothing listens."""
+    exec_of = {"apiVersion": "client.authentication.k8s.io/v1", "command": f"/bin/{SECRET}"}
+    values: list[Any] = [SECRET, f"/{SECRET}", f"ftp://{SECRET}", [SECRET], {SECRET: SECRET}, 4711_4711, exec_of]
+    values += [{**exec_of, "apiVersion": SECRET}, {**exec_of, "command": "/bin/false", "args": [SECRET]}]
+    cluster = {"server": "https://127.0.0.1:1"}
+    for value in values:
+        parts: dict[str, Any] = {"cluster": cluster}
+        parts |= {where: {**parts.get(where, {}), key: value}} if where else {key: value}
+        if where == "cluster" and key == "server" and value in (SECRET, f"/{SECRET}"):
+            continue
+        try:
+            access = kubeconfig.load(write(tmp_path / "k", **parts))
+            access.token(time.monotonic() + 5)
+            access.context(time.monotonic() + 5)
+            works(Api(str(tmp_path / "k"), 0.1))
+        except CniError as refused:
+            text = f"{refused.msg} {refused.details}"
+            assert "s3cr3t" not in text and "4711" not in text, text
+            assert str(tmp_path / "k") in text or "127.0.0.1:1" in text
+
+
+@pytest.mark.parametrize(
+    "text", [f"{SECRET}: 1\n{SECRET}: 2\n", f"a: {{{SECRET}\n", f"a:\n\t{SECRET}\n", f"- {SECRET}\n", '{"a": 4711e999}']
+)
+def test_nothing_is_told_of_a_file_that_is_no_kubeconfig(tmp_path: Path, text: str) -> None:
+    (tmp_path / "k").write_text(text)
+    with pytest.raises(InvalidConfig) as caught:
+        kubeconfig.load(str(tmp_path / "k"))
+    assert "s3cr3t" not in caught.value.msg and "4711" not in caught.value.msg
+
+
+def test_the_status_of_an_exec_helper_is_known_though_the_caller_ignores_sigchld(tmp_path: Path, start: Start) -> None:
+    former = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(InvalidConfig, match="status 3"):
+            works(api(tmp_path, start(tls=False), helper(tmp_path, "exit 3"), 5))
+    finally:
+        signal.signal(signal.SIGCHLD, former)
 
 
 def test_a_kubeconfig_that_is_not_there_is_named() -> None:
@@ -219,7 +278,7 @@ def test_a_client_certificate_is_shown_from_files_or_data(tmp_path: Path, start:
     assert works(api(tmp_path, server, data, **ca))
     with pytest.raises(CniError):
         works(api(tmp_path, server, None, 1, **ca))
-    with pytest.raises(InvalidConfig, match=r"client\.pem"):
+    with pytest.raises(InvalidConfig, match="client-certificate with the key client-key"):
         works(api(tmp_path, server, {**files, "client-key": str(pki / "stranger.key")}, **ca))
 
 

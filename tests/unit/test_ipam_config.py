@@ -428,6 +428,72 @@ def test_a_configuration_path_that_is_a_directory_is_refused(tmp_path: Path) -> 
         read(request)
 
 
+# A flat file that the network chose: it may be anybody's
+
+SECRET = "s3cr3t-0f-s0meb0dy"
+CHOSEN = "/etc/cni/somebody.json"
+VALUES: list[Any] = [
+    SECRET,
+    f"/{SECRET}",
+    f"10.0.0.1-{SECRET}/24",
+    [SECRET],
+    {SECRET: SECRET},
+    [{"range": SECRET}],
+    [{"range": "10.0.0.0/24", "exclude": [SECRET]}],
+    [{"address": SECRET}, {"address": "10.0.0.1/24", "gateway": SECRET}],
+    [{"dst": SECRET}, {"dst": "10.0.0.0/8", "gw": SECRET}],
+    4711_4711,
+    [4711_4711],
+]
+FLAT_KEYS = sorted({*(key.name for key in (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KEYS)), "dns", "kubernetes"})
+
+
+@pytest.mark.parametrize("key", FLAT_KEYS)
+def test_no_value_of_a_flat_file_that_the_network_chose_is_told_whatever_is_wrong(key: str) -> None:
+    outer, _, inner = key.partition(".")
+    for value in VALUES:
+        flat = {outer: {inner: value} if inner else value}
+        try:
+            config_of({"configuration_path": CHOSEN, "addresses": [{"address": "10.9.9.9/24"}]}, files={CHOSEN: flat})
+            config_of(
+                {"configuration_path": CHOSEN, "addresses": [{"address": "10.9.9.9/24"}], "range": "10.0.0.0/24"},
+                files={CHOSEN: flat},
+            )
+        except InvalidConfig as refused:
+            text = f"{refused.msg} {refused.details}"
+            assert f"{CHOSEN}: {outer}" in text
+            assert "s3cr3t" not in text and "4711" not in text, text
+
+
+@pytest.mark.parametrize(
+    "content", [f'{{"a": {SECRET}}}', f'"{SECRET}"', f"{SECRET}", '{"a": 4711e999}', '{"range": "s3cr3t\x00"}']
+)
+def test_nothing_of_a_chosen_file_that_is_no_flat_file_is_told(content: str) -> None:
+    msg = refusal({**RANGE, "configuration_path": CHOSEN}, files={CHOSEN: content.encode()})
+    assert f"the flat file {CHOSEN} is" in msg
+    assert "s3cr3t" not in msg and "4711" not in msg
+
+
+def test_what_a_chosen_file_rightly_says_is_not_told_by_the_error_that_follows_from_it() -> None:
+    flat = {
+        "etcd_host": f"https://{SECRET}:2379,{SECRET}-b",
+        "etcd_username": SECRET,
+        "kubernetes": {"kubeconfig": f"/{SECRET}/k"},
+    }
+    hidden = config_of({**RANGE, "configuration_path": CHOSEN}, files={CHOSEN: flat}).hidden
+    for text in (f"{SECRET}:2379: refused", f"{SECRET}-b:2379", f"kubeconfig /{SECRET}/k cannot be read"):
+        for part in hidden:
+            text = text.replace(part, "")
+        assert "s3cr3t" not in text
+    assert config_of({**RANGE, "etcd_host": SECRET}, files={INSTALLED: flat}).hidden == []
+
+
+def test_the_networks_own_values_and_the_administrators_are_told(tmp_path: Path) -> None:
+    assert SECRET in refusal({**RANGE, "gateway": SECRET, "configuration_path": CHOSEN}, files={CHOSEN: {}})
+    assert SECRET in refusal(RANGE, files={INSTALLED: {"gateway": SECRET}})
+    assert SECRET in refusal({**RANGE, "configuration_path": INSTALLED}, files={INSTALLED: {"gateway": SECRET}})
+
+
 # Which store
 
 
