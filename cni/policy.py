@@ -66,7 +66,7 @@ KEYS = (
     Key(
         "deviceInfoRoots",
         list_of(root),
-        ("/run/k8s.cni.cncf.io/devinfo", "/var/run/k8s.cni.cncf.io/devinfo"),
+        ("/run/k8s.cni.cncf.io/devinfo/cni", "/var/run/k8s.cni.cncf.io/devinfo/cni"),
         "where `runtimeConfig.CNIDeviceInfoFile` may lie",
         "device_info_roots",
     ),

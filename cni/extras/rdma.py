@@ -110,6 +110,7 @@ def plan(config: Config, request: Request, place: Place) -> dict[str, Any] | Non
         if unusable:
             place.log.warning(unusable)
             roce = []  # nothing to wait for
+    info, whose = deviceinfo.claim(config.info, [device for device, _ in ports], request, place.log)
     return {
         "ports": [list(port) for port in ports],
         "roce": [list(port) for port in roce],
@@ -117,7 +118,8 @@ def plan(config: Config, request: Request, place: Place) -> dict[str, Any] | Non
         "required": config.required,
         "waitSeconds": config.wait_seconds,
         "ipv6LinkLocal": config.link_local,
-        "info": deviceinfo.path(config.info),
+        "info": info,
+        "whose": whose,
         "missing": [],
     }
 
@@ -189,7 +191,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, there: Sandbo
     interface.pci_id = interface.pci_id or rdma.pci_of(device)
     if document["info"]:
         indexes = {address: index for address, (_, _, index) in found.items()}
-        deviceinfo.write(document["info"], deviceinfo.described(device, port, indexes), log)
+        deviceinfo.write(document["info"], deviceinfo.described(device, port, indexes), document["whose"], log)
     return bool(document["missing"])
 
 
@@ -221,7 +223,8 @@ def remarks(ports: Ports, netdev: str, ifname: str, mtu: int, root: str = "/sys"
 def remove(document: dict[str, Any], there: Sandbox | None, log: Log) -> None:
     """Remove the device-info file; the kernel takes the GIDs out by itself."""
     if document["info"]:
-        deviceinfo.remove(document["info"])
+        devices = [device for device, _ in _ports_in(document)[0]]
+        deviceinfo.remove(document["info"], document.get("whose"), devices, log)
 
 
 def differences(document: dict[str, Any], link: Link, expected: Result, there: Sandbox) -> list[str]:

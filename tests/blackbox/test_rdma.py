@@ -96,7 +96,7 @@ def test_over_a_nic_the_result_and_the_device_info_file_name_its_pci_function_wh
     shutil.copytree(tree.root, node.path("/run/sys"), symlinks=True)
     node.run(["mount", "--bind", "/run/sys", "/sys"]).check_returncode()
     place = "/run/k8s.cni.cncf.io/devinfo/cni/default-pod1-net1"
-    pod = node.pod()
+    pod, second = node.pod(), node.pod("pod2")
     others = node.path("/run/others/anothers-ipam")
     others.parent.mkdir()
     others.write_text(ANOTHERS_IPAM)
@@ -116,7 +116,17 @@ def test_over_a_nic_the_result_and_the_device_info_file_name_its_pci_function_wh
             "type": "pci",
             "version": "1.1.0",
             "pci": {"pci-address": "0000:3b:00.0", "rdma-device": "mlx5_0"},
-            "rdma": {"rdma-device": "mlx5_0", "port": 1, "gid-index": index},
+            "rdma": {"rdma-device": "mlx5_0", "port": 1, "gid-index": index, "attachment": ["n", "c1", "net1"]},
         }
+        other = node.path(f"{place}-of-another")
+        other.write_text('{"type": "pci", "pci": {"pci-address": "0000:3b:00.7"}}')
+        hostile = {**config, "rdma": {"waitSeconds": 0}, "runtimeConfig": {"CNIDeviceInfoFile": f"{place}-of-another"}}
+        how = {"netns": second, "container_id": "c2", "path": path}
+        for named, code in ((config, 11), (hostile, 0)):
+            before = {file.name: file.read_text() for file in other.parent.iterdir()}
+            reply = node.cni("macvlan", "ADD", named, **how)
+            assert (reply.code, place in reply.msg) == (code, bool(code))
+            node.cni("macvlan", "DEL", named, **how).succeeded()
+            assert {file.name: file.read_text() for file in other.parent.iterdir()} == before
         node.cni("macvlan", "DEL", config, netns=pod, path=path).succeeded()
         assert not node.path(place).exists()

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from cni import policy
+from cni.attachment import Book
 from cni.config import Fault
 from cni.extras import deviceinfo, gids, rdma
 from cni.log import Log
-from cni.spec.errors import InvalidConfig, IoFailure
-from cni.spec.request import Request
+from cni.spec.errors import InvalidConfig, IoFailure, TryAgainLater
+from cni.spec.request import Attachment, Request
 from tests.sysfs import EMPTY_GID, Tree
 
 PORTS = [("mlx5_0", 1)]
@@ -200,55 +201,133 @@ DESCRIBED = {
 }
 
 
-def test_the_file_is_whole_and_what_was_there_of_a_device_plugin_stays(tmp_path: Path) -> None:
+ME = {"attachment": ["rdma", "c1", "net1"], "pod": ["ns", "pod-1", ""]}
+MARKED = {**DESCRIBED, "rdma": {**DESCRIBED["rdma"], "attachment": ME["attachment"]}}
+PCI = "0000:3b:00.0"
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
+    """The node's records, in a directory of the test."""
+    state = str(tmp_path / "state")
+    monkeypatch.setattr(deviceinfo, "Book", lambda log=None: Book(state, log))
+    return Book(state)
+
+
+def of_pci(address: str) -> dict[str, Any]:
+    """What a device plugin says of a device."""
+    return {"type": "pci", "version": "1.0.0", "pci": {"pci-address": address, "vhost-net": "/dev/vhost-net"}}
+
+
+def test_the_file_is_whole_and_what_was_there_of_a_device_plugin_stays(tmp_path: Path, book: Book) -> None:
     path = tmp_path / "devinfo/cni/net1.json"
-    deviceinfo.write(str(path), DESCRIBED, Log())
-    assert json.loads(path.read_text()) == DESCRIBED
-    theirs = {"type": "pci", "version": "1.0.0", "pci": {"pci-address": "0000:3b:00.0", "vhost-net": "/dev/vhost-net"}}
-    path.write_text(json.dumps(theirs))
-    deviceinfo.write(str(path), DESCRIBED, Log())
+    deviceinfo.write(str(path), DESCRIBED, ME, Log())
+    assert json.loads(path.read_text()) == MARKED
+    path.write_text(json.dumps(of_pci(PCI)))
+    deviceinfo.write(str(path), DESCRIBED, ME, Log())
     merged = json.loads(path.read_text())
-    assert merged["pci"] == {**theirs["pci"], "rdma-device": "mlx5_0"}
-    assert (merged["version"], merged["rdma"]) == ("1.1.0", DESCRIBED["rdma"])
+    assert merged["pci"] == {**of_pci(PCI)["pci"], "rdma-device": "mlx5_0"}
+    assert (merged["version"], merged["rdma"]) == ("1.1.0", MARKED["rdma"])
     assert [p.name for p in path.parent.iterdir()] == ["net1.json"]
-    deviceinfo.remove(str(path))
-    deviceinfo.remove(str(path))
+    deviceinfo.remove(str(path), ME, [], Log())
+    deviceinfo.remove(str(path), ME, [], Log())
     assert list(path.parent.iterdir()) == []
-    deviceinfo.remove(str(tmp_path / "none/net1.json"))
-
-
-def test_what_describes_a_device_of_another_type_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "net1.json"
-    path.write_text('{"type": "vdpa", "version": "1.1.0"}')
-    deviceinfo.write(str(path), DESCRIBED, Log())
-    assert json.loads(path.read_text())["type"] == "vdpa"
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"type": 5}', '{"type": "pci", "pci": []}'])
-def test_what_describes_nothing_is_replaced(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "net1.json"
-    path.write_text(content)
-    deviceinfo.write(str(path), DESCRIBED, Log())
-    assert json.loads(path.read_text()) == DESCRIBED
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(IoFailure, match=r"file/net1\.json cannot be written"):
-        deviceinfo.write(str(tmp_path / "file/net1.json"), DESCRIBED, Log())
-
-
-def test_a_file_that_is_not_there_is_removed_also_where_nothing_can_be(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    deviceinfo.remove(str(tmp_path / "file/net1.json"))
-    stuck = tmp_path / "net1.json"
-    stuck.mkdir()
-    with pytest.raises(IoFailure, match=r"net1\.json cannot be removed"):
-        deviceinfo.remove(str(stuck))
+    deviceinfo.remove(str(tmp_path / "none/net1.json"), ME, [], Log())
 
 
 @pytest.mark.parametrize(
-    "value", [5, ["/run"], "net1.json", "/etc/passwd", "/run/k8s.cni.cncf.io/devinfo/../../shadow", "/run/x/"]
+    "theirs", [{"type": "vdpa", "version": "1.1.0"}, {"type": "memif"}, of_pci("0000:3b:00.1"), of_pci("")], ids=str
+)
+def test_what_describes_another_device_is_neither_changed_nor_removed(
+    tmp_path: Path, book: Book, theirs: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net1.json"
+    path.write_text(json.dumps(theirs))
+    deviceinfo.write(str(path), DESCRIBED, ME, Log())
+    deviceinfo.remove(str(path), ME, ["mlx5_0"], Log())
+    deviceinfo.remove(str(path), None, ["mlx5_0"], Log())
+    assert json.loads(path.read_text()) == theirs
+    assert f"{path} describes a device of type" in capfd.readouterr().err
+
+
+OTHERS = {
+    "a living attachment's": (["rdma", "c2", "net1"], ["ns", "pod-2", ""], False),
+    "one of a namesake in another namespace": (["rdma", "c2", "net1"], ["other", "pod-1", ""], False),
+    "that of the pod's former sandbox": (["rdma", "c0", "net1"], ["ns", "pod-1", ""], True),
+    "one that nobody has any more": (["rdma", "c2", "net1"], None, True),
+    "its own": (["rdma", "c1", "net1"], ["ns", "pod-1", ""], True),
+    "one of version 0.1.0": (None, None, False),
+}
+
+
+@pytest.mark.parametrize("which", OTHERS)
+def test_a_file_is_overwritten_and_removed_for_its_own_attachment_alone(tmp_path: Path, book: Book, which: str) -> None:
+    mark, pod, may = OTHERS[which]
+    path = tmp_path / "net1.json"
+    theirs = {
+        **DESCRIBED,
+        "rdma": {**DESCRIBED["rdma"], "gid-index": {"10.0.0.7": 3}, **({"attachment": mark} if mark else {})},
+    }
+    path.write_text(json.dumps(theirs))
+    if pod:
+        book.write(Attachment(*mark), "link", {"pod": pod})
+    if may:
+        deviceinfo.write(str(path), DESCRIBED, ME, Log())
+        assert json.loads(path.read_text()) == MARKED
+        return
+    with pytest.raises(TryAgainLater, match=r"net1\.json"):
+        deviceinfo.write(str(path), DESCRIBED, ME, Log())
+    deviceinfo.remove(str(path), ME, ["mlx5_0"], Log())
+    assert json.loads(path.read_text()) == theirs
+
+
+def test_a_late_delete_leaves_the_file_of_the_sandbox_that_came_after(tmp_path: Path, book: Book) -> None:
+    path = tmp_path / "net1.json"
+    former = {**ME, "attachment": ["rdma", "c0", "net1"]}
+    book.write(Attachment("rdma", "c0", "net1"), "link", {"pod": ME["pod"]})
+    deviceinfo.write(str(path), DESCRIBED, former, Log())
+    deviceinfo.write(str(path), DESCRIBED, ME, Log())
+    deviceinfo.remove(str(path), former, ["mlx5_0"], Log())
+    assert json.loads(path.read_text()) == MARKED
+    deviceinfo.remove(str(path), ME, ["mlx5_0"], Log())
+    assert not path.exists()
+
+
+def test_a_file_of_version_0_1_0_goes_with_its_record(tmp_path: Path, book: Book) -> None:
+    path = tmp_path / "net1.json"
+    path.write_text(json.dumps(DESCRIBED))
+    deviceinfo.remove(str(path), None, ["mlx5_1"], Log())
+    assert path.exists()
+    deviceinfo.remove(str(path), None, ["mlx5_0"], Log())
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"type": 5}', '{"type": "pci", "pci": []}'])
+def test_what_describes_nothing_is_replaced(tmp_path: Path, book: Book, content: str) -> None:
+    path = tmp_path / "net1.json"
+    path.write_text(content)
+    deviceinfo.write(str(path), DESCRIBED, ME, Log())
+    assert json.loads(path.read_text()) == MARKED
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, book: Book) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(IoFailure, match=r"file/net1\.json cannot be written"):
+        deviceinfo.write(str(tmp_path / "file/net1.json"), DESCRIBED, ME, Log())
+
+
+def test_a_file_that_is_not_there_is_removed_also_where_nothing_can_be(tmp_path: Path, book: Book) -> None:
+    (tmp_path / "file").write_text("")
+    deviceinfo.remove(str(tmp_path / "file/net1.json"), ME, [], Log())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(5, ["/run"], "net1.json", "/etc/passwd", "/run/k8s.cni.cncf.io/devinfo/cni/../../../shadow", "/run/x/"),
+        "/run/k8s.cni.cncf.io/devinfo/dp/nvidia.com-rdma-0000:3b:00.2-device.json",
+        "/run/k8s.cni.cncf.io/devinfo/cni/../dp/nvidia.com-rdma-0000:3b:00.2-device.json",
+    ],
 )
 def test_a_path_that_is_no_place_for_the_file_is_refused(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
     monkeypatch.setattr(policy, "_current", policy.Policy({}))
