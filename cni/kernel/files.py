@@ -11,6 +11,7 @@ State is believed only when none but root and this user can have written it: Not
 from __future__ import annotations
 
 import posix
+from errno import ELOOP
 
 _CHUNK = 1 << 16
 _FILE_TYPE, _REGULAR, _DIRECTORY, _OTHERS_WRITE = 0o170000, 0o100000, 0o040000, 0o022
@@ -154,6 +155,51 @@ def make_private_directory(path: str) -> None:
             raise
         make_private_directory(parent)
         make_private_directory(path)
+
+
+def take_directory(path: str) -> None:
+    """Make the directory `path` as make_private_directory does; one of root or this user that others can write gets mode
+    0700 back, as a tmpfs that was mounted there without a mode has 1777. NotPrivate when it is another user's, or a link.
+    """
+    make_private_directory(path)
+    try:
+        check_private_directory(path)
+    except NotPrivate:
+        fd = -1
+        try:
+            fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC)
+            posix.fchmod(fd, 0o700)
+        except OSError:
+            pass  # what is wrong is told below
+        finally:
+            if fd >= 0:
+                posix.close(fd)
+        check_private_directory(path)
+
+
+def open_private(directory: str, name: str) -> int:
+    """A descriptor, for reading and writing, of the file `name` in `directory`, which take_directory has taken.
+
+    What others have put there under that name, while they could, is removed.
+    """
+    path = f"{directory}/{name}"
+    flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
+    try:
+        fd = posix.open(path, flags, 0o600)
+        try:
+            check_private_file(posix.fstat(fd))
+        except BaseException:
+            posix.close(fd)
+            raise
+        return fd
+    except OSError as fault:
+        if not isinstance(fault, NotPrivate) and fault.errno != ELOOP:
+            raise
+    try:
+        posix.unlink(path)
+    except FileNotFoundError:
+        pass  # another process has removed it
+    return posix.open(path, flags, 0o600)
 
 
 def sync_directory(path: str) -> None:

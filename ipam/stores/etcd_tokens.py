@@ -37,8 +37,7 @@ def read(name: str) -> str:
 def write(name: str, token: str) -> None:
     """Keep the token; where that cannot be, the next call asks for another."""
     try:
-        files.make_private_directory(DIRECTORY)
-        files.check_private_directory(DIRECTORY)
+        files.take_directory(DIRECTORY)
         files.write_durably(DIRECTORY, name, token.encode("ascii"))
     except (OSError, ValueError):
         pass

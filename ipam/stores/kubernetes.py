@@ -75,7 +75,7 @@ class KubernetesStore(Store):
         self._described = described
         self._api = Api(described.get("kubeconfig") or "", seconds)
         names = names or Names(described.get("node") or "")
-        self._turns = Turns(self._api, described.get("pools") or [], seconds, names.object_of)
+        self._turns = Turns(self._api, described.get("pools") or [], seconds, names.object_of, warn)
         self._view = View(self._api, self._turns.take, described.get("pools"), known, names, self._turns.wishes)
         self._warn = warn
         self._depth = 0

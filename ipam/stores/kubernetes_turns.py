@@ -1,7 +1,8 @@
 """Turns of this node's processes at pools: a lock for each pool, in a file below /run.
 
-Nothing but speed depends on them. So a node on which there can be no such file goes without, and so does who waits for
-too long. A connection is made before: who has the turn does no more than read and patch. And who must wait leaves word
+Nothing but speed depends on them, but at a large pool that is minutes: a directory that others can write is taken back,
+or refused with the remedy. A container in which there can be no such file goes without, which the log says, and so does
+who waits for too long. A connection is made before: who has the turn does no more than read and patch. And who must wait leaves word
 what is to be done (ipam.stores.kubernetes_wishes): who has the turn does it for all in one patch, for a server needs a
 quarter of a second to patch a pool with thousands of leases.
 
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import _blake2
 import posix
+from errno import EACCES, EPERM, EROFS
 from time import monotonic
 
 from cni.kernel import files, locks
+from cni.spec.errors import IoFailure
 from ipam.stores.base import SHARED_SECONDS
 
 TYPE_CHECKING = False
@@ -49,11 +52,20 @@ class Turns:
         "_pools",
         "_seconds",
         "_taken",
+        "_warn",
         "changes",
     )
 
-    def __init__(self, api: Api, pools: Sequence[str], seconds: float, object_of: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        pools: Sequence[str],
+        seconds: float,
+        object_of: Callable[[str], str],
+        warn: Callable[[str], object] = lambda text: None,
+    ) -> None:
         self._api = api
+        self._warn = warn
         self._pools = sorted(set(pools)) or [""]  # in one order: nobody waits for a waiter
         self._object_of = object_of
         self._seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _SECONDS)
@@ -77,20 +89,27 @@ class Turns:
         names = [self._name(pool) for pool in self._pools]
         answer = None
         try:
-            files.make_private_directory(DIRECTORY)
-            files.check_private_directory(DIRECTORY)
+            files.take_directory(DIRECTORY)
             for name in names:
-                flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
-                self._held.append(posix.open(f"{DIRECTORY}/{name}", flags, 0o600))
+                self._held.append(files.open_private(DIRECTORY, name))
                 if wish and len(names) == 1 and not locks.try_lock_file(self._held[0]):
                     answer = self._wait(name, wish(), deadline)
                 else:
                     locks.lock_file(self._held[-1], max(0.0, deadline - monotonic()))
-        except (OSError, ValueError):  # ValueError: not in the main thread
+        except (TimeoutError, ValueError):  # ValueError: not in the main thread
             pass
+        except OSError as fault:
+            self._do_without(fault)
         if self.changes and not answer:
             self._take_among_nodes()
         return answer
+
+    def _do_without(self, fault: OSError) -> None:
+        """IoFailure when an administrator can mend it; a warning where there can be no such file, as in a container."""
+        what = f"the node's locks cannot be kept in {DIRECTORY}: {fault.strerror}"
+        if isinstance(fault, files.NotPrivate) or fault.errno not in (EACCES, EPERM, EROFS):
+            raise IoFailure(f"{what}; it wants a local directory with mode 700 that is root's, such as a tmpfs")
+        self._warn(f"{what}: processes of this node disturb one another at their pools")
 
     def _deadline(self) -> float:
         now = monotonic()

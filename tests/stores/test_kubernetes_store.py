@@ -5,13 +5,14 @@ The objects here are those of whereabouts v0.9.4.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from cni.attachment import Book
 from cni.cli import cluster as clusters
 from cni.log import Log
 from cni.spec import request as requests
-from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater
+from cni.spec.errors import CniError, InvalidConfig, IoFailure, NotAvailable, TryAgainLater
 from cni.spec.request import Attachment
 from ipam import acquire, leases, plugin
 from ipam.ranges import Range, format_address
@@ -112,6 +113,93 @@ def divided(cluster: Cluster, *nodes: str, name: str = "rdma-net") -> None:
 
 def want(value: int, pool: str = POOL, scope: str | None = "", family: int = 4) -> Want:
     return Want(pool, family, value, scope)
+
+
+# --- the locks of the node ---
+
+
+def own_lock_names(run: Path) -> list[str]:
+    return sorted(path.name.partition("-")[0] for path in run.iterdir())
+
+
+MENDED: dict[str, Callable[[Path], object]] = {
+    "there is none": lambda run: None,
+    "a tmpfs without a mode": lambda run: (run.mkdir(), run.chmod(0o1777)),
+    "its group can write it": lambda run: (run.mkdir(), run.chmod(0o770)),
+}
+
+
+@pytest.mark.parametrize("how", MENDED)
+def test_a_directory_of_locks_that_others_can_write_is_taken_back(cluster: Cluster, tmp_path: Path, how: str) -> None:
+    run = tmp_path / "run"
+    MENDED[how](run)
+    assert cluster.call("ADD", pod="a") == ["10.0.0.1/24"]
+    assert run.stat().st_mode & 0o7777 == 0o700
+    assert own_lock_names(run) == ["pool"]
+
+
+@pytest.mark.parametrize("planted", ["another user's file", "a file for all", "a link", "a FIFO"])
+def test_a_lock_that_somebody_has_planted_is_replaced(cluster: Cluster, tmp_path: Path, planted: str) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    cluster.call("ADD", pod="a")
+    (lock,) = run.iterdir()
+    lock.unlink()
+    run.chmod(0o1777)
+    if planted == "a link":
+        lock.symlink_to(elsewhere)
+    elif planted == "a FIFO":
+        os.mkfifo(lock)
+    else:
+        lock.touch(0o600 if "user" in planted else 0o666)
+        lock.chmod(0o600 if "user" in planted else 0o666)
+        if "user" in planted:
+            os.chown(lock, 4321, 4321)
+    assert cluster.call("ADD", "c2", pod="b") == ["10.0.0.2/24"]
+    status = lock.lstat()
+    assert (status.st_uid, oct(status.st_mode)) == (os.geteuid(), "0o100600")
+    assert not elsewhere.exists()
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another user's": (
+        lambda run: (run.mkdir(), os.chown(run, 4321, 4321)),
+        "its owner is user 4321.*chown it to root",
+    ),
+    "a file": (lambda run: run.touch(), "Not a directory.*wants a local directory with mode 700"),
+    "a link": (lambda run: ((run.parent / "other").mkdir(), run.symlink_to("other")), "it is no directory.*remove it"),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_no_add_goes_without_the_nodes_locks_in_silence(cluster: Cluster, tmp_path: Path, how: str) -> None:
+    make, said = REFUSED[how]
+    cluster.call("ADD", pod="a")
+    run = tmp_path / "run"
+    run.rename(tmp_path / "aside")
+    make(run)
+    with pytest.raises(IoFailure, match=f"the node's locks cannot be kept in {run}: {said}"):
+        cluster.call("ADD", "c2", pod="b")
+    cluster.call("DEL", pod="a")  # goes on; what it could not release is pending
+    if run.is_symlink() or run.is_file():
+        run.unlink()
+    else:
+        run.rmdir()
+    cluster.call("GC", **{"cni.dev/valid-attachments": []})
+    assert cluster.allocations() == {}
+    assert cluster.call("ADD", "c2", pod="b") == ["10.0.0.1/24"]
+
+
+def test_where_there_can_be_no_locks_the_log_says_so(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", "/proc/self/none")  # the kernel refuses to make it
+    monkeypatch.setattr(kubernetes_turns.files, "take_directory", refuse_read_only)
+    assert cluster.call("ADD", pod="a") == ["10.0.0.1/24"]
+    assert "the node's locks cannot be kept in /proc/self/none: Read-only file system" in capfd.readouterr().err
+
+
+def refuse_read_only(path: str) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
 
 
 # --- what stands in the cluster ---
