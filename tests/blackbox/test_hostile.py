@@ -176,6 +176,28 @@ def test_a_store_of_our_own_can_be_named_and_is_one_store_by_all_its_names(node:
     assert node.leases(place) == ["192.168.111.1"]
 
 
+@each_and(
+    "said, code, words",
+    [
+        ({"gateway": "secret-gateway"}, 7, ["somebody.json: gateway", "want an IPv4"]),
+        ({"kubernetes": {"kubeconfig": "/etc/cni/secret/k"}}, 7, ["kubeconfig", "cannot be read", "No such file"]),
+        ({"etcd_host": "127.0.0.1:1", "store_timeout": 1}, 11, ["http://(not shown): Connection refused"]),
+    ],
+    ids=["gateway", "kubeconfig", "etcd"],
+    plugins=("whereabouts", "macvlan"),
+)
+def test_somebodys_file_that_is_chosen_as_flat_file_is_not_told(
+    node: Node, pod: Pod, plugin: str, said: dict[str, Any], code: int, words: list[str]
+) -> None:
+    write(node, "/etc/cni/somebody.json", said)
+    config = network_of(plugin, {"configuration_path": "/etc/cni/somebody.json", "datastore": None})
+    reply = node.cni(plugin, "ADD", config, netns=pod)
+    reply.refused(code, *words)
+    assert "secret" not in json.dumps(reply.document)
+    assert "127.0.0.1" not in json.dumps(reply.document)
+    assert "net1" not in pod.view.names()
+
+
 def test_all_paths_are_refused_at_once(node: Node, pod: Pod) -> None:
     reply = refused(
         node, "whereabouts", network({"dataDir": "/etc", "log_file": "/etc/x"}), pod, 7, "2 faults", "dataDir"

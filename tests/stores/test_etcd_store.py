@@ -726,6 +726,10 @@ def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
     assert call("c14", 14) == 0
     kept.chmod(0o666)
     assert call("c15", 15) == 1
+    kept.parent.chmod(0o1777)  # a tmpfs that was mounted without a mode
+    assert call("c16", 16) == 1
+    assert kept.parent.stat().st_mode & 0o7777 == 0o700
+    assert call("c17", 17) == 0
 
 
 def test_a_user_is_no_hindrance_where_none_is_needed(store: EtcdStore) -> None:
