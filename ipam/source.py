@@ -7,11 +7,12 @@ The flat file fills what the block leaves out, key by key, also inside `dns` and
 from __future__ import annotations
 
 from cni.config import Fault, fill
+from cni.log import LEVELS
 from cni.spec import codec
 from cni.spec.errors import IoFailure
 from cni.spec.request import member
 from ipam import flatfile
-from ipam.keys import CONFINED, DATASTORES, LEVELS, NESTED, NOT_FROM_FLAT_FILE
+from ipam.keys import CONFINED, DATASTORES, NESTED, NOT_FROM_FLAT_FILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
