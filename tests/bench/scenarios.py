@@ -80,7 +80,9 @@ class Side:
         host-local's files stay for the next run: ext4 looks at each inode that was freed in the last minutes before it
         makes a file (recently_deleted, fs/ext4/ialloc.c), and would take most of a minute to make them all again.
         """
-        return f"{STATE}/stores/bench-{self.number}" if self.pool_plugin == "whereabouts" else str(BUILD / "bench-pools")
+        return (
+            f"{STATE}/stores/bench-{self.number}" if self.pool_plugin == "whereabouts" else str(BUILD / "bench-pools")
+        )
 
     def executable(self, plugin: str) -> Path:
         return self.folder / plugin

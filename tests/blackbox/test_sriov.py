@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.blackbox.test_host_device import LEASES, PCI, as_it_was, bus
-from tests.node import Node, Pod
+from tests.node import STATE, Node, Pod
+from tests.unit.test_formats import make_newer
 
 CACHE = "/var/lib/cni/sriov"
 MAC = "02:00:00:00:00:aa"
@@ -156,6 +157,24 @@ def test_a_vf_that_was_given_back_for_another_is_no_longer_the_first_ones_to_res
     node.host.set("ens9", mtu=1300)  # its administrator's
     delete(node, pod.path, network(), container_id="old")
     assert (node.host.link("ens9").mtu, node.leftovers()) == (1300, [])
+
+
+def test_a_function_that_a_record_of_a_newer_version_speaks_of_is_given_to_nobody_else(node: Node, pod: Pod) -> None:
+    """A userspace driver holds it, so it stays on the host: nothing else tells that a pod uses it."""
+    address = "0000:3b:00.5"
+    bus(node, "pci", address, driver="vfio-pci")
+    add(node, pod, network(deviceID=address))
+    record = node.path(f"{STATE}/attachments/vfs:c1:net1:link")
+    kept = record.read_bytes()
+    make_newer(record)
+    second = node.pod("pod2")
+    how = {"netns": second, "container_id": "c2"}
+    node.cni("sriov", "ADD", network(deviceID=address), **how).refused(5, record.name, "install that version again")
+    node.cni("sriov", "ADD", network(), **how).succeeded()  # another VF
+    node.cni("sriov", "DEL", network(), **how).succeeded()
+    record.write_bytes(kept)
+    delete(node, pod, network(deviceID=address))
+    assert node.leftovers() == []
 
 
 def test_gc_gives_back_what_the_runtime_no_longer_knows(node: Node, pod: Pod) -> None:
