@@ -8,9 +8,10 @@ import time
 from cni import delegate, sandbox
 from cni.attachment import Book
 from cni.config import Fault, refuse
-from cni.detach import PART, config_of, detach, release, report
+from cni.detach import PART, Release, config_of, detach, report
 from cni.kernel import ipconfig
 from cni.kernel.links import Rtnl
+from cni.kernel.netlink import KernelError
 from cni.spec import versions
 from cni.spec.errors import CniError, IncompatibleVersion, KernelRefused
 from cni.spec.request import member
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cni.extras import Extras
+    from cni.kernel.links import Link
     from cni.log import Log
     from cni.plugins.base import LinkPlugin
     from cni.sandbox import Sandbox
@@ -44,11 +46,13 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
     book = Book(log=log)
     with sandbox.opened(request) as there, book.locked(request.attachment, PART):
         host = Rtnl()
+        is_foreign = delegate.is_foreign(request)
         former = book.read(request.attachment, PART)
         if former:
-            report(detach(former, request, host, log))
-            if delegate.ipam_type(config_of(former)) != kind or not delegate.gives_again(request):
-                release(former, request, log)
+            release = Release(former, request, log)
+            report(detach(former, request, host, log, release))
+            if delegate.ipam_type(config_of(former)) != kind or is_foreign:
+                release.finish()
         planned = plugin.plan(config, request, plugin.survey(config, request, host, there.rtnl, book))
         extras = _planned(asked, plugin, planned, request, host, there, log) if asked else None
         record = _record(plugin, request, planned, extras, there)
@@ -56,11 +60,17 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         addresses = Result()
         claimed = False
         try:
-            if kind:
+            if kind and not is_foreign:
                 addresses = delegate.add(request, log)
                 claimed = True
                 plugin.check_addresses(planned, addresses.ips)
             link = plugin.apply(planned, host, there.rtnl, there.namespace)
+            if is_foreign:
+                if link:
+                    _set_up(plugin, planned, extras, link, there)
+                addresses = delegate.add(request, log)
+                claimed = True
+                plugin.check_addresses(planned, addresses.ips)
             outside = plugin.unmoved(planned) or ("", 0)
             interface = Interface(planned.name, *outside, request.netns, plugin.pci_id(planned))
             for address in addresses.ips:
@@ -68,7 +78,7 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
             result = Result([interface], addresses.ips, addresses.routes, config.dns or addresses.dns)
             if link:
                 with there.namespace.entered():
-                    if extras:
+                    if extras and not link.up:
                         extras.before_up(link, there)
                     try:
                         interface.mac, interface.mtu = ipconfig.configure(there.rtnl, link, addresses, config.dad)
@@ -92,7 +102,7 @@ def _extras(request: Request, faults: list[Fault]) -> dict[str, Any]:
 
     asked = extras.read(request, faults)
     rail = asked.get("rail")
-    if rail and rail.is_same_index and not (delegate.ipam_type(request.config) and delegate.gives_again(request)):
+    if rail and rail.is_same_index and (not delegate.ipam_type(request.config) or delegate.is_foreign(request)):
         wanted = "needs the IPAM plugin whereabouts of this suite: want it as ipam.type, in CNI_PATH before any other"
         faults.append(Fault("rail.addressing", rail.addressing, wanted))
     return asked
@@ -116,6 +126,18 @@ def _planned(
     return extras.plan(asked, request, place)
 
 
+def _set_up(plugin: LinkPlugin, planned: Any, extras: Extras | None, link: Link, there: Sandbox) -> None:
+    """Set the link up without addresses: another's IPAM plugin may speak through it (dhcp)."""
+    with there.namespace.entered():
+        if extras:
+            extras.before_up(link, there)
+        try:
+            there.rtnl.change_link(link.index, up=True)
+        except KernelError as fault:
+            raise KernelRefused(plugin.refused_up(planned, fault), str(fault)) from None
+    link.up = True
+
+
 def _undo(
     plugin: LinkPlugin,
     request: Request,
@@ -130,10 +152,13 @@ def _undo(
 ) -> None:
     """Take back what a failed ADD did. What cannot be taken back keeps its record, for the DEL that follows."""
     left = extras.remove(there, log) if extras else []
+    release = Release(None, request, log)
     try:
+        if claimed:
+            release.by_link(plugin, planned, there)
         plugin.remove(planned, host, there.rtnl, log)
         if claimed:
-            delegate.delete(request, log)
+            release.finish()
         if not left:
             book.remove(request.attachment, PART)
     except CniError as second:

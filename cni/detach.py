@@ -1,4 +1,7 @@
-"""DEL of a link plugin, and what GC does to one attachment: the link leaves the sandbox, then its addresses are given back."""
+"""DEL of a link plugin, and what GC does to one attachment: the link leaves the sandbox, then its addresses are given back.
+
+Another's IPAM plugin is called while the link is there, up and without its addresses, for dhcp needs the link.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from cni import delegate, plugins, sandbox
 from cni.attachment import Book
 from cni.kernel import node
 from cni.kernel.links import Rtnl
+from cni.kernel.netlink import KernelError
 from cni.spec import codec
-from cni.spec.errors import CniError
+from cni.spec.errors import CniError, TryAgainLater
 from cni.spec.request import member
 
 TYPE_CHECKING = False
@@ -30,28 +34,29 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
         host = Rtnl()
         faults: list[CniError] = []
         gone = True
+        release = Release(record, request, log)
         try:
             if record:
-                faults += detach(record, request, host, log)
+                faults += detach(record, request, host, log, release)
             else:
-                detach_unrecorded(plugin, request, host, book, log)
+                detach_unrecorded(plugin, request, host, book, log, release)
         except CniError as fault:
             gone = False
             faults.append(fault)
-        if gone:
+        if gone or release.is_made:
             try:
-                release(record, request, log)
+                release.finish()
             except CniError as fault:
                 faults.append(fault)
         if not faults:
             book.remove(request.attachment, PART)
-        report(faults, kept="" if gone else delegate.ipam_type(request.config))
+        report(faults, kept="" if gone or release.is_made else delegate.ipam_type(request.config))
 
 
-def detach(record: dict[str, Any], request: Request, host: Rtnl, log: Log) -> list[CniError]:
+def detach(record: dict[str, Any], request: Request, host: Rtnl, log: Log, release: Release) -> list[CniError]:
     """Take the link of `record` out of its sandbox, as the plugin that brought it there does, and what is beside it.
 
-    When it returns the link is gone; why something beside it is not is in the list.
+    When it returns the link is gone; why something beside it is not is in the list. `release` is still to be finished.
     """
     plugin = plugins.named(record["plugin"])
     planned = plugin.load(record["link"])
@@ -60,10 +65,16 @@ def detach(record: dict[str, Any], request: Request, host: Rtnl, log: Log) -> li
     there = sandbox.of_record(record, request)
     if there is None:
         faults = _remove_extras(record, None, log)
-        plugin.remove(planned, host, None, log)
+        try:
+            plugin.remove(planned, host, None, log)
+        except TryAgainLater:
+            if not release.in_advance():
+                raise
+            plugin.remove(planned, host, None, log)
         return faults
     with there:
         faults = _remove_extras(record, there, log)
+        release.by_link(plugin, planned, there)
         plugin.remove(planned, host, there.rtnl, log)
         return faults
 
@@ -77,7 +88,9 @@ def _remove_extras(record: dict[str, Any], there: Sandbox | None, log: Log) -> l
     return extras.Extras(documents).remove(there, log)
 
 
-def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, book: Book, log: Log) -> None:
+def detach_unrecorded(
+    plugin: LinkPlugin, request: Request, host: Rtnl, book: Book, log: Log, release: Release
+) -> None:
     """Detach what another implementation of the plugin attached; a link that a record of ours speaks of is not that."""
     there = sandbox.at(request.netns, request)
     if there is None:
@@ -88,6 +101,7 @@ def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, book: Bo
         with there:
             planned = plugin.adopt(request, host, there.rtnl)
             if planned and not _is_recorded(planned.name, there.identity(), book):
+                release.by_link(plugin, planned, there)
                 plugin.remove(planned, host, there.rtnl, log)
 
 
@@ -95,13 +109,60 @@ def _is_recorded(name: str, identity: dict[str, int], book: Book) -> bool:
     return any(record["sandbox"] == identity and record["link"]["name"] == name for _, _, record in book.all(PART))
 
 
-def release(record: dict[str, Any] | None, request: Request, log: Log) -> None:
-    """Give the addresses back with the configuration that they were taken with."""
-    former = config_of(record) if record else {}
-    if record and any(member(former, key) != member(request.config, key) for key in ("ipam", "rail")):
-        request = delegate.with_config(request, record["config"].encode())
-    if delegate.ipam_type(request.config):
-        delegate.delete(request, log)
+class Release:
+    """The DEL of an attachment's IPAM plugin, made once, with the configuration that its addresses were taken with.
+
+    `by_link` makes it for another's plugin while the link is there; `finish` makes it else, when the link is gone.
+    """
+
+    __slots__ = ("_fault", "_log", "_request", "is_made")
+
+    def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
+        former = config_of(record) if record else {}
+        if record and any(member(former, key) != member(request.config, key) for key in ("ipam", "rail")):
+            request = delegate.with_config(request, record["config"].encode())
+        self._request = request
+        self._log = log
+        self._fault: CniError | None = None
+        self.is_made = False
+
+    def by_link(self, plugin: LinkPlugin, planned: Any, there: Sandbox) -> None:
+        """Take the addresses off the link and give them back, when the IPAM plugin is another's and the link is there."""
+        link = plugin.present(planned, there.rtnl) if delegate.is_foreign(self._request) else None
+        if link is None:
+            return
+        from cni.kernel import addresses
+
+        try:
+            addresses.clear(there.rtnl, link.index)
+        except KernelError as fault:
+            self._log.warning(f"{link.name} keeps its addresses until it is removed: {fault}")
+            return
+        self._make()
+
+    def in_advance(self) -> bool:
+        """Make it for another's plugin although the link is not gone: dhcp's daemon keeps the sandbox open until then.
+
+        False when it is made already, or the plugin is ours.
+        """
+        if self.is_made or not delegate.is_foreign(self._request):
+            return False
+        self._make()
+        return True
+
+    def _make(self) -> None:
+        self.is_made = True
+        try:
+            delegate.delete(self._request, self._log)
+        except CniError as fault:
+            self._fault = fault
+
+    def finish(self) -> None:
+        """Make it, unless it is made; raise the CniError with which it failed."""
+        if not self.is_made and delegate.ipam_type(self._request.config):
+            self._make()
+        if self._fault:
+            raise self._fault
 
 
 def config_of(record: dict[str, Any]) -> dict[str, Any]:

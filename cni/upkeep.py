@@ -7,7 +7,7 @@ import time
 from cni import delegate, sandbox
 from cni.attachment import Book
 from cni.config import refuse
-from cni.detach import PART, detach, release, report
+from cni.detach import PART, Release, detach, report
 from cni.kernel import ipconfig
 from cni.kernel.links import Rtnl
 from cni.spec import codec, result
@@ -126,15 +126,16 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
                 keep.append(attachment)
                 continue
             own = _for_attachment(request, attachment, record)
+            release = Release(record, own, log)
             try:
-                left = detach(record, own, host, log)
+                left = detach(record, own, host, log, release)
             except CniError as fault:
                 keep.append(attachment)
                 faults.append(fault)
                 continue
             faults += left
             try:
-                release(record, own, log)
+                release.finish()
                 if not left:
                     book.remove(attachment, PART)
             except CniError as fault:

@@ -69,6 +69,9 @@ if TYPE_CHECKING:
         def remove(self, planned: Any, host: Rtnl, box: Rtnl | None, log: Log) -> None:
             """Undo `apply`, however much of it was done, any number of times. `box` is None when the sandbox is gone."""
 
+        def present(self, planned: Any, box: Rtnl) -> Link | None:
+            """The link in the sandbox, under whatever name; None when it is not there."""
+
         def unmoved(self, planned: Any) -> tuple[str, int] | None:
             """None, or of a device that serves the pod without a link in the sandbox (DPDK) its MAC and MTU, "" and 0
             for those that are not known."""

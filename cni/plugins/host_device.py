@@ -118,6 +118,7 @@ load = Plan
 apply = moved.move
 refused_up = moved.refused_up
 remove = moved.remove
+present = moved.present
 unmoved = moved.unmoved
 differences = moved.differences
 carrier = moved.carrier

@@ -333,6 +333,11 @@ def owns(planned: Plan, link: Link) -> bool:
     return link.name == planned.temporary or (link.lower_index == planned.lower and known)
 
 
+def present(planned: Plan, box: Rtnl) -> Link | None:
+    """The link in the sandbox, under whatever name."""
+    return next((link for link in box.links() if owns(planned, link)), None)
+
+
 def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
     """Remove what the plan made from the sandbox, under whatever name; nothing there is no error."""
     if box is None:

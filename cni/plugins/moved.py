@@ -219,6 +219,11 @@ def bring_back(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> Link | 
     return device
 
 
+def present(planned: Plan, box: Rtnl) -> Link | None:
+    """The device in the sandbox, under whatever name; None when it is not there, or is another attachment's by now."""
+    return _in_sandbox(planned, box) if planned.device and not planned.returned else None
+
+
 def _in_sandbox(planned: Plan, box: Rtnl) -> Link | None:
     return devices.known_again(planned.device, box.links(), names=(planned.name, planned.device["name"]), marked=True)
 

@@ -164,6 +164,7 @@ class Plan(moved.Plan):
 
 load = Plan
 refused_up = moved.refused_up
+present = moved.present
 
 
 def read(request: Request, faults: list[Fault]) -> Config:
