@@ -13,9 +13,9 @@ from cni.kernel import ipconfig
 from cni.kernel.links import Rtnl
 from cni.kernel.netlink import KernelError
 from cni.spec import versions
-from cni.spec.errors import CniError, IncompatibleVersion, KernelRefused
+from cni.spec.errors import CniError, IncompatibleVersion, InvalidEnvironment, KernelRefused
 from cni.spec.request import member
-from cni.spec.result import Interface, Result
+from cni.spec.result import Interface, Result, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
     config = plugin.read(request, faults)
     asked = _extras(request, faults)
     refuse(faults)
+    earlier = _earlier(request)
     kind = delegate.ipam_type(request.config)
     if not kind and not versions.at_least(request.cni_version, "0.3.0"):
         raise IncompatibleVersion(
@@ -90,7 +91,34 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         except BaseException as fault:
             _undo(plugin, request, planned, extras, claimed, host, there, book, log, fault)
             raise
-        return result
+        return _appended(earlier, result) if earlier else result
+
+
+def _earlier(request: Request) -> Result | None:
+    """The result of the plugins before this one in a chain (prevResult, which is from 0.3.0 on); None for the first.
+
+    InvalidEnvironment when one of them has made the interface that this one is to make (SPEC.md, section 4, ADD): a
+    record or link of this attachment is then theirs, and not what a killed ADD left.
+    """
+    document = member(request.config, "prevResult")
+    if document is None or not versions.at_least(request.cni_version, "0.3.0"):
+        return None
+    earlier = parse(document)
+    name = request.attachment.ifname
+    if any(made.name == name and made.sandbox == request.netns for made in earlier.interfaces):
+        raise InvalidEnvironment(
+            f'CNI_IFNAME "{name}" exists already in the sandbox {request.netns}: an earlier plugin of the chain made it. Only'
+            " one plugin of a list `plugins` can make the interface: give each a network of its own"
+        )
+    return earlier
+
+
+def _appended(earlier: Result, own: Result) -> Result:
+    """What the plugins of a chain have made together (SPEC.md, section 5, Success); Go's macvlan drops the others' part."""
+    for address in own.ips:
+        address.interface = len(earlier.interfaces)
+    interfaces = earlier.interfaces + own.interfaces
+    return Result(interfaces, earlier.ips + own.ips, earlier.routes + own.routes, own.dns or earlier.dns)
 
 
 def _extras(request: Request, faults: list[Fault]) -> dict[str, Any]:

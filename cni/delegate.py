@@ -193,7 +193,11 @@ def _versions(path: str, request: Request) -> list[str]:
 
 def _unspoken(kind: str, versions: list[str], request: Request) -> str:
     """That the IPAM plugin does not speak the network's version, and what to do."""
-    spoken = f", but {', '.join(versions)[:80]}: set the network's cniVersion to one of these" if versions else ": use an older one"
+    spoken = (
+        f", but {', '.join(versions)[:80]}: set the network's cniVersion to one of these"
+        if versions
+        else ": use an older one"
+    )
     return f'the IPAM plugin "{kind[:60]}" does not speak cniVersion {request.cni_version}{spoken}, or install a newer {kind[:60]}'
 
 
@@ -216,7 +220,9 @@ def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) 
         msg = f'the IPAM plugin "{kind}" failed without an error code: run {path} by hand, or see its log'
         raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace"))
     if code == IncompatibleVersion.code:
-        raise IncompatibleVersion(_unspoken(kind, _versions(path, request), request), f"{kind}: {member(document, 'msg')}")
+        raise IncompatibleVersion(
+            _unspoken(kind, _versions(path, request), request), f"{kind}: {member(document, 'msg')}"
+        )
     raise CniError(
         f"{kind}: {member(document, 'msg')}", str(member(document, "details") or ""), code or DelegateFailed.code
     )

@@ -11,7 +11,7 @@ from cni.kernel import node
 from cni.kernel.links import Rtnl
 from cni.kernel.netlink import KernelError
 from cni.spec import codec
-from cni.spec.errors import CniError, TryAgainLater
+from cni.spec.errors import CniError, IncompatibleVersion, TryAgainLater
 from cni.spec.request import member
 
 TYPE_CHECKING = False
@@ -88,9 +88,7 @@ def _remove_extras(record: dict[str, Any], there: Sandbox | None, log: Log) -> l
     return extras.Extras(documents).remove(there, log)
 
 
-def detach_unrecorded(
-    plugin: LinkPlugin, request: Request, host: Rtnl, book: Book, log: Log, release: Release
-) -> None:
+def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, book: Book, log: Log, release: Release) -> None:
     """Detach what another implementation of the plugin attached; a link that a record of ours speaks of is not that."""
     there = sandbox.at(request.netns, request)
     if there is None:
@@ -115,28 +113,31 @@ class Release:
     `by_link` makes it for another's plugin while the link is there; `finish` makes it else, when the link is gone.
     """
 
-    __slots__ = ("_fault", "_log", "_request", "is_made")
+    __slots__ = ("_fault", "_is_recorded", "_log", "_request", "is_made")
 
     def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
         former = config_of(record) if record else {}
         if record and any(member(former, key) != member(request.config, key) for key in ("ipam", "rail")):
             request = delegate.with_config(request, record["config"].encode())
         self._request = request
+        self._is_recorded = record is not None
         self._log = log
         self._fault: CniError | None = None
         self.is_made = False
 
     def by_link(self, plugin: LinkPlugin, planned: Any, there: Sandbox) -> None:
         """Take the addresses off the link and give them back, when the IPAM plugin is another's and the link is there."""
-        link = plugin.present(planned, there.rtnl) if delegate.is_foreign(self._request) else None
-        if link is None:
+        if not delegate.is_foreign(self._request):
             return
         from cni.kernel import addresses
 
         try:
+            link = plugin.present(planned, there.rtnl)
+            if link is None:
+                return
             addresses.clear(there.rtnl, link.index)
         except KernelError as fault:
-            self._log.warning(f"{link.name} keeps its addresses until it is removed: {fault}")
+            self._log.warning(f"the addresses of {planned.name} are given back when it is gone: {fault}")
             return
         self._make()
 
@@ -158,11 +159,18 @@ class Release:
             self._fault = fault
 
     def finish(self) -> None:
-        """Make it, unless it is made; raise the CniError with which it failed."""
+        """Make it, unless it is made; raise the CniError with which it failed.
+
+        A plugin that does not speak the network's version has given nothing to an attachment that has no record: its
+        ADD failed likewise, and a DEL that failed would fail for ever.
+        """
         if not self.is_made and delegate.ipam_type(self._request.config):
             self._make()
-        if self._fault:
+        if not self._fault:
+            return
+        if self._is_recorded or not isinstance(self._fault, IncompatibleVersion):
             raise self._fault
+        self._log.warning(self._fault.msg)
 
 
 def config_of(record: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from cni import delegate, sandbox
 from cni.attachment import Book
 from cni.config import refuse
 from cni.detach import PART, Release, detach, report
-from cni.kernel import ipconfig
+from cni.kernel import ipconfig, routes
 from cni.kernel.links import Rtnl
 from cni.spec import codec, result
 from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cni.log import Log
     from cni.plugins.base import LinkPlugin
     from cni.sandbox import Sandbox
+    from cni.spec.result import Route
 
 
 def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
@@ -88,14 +89,26 @@ def _differences(
         found.append(f"MTU is {link.mtu}, was {wanted}")
     if not link.up:
         found.append("link is down")
-    here = [a for a in expected.ips if a.interface is None or expected.interfaces[a.interface] is known]
-    wanted_here = Result([known], here, expected.routes)
+    others = [i.name for i in expected.interfaces if i.sandbox == known.sandbox and i is not known]
+    here = [
+        a for a in expected.ips if (not others if a.interface is None else expected.interfaces[a.interface] is known)
+    ]
+    wanted_here = Result([known], here, _without(expected.routes, others, box))
     found += ipconfig.differences(box, link, wanted_here)
     if documents:
         from cni import extras
 
         found += extras.Extras(documents).differences(link, wanted_here, there)
     return found
+
+
+def _without(expected: list[Route], others: list[str], box: Rtnl) -> list[Route]:
+    """Of a chain's routes, which name no interface, those that are by no link that its `others` plugins made."""
+    if not others:
+        return expected
+    links = [link for link in box.links() if link.name in others]
+    elsewhere = {route.dst for link in links for route in routes.list_of(box, link.index)}
+    return [route for route in expected if ipconfig.canonical(route.dst) not in elsewhere]
 
 
 def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:

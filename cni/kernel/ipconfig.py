@@ -167,18 +167,18 @@ def differences(box: Rtnl, link: Link, wanted: Result) -> list[str]:
     found = []
     present = {a.text for a in addresses.list_of(box, link.index)}
     for address in wanted.ips:
-        if _canonical(address.address) not in present:
+        if canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
     held = {(r.dst, r.gw) for r in routes.list_of(box, link.index)}
     destinations = {dst for dst, _ in held}
     for route in wanted.routes:
-        dst, gw = _canonical(route.dst), route.gw or _gateway(route.family, wanted.ips)
+        dst, gw = canonical(route.dst), route.gw or _gateway(route.family, wanted.ips)
         if dst not in destinations or (gw and (dst, gw) not in held):
             found.append(f"route {route.dst}{' by ' + gw if gw else ''} is not on {link.name}")
     return found
 
 
-def _canonical(text: str) -> str:
+def canonical(text: str) -> str:
     """ "address/length" as the kernel's side of the comparison is written."""
     address, slash, length = text.partition("/")
     family = AF_INET6 if ":" in address else AF_INET

@@ -296,7 +296,24 @@ def test_status_says_that_the_ipam_plugin_does_not_speak_the_networks_version(
 @needs_go
 @each_plugin
 def test_an_add_names_the_version_that_the_ipam_plugin_does_not_speak(node: Node, pod: Pod, plugin: str) -> None:
-    call(node, "ADD", network(plugin, ipam=HOST_LOCAL), pod).refused(1, "host-local", "cniVersion 1.1.0", "1.0.0")
+    config = network(plugin, ipam=HOST_LOCAL)
+    call(node, "ADD", config, pod).refused(1, "host-local", "cniVersion 1.1.0", "1.0.0")
+    assert node.leftovers() == []
+    call(node, "DEL", config, pod).succeeded()  # it would fail for ever, and the pod would not end
+
+
+@needs_go
+@each_plugin
+def test_a_delete_fails_when_the_ipam_plugin_does_not_speak_the_version_of_its_add_any_more(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    call(node, "ADD", network(plugin), pod).succeeded()
+    ipam.speaks("1.0.0")
+    ipam.fails("DEL", 1, "incompatible CNI versions")
+    call(node, "DEL", network(plugin), pod).refused(1, "recorder", "cniVersion 1.1.0", "1.0.0")
+    assert pod.view.names() == []
+    ipam.replies("DEL", None)
+    call(node, "DEL", network(plugin), pod).succeeded()
     assert node.leftovers() == []
 
 
