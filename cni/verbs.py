@@ -3,6 +3,7 @@
     ADD   lock; clear what a predecessor left; plan; write the record; addresses; link; configure. A failure undoes all
     DEL   lock; the link leaves the sandbox; then the addresses are given back; the record goes last. Every step is
           tried; the addresses are kept when the link would not go, for it may still answer to them
+          Another's IPAM plugin is called while the link is up: between link and configure, and before the link leaves
     GC    as DEL, for every record of this network that is not among the valid attachments and that nobody has locked
 
 Each call loads what its verb needs, and no more.

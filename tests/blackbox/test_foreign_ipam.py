@@ -474,6 +474,7 @@ def test_without_dhcps_daemon_the_link_goes_and_the_delete_is_made_again(
     assert pod.view.names() == []
     dhcp.start_daemon()
     call(node, "DEL", of_dhcp(plugin), pod).succeeded()
+    assert len(dhcp.leased) == 1  # it ends by itself: nobody has told the server
     assert node.leftovers() == []
 
 
@@ -490,3 +491,5 @@ def test_a_dhcp_attachment_ends_when_its_sandbox_is_gone(node: Node, pod: Pod, d
     node.delete_pod(pod)
     call(node, "DEL", of_dhcp(plugin), pod.path).succeeded()
     assert node.leftovers(settle=2) == []
+    if plugin == "macvlan":  # the daemon kept the sandbox, and the link in it
+        assert until(lambda: dhcp.leased == [])
