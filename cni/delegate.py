@@ -65,7 +65,7 @@ def forward(request: Request, log: Log) -> None:
     """CHECK, GC or STATUS of the IPAM plugin, when there is one.
 
     GC and STATUS exist from version 1.1.0 on: an IPAM plugin that does not speak that version is not asked. It has
-    nothing to collect, for its attachments are released one by one; and NotAvailable, for each ADD of it would fail.
+    nothing to collect, for its attachments are released one by one; at STATUS it is NotAvailable, for each ADD would fail.
     """
     kind = ipam_type(request.config)
     if not kind:
@@ -73,9 +73,9 @@ def forward(request: Request, log: Log) -> None:
     if request.command != "CHECK" and is_foreign(request):
         spoken = _versions(_find(kind, request.path), request)
         if request.cni_version not in spoken:
-            if request.command == "STATUS":
+            if spoken and request.command == "STATUS":
                 raise NotAvailable(f"no ADD can be served: {_unspoken(kind, spoken, request)}")
-            log.debug(f"GC is not forwarded: {_unspoken(kind, spoken, request)}")
+            log.debug(f"{request.command} is not forwarded: {_unspoken(kind, spoken, request)}")
             return
     _call(kind, request, log)
 
