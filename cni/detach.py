@@ -60,13 +60,13 @@ def end(
         if not faults:
             book.remove(request.attachment, PART)
             if UNENDED in record:
-                _remind_of_others(book)
+                remind_of_others(book)
     except CniError as fault:
         faults.append(fault)
     return faults, True
 
 
-def _remind_of_others(book: Book) -> None:
+def remind_of_others(book: Book) -> None:
     """Leave the reminder only if another attachment needs it; one that is marked meanwhile has left it anew."""
     book.remind(False, UNENDED)
     if any(UNENDED in record for _, _, record in book.all(PART)):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 
 from cni.attachment import UNENDED
-from cni.detach import PART, end, for_attachment
+from cni.detach import PART, end, for_attachment, remind_of_others
 from cni.kernel.links import Rtnl
+from cni.spec.errors import CniError, IoFailure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,29 +26,32 @@ def finish(book: Book, log: Log, environ: Mapping[str, str], seconds: float) -> 
 
     `environ` is what IPAM plugins get beside the CNI variables of the DEL that failed.
     """
-    book.remind(False, UNENDED)
+    book.remind(True, UNENDED)  # others need not look meanwhile
     deadline = time.monotonic() + seconds
     host = Rtnl()
     left = 0
     for attachment, _, listed in book.all(PART):
         if UNENDED not in listed:
             continue
-        left += 1
         held = book.try_locked(attachment, PART) if time.monotonic() < deadline else None
         if held is None:
+            left += 1
             continue
         with held:
             record = book.read(attachment, PART)
             if record is None or UNENDED not in record:
-                left -= 1
                 continue
             request = for_attachment(attachment, record, {**environ, "CNI_PATH": record[UNENDED]})
-            faults, _ = end(record, request, host, book, log, 0)
+            faults: list[CniError]
+            try:
+                faults = end(record, request, host, book, log, 0)[0]
+            except OSError as fault:  # a refusal of the kernel that has no better name: the next DEL or GC tells it
+                faults = [IoFailure(str(fault))]
             if faults:
+                left += 1
                 log.warning(f"{attachment} cannot be ended yet: {faults[0].msg}")
             else:
                 log.info(f"ended {attachment}, which its DEL could not end")
-                left -= 1
-    if left:
-        book.remind(True, UNENDED)
+    if not left:
+        remind_of_others(book)
     return left

@@ -9,12 +9,11 @@ it is seen in it by the id that the host's namespace has got for that one when t
 from __future__ import annotations
 
 from cni.kernel import nsids, sysfs
-from cni.plugins import devices
 from cni.spec.errors import Lingers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cni.kernel.links import Rtnl
+    from cni.kernel.links import Link, Rtnl
     from cni.plugins.moved import Plan
 
 
@@ -36,7 +35,12 @@ def refuse(planned: Plan, host: Rtnl, box: Rtnl | None) -> None:
 
 def in_namespace_of(planned: Plan, rtnl: Rtnl) -> bool:
     """Whether the device is in one of the namespaces that the namespace of `rtnl` has an id for."""
-    names = (planned.name, planned.device["name"])
-    return any(
-        devices.known_again(planned.device, nsids.links(rtnl, nsid), names, marked=True) for nsid in nsids.all_of(rtnl)
-    )
+    return any(_is_of(planned, link) for nsid in nsids.all_of(rtnl) for link in nsids.links(rtnl, nsid))
+
+
+def _is_of(planned: Plan, link: Link) -> bool:
+    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the mark alone."""
+    former = planned.device
+    is_marked = link.alias == former["name"] and link.index == former["index"]
+    is_named = link.mac == former["mac"] and link.name in (planned.name, former["name"])
+    return link.kind == former["kind"] and (is_marked or is_named)

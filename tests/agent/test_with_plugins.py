@@ -29,8 +29,8 @@ def rail(index: int) -> dict[str, Any]:
     return {**network(range=ranges[index]), "name": f"rail-{index}", "rail": key}
 
 
-def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(node: Node) -> None:
-    """A lease of its own, and that of a group of rails of which one is attached still."""
+def installed(node: Node) -> Server:
+    """A node with a master on which the agent has written its files; the API server."""
     node.master()
     node.path("/etc/cni/net.d").mkdir(parents=True)
     account = node.path(ACCOUNT)
@@ -39,6 +39,28 @@ def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(nod
     server = Server(node)
     code, log = agent(node)
     assert code == 0, log
+    return server
+
+
+def test_what_a_delete_could_not_end_is_ended_by_an_agent_of_the_node(node: Node) -> None:
+    server = installed(node)
+    pod = node.pod()
+    own = {"netns": pod.path, "args": ARGS.format("gone")}
+    node.cni("macvlan", "ADD", network(), **own).succeeded()
+    with pod.view.entered():
+        keeper = sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM)
+    with keeper:
+        node.delete_pod(pod)
+        node.cni("macvlan", "DEL", network(), **own).refused(11, "DEL again")
+        agent(node)
+        assert len(server.allocations()) == 1, "the link answers still"
+    assert until(lambda: agent(node)[0] == 0 and server.allocations() == {})
+    assert node.files() == ["railcni/agent.kubeconfig"]
+
+
+def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(node: Node) -> None:
+    """A lease of its own, and that of a group of rails of which one is attached still."""
+    server = installed(node)
     written: dict[str, Any] = json.loads(node.path(f"{DIRECTORY}/whereabouts.conf").read_text())
     assert written["kubernetes"]["kubeconfig"] == f"{DIRECTORY}/whereabouts.kubeconfig"
 
@@ -63,10 +85,8 @@ def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(nod
     assert len(server.allocations()) == 3, "a process is in the namespace: the links answer still"
 
     with View(f"/proc/{process.pid}/ns/net").entered():
-        descriptor, socket = (
-            os.open("/proc/thread-self/ns/net", os.O_RDONLY),
-            sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM).detach(),
-        )
+        descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        socket = sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM).detach()
     process.kill()
     process.communicate()
     for keeper in (descriptor, socket):
