@@ -396,14 +396,36 @@ def test_without_cookies_a_delete_ends_its_own_attachment(node: Node, pod: Pod, 
 # --- a chain of which another plugin fails for ever ---
 
 
-@pytest.mark.skipif(not (GO_PLUGINS / "sbr").exists(), reason="needs the package containernetworking-plugins")
-def test_gc_frees_what_the_delete_of_a_chain_never_reaches(node: Node, pod: Pod) -> None:
-    """Go's sbr, of which the DEL comes first, fails whenever the path of the namespace is gone."""
+needs_sbr = pytest.mark.skipif(
+    not (GO_PLUGINS / "sbr").exists(), reason="needs the package containernetworking-plugins"
+)
+SBR = {"cniVersion": "1.0.0", "name": "rdma", "type": "sbr"}
+
+
+def attached_with_sbr(node: Node, pod: Pod) -> dict[str, Any]:
+    """macvlan and Go's sbr behind it, of which the DEL comes first and fails when the path of the namespace is gone."""
     config = network("macvlan")
     result = node.cni("macvlan", "ADD", config, netns=pod).succeeded()
-    sbr = {"cniVersion": "1.0.0", "name": "rdma", "type": "sbr"}
-    node.cni(GO_PLUGINS / "sbr", "ADD", sbr | {"prevResult": result | {"cniVersion": "1.0.0"}}, netns=pod).succeeded()
+    node.cni(GO_PLUGINS / "sbr", "ADD", SBR | {"prevResult": result | {"cniVersion": "1.0.0"}}, netns=pod).succeeded()
     node.delete_pod(pod)
-    assert node.cni(GO_PLUGINS / "sbr", "DEL", sbr, netns=pod.path).status == 1
-    node.cni("macvlan", "GC", config | {"cni.dev/valid-attachments": None}).succeeded()
+    for _ in range(2):
+        assert node.cni(GO_PLUGINS / "sbr", "DEL", SBR, netns=pod.path).status == 1
+    return config
+
+
+@needs_sbr
+def test_gc_frees_what_the_delete_of_a_chain_never_reaches(node: Node, pod: Pod) -> None:
+    config = attached_with_sbr(node, pod)
+    node.cni("macvlan", "GC", config | {"cni.dev/valid-attachments": []}).succeeded()
+    assert (node.leases(), node.files()) == ([], [])
+
+
+@needs_sbr
+def test_a_chain_can_be_ended_once_a_namespace_with_such_a_link_is_at_the_old_path(node: Node, pod: Pod) -> None:
+    config = attached_with_sbr(node, pod)
+    node.path(pod.path).unlink()  # an ordinary file, which sbr has made there
+    node.run(["ip", "netns", "add", pod.name]).check_returncode()
+    node.run(["ip", "-n", pod.name, "link", "add", "net1", "type", "bridge"]).check_returncode()
+    node.cni(GO_PLUGINS / "sbr", "DEL", SBR, netns=pod.path).succeeded()
+    node.cni("macvlan", "DEL", config, netns=pod.path).succeeded()
     assert (node.leases(), node.files()) == ([], [])
