@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from cni.kernel import sysfs
 from cni.spec.request import Attachment
 from tests.blackbox.test_host_device import PCI, as_it_was, bus
 from tests.faults.inject import Command, Injector, unavailable
-from tests.node import GO_PLUGINS, STATE, Node, Pod, until
+from tests.node import GO_PLUGINS, ROOT, STATE, Node, Pod, until
 from tests.view import View
 
 PLUGINS = ("macvlan", "host-device")
@@ -63,6 +64,40 @@ def descriptor(pod: Pod) -> Iterator[View]:
         keeper.wait()
 
 
+_THREAD = f"""
+import sys, threading
+sys.path.insert(0, {str(ROOT)!r})
+from cni.kernel import netns
+
+def stay():
+    namespace = netns.open_namespace(sys.argv[1])
+    with namespace.entered():
+        namespace.close()
+        print("there", flush=True)
+        threading.Event().wait()
+
+threading.Thread(target=stay, daemon=True).start()
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def thread(pod: Pod) -> Iterator[View]:
+    """A process outside the pod's namespace of which one thread is in it; the view by which the test sees it."""
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", _THREAD, pod.view.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    try:
+        assert keeper.stdout.readline() == b"there\n"
+        other = next(tid for tid in os.listdir(f"/proc/{keeper.pid}/task") if tid != str(keeper.pid))
+        yield View(f"/proc/{keeper.pid}/task/{other}/ns/net")
+    finally:
+        keeper.kill()
+        keeper.communicate()
+
+
 @contextmanager
 def hidden(pod: Pod) -> Iterator[None]:
     """The pod's namespace lives on by a socket alone."""
@@ -83,12 +118,13 @@ def restored(node: Node, plugin: str) -> None:
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_a_delete_ends_an_attachment_whose_namespace_is_kept_by_an_open_descriptor_alone(
-    node: Node, pod: Pod, plugin: str
+@pytest.mark.parametrize("keeper", [descriptor, thread], ids=["descriptor", "thread"])
+def test_a_delete_ends_an_attachment_whose_namespace_is_kept_by_a_process_outside_of_it_alone(
+    node: Node, pod: Pod, plugin: str, keeper: Any
 ) -> None:
     before = as_it_was(node)
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
-    with descriptor(pod) as inside:
+    with keeper(pod) as inside:
         node.delete_pod(pod)
         assert inside.names() == ["net1"]
         node.cni(plugin, "DEL", network(plugin), netns=pod.path).succeeded()
