@@ -8,7 +8,7 @@ import time
 from cni import delegate, sandbox
 from cni.attachment import Book
 from cni.config import Fault, refuse
-from cni.detach import PART, Release, config_of, detach, report
+from cni.detach import CLEARING_SECONDS, PART, Release, config_of, detach, report
 from cni.kernel import ipconfig
 from cni.kernel.links import Rtnl
 from cni.kernel.netlink import KernelError
@@ -51,7 +51,7 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         former = book.read(request.attachment, PART)
         if former:
             release = Release(former, request, log)
-            report(detach(former, request, host, log, release))
+            report(detach(former, request, host, log, time.monotonic() + CLEARING_SECONDS, release))
             if delegate.ipam_type(config_of(former)) != kind or is_foreign:
                 release.finish()
         planned = plugin.plan(config, request, plugin.survey(config, request, host, there.rtnl, book))
