@@ -37,10 +37,14 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
     with book.locked(request.attachment, PART):
         record = book.read(request.attachment, PART)
         host = Rtnl()
+        faults: list[CniError] = []
+        gone = False
         if record:
-            faults, gone = end(record, request, host, book, log, time.monotonic() + CLEARING_SECONDS)
-            if faults:
-                _mark(record, request, book)
+            try:
+                faults, gone = end(record, request, host, book, log, time.monotonic() + CLEARING_SECONDS)
+            finally:
+                if faults or not gone:
+                    _mark(record, request, book)
         else:
             faults, gone = _end_unrecorded(plugin, request, host, book, log)
         report(faults, kept="" if gone else delegate.ipam_type(request.config))
@@ -100,8 +104,10 @@ def _end_unrecorded(
 
 def _mark(record: dict[str, Any], request: Request, book: Book) -> None:
     """Write down that a DEL could not end the attachment, and with which CNI_PATH it was called."""
+    path = ":".join(request.path)
     try:
-        book.write(request.attachment, PART, {**record, UNENDED: ":".join(request.path)})
+        if record.get(UNENDED) != path:
+            book.write(request.attachment, PART, {**record, UNENDED: path})
     except CniError:
         return  # GC and the next DEL go by the record as it is
     book.remind(True, UNENDED)

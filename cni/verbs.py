@@ -59,5 +59,5 @@ def _finish_others(request: Request, log: Log) -> None:
 
     try:
         unended.finish(book, log, request.environ, _SECONDS)
-    except CniError as fault:  # this call says so itself, if it concerns it
-        log.warning(f"attachments that could not be ended are left for now: {fault.msg}")
+    except (CniError, OSError) as fault:  # this call says so itself, if it concerns it
+        log.warning(f"attachments that could not be ended are left for now: {fault}")

@@ -37,7 +37,11 @@ def _is_in_use(link: dict[str, Any]) -> bool:
         there.close()
         return True
     plugin = plugins.named(link["plugin"])
-    return plugin.lingers(plugin.load(link["link"]), Rtnl())
+    host = Rtnl()
+    try:
+        return plugin.lingers(plugin.load(link["link"]), host)
+    finally:
+        host.close()
 
 
 def names_of(path: str) -> set[str]:

@@ -247,7 +247,7 @@ def document(held: Held) -> dict[str, Any]:
 
 def _flush(options: argparse.Namespace) -> int:
     described = stores.choose(options).described
-    left = unended.finish(Book(), Log(), {}, _FLUSH_SECONDS) + upkeep.flush(Book(), Log(), described, _FLUSH_SECONDS)
+    left = upkeep.flush(Book(), Log(), described, _FLUSH_SECONDS) + unended.finish(Book(), Log(), {}, _FLUSH_SECONDS)
     if left:
         output.console().print(f"{left} pending")
     return 1 if left else 0

@@ -263,6 +263,20 @@ def test_an_attachment_that_could_not_be_ended_costs_other_calls_no_waiting(node
         assert node.path(UNENDED).stat().st_mtime > 0  # it is looked at again some time later, not by each call
 
 
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "")
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_an_end_that_the_kernel_refused_is_brought_by_a_later_call(node: Node, pod: Pod, plugin: str) -> None:
+    before = as_it_was(node)
+    node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
+    with Injector(node) as injector:
+        refusal = ("-e", "trace=sendto", "-e", "inject=sendto:error=EIO")
+        outcome, _ = injector.record(called("DEL", node, plugin, pod.path), *refusal)
+    assert outcome.reply is not None
+    assert outcome.reply.status == 1
+    flush(node, plugin)
+    assert (pod.view.names(), node.leftovers(), as_it_was(node)) == ([], [], before)
+
+
 @pytest.mark.parametrize("plugin", PLUGINS)
 @pytest.mark.parametrize("keeper", [descriptor, hidden], ids=["descriptor", "socket"])
 def test_an_audit_calls_no_lease_dead_that_a_delete_would_not_free(
