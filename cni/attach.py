@@ -8,19 +8,21 @@ import time
 from cni import delegate, sandbox
 from cni.attachment import Book
 from cni.config import Fault, refuse
-from cni.detach import PART, config_of, detach, release, report
+from cni.detach import CLEARING_SECONDS, PART, Release, config_of, detach, report
 from cni.kernel import ipconfig
 from cni.kernel.links import Rtnl
+from cni.kernel.netlink import KernelError
 from cni.spec import versions
-from cni.spec.errors import CniError, IncompatibleVersion, KernelRefused
+from cni.spec.errors import CniError, IncompatibleVersion, InvalidEnvironment, KernelRefused
 from cni.spec.request import member
-from cni.spec.result import Interface, Result
+from cni.spec.result import Interface, Result, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from cni.extras import Extras
+    from cni.kernel.links import Link
     from cni.log import Log
     from cni.plugins.base import LinkPlugin
     from cni.sandbox import Sandbox
@@ -35,6 +37,7 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
     config = plugin.read(request, faults)
     asked = _extras(request, faults)
     refuse(faults)
+    earlier = _earlier(request)
     kind = delegate.ipam_type(request.config)
     if not kind and not versions.at_least(request.cni_version, "0.3.0"):
         raise IncompatibleVersion(
@@ -44,11 +47,13 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
     book = Book(log=log)
     with sandbox.opened(request) as there, book.locked(request.attachment, PART):
         host = Rtnl()
+        is_foreign = delegate.is_foreign(request)
         former = book.read(request.attachment, PART)
         if former:
-            report(detach(former, request, host, log))
-            if delegate.ipam_type(config_of(former)) != kind or not delegate.gives_again(request):
-                release(former, request, log)
+            release = Release(former, request, log)
+            report(detach(former, request, host, log, time.monotonic() + CLEARING_SECONDS, release))
+            if delegate.ipam_type(config_of(former)) != kind or is_foreign:
+                release.finish()
         planned = plugin.plan(config, request, plugin.survey(config, request, host, there.rtnl, book))
         extras = _planned(asked, plugin, planned, request, host, there, log) if asked else None
         record = _record(plugin, request, planned, extras, there)
@@ -56,11 +61,17 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         addresses = Result()
         claimed = False
         try:
-            if kind:
+            if kind and not is_foreign:
                 addresses = delegate.add(request, log)
                 claimed = True
                 plugin.check_addresses(planned, addresses.ips)
             link = plugin.apply(planned, host, there.rtnl, there.namespace)
+            if is_foreign:
+                if link:
+                    _set_up(plugin, planned, extras, link, there)
+                addresses = delegate.add(request, log)
+                claimed = True
+                plugin.check_addresses(planned, addresses.ips)
             outside = plugin.unmoved(planned) or ("", 0)
             interface = Interface(planned.name, *outside, request.netns, plugin.pci_id(planned))
             for address in addresses.ips:
@@ -68,7 +79,7 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
             result = Result([interface], addresses.ips, addresses.routes, config.dns or addresses.dns)
             if link:
                 with there.namespace.entered():
-                    if extras:
+                    if extras and not link.up:
                         extras.before_up(link, there)
                     try:
                         interface.mac, interface.mtu = ipconfig.configure(there.rtnl, link, addresses, config.dad)
@@ -80,7 +91,34 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         except BaseException as fault:
             _undo(plugin, request, planned, extras, claimed, host, there, book, log, fault)
             raise
-        return result
+        return _appended(earlier, result) if earlier else result
+
+
+def _earlier(request: Request) -> Result | None:
+    """The result of the plugins before this one in a chain (prevResult, which is from 0.3.0 on); None for the first.
+
+    InvalidEnvironment when one of them has made the interface that this one is to make (SPEC.md, section 4, ADD): a
+    record or link of this attachment is then theirs, and not what a killed ADD left.
+    """
+    document = member(request.config, "prevResult")
+    if document is None or not versions.at_least(request.cni_version, "0.3.0"):
+        return None
+    earlier = parse(document)
+    name = request.attachment.ifname
+    if any(made.name == name and made.sandbox == request.netns for made in earlier.interfaces):
+        raise InvalidEnvironment(
+            f'CNI_IFNAME "{name}" exists already in the sandbox {request.netns}: an earlier plugin of the chain made it. Only'
+            " one plugin of a list `plugins` can make the interface: give each a network of its own"
+        )
+    return earlier
+
+
+def _appended(earlier: Result, own: Result) -> Result:
+    """What the plugins of a chain have made together (SPEC.md, section 5, Success); Go's macvlan drops the others' part."""
+    for address in own.ips:
+        address.interface = len(earlier.interfaces)
+    interfaces = earlier.interfaces + own.interfaces
+    return Result(interfaces, earlier.ips + own.ips, earlier.routes + own.routes, own.dns or earlier.dns)
 
 
 def _extras(request: Request, faults: list[Fault]) -> dict[str, Any]:
@@ -92,7 +130,7 @@ def _extras(request: Request, faults: list[Fault]) -> dict[str, Any]:
 
     asked = extras.read(request, faults)
     rail = asked.get("rail")
-    if rail and rail.is_same_index and not (delegate.ipam_type(request.config) and delegate.gives_again(request)):
+    if rail and rail.is_same_index and (not delegate.ipam_type(request.config) or delegate.is_foreign(request)):
         wanted = "needs the IPAM plugin whereabouts of this suite: want it as ipam.type, in CNI_PATH before any other"
         faults.append(Fault("rail.addressing", rail.addressing, wanted))
     return asked
@@ -116,6 +154,18 @@ def _planned(
     return extras.plan(asked, request, place)
 
 
+def _set_up(plugin: LinkPlugin, planned: Any, extras: Extras | None, link: Link, there: Sandbox) -> None:
+    """Set the link up without addresses: another's IPAM plugin may speak through it (dhcp)."""
+    with there.namespace.entered():
+        if extras:
+            extras.before_up(link, there)
+        try:
+            there.rtnl.change_link(link.index, up=True)
+        except KernelError as fault:
+            raise KernelRefused(plugin.refused_up(planned, fault), str(fault)) from None
+    link.up = True
+
+
 def _undo(
     plugin: LinkPlugin,
     request: Request,
@@ -130,10 +180,13 @@ def _undo(
 ) -> None:
     """Take back what a failed ADD did. What cannot be taken back keeps its record, for the DEL that follows."""
     left = extras.remove(there, log) if extras else []
+    release = Release(None, request, log)
     try:
+        if claimed:
+            release.by_link(plugin, planned, there)
         plugin.remove(planned, host, there.rtnl, log)
         if claimed:
-            delegate.delete(request, log)
+            release.finish()
         if not left:
             book.remove(request.attachment, PART)
     except CniError as second:

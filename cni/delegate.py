@@ -3,6 +3,9 @@
 The file that CNI_PATH finds decides: when it is one of this suite's own (the same device and inode, so that links to
 it count), calling it here saves an interpreter's start. Any other file is run as the spec asks: the same environment,
 the same bytes on stdin, its stderr on ours (SPEC.md, section 4).
+
+Ours gives an address before the link is made, and takes it back when the link is gone. Another's may need the link: dhcp
+speaks to its server through it. So another's is called while the link is up (attach.py, detach.py).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import posix
 
 import cni
 from cni.spec import codec
-from cni.spec.errors import CniError, DelegateFailed, InvalidConfig
+from cni.spec.errors import CniError, DelegateFailed, IncompatibleVersion, InvalidConfig, NotAvailable
 from cni.spec.request import Request, member
 
 TYPE_CHECKING = False
@@ -59,16 +62,34 @@ def delete(request: Request, log: Log) -> None:
 
 
 def forward(request: Request, log: Log) -> None:
-    """CHECK, GC or STATUS of the IPAM plugin, when there is one."""
+    """CHECK, GC or STATUS of the IPAM plugin, when there is one.
+
+    GC and STATUS exist from version 1.1.0 on: an IPAM plugin that does not speak that version is not asked. It has
+    nothing to collect, for its attachments are released one by one; at STATUS it is NotAvailable, for each ADD would fail.
+    """
     kind = ipam_type(request.config)
-    if kind:
-        _call(kind, request, log)
+    if not kind:
+        return
+    if request.command != "CHECK" and is_foreign(request):
+        spoken = _versions(_find(kind, request.path), request)
+        if request.cni_version not in spoken:
+            if spoken and request.command == "STATUS":
+                raise NotAvailable(f"no ADD can be served: {_unspoken(kind, spoken, request)}")
+            log.debug(f"{request.command} is not forwarded: {_unspoken(kind, spoken, request)}")
+            return
+    _call(kind, request, log)
 
 
-def gives_again(request: Request) -> bool:
-    """Whether the IPAM plugin answers a repeated ADD with the addresses of the first; host-local, say, refuses it."""
+def is_foreign(request: Request) -> bool:
+    """Whether the IPAM plugin is another than ours; False where there is none, or none is found.
+
+    Only ours answers a repeated ADD with the addresses of the first; host-local, for one, refuses a repeated ADD.
+    """
     kind = ipam_type(request.config)
-    return not kind or _is_ours(_find(kind, request.path))
+    try:
+        return kind != "" and not _is_ours(_find(kind, request.path))
+    except (InvalidConfig, OSError):  # whoever calls the plugin says so
+        return False
 
 
 def with_command(request: Request, command: str) -> Request:
@@ -91,7 +112,7 @@ def _call(kind: str, request: Request, log: Log) -> Result | None:
         except CniError as fault:
             fault.msg = f"{kind}: {fault.msg}"  # as it would say from a process of its own
             raise
-    return _execute(kind, path, request)
+    return _answer(kind, path, request, *_execute(kind, path, request))
 
 
 def _is_name(kind: str) -> bool:
@@ -126,7 +147,8 @@ def _is_ours(path: str) -> bool:
     return False
 
 
-def _execute(kind: str, path: str, request: Request) -> Result | None:
+def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
+    """Run the plugin: its stdout and its exit code, negative for a signal."""
     from cni.kernel import children  # mostly the IPAM plugin is ours
 
     stdin = posix.memfd_create("stdin", posix.MFD_CLOEXEC)  # a pipe could fill while the plugin writes its answer
@@ -158,8 +180,28 @@ def _execute(kind: str, path: str, request: Request) -> Result | None:
     while part := posix.read(reading, 1 << 16):
         parts.append(part)
     posix.close(reading)
-    status = posix.waitstatus_to_exitcode(posix.waitpid(pid, 0)[1])
-    return _answer(kind, path, request, b"".join(parts), status)
+    return b"".join(parts), posix.waitstatus_to_exitcode(posix.waitpid(pid, 0)[1])
+
+
+def _versions(path: str, request: Request) -> list[str]:
+    """The versions that the plugin at `path` speaks (SPEC.md, section 4, VERSION); [] when its answer lists none."""
+    asked = Request(with_command(request, "VERSION").environ, b'{"cniVersion":"1.0.0"}', {}, {})
+    try:
+        reply = codec.loads(_execute("", path, asked)[0])
+    except (CniError, ValueError):
+        return []
+    found = member(reply, "supportedVersions") if isinstance(reply, dict) else None
+    return [version for version in found if isinstance(version, str)] if isinstance(found, list) else []
+
+
+def _unspoken(kind: str, versions: list[str], request: Request) -> str:
+    """That the IPAM plugin does not speak the network's version, and what to do."""
+    spoken = (
+        f", but {', '.join(versions)[:80]}: set the network's cniVersion to one of these"
+        if versions
+        else ": use an older one"
+    )
+    return f'the IPAM plugin "{kind[:60]}" does not speak cniVersion {request.cni_version}{spoken}, or install a newer {kind[:60]}'
 
 
 def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) -> Result | None:
@@ -174,11 +216,23 @@ def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) 
     if status == 0:
         from cni.spec import result  # only ADD has one
 
+        _without_interfaces(document)
         return result.parse(document, f'the answer of the IPAM plugin "{kind}"')
     code = member(document, "code") if isinstance(document, dict) else None
     if not isinstance(code, int):
         msg = f'the IPAM plugin "{kind}" failed without an error code: run {path} by hand, or see its log'
         raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace"))
+    if code == IncompatibleVersion.code:
+        raise IncompatibleVersion(
+            _unspoken(kind, _versions(path, request), request), f"{kind}: {member(document, 'msg')}"
+        )
     raise CniError(
         f"{kind}: {member(document, 'msg')}", str(member(document, "details") or ""), code or DelegateFailed.code
     )
+
+
+def _without_interfaces(document: Any) -> None:
+    """Drop from an IPAM plugin's answer what it says of interfaces: the caller has the only one (SPEC.md, section 5)."""
+    for address in (member(document, "ips") if isinstance(document, dict) else None) or []:
+        if isinstance(address, dict):
+            address.pop("interface", None)

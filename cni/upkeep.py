@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from cni import delegate, sandbox
-from cni.attachment import Began, Book
+from cni.attachment import UNENDED, Began, Book
 from cni.config import refuse
-from cni.detach import PART, detach, release, report
-from cni.kernel import ipconfig
+from cni.detach import CLEARING_SECONDS, PART, end, for_attachment, report
+from cni.kernel import ipconfig, routes
 from cni.kernel.links import Rtnl
 from cni.spec import codec, result
 from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from cni.log import Log
     from cni.plugins.base import LinkPlugin
     from cni.sandbox import Sandbox
+    from cni.spec.result import Route
 
 
 def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
@@ -86,8 +89,11 @@ def _differences(
         found.append(f"MTU is {link.mtu}, was {wanted}")
     if not link.up:
         found.append("link is down")
-    here = [a for a in expected.ips if a.interface is None or expected.interfaces[a.interface] is known]
-    wanted_here = Result([known], here, expected.routes)
+    others = [i.name for i in expected.interfaces if i.sandbox == known.sandbox and i is not known]
+    here = [
+        a for a in expected.ips if (not others if a.interface is None else expected.interfaces[a.interface] is known)
+    ]
+    wanted_here = Result([known], here, _without(expected.routes, others, box))
     found += ipconfig.differences(box, link, wanted_here)
     if documents:
         from cni import extras
@@ -96,21 +102,34 @@ def _differences(
     return found
 
 
+def _without(expected: list[Route], others: list[str], box: Rtnl) -> list[Route]:
+    """Of a chain's routes, which name no interface, those that are by no link that its `others` plugins made."""
+    if not others:
+        return expected
+    links = [link for link in box.links() if link.name in others]
+    elsewhere = {route.dst for link in links for route in routes.list_of(box, link.index)}
+    return [route for route in expected if ipconfig.canonical(route.dst) not in elsewhere]
+
+
 def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
-    """GC: detach what the runtime no longer knows; then let the IPAM plugin collect.
+    """GC: detach what the runtime no longer knows, and what a DEL could not end; then let the IPAM plugin collect.
 
     What was attached after this call began cannot be in the list, and stays.
     """
-    from cni.spec.gc import valid_attachments
+    from cni.spec.gc import NOTHING_LISTED, valid_attachments
 
     began = Began()
     valid = valid_attachments(request)
+    if valid is None:
+        log.warning(NOTHING_LISTED)
+        return
     book = Book(log=log)
     host = Rtnl()
+    until = time.monotonic() + CLEARING_SECONDS
     faults: list[CniError] = []
     keep: list[Attachment] = []
-    for attachment, _ in book.of_network(request.attachment.network, PART):
-        if attachment in valid:
+    for attachment, listed in book.of_network(request.attachment.network, PART):
+        if attachment in valid and UNENDED not in listed:
             continue
         held = book.try_locked(attachment, PART)
         if held is None:  # an ADD or DEL of it is under way
@@ -120,23 +139,14 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
             record = book.read(attachment, PART)
             if record is None:
                 continue
-            if not began.is_after(record["created"]):
+            if not began.is_after(record["created"]) or (attachment in valid and UNENDED not in record):
                 keep.append(attachment)
                 continue
-            own = _for_attachment(request, attachment, record)
-            try:
-                left = detach(record, own, host, log)
-            except CniError as fault:
-                keep.append(attachment)
-                faults.append(fault)
-                continue
+            own = for_attachment(attachment, record, request.environ)
+            left, gone = end(record, own, host, book, log, until)
             faults += left
-            try:
-                release(record, own, log)
-                if not left:
-                    book.remove(attachment, PART)
-            except CniError as fault:
-                faults.append(fault)
+            if not gone:
+                keep.append(attachment)
     book.sweep(request.attachment.network)
     try:
         delegate.forward(_also_valid(request, keep), log)
@@ -145,26 +155,13 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
     report(faults)
 
 
-def _for_attachment(request: Request, attachment: Attachment, record: dict[str, Any]) -> Request:
-    """The DEL that the runtime would have sent for `attachment`."""
-    environ = {
-        **request.environ,
-        "CNI_COMMAND": "DEL",
-        "CNI_CONTAINERID": attachment.container_id,
-        "CNI_IFNAME": attachment.ifname,
-        "CNI_NETNS": record["netns"],
-    }
-    stdin = record["config"].encode()
-    return Request(environ, stdin, codec.loads(stdin), request.args)
-
-
 def _also_valid(request: Request, keep: list[Attachment]) -> Request:
     if not keep:
         return request
     from cni.spec.gc import VALID_ATTACHMENTS
 
     listed = [
-        *member(request.config, VALID_ATTACHMENTS),
+        *(member(request.config, VALID_ATTACHMENTS) or ()),
         *({"containerID": a.container_id, "ifname": a.ifname} for a in keep),
     ]
     return delegate.with_config(request, codec.dumps({**request.config, VALID_ATTACHMENTS: listed}).encode())

@@ -223,7 +223,7 @@ class Node:
     def delete_pod(self, pod: Pod) -> None:
         """Remove the pod's namespace, as a runtime does: unmount and unlink. The kernel clears it a moment later."""
         del self.pods[pod.name]
-        self.run(["umount", pod.path]).check_returncode()
+        self.run(["umount", "--lazy", pod.path]).check_returncode()
         self.path(pod.path).unlink()
 
     def remember(self) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from _struct import Struct
+from errno import EADDRNOTAVAIL
 
 from cni.kernel.netlink import (
     CREATE,
     EXCLUSIVE,
+    KernelError,
     Socket,
     attribute,
     number,
@@ -116,6 +118,18 @@ def remove(rtnl: Socket, index: int, text: str) -> None:
     """Take the address `text` from the link `index`; EADDRNOTAVAIL when it does not have it."""
     family, local, length = _parse(text)
     rtnl.request(_DELADDR, _IFADDR.pack(family, length, 0, 0, index) + attribute(_LOCAL, local))
+
+
+def clear(rtnl: Socket, index: int) -> None:
+    """Take all addresses from the link `index` but the link-local ones."""
+    for address in list_of(rtnl, index):
+        if address.scope == LINK_SCOPE:
+            continue
+        try:
+            remove(rtnl, index, address.text)
+        except KernelError as fault:
+            if fault.errno != EADDRNOTAVAIL:  # the secondary addresses of a subnet go with its primary one
+                raise
 
 
 def _parse(text: str) -> tuple[int, bytes, int]:

@@ -4,7 +4,8 @@ Done in the sandbox, in this order, after pkg/ipam of containernetworking/plugin
 arp_notify makes the kernel announce the IPv4 addresses as the link comes up (inetdev_event, net/ipv4/devinet.c). An
 IPv6 address that skips duplicate detection is not announced then; setting the link's own MAC once more makes the
 kernel do it (NETDEV_CHANGEADDR in ndisc_netdev_event, net/ipv6/ndisc.c), which saves a raw socket and its 12 ms.
-The same is done once more for hardware that gets its carrier only after it is up.
+The same is done once more for hardware that gets its carrier only after it is up, and for both families where the link
+is up before it has addresses (NETDEV_CHANGEADDR in inetdev_event).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class NotUp(Exception):
 
 
 def configure(box: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str, int]:
-    """Configure `link` (down, in the namespace of `box` and of the calling thread); its MAC and MTU afterwards.
+    """Configure `link` (in the namespace of `box` and of the calling thread); its MAC and MTU afterwards.
 
-    `dad`: wait until duplicate detection has passed the IPv6 addresses. KernelRefused, or NotUp.
+    It is down, or up where its addresses come from another's IPAM plugin. `dad`: wait until duplicate detection has passed the IPv6 addresses. KernelRefused, or NotUp.
     """
     has_ipv6 = any(a.family == 6 for a in wanted.ips)
     if wanted.ips:
@@ -54,15 +55,15 @@ def configure(box: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str, in
             raise KernelRefused(
                 f"address {address.address} cannot be set on {link.name}: {fault.strerror}", str(fault)
             ) from None
-    try:
-        box.change_link(link.index, up=True)
-    except KernelError as fault:
-        raise NotUp(fault) from None
-    if has_ipv6:
-        if dad:
-            _await_detection(box, link)
-        else:
-            _announce_again(box, link)
+    if not link.up:
+        try:
+            box.change_link(link.index, up=True)
+        except KernelError as fault:
+            raise NotUp(fault) from None
+    if has_ipv6 and dad:
+        _await_detection(box, link)
+    if link.up or (has_ipv6 and not dad):
+        _announce_again(box, link)
     for route in wanted.routes:
         _add_route(box, link, route, wanted.ips)
     after = box.link(index=link.index) or link
@@ -166,18 +167,18 @@ def differences(box: Rtnl, link: Link, wanted: Result) -> list[str]:
     found = []
     present = {a.text for a in addresses.list_of(box, link.index)}
     for address in wanted.ips:
-        if _canonical(address.address) not in present:
+        if canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
     held = {(r.dst, r.gw) for r in routes.list_of(box, link.index)}
     destinations = {dst for dst, _ in held}
     for route in wanted.routes:
-        dst, gw = _canonical(route.dst), route.gw or _gateway(route.family, wanted.ips)
+        dst, gw = canonical(route.dst), route.gw or _gateway(route.family, wanted.ips)
         if dst not in destinations or (gw and (dst, gw) not in held):
             found.append(f"route {route.dst}{' by ' + gw if gw else ''} is not on {link.name}")
     return found
 
 
-def _canonical(text: str) -> str:
+def canonical(text: str) -> str:
     """ "address/length" as the kernel's side of the comparison is written."""
     address, slash, length = text.partition("/")
     family = AF_INET6 if ":" in address else AF_INET

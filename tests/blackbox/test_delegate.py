@@ -14,16 +14,16 @@ import pytest
 from tests.node import GO_PLUGINS, Call, Node, Pod, until
 
 ROOT = "/run/ipam"
-# Notes what it was given and what the sandbox had then, and answers what the test laid out. It speaks before it reads.
+# Notes what it was given, and answers what the test laid out. It speaks before it reads.
 STAND_IN = f"""#!/bin/sh
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 cd {ROOT}
+[ $CNI_COMMAND = VERSION ] && echo '{{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}}' && exit
 echo "a line of the IPAM plugin for $CNI_COMMAND" >&2
 cat reply.$CNI_COMMAND 2>/dev/null
 cat > stdin.$CNI_COMMAND
 [ -e slow.$CNI_COMMAND ] && touch waiting.$CNI_COMMAND && sleep 1
 env | grep ^CNI_ | sort > env.$CNI_COMMAND
-[ -e "$CNI_NETNS" ] && nsenter --net="$CNI_NETNS" cat /proc/net/dev > dev.$CNI_COMMAND
 echo $CNI_COMMAND >> calls
 [ -e signal.$CNI_COMMAND ] && kill -9 $$
 exit $(cat status.$CNI_COMMAND 2>/dev/null || echo 0)
@@ -177,7 +177,6 @@ def test_addresses_are_given_back_when_what_follows_fails(node: Node, pod: Pod, 
     ipam.replies("ADD", {**RESULT, "routes": [{"dst": "10.99.0.0/16", "gw": "203.0.113.1"}]})
     call(node, plugin, "ADD", network(plugin), pod).refused(101, "10.99.0.0/16")
     assert ipam.calls == ["ADD", "DEL"]
-    assert b"net1" not in ipam.heard("dev", "DEL")  # the address had left the wire before it was given back
     assert node.leftovers() == []
 
 
@@ -256,16 +255,6 @@ def test_gc_is_forwarded_also_when_its_delete_fails(node: Node, pod: Pod, ipam: 
     ipam.works_again("DEL")
     call(node, plugin, "GC", network(plugin) | listed, pod).succeeded()
     assert node.leftovers() == []
-
-
-# --- in what order ---
-
-
-@each_plugin
-def test_the_link_goes_before_its_addresses(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
-    call(node, plugin, "ADD", network(plugin), pod).succeeded()
-    call(node, plugin, "DEL", network(plugin), pod).succeeded()
-    assert b"net1" not in ipam.heard("dev", "DEL")
 
 
 @each_plugin

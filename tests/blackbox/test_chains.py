@@ -1,0 +1,302 @@
+"""Chains: ours in the first, a middle and the last place, beside the plugins of Debian's containernetworking-plugins.
+
+A chain is called as libcni calls it: each plugin with the result of the one before, CHECK and DEL with that of the last,
+DEL from the end. A plugin that makes an interface after others adds it to what they made (SPEC.md, section 5, "Success").
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.node import GO_PLUGINS, Node, Pod, Reply
+
+OURS = ("macvlan", "host-device", "rdma")
+MAC = "02:00:00:00:00:99"
+SELF = "ours"  # stands for the plugin under test in a chain
+LEASES = {
+    "type": "whereabouts",
+    "range": "192.168.111.0/24",
+    "ipRanges": [{"range": "fd00:111::/64"}],
+    "gateway": "192.168.111.254",
+    "routes": [{"dst": "10.20.0.0/16"}],
+    "datastore": "file",
+}
+PORTS = [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
+
+# What may stand in a chain. bandwidth and portmap do nothing without limits and ports.
+MEMBERS: dict[str, dict[str, Any]] = {
+    "loopback": {"type": "loopback"},
+    "tuning": {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}},
+    "tuning-mac": {"type": "tuning", "mac": MAC, "promisc": True},
+    "sbr": {"type": "sbr"},
+    "bandwidth": {"type": "bandwidth"},
+    "portmap": {"type": "portmap"},
+    "portmap-8080": {"type": "portmap", "runtimeConfig": {"portMappings": PORTS}},
+    "vrf": {"type": "vrf", "vrfname": "red"},
+    "rdma": {"type": "rdma"},
+}
+UNCHECKED = (
+    "bandwidth",
+    "portmap-8080",
+)  # their CHECK refuses every link that is no veth, and IPv6 rules that are right
+
+# loopback makes an interface of its own, so that another plugin can stand before ours.
+CHAINS = (
+    (SELF,),
+    (SELF, "tuning"),
+    (SELF, "tuning-mac"),
+    (SELF, "sbr"),
+    (SELF, "bandwidth"),
+    (SELF, "portmap"),
+    (SELF, "portmap-8080"),
+    (SELF, "vrf"),
+    (SELF, "tuning-mac", "sbr", "bandwidth", "portmap"),
+    ("loopback", SELF),
+    ("loopback", "tuning", SELF),
+    ("loopback", "bandwidth", SELF),
+    ("loopback", "portmap", SELF),
+    ("loopback", SELF, "tuning-mac"),
+    ("loopback", SELF, "sbr"),
+    ("loopback", SELF, "portmap-8080"),
+    ("loopback", SELF, "vrf"),
+    ("loopback", "tuning", "bandwidth", "portmap", SELF, "sbr", "bandwidth", "portmap"),
+)
+
+each_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+needs_go = pytest.mark.skipif(
+    not (GO_PLUGINS / "tuning").exists(), reason="needs Debian's package containernetworking-plugins"
+)
+
+
+class Chain:
+    """A network of several plugins in one version, and the calls of a runtime; `result` is that of the last ADD."""
+
+    def __init__(self, node: Node, pod: Pod, version: str, plugins: Sequence[dict[str, Any]]) -> None:
+        self._node = node
+        self._pod = pod
+        self._version = version
+        self._plugins = [{"cniVersion": version, "name": "chained", **plugin} for plugin in plugins]
+        self.result: Any = None
+        self.results: list[Any] = []
+
+    def call(self, verb: str, config: dict[str, Any], previous: Any) -> Reply:
+        kind = config["type"]
+        executable = self._node.executables / kind if kind in OURS else GO_PLUGINS / kind
+        stdin = config if previous is None else {**config, "prevResult": previous}
+        how: dict[str, Any] = {"more": {"PATH": "/usr/sbin:/usr/bin"}} if kind == "portmap" else {}
+        return self._node.cni(
+            executable, verb, stdin, netns=self._pod, path=[self._node.executables, GO_PLUGINS], **how
+        )
+
+    def add(self) -> Any:
+        """ADD of each plugin with the result of the one before; the result of the last."""
+        self.result, self.results = None, []
+        for config in self._plugins:
+            self.result = self.call("ADD", config, self.result).succeeded()
+            assert self.result["cniVersion"] == self._version
+            self.results.append(self.result)
+        return self.result
+
+    def check(self) -> None:
+        """CHECK of each plugin with the result of the last, where the version has that verb."""
+        for config in self._plugins if self._version >= "0.4.0" else []:
+            if not any(MEMBERS[name].items() <= config.items() for name in UNCHECKED):
+                self.call("CHECK", config, self.result).succeeded()
+
+    def delete(self) -> None:
+        """DEL from the end; the result of the last comes with it where the version has that."""
+        for config in reversed(self._plugins):
+            self.call("DEL", config, self.result if self._version >= "0.4.0" else None).succeeded()
+
+
+def spoken(kind: str) -> list[str]:
+    """The versions that a plugin of Debian's package speaks."""
+    said = subprocess.run([GO_PLUGINS / kind], env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True).stdout
+    versions: list[str] = json.loads(said)["supportedVersions"]
+    return versions
+
+
+def unversioned(result: Any) -> list[Any]:
+    """The addresses of a result without their `version`, which loopback leaves out of its own."""
+    return [{key: value for key, value in address.items() if key != "version"} for address in result["ips"]]
+
+
+def member(name: str, plugin: str, **more: Any) -> dict[str, Any]:
+    own = {"macvlan": {"master": "ens2f0"}, "host-device": {"device": "ens2f0"}}[plugin]
+    return {"type": plugin, **own, "ipam": LEASES, **more} if name == SELF else MEMBERS[name]
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    node.master()
+    made = node.pod()
+    node.remember()
+    return made
+
+
+def needs_of(chain: Sequence[str], node: Node) -> None:
+    """Skip what this kernel or machine cannot do."""
+    with node.host.rtnl() as ipr:
+        if "vrf" in chain:
+            try:
+                ipr.link("add", ifname="vrf-try", kind="vrf", vrf_table=7)
+            except Exception as fault:  # pyroute2's own error class differs by version
+                pytest.skip(f"this kernel makes no vrf link ({fault}): load the module vrf")
+            node.host.delete("vrf-try")
+    if "portmap-8080" in chain:
+        listed = node.run(["/usr/sbin/iptables", "-t", "nat", "-S"])
+        if listed.returncode:
+            pytest.skip(f"iptables has no table nat here: load the module nf_nat; {listed.stderr.decode()[:100]}")
+
+
+@needs_go
+@pytest.mark.parametrize(
+    ("plugin", "version"),
+    [
+        *(("macvlan", version) for version in ("0.3.0", "0.3.1", "0.4.0", "1.0.0")),
+        ("host-device", "0.3.1"),
+        ("host-device", "1.0.0"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("chain", CHAINS, ids=" ".join)
+def test_a_chain_attaches_checks_and_detaches(
+    node: Node, pod: Pod, chain: tuple[str, ...], plugin: str, version: str
+) -> None:
+    needs_of(chain, node)
+    for name in chain:
+        if name != SELF and version not in spoken(MEMBERS[name]["type"]):
+            pytest.skip(f"{name} of this package does not speak {version}")
+    calls = Chain(node, pod, version, [member(name, plugin) for name in chain])
+    result = calls.add()
+    place = chain.index(SELF)
+    before = calls.results[place - 1] if place else {"interfaces": [], "ips": []}
+    assert calls.results[place]["interfaces"][:-1] == before["interfaces"]
+    assert unversioned(calls.results[place])[:-2] == unversioned(before)
+    link = pod.view.link("net1")
+    mac = MAC if "tuning-mac" in chain else calls.results[place]["interfaces"][-1]["mac"]
+    assert result["interfaces"][-1] == {"name": "net1", "mac": mac, "sandbox": pod.path}
+    assert link.mac == mac
+    own = [a["address"] for a in result["ips"] if a["interface"] == len(before["interfaces"])]
+    assert own == link.texts == ["192.168.111.1/24", "fd00:111::1/64"]
+    assert result["routes"] == LEASES["routes"]
+    calls.check()
+    calls.delete()
+    if "sbr" not in chain:  # its DEL refuses where there is no link
+        calls.delete()
+    assert node.leftovers() == []
+
+
+@needs_go
+@each_plugin
+@pytest.mark.parametrize(
+    ("chain", "said"),
+    [
+        ((SELF, {"type": "bandwidth", "ingressRate": 10**6, "ingressBurst": 10**6}), "veth"),
+        ((SELF, {"type": "macvlan", "master": "ens2f0"}), "exists already"),
+        ((SELF, {"type": "host-device", "device": "ens3f0"}), "exists already"),
+    ],
+    ids=["bandwidth", "macvlan", "host-device"],
+)
+def test_a_chain_that_fails_behind_ours_is_ended_by_its_delete(
+    node: Node, plugin: str, chain: tuple[Any, Any], said: str
+) -> None:
+    node.master()
+    node.master("ens3f0")
+    pod = node.pod()
+    node.remember()
+    calls = Chain(node, pod, "1.0.0", [member(SELF, plugin), chain[1]])
+    with pytest.raises(AssertionError, match=said):
+        calls.add()
+    calls.delete()
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_rdma_is_refused_in_the_first_place_and_ends_in_each(node: Node, pod: Pod, plugin: str) -> None:
+    """The lab has verbs devices to move: tests/lab/test_rdma_chain.py."""
+    first = Chain(node, pod, "1.1.0", [MEMBERS["rdma"], member(SELF, plugin)])
+    with pytest.raises(AssertionError, match="there is no prevResult"):
+        first.add()
+    first.delete()
+    assert node.leftovers() == []
+    behind = Chain(node, pod, "1.1.0", [member(SELF, plugin), MEMBERS["rdma"]])
+    try:
+        behind.add()
+    except AssertionError as fault:  # no RDMA here, or a link without a verbs device
+        assert "rdma" in str(fault) or "verbs device" in str(fault)
+    behind.delete()
+    assert node.leftovers() == []
+
+
+# --- what came before ---
+
+EARLIER: dict[str, Any] = {
+    "cniVersion": "1.1.0",
+    "interfaces": [
+        {"name": "br0", "mac": "02:00:00:00:00:01"},
+        {"name": "eth0", "mac": "02:00:00:00:00:02", "mtu": 1400, "sandbox": "/run/netns/pod1"},
+    ],
+    "ips": [{"interface": 1, "address": "10.44.0.7/16", "gateway": "10.44.0.1"}],
+    "routes": [{"dst": "10.45.0.0/16", "gw": "10.44.0.1", "priority": 7}],
+    "dns": {"nameservers": ["10.44.0.2"]},
+}
+
+
+@each_plugin
+def test_what_earlier_plugins_made_stands_before_ours_in_the_result(node: Node, pod: Pod, plugin: str) -> None:
+    chain = Chain(node, pod, "1.1.0", [])
+    config = {"cniVersion": "1.1.0", "name": "chained", **member(SELF, plugin)}
+    result = chain.call("ADD", config, EARLIER).succeeded()
+    link = pod.view.link("net1")
+    own = {"name": "net1", "mac": link.mac, "mtu": link.mtu, "sandbox": pod.path}
+    assert result["interfaces"] == [*EARLIER["interfaces"], own]
+    first = {"interface": 2, "address": "192.168.111.1/24", "gateway": "192.168.111.254"}
+    assert result["ips"] == [*EARLIER["ips"], first, {"interface": 2, "address": "fd00:111::1/64"}]
+    assert result["routes"] == [*EARLIER["routes"], *LEASES["routes"]]
+    assert result["dns"] == EARLIER["dns"]
+    assert link.texts == ["192.168.111.1/24", "fd00:111::1/64"]
+
+
+@each_plugin
+def test_the_dns_of_the_network_counts_before_that_of_earlier_plugins(node: Node, pod: Pod, plugin: str) -> None:
+    chain = Chain(node, pod, "1.1.0", [])
+    config = {"cniVersion": "1.1.0", "name": "chained", **member(SELF, plugin, dns={"nameservers": ["192.0.2.1"]})}
+    assert chain.call("ADD", config, EARLIER).succeeded()["dns"] == {"nameservers": ["192.0.2.1"]}
+
+
+@each_plugin
+@pytest.mark.parametrize("previous", [[], 7, {"cniVersion": "9.9.9"}, {"ips": [{"address": "nonsense"}]}], ids=str)
+def test_a_result_of_earlier_plugins_that_is_none_is_refused_before_anything_is_made(
+    node: Node, pod: Pod, plugin: str, previous: Any
+) -> None:
+    config = {"cniVersion": "1.1.0", "name": "chained", **member(SELF, plugin)}
+    Chain(node, pod, "1.1.0", []).call("ADD", config, previous).refused(6, "prevResult")
+    assert node.leftovers() == []
+
+
+@each_plugin
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_a_version_without_chains_is_answered_with_ours_alone(node: Node, pod: Pod, plugin: str, version: str) -> None:
+    config = {"cniVersion": version, "name": "chained", **member(SELF, plugin)}
+    previous = {"cniVersion": version, "ip4": {"ip": "10.44.0.7/16"}}
+    reply = Chain(node, pod, version, []).call("ADD", config, previous)
+    assert reply.succeeded()["ip4"]["ip"] == "192.168.111.1/24"
+
+
+@each_plugin
+def test_check_looks_for_the_routes_of_earlier_plugins_on_their_links(node: Node, pod: Pod, plugin: str) -> None:
+    pod.view.add_veth("eth0", "far")
+    pod.view.add_address("eth0", "10.44.0.7/16")
+    pod.view.add_route("eth0", "10.45.0.0/16", gateway="10.44.0.1", priority=7)
+    chain = Chain(node, pod, "1.1.0", [])
+    config = {"cniVersion": "1.1.0", "name": "chained", **member(SELF, plugin)}
+    result = chain.call("ADD", config, EARLIER).succeeded()
+    chain.call("CHECK", config, result).succeeded()
+    pod.view.delete_route("net1", "10.20.0.0/16")
+    chain.call("CHECK", config, result).refused(100, "route 10.20.0.0/16")

@@ -1,0 +1,497 @@
+"""IPAM plugins of others: the link is there and up when theirs runs, and is still there when they give addresses back.
+
+dhcp needs both: it speaks on the wire by the link. The servers here are real: dnsmasq on the wire, and the daemon of the
+package containernetworking-plugins on the node. A stand-in notes what the sandbox had at each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.blackbox.test_macvlan import (
+    frames,
+    is_gratuitous_arp,
+    is_unsolicited_neighbour_advertisement,
+    listen,
+)
+from tests.node import GO_PLUGINS, Node, Pod, Reply, until
+from tests.view import View
+
+MASTER = "ens2f0"  # macvlan's master, and host-device's device
+ROOT = "/run/ipam"
+SOCKET = "/run/cni/dhcp.sock"
+SERVER_LEASES = "/run/dnsmasq.leases"
+DNSMASQ = "/usr/sbin/dnsmasq"
+BOTH = {
+    "cniVersion": "1.1.0",
+    "ips": [{"address": "10.5.0.7/24", "gateway": "10.5.0.1"}, {"address": "fd00:5::7/64"}],
+    "routes": [{"dst": "10.99.0.0/16"}],
+}
+HOST_LOCAL = {"type": "host-local", "ranges": [[{"subnet": "10.6.0.0/24"}]]}
+STATIC = {"type": "static", "addresses": [{"address": "10.7.0.9/24"}]}
+
+# It notes the link as it was at each call: "up" or "down", then its global addresses.
+STAND_IN = f"""#!/bin/sh
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+cd {ROOT}
+[ "$CNI_COMMAND" = VERSION ] && {{ cat reply.VERSION 2>/dev/null; exit 0; }}
+cat > stdin.$CNI_COMMAND
+if [ -e "$CNI_NETNS" ] && nsenter --net="$CNI_NETNS" ip link show "$CNI_IFNAME" > link 2>/dev/null; then
+    state=down
+    grep -q '[<,]UP[,>]' link && state=up
+    found=$(nsenter --net="$CNI_NETNS" ip addr show "$CNI_IFNAME" | sed -n 's/^ *inet6* \\([^ ]*\\).*scope global.*/\\1/p')
+    echo $CNI_COMMAND $state $found >> calls
+else
+    echo $CNI_COMMAND gone >> calls
+fi
+[ -e slow.$CNI_COMMAND ] && touch waiting.$CNI_COMMAND && sleep 1
+cat reply.$CNI_COMMAND 2>/dev/null
+exit $(cat status.$CNI_COMMAND 2>/dev/null || echo 0)
+"""
+
+each_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+needs_go = pytest.mark.skipif(
+    not (GO_PLUGINS / "dhcp").exists(), reason="needs Debian's package containernetworking-plugins"
+)
+needs_dnsmasq = pytest.mark.skipif(not Path(DNSMASQ).exists(), reason="needs Debian's package dnsmasq-base")
+
+
+class Ipam:
+    """The stand-in, as `recorder`."""
+
+    def __init__(self, node: Node) -> None:
+        self.folder = node.path(ROOT)
+        self.folder.mkdir()
+        script = self.folder / "recorder"
+        script.write_text(STAND_IN)
+        script.chmod(0o755)
+        self.replies("ADD", BOTH)
+        self.speaks("1.1.0")
+
+    def speaks(self, *versions: str) -> None:
+        self.replies("VERSION", {"cniVersion": versions[-1], "supportedVersions": list(versions)})
+
+    def replies(self, verb: str, document: Any, status: int = 0) -> None:
+        (self.folder / f"reply.{verb}").write_text(json.dumps(document) if document else "")
+        (self.folder / f"status.{verb}").write_text(str(status))
+
+    def fails(self, verb: str, code: int, msg: str, details: str = "") -> None:
+        self.replies(verb, {"cniVersion": "1.1.0", "code": code, "msg": msg, "details": details}, 1)
+
+    @property
+    def calls(self) -> list[str]:
+        """The verbs, each with what it found of the link."""
+        calls = self.folder / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+
+@pytest.fixture
+def wire(node: Node) -> View:
+    return node.master(MASTER)
+
+
+@pytest.fixture
+def pod(node: Node, wire: View) -> Pod:
+    made = node.pod()
+    node.remember()
+    return made
+
+
+@pytest.fixture
+def ipam(node: Node) -> Ipam:
+    return Ipam(node)
+
+
+def network(plugin: str, version: str = "1.1.0", **more: Any) -> dict[str, Any]:
+    own = {"macvlan": {"master": MASTER}, "host-device": {"device": MASTER}}[plugin]
+    return {"cniVersion": version, "name": "n", "type": plugin, **own, "ipam": {"type": "recorder"}, **more}
+
+
+def call(node: Node, verb: str, config: dict[str, Any], pod: Pod | str | None, **how: Any) -> Reply:
+    return node.cni(config["type"], verb, config, netns=pod, path=[ROOT, GO_PLUGINS], **how)
+
+
+# --- in what order ---
+
+
+@each_plugin
+def test_the_link_is_up_without_addresses_while_the_ipam_plugin_gives_and_takes_them(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    result = call(node, "ADD", network(plugin), pod).succeeded()
+    link = pod.view.link("net1")
+    assert (link.up, link.texts, link.gateway("10.99.0.0/16")) == (True, ["10.5.0.7/24", "fd00:5::7/64"], "10.5.0.1")
+    assert [(a["address"], a["interface"]) for a in result["ips"]] == [("10.5.0.7/24", 0), ("fd00:5::7/64", 0)]
+    assert result["interfaces"][0]["mac"] == link.mac
+    call(node, "DEL", network(plugin), pod).succeeded()
+    assert ipam.calls == ["ADD up", "DEL up"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_an_add_that_fails_takes_its_link_with_it_after_the_ipam_plugins_delete(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    ipam.fails("ADD", 11, "no address today")
+    call(node, "ADD", network(plugin), pod).refused(11, "no address today")
+    assert ipam.calls == ["ADD up", "DEL up"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_an_add_that_fails_after_its_addresses_are_set_takes_them_off_before_they_are_free(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    ipam.replies("ADD", {**BOTH, "routes": [{"dst": "10.99.0.0/16", "gw": "203.0.113.1"}]})
+    call(node, "ADD", network(plugin), pod).refused(101, "10.99.0.0/16")
+    assert ipam.calls == ["ADD up", "DEL up"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+@pytest.mark.parametrize("after", ["DEL", "GC", "ADD"])
+def test_what_an_add_left_that_was_killed_at_the_ipam_plugin_is_given_back_by_the_link(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str, after: str
+) -> None:
+    (ipam.folder / "slow.ADD").touch()
+    adding = node.start_cni(plugin, "ADD", network(plugin), netns=pod, path=[ROOT])
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        adding.finish(timeout=0.1)
+    assert until((ipam.folder / "waiting.ADD").exists)
+    adding.process.kill()
+    adding.process.communicate()
+    (ipam.folder / "slow.ADD").unlink()
+    assert pod.view.link("net1").up
+    config = network(plugin)
+    call(node, after, config | {"cni.dev/valid-attachments": []}, None if after == "GC" else pod).succeeded()
+    again = {"DEL": [], "GC": ["GC gone"], "ADD": ["ADD up"]}[after]
+    assert ipam.calls == ["ADD up", "DEL up", *again]
+    call(node, "DEL", config, pod).succeeded()
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_a_delete_that_the_ipam_plugin_refuses_removes_the_link_and_is_made_again(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    call(node, "ADD", network(plugin), pod).succeeded()
+    ipam.fails("DEL", 11, "the server is away")
+    reply = call(node, "DEL", network(plugin), pod)
+    reply.refused(11, "the server is away")
+    assert "until the link is gone" not in reply.msg
+    assert pod.view.names() == []
+    ipam.replies("DEL", None)
+    call(node, "DEL", network(plugin), pod).succeeded()
+    assert ipam.calls == ["ADD up", "DEL up", "DEL gone"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_a_delete_finds_the_link_that_the_pod_renamed(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    call(node, "ADD", network(plugin), pod).succeeded()
+    pod.view.set("net1", state="down")
+    pod.view.set("net1", ifname="other")
+    call(node, "DEL", network(plugin), pod).succeeded()
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_a_link_that_the_attachment_did_not_make_keeps_its_addresses(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    call(node, "ADD", network(plugin), pod).succeeded()
+    pod.view.set("net1", state="down")
+    pod.view.set("net1", ifname="other")
+    pod.view.add_veth("net1", "far")
+    pod.view.add_address("net1", "10.8.0.1/24")
+    call(node, "DEL", network(plugin), pod).succeeded()
+    assert pod.view.link("net1").texts == ["10.8.0.1/24"]
+    assert pod.view.names() == ["far", "net1"]
+
+
+@each_plugin
+def test_addresses_are_given_back_when_the_sandbox_is_gone(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
+    call(node, "ADD", network(plugin), pod).succeeded()
+    pod.view.set("net1", state="down")
+    if plugin == "host-device":  # the kernel would give a physical device back
+        with node.host.rtnl(), open(node.host.path) as home:
+            pod.view.set("net1", net_ns_fd=home.fileno())
+    node.delete_pod(pod)
+    call(node, "DEL", network(plugin), pod.path).succeeded()
+    assert ipam.calls == ["ADD up", "DEL gone"]
+    assert node.leftovers(settle=2) == []
+
+
+@each_plugin
+def test_an_attachment_without_a_record_is_given_back_in_the_same_order(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    """As Go's plugins have made it."""
+    call(node, "ADD", network(plugin), pod).succeeded()
+    for name in node.files():
+        if "/attachments/" in name:
+            node.path(f"/var/lib/cni/{name}").unlink()
+    call(node, "DEL", network(plugin), pod).succeeded()
+    assert ipam.calls == ["ADD up", "DEL up"]
+    assert pod.view.names() == []
+
+
+# --- that neighbours hear of it ---
+
+
+@each_plugin
+@pytest.mark.parametrize("dad", [False, True])
+def test_addresses_that_come_after_the_link_is_up_are_announced(
+    node: Node, pod: Pod, wire: View, ipam: Ipam, plugin: str, dad: bool
+) -> None:
+    with listen(wire) as listener:
+        mac = call(node, "ADD", network(plugin, dad=dad), pod).succeeded()["interfaces"][0]["mac"]
+        seen = list(frames(listener, 1.0))
+    assert any(is_gratuitous_arp(frame, mac, "10.5.0.7") for frame in seen)
+    assert any(is_unsolicited_neighbour_advertisement(frame, "fd00:5::7") for frame in seen)
+
+
+# --- what it speaks ---
+
+
+@each_plugin
+def test_what_an_ipam_plugin_says_of_interfaces_counts_for_nothing(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    ipam.replies("ADD", {"cniVersion": "1.1.0", "ips": [{"address": "10.5.0.7/24", "interface": 2}]})
+    result = call(node, "ADD", network(plugin), pod).succeeded()
+    assert result["ips"] == [{"address": "10.5.0.7/24", "interface": 0}]
+
+
+@each_plugin
+def test_an_ipam_plugin_that_does_not_know_gc_is_not_asked_for_it(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    call(node, "ADD", network(plugin, "1.0.0"), pod).succeeded()
+    ipam.speaks("0.4.0", "1.0.0")
+    ipam.fails("GC", 4, "unknown CNI_COMMAND: GC")
+    config = network(plugin) | {"cni.dev/valid-attachments": []}
+    call(node, "GC", config, None).succeeded()
+    assert ipam.calls == ["ADD up", "DEL up"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_status_says_that_the_ipam_plugin_does_not_speak_the_networks_version(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    ipam.speaks("0.4.0", "1.0.0")
+    ipam.fails("STATUS", 4, "unknown CNI_COMMAND: STATUS")
+    call(node, "STATUS", network(plugin), None).refused(50, "recorder", "cniVersion 1.1.0", "1.0.0")
+    ipam.replies("VERSION", None)  # it may serve ADD all the same
+    call(node, "STATUS", network(plugin), None).succeeded()
+    assert ipam.calls == []
+
+
+@needs_go
+@each_plugin
+def test_an_add_names_the_version_that_the_ipam_plugin_does_not_speak(node: Node, pod: Pod, plugin: str) -> None:
+    config = network(plugin, ipam=HOST_LOCAL)
+    call(node, "ADD", config, pod).refused(1, "host-local", "cniVersion 1.1.0", "1.0.0")
+    assert node.leftovers() == []
+    call(node, "DEL", config, pod).succeeded()  # it would fail for ever, and the pod would not end
+
+
+@needs_go
+@each_plugin
+def test_a_delete_fails_when_the_ipam_plugin_does_not_speak_the_version_of_its_add_any_more(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    call(node, "ADD", network(plugin), pod).succeeded()
+    ipam.speaks("1.0.0")
+    ipam.fails("DEL", 1, "incompatible CNI versions")
+    call(node, "DEL", network(plugin), pod).refused(1, "recorder", "cniVersion 1.1.0", "1.0.0")
+    assert pod.view.names() == []
+    ipam.replies("DEL", None)
+    call(node, "DEL", network(plugin), pod).succeeded()
+    assert node.leftovers() == []
+
+
+# --- plugins of others ---
+
+
+@needs_go
+@each_plugin
+@pytest.mark.parametrize("ipam", [HOST_LOCAL, STATIC], ids=["host-local", "static"])
+@pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
+def test_gos_address_plugins_serve_each_verb(
+    node: Node, pod: Pod, plugin: str, ipam: dict[str, Any], version: str
+) -> None:
+    config = network(plugin, version, ipam=ipam)
+    reply = call(node, "ADD", config, pod)
+    reply.succeeded()
+    again = call(node, "ADD", config, pod)  # host-local itself refuses a repeated ADD
+    assert again.succeeded()["cniVersion"] == version
+    assert again.addresses == pod.view.link("net1").texts
+    if version >= "0.4.0":
+        call(node, "CHECK", {**config, "prevResult": again.document}, pod).succeeded()
+    call(node, "DEL", config, pod).succeeded()
+    call(node, "DEL", config, pod).succeeded()
+    assert node.leftovers() == []
+
+
+@needs_go
+@each_plugin
+def test_gc_gives_host_locals_address_back(node: Node, pod: Pod, plugin: str) -> None:
+    call(node, "ADD", network(plugin, "1.0.0", ipam=HOST_LOCAL), pod).succeeded()
+    config = network(plugin, ipam=HOST_LOCAL) | {"cni.dev/valid-attachments": []}
+    call(node, "GC", config, None).succeeded()
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_a_whereabouts_of_another_path_serves_each_verb(node: Node, pod: Pod, tmp_path: Path, plugin: str) -> None:
+    """Go's is called like this; it is ours here, behind a script."""
+    wrapper = tmp_path / "whereabouts"
+    wrapper.write_text(f'#!/bin/sh\nexec {node.executables}/whereabouts "$@"\n')
+    wrapper.chmod(0o755)
+    config = network(plugin, ipam={"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"})
+    how: dict[str, Any] = {"netns": pod, "path": [tmp_path]}
+    for _ in range(2):
+        result = node.cni(plugin, "ADD", config, **how).succeeded()
+        assert node.leases() == ["192.168.111.1"]
+    assert pod.view.link("net1").texts == ["192.168.111.1/24"]
+    for verb in ("CHECK", "STATUS", "DEL", "DEL", "GC"):
+        if verb == "STATUS" and plugin == "host-device":
+            continue  # the device is away
+        more = {"prevResult": result, "cni.dev/valid-attachments": []}
+        node.cni(plugin, verb, {**config, **more}, **how).succeeded()
+    assert node.leftovers() == []
+
+
+# --- dhcp ---
+
+
+class Dhcp:
+    """A server on the wire and the plugin's daemon on the node; `leased` is what the server has given."""
+
+    def __init__(self, node: Node, wire: View) -> None:
+        self._node = node
+        self._wire = Pod("wire", f"/run/netns/wire-{MASTER}", wire)
+        wire.add_address("peer", "10.6.0.1/24")
+
+    def serve(self) -> None:
+        words = (
+            "--conf-file=/dev/null --keep-in-foreground --user=root --port=0 --interface=peer --bind-interfaces --no-ping --pid-file= "
+            "--dhcp-authoritative --dhcp-range=10.6.0.50,10.6.0.59,255.255.255.0,1h --dhcp-option=3,10.6.0.1 "
+            f"--dhcp-leasefile={SERVER_LEASES}"
+        )
+        self._node.start([DNSMASQ, *words.split()], pod=self._wire)
+        assert until(self._node.path(SERVER_LEASES).exists)
+
+    def start_daemon(self, timeout: str = "5s") -> subprocess.Popen[bytes]:
+        self._node.path(SOCKET).unlink(missing_ok=True)
+        daemon = self._node.start([GO_PLUGINS / "dhcp", "daemon", "-timeout", timeout, "-resendmax", "1s"])
+        assert until(self._node.path(SOCKET).exists)
+        return daemon
+
+    @property
+    def leased(self) -> list[str]:
+        return [line.split()[2] for line in self._node.path(SERVER_LEASES).read_text().splitlines()]
+
+
+@pytest.fixture
+def dhcp(node: Node, wire: View) -> Iterator[Dhcp]:
+    yield Dhcp(node, wire)
+
+
+def of_dhcp(plugin: str, version: str = "1.0.0") -> dict[str, Any]:
+    return network(plugin, version, ipam={"type": "dhcp"})
+
+
+@needs_go
+@needs_dnsmasq
+@each_plugin
+@pytest.mark.parametrize("version", ["0.2.0", "0.3.1", "1.0.0"])
+def test_a_dhcp_server_gives_the_address_and_gets_it_back(
+    node: Node, pod: Pod, dhcp: Dhcp, plugin: str, version: str
+) -> None:
+    dhcp.serve()
+    dhcp.start_daemon()
+    config = of_dhcp(plugin, version)
+    for _ in range(2):
+        reply = call(node, "ADD", config, pod)
+        assert reply.succeeded()["cniVersion"] == version
+        assert [a.split("/")[0] for a in reply.addresses] == dhcp.leased
+    link = pod.view.link("net1")
+    assert link.texts == reply.addresses
+    assert link.gateway("0.0.0.0/0") == "10.6.0.1"
+    if version >= "0.4.0":
+        call(node, "CHECK", {**config, "prevResult": reply.document}, pod).succeeded()
+    call(node, "DEL", config, pod).succeeded()
+    assert until(lambda: dhcp.leased == [])
+    call(node, "DEL", config, pod).succeeded()
+    assert node.leftovers() == []
+
+
+@needs_go
+@needs_dnsmasq
+@each_plugin
+def test_gc_gives_a_dhcp_lease_back_to_its_server(node: Node, pod: Pod, dhcp: Dhcp, plugin: str) -> None:
+    dhcp.serve()
+    dhcp.start_daemon()
+    call(node, "ADD", of_dhcp(plugin), pod).succeeded()
+    assert len(dhcp.leased) == 1
+    call(node, "GC", of_dhcp(plugin, "1.1.0") | {"cni.dev/valid-attachments": []}, None).succeeded()
+    assert until(lambda: dhcp.leased == [])
+    assert node.leftovers() == []
+
+
+@needs_go
+def test_without_a_dhcp_server_nothing_is_left(node: Node, pod: Pod, dhcp: Dhcp) -> None:
+    """It takes 9 s: the daemon tries several times."""
+    dhcp.start_daemon("50ms")
+    call(node, "ADD", of_dhcp("macvlan"), pod).refused(999, "dhcp")  # the code that Go's plugin gives
+    assert node.leftovers() == []
+    call(node, "DEL", of_dhcp("macvlan"), pod).succeeded()
+    assert node.leftovers() == []
+
+
+@needs_go
+@needs_dnsmasq
+@each_plugin
+def test_without_dhcps_daemon_the_link_goes_and_the_delete_is_made_again(
+    node: Node, pod: Pod, dhcp: Dhcp, plugin: str
+) -> None:
+    call(node, "ADD", of_dhcp(plugin), pod).refused(999, "dhcp", SOCKET)
+    assert node.leftovers() == []
+    dhcp.serve()
+    daemon = dhcp.start_daemon()
+    call(node, "ADD", of_dhcp(plugin), pod).succeeded()
+    daemon.kill()
+    daemon.communicate()
+    call(node, "DEL", of_dhcp(plugin), pod).refused(999, "dhcp", SOCKET)
+    assert pod.view.names() == []
+    dhcp.start_daemon()
+    call(node, "DEL", of_dhcp(plugin), pod).succeeded()
+    assert len(dhcp.leased) == 1  # it ends by itself: nobody has told the server
+    assert node.leftovers() == []
+
+
+@needs_go
+@needs_dnsmasq
+@each_plugin
+def test_a_dhcp_attachment_ends_when_its_sandbox_is_gone(node: Node, pod: Pod, dhcp: Dhcp, plugin: str) -> None:
+    dhcp.serve()
+    dhcp.start_daemon()
+    call(node, "ADD", of_dhcp(plugin), pod).succeeded()
+    if plugin == "host-device":  # the kernel would give a physical device back
+        with open(node.host.path) as home:
+            pod.view.set("net1", state="down", net_ns_fd=home.fileno())
+    node.delete_pod(pod)
+    call(node, "DEL", of_dhcp(plugin), pod.path).succeeded()
+    assert node.leftovers(settle=2) == []
+    if plugin == "macvlan":  # the daemon kept the sandbox, and the link in it
+        assert until(lambda: dhcp.leased == [])
