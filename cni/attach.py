@@ -61,6 +61,9 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
                 claimed = True
                 plugin.check_addresses(planned, addresses.ips)
             link = plugin.apply(planned, host, there.rtnl, there.namespace)
+            if record["link"] != planned.document():  # what the link is like may be known only now
+                record["link"] = planned.document()
+                book.write(request.attachment, PART, record)
             outside = plugin.unmoved(planned) or ("", 0)
             interface = Interface(planned.name, *outside, request.netns, plugin.pci_id(planned))
             for address in addresses.ips:

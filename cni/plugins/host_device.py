@@ -23,7 +23,7 @@ from cni.config import (
     optional,
     string,
 )
-from cni.kernel import routes, sysfs
+from cni.kernel import sysfs
 from cni.plugins import devices, moved
 from cni.plugins.moved import USERSPACE_DRIVERS, Plan
 from cni.spec.errors import InvalidConfig, NotAvailable
@@ -146,11 +146,9 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
         facts.device = host.link(index=facts.device.index)
     if facts.device:
         moved.permit(facts.device, pci)
-        default = routes.default_route(host)
-        if default:
-            facts.reason = devices.carries_default_route(facts.device, links, default.index)
-        if facts.reason and default and default.protocol == routes.RA_PROTOCOL:
-            facts.reason += " (by a router advertisement, which the sysctl accept_ra 0 forbids)"
+        from cni.plugins import uplink  # an ADD asks
+
+        facts.reason = uplink.needed(facts.device, links, uplink.default_routes(host))
         facts.state = devices.state_of(facts.device, host)
     return facts
 

@@ -226,10 +226,11 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
     facts.device = devices.find(links, "", "", "", config.pci, "")
     moved.permit(facts.device, config.pci)
     if facts.device:
-        default = routes.default_route(host)
-        if default and (default.index != facts.device.index or default.protocol != routes.RA_PROTOCOL):
-            # a VF that is up takes a route from any router of its fabric, and nobody has asked for it
-            facts.reason = devices.carries_default_route(facts.device, links, default.index)
+        from cni.plugins import uplink  # an ADD asks
+
+        own = (facts.device.index, routes.RA_PROTOCOL)  # a VF that is up takes a route from any router of its fabric
+        defaults = [route for route in uplink.default_routes(host) if (route.index, route.protocol) != own]
+        facts.reason = uplink.needed(facts.device, links, defaults)
         facts.state = devices.state_of(facts.device, host)
     return facts
 
