@@ -119,7 +119,6 @@ apply = moved.move
 refused_up = moved.refused_up
 remove = moved.remove
 unmoved = moved.unmoved
-differences = moved.differences
 carrier = moved.carrier
 
 
@@ -225,6 +224,35 @@ def adopt(request: Request, host: Rtnl, box: Rtnl | None) -> Plan | None:
     state["name"] = link.alias
     pci = link.parent_device if link.parent_bus == "pci" else ""
     return Plan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
+
+
+def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, box: Rtnl) -> list[str]:
+    """What of the device is not as planned, and whether the configuration selects another one."""
+    found = moved.differences(planned, link)
+    selected = config.selected()
+    if selected and not _selects(config, planned, link):
+        name = planned.device.get("name") or planned.pci
+        found.append(f'device is "{name}", configured is {selected}')
+    return found
+
+
+def _selects(config: Config, planned: Plan, link: Link | None) -> bool:
+    """Whether the selector that counts names the device of the plan; True when that cannot be told."""
+    former = planned.device
+    if config.device:
+        altnames = link.altnames if link else []
+        return config.device in (former.get("name"), *former.get("altnames", ()), *altnames)
+    if config.hwaddr:
+        known = (former.get("mac"), former.get("permanentMac"), link.permanent_mac if link else "")
+        return config.hwaddr in known
+    bus, parent = former.get("bus", ""), former.get("parent", "")
+    path = sysfs.path_of(bus, parent) if parent else ""
+    if config.kernelpath:
+        return not path or f"{path}/".startswith(config.kernelpath.rstrip("/") + "/")
+    pci = config.device_id or config.pci
+    if sysfs.is_pci_address(pci):
+        return (planned.pci or sysfs.pci_above(path) or pci) == pci
+    return bus == "" or (bus, parent) == ("auxiliary", config.device_id)
 
 
 def pci_id(planned: Plan) -> str:

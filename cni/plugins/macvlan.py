@@ -5,7 +5,7 @@
     plan         configuration + survey -> the link to make, or why not           pure
     apply        the plan -> the link in the sandbox, under its name, still down
     remove       the link, under either of its names, when the plan made it
-    differences  the link against the plan                                        pure
+    differences  the link against the plan and the configuration of the call (macvlan_check)
 
 Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for what the
 kernel refuses, and why.
@@ -174,6 +174,8 @@ def read(request: Request, faults: list[Fault]) -> Config:
                 config.mac = hardware_address(value)
             except ValueError as fault:
                 faults.append(Fault(key, value, str(fault)))
+    if config.mode == "passthru":
+        config.mac = ""  # the kernel gives the master's, macvlan_common_newlink
     return config
 
 
@@ -288,7 +290,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
 
 
 def _plan(config: Config, request: Request, master: Link, derived: str) -> Plan:
-    passthru = config.mode == "passthru"  # there the kernel gives the master's, drivers/net/macvlan.c
+    passthru = config.mode == "passthru"
     return Plan(
         {
             "name": request.attachment.ifname,
@@ -299,7 +301,7 @@ def _plan(config: Config, request: Request, master: Link, derived: str) -> Plan:
             "inSandbox": config.link_in_container,
             "mode": config.mode,
             "mtu": config.mtu or master.mtu,
-            "mac": "" if passthru else config.mac or derived,
+            "mac": config.mac or ("" if passthru else derived),
             "macIsDerived": not (passthru or config.mac) and derived != "",
             "bcqueuelen": config.bcqueuelen,
         }
@@ -415,20 +417,11 @@ def unmoved(planned: Plan) -> None:
     """A macvlan always is a link."""
 
 
-def differences(planned: Plan, link: Link | None, host: Rtnl) -> list[str]:
-    """What of the link itself is not as planned."""
-    found: list[str] = []
-    if link is None:
-        return found
-    if link.kind != "macvlan":
-        return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
-    if link.lower_index != planned.lower:
-        found.append(
-            f'"{link.name}" is not on master "{planned.master}" (index {planned.lower}), but on index {link.lower_index}'
-        )
-    if link.macvlan_mode != planned.mode:
-        found.append(f"mode is {link.macvlan_mode}, configured is {planned.mode}")
-    return found
+def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, box: Rtnl) -> list[str]:
+    """What of the link itself is neither as planned nor as configured."""
+    from cni.plugins import macvlan_check  # CHECK alone asks
+
+    return macvlan_check.differences(planned, config, link, host, box) if link else []
 
 
 def carrier(planned: Plan) -> tuple[str, bool]:

@@ -366,13 +366,21 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
         sriov_cache.forget(planned.cache, planned.sandbox)
 
 
-def differences(planned: Plan, link: Link | None, host: Rtnl) -> list[str]:
-    """What of the VF is not as planned."""
-    found = moved.differences(planned, link, host)
-    function = sriov_vf.find(planned.pci, host) if planned.keys else None
-    if function is None:
-        return found + ([f"the PF of VF {planned.pci} is gone"] if planned.keys else [])
-    return found + sriov_vf.differences(function, planned.wanted, planned.mac)
+def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, box: Rtnl) -> list[str]:
+    """What of the VF is not as planned, or not as configured."""
+    found = moved.differences(planned, link)
+    if config.pci and config.pci != planned.pci:
+        return [*found, f"deviceID is {planned.pci}, configured is {config.pci}"]
+    configured = config.settings()
+    if not (planned.keys or configured or config.mac):
+        return found
+    function = sriov_vf.find(planned.pci, host)
+    if function:
+        of_function = (
+            {**settings, "mac": mac} for settings, mac in ((planned.wanted, planned.mac), (configured, config.mac))
+        )
+        return found + sriov_vf.differences(function, *of_function)
+    return found + ([f"the PF of VF {planned.pci} is gone"] if planned.keys or configured else [])
 
 
 def carrier(planned: Plan) -> tuple[str, bool]:

@@ -15,7 +15,7 @@ from tests.view import View
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
-NOT_THERE = "this kernel has no link of kind {}: make lab runs this where it has"
+NOT_THERE = "this kernel has no link of kind {}: run this test with a kernel that has it"
 
 
 def network(plugin: str = "macvlan", **more: Any) -> dict[str, Any]:
