@@ -99,7 +99,7 @@ def _differences(
         return [f'there is no link "{known.name}" in the sandbox'] if known.mac else []
     found = plugin.differences(planned, config, link, host, box) if planned else []
     found += differs("mac", link.mac, known.mac, getattr(config, "mac", ""))
-    found += differs("mtu", link.mtu, known.mtu or recorded_mtu, config.mtu)
+    found += differs("mtu", link.mtu, known.mtu or recorded_mtu or None, config.mtu or None)
     if not link.up:
         found.append("link is down")
     here = [a for a in expected.ips if a.interface is None or expected.interfaces[a.interface] is known]

@@ -6,20 +6,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_UNKNOWN = (None, "")
+
 
 def differs(key: str, now: Any, was: Any, configured: Any = None) -> list[str]:
     """At most one sentence about `key`.
 
-    A value that is None, "" or 0 is not compared: `now` when the kernel does not show the key, `was` when ADD left the
-    key to the kernel, `configured` when the configuration does not have it.
+    None or "" is not compared: as `now` the kernel does not show the key, as `was` ADD left the key to the kernel, as
+    `configured` the configuration does not have the key.
     """
     if now in _UNKNOWN:
         return []
-    if configured not in _UNKNOWN and now != configured:
-        return [f"{key} is {now}, configured is {configured}"]
-    if was not in _UNKNOWN and now != was:
-        return [f"{key} is {now}, was {was}"]
-    return []
-
-
-_UNKNOWN = (None, "", 0)
+    words = "" if was in (*_UNKNOWN, now) else f", was {was}"
+    if configured not in (*_UNKNOWN, now) and (not words or configured != was):
+        words += f", configured is {configured}"
+    return [f"{key} is {now}{words}"] if words else []

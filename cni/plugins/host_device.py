@@ -272,9 +272,15 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
     if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
         moved.permit(None, pci)
         return None
-    device = devices.find(host.links(), config.device, config.hwaddr, config.kernelpath, pci, "")
+    links = host.links()
+    device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, "")
     if device:
         moved.permit(device, pci)
+        from cni.plugins import uplink
+
+        reason = uplink.needed(device, links, uplink.default_routes(host))
+        if reason:
+            raise NotAvailable(f"{config.selected()} cannot be moved: {reason}; select another device")
         return device
     from cni.attachment import Book
 

@@ -269,10 +269,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
             f'master "{master.name}" is not an Ethernet link (ARPHRD {master.arphrd}), and macvlan needs one: name another netdev'
         )
     if facts.reason:
-        raise InvalidConfig(
-            f'mode passthru is refused on master "{master.name}": {facts.reason}, and the pod would take all its traffic: use'
-            " mode bridge, or another master"
-        )
+        raise InvalidConfig(_no_passthru(master, facts.reason))
     if config.mtu > master.mtu:
         raise InvalidConfig(
             f'mtu {config.mtu} is above {master.mtu}, the MTU of master "{master.name}": lower the key `mtu`, or raise the'
@@ -287,6 +284,13 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
             " attachment did not make): choose another ifname, or remove that link"
         )
     return _plan(config, request, master, _derived_mac(request, facts.boot_id))
+
+
+def _no_passthru(master: Link, reason: str) -> str:
+    return (
+        f'mode passthru is refused on master "{master.name}": {reason}, and the pod would take all its traffic: use mode'
+        " bridge, or another master"
+    )
 
 
 def _plan(config: Config, request: Request, master: Link, derived: str) -> Plan:
@@ -455,6 +459,12 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
     device = _of_host(master, False, host, host)
     if device:
         _permit(device)
+    if device and config.mode == "passthru":
+        from cni.plugins import macvlan_passthru
+
+        reason = macvlan_passthru.needed(device, host, None)
+        if reason:
+            raise NotAvailable(_no_passthru(master, reason))
     if not master.up:
         raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
     if not master.carrier:

@@ -17,7 +17,8 @@ def differences(planned: Plan, config: Config, link: Link, host: Rtnl, box: Rtnl
         return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
     found = _master(planned, config, link, host, box)
     found += differs("mode", link.macvlan_mode, planned.mode, config.mode)
-    found += differs("bcqueuelen", link.bcqueuelen, planned.bcqueuelen, config.bcqueuelen)
+    shown, was, configured = (n or None for n in (link.bcqueuelen, planned.bcqueuelen, config.bcqueuelen))
+    found += differs("bcqueuelen", shown, was, configured)
     return found
 
 

@@ -35,6 +35,7 @@ from cni.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from cni.attachment import Book, Held
@@ -226,13 +227,18 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
     facts.device = devices.find(links, "", "", "", config.pci, "")
     moved.permit(facts.device, config.pci)
     if facts.device:
-        from cni.plugins import uplink  # an ADD asks
-
-        own = (facts.device.index, routes.RA_PROTOCOL)  # a VF that is up takes a route from any router of its fabric
-        defaults = [route for route in uplink.default_routes(host) if (route.index, route.protocol) != own]
-        facts.reason = uplink.needed(facts.device, links, defaults)
+        facts.reason = _reason(facts.device, links, host)
         facts.state = devices.state_of(facts.device, host)
     return facts
+
+
+def _reason(device: Link, links: Sequence[Link], host: Rtnl) -> str:
+    """Why the node needs the VF's netdev, or ""."""
+    from cni.plugins import uplink  # an ADD asks
+
+    own = (device.index, routes.RA_PROTOCOL)  # a VF that is up takes a route from any router of its fabric
+    defaults = [route for route in uplink.default_routes(host) if (route.index, route.protocol) != own]
+    return uplink.needed(device, links, defaults)
 
 
 def _holder(pci: str, request: Request, host: Rtnl, book: Book) -> Attachment | str:
@@ -403,6 +409,10 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
         return None  # it comes with each request
     if not sysfs.is_pci(config.pci) or sysfs.is_physical_function(config.pci):
         raise NotAvailable(f'deviceID "{config.pci}" is no VF of this node: correct the key, or make the VFs')
-    device = devices.find(host.links(), "", "", "", config.pci, "")
+    links = host.links()
+    device = devices.find(links, "", "", "", config.pci, "")
     moved.permit(device, config.pci)
+    reason = _reason(device, links, host) if device else ""
+    if reason:
+        raise NotAvailable(f'deviceID "{config.pci}" cannot be moved: {reason}; select another VF')
     return device

@@ -165,11 +165,10 @@ def _not_as_it_was(function: Function, key: str, former: dict[str, Any], words: 
 
 def differences(function: Function, wanted: dict[str, Any], configured: dict[str, Any]) -> list[str]:
     """What of the VF is neither as ADD set it (`wanted`) nor as it is configured; what the driver does not tell is passed by."""
-    found = []
-    for key, now in function.state.items():
-        was, asked = wanted.get(key), configured.get(key)
-        if now != "" and asked not in (None, "", now):
-            found.append(f"{key} of {function} is {now}, configured is {asked}")
-        elif now != "" and was not in (None, "", now):
-            found.append(f"{key} of {function} is {now}, was {was}")
-    return found
+    from cni.plugins.compare import differs
+
+    return [
+        text
+        for key, now in function.state.items()
+        for text in differs(f"{key} of {function}", now, wanted.get(key), configured.get(key))
+    ]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from cni.attachment import _sealed, _unsealed
 from tests.blackbox.test_host_device import PCI, bus
+from tests.faults.inject import STOP, Command, Injector, begin, finished, unavailable
 from tests.node import STATE, Node, Pod
 from tests.view import View
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
+RECORD = f"{STATE}/attachments/masters:c1:net1:link"
 NOT_THERE = "this kernel has no link of kind {}: run this test with a kernel that has it"
 
 
@@ -128,12 +132,54 @@ def test_DEL_knows_the_link_of_an_ADD_that_was_killed_before_it_wrote_down_what_
 
 def rewritten(node: Node, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change the `link` of the attachment's record."""
-    from cni.attachment import _sealed, _unsealed
-
-    path = node.path(f"{STATE}/attachments/masters:c1:net1:link")
+    path = node.path(RECORD)
     record = _unsealed(path.read_bytes())
     change(record["link"])
     path.write_bytes(_sealed(record))
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+@pytest.mark.parametrize("allowed", [True, False], ids=["a permitted one", "one that the policy forbids"])
+def test_a_master_that_is_replaced_before_the_link_is_made_is_taken_for_what_it_is_then(
+    node: Node, pod: Pod, allowed: bool
+) -> None:
+    node.host.add_veth("ens9", "ens9-peer")
+    index = node.host.link("ens9").index
+    allow(node, "ens9", *(["ens2f0"] if allowed else []))
+    config = network(master="ens9")
+    environ = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
+    environ["CNI_PATH"] = str(node.executables)
+    with Injector(node) as injector:
+        command = Command(node.executables / "macvlan", environ, json.dumps(config).encode())
+        adding = injector.start(command, STOP, "renameat:1")  # the record is in its place
+        begin(adding)
+        stopped = injector.stopped("renameat:1", adding)
+        assert stopped and recorded(node)["lower"] == index
+        replace_by_a_macvtap(node, "ens9", index)
+        os.kill(stopped, signal.SIGCONT)
+        reply = finished(adding).reply
+    assert reply
+    if allowed:
+        reply.succeeded()
+        lower = node.host.link("ens2f0").index
+        assert (pod.view.link("net1").lower, recorded(node)["lower"]) == (lower, lower)
+    else:
+        reply.refused(7, 'master "ens2f0" is not in masters')
+        assert (pod.view.names(), node.leases(), node.files()) == ([], [], [])
+    node.cni("macvlan", "DEL", config, netns=pod).succeeded()
+    assert (pod.view.names(), node.leases(), node.files()) == ([], [], [])
+
+
+def replace_by_a_macvtap(node: Node, name: str, index: int) -> None:
+    node.host.delete(name)
+    made(node, "macvtap", "link", "ens2f0", "name", name, "index", str(index), "type", "macvtap", "mode", "bridge")
+    ip(node, "link", "set", name, "up")
+
+
+def recorded(node: Node) -> dict[str, Any]:
+    """The `link` of the attachment's record."""
+    link: dict[str, Any] = _unsealed(node.path(RECORD).read_bytes())["link"]
+    return link
 
 
 @pytest.mark.parametrize("kind", ["macvlan", "macvtap"])
@@ -322,6 +368,7 @@ def test_the_link_of_any_default_route_is_not_taken_from_the_node(
     words = ("ens2f0", "bridge") if plugin == "macvlan" else ("ens2f0" if plugin == "host-device" else PCI,)
     reply.refused(7, *words, "default route")
     assert (node.leftovers(), routes(node)) == ([], before)
+    node.cni(plugin, "STATUS", config).refused(50, "default route")
     if plugin == "macvlan":
         reply = node.cni("macvlan", "ADD", network(), netns=pod)  # in mode bridge the node keeps its traffic
         assert reply.status == 0 or "taken by a bridge" in reply.msg, reply.document
