@@ -231,11 +231,19 @@ def load(document: dict[str, Any]) -> Plan:
 
 
 def adopt(request: Request, host: Rtnl, box: Rtnl | None) -> Plan | None:
-    """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now."""
-    if box is None or box.link(name=request.attachment.ifname) is None:
+    """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now.
+
+    For CHECK the link as it is, since nothing tells what it was: it is compared with the configuration alone.
+    """
+    link = box.link(name=request.attachment.ifname) if box else None
+    if box is None or link is None:
         return None
     config = Config()
     fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
+    if request.command == "CHECK":
+        from cni.plugins import macvlan_check
+
+        return macvlan_check.as_it_is(link, config.link_in_container, host, box)
     master = _find_master(config, box if config.link_in_container else host)
     if master is None:
         return None

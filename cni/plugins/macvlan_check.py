@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cni.plugins.compare import differs
-from cni.plugins.macvlan import STANDS_FOR_ITS_LOWER
+from cni.plugins.macvlan import STANDS_FOR_ITS_LOWER, Plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.kernel.links import Link, Rtnl
-    from cni.plugins.macvlan import Config, Plan
+    from cni.plugins.macvlan import Config
 
 
 def differences(planned: Plan, config: Config, link: Link, host: Rtnl, box: Rtnl) -> list[str]:
@@ -23,7 +23,7 @@ def differences(planned: Plan, config: Config, link: Link, host: Rtnl, box: Rtnl
 
 
 def _master(planned: Plan, config: Config, link: Link, host: Rtnl, box: Rtnl) -> list[str]:
-    now = _name(planned, link, host, box)
+    now = planned.master if link.lower_index == planned.lower else _lower_name(link, host, box)
     if link.lower_index != planned.lower:
         return [f"master is {now}, was {planned.master} (index {planned.lower})"]
     if config.link_in_container != planned.in_sandbox:
@@ -45,9 +45,26 @@ def _master(planned: Plan, config: Config, link: Link, host: Rtnl, box: Rtnl) ->
     return []
 
 
-def _name(planned: Plan, link: Link, host: Rtnl, box: Rtnl) -> str:
+def as_it_is(link: Link, in_sandbox: bool, host: Rtnl, box: Rtnl) -> Plan:
+    """The plan that the link agrees with."""
+    return Plan(
+        {
+            "name": link.name,
+            "temporary": "",
+            "master": _lower_name(link, host, box),
+            "over": link.lower_index,
+            "lower": link.lower_index,
+            "inSandbox": in_sandbox,
+            "mode": link.macvlan_mode,
+            "mtu": link.mtu,
+            "mac": link.mac,
+            "macIsDerived": False,
+            "bcqueuelen": link.bcqueuelen,
+        }
+    )
+
+
+def _lower_name(link: Link, host: Rtnl, box: Rtnl) -> str:
     """What the link is on, by name where that can be told."""
-    if link.lower_index == planned.lower:
-        return planned.master
     lower = (box if link.lower_netnsid is None else host).link(index=link.lower_index)
     return lower.name if lower else f"index {link.lower_index}"

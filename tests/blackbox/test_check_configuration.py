@@ -23,7 +23,7 @@ from cni.spec.errors import AttachmentDiffers
 from cni.spec.request import Request, parse
 from ipam import keys as ipam
 from tests.blackbox.test_host_device import PCI, bus
-from tests.node import Node, Pod
+from tests.node import GO_PLUGINS, Node, Pod
 from tests.unit import test_host_device_plan, test_sriov_plan
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
@@ -439,6 +439,29 @@ def test_a_key_that_is_absent_or_says_the_same_is_no_difference(
     result = node.cni(plugin, "ADD", network(plugin, **made), netns=pod).succeeded()
     config = network(plugin, **{**made, **asked}, prevResult=result)
     node.cni(plugin, "CHECK", config, netns=pod).succeeded()
+
+
+@pytest.mark.skipif(not (GO_PLUGINS / "macvlan").exists(), reason="needs Go's macvlan: containernetworking-plugins")
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, ""),
+        ({"master": "ens9"}, "master is ens2f0, configured is ens9"),
+        ({"master": "nope"}, "master is ens2f0, configured is nope, which does not exist on the host"),
+        ({"mode": "vepa"}, "mode is bridge, configured is vepa"),
+        ({"master": "inner0", "linkInContainer": True}, "master is ens2f0, configured is inner0"),
+        ({"mtu": 1400}, "mtu is 9000, configured is 1400"),
+        ({"mac": MAC}, f", configured is {MAC}"),
+    ],
+)
+def test_what_Gos_macvlan_attached_is_compared_with_the_configuration_too(
+    node: Node, asked: dict[str, Any], words: str
+) -> None:
+    pod = scenery(node)
+    config = network("macvlan", cniVersion="1.0.0", ipam={"type": "host-local", "subnet": "10.1.0.0/24"})
+    result = node.cni(GO_PLUGINS / "macvlan", "ADD", config, netns=pod).succeeded()
+    reply = node.cni("macvlan", "CHECK", {**config, "prevResult": result, **asked}, netns=pod)
+    assert (reply.code, words in reply.msg) == (100 if words else 0, True), reply.document
 
 
 def test_a_default_route_that_has_moved_since_is_no_difference(node: Node) -> None:
