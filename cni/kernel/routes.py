@@ -116,7 +116,7 @@ def default_routes(rtnl: Socket) -> list[Route]:
             if body[1] > most:  # most routes are no such route: they are not unpacked
                 continue
             for route in _unpack(body):
-                if route.kind != UNICAST:
+                if route.kind != UNICAST or route.table == LOCAL_TABLE:
                     continue
                 if route.index:
                     found.append(route)

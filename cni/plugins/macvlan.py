@@ -414,9 +414,10 @@ def _await_end(planned: Plan, host: Rtnl) -> None:
     """Wait until the kernel has cleared the link out of a dead sandbox, which it does some time after its end.
 
     Until then the link answers for its addresses. A MAC that is not derived may be that of another attachment by now.
+    The link of a master in the sandbox may be on a netdev of the host, too; else no netdev of the host has its MAC.
     """
     end = time.monotonic() + CLEARING_SECONDS
-    while planned.mac_is_derived and not planned.in_sandbox and host.receives(planned.lower, planned.mac):
+    while planned.mac_is_derived and host.receives(planned.lower, planned.mac):
         if time.monotonic() > end:
             raise TryAgainLater(
                 f'the link "{planned.name}" ({planned.mac}) on {planned.master} is still up in a sandbox that cannot be'
