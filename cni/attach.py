@@ -66,6 +66,9 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
                 claimed = True
                 plugin.check_addresses(planned, addresses.ips)
             link = plugin.apply(planned, host, there.rtnl, there.namespace)
+            if record["link"] != planned.document():  # what the link is like may be known only now
+                record["link"] = planned.document()
+                book.write(request.attachment, PART, record)
             if is_foreign:
                 if link:
                     _set_up(plugin, planned, extras, link, there)

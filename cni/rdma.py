@@ -295,14 +295,23 @@ def _give_back_unrecorded(request: Request, log: Log) -> None:
 
 
 def check(request: Request, book: Book, log: Log) -> None:
-    """AttachmentDiffers when the verbs device is not in the sandbox."""
-    read(request)
+    """AttachmentDiffers when the verbs device is not in the sandbox, or the configuration names another one."""
+    config = read(request)
     _previous(request)
     with sandbox.opened(request) as there:
         _exclusive(AttachmentDiffers)
         record = book.read(request.attachment, PART)
         if record is None:
             return  # Go's plugin has attached it, or there is nothing to compare with
+        for key, has, configured in (
+            ("verbsDevice", record["device"], config.verbs_device),
+            ("deviceID", record["parent"], "" if config.verbs_device else config.device_id),
+        ):
+            if has and configured and has != configured:
+                raise AttachmentDiffers(
+                    f"{key} of container {request.attachment.container_id} is {has}, configured is {configured}: detach and"
+                    " attach it again"
+                )
         with there.namespace.entered():
             box = Rdma()
         if not any((d.index, d.name) == (record["index"], record["device"]) for d in box.devices()):

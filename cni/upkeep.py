@@ -27,9 +27,14 @@ if TYPE_CHECKING:
 
 
 def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
-    """Compare the attachment with its plan and with prevResult; AttachmentDiffers names all differences."""
+    """Compare the attachment with its plan, with prevResult and with the configuration of the call.
+
+    AttachmentDiffers names all differences. A key that the configuration does not have wants nothing, but for those whose
+    default is a choice: macvlan's `mode` and `linkInContainer`.
+    """
     faults: list[Fault] = []
     config = plugin.read(request, faults)
+    asked = _asked_beside(request, faults)
     refuse(faults)
     previous = member(request.config, "prevResult")
     if previous is None:
@@ -52,7 +57,12 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
             )
         planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, box)
         documents = record.get("extras") if record else None
-        found = _differences(plugin, planned, documents, host, there, known[0], expected, _wanted_mtu(config, record))
+        recorded_mtu = record["link"].get("mtu", 0) if record else 0
+        found = _differences(plugin, planned, config, documents, host, there, known[0], expected, recorded_mtu)
+        if asked:
+            from cni import extras
+
+            found += extras.unlike(documents or {}, asked)
     if found:
         raise AttachmentDiffers(
             f"attachment {name} of container {request.attachment.container_id} is not as ADD left it (detach and attach it"
@@ -60,33 +70,37 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
         )
 
 
-def _wanted_mtu(config: Any, record: dict[str, Any] | None) -> int:
-    recorded = record["link"].get("mtu", 0) if record else 0
-    return getattr(config, "mtu", 0) or recorded
+def _asked_beside(request: Request, faults: list[Fault]) -> dict[str, Any]:
+    """What the configuration names beside the link; most name nothing, and load nothing for it."""
+    if member(request.config, "rail") is None and member(request.config, "rdma") is None:
+        return {}
+    from cni import extras
+
+    return extras.read(request, faults)
 
 
 def _differences(
     plugin: LinkPlugin,
     planned: Any,
+    config: Any,
     documents: dict[str, Any] | None,
     host: Rtnl,
     there: Sandbox,
     known: Interface,
     expected: Result,
-    mtu: int,
+    recorded_mtu: int,
 ) -> list[str]:
+    from cni.plugins.compare import differs
+
     box = there.rtnl
     link = box.link(name=known.name)
     if link is None:
         if planned and plugin.unmoved(planned):
-            return plugin.differences(planned, None, host)
+            return plugin.differences(planned, config, None, host, box)
         return [f'there is no link "{known.name}" in the sandbox'] if known.mac else []
-    found = plugin.differences(planned, link, host) if planned else []
-    if known.mac and link.mac != known.mac:
-        found.append(f"MAC is {link.mac}, was {known.mac}")
-    wanted = known.mtu or mtu
-    if wanted and link.mtu != wanted:
-        found.append(f"MTU is {link.mtu}, was {wanted}")
+    found = plugin.differences(planned, config, link, host, box) if planned else []
+    found += differs("mac", link.mac, known.mac, getattr(config, "mac", ""))
+    found += differs("mtu", link.mtu, known.mtu or recorded_mtu or None, config.mtu or None)
     if not link.up:
         found.append("link is down")
     others = [i.name for i in expected.interfaces if i.sandbox == known.sandbox and i is not known]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cni.spec.request import Request
     from ipam.config import IpamConfig
     from ipam.leases import Need
+    from ipam.ranges import Range
     from ipam.stores.base import Store
 
 
@@ -214,21 +215,23 @@ def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
 
 
 def check(request: Request, book: Book, log: Log) -> None:
-    """Compare the store with prevResult; AttachmentDiffers names all differences."""
+    """Compare the store with prevResult, and prevResult with the configuration; AttachmentDiffers names all differences."""
     from cni.spec import result
+    from ipam import check as comparison
 
     config = configured(request, log)
-    stores.locate(config, request.attachment.network, False)
     previous = member(request.config, "prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
-    given = {address_of(a.address): a.address for a in result.parse(previous).ips}
-    found = [f"{a.address} is not in prevResult" for a in config.addresses if address_of(a.address) not in given]
+    expected = result.parse(previous)
+    found = comparison.unlike(config, expected, request.cni_version)
+    given = {address_of(a.address): a.address for a in expected.ips}
     static = {address_of(a.address) for a in config.addresses}
+    of_ranges = {key: text for key, text in given.items() if key not in static}
+    ranges = list(config.ranges)  # whole, before they are a node's slices
+    stores.locate(config, request.attachment.network, False)
     with book.locked(request.attachment, PART):
-        found += _lease_differences(
-            request.attachment, config, {k: v for k, v in given.items() if k not in static}, book, log
-        )
+        found += _lease_differences(request.attachment, config, of_ranges, ranges, book, log)
     if found:
         raise AttachmentDiffers(
             f"the addresses of {request.attachment.ifname} of container {request.attachment.container_id} are not as ADD left"
@@ -238,9 +241,14 @@ def check(request: Request, book: Book, log: Log) -> None:
 
 
 def _lease_differences(
-    attachment: Attachment, config: IpamConfig, given: dict[tuple[int, int], str], book: Book, log: Log
+    attachment: Attachment,
+    config: IpamConfig,
+    given: dict[tuple[int, int], str],
+    ranges: Sequence[Range],
+    book: Book,
+    log: Log,
 ) -> list[str]:
-    """How the leases of `attachment` differ from the addresses `given`, as far as these are of its ranges."""
+    """How the leases of `attachment` differ from the addresses `given`, as far as these are of its ranges, and from `ranges`."""
     wanted = leases.needs(config)
     record = read_record(attachment, book, log)
     if not wanted and not record:
@@ -256,6 +264,15 @@ def _lease_differences(
                 holder = store.holder(need.want(value))
                 found.append(f"{text} is leased to {holder.holder()}" if holder else f"{text} is not leased")
     found += [f"{format_address(*key)} is not in prevResult" for key in held if key not in given]
+    from ipam import check as comparison
+
+    if wanted:
+        requested = [(family, value) for family, value, _ in config.requested]
+        found += comparison.outside({key: given[key] for key in held if key in given}, ranges, requested)
+        found += comparison.elsewhere([held[key] for key in held if key in given], wanted)
+    if record and not stores.same(record["store"], stores.describe(config)):
+        names = (comparison.name_of(store) for store in (record["store"], stores.describe(config)))
+        found.append("datastore is {}, configured is {}".format(*names))
     if wanted and not held and not found:
         found.append(f"it holds no lease of pool {wanted[0].pool}")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from cni import policy
 from tests import etcd
 from tests import node as nodes
+from tests.users import AnotherUser, import_all
 
 hypothesis.settings.register_profile("railcni", deadline=None)  # how busy the machine is decides no test
 hypothesis.settings.load_profile("railcni")
@@ -47,6 +49,22 @@ def node(executables: Path) -> Iterator[nodes.Node]:
         pytest.skip(why)
     with nodes.Node(executables) as fresh:
         yield fresh
+
+
+@pytest.fixture
+def another_user() -> AnotherUser:
+    """A user that is not root. The modules are imported before: the clone may lie where root alone can enter."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be another user")
+    import_all()
+    return AnotherUser()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "another_user" in getattr(item, "fixturenames", ()):
+            item.add_marker("another_user")
 
 
 @pytest.fixture

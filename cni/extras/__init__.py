@@ -103,6 +103,11 @@ class Extras:
         return found
 
 
+def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> list[str]:
+    """What the configurations `asked` want otherwise than was planned (`documents`)."""
+    return [text for name, config in asked.items() for text in named(name).unlike(documents.get(name), config)]
+
+
 def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
     """The checked configuration of each extra that `request` asks for; its faults go to `faults`."""
     asked = {}

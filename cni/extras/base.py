@@ -47,5 +47,8 @@ if TYPE_CHECKING:
         def differences(self, document: dict[str, Any], link: Link, expected: Result, there: Sandbox) -> list[str]:
             """What is not as ADD left it. `expected` has the link's addresses and the routes. The thread is on the host."""
 
+        def unlike(self, document: dict[str, Any] | None, config: Any) -> list[str]:
+            """What `config` wants otherwise than was planned (pure); `document` is None when nothing was."""
+
         def status(self, config: Any, plugin: str, netdev: Link | None) -> None:
             """`netdev` is the one of the host that ADDs of the link plugin would use, None when it is not known. Raise NotAvailable or LimitedConnectivity when an ADD could not be served now."""

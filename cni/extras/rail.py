@@ -192,6 +192,20 @@ def differences(document: dict[str, Any], link: Link, expected: Result, there: S
     return found
 
 
+def unlike(document: dict[str, Any] | None, config: Rail) -> list[str]:
+    """How the rail that was planned differs from the configured one."""
+    if document is None:
+        return [f"rail has no routing table, configured is {config.table}"] if config.routing else []
+    if not config.routing:
+        return [f"rail has the routing table {document['table']}, configured is none (rail.routing)"]
+    pairs = {"index": config.index, "group": config.group, "table": config.table}
+    return [
+        f"rail.{key} is {document[key]}, configured is {value}"
+        for key, value in pairs.items()
+        if document[key] != value
+    ]
+
+
 def _canonical(address: str) -> str:
     """The address of "address/length", in the kernel's form."""
     text = address.partition("/")[0]

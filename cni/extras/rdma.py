@@ -242,6 +242,16 @@ def differences(document: dict[str, Any], link: Link, expected: Result, there: S
     return [gids.missing(roce, address, link.name) for address in wanted if address not in found]
 
 
+def unlike(document: dict[str, Any] | None, config: Config) -> list[str]:
+    """How what was planned differs from what is configured; without a verbs device only when one is required."""
+    if document is None:
+        return ["rdma has no verbs device, configured is that one is required"] if config.required else []
+    was = document["ipv6LinkLocal"]
+    if was == config.link_local:
+        return []
+    return [f"rdma.ipv6LinkLocal is {str(was).lower()}, configured is {str(config.link_local).lower()}"]
+
+
 def _has_device(name: str, there: Sandbox) -> bool:
     """Whether the verbs device was moved into the sandbox, where sysfs of the host does not show it."""
     from cni.kernel import rdma_netlink

@@ -169,13 +169,22 @@ def differences(box: Rtnl, link: Link, wanted: Result) -> list[str]:
     for address in wanted.ips:
         if canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
-    held = {(r.dst, r.gw) for r in routes.list_of(box, link.index)}
-    destinations = {dst for dst, _ in held}
+    held = routes.list_of(box, link.index)
     for route in wanted.routes:
         dst, gw = canonical(route.dst), route.gw or _gateway(route.family, wanted.ips)
-        if dst not in destinations or (gw and (dst, gw) not in held):
-            found.append(f"route {route.dst}{' by ' + gw if gw else ''} is not on {link.name}")
+        more = [(key, value) for key in ("table", "priority", "mtu", "advmss") if (value := getattr(route, key))]
+        if not any(
+            r.dst == dst
+            and gw in ("", r.gw)
+            and all(getattr(r, key) == min(value, _MOST.get(key, value)) for key, value in more)
+            for r in held
+        ):
+            words = [route.dst, *(["by", gw] if gw else []), *(f"{key} {value}" for key, value in more)]
+            found.append(f"route {' '.join(words)} is not on {link.name}")
     return found
+
+
+_MOST = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel keeps no more: ip_metrics_convert, net/ipv4/metrics.c
 
 
 def canonical(text: str) -> str:

@@ -20,10 +20,12 @@ _NEWROUTE, _GETROUTE = 24, 26
 _RTMSG = Struct("=BBBBBBBBI")  # struct rtmsg: family, two prefix lengths, tos, table, protocol, scope, type, flags
 _NEXTHOP = Struct("=HBBi")  # struct rtnexthop: length, flags, weight - 1, index
 _DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS, _MULTIPATH, _TABLE, _VIA = 1, 4, 5, 6, 7, 8, 9, 15, 18
+_NH_ID = 30
 _VIA_FAMILY = Struct("=H")  # struct rtvia begins with it
 _METRIC_MTU, _METRIC_ADVMSS = 2, 8  # in _METRICS
 _ONLINK, _CLONED = 0x4, 0x200
 _ADDRESS_BYTES = {AF_INET: 4, AF_INET6: 16}
+_DEFAULT_BITS = {AF_INET: 1, AF_INET6: 4}  # the longest prefixes of `default_routes`
 
 UNICAST = 1  # a type of route
 MAIN_TABLE, LOCAL_TABLE = 254, 255
@@ -102,6 +104,42 @@ def default_route(rtnl: Socket) -> Route | None:
     return None
 
 
+def default_routes(rtnl: Socket) -> list[Route]:
+    """The default routes of all tables, once for each of their next hops; those that discard packets are none.
+
+    With them the prefixes that are used in place of a default route: the halves 0.0.0.0/1 and 128.0.0.0/1, and those of
+    IPv6 up to a length of 4, such as 2000::/3 (OpenVPN's redirect-gateway sets them so: src/openvpn/init.c).
+    """
+    found = []
+    for family, most in _DEFAULT_BITS.items():
+        for body in _bodies(rtnl, family):
+            if body[1] > most:  # most routes are no such route: they are not unpacked
+                continue
+            for route in _unpack(body):
+                if route.kind != UNICAST or route.table == LOCAL_TABLE:
+                    continue
+                if route.index:
+                    found.append(route)
+                else:
+                    found += [Route(body, index, 0, {}) for index in _links_by_id(rtnl, body)]
+    return found
+
+
+def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
+    """The links of a route that names a nexthop object alone, as all do with the sysctl nexthop_compat_mode 0."""
+    identity = dict(unpack_attributes(body, _RTMSG.size)).get(_NH_ID)
+    if identity is None:
+        return []
+    from cni.kernel import nexthops  # by default the kernel shows the links, too
+
+    try:
+        return nexthops.links_of(rtnl, number_of(identity))
+    except KernelError as fault:
+        if fault.errno == ENOENT:  # removed meanwhile, and the route with it
+            return []
+        raise
+
+
 def add(
     rtnl: Socket,
     index: int,
@@ -150,13 +188,16 @@ def add(
 
 def _dump(rtnl: Socket, family: int, only: bytes) -> list[Route]:
     """The routes of `family` that match the attributes `only`, where the kernel is new enough to look at them."""
+    return [route for body in _bodies(rtnl, family, only) for route in _unpack(body)]
+
+
+def _bodies(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
     try:
-        bodies = rtnl.dump(_GETROUTE, _RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + only)
+        return rtnl.dump(_GETROUTE, _RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + only)
     except KernelError as fault:
         if fault.errno in (ENOENT, EAFNOSUPPORT, EOPNOTSUPP):  # no such table yet; no IPv6 in this kernel
             return []
         raise
-    return [route for body in bodies for route in _unpack(body)]
 
 
 def _unpack(body: bytes) -> Iterator[Route]:

@@ -22,12 +22,16 @@ _BITS = {AF_INET: 32, AF_INET6: 128}
 
 
 class Rule:
-    """`source` is "address/length" or "" for any; `table` and `priority` are numbers, of which the lowest comes first."""
+    """`source` is "address/length" or "" for any; `table` and `priority` are numbers, of which the lowest comes first.
 
-    __slots__ = ("priority", "source", "table")
+    `leads` when the rule's action is to look into the table: 0 then stands for the table of the packet's VRF.
+    """
+
+    __slots__ = ("leads", "priority", "source", "table")
 
     def __init__(self, body: bytes) -> None:
-        family, _, length, _, table, _, _, _, _ = _HEADER.unpack_from(body)
+        family, _, length, _, table, _, _, action, _ = _HEADER.unpack_from(body)
+        self.leads = action == _TO_TABLE
         found = dict(unpack_attributes(body, _HEADER.size))
         self.table = number_of(found[_TABLE]) if _TABLE in found else table
         self.priority = number_of(found.get(_PRIORITY, b""))
@@ -44,6 +48,11 @@ def list_of(rtnl: Socket) -> list[Rule]:
             if fault.errno not in (EAFNOSUPPORT, EOPNOTSUPP):
                 raise
     return found
+
+
+def tables(rtnl: Socket) -> set[int]:
+    """The tables that rules lead to; 0 stands for those of all VRFs (FRA_L3MDEV, net/core/fib_rules.c)."""
+    return {rule.table for rule in list_of(rtnl) if rule.leads}
 
 
 def add(rtnl: Socket, source: str, table: int, priority: int) -> None:

@@ -86,12 +86,25 @@ def pci_path_of_netdev(name: str, root: str = "/sys") -> str:
 
     The path ends with the address of the device. It says the slot, so it stays when names and MACs change.
     """
-    parts = _target(f"{root}/class/net/{name}").split(
-        "/"
-    )  # ../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/net/NAME
+    parts = _absolute(_target(f"{root}/class/net/{name}")).split("/")
     while parts and not is_pci_address(parts[-1]):
         parts.pop()
-    return "/sys/" + "/".join(parts[parts.index("devices") :]) if parts else ""
+    return "/".join(parts)
+
+
+def path_of(bus: str, device: str, root: str = "/sys") -> str:
+    """The path "/sys/devices/…" of a device of a bus, "" when it is not there."""
+    return _absolute(_target(f"{root}/bus/{bus}/devices/{device}")) if _is_name(bus) and _is_name(device) else ""
+
+
+def pci_above(path: str) -> str:
+    """The address of the PCI device nearest above the device at `path`, or of this one itself; "" for none."""
+    return next((part for part in reversed(path.split("/")) if is_pci_address(part)), "")
+
+
+def _absolute(target: str) -> str:
+    """What a link of sysfs points to: "../../devices/pci0000:3a/…" as "/sys/devices/pci0000:3a/…"."""
+    return "/sys/" + target[target.index("devices/") :] if "devices/" in target else ""
 
 
 def _netdevs(device: str) -> list[str]:

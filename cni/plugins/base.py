@@ -85,8 +85,10 @@ if TYPE_CHECKING:
             """None, or of a device that serves the pod without a link in the sandbox (DPDK) its MAC and MTU, "" and 0
             for those that are not known."""
 
-        def differences(self, planned: Any, link: Link | None, host: Rtnl) -> list[str]:
-            """What of the link, or the device without one, is not as planned; the addresses, routes, MAC and MTU are compared elsewhere."""
+        def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, box: Rtnl) -> list[str]:
+            """What of the link, or the device without one, is not as planned, or not as `config` wants it: the checked
+            configuration of this call, whose absent keys want nothing. Addresses, routes, MAC and MTU are compared elsewhere.
+            """
 
         def carrier(self, planned: Any) -> tuple[str, bool]:
             """The name of the netdev that carries the link's traffic, "" for none; and whether it is in the sandbox."""

@@ -40,31 +40,6 @@ def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, 
     return next((link for link in links if link.name in wanted or set(link.altnames) & set(wanted)), None)
 
 
-def carries_default_route(device: Link, links: Sequence[Link], default: int) -> str:
-    """Why the node needs `device` for its default route, or "": it has that route, or the link that has it is above it."""
-    names = {link.index: link for link in links}
-    pending, seen = [default], set()
-    while pending:
-        index = pending.pop()
-        if index in seen or index not in names:
-            continue
-        seen.add(index)
-        link = names[index]
-        if index == device.index:
-            above = names[default]
-            return (
-                "it carries the default route"
-                if index == default
-                else f'"{above.name}", which carries the default route, is on top of it'
-            )
-        if (
-            link.lower_index and link.lower_netnsid is None and link.kind != "veth"
-        ):  # a veth's is its peer, not below it
-            pending.append(link.lower_index)
-        pending += [port.index for port in links if port.master_index == index]
-    return ""
-
-
 def identity_of(link: Link) -> dict[str, Any]:
     """What `is_same` compares."""
     return {

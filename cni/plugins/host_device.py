@@ -23,7 +23,7 @@ from cni.config import (
     optional,
     string,
 )
-from cni.kernel import routes, sysfs
+from cni.kernel import sysfs
 from cni.plugins import devices, moved
 from cni.plugins.moved import USERSPACE_DRIVERS, Plan
 from cni.spec.errors import InvalidConfig, NotAvailable
@@ -122,7 +122,6 @@ present = moved.present
 recognises = moved.recognises
 lingers = moved.lingers
 unmoved = moved.unmoved
-differences = moved.differences
 carrier = moved.carrier
 
 
@@ -149,11 +148,9 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
         facts.device = host.link(index=facts.device.index)
     if facts.device:
         moved.permit(facts.device, pci)
-        default = routes.default_route(host)
-        if default:
-            facts.reason = devices.carries_default_route(facts.device, links, default.index)
-        if facts.reason and default and default.protocol == routes.RA_PROTOCOL:
-            facts.reason += " (by a router advertisement, which the sysctl accept_ra 0 forbids)"
+        from cni.plugins import uplink  # an ADD asks
+
+        facts.reason = uplink.needed(facts.device, links, uplink.default_routes(host))
         facts.state = devices.state_of(facts.device, host)
     return facts
 
@@ -232,6 +229,35 @@ def adopt(request: Request, host: Rtnl, box: Rtnl | None) -> Plan | None:
     return Plan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
 
 
+def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, box: Rtnl) -> list[str]:
+    """What of the device is not as planned, and whether the configuration selects another one."""
+    found = moved.differences(planned, link)
+    selected = config.selected()
+    if selected and not _selects(config, planned, link):
+        name = planned.device.get("name") or planned.pci
+        found.append(f'device is "{name}", configured is {selected}')
+    return found
+
+
+def _selects(config: Config, planned: Plan, link: Link | None) -> bool:
+    """Whether the selector that counts names the device of the plan; True when that cannot be told."""
+    former = planned.device
+    if config.device:
+        altnames = link.altnames if link else []
+        return config.device in (former.get("name"), *former.get("altnames", ()), *altnames)
+    if config.hwaddr:
+        known = (former.get("mac"), former.get("permanentMac"), link.permanent_mac if link else "")
+        return config.hwaddr in known
+    bus, parent = former.get("bus", ""), former.get("parent", "")
+    path = sysfs.path_of(bus, parent) if parent else ""
+    if config.kernelpath:
+        return not path or f"{path}/".startswith(config.kernelpath.rstrip("/") + "/")
+    pci = config.device_id or config.pci
+    if sysfs.is_pci_address(pci):
+        return (planned.pci or sysfs.pci_above(path) or pci) == pci
+    return bus == "" or (bus, parent) == ("auxiliary", config.device_id)
+
+
 def pci_id(planned: Plan) -> str:
     """The PCI address for the result; "" for a device that has none."""
     return planned.pci
@@ -249,9 +275,15 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
     if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
         moved.permit(None, pci)
         return None
-    device = devices.find(host.links(), config.device, config.hwaddr, config.kernelpath, pci, "")
+    links = host.links()
+    device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, "")
     if device:
         moved.permit(device, pci)
+        from cni.plugins import uplink
+
+        reason = uplink.needed(device, links, uplink.default_routes(host))
+        if reason:
+            raise NotAvailable(f"{config.selected()} cannot be moved: {reason}; select another device")
         return device
     from cni.attachment import Book
 

@@ -5,13 +5,15 @@
     plan         configuration + survey -> the link to make, or why not           pure
     apply        the plan -> the link in the sandbox, under its name, still down
     remove       the link, under either of its names, when the plan made it
-    differences  the link against the plan                                        pure
+    differences  the link against the plan and the configuration of the call (macvlan_check)
 
 Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for what the
 kernel refuses, and why.
 """
 
 from __future__ import annotations
+
+import posix
 
 from cni.attachment import digest
 from cni.config import (
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 NAME = "macvlan"
 MODES = ("bridge", "private", "vepa", "passthru")
+STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: netif_is_macvlan, macvlan_common_newlink
 ARPHRD_ETHER = 1
 ARPHRD_INFINIBAND = 32
 IPV6_LEAST_MTU = 1280  # RFC 8200, section 5
@@ -86,22 +89,29 @@ class Config:
 
 
 class Facts:
-    """What `survey` found: the master, the names of the netdevs beside it, a link that has the ifname already."""
+    """What `survey` found: the master, the names of the netdevs beside it, a link that has the ifname already.
 
-    __slots__ = ("boot_id", "master", "names", "taken")
+    `reason`: why the node needs the master itself, which mode passthru takes away; "" when it does not.
+    """
 
-    def __init__(self, master: Link | None, names: list[str], taken: Link | None, boot_id: str) -> None:
+    __slots__ = ("boot_id", "master", "names", "reason", "taken")
+
+    def __init__(
+        self, master: Link | None, names: list[str], taken: Link | None, boot_id: str, reason: str = ""
+    ) -> None:
         self.master = master
         self.names = names
         self.taken = taken
         self.boot_id = boot_id
+        self.reason = reason
 
 
 class Plan:
     """The link to make, `name` its final name and `temporary` the one until then.
 
     `over` is the index of the master that is asked for, `lower` that of the device which the kernel puts the link on:
-    another one when the master is a macvlan itself, and then perhaps one of another namespace.
+    another one when the master is a macvlan or macvtap itself, and then perhaps one of another namespace. `apply` reads
+    `lower` back from the link, so that it holds whatever the kernel made of the master.
     """
 
     __slots__ = (
@@ -162,6 +172,8 @@ def read(request: Request, faults: list[Fault]) -> Config:
                 config.mac = hardware_address(value)
             except ValueError as fault:
                 faults.append(Fault(key, value, str(fault)))
+    if config.mode == "passthru":
+        config.mac = ""  # the kernel gives the master's, macvlan_common_newlink
     return config
 
 
@@ -169,19 +181,38 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
     """Read the master, where it is looked for, and what has the ifname in the sandbox."""
     where = box if config.link_in_container else host
     master = _find_master(config, where)
-    if master and not config.link_in_container:
-        _permit(master, host)
+    reason = ""
+    if master:
+        device = _of_host(master, config.link_in_container, host, box)
+        if device:
+            _permit(device)
+        if device and config.mode == "passthru":
+            from cni.plugins import macvlan_passthru  # other modes leave the node its traffic
+
+            reason = macvlan_passthru.needed(device, host, book.log)
     names = [] if master else [link.name for link in where.links()]
-    return Facts(master, names, box.link(name=request.attachment.ifname), node.boot_id())
+    return Facts(master, names, box.link(name=request.attachment.ifname), node.boot_id(), reason)
 
 
-def _permit(master: Link, host: Rtnl) -> None:
+def _of_host(master: Link, in_sandbox: bool, host: Rtnl, box: Rtnl) -> Link | None:
+    """The netdev of the host that a macvlan of `master` is put on; None when that is in the sandbox, or elsewhere."""
+    stands = master.kind in STANDS_FOR_ITS_LOWER
+    if not in_sandbox:
+        return host.link(index=master.lower_index) if stands and master.lower_netnsid is None else master
+    if not stands or master.lower_netnsid is None:
+        return None
+    home = host.namespace()
+    try:
+        return host.link(index=master.lower_index) if box.netns_id(home) == master.lower_netnsid else None
+    finally:
+        posix.close(home)
+
+
+def _permit(device: Link) -> None:
     """InvalidConfig when the node does not allow networks the device that the link would be on."""
-    lower = master.kind == "macvlan" and master.lower_netnsid is None and host.link(index=master.lower_index)
-    name = (lower or master).name
     from cni import policy  # a DEL asks nobody
 
-    policy.current().permit("masters", f'master "{name}"', (name,))
+    policy.current().permit("masters", f'master "{device.name}"', (device.name,))
 
 
 def _find_master(config: Config, where: Rtnl) -> Link | None:
@@ -198,11 +229,19 @@ def load(document: dict[str, Any]) -> Plan:
 
 
 def adopt(request: Request, host: Rtnl, box: Rtnl | None) -> Plan | None:
-    """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now."""
-    if box is None or box.link(name=request.attachment.ifname) is None:
+    """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now.
+
+    For CHECK the link as it is, since nothing tells what it was: it is compared with the configuration alone.
+    """
+    link = box.link(name=request.attachment.ifname) if box else None
+    if box is None or link is None:
         return None
     config = Config()
     fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
+    if request.command == "CHECK":
+        from cni.plugins import macvlan_check
+
+        return macvlan_check.as_it_is(link, config.link_in_container, host, box)
     master = _find_master(config, box if config.link_in_container else host)
     if master is None:
         return None
@@ -226,15 +265,17 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         raise InvalidConfig(
             f'master "{master.name}" is an InfiniBand link, and macvlan needs Ethernet: use the plugin ipoib or host-device for it'
         )
-    if master.kind == "ipvlan":  # IFF_NO_RX_HANDLER (drivers/net/ipvlan/ipvlan_main.c)
+    if master.kind in ("ipvlan", "ipvtap"):  # IFF_NO_RX_HANDLER (drivers/net/ipvlan/ipvlan_main.c)
         raise InvalidConfig(
-            f'master "{master.name}" is an ipvlan, and the kernel puts no macvlan on one, nor on the netdev below it: name a'
+            f'master "{master.name}" is an {master.kind}, and the kernel puts no macvlan on one, nor on the netdev below it: name a'
             " netdev without ipvlans"
         )
     if master.arphrd != ARPHRD_ETHER:
         raise InvalidConfig(
             f'master "{master.name}" is not an Ethernet link (ARPHRD {master.arphrd}), and macvlan needs one: name another netdev'
         )
+    if facts.reason:
+        raise InvalidConfig(_no_passthru(master, facts.reason))
     if config.mtu > master.mtu:
         raise InvalidConfig(
             f'mtu {config.mtu} is above {master.mtu}, the MTU of master "{master.name}": lower the key `mtu`, or raise the'
@@ -251,19 +292,26 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     return _plan(config, request, master, _derived_mac(request, facts.boot_id))
 
 
+def _no_passthru(master: Link, reason: str) -> str:
+    return (
+        f'mode passthru is refused on master "{master.name}": {reason}, and the pod would take all its traffic: use mode'
+        " bridge, or another master"
+    )
+
+
 def _plan(config: Config, request: Request, master: Link, derived: str) -> Plan:
-    passthru = config.mode == "passthru"  # there the kernel gives the master's, drivers/net/macvlan.c
+    passthru = config.mode == "passthru"
     return Plan(
         {
             "name": request.attachment.ifname,
             "temporary": temporary_name(request),
             "master": master.name,
             "over": master.index,
-            "lower": master.lower_index if master.kind == "macvlan" else master.index,
+            "lower": master.lower_index if master.kind in STANDS_FOR_ITS_LOWER else master.index,
             "inSandbox": config.link_in_container,
             "mode": config.mode,
             "mtu": config.mtu or master.mtu,
-            "mac": "" if passthru else config.mac or derived,
+            "mac": config.mac or ("" if passthru else derived),
             "macIsDerived": not (passthru or config.mac) and derived != "",
             "bcqueuelen": config.bcqueuelen,
         }
@@ -283,7 +331,10 @@ def _derived_mac(request: Request, boot_id: str) -> str:
 
 
 def apply(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link:
-    """Make the link in the sandbox, under its name and still down; KernelRefused says in words why it cannot be."""
+    """Make the link in the sandbox, under its name and still down; KernelRefused says in words why it cannot be.
+
+    `planned.lower` is then what the kernel shows of the link. Where that differs from the plan, the policy is asked again.
+    """
     maker = box if planned.in_sandbox else host
     try:
         maker.add_macvlan(
@@ -304,6 +355,11 @@ def apply(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link:
         raise KernelRefused(
             f"the macvlan on {planned.master} vanished as soon as it was made: was the sandbox or the master removed?"
         )
+    if link.lower_index != planned.lower:  # the master was replaced meanwhile, or is of a kind that is unknown here
+        planned.lower = link.lower_index
+        device = _of_host(link, True, host, box)
+        if device:
+            _permit(device)
     try:
         box.change_link(link.index, name=planned.name)
     except KernelError as fault:
@@ -322,12 +378,15 @@ def refused_up(planned: Plan, fault: KernelError) -> str:
 def owns(planned: Plan, link: Link) -> bool:
     """Whether `link` is what this plan made, also when it was renamed since, or given another MAC or MTU.
 
-    A MAC tells it only when it is derived: a configured one may be that of another attachment, which is in the way.
+    A MAC alone tells it only when it is derived: a configured one may be that of another attachment, which is in the
+    way. An ADD that was killed may have written down another `lower` than the link has; then name and MAC tell it.
     """
     if link.kind != "macvlan":
         return False
-    known = link.name == planned.name or (planned.mac_is_derived and link.mac == planned.mac)
-    return link.name == planned.temporary or (link.lower_index == planned.lower and known)
+    named, has_mac = link.name == planned.name, link.mac == planned.mac
+    if link.name == planned.temporary or (has_mac and (named or planned.mac_is_derived)):
+        return True
+    return named and link.lower_index == planned.lower
 
 
 def present(planned: Plan, box: Rtnl) -> Link | None:
@@ -376,29 +435,21 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
 def lingers(planned: Plan, host: Rtnl) -> bool:
     """Whether the link is up in some namespace, and answers for its addresses, as its master shows.
 
-    A MAC that is not derived may be that of another attachment by now, and tells nothing.
+    The link of a master in the sandbox may be on a netdev of the host, too; else no netdev of the host has its MAC. A MAC
+    that is not derived may be that of another attachment by now, and tells nothing.
     """
-    return planned.mac_is_derived and not planned.in_sandbox and host.receives(planned.lower, planned.mac)
+    return planned.mac_is_derived and host.receives(planned.lower, planned.mac)
 
 
 def unmoved(planned: Plan) -> None:
     """A macvlan always is a link."""
 
 
-def differences(planned: Plan, link: Link | None, host: Rtnl) -> list[str]:
-    """What of the link itself is not as planned."""
-    found: list[str] = []
-    if link is None:
-        return found
-    if link.kind != "macvlan":
-        return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
-    if link.lower_index != planned.lower:
-        found.append(
-            f'"{link.name}" is not on master "{planned.master}" (index {planned.lower}), but on index {link.lower_index}'
-        )
-    if link.macvlan_mode != planned.mode:
-        found.append(f"mode is {link.macvlan_mode}, configured is {planned.mode}")
-    return found
+def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, box: Rtnl) -> list[str]:
+    """What of the link itself is neither as planned nor as configured."""
+    from cni.plugins import macvlan_check  # CHECK alone asks
+
+    return macvlan_check.differences(planned, config, link, host, box) if link else []
 
 
 def carrier(planned: Plan) -> tuple[str, bool]:
@@ -429,7 +480,15 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
         raise NotAvailable("there is no default route to take the master from: name the netdev in the key `master`")
     if master is None:
         raise NotAvailable(f'master "{config.master}" does not exist: bring it back, or correct the key `master`')
-    _permit(master, host)
+    device = _of_host(master, False, host, host)
+    if device:
+        _permit(device)
+    if device and config.mode == "passthru":
+        from cni.plugins import macvlan_passthru
+
+        reason = macvlan_passthru.needed(device, host, None)
+        if reason:
+            raise NotAvailable(_no_passthru(master, reason))
     if not master.up:
         raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
     if not master.carrier:

@@ -335,7 +335,7 @@ def unmoved(planned: Plan) -> tuple[str, int] | None:
     return None if planned.device else ("", 0)
 
 
-def differences(planned: Plan, link: Link | None, host: Rtnl) -> list[str]:
+def differences(planned: Plan, link: Link | None) -> list[str]:
     """What of the device is not as planned."""
     if link and planned.device and not devices.is_same(planned.device, link, marked=True):
         return [f'"{link.name}" is not the device "{planned.device["name"]}" of the host']

@@ -35,6 +35,7 @@ from cni.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from cni.attachment import Book, Held
@@ -229,12 +230,18 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
     facts.device = devices.find(links, "", "", "", config.pci, "")
     moved.permit(facts.device, config.pci)
     if facts.device:
-        default = routes.default_route(host)
-        if default and (default.index != facts.device.index or default.protocol != routes.RA_PROTOCOL):
-            # a VF that is up takes a route from any router of its fabric, and nobody has asked for it
-            facts.reason = devices.carries_default_route(facts.device, links, default.index)
+        facts.reason = _reason(facts.device, links, host)
         facts.state = devices.state_of(facts.device, host)
     return facts
+
+
+def _reason(device: Link, links: Sequence[Link], host: Rtnl) -> str:
+    """Why the node needs the VF's netdev, or ""."""
+    from cni.plugins import uplink  # an ADD asks
+
+    own = (device.index, routes.RA_PROTOCOL)  # a VF that is up takes a route from any router of its fabric
+    defaults = [route for route in uplink.default_routes(host) if (route.index, route.protocol) != own]
+    return uplink.needed(device, links, defaults)
 
 
 def _holder(pci: str, request: Request, host: Rtnl, book: Book) -> Attachment | str:
@@ -372,13 +379,21 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
         sriov_cache.forget(planned.cache, planned.sandbox)
 
 
-def differences(planned: Plan, link: Link | None, host: Rtnl) -> list[str]:
-    """What of the VF is not as planned."""
-    found = moved.differences(planned, link, host)
-    function = sriov_vf.find(planned.pci, host) if planned.keys else None
-    if function is None:
-        return found + ([f"the PF of VF {planned.pci} is gone"] if planned.keys else [])
-    return found + sriov_vf.differences(function, planned.wanted, planned.mac)
+def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, box: Rtnl) -> list[str]:
+    """What of the VF is not as planned, or not as configured."""
+    found = moved.differences(planned, link)
+    if config.pci and config.pci != planned.pci:
+        return [*found, f"deviceID is {planned.pci}, configured is {config.pci}"]
+    configured = config.settings()
+    if not (planned.keys or configured or config.mac):
+        return found
+    function = sriov_vf.find(planned.pci, host)
+    if function:
+        of_function = (
+            {**settings, "mac": mac} for settings, mac in ((planned.wanted, planned.mac), (configured, config.mac))
+        )
+        return found + sriov_vf.differences(function, *of_function)
+    return found + ([f"the PF of VF {planned.pci} is gone"] if planned.keys or configured else [])
 
 
 def carrier(planned: Plan) -> tuple[str, bool]:
@@ -401,6 +416,10 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
         return None  # it comes with each request
     if not sysfs.is_pci(config.pci) or sysfs.is_physical_function(config.pci):
         raise NotAvailable(f'deviceID "{config.pci}" is no VF of this node: correct the key, or make the VFs')
-    device = devices.find(host.links(), "", "", "", config.pci, "")
+    links = host.links()
+    device = devices.find(links, "", "", "", config.pci, "")
     moved.permit(device, config.pci)
+    reason = _reason(device, links, host) if device else ""
+    if reason:
+        raise NotAvailable(f'deviceID "{config.pci}" cannot be moved: {reason}; select another VF')
     return device

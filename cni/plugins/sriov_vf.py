@@ -163,11 +163,12 @@ def _not_as_it_was(function: Function, key: str, former: dict[str, Any], words: 
     return KernelRefused(f"{function} cannot get its {key} {former[key]} back: {words}; DEL again", text)
 
 
-def differences(function: Function, wanted: dict[str, Any], mac: str) -> list[str]:
-    """What of the VF is not as it was set."""
-    whole = {**wanted, "mac": mac} if mac else wanted
+def differences(function: Function, wanted: dict[str, Any], configured: dict[str, Any]) -> list[str]:
+    """What of the VF is neither as ADD set it (`wanted`) nor as it is configured; what the driver does not tell is passed by."""
+    from cni.plugins.compare import differs
+
     return [
-        f"{key} of {function} is {function.state[key]}, was {value}"
-        for key, value in whole.items()
-        if function.state[key] != value
+        text
+        for key, now in function.state.items()
+        for text in differs(f"{key} of {function}", now, wanted.get(key), configured.get(key))
     ]

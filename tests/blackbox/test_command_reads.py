@@ -15,6 +15,7 @@ from cni.cli.cache import Cache
 from cni.spec.errors import IoFailure
 from tests.blackbox.command import run
 from tests.node import COMMAND, STATE, Node, Pod
+from tests.users import AnotherUser
 
 CONFIG = {
     "cniVersion": "1.0.0",
@@ -227,11 +228,7 @@ def test_a_directory_that_is_not_there_is_no_empty_store() -> None:
     assert told == "railcni: config:/nonexistent: there is no such file\n"
 
 
-def test_results_that_this_user_may_not_read_say_who_may(tmp_path: Path) -> None:
+def test_results_that_this_user_may_not_read_say_who_may(tmp_path: Path, another_user: AnotherUser) -> None:
     (tmp_path / "results").mkdir(mode=0)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(IoFailure, match="cannot be listed: Permission denied; run as root"):
-            Cache(str(tmp_path)).all()
-    finally:
-        os.seteuid(0)
+    with another_user, pytest.raises(IoFailure, match="cannot be listed: Permission denied; run as root"):
+        Cache(str(tmp_path)).all()

@@ -17,9 +17,9 @@ import pytest
 
 from cni.cli import iproute
 from tests.node import ROOT, Node, unusable
+from tests.users import AnotherUser
 from tests.view import View, entered
 
-NOBODY = 65534
 WHY_NOT = unusable()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
@@ -118,8 +118,8 @@ def test_the_demo_gives_its_plugins_the_cni_variables_and_nothing_else(checkout:
     assert {n for n in names if not n.startswith("CNI_")} <= {"PWD"}  # which sh adds
 
 
-def test_the_demo_needs_no_root(checkout: Checkout) -> None:
-    nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs", "--"]
+def test_the_demo_needs_no_root(checkout: Checkout, another_user: AnotherUser) -> None:
+    nobody = [*another_user.prefix, "--no-new-privs", "--"]
     if subprocess.run([*nobody, sys.executable, "-c", "import rich"], capture_output=True, cwd="/").returncode:
         pytest.skip(
             f"an unprivileged user cannot run or read {sys.prefix}: clone to where everybody can, not below /root"

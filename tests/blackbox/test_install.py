@@ -26,6 +26,7 @@ from cni.cli.installation.lock import only_installer
 from cni.spec.errors import CniError, IoFailure, TryAgainLater
 from cni.spec.request import Attachment
 from tests.node import CHROOT, ROOT, Node
+from tests.users import AnotherUser
 
 COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
 
@@ -442,7 +443,7 @@ def public() -> Iterator[Path]:
 
 
 def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_change_nothing(
-    node: Node, public: Path
+    node: Node, public: Path, another_user: AnotherUser
 ) -> None:
     folder = public / "small"
     folder.mkdir()
@@ -464,7 +465,7 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
     node.run(["mount", "-o", "remount,ro", folder]).check_returncode()
     assert "Read-only file system; it is mounted read-only" in refused()
     node.run(["umount", folder]).check_returncode()
-    nobody = ("setpriv", "--reuid", "65534", "--clear-groups")
+    nobody = another_user.prefix
     if node.run([*nobody, COMMAND[0], "-c", "import rich"]).returncode:
         pytest.skip(f"all but the last: another user cannot run or read {COMMAND[0]}: clone to where everybody can")
     assert "Permission denied; run as root" in refused(*nobody)

@@ -50,6 +50,7 @@ from ipam import flatfile
 from tests import machines
 from tests.machines import ETHERNET, MELLANOX, Machine
 from tests.node import BIN
+from tests.users import AnotherUser
 from tests.view import View
 
 T = TypeVar("T")
@@ -684,10 +685,8 @@ def test_what_cannot_be_read_is_unknown_and_stops_no_other_check() -> None:
 
 
 @pytest.fixture
-def of_root() -> Iterator[Path]:
-    """A folder with a record, a cache, a network, a plugin and a store that root alone may read; the test is somebody else."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to be another user")
+def of_root(another_user: AnotherUser) -> Iterator[Path]:
+    """A folder with a record, a cache, a network, a plugin and a store that root alone may read; the test is another user's."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -699,11 +698,8 @@ def of_root() -> Iterator[Path]:
             (folder / path).write_text(text)
             (folder / path).chmod(mode)
         (folder / "flat.conf").write_text(json.dumps({"datastore": "file", "dataDir": f"{name}/leases"}))
-        os.seteuid(65534)
-        try:
+        with another_user:
             yield folder
-        finally:
-            os.seteuid(0)
 
 
 def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and_no_fault(

@@ -105,19 +105,6 @@ def test_a_function_bound_to_a_userspace_driver_is_not_moved_but_has_its_pci_add
     assert planned.pci == "0000:3b:00.2"
 
 
-def test_the_device_under_the_default_routes_link_is_refused_through_every_layer() -> None:
-    nic, other = link(name="ens1", index=1, master_index=3), link(name="ens2", index=2, master_index=3)
-    bond, vlan = link(name="bond0", index=3, kind="bond"), link(name="bond0.5", index=4, lower_index=3)
-    free, peer = link(name="ens9", index=9), link(name="veth1", index=11, kind="veth", lower_index=9)
-    links = [nic, other, bond, vlan, free, peer]
-    for device in (nic, other, bond):
-        assert "bond0.5" in devices.carries_default_route(device, links, 4)
-    assert "it carries" in devices.carries_default_route(vlan, links, 4)
-    assert devices.carries_default_route(free, links, 4) == ""
-    assert devices.carries_default_route(free, links, 11) == ""  # a veth's lower index is its peer
-    assert devices.carries_default_route(nic, links, 0) == ""
-
-
 def test_hardware_is_known_by_its_parent_and_permanent_mac_whatever_it_is_called() -> None:
     nic = link(
         parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0a", mac="02:00:00:00:00:0a"

@@ -102,10 +102,10 @@ OWN = {
     "whereabouts": set(),
 }
 
-OF_VERB: dict[str, set[str]] = {"ADD": {"ipam.acquire", "ipam.allocator"}, "CHECK": set(), "DEL": set()}
+OF_VERB: dict[str, set[str]] = {"ADD": {"ipam.acquire", "ipam.allocator"}, "CHECK": {"ipam.check"}, "DEL": set()}
 OF_LINK_VERB: dict[str, set[str]] = {
     "ADD": CONFIGURED | {"cni.attach", "cni.policy"},
-    "CHECK": CONFIGURED | {"cni.upkeep"},
+    "CHECK": CONFIGURED | {"cni.plugins.compare", "cni.upkeep"},
     "DEL": set(),
 }
 
@@ -166,6 +166,10 @@ def test_a_delete_where_there_is_nothing_loads_no_module_but_these(node: Node, p
 def expected(plugin: str, verb: str, store: set[str] = FILE_STORE) -> set[str]:
     """What `verb` of `plugin` loads with addresses from `store`."""
     of_verb = OF_VERB[verb] if plugin == "whereabouts" else OF_VERB[verb] | OF_LINK_VERB[verb]
+    if (plugin, verb) == ("host-device", "ADD"):
+        of_verb = of_verb | {"cni.kernel.rules", "cni.plugins.uplink"}  # whether it carries a default route
+    if (plugin, verb) == ("macvlan", "CHECK"):
+        of_verb = of_verb | {"cni.plugins.macvlan_check"}
     return PROTOCOL | RECORDS | LEASES | store | OWN[plugin] | of_verb
 
 

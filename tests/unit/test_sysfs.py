@@ -120,3 +120,10 @@ def test_every_netdev_of_this_machine_is_found_again_by_its_pci_path() -> None:
         assert sysfs.is_pci(address)
         assert sysfs.driver_of_pci(address)
         assert name in sysfs.netdevs_of_path(path) or sysfs.netdevs_of_pci(address)
+
+
+def test_the_path_of_a_device_of_a_bus_tells_the_pci_device_above_it(root: str) -> None:
+    assert sysfs.path_of("pci", "0000:3b:00.2", root) == f"/sys/{VF}"
+    assert [sysfs.path_of(*device, root) for device in (("pci", "none"), ("", "x"), ("pci", "../x"))] == ["", "", ""]
+    assert sysfs.pci_above(f"/sys/{VF}") == sysfs.pci_above(f"/sys/{VF}/virtio2") == "0000:3b:00.2"
+    assert sysfs.pci_above("/sys/devices/virtual/net") == sysfs.pci_above("") == ""

@@ -1,0 +1,61 @@
+"""Which links carry the node's default routes: taken from the node, such a link cuts it off.
+
+A default route counts in either family, whoever set it, in each table that a rule leads to, whatever its metric, and by
+each of its next hops; so do the large prefixes that stand in for one (`routes.default_routes`). With the link that a
+route names, the links below that link count: a VLAN's or macvlan's lower link, the ports of a bridge or bond.
+"""
+
+from __future__ import annotations
+
+from cni.kernel import routes, rules
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cni.kernel.links import Link, Rtnl
+    from cni.kernel.routes import Route
+
+_OF_A_VRF = 0  # the table of a rule that leads to the table of each packet's VRF (FRA_L3MDEV)
+
+
+def default_routes(host: Rtnl) -> list[Route]:
+    """The default routes in use, once for each next hop; KernelError."""
+    tables = {routes.MAIN_TABLE} | rules.tables(host)  # a kernel without rules has the main table alone
+    return [route for route in routes.default_routes(host) if _OF_A_VRF in tables or route.table in tables]
+
+
+def needed(device: Link, links: Sequence[Link], defaults: Sequence[Route]) -> str:
+    """Why the node needs `device`, one of its `links`, for its `defaults`; "" when it does not (pure)."""
+    known = {link.index: link for link in links}
+    for route in sorted(
+        defaults, key=lambda route: (route.index != device.index, route.protocol == routes.RA_PROTOCOL)
+    ):
+        if route.index in known and device.index in _with_those_below(route.index, known):
+            return _reason(route, known[route.index], device)
+    return ""
+
+
+def _with_those_below(index: int, known: Mapping[int, Link]) -> set[int]:
+    """The link `index` and all that are below it in this namespace."""
+    found: set[int] = set()
+    pending = [index]
+    while pending:
+        link = known.get(pending.pop())
+        if link is None or link.index in found:
+            continue
+        found.add(link.index)
+        if link.lower_netnsid is None and link.kind != "veth":  # a veth's is its peer, not below it
+            pending.append(link.lower_index)
+        pending += [port.index for port in known.values() if port.master_index == link.index]
+    return found
+
+
+def _reason(route: Route, carrier: Link, device: Link) -> str:
+    table = "main" if route.table == routes.MAIN_TABLE else str(route.table)
+    what = f"the default route ({route.dst}, table {table})"
+    if route.protocol == routes.RA_PROTOCOL:
+        what += " by a router advertisement, which the sysctl accept_ra 0 forbids"
+    if carrier.index == device.index:
+        return f'"{device.name}" carries {what}'
+    return f'"{carrier.name}", on top of "{device.name}", carries {what}'

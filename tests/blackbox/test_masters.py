@@ -1,0 +1,462 @@
+"""Masters: what the kernel puts a macvlan on, and the links that carry the node's default routes, which no pod may take."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cni.attachment import _sealed, _unsealed
+from tests.blackbox.test_host_device import PCI, bus
+from tests.faults.inject import STOP, Command, Injector, begin, finished, unavailable
+from tests.node import STATE, Node, Pod
+from tests.view import View
+
+LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
+POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
+RECORD = f"{STATE}/attachments/masters:c1:net1:link"
+NOT_THERE = "this kernel has no link of kind {}: run this test with a kernel that has it"
+
+
+def network(plugin: str = "macvlan", **more: Any) -> dict[str, Any]:
+    selected = {"host-device": {"device": "ens2f0"}, "sriov": {"deviceID": PCI}, "macvlan": {"master": "ens2f0"}}
+    base = {"cniVersion": "1.1.0", "name": "masters", "type": plugin, "ipam": LEASES}
+    return {k: v for k, v in {**base, **selected[plugin], **more}.items() if v is not None}
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    node.master()
+    return node.pod()
+
+
+def ip(node: Node, *words: str) -> None:
+    done = node.run(["ip", *words])
+    assert done.returncode == 0, done.stderr
+
+
+def made(node: Node, kind: str, *words: str) -> None:
+    """`ip link add WORDS`, or the test is skipped where the kernel has no such kind."""
+    done = node.run(["ip", "link", "add", *words])
+    if b"Unknown device type" in done.stderr or b"Operation not supported" in done.stderr:
+        pytest.skip(NOT_THERE.format(kind))
+    assert done.returncode == 0, done.stderr
+
+
+# --- what the link is on (macvlan_common_newlink, drivers/net/macvlan.c) ---
+
+
+def stacked(node: Node, kind: str) -> str:
+    """A master of this kind, and the netdev that the kernel puts a macvlan of it on."""
+    more = {
+        "macvlan": ("mode", "bridge"),
+        "macvtap": ("mode", "bridge"),
+        "vlan": ("id", "100"),
+        "vxlan": ("id", "5", "dstport", "4789", "dev", "ens2f0"),
+    }
+    if kind in ("macvlan", "macvtap", "vlan"):
+        made(node, kind, "link", "ens2f0", "name", "upper0", "type", kind, *more[kind])
+    elif kind == "veth":
+        made(node, kind, "upper0", "type", "veth", "peer", "name", "upper0-peer")
+    else:
+        made(node, kind, "upper0", "type", kind, *more.get(kind, ()))
+    if kind in ("bridge", "bond", "team"):
+        ip(node, "link", "set", "ens2f0", "down")
+        ip(node, "link", "set", "ens2f0", "master", "upper0")
+        ip(node, "link", "set", "ens2f0", "up")
+    ip(node, "link", "set", "upper0", "up")
+    return "ens2f0" if kind in ("macvlan", "macvtap") else "upper0"
+
+
+KINDS = ("macvlan", "macvtap", "vlan", "vxlan", "veth", "bridge", "bond", "team", "dummy")
+
+
+@pytest.mark.parametrize("mac", [None, "02:00:00:00:77:01"], ids=["derived MAC", "configured MAC"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_the_master_stands_on_DEL_removes_the_link_before_it_frees_the_address(
+    node: Node, pod: Pod, kind: str, mac: str | None
+) -> None:
+    lower = stacked(node, kind)
+    node.remember()
+    config = network(master="upper0", mac=mac)
+    result = node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    assert pod.view.link("net1").lower == node.host.link(lower).index
+    node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod).succeeded()
+    for _ in range(2):
+        node.cni("macvlan", "DEL", config, netns=pod).succeeded()
+        assert node.leftovers() == []
+
+
+# A vxlan shows its forwarding entries alone (vxlan_fdb_dump), not the addresses of the links on it, by which DEL knows.
+@pytest.mark.parametrize("in_sandbox", [False, True], ids=["on the host", "in the sandbox"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vxlan"])
+def test_an_address_stays_reserved_while_its_link_lives_in_a_namespace_without_a_path(
+    node: Node, pod: Pod, kind: str, in_sandbox: bool
+) -> None:
+    """The link is gone or the address is kept: two pods must not have one address on a wire."""
+    if in_sandbox and stacked(node, kind) != "ens2f0":
+        pytest.skip("a link on such a master in the sandbox is on no netdev of the host")
+    if in_sandbox:
+        node.run(["ip", "link", "set", "upper0", "netns", "pod1", "up"]).check_returncode()
+    else:
+        stacked(node, kind)
+    config = network(master="upper0", linkInContainer=in_sandbox)
+    node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    with pod.view.entered():
+        held = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        inside = View(f"/proc/{os.getpid()}/fd/{held}")
+        node.delete_pod(pod)
+        reply = node.cni("macvlan", "DEL", config, netns=pod.path)
+        living = [link.name for link in inside.links().values() if link.up]
+        assert node.leases() == ["192.168.111.1"] if living else reply.status == 0
+    finally:
+        os.close(held)
+
+
+def test_an_address_is_freed_when_the_sandbox_ended_with_master_and_link(node: Node, pod: Pod) -> None:
+    with pod.view.rtnl() as ipr:
+        ipr.link("add", ifname="inner0", index=77_000, kind="veth", peer={"ifname": "inner1"})
+    config = network(master="inner0", linkInContainer=True)
+    node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    node.delete_pod(pod)
+    node.cni("macvlan", "DEL", config, netns=pod.path).succeeded()
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("kind", ["ipvlan", "ipvtap"])
+def test_an_ipvlan_is_refused_as_master_by_its_kind(node: Node, pod: Pod, kind: str) -> None:
+    made(node, kind, "link", "ens2f0", "name", "upper0", "type", kind, "mode", "l2")
+    node.remember()
+    node.cni("macvlan", "ADD", network(master="upper0"), netns=pod).refused(7, f'"upper0" is an {kind}')
+    assert node.leftovers() == []
+
+
+def test_DEL_knows_the_link_of_an_ADD_that_was_killed_before_it_wrote_down_what_the_link_is_on(
+    node: Node, pod: Pod
+) -> None:
+    config = network(mac="02:00:00:00:77:01")
+    node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    rewritten(node, lambda link: link.update(lower=node.host.link("ens2f0").index + 1))
+    node.cni("macvlan", "DEL", config, netns=pod).succeeded()
+    assert pod.view.names() == []
+
+
+def rewritten(node: Node, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the `link` of the attachment's record."""
+    path = node.path(RECORD)
+    record = _unsealed(path.read_bytes())
+    change(record["link"])
+    path.write_bytes(_sealed(record))
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+@pytest.mark.parametrize("allowed", [True, False], ids=["a permitted one", "one that the policy forbids"])
+def test_a_master_that_is_replaced_before_the_link_is_made_is_taken_for_what_it_is_then(
+    node: Node, pod: Pod, allowed: bool
+) -> None:
+    node.host.add_veth("ens9", "ens9-peer")
+    index = node.host.link("ens9").index
+    allow(node, "ens9", *(["ens2f0"] if allowed else []))
+    config = network(master="ens9")
+    environ = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
+    environ["CNI_PATH"] = str(node.executables)
+    with Injector(node) as injector:
+        command = Command(node.executables / "macvlan", environ, json.dumps(config).encode())
+        adding = injector.start(command, STOP, "renameat:1")  # the record is in its place
+        begin(adding)
+        stopped = injector.stopped("renameat:1", adding)
+        assert stopped and recorded(node)["lower"] == index
+        replace_by_a_macvtap(node, "ens9", index)
+        os.kill(stopped, signal.SIGCONT)
+        reply = finished(adding).reply
+    assert reply
+    if allowed:
+        reply.succeeded()
+        lower = node.host.link("ens2f0").index
+        assert (pod.view.link("net1").lower, recorded(node)["lower"]) == (lower, lower)
+    else:
+        reply.refused(7, 'master "ens2f0" is not in masters')
+        assert (pod.view.names(), node.leases(), node.files()) == ([], [], [])
+    node.cni("macvlan", "DEL", config, netns=pod).succeeded()
+    assert (pod.view.names(), node.leases(), node.files()) == ([], [], [])
+
+
+def replace_by_a_macvtap(node: Node, name: str, index: int) -> None:
+    node.host.delete(name)
+    made(node, "macvtap", "link", "ens2f0", "name", name, "index", str(index), "type", "macvtap", "mode", "bridge")
+    ip(node, "link", "set", name, "up")
+
+
+def recorded(node: Node) -> dict[str, Any]:
+    """The `link` of the attachment's record."""
+    link: dict[str, Any] = _unsealed(node.path(RECORD).read_bytes())["link"]
+    return link
+
+
+@pytest.mark.parametrize("kind", ["macvlan", "macvtap"])
+def test_the_policy_is_asked_about_the_netdev_that_the_link_is_on(node: Node, pod: Pod, kind: str) -> None:
+    stacked(node, kind)
+    node.remember()
+    allow(node, "upper*")
+    reply = node.cni("macvlan", "ADD", network(master="upper0"), netns=pod)
+    reply.refused(7, 'master "ens2f0"', "upper*", "masters", POLICY)
+    node.cni("macvlan", "STATUS", network(master="upper0")).refused(7, 'master "ens2f0"')
+    assert node.leftovers() == []
+    allow(node, "ens2f0")
+    node.cni("macvlan", "ADD", network(master="upper0"), netns=pod).succeeded()
+
+
+@pytest.mark.parametrize("kind", ["macvlan", "macvtap"])
+def test_the_policy_is_asked_about_the_hosts_netdev_below_a_master_in_the_sandbox(
+    node: Node, pod: Pod, kind: str
+) -> None:
+    stacked(node, kind)
+    ip(node, "link", "set", "upper0", "down")
+    node.run(["ip", "link", "set", "upper0", "netns", "pod1"]).check_returncode()
+    pod.view.set("upper0", state="up")
+    node.remember()
+    allow(node, "ens9")
+    config = network(master="upper0", linkInContainer=True)
+    node.cni("macvlan", "ADD", config, netns=pod).refused(7, 'master "ens2f0"', "ens9", "masters")
+    assert node.leftovers() == []
+    allow(node, "ens2f0")
+    result = node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod).succeeded()
+    node.cni("macvlan", "DEL", config, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+def allow(node: Node, *masters: str) -> None:
+    path = node.path(POLICY)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"masters": masters}))
+    path.chmod(0o600)
+
+
+# --- the links that carry the node's default routes ---
+
+
+def other_default(node: Node) -> None:
+    """The best default route goes by another link."""
+    node.host.add_veth("mgmt0", "mgmt0-peer")
+    ip(node, "address", "add", "10.1.0.1/24", "dev", "mgmt0")
+    ip(node, "route", "add", "default", "via", "10.1.0.254", "metric", "1")
+
+
+def ipv6(node: Node, *words: str) -> None:
+    other_default(node)
+    ip(node, "address", "add", "2001:db8::2/64", "dev", "ens2f0", "nodad")
+    ip(node, "-6", "route", "add", *words)
+
+
+def by_ipv6(node: Node) -> None:
+    ipv6(node, "default", "via", "2001:db8::1", "dev", "ens2f0")
+
+
+def by_a_router_advertisement(node: Node) -> None:
+    ipv6(node, "default", "via", "2001:db8::1", "dev", "ens2f0", "proto", "ra")
+
+
+def by_a_worse_metric(node: Node) -> None:
+    other_default(node)
+    ip(node, "route", "add", "default", "dev", "ens2f0", "metric", "500")
+
+
+def by_a_table_of_a_rule(node: Node) -> None:
+    other_default(node)
+    ip(node, "route", "add", "default", "dev", "ens2f0", "table", "100")
+    ip(node, "rule", "add", "from", "10.9.0.0/24", "table", "100")
+
+
+def by_a_table_of_an_ipv6_rule(node: Node) -> None:
+    ipv6(node, "default", "via", "2001:db8::1", "dev", "ens2f0", "table", "70000")
+    ip(node, "-6", "rule", "add", "fwmark", "7", "table", "70000")
+
+
+def by_a_leg_of_a_multipath_route(node: Node) -> None:
+    node.host.add_veth("mgmt0", "mgmt0-peer")
+    ip(node, "route", "add", "default", "nexthop", "dev", "mgmt0", "nexthop", "dev", "ens2f0")
+
+
+def by_a_nexthop_object(node: Node) -> None:
+    ip(node, "nexthop", "add", "id", "7", "dev", "ens2f0")
+    ip(node, "route", "add", "default", "nhid", "7")
+
+
+def by_a_group_of_nexthops_that_routes_show_by_id_alone(node: Node) -> None:
+    node.host.set_sysctl("net/ipv4/nexthop_compat_mode", 0)
+    node.host.add_veth("mgmt0", "mgmt0-peer")
+    ip(node, "nexthop", "add", "id", "7", "dev", "ens2f0")
+    ip(node, "nexthop", "add", "id", "8", "dev", "mgmt0")
+    ip(node, "nexthop", "add", "id", "9", "group", "8/7")
+    ip(node, "route", "add", "default", "nhid", "9")
+
+
+def by_halves(node: Node) -> None:
+    """As OpenVPN's redirect-gateway def1."""
+    other_default(node)
+    for half in ("0.0.0.0/1", "128.0.0.0/1"):
+        ip(node, "route", "add", half, "dev", "ens2f0")
+
+
+def by_the_global_unicast_prefix(node: Node) -> None:
+    ipv6(node, "2000::/3", "via", "2001:db8::1", "dev", "ens2f0")
+
+
+def by_a_bridge_on_it(node: Node) -> None:
+    other_default(node)
+    ip(node, "link", "add", "br0", "type", "bridge")
+    ip(node, "link", "set", "ens2f0", "master", "br0")
+    ip(node, "link", "set", "br0", "up")
+    ip(node, "route", "add", "default", "dev", "br0", "table", "100")
+    ip(node, "rule", "add", "from", "10.9.0.0/24", "table", "100")
+
+
+def by_a_macvtap_on_it(node: Node) -> None:
+    made(node, "macvtap", "link", "ens2f0", "name", "up0", "type", "macvtap", "mode", "bridge")
+    ip(node, "link", "set", "up0", "up")
+    ipv6(node, "default", "dev", "up0")
+
+
+def by_a_vlan_on_it(node: Node) -> None:
+    made(node, "vlan", "link", "ens2f0", "name", "ens2f0.5", "type", "vlan", "id", "5")
+    ip(node, "link", "set", "ens2f0.5", "up")
+    ip(node, "route", "add", "default", "dev", "ens2f0.5")
+
+
+def by_a_bond_on_it(node: Node) -> None:
+    made(node, "bond", "bond0", "type", "bond")
+    for words in (("ens2f0", "down"), ("ens2f0", "master", "bond0"), ("ens2f0", "up"), ("bond0", "up")):
+        ip(node, "link", "set", *words)
+    ip(node, "route", "add", "default", "dev", "bond0")
+
+
+def by_a_vrf(node: Node) -> None:
+    other_default(node)
+    made(node, "vrf", "mgmt", "type", "vrf", "table", "1001")
+    ip(node, "link", "set", "mgmt", "up")
+    ip(node, "link", "set", "ens2f0", "master", "mgmt")
+    ip(node, "route", "add", "default", "dev", "ens2f0", "table", "1001")
+
+
+CARRIED: dict[str, Callable[[Node], None]] = {
+    f.__name__.replace("_", " "): f
+    for f in (
+        by_ipv6,
+        by_a_router_advertisement,
+        by_a_worse_metric,
+        by_a_table_of_a_rule,
+        by_a_table_of_an_ipv6_rule,
+        by_a_leg_of_a_multipath_route,
+        by_a_nexthop_object,
+        by_a_group_of_nexthops_that_routes_show_by_id_alone,
+        by_halves,
+        by_the_global_unicast_prefix,
+        by_a_bridge_on_it,
+        by_a_macvtap_on_it,
+        by_a_vlan_on_it,
+        by_a_bond_on_it,
+        by_a_vrf,
+    )
+}
+VIRTUAL_FUNCTION_MAY = ("by a router advertisement",)  # README: its own RA route keeps no VF on the host
+
+
+@pytest.mark.parametrize("scene", CARRIED)
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device", "sriov"])
+def test_the_link_of_any_default_route_is_not_taken_from_the_node(
+    node: Node, pod: Pod, plugin: str, scene: str
+) -> None:
+    if plugin == "sriov" and scene in VIRTUAL_FUNCTION_MAY:
+        pytest.skip("a VF may go though a router advertised itself to it: README, sriov")
+    CARRIED[scene](node)
+    node.remember()
+    before = routes(node)
+    if plugin == "sriov":
+        bus(node, "pci", PCI, "ens2f0", driver="mlx5_core")
+    config = network(plugin, **({"mode": "passthru"} if plugin == "macvlan" else {}))
+    reply = node.cni(plugin, "ADD", config, netns=pod)
+    words = ("ens2f0", "bridge") if plugin == "macvlan" else ("ens2f0" if plugin == "host-device" else PCI,)
+    reply.refused(7, *words, "default route")
+    assert (node.leftovers(), routes(node)) == ([], before)
+    node.cni(plugin, "STATUS", config).refused(50, "default route")
+    if plugin == "macvlan":
+        reply = node.cni("macvlan", "ADD", network(), netns=pod)  # in mode bridge the node keeps its traffic
+        assert reply.status == 0 or "taken by a bridge" in reply.msg, reply.document
+
+
+def routes(node: Node) -> bytes:
+    return b"".join(node.run(["ip", family, "route", "show", "table", "all"]).stdout for family in ("-4", "-6"))
+
+
+def of_no_rule(node: Node) -> None:
+    ip(node, "route", "add", "default", "dev", "ens2f0", "table", "100")
+
+
+def that_discards(node: Node) -> None:
+    ip(node, "route", "add", "blackhole", "default", "metric", "4000")
+    ip(node, "route", "add", "unreachable", "default", "metric", "4001")
+    ip(node, "-6", "route", "add", "unreachable", "default", "metric", "4001", "dev", "lo")
+
+
+def of_the_peer(node: Node) -> None:
+    node.host.add_veth("up0", "up0-peer")
+    ip(node, "route", "add", "default", "dev", "up0")
+
+
+def of_another_link(node: Node) -> None:
+    other_default(node)
+    ip(node, "route", "add", "10.0.0.0/8", "dev", "ens2f0")
+    ip(node, "-6", "route", "add", "fd00::/8", "dev", "ens2f0")
+
+
+def that_delivers_to_the_node_itself(node: Node) -> None:
+    """As proxies have it (TPROXY)."""
+    ip(node, "route", "add", "local", "default", "dev", "ens2f0", "table", "100")
+    ip(node, "rule", "add", "fwmark", "1", "table", "100")
+    ip(node, "route", "add", "default", "dev", "ens2f0", "table", "local")
+
+
+FREE = {
+    f.__name__.replace("_", " "): f
+    for f in (of_no_rule, that_discards, of_the_peer, of_another_link, that_delivers_to_the_node_itself)
+}
+
+
+@pytest.mark.parametrize("scene", FREE)
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+def test_a_default_route_of_another_link_or_of_no_use_is_no_hindrance(
+    node: Node, pod: Pod, plugin: str, scene: str
+) -> None:
+    FREE[scene](node)
+    more = {"mode": "passthru"} if plugin == "macvlan" else {}
+    node.cni(plugin, "ADD", network(plugin, **more), netns=pod).succeeded()
+
+
+def test_passthru_on_a_macvlan_of_the_default_routes_link_is_refused_too(node: Node, pod: Pod) -> None:
+    stacked(node, "macvtap")
+    ip(node, "route", "add", "default", "dev", "ens2f0")
+    reply = node.cni("macvlan", "ADD", network(master="upper0", mode="passthru"), netns=pod)
+    reply.refused(7, "upper0", "ens2f0", "default route")
+
+
+def test_passthru_tells_of_the_addresses_that_the_node_cannot_use_meanwhile(node: Node, pod: Pod) -> None:
+    """Refused it is not: host-device takes such a NIC too, and a rail's NIC has an address of the node as a rule."""
+    ip(node, "address", "add", "10.9.0.1/24", "dev", "ens2f0")
+    reply = node.cni("macvlan", "ADD", network(mode="passthru"), netns=pod)
+    reply.succeeded()
+    assert "10.9.0.1/24" in reply.stderr and "ens2f0" in reply.stderr, reply.stderr
+    other = node.cni("macvlan", "DEL", network(mode="passthru"), netns=pod)
+    assert "10.9.0.1/24" not in other.stderr
+
+
+def test_passthru_in_the_sandbox_asks_nothing_of_the_hosts_routes(node: Node, pod: Pod) -> None:
+    pod.view.add_veth("inner0", "inner1")
+    ip(node, "route", "add", "default", "dev", "ens2f0")
+    config = network(master="inner0", mode="passthru", linkInContainer=True)
+    node.cni("macvlan", "ADD", config, netns=pod).succeeded()
