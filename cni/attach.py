@@ -54,12 +54,13 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         record = _record(plugin, request, planned, extras, there)
         book.write(request.attachment, PART, record)
         addresses = Result()
-        claimed = False
+        claimed = applied = False
         try:
             if kind:
                 addresses = delegate.add(request, log)
                 claimed = True
                 plugin.check_addresses(planned, addresses.ips)
+            applied = True  # also what fails half-way
             link = plugin.apply(planned, host, there.rtnl, there.namespace)
             outside = plugin.unmoved(planned) or ("", 0)
             interface = Interface(planned.name, *outside, request.netns, plugin.pci_id(planned))
@@ -78,7 +79,7 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
                 if changed:
                     book.write(request.attachment, PART, record)
         except BaseException as fault:
-            _undo(plugin, request, planned, extras, claimed, host, there, book, log, fault)
+            _undo(plugin, request, planned, extras, claimed, applied, host, there, book, log, fault)
             raise
         return result
 
@@ -122,16 +123,18 @@ def _undo(
     planned: Any,
     extras: Extras | None,
     claimed: bool,
+    applied: bool,
     host: Rtnl,
     there: Sandbox,
     book: Book,
     log: Log,
     fault: BaseException,
 ) -> None:
-    """Take back what a failed ADD did. What cannot be taken back keeps its record, for the DEL that follows."""
+    """Take back what a failed ADD did, and no more. What cannot be taken back keeps its record, for the DEL that follows."""
     left = extras.remove(there, log) if extras else []
     try:
-        plugin.remove(planned, host, there.rtnl, log)
+        if applied:
+            plugin.remove(planned, host, there.rtnl, log)
         if claimed:
             delegate.delete(request, log)
         if not left:
