@@ -122,7 +122,19 @@ class Config:
 class Facts:
     """What `survey` found. `holder` has the VF: an attachment, or the path of a sandbox; `lock` is the VF's."""
 
-    __slots__ = ("device", "driver", "exists", "function", "holder", "is_physical", "lock", "reason", "state", "taken")
+    __slots__ = (
+        "device",
+        "driver",
+        "exists",
+        "function",
+        "holder",
+        "is_physical",
+        "lock",
+        "reason",
+        "state",
+        "taken",
+        "tied",
+    )
 
     def __init__(self) -> None:
         self.device: Link | None = None
@@ -135,6 +147,7 @@ class Facts:
         self.reason = ""
         self.state: dict[str, Any] = {}
         self.taken: Link | None = None
+        self.tied = ""
 
 
 class Plan(moved.Plan):
@@ -230,7 +243,7 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
         if default and (default.index != facts.device.index or default.protocol != routes.RA_PROTOCOL):
             # a VF that is up takes a route from any router of its fabric, and nobody has asked for it
             facts.reason = devices.carries_default_route(facts.device, links, default.index)
-        facts.state = devices.state_of(facts.device, host)
+        facts.state, facts.tied = moved.look(facts.device, links, host, book)
     return facts
 
 
@@ -259,7 +272,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         raise unfit
     function, device = facts.function, facts.device
     if device:
-        fault = moved.fit(selected, device, facts.reason, facts.taken, config.mtu, request)
+        fault = moved.fit(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
         if fault:
             raise fault
     if function and config.mtu > function.pf.mtu:
@@ -357,7 +370,7 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
         device = moved.bring_back(planned, host, box, log)
         sriov_vf.clear(planned.pci, planned.keys, planned.former, host)
         if device:
-            moved.restore(planned, device, host)
+            moved.restore(planned, device, host, log)
         sriov_vf.finish(planned.pci, planned.keys, planned.former, host)
     if planned.cache:
         from cni.plugins import sriov_cache

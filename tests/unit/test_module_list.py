@@ -92,7 +92,6 @@ OWN = {
     "macvlan": LINK | {"cni.plugins.macvlan"},
     "host-device": LINK
     | {
-        "cni.kernel.addresses",
         "cni.kernel.routes",
         "cni.kernel.sysfs",
         "cni.plugins.devices",
@@ -103,6 +102,11 @@ OWN = {
 }
 
 OF_VERB: dict[str, set[str]] = {"ADD": {"ipam.acquire", "ipam.allocator"}, "CHECK": set(), "DEL": set()}
+OF_DEVICE = {  # what a device of the host has: an ADD reads it, a DEL gives it back
+    "ADD": {"cni.kernel.kept", "cni.plugins.hoststate"},
+    "CHECK": set(),
+    "DEL": {"cni.kernel.given", "cni.kernel.kept", "cni.plugins.restore"},
+}
 OF_LINK_VERB: dict[str, set[str]] = {
     "ADD": CONFIGURED | {"cni.attach", "cni.policy"},
     "CHECK": CONFIGURED | {"cni.upkeep"},
@@ -133,7 +137,6 @@ def test_no_module_is_loaded_but_these(node: Node, pod: Pod, plugin: str, verb: 
 
 OF_SRIOV = LINK | {
     "cni.config",
-    "cni.kernel.addresses",
     "cni.kernel.routes",
     "cni.kernel.sysfs",
     "cni.kernel.vfs",
@@ -166,7 +169,8 @@ def test_a_delete_where_there_is_nothing_loads_no_module_but_these(node: Node, p
 def expected(plugin: str, verb: str, store: set[str] = FILE_STORE) -> set[str]:
     """What `verb` of `plugin` loads with addresses from `store`."""
     of_verb = OF_VERB[verb] if plugin == "whereabouts" else OF_VERB[verb] | OF_LINK_VERB[verb]
-    return PROTOCOL | RECORDS | LEASES | store | OWN[plugin] | of_verb
+    of_device = OF_DEVICE[verb] if plugin == "host-device" else set()
+    return PROTOCOL | RECORDS | LEASES | store | OWN[plugin] | of_verb | of_device
 
 
 def loaded(node: Node, launcher: Path, verb: str, config: dict[str, Any], pod: Pod) -> set[str]:
