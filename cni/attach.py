@@ -59,12 +59,13 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         record = _record(plugin, request, planned, extras, there)
         book.write(request.attachment, PART, record)
         addresses = Result()
-        claimed = False
+        claimed = applied = False
         try:
             if kind and not is_foreign:
                 addresses = delegate.add(request, log)
                 claimed = True
                 plugin.check_addresses(planned, addresses.ips)
+            applied = True  # also what fails half-way
             link = plugin.apply(planned, host, there.rtnl, there.namespace)
             if record["link"] != planned.document():  # what the link is like may be known only now
                 record["link"] = planned.document()
@@ -92,7 +93,7 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
                 if changed:
                     book.write(request.attachment, PART, record)
         except BaseException as fault:
-            _undo(plugin, request, planned, extras, claimed, host, there, book, log, fault)
+            _undo(plugin, request, planned, extras, claimed, applied, host, there, book, log, fault)
             raise
         return _appended(earlier, result) if earlier else result
 
@@ -175,19 +176,21 @@ def _undo(
     planned: Any,
     extras: Extras | None,
     claimed: bool,
+    applied: bool,
     host: Rtnl,
     there: Sandbox,
     book: Book,
     log: Log,
     fault: BaseException,
 ) -> None:
-    """Take back what a failed ADD did. What cannot be taken back keeps its record, for the DEL that follows."""
+    """Take back what a failed ADD did, and no more. What cannot be taken back keeps its record, for the DEL that follows."""
     left = extras.remove(there, log) if extras else []
     release = Release(None, request, log)
     try:
         if claimed:
             release.by_link(plugin, planned, there)
-        plugin.remove(planned, host, there.rtnl, log)
+        if applied:
+            plugin.remove(planned, host, there.rtnl, log)
         if claimed:
             release.finish()
         if not left:

@@ -14,7 +14,7 @@ from cni.kernel.netlink import CREATE, NESTED, KernelError, Socket, attribute, n
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _NEWROUTE, _GETROUTE = 24, 26
 _RTMSG = Struct("=BBBBBBBBI")  # struct rtmsg: family, two prefix lengths, tos, table, protocol, scope, type, flags
@@ -81,6 +81,12 @@ def list_of(rtnl: Socket, index: int) -> list[Route]:
     KernelError ENODEV when there is no such link.
     """
     found = _dump(rtnl, AF_INET, number(_OIF, index)) + _dump(rtnl, AF_INET6, number(_OIF, index))
+    return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
+
+
+def of_bodies(bodies: Iterable[bytes], index: int) -> list[Route]:
+    """The same of RTM_NEWROUTE bodies that have been read already."""
+    found = [route for body in bodies for route in _unpack(body)]
     return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
 
 

@@ -1,28 +1,23 @@
-"""A device of the host: found by a selector, described, known again in another namespace, and restored.
+"""A device of the host: found by a selector, and known again in another namespace.
 
-What is remembered of a device, as the record keeps it:
+What identifies a device, as the record keeps it:
 
-    name, index, kind, mac, permanentMac, bus, parent   its identity
-    alias, altnames, mtu, up, addresses, routes         its state
+    name, index, kind, mac, permanentMac, bus, parent   of the link itself
+    lower                                               the index of the link below it, or of a veth's peer; 0 for none
+
+What it has on the host is the matter of cni.plugins.hoststate.
 """
 
 from __future__ import annotations
 
-import errno
-
-from cni.kernel import addresses, routes, sysfs
-from cni.kernel.netlink import KernelError
+from cni.kernel import sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
-    from cni.kernel.addresses import Address
-    from cni.kernel.links import Link, Rtnl
-    from cni.kernel.routes import Route
-
-_AUTOMATIC = (routes.KERNEL_PROTOCOL, routes.RA_PROTOCOL)  # they come back with their address or router
+    from cni.kernel.links import Link
 
 
 def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
@@ -50,125 +45,52 @@ def identity_of(link: Link) -> dict[str, Any]:
         "permanentMac": link.permanent_mac,
         "bus": link.parent_bus,
         "parent": link.parent_device,
-    }
-
-
-def state_of(link: Link, host: Rtnl) -> dict[str, Any]:
-    """The identity and state of a device of the host, complete enough to restore it."""
-    return {
-        **identity_of(link),
-        "alias": link.alias,
-        "altnames": link.altnames,
-        "mtu": link.mtu,
-        "up": link.up,
-        "addresses": [_address(a) for a in addresses.list_of(host, link.index) if a.permanent],
-        "routes": [_route(r) for r in routes.list_of(host, link.index) if r.protocol not in _AUTOMATIC],
-    }
-
-
-def _address(a: Address) -> dict[str, Any]:
-    """An address in the form that `addresses.add` takes."""
-    return {
-        "text": a.text,
-        "broadcast": bool(a.broadcast),
-        "scope": a.scope,
-        "label": a.label,
-        "peer": a.peer,
-        "nodad": False,
-        "flags": a.flags & (addresses.NOPREFIXROUTE | addresses.NODAD),
-        "metric": a.metric,
-    }
-
-
-def _route(r: Route) -> dict[str, Any]:
-    """A route in the form that `routes.add` takes."""
-    return {
-        "dst": r.dst,
-        "gw": r.gw,
-        "priority": r.priority or None,
-        "table": r.table,
-        "scope": r.scope,
-        "mtu": r.mtu or None,
-        "advmss": r.advmss or None,
-        "onlink": r.onlink,
-        "source": r.source,
-        "protocol": r.protocol,
+        "lower": link.lower_index,
     }
 
 
 def is_same(remembered: dict[str, Any], link: Link, marked: bool = False) -> bool:
-    """Whether `link` is the remembered device.
+    """Whether `link` can be the remembered device.
 
-    Hardware is compared by its parent device, or else its permanent MAC. A virtual device has neither: it is the same
-    when kind and MAC are, or when it bears our mark (`marked`: the alias that it has in a sandbox). Of several netdevs of
-    one parent the permanent MAC tells, or the mark, or the index, which a move keeps where it is free: a VF's permanent
-    MAC may follow the one that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+    Hardware is compared by its parent device, or else its permanent MAC. Of several netdevs of one parent the permanent
+    MAC tells, or the mark (`marked`: the alias that it has in a sandbox), or the index: a VF's permanent MAC may follow
+    the one that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+
+    A virtual device has neither. It has a MAC, the mark, and an end outside of the sandbox (`_has_end_outside`). A move
+    keeps the index where that is free: a link with the remembered index needs one of these, any other link two.
     """
     if link.kind != remembered["kind"]:
         return False
     bears_mark = marked and link.alias == remembered["name"]
+    has_index = link.index == remembered["index"]
     if remembered["parent"]:
         same_mac = not remembered["permanentMac"] or link.permanent_mac == remembered["permanentMac"]
-        same_port = same_mac or bears_mark or link.index == remembered["index"]
+        same_port = same_mac or bears_mark or has_index
         return (link.parent_bus, link.parent_device) == (remembered["bus"], remembered["parent"]) and same_port
     if remembered["permanentMac"]:
         return bool(link.permanent_mac == remembered["permanentMac"])
-    return bool(link.mac == remembered["mac"] or bears_mark)
+    signs: int = (link.mac == remembered["mac"]) + bears_mark + _has_end_outside(remembered, link)
+    return signs >= (1 if has_index else 2)
 
 
 def known_again(
-    remembered: dict[str, Any], links: Sequence[Link], names: Sequence[str], marked: bool = False
+    remembered: dict[str, Any], links: Sequence[Link], marked: bool = False, away: bool = False
 ) -> Link | None:
-    """The remembered device among `links`.
-
-    A virtual one only under one of `names` or with our mark, since others may have its MAC.
-    """
-    hardware = remembered["parent"] or remembered["permanentMac"]
-    for link in links:
-        found_by = hardware or link.name in names or (marked and link.alias == remembered["name"])
-        if found_by and is_same(remembered, link, marked):
+    """The remembered device among `links`, those of a sandbox when it is `away`: first the link with its index."""
+    for link in sorted(links, key=lambda link: link.index != remembered["index"]):
+        if is_same(remembered, link, marked) and not (away and _stands_on_its_own(remembered, link)):
             return link
     return None
 
 
-def restore(former: dict[str, Any], link: Link, host: Rtnl) -> None:
-    """Make the state of `link`, a device on the host, the former one; KernelError when the kernel refuses a part."""
-    alias = former["alias"] if link.alias != former["alias"] else None
-    mtu = former["mtu"] if link.mtu != former["mtu"] else 0
-    mac = former["mac"] if link.mac != former["mac"] else ""
-    if mac:
-        _restore_mac(mac, link, host)
-    if alias is not None or mtu:
-        host.change_link(link.index, alias=alias, mtu=mtu)
-    for name in former["altnames"]:
-        if name not in link.altnames:
-            _once(host.add_altname, link.index, name)
-    for address in former["addresses"]:
-        _once(addresses.add, host, link.index, **address)
-    host.change_link(link.index, up=former["up"])
-    if former["up"]:
-        for route in former["routes"]:
-            _once(routes.add, host, link.index, **route)
+def _stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
+    """Whether the link below `link`, or its peer, is in its own namespace, though that of the device was on the host.
 
-
-def _restore_mac(mac: str, link: Link, host: Rtnl) -> None:
-    """Give the device its MAC, unless its driver lets it have but another: that of a VF is its PF's to say.
-
-    igb and i40e impose an administrative MAC when the VF is next set up, and refuse any other from then on.
+    A pod can give a link of its own any index, MAC and alias, but no other end outside of its namespace.
     """
-    if link.up:
-        host.change_link(link.index, up=False)  # many drivers take a MAC only when down
-    try:
-        host.change_link(link.index, mac=mac)
-    except KernelError as fault:
-        if link.kind or fault.errno not in (errno.EADDRNOTAVAIL, errno.EPERM):
-            raise
+    return bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
 
 
-def _once(call: Callable[..., None], *arguments: Any, **options: Any) -> None:
-    """Call, and take the refusal of what is there already for done."""
-    try:
-        call(*arguments, **options)
-    except KernelError as fault:
-        if fault.errno != errno.EEXIST:
-            raise
+def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
+    lower = remembered.get("lower")
+    return bool(lower and link.lower_index == lower and link.lower_netnsid is not None)

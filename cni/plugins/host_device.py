@@ -26,12 +26,12 @@ from cni.config import (
 from cni.kernel import sysfs
 from cni.plugins import devices, moved
 from cni.plugins.moved import USERSPACE_DRIVERS, Plan
-from cni.spec.errors import InvalidConfig, NotAvailable
+from cni.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 from cni.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from cni.attachment import Book
@@ -84,9 +84,9 @@ class Config:
 
 
 class Facts:
-    """What `survey` found: the device and its state, or who holds it; `reason` when it must not be moved."""
+    """What `survey` found: the device and its state, or who holds it; `reason` or `tied` when it must not be moved."""
 
-    __slots__ = ("device", "driver", "holder", "names", "reason", "state", "taken")
+    __slots__ = ("device", "driver", "holder", "names", "reason", "state", "taken", "tied")
 
     def __init__(self) -> None:
         self.device: Link | None = None
@@ -96,6 +96,7 @@ class Facts:
         self.reason = ""
         self.state: dict[str, Any] = {}
         self.taken: Link | None = None
+        self.tied = ""
 
 
 def read(request: Request, faults: list[Fault]) -> Config:
@@ -137,22 +138,29 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
         if facts.driver in USERSPACE_DRIVERS:
             moved.permit(None, pci)
             return facts
-    facts.device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
+    facts.device = _found(config, pci, links)
     for attachment, record in moved.holders(request.attachment, facts.device, _is_meant(config, pci), book):
         held = book.try_locked(attachment, moved.PART)
-        if facts.device is None or held is None or sandbox.of_record(record, request):
+        if held is None or sandbox.of_record(record, request):
             facts.holder = attachment
             break
         with held:  # that sandbox died without a DEL, and the kernel brought the device back as it was in there
             moved.reclaim(attachment, record, host, book)
-        facts.device = host.link(index=facts.device.index)
+        links = host.links()
+        facts.device = _found(config, pci, links)
+    if not facts.device and not facts.holder and _found(config, pci, host.links()):
+        raise TryAgainLater(f"{config.selected()} has just come back from another attachment: retry")
     if facts.device:
         moved.permit(facts.device, pci)
         from cni.plugins import uplink  # an ADD asks
 
         facts.reason = uplink.needed(facts.device, links, uplink.default_routes(host))
-        facts.state = devices.state_of(facts.device, host)
+        facts.state, facts.tied = moved.look(facts.device, links, host, book)
     return facts
+
+
+def _found(config: Config, pci: str, links: Sequence[Link]) -> Link | None:
+    return devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
 
 
 def _pci_address(config: Config) -> str:
@@ -194,7 +202,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         raise moved.held_by(selected, facts.holder)
     if device is None:
         raise _absent(selected, facts)
-    unfit = moved.fit(selected, device, facts.reason, facts.taken, config.mtu, request)
+    unfit = moved.fit(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
     if unfit:
         raise unfit
     return Plan(

@@ -26,7 +26,7 @@ from cni.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, Tr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from cni.attachment import Book
@@ -99,7 +99,7 @@ def holders(
         link = record["link"]
         former = link["device"]
         if device:
-            if former and devices.known_again(former, [device], (former["name"], link["name"]), marked=True):
+            if former and devices.known_again(former, [device], marked=True):
                 yield attachment, record
         elif is_meant(link):
             yield attachment, record
@@ -121,18 +121,33 @@ def reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, book: Bo
     book.write(attachment, PART, {**record, "link": {**record["link"], _RETURNED: True}})
 
 
+def look(device: Link, links: Sequence[Link], host: Rtnl, book: Book) -> tuple[dict[str, Any], str]:
+    """The state of a device of the host, and which other link it is tied to, or "". The log says what it will lose."""
+    from cni.plugins import hoststate  # a DEL reads none
+
+    seen = hoststate.look(device, links, host)
+    if seen.lost and book.log:
+        book.log.warning(
+            f'device "{device.name}" will come back without what cannot be saved: {"; ".join(seen.lost)}; remove it before,'
+            " or set it again after the DEL"
+        )
+    return seen.state, seen.tied
+
+
 def fit(
-    selected: str, device: Link, reason: str, taken: Link | None, mtu: int, request: Request
+    selected: str, device: Link, reason: str, tied: str, taken: Link | None, mtu: int, request: Request
 ) -> InvalidConfig | InvalidEnvironment | None:
     """Why `device` cannot go to the sandbox of `request`, or None.
 
-    `selected` is the key and value that name it, `reason` why the node needs it, `taken` a link that has the ifname
-    there, `mtu` the one that it shall have (0: its own).
+    `selected` is the key and value that name it, `reason` why the node needs it, `tied` which other link does, `taken` a
+    link that has the ifname there, `mtu` the one that it shall have (0: its own).
     """
     if reason:
         return InvalidConfig(
             f"{selected} is refused: {reason}, and moving it would cut the node off; select another device"
         )
+    if tied:
+        return InvalidConfig(f"{selected} is refused: {tied}")
     if taken is not None:
         return InvalidEnvironment(
             f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
@@ -159,6 +174,8 @@ def move(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link | Non
     device = planned.device
     mtu = planned.mtu if planned.mtu != device["mtu"] else 0
     try:
+        if planned.name in device["altnames"]:  # a link cannot have one name twice
+            host.remove_altname(device["index"], planned.name)
         with_names_free(
             host,
             box,
@@ -174,6 +191,11 @@ def move(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link | Non
         raise KernelRefused(
             f'device "{device["name"]}" vanished as it was moved: was the sandbox or the device removed?'
         )
+    saved = device.get("kernel")
+    if saved and any(len(route["legs"]) > 1 for route in saved["routes"]):
+        from cni.plugins import restore as restoration
+
+        restoration.keep_others(saved, device["index"], host)
     return link
 
 
@@ -204,7 +226,7 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
     """Bring the device back to the host and restore what it had, from whatever point an earlier call reached."""
     device = bring_back(planned, host, box, log)
     if device:
-        restore(planned, device, host)
+        restore(planned, device, host, log)
 
 
 def bring_back(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> Link | None:
@@ -217,9 +239,7 @@ def bring_back(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> Link | 
     moved = _in_sandbox(planned, box) if box else None
     if moved and box:
         _move_back(planned, moved, host, box)
-    device = devices.known_again(
-        planned.device, host.links(), names=(planned.device["name"], planned.name), marked=True
-    )
+    device = devices.known_again(planned.device, host.links(), marked=True)
     if device is None:
         from cni.plugins import away  # a device is nearly always on the host by now
 
@@ -248,7 +268,7 @@ def lingers(planned: Plan, host: Rtnl) -> bool:
 
 
 def _in_sandbox(planned: Plan, box: Rtnl) -> Link | None:
-    return devices.known_again(planned.device, box.links(), names=(planned.name, planned.device["name"]), marked=True)
+    return devices.known_again(planned.device, box.links(), marked=True, away=True)
 
 
 def _move_back(planned: Plan, link: Link, host: Rtnl, box: Rtnl) -> None:
@@ -304,8 +324,11 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
         move()
 
 
-def restore(planned: Plan, link: Link, host: Rtnl) -> None:
-    """Give the device, which is on the host, what the record says that it had; what it has already is left alone."""
+def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
+    """Give the device, which is on the host, what the record says that it had; what it has already is left alone.
+
+    TryAgainLater when another link has its name: that alone can be mended. What the kernel refuses is logged.
+    """
     former = planned.device
     name = former["name"]
     try:
@@ -319,15 +342,18 @@ def restore(planned: Plan, link: Link, host: Rtnl) -> None:
                 )
             host.change_link(link.index, up=False)
             host.change_link(link.index, name=name)
+            link = host.link(index=link.index) or link
         if not planned.restores_state:
             if link.alias:
                 host.change_link(link.index, alias="")
             return
-        devices.restore(former, link, host)
     except KernelError as fault:
         raise KernelRefused(
-            f'device "{name}" is on the host, but not as it was: {fault.strerror}; DEL again', str(fault)
+            f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; DEL again', str(fault)
         ) from None
+    from cni.plugins import restore as restoration  # an ADD that succeeds restores nothing
+
+    restoration.restore(former, link, host, log)
 
 
 def unmoved(planned: Plan) -> tuple[str, int] | None:

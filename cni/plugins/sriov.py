@@ -123,7 +123,19 @@ class Config:
 class Facts:
     """What `survey` found. `holder` has the VF: an attachment, or the path of a sandbox; `lock` is the VF's."""
 
-    __slots__ = ("device", "driver", "exists", "function", "holder", "is_physical", "lock", "reason", "state", "taken")
+    __slots__ = (
+        "device",
+        "driver",
+        "exists",
+        "function",
+        "holder",
+        "is_physical",
+        "lock",
+        "reason",
+        "state",
+        "taken",
+        "tied",
+    )
 
     def __init__(self) -> None:
         self.device: Link | None = None
@@ -136,6 +148,7 @@ class Facts:
         self.reason = ""
         self.state: dict[str, Any] = {}
         self.taken: Link | None = None
+        self.tied = ""
 
 
 class Plan(moved.Plan):
@@ -231,7 +244,7 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
     moved.permit(facts.device, config.pci)
     if facts.device:
         facts.reason = _reason(facts.device, links, host)
-        facts.state = devices.state_of(facts.device, host)
+        facts.state, facts.tied = moved.look(facts.device, links, host, book)
     return facts
 
 
@@ -270,7 +283,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         raise unfit
     function, device = facts.function, facts.device
     if device:
-        fault = moved.fit(selected, device, facts.reason, facts.taken, config.mtu, request)
+        fault = moved.fit(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
         if fault:
             raise fault
     if function and config.mtu > function.pf.mtu:
@@ -371,7 +384,7 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
         device = moved.bring_back(planned, host, box, log)
         sriov_vf.clear(planned.pci, planned.keys, planned.former, host)
         if device:
-            moved.restore(planned, device, host)
+            moved.restore(planned, device, host, log)
         sriov_vf.finish(planned.pci, planned.keys, planned.former, host)
     if planned.cache:
         from cni.plugins import sriov_cache

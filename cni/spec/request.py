@@ -157,13 +157,16 @@ def is_identifier(text: str) -> bool:
 
 
 def ifname_fault(name: str) -> str:
-    """What keeps `name` from being the name of a link (dev_valid_name, net/core/dev.c), or ""."""
+    """What keeps `name` from being the name of a link, or "" (dev_valid_name, net/core/dev.c).
+
+    The kernel takes a name with % for a pattern, "net%d", and gives the link another (__dev_alloc_name).
+    """
     if len(name.encode("utf-8", "surrogateescape")) > IFNAME_BYTES:
         return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"
     if name in (".", ".."):
         return "cannot name a link: want another, such as net1"
-    if any(c in "/:" or c.isspace() or c == "\0" for c in name):
-        return "has a character that no link may have, / : or white space: want another, such as net1"
+    if any(c in "/:%" or c.isspace() or c == "\0" for c in name):
+        return "has a character that no link may have, / : % or white space: want another, such as net1"
     return ""
 
 

@@ -91,6 +91,22 @@ def test_a_pod_that_lives_keeps_its_addresses_and_the_next_gets_others(
     assert network.node.leftovers() == []
 
 
+def test_a_device_has_its_addresses_and_routes_again(node: Node, versions: tuple[Path, Path]) -> None:
+    one, other = versions
+    network = on(node, "host-device")
+    node.host.add_address("ens9", "fd00:89::1/64")
+    node.host.add_route("ens9", "10.99.0.0/16", gateway="10.89.0.254", priority=50)
+    node.host.add_route("ens9", "fd00:99::/64", gateway="fd00:89::fe")
+    before = node.host.link("ens9")
+    pod = node.pod()
+    network.call(one, "ADD", pod).succeeded()
+    network.call(other, "DEL", pod).succeeded()
+    after = node.host.link("ens9")
+    assert (after.texts, after.up, after.mtu) == (before.texts, before.up, before.mtu)
+    assert sorted(r.dst for r in after.routes) == sorted(r.dst for r in before.routes)
+    assert node.leftovers() == []
+
+
 def test_an_add_that_is_repeated_by_the_other_gives_the_same(network: Network, versions: tuple[Path, Path]) -> None:
     one, other = versions
     pod, again = network.node.pod(), network.node.pod("pod1.new")

@@ -113,18 +113,57 @@ def test_hardware_is_known_by_its_parent_and_permanent_mac_whatever_it_is_called
     renamed = link(name="net1", parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0a")
     second_port = link(parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0b", index=8)
     impostor = link(name="ens2f0", parent_bus="pci", parent_device="0000:5e:00.0", permanent_mac="02:00:00:00:00:0a")
-    assert devices.known_again(known, [impostor, second_port, renamed], names=()) is renamed
+    assert devices.known_again(known, [impostor, second_port, renamed]) is renamed
 
 
-def test_a_virtual_device_is_known_by_kind_and_mac_or_its_mark_and_never_by_name_alone() -> None:
-    veth = link(kind="veth", mac="02:00:00:00:00:0a")
-    known = devices.identity_of(veth)
-    assert devices.is_same(known, link(kind="veth", mac="02:00:00:00:00:0a", name="net1"))
-    assert not devices.is_same(known, link(kind="veth", mac="02:00:00:00:00:0b"))
-    assert not devices.is_same(known, link(kind="macvlan", mac="02:00:00:00:00:0a"))
-    tuned = link(kind="veth", mac="02:00:00:00:00:0b", alias="ens2f0")
-    assert devices.is_same(known, tuned, marked=True)
-    assert not devices.is_same(known, tuned)
+VETH = {"kind": "veth", "mac": "02:00:00:00:00:0a", "lower_index": 5}
+OUTSIDE = {"lower_netnsid": 0}
+NO_MAC = {"mac": "02:00:00:00:00:0b"}
+MARK = {"alias": "ens2f0"}
+
+
+@pytest.mark.parametrize(
+    ("found", "known"),
+    [
+        ({"name": "net1"} | OUTSIDE, True),
+        (NO_MAC | MARK | OUTSIDE, True),
+        (NO_MAC | OUTSIDE, True),
+        ({"kind": "macvlan"} | MARK | OUTSIDE, False),
+        (NO_MAC | {"lower_index": 6} | OUTSIDE, False),
+        ({"index": 9} | MARK | OUTSIDE, True),
+        ({"index": 9} | OUTSIDE, True),
+        ({"index": 9, "lower_index": 6} | OUTSIDE, False),
+        ({"index": 9} | NO_MAC | MARK | {"lower_index": 6} | OUTSIDE, False),
+        ({"index": 9} | MARK, False),
+        (MARK, False),
+    ],
+    ids=[
+        "index and MAC", "index and mark", "index and its other end", "another kind", "index alone",
+        "MAC and mark", "MAC and its other end", "MAC alone", "mark alone", "a pair within the sandbox",
+        "a pair within the sandbox with the index of the device",
+    ],
+)  # fmt: skip
+def test_a_virtual_device_is_known_in_a_sandbox_by_its_index_or_by_more_than_one_sign(
+    found: dict[str, Any], known: bool
+) -> None:
+    remembered = devices.identity_of(link(**VETH))
+    candidate = link(**VETH | found)
+    assert (devices.known_again(remembered, [candidate], marked=True, away=True) is candidate) is known
+
+
+def test_a_virtual_device_on_the_host_is_not_known_by_its_name() -> None:
+    remembered = devices.identity_of(link(**VETH))
+    device = link(**VETH)
+    namesake = link(**VETH | NO_MAC | {"index": 3})
+    assert devices.known_again(remembered, [namesake]) is None
+    assert devices.known_again(remembered, [namesake, device]) is device
+
+
+def test_the_link_with_the_index_of_the_device_comes_before_one_that_bears_its_signs() -> None:
+    remembered = devices.identity_of(link(**VETH))
+    planted = link(**VETH | MARK | OUTSIDE | {"index": 2})
+    device = link(**VETH | NO_MAC | OUTSIDE)
+    assert devices.known_again(remembered, [planted, device], marked=True, away=True) is device
 
 
 def test_a_record_holds_the_whole_plan() -> None:

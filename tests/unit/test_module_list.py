@@ -92,8 +92,6 @@ OWN = {
     "macvlan": LINK | {"cni.plugins.macvlan"},
     "host-device": LINK
     | {
-        "cni.kernel.addresses",
-        "cni.kernel.routes",
         "cni.kernel.sysfs",
         "cni.plugins.devices",
         "cni.plugins.host_device",
@@ -103,6 +101,11 @@ OWN = {
 }
 
 OF_VERB: dict[str, set[str]] = {"ADD": {"ipam.acquire", "ipam.allocator"}, "CHECK": {"ipam.check"}, "DEL": set()}
+OF_DEVICE = {  # what a device of the host has: an ADD reads it, a DEL gives it back
+    "ADD": {"cni.kernel.kept", "cni.plugins.hoststate"},
+    "CHECK": set(),
+    "DEL": {"cni.kernel.given", "cni.kernel.kept", "cni.plugins.restore"},
+}
 OF_LINK_VERB: dict[str, set[str]] = {
     "ADD": CONFIGURED | {"cni.attach", "cni.policy"},
     "CHECK": CONFIGURED | {"cni.plugins.compare", "cni.upkeep"},
@@ -133,7 +136,6 @@ def test_no_module_is_loaded_but_these(node: Node, pod: Pod, plugin: str, verb: 
 
 OF_SRIOV = LINK | {
     "cni.config",
-    "cni.kernel.addresses",
     "cni.kernel.routes",
     "cni.kernel.sysfs",
     "cni.kernel.vfs",
@@ -170,7 +172,8 @@ def expected(plugin: str, verb: str, store: set[str] = FILE_STORE) -> set[str]:
         of_verb = of_verb | {"cni.kernel.rules", "cni.plugins.uplink"}  # whether it carries a default route
     if (plugin, verb) == ("macvlan", "CHECK"):
         of_verb = of_verb | {"cni.plugins.macvlan_check"}
-    return PROTOCOL | RECORDS | LEASES | store | OWN[plugin] | of_verb
+    of_device = OF_DEVICE[verb] if plugin == "host-device" else set()
+    return PROTOCOL | RECORDS | LEASES | store | OWN[plugin] | of_verb | of_device
 
 
 def loaded(node: Node, launcher: Path, verb: str, config: dict[str, Any], pod: Pod) -> set[str]:

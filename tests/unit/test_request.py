@@ -110,7 +110,7 @@ def test_no_version_is_the_oldest() -> None:
     assert request.parse(WHOLE, b'{"name": "rdma"}').cni_version == "0.1.0"
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "a" * 16, "é" * 8])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "net%d", "%", "a" * 16, "é" * 8])
 def test_an_ifname_that_the_kernel_would_refuse_is_refused(name: str) -> None:
     if name:
         assert refusal({**WHOLE, "CNI_IFNAME": name}).code == 4
