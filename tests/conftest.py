@@ -56,5 +56,16 @@ def free_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "_current", policy.Policy(roots))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    from tests.hosts import summary
+
+    stats = terminalreporter.stats
+    reports = [
+        r for how in ("passed", "failed", "skipped") for r in stats.get(how, ()) if hasattr(r, "user_properties")
+    ]
+    for line in summary.lines(reports):
+        terminalreporter.write_line(line)
+
+
 def pytest_sessionfinish() -> None:
     etcd.end_shared()
