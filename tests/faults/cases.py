@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.faults.scene import DEVICE, Attachment, Scene
+from tests.faults.scene import DEVICE, ROUTED, Attachment, Scene
 from tests.faults.state import State
 from tests.node import until
 
@@ -56,6 +56,8 @@ OPERATIONS = {
         Operation("host-device-add", "host-device", "ADD"),
         Operation("host-device-del", "host-device", "DEL"),
         Operation("host-device-gc", "host-device", "GC"),
+        Operation("routed-add", ROUTED, "ADD"),
+        Operation("routed-del", ROUTED, "DEL"),
     )
 }
 
@@ -195,5 +197,5 @@ _ALWAYS = (retry, delete, collect_gone, collect, other)
 
 def continuations(operation: Operation) -> dict[str, Callable[[Scene], list[str]]]:
     """The ways to go on after `operation`, by name."""
-    ways = (*_ALWAYS, vanish if operation.plugin == "host-device" else restart)
+    ways = (*_ALWAYS, vanish if operation.plugin in ("host-device", ROUTED) else restart)
     return {step.__name__: step for step in (ways if operation.store == "file" else (*ways, flush))}

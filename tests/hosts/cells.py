@@ -15,6 +15,7 @@ from tests.node import Node
 EQUAL, LOST, REFUSED, DIFFERENT, SKIPPED = "equal", "lost as told", "refused", "different", "skipped"
 _SECONDS = 2.0  # without a change: what the kernel and routers do a moment later is done
 _SHOWN = 12
+_ELSEWHERE = ("plain", "dhcp-lease", "ecmp-over-two-nics", "set-up-meanwhile", "routes-with-attributes")
 
 MACVLANS = tuple(f"macvlan-{mode}" for mode in MODES)
 GROUPS = (("del", "gc", "killed", "del-twice"), ("namespace-gone", "gone-and-gc"), ("ipam-fails", "configure-fails"))
@@ -103,6 +104,13 @@ def judged(host: Host, ending: str) -> Verdict:
     if faults or found:
         return Verdict(DIFFERENT, faults, [str(d) for d in found])
     return Verdict(REFUSED if words is not None else LOST if gone else EQUAL)
+
+
+def needy() -> list[Cell]:
+    """The cells of the lab: the sample of the scenes that need more than every kernel has, and of some others, for a kernel
+    that is years older than this one."""
+    chosen = {*_ELSEWHERE, *(name for name, scene in SCENES.items() if scene.needs)}
+    return [cell for cell in sample() if cell[0] in chosen]
 
 
 def refusal(scene: Scene, plugin: str) -> tuple[str, ...] | None:

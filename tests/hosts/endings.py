@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from hashlib import blake2b
 
-from tests.faults import trace
 from tests.hosts.host import Host
-from tests.hosts.scenes import SCENES
-from tests.node import Node, Reply
+from tests.node import Reply
 
 
 def delete(host: Host) -> list[str]:
@@ -103,16 +100,6 @@ def _fails(what: str, reply: Reply, code: int = 0) -> list[str]:
 
 def _drawn(host: Host, verb: str) -> str:
     """A point of a call at which something changes, drawn by the name of the cell."""
-    every = _points(host.plugin, verb, host.node.executables)
+    every = host.points(verb)
     name = f"{host.scene.name} {host.plugin} {verb}"
     return every[int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") % len(every)]
-
-
-@cache
-def _points(plugin: str, verb: str, executables: object) -> tuple[str, ...]:
-    """The points of `verb` on the scene `plain`, by which the other scenes are measured, too."""
-    with Node(executables) as node, Host(SCENES["plain"], plugin, node) as host:  # type: ignore[arg-type]
-        if verb == "DEL":
-            host.call("ADD").succeeded()
-        calls = trace.parse(host.traced(verb))
-    return tuple(call.point for call in calls if trace.changes(call) and not trace.answers(call))

@@ -9,13 +9,15 @@ import shutil
 import signal
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.faults import trace
 from tests.faults.inject import Command, Injector, Outcome, finished
 from tests.hosts import dump
 from tests.hosts.router import PREFIX, Router
-from tests.hosts.scenes import DEVICE, HOST_DEVICE, OTHER, Scene
+from tests.hosts.scenes import DEVICE, HOST_DEVICE, OTHER, SCENES, Scene
 from tests.node import Call, Node, Reply, until
 from tests.view import View
 
@@ -127,12 +129,16 @@ class Host:
         with Injector(self.node) as injector:
             return finished(injector.start(self._command(verb, self.config()), "KILL", point))
 
-    def traced(self, verb: str) -> str:
-        """What strace wrote of a call without a fault."""
+    def points(self, verb: str) -> tuple[str, ...]:
+        """The points of a call of `verb` at which something changes, as the scene `plain` has them: about as many as here."""
+        return _points(self.plugin, verb, self.node.executables)
+
+    def traced(self, verb: str) -> tuple[str, ...]:
+        """The points of a call without a fault, which is made."""
         with Injector(self.node) as injector:
             outcome, text = injector.record(self._command(verb, self.config()), "-s", "64")
         assert outcome.reply and not outcome.reply.status, outcome
-        return text
+        return tuple(c.point for c in trace.parse(text) if trace.changes(c) and not trace.answers(c))
 
     def _command(self, verb: str, config: dict[str, Any]) -> Command:
         environ = {"CNI_COMMAND": verb, "CNI_PATH": str(self.node.executables)}
@@ -187,6 +193,14 @@ class Host:
         if home:
             self.node.host.set(self.scene.device, state=state)
             self._done = True
+
+
+@cache
+def _points(plugin: str, verb: str, executables: Path) -> tuple[str, ...]:
+    with Node(executables) as node, Host(SCENES["plain"], plugin, node) as host:
+        if verb == "DEL":
+            host.call("ADD").succeeded()
+        return host.traced(verb)
 
 
 def _lines(path: Path) -> list[str]:
