@@ -38,8 +38,8 @@ def route(host: View, name: str, beside: str) -> None:
         ip route add 10.109.0.0/16 via 10.109.0.1
         ip addr add 10.119.0.2/24 dev {name} valid_lft 86400 preferred_lft 43200
         ip route add 10.120.0.0/16 via 10.119.0.254 proto dhcp src 10.119.0.2
-        ip route add 10.77.0.0/16 nexthop via 10.{own}.0.254 dev {name} weight 2 nexthop via 10.{other}.0.254 dev {beside}
-        ip -6 route add fd00:77::/64 nexthop via fd00:{own}::fe dev {name} nexthop via fd00:{other}::fe dev {beside}
+        ip route replace 10.77.0.0/16 nexthop via 10.{own}.0.254 dev {name} weight 2 nexthop via 10.{other}.0.254 dev {beside}
+        ip -6 route replace fd00:77::/64 nexthop via fd00:{own}::fe dev {name} nexthop via fd00:{other}::fe dev {beside}
         ip route add 10.78.0.0/16 via 10.{own}.0.253 tos 0x10 initcwnd 20
         ip route add 10.78.0.0/16 via 10.{own}.0.254 table 100
         ip rule show | grep -q 'lookup 100' || ip rule add from 10.{own}.0.1 table 100

@@ -87,11 +87,10 @@ def judged(host: Host, ending: str) -> Verdict:
     faults = ENDINGS[ending](host) if words is None else refused(host, words)
     moved = host.plugin == HOST_DEVICE and words is None
     lost = [special for special in scene.has if moved and table.fate(special.row) == table.LOST]
-    kinds = {kind for special in lost for kind in special.kinds}
     gone: list[dump.Difference] = []
 
     def accepts(difference: dump.Difference) -> bool:
-        if difference.line.kind in kinds:
+        if any(special.covers(difference.line.kind, difference.line.text) for special in lost):
             gone.append(difference)
             return True
         return False

@@ -55,7 +55,7 @@ _FIELD_NOISE = {"pad1", "pad2", "__pad", "resvd", "res1", "res2", "info"}  # inf
 _TREES = (("net.ipv4.conf", "ipv4/conf"), ("net.ipv6.conf", "ipv6/conf"), ("net.ipv4.neigh", "ipv4/neigh"), ("net.ipv6.neigh", "ipv6/neigh"))  # fmt: skip
 
 
-class nhmsg(nlmsg):  # noqa: N801: as pyroute2 names its messages
+class nhmsg(nlmsg):
     """struct nhmsg and the NHA_* attributes (include/uapi/linux/nexthop.h), which pyroute2 does not have."""
 
     prefix = "NHA_"
@@ -236,17 +236,15 @@ def _alike(one: tuple[int, ...], two: tuple[int, ...], slack: float) -> bool:
 
 
 def _comes_with_up(line: Line, resting: set[str]) -> bool:
-    """Whether the line is what the kernel gives a link when it is first set up, of one that is down: a default qdisc, the
-    groups of all nodes."""
+    """Whether the line is what the kernel gives a link when it is first set up: the groups of all nodes; and of a link that
+    is down a default qdisc."""
     words = line.text.split()
+    if line.kind == "fdb" and words[-1] in _ALL_NODES:
+        return True
     if not resting.intersection(words):
         return False
     automatic = line.kind == "qdisc" and "handle" not in words
-    return (
-        automatic
-        or (line.kind == "link.qdisc" and words[-1] in _DEFAULT_QDISCS)
-        or (line.kind == "fdb" and words[-1].startswith(_ALL_NODES))
-    )
+    return automatic or (line.kind == "link.qdisc" and words[-1] in _DEFAULT_QDISCS)
 
 
 # --- one message as lines ---
@@ -338,7 +336,7 @@ def _text(key: str, value: Any, names: dict[int, str]) -> str:
 
 
 def _runs(key: str) -> bool:
-    return "timer" in key or key in ("direct_pkts", "br_port_rejoin", "stats")
+    return "timer" in key or key in ("direct_pkts", "mcast_n_groups", "mcast_eht_hosts_cnt")
 
 
 def _sysctls() -> list[Line]:

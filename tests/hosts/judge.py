@@ -25,4 +25,5 @@ def judge(cell: Cell, executables: Path, request: pytest.FixtureRequest) -> None
     request.node.user_properties.append((summary.PROPERTY, summary.said(verdict)))
     if verdict.outcome == cells.SKIPPED:
         pytest.skip(verdict.why)
-    assert verdict.outcome != cells.DIFFERENT, f"{cells.name(cell)}\n{verdict}"
+    if verdict.outcome == cells.DIFFERENT:
+        pytest.fail(f"{cells.name(cell)}\n{verdict}", pytrace=False)

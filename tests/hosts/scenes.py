@@ -23,18 +23,23 @@ _DEFAULT = ("default route",)
 @dataclass(frozen=True)
 class Special:
     """Something that need not come back with a device that was moved. `row` are words of the line of the product's table
-    that speaks of it, `kinds` the dump's lines that then differ, `logged` a word that the log of ADD has."""
+    that speaks of it, `lines` the lines of the dump that then differ, each by its kind and a word that it has, `logged` a
+    word that the log of ADD has."""
 
     row: str
-    kinds: tuple[str, ...]
-    logged: str
+    lines: tuple[tuple[str, str], ...]
+    logged: str = ""
+
+    def covers(self, kind: str, text: str) -> bool:
+        """Whether a line of the dump is one of them."""
+        return any(kind == wanted and word in text for wanted, word in self.lines)
 
 
-_QDISCS = Special("qdiscs", ("qdisc", "link.qdisc"), "qdisc")
-_NEXTHOPS = Special("nexthop objects", ("nexthop", "route"), "nexthop")
-_GROUPS = Special("multicast addresses of the link", ("fdb",), "multicast")
-_RECEIVES = Special("further unicast addresses", ("fdb", "link.promiscuity"), "02:00:00:00:00:77")
-_ADVERTISED = Special("routes that a router has advertised", ("route",), "")
+_QDISCS = Special("qdiscs", (("qdisc", "ens2f0"), ("link.qdisc", "ens2f0")), "qdisc")
+_NEXTHOPS = Special("nexthop objects", (("nexthop", ""), ("route", "attribute-30")), "nexthop")
+_GROUPS = Special("multicast addresses of the link", (("fdb", "33:33:00:00:00:66"),), "multicast")
+_RECEIVES = Special("further unicast addresses", (("fdb", "02:00:00:00:00:77"), ("link.promiscuity", "ens2f0")))
+_ADVERTISED = Special("routes that a router has advertised", (("route", "proto 9"),))
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ _SCENES = (
         " ip route add 10.5.0.0/16 via 10.0.0.254 proto dhcp src 10.0.0.2 metric 101;"
         " ip addr add fd00:a::2/128 dev ens2f0 valid_lft 7200 preferred_lft 3600 noprefixroute;"
         " ip -6 route add fd00:a::/64 dev ens2f0 proto ra metric 101",
+        has=(_ADVERTISED,),
     ),
     Scene("deprecated-address", f"{_ADDRESSES}; ip addr add 10.0.1.2/24 dev ens2f0 valid_lft 3600 preferred_lft 0"),
     Scene(
@@ -176,7 +182,7 @@ _SCENES = (
     ),
     Scene("token", "sysctl -qw net.ipv6.conf.ens2f0.router_solicitations=1; ip token set ::77 dev ens2f0"),
     Scene("slaac", router="prefix"),
-    Scene("slaac-once", router="prefix once", has=(_ADVERTISED,)),
+    Scene("slaac-once", router="prefix once"),
     Scene("slaac-default-route", router="default", refused={HOST_DEVICE: _DEFAULT, "passthru": _DEFAULT}),
     Scene("disable-ipv6-by-default", f"{_ADDRESSES}; sysctl -qw net.ipv6.conf.default.disable_ipv6=1"),
     Scene("disable-ipv6-on-it", "ip addr add 10.0.0.2/24 dev ens2f0; sysctl -qw net.ipv6.conf.ens2f0.disable_ipv6=1"),
