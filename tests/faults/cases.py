@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.faults.inject import KILL
 from tests.faults.scene import DEVICE, ROUTED, Attachment, Scene
 from tests.faults.state import State
 from tests.node import until
@@ -15,13 +16,15 @@ from tests.node import until
 
 @dataclass(frozen=True)
 class Operation:
-    """A call to be disturbed. `first`: it is the first on the node, so that directories and files are made."""
+    """A call to be disturbed. `first`: it is the first on the node, so that directories and files are made. `faults`: those
+    that it is disturbed by; () for all."""
 
     name: str
     plugin: str
     verb: str
     first: bool = False
     store: str = "file"
+    faults: tuple[str, ...] = ()
 
     @property
     def kind(self) -> tuple[str, str, bool]:
@@ -56,8 +59,8 @@ OPERATIONS = {
         Operation("host-device-add", "host-device", "ADD"),
         Operation("host-device-del", "host-device", "DEL"),
         Operation("host-device-gc", "host-device", "GC"),
-        Operation("routed-add", ROUTED, "ADD"),
-        Operation("routed-del", ROUTED, "DEL"),
+        Operation("routed-add", ROUTED, "ADD", faults=(KILL, "EIO")),
+        Operation("routed-del", ROUTED, "DEL", faults=(KILL, "EIO")),
     )
 }
 
