@@ -57,14 +57,14 @@ def free_paths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    from tests.hosts import summary
-
     stats = terminalreporter.stats
-    reports = [
-        r for how in ("passed", "failed", "skipped") for r in stats.get(how, ()) if hasattr(r, "user_properties")
-    ]
-    for line in summary.lines(reports):
-        terminalreporter.write_line(line)
+    reports = [r for how in ("passed", "failed", "skipped") for r in stats.get(how, ())]
+    cells = [r for r in reports if r.nodeid.startswith("tests/hosts/") and hasattr(r, "user_properties")]
+    if cells:
+        from tests.hosts import summary
+
+        for line in summary.lines(cells):
+            terminalreporter.write_line(line)
 
 
 def pytest_sessionfinish() -> None:

@@ -13,6 +13,7 @@ from tests.hosts.host import Host
 from tests.hosts.scenes import DEVICE, HOST_DEVICE, OTHER, SCENES
 from tests.lab import pci
 from tests.lab.machine import Machine, command
+from tests.node import until
 
 MACHINES = ("sriov",)
 SRIOV = "sriov"
@@ -37,6 +38,7 @@ class VfHost(Host):
             self.node.host.set(pci.netdev(address), state="down")
             self.node.host.set(pci.netdev(address), ifname=name)
             self.node.host.set(name, mtu=1400, state="up")
+        assert until(lambda: all(self.node.host.link(name).carrier for name in (DEVICE, OTHER)), 60)
         self._shell("ip addr add 10.3.0.2/24 dev ens3f0; ip addr add fd00:3::2/64 dev ens3f0 nodad")
         self._shell(self.scene.commands)
         self.node.remember()
