@@ -33,9 +33,13 @@ _DONE, _ERROR, _INTERRUPTED = 3, 2, 0x10
 _VFS_WITHOUT_COUNTERS = struct.pack("=HHI", 8, 29, 1 | 8)  # IFLA_EXT_MASK: RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS
 _NOARP, _PERMANENT, _PROXY = 0x40, 0x80, 0x08  # NUD_..., NTF_PROXY
 _TENTATIVE = 0x40  # IFA_F_TENTATIVE
-_UP = 1  # IFF_UP
+_UP, _RUNNING, _LOWER_UP = 0x1, 0x40, 0x10000  # IFF_...
+_COMING_UP = (
+    _UP | _RUNNING | _LOWER_UP
+)  # a link that has carrier is running up to a second later (net/core/link_watch.c)
 _DEFAULT_QDISCS = ("noop", "noqueue", "pfifo_fast", "mq")
 _ALL_NODES = ("33:33:00:00:00:01", "01:00:5e:00:00:01")
+_UNKNOWN = "attributes that pyroute2 does not know"
 _KERNEL = 2  # RTPROT_KERNEL
 _FOR_EVER = 2**32 - 1
 _TICKS = os.sysconf("SC_CLK_TCK")  # rta_expires is in clock ticks (net/core/rtnetlink.c, rtnl_put_cacheinfo)
@@ -87,7 +91,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Dump:
-    """`taken` is the time.monotonic() of the dump; `is_settled`: no address awaits its duplicate address detection."""
+    """`taken` is the time.monotonic() of the dump; `is_settled`: no address awaits its duplicate address detection, and
+    no link the news of its carrier."""
 
     lines: tuple[Line, ...]
     taken: float
@@ -134,6 +139,7 @@ class Host:
         with self._view.entered():
             lines += _sysctls()
         waiting = any((m.get("flags") or m["flags"]) & _TENTATIVE for m in addresses)
+        waiting = waiting or any(m["flags"] & _COMING_UP == _UP | _LOWER_UP for m in messages)
         return Dump(tuple(lines), time.monotonic(), not waiting)
 
     def _neighbours(self, names: dict[int, str]) -> Iterator[Line]:
@@ -251,16 +257,16 @@ def _comes_with_up(line: Line, resting: set[str]) -> bool:
 
 
 def _decoded(kind: Any, data: bytes) -> Any:
-    """The message, with `unknown`: the attributes that pyroute2 does not know, by number."""
+    """The message, with, as _UNKNOWN, the attributes that pyroute2 does not know, by number."""
     message = kind(data)
     message.decode()
     known = len(kind.nla_map)
     at = 16 + sum(struct.calcsize(f"={form}") for _, form in kind.fields)
-    message["unknown"] = []
+    message[_UNKNOWN] = []
     while at + 4 <= len(data):
         length, number = struct.unpack_from("=HH", data, at)
         if number & 0x3FFF >= known:
-            message["unknown"].append((f"attribute-{number & 0x3FFF}", data[at + 4 : at + length].hex()))
+            message[_UNKNOWN].append((f"attribute-{number & 0x3FFF}", data[at + 4 : at + length].hex()))
         at += max(4, length + 3 & ~3)
     return message
 
@@ -313,11 +319,12 @@ def _object(kind: str, m: Any, names: dict[int, str]) -> Line:
 
 def _attributes(m: Any) -> list[tuple[str, Any]]:
     """The attributes of a message or of an attribute, by their names in lower case and without the prefix."""
-    if not hasattr(m, "get"):
+    if not isinstance(m, dict):
         return []
     prefix = getattr(m, "prefix", None) or ""
-    known = [(str(a[0]).removeprefix(prefix).lower(), a[1]) for a in m.get("attrs") or () if a[0] != "UNKNOWN"]
-    return known + list(m.get("unknown") or ())
+    found = dict.get(m, "attrs") or ()  # the message's own `get` looks among the attributes
+    known = [(str(a[0]).removeprefix(prefix).lower(), a[1]) for a in found if a[0] != "UNKNOWN"]
+    return known + list(dict.get(m, _UNKNOWN) or ())
 
 
 def _text(key: str, value: Any, names: dict[int, str]) -> str:
@@ -326,8 +333,8 @@ def _text(key: str, value: Any, names: dict[int, str]) -> str:
         return str(names.get(value, value))
     if key == "flags" and isinstance(value, int):
         return hex(value)
-    if hasattr(value, "get"):
-        inner = [(k, v) for k, v in value.items() if k not in ("attrs", "header", "value", "unknown")]
+    if isinstance(value, dict):
+        inner = [(k, v) for k, v in value.items() if k not in ("attrs", "header", "value", _UNKNOWN)]
         inner += _attributes(value)
         return "{" + ", ".join(f"{k} {_text(k, v, names)}" for k, v in inner if not _runs(k)) + "}"
     if isinstance(value, list | tuple):
