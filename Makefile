@@ -36,7 +36,7 @@ check: all ## style, types, the direction of imports, the modules that a plugin 
 	$(VENV)/lint-imports
 	$(VENV)/python -m pytest -q tests/unit/test_module_list.py
 
-long: all ## the long tests: faults planted in copies of the plugins, the bundle on hosts of other kinds, the image
+long: all ## the long tests: the whole matrix of hosts, faults planted in copies of the plugins, the bundle on hosts of other kinds, the image
 	$(VENV)/python -m pytest -m long $(ARGS)
 
 lab: all ## a kernel with RDMA and SR-IOV in QEMU, and the plugins in it; what it needs is downloaded into build/lab; ARGS=roce: one machine, ARGS=--list: all, ARGS=--help

@@ -74,5 +74,16 @@ def free_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(policy, "_current", policy.Policy(roots))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    stats = terminalreporter.stats
+    reports = [r for how in ("passed", "failed", "skipped") for r in stats.get(how, ())]
+    cells = [r for r in reports if r.nodeid.startswith("tests/hosts/") and hasattr(r, "user_properties")]
+    if cells:
+        from tests.hosts import summary
+
+        for line in summary.lines(cells):
+            terminalreporter.write_line(line)
+
+
 def pytest_sessionfinish() -> None:
     etcd.end_shared()

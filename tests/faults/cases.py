@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.faults.scene import DEVICE, Attachment, Scene
+from tests.faults.inject import KILL
+from tests.faults.scene import DEVICE, ROUTED, Attachment, Scene
 from tests.faults.state import State
 from tests.node import until
 
@@ -16,7 +17,8 @@ from tests.node import until
 @dataclass(frozen=True)
 class Operation:
     """A call to be disturbed. `first`: it is the first on the node, so that directories and files are made. `kept`: the
-    path of the victim's namespace is gone, and a descriptor of another process keeps it, as thick Multus does."""
+    path of the victim's namespace is gone, and a descriptor of another process keeps it, as thick Multus does. `faults`:
+    those that it is disturbed by; () for all."""
 
     name: str
     plugin: str
@@ -24,6 +26,7 @@ class Operation:
     first: bool = False
     store: str = "file"
     kept: bool = False
+    faults: tuple[str, ...] = ()
 
     @property
     def kind(self) -> tuple[str, str, bool]:
@@ -65,6 +68,8 @@ OPERATIONS = {
             for plugin in ("macvlan", "host-device")
             for verb in ("DEL", "GC")
         ),
+        Operation("routed-add", ROUTED, "ADD", faults=(KILL, "EIO")),
+        Operation("routed-del", ROUTED, "DEL", faults=(KILL, "EIO")),
     )
 }
 
@@ -205,5 +210,5 @@ _ALWAYS = (retry, delete, collect_gone, collect, other)
 def continuations(operation: Operation) -> dict[str, Callable[[Scene], list[str]]]:
     """The ways to go on after `operation`, by name."""
     always = [way for way in _ALWAYS if not (operation.kept and way is retry)]  # there is no sandbox for an ADD
-    ways = (*always, vanish if operation.plugin == "host-device" else restart)
+    ways = (*always, vanish if operation.plugin in ("host-device", ROUTED) else restart)
     return {step.__name__: step for step in (ways if operation.store == "file" else (*ways, flush))}

@@ -1,6 +1,7 @@
 """What files stand below a directory, as text, with that alone left out by which nobody can decide anything.
 
-    times          in ns since 1970, as text or in 8 bytes: only their order is kept
+    times          in ns since 1970, as text or in 8 bytes: only their order is kept; of what the kernel shows of an
+                   address, and a record keeps in hexadecimal, whether its lifetimes end; when that was read
     namespaces     inode and cookie of those that the caller knows: the name that it has for them
     checksums      of a record, and of a page in SQLite's journal: whether they are right
     a cold journal   all of it: SQLite reads nothing of a journal whose first byte is zero, and overwrites it
@@ -21,6 +22,10 @@ from pathlib import Path
 
 _SEALED = re.compile(rb'\A(.*), "checksum": "([0-9a-f]{32})"\}\Z', re.DOTALL)
 _TIME = re.compile(rb"(?<![0-9])[0-9]{19}(?![0-9])")
+_WHEN_READ = re.compile(rb'"read": [0-9]+')
+_LIFETIMES = re.compile(
+    rb"(?<=14000600)([0-9a-f]{8})([0-9a-f]{8})[0-9a-f]{16}"
+)  # IFA_CACHEINFO, a struct ifa_cacheinfo
 _NUMBER = re.compile(rb"(?<![0-9])[0-9]{4,18}(?![0-9])")
 _JOURNAL = bytes.fromhex("d9d505f920a163d7")
 
@@ -109,6 +114,7 @@ def _plain(content: bytes, order: Mapping[int, int], binary: re.Pattern[bytes], 
     def name_of(found: re.Match[bytes]) -> bytes:
         return names[int(found[0])].encode() if int(found[0]) in names else found[0]
 
+    content = _WHEN_READ.sub(b'"read": <time>', _LIFETIMES.sub(_ends, content))
     starts = [m.start() for m in binary.finditer(content) if int.from_bytes(m[1], "big") in order]
     parts, at = [], 0
     for start in starts:
@@ -117,3 +123,8 @@ def _plain(content: bytes, order: Mapping[int, int], binary: re.Pattern[bytes], 
             at = start + 8
     text = b"".join([*parts, content[at:]])
     return _NUMBER.sub(name_of, _TIME.sub(time_of, text))
+
+
+def _ends(found: re.Match[bytes]) -> bytes:
+    """Of a preferred and a valid lifetime whether each ends."""
+    return b" ".join(b"for ever" if part == b"f" * 8 else b"ends" for part in found.groups())

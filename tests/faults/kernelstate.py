@@ -24,6 +24,7 @@ _IFINFO, _IFADDR, _RTMSG, _NDMSG = 16, 8, 12, 12  # bytes of the header of each 
 _SKIP_STATISTICS = struct.pack("=HHI", 8, 29, 8)  # IFLA_EXT_MASK: RTEXT_FILTER_SKIP_STATS
 _AF_SPEC, _IFA_CACHEINFO, _IFA_FLAGS = 26, 6, 8
 _TENTATIVE, _SCOPE_LINK = 0x40, 253
+_FOR_EVER = b"\xff" * 4  # a lifetime that never ends
 # counters and times: of a link, of what IPv6 says of a link, of a route, of a forwarding entry
 _LINK_NOISE = {7, 23, 35, 47, 48}  # IFLA_STATS, STATS64, CARRIER_CHANGES, CARRIER_UP_COUNT, CARRIER_DOWN_COUNT
 _INET6_NOISE = {3, 5, 6}  # IFLA_INET6_STATS, CACHEINFO, ICMP6STATS
@@ -108,7 +109,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _address(head: bytes, attributes: Attributes) -> str:
-    """Without times, but with the lifetimes; and whether or not the kernel is done, which it is by itself, with the
+    """Without times; of a lifetime it counts whether it ends; and whether or not the kernel is done, which it is by itself, with the
     duplicate detection of an address that it has made itself."""
     own = head[0] == _AF_INET6 and head[3] == _SCOPE_LINK
     if own:
@@ -116,7 +117,7 @@ def _address(head: bytes, attributes: Attributes) -> str:
     kept = []
     for kind, data in attributes:
         if kind == _IFA_CACHEINFO:
-            data = data[:8]
+            data = b"".join(_FOR_EVER if part == _FOR_EVER else bytes(4) for part in (data[:4], data[4:8]))
         elif kind == _IFA_FLAGS and own:
             data = bytes([data[0] & ~_TENTATIVE]) + data[1:]
         kept.append((kind, data))

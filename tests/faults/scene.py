@@ -6,6 +6,7 @@ the same state as in a new node, at a fraction of the time.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from tests.faults.inject import Command, Outcome
 from tests.faults.met import Met
 from tests.faults.state import State
 from tests.faults.whole import Whole
+from tests.hosts import dump
 from tests.node import STATE, Call, Node, Pod, Reply
 from tests.view import Link, View
 
@@ -35,6 +37,8 @@ NETWORK, IFNAME, MASTER = "faults", "net1", "ens2f0"
 DEVICES = {"bystander": "ens8"}  # host-device: everybody else gets DEVICE
 DEVICE = "ens9"
 TABLE = 7000
+ROUTED = "routed"  # a host-device with routes that depend on one another, and on another device
+BESIDE = "ens7"
 RAIL = "rail"  # a macvlan on one rail of a group of two, which have one index
 OTHER_RAIL = ("192.168.112.", "fd00:112::")
 GATEWAY = "192.168.111.254"
@@ -60,12 +64,14 @@ class Scene:
     def __init__(
         self, plugin: str, executables: Path, first: bool = False, met: Met | None = None, store: str = "file"
     ) -> None:
-        self.plugin = "macvlan" if plugin == RAIL else plugin
+        self.kind = plugin
+        self.plugin = {RAIL: "macvlan", ROUTED: "host-device"}.get(plugin, plugin)
         self.is_rail = plugin == RAIL
         self.store = store
         self.backing: Backing | None = None
         self.held: Trouble | None = None  # what is to happen to a request of the last call during the next one
         self.late_reservation = False  # a request for one has come after its call
+        self.eyes: dump.Host | None = None
         self._seconds = _STORE_SECONDS
         self._met = met
         self.node = Node(executables)
@@ -86,6 +92,8 @@ class Scene:
     def __exit__(self, *_: object) -> None:
         self._let_go()
         self._whole.close()
+        if self.eyes:
+            self.eyes.close()
         if self.backing:
             self.backing.close()
         self.node.__exit__()
@@ -101,6 +109,9 @@ class Scene:
         else:
             self.wire = self.node.namespace("wire")
             devices.quieten(self.wire)
+            if self.kind == ROUTED:
+                self.eyes = dump.Host(self.node.host)
+                devices.make(self.node.host, self.wire, BESIDE)
             for name in (DEVICE, *DEVICES.values()):
                 self.make_device(name)
         self.next = Attachment("next", "next", self.node.pod("next"), DEVICE)
@@ -123,6 +134,8 @@ class Scene:
     def make_device(self, name: str) -> None:
         """Make a device of the host, anew when it was destroyed."""
         devices.make(self.node.host, self.wire, name)
+        if self.kind == ROUTED and name == DEVICE:
+            devices.route(self.node.host, DEVICE, BESIDE)
 
     # --- what a case begins with ---
 
@@ -284,7 +297,15 @@ class Scene:
 
     def host(self) -> dict[str, Any]:
         """Everything that a person would miss of the links of the host."""
-        return {name: lasting(link) for name, link in self.node.host.links().items()}
+        found = {name: lasting(link) for name, link in self.node.host.links().items()}
+        return found | ({"everything": self._everything()} if self.eyes else {})
+
+    def _everything(self) -> list[str]:
+        """All that the routed device and the host have, but what the kernel makes by itself a moment after a link is up."""
+        assert self.eyes
+        kinds = ("address", "route", "rule", "neighbour", "sysctl")
+        texts = [line.text for line in self.eyes.dump().lines if line.kind in kinds]
+        return [text for text in texts if " fe80:" not in text and " ff00:" not in text and "proto 2 " not in text]
 
     def standing(self, who: Attachment) -> list[str]:
         """All that there is of an attachment."""
@@ -391,7 +412,7 @@ class Scene:
         """What `check` finds; nothing, without calling it, when it found nothing in the same state before."""
         if self._met is None:
             return check()
-        key = (what, RAIL if self.is_rail else self.plugin, self.store, self._first, self.settled(self._met))
+        key = (what, self.kind, self.store, self._first, self.settled(self._met))
         if self._met.has(*key):
             return []
         faults = check()
@@ -424,9 +445,13 @@ class Scene:
 
     def changed(self) -> list[str]:
         now, before = self.host(), self._host
-        return [
+        lines, known = now.pop("everything", []), before.get("everything", [])
+        found = [
+            line for line in difflib.unified_diff(known, lines, lineterm="", n=0) if line[:2] not in ("--", "++", "@@")
+        ]
+        return found + [
             f"{name}: {now.get(name)}, was {before.get(name)}"
-            for name in sorted({*now, *before})
+            for name in sorted({*now, *before} - {"everything"})
             if now.get(name) != before.get(name)
         ]
 

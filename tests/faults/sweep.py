@@ -67,7 +67,7 @@ def plan(operations: Sequence[str], faults: Sequence[str], executables: Path) ->
         requests = [c for c in every if c.name == REQUEST]
         found = [c for c in every if c.name != REQUEST]
         ways = tuple(continuations(operation))
-        for fault in faults:
+        for fault in [f for f in faults if f in (operation.faults or FAULTS)]:
             if fault in served.TROUBLES:
                 units += [Unit(name, fault, c, ways) for c in requests if served.meets(fault, operation, c)]
             elif fault in ERRORS:

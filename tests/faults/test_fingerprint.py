@@ -44,6 +44,23 @@ def test_a_state_that_is_made_again_is_the_same_state(scene: Scene, attached: st
     assert scene.fingerprint() == attached
 
 
+ADDRESS = "0218000014000600{}{}c06c0500c06c0500"  # a part of what the kernel shows of an address: IFA_CACHEINFO
+
+
+def kept(seconds: int, lifetime: str) -> Callable[[Scene], None]:
+    """A record that has an address of the device as the kernel showed it at some time, with that preferred lifetime."""
+    device = {"read": seconds, "addresses": [ADDRESS.format(lifetime, "ffffffff")]}
+    return edited("link", lambda _, document: document["link"].update(device=device))
+
+
+def test_of_an_address_in_a_record_it_counts_whether_its_lifetimes_end_and_not_when_it_was_read(scene: Scene) -> None:
+    found = []
+    for seconds, lifetime in ((1000, "c0a80000"), (2000, "bda80000"), (1000, "ffffffff")):
+        kept(seconds, lifetime)(scene)
+        found.append(scene.fingerprint())
+    assert found[0] == found[1] != found[2]
+
+
 def record(scene: Scene, part: str = "link", who: str = "victim-1") -> Path:
     return scene.node.path(STATE) / "attachments" / f"{NETWORK}:{who}:{IFNAME}:{part}"
 

@@ -35,7 +35,9 @@ def thinned(units: Sequence[Unit], count: int) -> list[Unit]:
     return [replace(u, continuations=(u.continuations[i % len(u.continuations)],)) for i, u in enumerate(drawn)]
 
 
-@pytest.mark.parametrize("operation", ["macvlan-first-add", "macvlan-del", "host-device-add", "host-device-del"])
+@pytest.mark.parametrize(
+    "operation", ["macvlan-first-add", "macvlan-del", "host-device-add", "host-device-del", "routed-del"]
+)
 def test_a_killed_plugin_leaves_nothing_that_a_retry_a_del_or_gc_does_not_clear(plugins: Path, operation: str) -> None:
     assert failures(thinned(sweep.plan([operation], [KILL], plugins), 4), plugins) == {}
 

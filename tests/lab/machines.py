@@ -45,6 +45,12 @@ MACHINES = {
             module="rxe_nsmove",
         ),
         Machine(
+            "hosts",
+            "stable",
+            "links of kinds that a kernel may lack",
+            before="modprobe -a bonding 8021q ipvlan macvtap dummy vxlan sch_htb sch_ingress",
+        ),
+        Machine(
             "sriov", "stable", "two network cards with VFs", (*_port(1), *_port(2)), before="modprobe -a igb igbvf"
         ),
         Machine(

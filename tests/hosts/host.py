@@ -1,0 +1,208 @@
+"""A host of the matrix, made as its scene says, and the calls of one plugin on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.faults import trace
+from tests.faults.inject import Command, Injector, Outcome, finished
+from tests.hosts import dump
+from tests.hosts.router import PREFIX, Router
+from tests.hosts.scenes import DEVICE, HOST_DEVICE, OTHER, SCENES, Scene
+from tests.node import Call, Node, Reply, until
+from tests.view import View
+
+NETWORK, IFNAME, CONTAINER = "hosts", "net1", "c1"
+_RANGE = "192.168.111.0/24"
+_FULL = "192.168.112.0/24"
+_QUIET = "sysctl -qw net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitations=0"
+_SOLICITS = "sysctl -qw net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitation_delay=0"
+_STOPPED = "--- stopped by SIGSTOP"
+_STOPPED_SECONDS = 30.0
+
+
+class Host:
+    """`with Host(scene, plugin, node) as host`: the scene on a fresh node, a pod, and the dump before anything is done."""
+
+    def __init__(self, scene: Scene, plugin: str, node: Node) -> None:
+        self.scene, self.plugin, self.node = scene, plugin, node
+        self.executable = "macvlan" if plugin.startswith("macvlan-") else plugin
+        self.router: Router | None = None
+        self._away = self._done = False
+        self.told = ""  # what plugins have written to their log
+        self.is_attached = False  # an ADD has succeeded
+
+    def __enter__(self) -> Host:
+        self.furnish()
+        self.eyes = dump.Host(self.node.host)
+        try:
+            if self.scene.router:
+                self._route(self.wires[0])
+            self.pod = self.node.pod()
+            self.before = dump.settled(self.eyes)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.router:
+            self.router.close()
+        self.eyes.close()
+
+    def furnish(self) -> None:
+        """Two network cards, and what the scene says of them."""
+        self._shell(_SOLICITS if self.scene.router else _QUIET)
+        self.wires = [self.node.master(name, mtu=9000) for name in (DEVICE, OTHER)]
+        self._shell("ip addr add 10.3.0.2/24 dev ens3f0; ip addr add fd00:3::2/64 dev ens3f0 nodad")
+        self._shell(self.scene.commands)
+        self.node.remember()
+
+    def _shell(self, commands: str) -> None:
+        if commands:
+            done = self.node.run(["sh", "-e"], stdin=commands.encode())
+            assert done.returncode == 0 and not done.stderr, (commands, done.stderr.decode())
+
+    def _route(self, wire: View) -> None:
+        wire.add_address("peer", "fe80::1/64")  # which it has at once
+        self.router = Router(wire, self.scene.router)
+
+        def heard() -> bool:
+            link = self.node.host.link(DEVICE)
+            if not any(text.startswith(PREFIX.rstrip(":")) for text in link.texts) and self.router:
+                self.router.advertise()
+                return False
+            return True
+
+        assert until(heard), "the host takes no address of the router's prefix"
+
+    # --- calls ---
+
+    def config(self, **ipam: Any) -> dict[str, Any]:
+        block = {"type": "whereabouts", "range": _RANGE, "ipRanges": [{"range": "fd00:111::/64"}], "routes": [{"dst": "10.20.0.0/16", "gw": "192.168.111.254"}]}  # fmt: skip
+        network = {"cniVersion": "1.1.0", "name": NETWORK, "type": self.executable, "ipam": block | ipam}
+        return network | self._selected()
+
+    def _selected(self) -> dict[str, Any]:
+        if self.plugin == HOST_DEVICE:
+            return {"device": self.scene.device}
+        return {"master": self.scene.device, "mode": self.plugin.partition("-")[2]}
+
+    def call(self, verb: str, config: dict[str, Any] | None = None) -> Reply:
+        """Call the plugin, while the scene meddles."""
+        command = self._command(verb, config or self.config())
+        if self.scene.meddling:
+            outcome = self._meddled(command)
+            assert outcome.reply, f"{verb} gave no answer: {outcome.faults}"
+            reply = outcome.reply
+        else:
+            reply = Call(self.node.start([command.executable], env=command.environ), command.stdin).finish()
+        self.told += reply.stderr
+        self.is_attached = self.is_attached or (verb == "ADD" and reply.status == 0)
+        return reply
+
+    def collect(self) -> Reply:
+        """A GC that is told of no attachment."""
+        return self.call("GC", self.config() | {"cni.dev/valid-attachments": []})
+
+    def exhaust(self) -> dict[str, Any]:
+        """Give the only address of a pool to somebody else; the configuration of a network that has that pool."""
+        one = {"range": _FULL, "range_start": "192.168.112.1", "range_end": "192.168.112.1", "ipRanges": []}
+        config = self.config(**one)
+        environ = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "other", "CNI_NETNS": "/dev/null", "CNI_IFNAME": IFNAME, "CNI_PATH": "/"}  # fmt: skip
+        argv = [self.node.executables / "whereabouts"]
+        Call(self.node.start(argv, env=environ), json.dumps(config).encode()).finish().succeeded()
+        self.node.remember()
+        return config
+
+    def killed(self, verb: str, point: str) -> Outcome:
+        """Call the plugin and kill it at `point`, if it comes there."""
+        with Injector(self.node) as injector:
+            return finished(injector.start(self._command(verb, self.config()), "KILL", point))
+
+    def points(self, verb: str) -> tuple[str, ...]:
+        """The points of a call of `verb` at which something changes, as the scene `plain` has them: about as many as here."""
+        return _points(self.plugin, verb, self.node.executables)
+
+    def traced(self, verb: str) -> tuple[str, ...]:
+        """The points of a call without a fault, which is made."""
+        with Injector(self.node) as injector:
+            outcome, text = injector.record(self._command(verb, self.config()), "-s", "64")
+        assert outcome.reply and not outcome.reply.status, outcome
+        return tuple(c.point for c in trace.parse(text) if trace.changes(c) and not trace.answers(c))
+
+    def _command(self, verb: str, config: dict[str, Any]) -> Command:
+        environ = {"CNI_COMMAND": verb, "CNI_PATH": str(self.node.executables)}
+        if verb != "GC":
+            environ |= {"CNI_CONTAINERID": CONTAINER, "CNI_IFNAME": IFNAME, "CNI_NETNS": self.pod.path}
+        return Command(self.node.executables / self.executable, environ, json.dumps(config).encode())
+
+    # --- what others do ---
+
+    def end_sandbox(self) -> None:
+        """The pod's namespace goes. The kernel gives a physical device back to the host, under the name that it has in
+        the pod and without its addresses (net/core/dev.c, default_device_exit_net); with a virtual one, which it would
+        destroy, that is done here."""
+        if self.plugin == HOST_DEVICE:
+            fd = os.open(self.node.host.path, os.O_RDONLY)
+            try:
+                for name in self.pod.view.names():
+                    self.pod.view.set(name, state="down", net_ns_fd=fd)
+            finally:
+                os.close(fd)
+        self.node.delete_pod(self.pod)
+
+    def _meddled(self, command: Command) -> Outcome:
+        """Call the plugin, stopped after each request to the kernel, when the scene's other program has its turn."""
+        with tempfile.TemporaryDirectory(prefix="hosts-") as folder:
+            trace = Path(folder, "trace")
+            strace = [shutil.which("strace") or "strace", "-f", "-qq", "-o", trace, "-e", "trace=sendto,sendmsg"]
+            strace += ["-e", "inject=sendto,sendmsg:signal=STOP:when=1+"]
+            call = Call(self.node.start([*strace, command.executable], env=command.environ), b"")
+            stdin = call.process.stdin
+            assert stdin
+            stdin.write(command.stdin)
+            stdin.close()
+            call.process.stdin = None
+            seen, end = 0, time.monotonic() + _STOPPED_SECONDS
+            while call.process.poll() is None:
+                stops = [line for line in _lines(trace) if _STOPPED in line]
+                for line in stops[seen:]:
+                    self._meddle()
+                    os.kill(int(line.split()[0]), signal.SIGCONT)
+                seen = len(stops)
+                assert time.monotonic() < end, "a plugin that is stopped again and again does not end"
+                select.select([], [], [], 0.002)
+            return finished(Call(call.process, None))  # type: ignore[arg-type]
+
+    def _meddle(self) -> None:
+        state, _, once = self.scene.meddling.partition(" ")
+        home = self.scene.device in self.node.host.names()
+        if once and (self._done or not (home and self._away)):
+            self._away = self._away or not home
+            return
+        if home:
+            self.node.host.set(self.scene.device, state=state)
+            self._done = True
+
+
+@cache
+def _points(plugin: str, verb: str, executables: Path) -> tuple[str, ...]:
+    with Node(executables) as node, Host(SCENES["plain"], plugin, node) as host:
+        if verb == "DEL":
+            host.call("ADD").succeeded()
+        return host.traced(verb)
+
+
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a file that is being written."""
+    return path.read_text().splitlines() if path.exists() else []
