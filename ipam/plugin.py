@@ -90,7 +90,7 @@ def _acquire(
     book: Book,
     log: Log,
 ) -> list[int]:
-    from ipam.acquire import acquire  # the other verbs take no address
+    from ipam.acquire import Terms, acquire  # the other verbs take no address
 
     owner = owner_of(request, config)
     store = stores.open_store(described, CREATE, restorer(described, book, log), config.store_timeout, log.warning)
@@ -113,13 +113,11 @@ def _acquire(
         doubtful = [Want(le.pool, le.family, le.value, le.scope) for le in recorded_leases(request.attachment, record)]
     seconds = config.store_timeout if stores.is_shared(described) else 0
 
-    fresh = record is None and not config.preferred_ip_annotation
-
     def reclaimed(pool: str) -> bool:
         return reclaim(store, pool, owner, book, log)
 
     try:
-        return acquire(store, wanted, owner, remember, reclaimed, doubtful, preferred, seconds, fresh=fresh)
+        return acquire(store, wanted, owner, Terms(remember, reclaimed, doubtful, preferred, seconds))
     except Unreachable:
         raise  # what was claimed cannot be told; DEL or GC will find it by the record
     except CniError:

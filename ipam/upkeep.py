@@ -53,24 +53,28 @@ def release(
     With a record the store is made when its file is not there: else another process could make it now, and begin it
     with this very record. `seconds` as for open_store; `cooldown` None: what the record says.
     """
-    store = stores.open_store(described, CREATE if record else CHANGE, restorer(described, book, log), seconds)
+    held = records.leases(attachment, record) if record else []
+    restore = restorer(described, book, log)
+    if stores.is_shared(described):  # only what is known of this attachment matters here
+        recorded = list(held)
+        restore = lambda: recorded  # noqa: E731
+    store = stores.open_store(described, CREATE if record else CHANGE, restore, seconds)
     store.cooldown = records.cooldown(record) if cooldown is None else cooldown
     if record and stores.is_shared(described) and not record["pending"]:
         record = _marked_pending(attachment, record, book, log)
     try:
         with store.turn():
-            held = records.leases(attachment, record) if record else []
-            if not (held and store.release_recorded(held)):
-                held = store.find(attachment)
+            if held and store.release(held) == len(held):
+                pass  # a claim is made as a whole, so there is no more
+            elif held := store.find(attachment):
+                store.release(held)
+            elif record and record["sequence"]:  # else it has never claimed
+                store.settle(attachment, record["sequence"])
+                held = store.find(attachment)  # a claim that was on its way may have come just before
                 if held:
                     store.release(held)
-                elif record and record["sequence"]:  # else it has never claimed
-                    store.settle(attachment, record["sequence"])
-                    held = store.find(attachment)  # a claim that was on its way may have come just before
-                    if held:
-                        store.release(held)
-                else:
-                    store.sync()
+            else:
+                store.sync()
     except CniError:
         try:
             keep_pending(attachment, record, described, book)

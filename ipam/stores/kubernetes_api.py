@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from ipam.stores.kubeconfig import Access
 
 GROUP = "whereabouts.cni.cncf.io"
-LEASE_GROUP = "coordination.k8s.io"
 VERSION = "v1alpha1"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
-LEASES = "leases"  # of LEASE_GROUP: turns of nodes, no leases of addresses
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # of the object, the metadata
 
@@ -38,13 +36,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
 _ATTEMPT_SECONDS = 10.0  # for one reply
 _CONNECT_SECONDS = 1.0  # ahead of the first request, which has all its time for it once more
 _PAGE = 500  # objects in one reply of a list
-_PATHS = {PODS: "api/v1", LEASES: f"apis/{LEASE_GROUP}/v1"}
+_PATHS = {PODS: "api/v1"}
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 RIGHTS = {
     POOLS: "get list create patch",
     RESERVATIONS: "get list create patch delete",
     SLICES: "get patch",
-    LEASES: "get create patch",
     PODS: "get",
 }
 """The verbs that are used: of pods in every namespace, of the rest in the context's."""

@@ -217,18 +217,6 @@ class PoolObject:
         self.size += grown
 
 
-def removal(cidr: str, leases: Sequence[Lease]) -> list[dict[str, Any]]:
-    """The JSON patch that takes `leases` out of the pool of `cidr`, if they are all in it; ValueError for no CIDR."""
-    _, first, _ = parse_cidr(cidr)
-    operations: list[dict[str, Any]] = [{"op": "test", "path": "/spec/range", "value": cidr}, _UNTRACKED]
-    for lease in leases:
-        path = f"/spec/allocations/{lease.value - first}"
-        operations.append({"op": "test", "path": f"{path}/id", "value": lease.container_id})
-        operations.append({"op": "test", "path": f"{path}/ifname", "value": lease.ifname})
-        operations.append({"op": "remove", "path": path})
-    return operations
-
-
 def interface(pod: tuple[str, str, str], ifname: str) -> str:
     """How an annotation names an interface of a pod; "" for a pod without a name."""
     return f"{pod[0]}/{pod[1]}/{ifname}" if pod[1] else ""

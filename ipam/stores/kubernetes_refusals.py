@@ -7,8 +7,6 @@ from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores.base import Unreachable
 from ipam.stores.kubernetes_api import (
     GROUP,
-    LEASE_GROUP,
-    LEASES,
     PODS,
     RIGHTS,
     VERBS,
@@ -72,8 +70,7 @@ def read(api: Api, status: int, body: bytes, method: str, resource: str, name: s
                 message,
             )
         verb = "list" if method == "GET" and not name else VERBS[method]
-        group = LEASE_GROUP if resource == LEASES else GROUP
-        what = "pods: its ClusterRole" if resource == PODS else f"{resource}.{group} in namespace {namespace}: its Role"
+        what = "pods: its ClusterRole" if resource == PODS else f"{resource}.{GROUP} in namespace {namespace}: its Role"
         raise Forbidden(
             f"{api} forbids to {verb} {what} needs the verbs {', '.join(RIGHTS[resource].split())}"
             f" (conf/kubernetes/rbac.yaml). Credentials: {api.named()}",

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from ipam.stores.kubernetes_api import Api
     from ipam.stores.kubernetes_objects import Entry
-    from ipam.stores.kubernetes_wishes import Wish
 
 
 class Names:
@@ -58,14 +57,14 @@ class Names:
 class View:
     """What was read since `forget`. `named` are the pools that an attachment may have leases in, None for all.
 
-    `before` is called when a pool is to be read; `wishes` tells what others want to have done to a pool.
+    `before` is called when a pool is to be read.
 
     `cooldown` is that of the store. `thorough`: reservations of other pools are looked for before a claim; for who has met one.
     """
 
     __slots__ = (
         *("_before", "_known", "_known_from", "_named", "_pools", "_reservations", "_reserved"),
-        *("api", "cooldown", "names", "thorough", "wishes"),
+        *("api", "cooldown", "names", "thorough"),
     )
 
     def __init__(
@@ -75,12 +74,10 @@ class View:
         named: list[str] | None,
         known: Callable[[], list[Lease]],
         names: Names,
-        wishes: Callable[[str], list[Wish]],
     ) -> None:
         self.api = api
         self._before = before
         self.names = names
-        self.wishes = wishes
         self.cooldown = 0
         self.thorough = False
         self._named = named
