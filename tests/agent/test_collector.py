@@ -118,6 +118,29 @@ def test_a_lease_that_another_takes_at_the_last_moment_stays_with_its_reservatio
     assert agent.metric("railcni_api_conflicts_total") == 1
 
 
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_reservation_that_an_add_takes_over_at_the_last_moment_stays(rig: Rig, leased: bool) -> None:
+    """The ADD changes it in place, so its UID stays."""
+    if leased:
+        rig.allocate(a2=("c2", "team/gone"))
+    rig.reserve(2, owner("c2", "team/gone"))
+    taken = threading.Event()
+
+    def takes(method: str, resource: str, number: int) -> None:
+        if (method, resource) == ("DELETE", RESERVATIONS) and not taken.is_set():
+            taken.set()
+            rig.server.core.add_pod("team", "new", "n1")
+            rig.allocate(a2=("c9", "team/new"))
+            rig.reserve(2, owner("c9", "team/new"))
+
+    rig.server.faults = takes
+    agent = rig.agent("n1")
+    assert until(taken.is_set, 20), agent.log
+    agent.passes()
+    assert rig.offsets() == ["2"]
+    assert rig.reservations() == ["10.0.0.2"]
+
+
 def test_another_pod_of_the_name_does_not_keep_a_lease_alive_but_a_pending_one_does(rig: Rig) -> None:
     rig.server.add_pod("team", "web-0", node="n1", status=status_of("10.0.0.77"))
     rig.server.add_pod("team", "web-1", node="n1", phase="Pending")

@@ -902,6 +902,41 @@ def test_an_add_after_a_pending_delete_gets_an_address_that_the_late_release_can
     assert (cluster.allocations(), cluster.server.names(RESERVATIONS)) == ({}, [])
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_late_release_takes_no_new_lease_of_the_same_container(cluster: Cluster, overlap: bool) -> None:
+    block = {"enable_overlapping_ranges": overlap}
+    assert cluster.call("ADD", ipam=block) == ["10.0.0.1/24"]
+    late: list[Any] = []
+
+    def lose(method: str, resource: str, number: int) -> Any:
+        if (method, resource) != ("PATCH", POOLS):
+            return None
+        late.append(cluster.server.seen[number - 1][2])
+        return kubernetes_api.DROP_BEFORE
+
+    cluster.server.faults = lose
+    cluster.call("DEL", ipam=block, seconds=1)
+    cluster.server.faults = lambda *_: None
+    cluster.call("DEL", ipam=block)
+    assert cluster.call("ADD", ipam=block) == ["10.0.0.1/24"]
+    for operations in late:
+        with pytest.raises(Conflict):
+            Api(cluster.kubeconfig, 5).patch(POOLS, POOL, operations)
+    assert list(cluster.allocations()) == ["1"]
+
+
+def test_what_others_note_on_a_pool_while_it_is_fenced_stays(cluster: Cluster) -> None:
+    """Such as which addresses cool."""
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {}})
+
+    def note(method: str, resource: str, number: int) -> Any:
+        return (lambda: cluster.server.note(POOLS, POOL, {"railcni.io/cooling": "{}"})) if method == "PATCH" else None
+
+    cluster.server.faults = note
+    cluster.store(POOL).settle(owner().attachment, 1)
+    assert cluster.server.metadata(POOLS, POOL)["annotations"]["railcni.io/cooling"] == "{}"
+
+
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 @pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, None], ids=["before", "after"])
 @pytest.mark.parametrize("request_number", [3, 4, 5, 6])

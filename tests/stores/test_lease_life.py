@@ -194,6 +194,15 @@ def test_a_pod_that_returns_gets_its_address_of_each_range_again(place: Place) -
     assert place.add("c2", "web-0", ipRanges=ranges) == "10.0.0.2 fd00::2"
 
 
+def test_the_lowest_free_address_is_given_also_when_lower_ones_are_reserved_through_another_range(place: Place) -> None:
+    for n in (1, 2):
+        assert place.add(f"narrow{n}", range="10.0.0.0/28") == f"10.0.0.{n}"
+    assert place.add("wide") == "10.0.0.3"
+    place.delete("narrow1", range="10.0.0.0/28")
+    assert place.add("wide2") == "10.0.0.1"
+    assert place.add("wide3") == "10.0.0.4"
+
+
 # --- cooldown ---
 
 
