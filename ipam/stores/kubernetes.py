@@ -21,6 +21,7 @@ from time import monotonic
 
 from cni.spec.errors import CniError, TryAgainLater
 from cni.spec.request import Attachment
+from ipam.ranges import format_address
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores.base import (
     SHARED_SECONDS,
@@ -34,7 +35,7 @@ from ipam.stores.base import (
     Want,
     returns,
 )
-from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open
+from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open, is_static, uid_of
 from ipam.stores.kubernetes_change import FIRST_PAUSE, contended_until, patch, wait
 from ipam.stores.kubernetes_claim import Claim
 from ipam.stores.kubernetes_objects import PoolObject
@@ -137,23 +138,41 @@ class KubernetesStore(Store):
         pod: tuple[str, str, str],
         windows: Sequence[tuple[str, str | None, int, int, int]],
     ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
-        """Where nothing tells the uid of a lease's pod (Go's), that of the living pod counts."""
+        """A lease that tells no uid is left out of the pod's, unless it can be told that it is the living pod's."""
         with self.turn():
             own, pods, former = super().survey(attachment, pod, windows)
             unknown = [lease for lease in pods if lease.attachment != attachment and not lease.pod[2]]
             if unknown and pod[2]:
-                uid = self._living(pod)
-                for lease in unknown:
-                    lease.pod = (*pod[:2], uid)
+                strange = self._strange(unknown, pod)
+                pods = [lease for lease in pods if lease not in strange]
             return own, pods, former
 
-    def _living(self, pod: tuple[str, str, str]) -> str:
-        """The uid of the pod that bears this name now; "" for none, and when we may not know."""
+    def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
+        """Those of `leases`, which tell no uid, that may be of another pod of the same name, on the wire still.
+
+        Go's lease has a reservation: if that is older than the pod that lives now, it was made for a former one. Without a
+        reservation nothing tells when the lease was made, nor on which node.
+        """
+        strange = [lease for lease in leases if lease.scope is None]
+        for lease in strange:
+            self._warn(
+                f"{format_address(lease.family, lease.value)} may be in use by another pod {'/'.join(pod[:2])}, of container"
+                f" {lease.container_id}, for nothing tells the UID of its pod: it does not move. See `railcni ipam audit`"
+            )
+        reserved = [lease for lease in leases if lease.scope is not None]
         try:
-            return self._api.pod_uid(*pod[:2])
+            living = self._api.pod(*pod[:2]) if reserved else {}
+        except Gone:
+            return strange
         except Forbidden as fault:
             self._warn(f"whose lease that of {pod[0]}/{pod[1]} is cannot be told, and it moves: {fault.msg}")
-            return ""
+            return strange
+        for lease in reserved:
+            found = self._view.reservation(lease.scope, lease.family, lease.value)
+            former = found and found.created < str(living.get("creationTimestamp") or "") and not is_static(living)
+            if former or uid_of(living) != pod[2]:
+                strange.append(lease)
+        return strange
 
     def former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
         if not returns(pod):

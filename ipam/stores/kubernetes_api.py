@@ -128,10 +128,9 @@ class Api:
         A static pod has another there than in the API, where its annotation tells it.
         """
         try:
-            metadata = self.pod(namespace, name)
+            return uid_of(self.pod(namespace, name))
         except Gone:
             return ""
-        return str((metadata.get("annotations") or {}).get(_STATIC) or metadata.get("uid") or "")
 
     def create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
         """The new object as the server has it; Conflict when there is one of its name. Open."""
@@ -279,6 +278,16 @@ class Api:
         if not isinstance(document, dict):
             raise Unreachable(f"{self} has sent something that is no JSON object: is `server` an API server's URL?")
         return document
+
+
+def is_static(pod: dict[str, Any]) -> bool:
+    """Whether the metadata `pod` is that of a static pod's mirror."""
+    return bool((pod.get("annotations") or {}).get(_STATIC))
+
+
+def uid_of(pod: dict[str, Any]) -> str:
+    """The uid of the pod with the metadata `pod`, as its runtime knows it."""
+    return str((pod.get("annotations") or {}).get(_STATIC) or pod.get("uid") or "")
 
 
 class Expired(Exception):

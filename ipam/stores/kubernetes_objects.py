@@ -271,12 +271,13 @@ def reservation(name: str, lease: Lease) -> dict[str, Any]:
 class Reservation:
     """A reservation as it was read."""
 
-    __slots__ = ("_annotations", "_details", "_labels", "_spec", "uid", "version")
+    __slots__ = ("_annotations", "_details", "_labels", "_spec", "created", "uid", "version")
 
     def __init__(self, document: dict[str, Any]) -> None:
         metadata = document.get("metadata") or {}
         self._annotations: dict[str, str] = metadata.get("annotations") or {}
         self._labels: dict[str, str] = metadata.get("labels") or {}
+        self.created: str = metadata.get("creationTimestamp") or ""  # RFC 3339, UTC
         self.uid: str = metadata.get("uid") or ""
         self.version: str = metadata.get("resourceVersion") or ""
         self._spec: dict[str, Any] = document.get("spec") or {}

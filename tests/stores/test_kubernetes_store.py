@@ -363,6 +363,20 @@ def test_a_lease_of_go_moves_to_the_living_pod_of_its_name_and_to_no_other(clust
     assert cluster.allocations() == {"5": {"id": "new", "podref": "ns/a", "ifname": "net1"}}
 
 
+@pytest.mark.skipif(bool(kubernetes_proxy.path()), reason="a real server sets the times of objects itself")
+def test_a_lease_that_go_made_for_a_former_pod_of_the_name_stays_with_it(cluster: Cluster) -> None:
+    """The reservation is older than the pod. The former pod may run still on a node that does not answer."""
+    go_lease(cluster)
+    living = cluster.server.add_pod("ns", "a")
+    metadata = cluster.server.core.objects["pods", "ns", "a"]["metadata"]
+    metadata["creationTimestamp"] = "2026-01-01T00:00:01Z"
+    assert cluster.call("ADD", "new", pod="a", args=f";K8S_POD_UID={living}") == ["10.0.0.1/24"]
+    assert cluster.allocations()["5"]["id"] == "go"
+    cluster.call("DEL", "new", pod="a")
+    metadata["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    assert cluster.call("ADD", "new", pod="a", args=f";K8S_POD_UID={living}") == ["10.0.0.5/24"]
+
+
 def test_a_lease_of_go_moves_to_the_new_sandbox_of_a_static_pod(cluster: Cluster) -> None:
     """The uid that its kubelet tells is in an annotation: the pod in the API is its mirror, and has another."""
     go_lease(cluster)

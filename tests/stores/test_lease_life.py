@@ -203,6 +203,19 @@ def test_the_lowest_free_address_is_given_also_when_lower_ones_are_reserved_thro
     assert place.add("wide3") == "10.0.0.4"
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_pod_gets_another_address_than_its_predecessor_of_the_same_name_that_lives_on_another_node(
+    place: Place, overlap: bool
+) -> None:
+    """A StatefulSet's pod that was deleted by force, on a node that does not answer."""
+    keys = {"enable_overlapping_ranges": overlap}
+    assert place.add("old", "web-0", uid="u1", node="node-1", **keys) == "10.0.0.1"
+    uid = place.server.add_pod("ns", "web-0")
+    node = "node-2" if place.shared else "node-1"
+    assert place.add("new", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"
+    assert place.add("again", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"  # its own sandbox was made anew
+
+
 # --- cooldown ---
 
 
