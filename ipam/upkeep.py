@@ -127,16 +127,20 @@ def flush_reminded(book: Book, log: Log, described: dict[str, Any]) -> None:
 def flush(book: Book, log: Log, described: dict[str, Any] | None, seconds: float) -> int:
     """Make releases that could not be made before, as far as `seconds` and the stores allow; how many are left.
 
-    `described` is the store of the configuration, which a record's may be the same as.
+    `described` is the store of the configuration, which a record's may be the same as. A store that cannot be reached is
+    asked once, and costs the others none of their time.
     """
     book.remind(False)
     deadline = time.monotonic() + seconds
+    silent: list[dict[str, Any]] = []
     left = 0
     for attachment, _, listed in book.all(PART):
         if listed.get("pending") is not True:
             continue
         left += 1
-        held = book.try_locked(attachment, PART) if time.monotonic() < deadline else None
+        if time.monotonic() > deadline or is_among(listed.get("store"), silent):
+            continue
+        held = book.try_locked(attachment, PART)
         if held is None:
             continue
         with held:
@@ -152,10 +156,17 @@ def flush(book: Book, log: Log, described: dict[str, Any] | None, seconds: float
                 left -= 1
             except CniError as fault:
                 log.warning(f"the release of {attachment} stays pending: {fault.msg}")
-                deadline = 0.0
+                if isinstance(fault, Unreachable):
+                    silent.append(where)
+                    deadline = time.monotonic() + seconds
     if left:
         book.remind(True)
     return left
+
+
+def is_among(store: Any, found: Iterable[dict[str, Any]]) -> bool:
+    """Whether a record's member `store` describes one of the stores in `found`."""
+    return isinstance(store, dict) and any(stores.same(store, one) for one in found)
 
 
 def restorer(described: dict[str, Any], book: Book, log: Log) -> Callable[[], list[Lease]]:
@@ -220,27 +231,36 @@ def collect(
     """
     began = time.time_ns()
     faults: list[CniError] = []
-    doomed: dict[Attachment, None] = {}
+    silent: list[dict[str, Any]] = []  # stores that cannot be reached: the next GC asks them again
+    doomed: dict[Attachment, dict[str, Any] | None] = {}
     for attachment, record in book.of_network(network, PART):
         if attachment not in valid or record.get("pending") is True:
-            doomed[attachment] = None
+            doomed[attachment] = record.get("store")
     try:
         if described:
-            doomed.update(dict.fromkeys(_unlisted(network, valid, node, stores.open_store(described, CHANGE), pools)))
+            for attachment in _unlisted(network, valid, node, stores.open_store(described, CHANGE), pools):
+                doomed.setdefault(attachment, described)
     except CniError as fault:
-        faults.append(fault)
-    for attachment in doomed:
-        if any(isinstance(fault, Unreachable) for fault in faults):
-            break  # each of the others would wait as long; the next GC goes on
+        note(fault, described, faults, silent)
+    for attachment, where in doomed.items():
+        if is_among(where, silent):
+            continue
         try:
             _collect(attachment, began, described, book, log, cooldown)
         except CniError as fault:
-            faults.append(fault)
+            note(fault, where, faults, silent)
     try:
         book.sweep(network)
     except CniError as fault:
         faults.append(fault)
     return faults
+
+
+def note(fault: CniError, store: dict[str, Any] | None, faults: list[CniError], silent: list[dict[str, Any]]) -> None:
+    """Add `fault`, met with `store`, to `faults`; and a store that cannot be reached to `silent`."""
+    faults.append(fault)
+    if store and isinstance(fault, Unreachable):
+        silent.append(store)
 
 
 def _unlisted(network: str, valid: set[Attachment], node: str, store: Store, pools: Iterable[str]) -> list[Attachment]:

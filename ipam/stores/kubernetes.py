@@ -38,7 +38,6 @@ from ipam.stores.base import (
 from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open, is_static, uid_of
 from ipam.stores.kubernetes_change import FIRST_PAUSE, contended_until, patch, wait
 from ipam.stores.kubernetes_claim import Claim
-from ipam.stores.kubernetes_objects import PoolObject
 from ipam.stores.kubernetes_reservations import holder_besides, reserve_for_others, unreserve
 from ipam.stores.kubernetes_turns import Turns
 from ipam.stores.kubernetes_view import Names, View
@@ -234,7 +233,7 @@ class KubernetesStore(Store):
 
     def pools(self) -> list[Pool]:
         with self.turn():
-            found = (PoolObject(document, 0) for document in self._api.list_all(POOLS))
+            found = (self._view.parsed(document, 0) for document in self._api.list_all(POOLS))
             return sorted(
                 (
                     Pool(self._view.names.pool_of(pool.name), pool.family, len(pool.entries))

@@ -110,7 +110,7 @@ class View:
             return [pool for pool in map(self.pool, names) if pool]
         self._before()
         for document in self.api.list_all(POOLS):
-            pool = self._parsed(document, 0)
+            pool = self.parsed(document, 0)
             self._pools.setdefault(self.names.pool_of(pool.name), pool)
         return [pool for pool in self._pools.values() if pool]
 
@@ -119,12 +119,13 @@ class View:
         if name not in self._pools:
             self._before()
             try:
-                self._pools[name] = self._parsed(*self.api.get(POOLS, self.names.object_of(name)))
+                self._pools[name] = self.parsed(*self.api.get(POOLS, self.names.object_of(name)))
             except Gone:
                 self._pools[name] = None
         return self._pools[name]
 
-    def _parsed(self, document: dict[str, Any], size: int) -> PoolObject:
+    def parsed(self, document: dict[str, Any], size: int) -> PoolObject:
+        """An IPPool of the server; InvalidConfig for one that has no range."""
         try:
             return PoolObject(document, size)
         except ValueError as fault:

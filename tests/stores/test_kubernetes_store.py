@@ -633,6 +633,14 @@ def test_a_fence_that_the_pool_refuses_leaves_the_release_pending_and_one_that_i
         store.settle(Attachment("rdma-net", "c1", "net1"), 1)
 
 
+def test_a_pool_without_a_range_is_named_by_what_reads_it(cluster: Cluster) -> None:
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "none", "allocations": {}})
+    store = cluster.store()
+    for read in (store.pools, lambda: store.leases(POOL), lambda: store.find(owner().attachment)):
+        with pytest.raises(InvalidConfig, match=f"spec.range of IPPool {POOL}"):
+            read()
+
+
 def test_a_missing_right_is_named(cluster: Cluster) -> None:
     cluster.server.forbidden = {("patch", POOLS), ("create", POOLS)}
     said = message(cluster)

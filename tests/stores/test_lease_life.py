@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -457,6 +458,40 @@ def test_what_is_pending_is_made_up_for_by_a_later_operation_and_not_at_each(
     shared.add("c6")
     assert shared.pending() == []
     assert shared.book().is_reminded(0) is False
+
+
+IMPOSSIBLE = {
+    "a retired etcd": {"kind": "etcd", "endpoints": ["http://127.0.0.1:1"], "prefix": "/gone"},
+    "a silent etcd": {"kind": "etcd", "endpoints": ["http://127.0.0.1:SILENT"], "prefix": "/gone"},
+    "a kubeconfig that has gone": {"kind": "kubernetes", "kubeconfig": "/etc/cni/none", "pools": ["10.9.0.0-24"]},
+    "a directory that is none": {"kind": "file", "path": "/dev/null"},
+    "a store of a newer version": {"kind": "tape"},
+}
+
+
+@pytest.mark.parametrize("how", IMPOSSIBLE)
+@pytest.mark.parametrize("verb", ["flush", "GC"])
+def test_a_release_that_cannot_be_made_holds_up_none_that_sorts_after_it(shared: Place, verb: str, how: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as never_answers:
+        text = json.dumps(IMPOSSIBLE[how]).replace("SILENT", str(never_answers.getsockname()[1]))
+        absent = dict.fromkeys(("user", "ca", "cert", "key"), "") if "etcd" in how else {}
+        shared.server.put("ippools", "kube-system", "10.9.0.0-24", {"range": "no CIDR", "allocations": {}})
+        lost = {"store": {**json.loads(text), **absent}, "pools": ["10.9.0.0-24"], "addresses": ["10.9.0.1"]}
+        for i in range(3):
+            shared.add(f"c{i}")
+        *_, (_, _, last) = shared.book().all()
+        described = last["store"]
+        for attachment, part, record in shared.book().all():
+            broken = lost if attachment.container_id in ("c0", "c1") else {}
+            shared.book().write(attachment, part, {**record, "pending": True, **broken})
+        if verb == "GC":
+            with pytest.raises(CniError):
+                shared.collect()
+        else:
+            assert upkeep.flush(shared.book(), Log(), described, 1) == 2
+        assert shared.pending() == ["c0", "c1"]
+        shared.server.remove("ippools", "10.9.0.0-24")
+        assert "c2" not in shared.leased(described).values()
 
 
 def test_a_release_that_was_pending_cools_from_when_it_is_made(shared: Place) -> None:
