@@ -33,6 +33,7 @@ _STATIC = "kubernetes.io/config.mirror"  # on the mirror of a static pod: the ui
 _UNWARNED = "fieldValidation=Ignore"  # no list of the members that are pruned: a tenth of the time of a patch
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
+_RETRY_AFTER_LIMIT = 10.0  # seconds: a server may ask for more
 _ATTEMPT_SECONDS = 10.0  # for one reply
 _CONNECT_SECONDS = 1.0  # ahead of the first request, which has all its time for it once more
 _PAGE = 500  # objects in one reply of a list
@@ -74,7 +75,7 @@ class Api:
     Nothing is read before it is needed.
     """
 
-    __slots__ = ("_access", "_connection", "_context", "_path", "_pause", "_token", "deadline", "requests", "seconds")
+    __slots__ = ("_access", "_connection", "_context", "_path", "_token", "deadline", "requests", "seconds")
 
     def __init__(self, path: str, seconds: float) -> None:
         self._path = path
@@ -82,7 +83,6 @@ class Api:
         self._connection: http.Connection | None = None
         self._context: Any = None
         self._token: str | None = None
-        self._pause = 0.0  # seconds that the server asks to wait for
         self.requests = 0  # made so far
         self.seconds = seconds
         self.deadline = float("inf")
@@ -178,7 +178,7 @@ class Api:
         target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
         changes = method != "GET"
         brief = method == "PATCH" or resource == PODS
-        pause, renewed = _FIRST_PAUSE, False
+        pause, asked, renewed = _FIRST_PAUSE, 0.0, False
         while True:
             try:
                 status, reply = self._attempt(method, target, body, brief, deadline)
@@ -196,13 +196,14 @@ class Api:
                     continue
                 from ipam.stores import kubernetes_refusals
 
-                failure, self._pause = kubernetes_refusals.read(self, status, reply, method, resource, name)
-            pause = max(pause, self._pause)
-            if monotonic() + pause > deadline:
+                failure, asked = kubernetes_refusals.read(self, status, reply, method, resource, name)
+                if self._connection:  # what answers for the server when it has too much to do sends no Status
+                    asked = max(asked, self._connection.retry_after)
+            wait = max(pause / 2, min(asked, _RETRY_AFTER_LIMIT)) + pause * posix.urandom(1)[0] / 256
+            if monotonic() + wait > deadline:
                 raise failure
-            time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            self._pause = 0
+            time.sleep(wait)
+            pause, asked = min(2 * pause, _LONGEST_PAUSE), 0.0
 
     def _attempt(self, method: str, target: str, body: bytes, brief: bool, deadline: float) -> tuple[int, bytes]:
         while True:

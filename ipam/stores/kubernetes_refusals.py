@@ -22,8 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ipam.stores.kubernetes_api import Api
 
-_RETRY_AFTER_LIMIT = 10.0  # seconds
-
 
 def read(api: Api, status: int, body: bytes, method: str, resource: str, name: str) -> tuple[CniError, float]:
     """(the error to raise when there is no time for another attempt, the seconds that the server asks to wait for).
@@ -87,7 +85,7 @@ def read(api: Api, status: int, body: bytes, method: str, resource: str, name: s
         fault = failure(f"{api} does not serve now ({status}) to {VERBS[method]} {where}: {message[:200]}. Retry")
         if method != "GET" and status != 429 and not (status == 503 and after):
             raise Open(fault.msg)  # it may have been carried out
-        return fault, min(after, _RETRY_AFTER_LIMIT) if isinstance(after, int) else 0
+        return fault, after if isinstance(after, int) else 0
     if "metadata.name" in message:
         raise InvalidConfig(
             f"{api} refuses to {VERBS[method]} {where}: ipam.network_name stands before the name of every object, so it"

@@ -292,6 +292,19 @@ def test_a_lease_of_an_unknown_node_waits_for_a_node_that_is_not_ready(rig: Rig)
     assert until(lambda: rig.offsets() == [], 20), agent.log
 
 
+def test_a_new_agent_waits_for_a_silent_node_that_may_be_the_one_that_a_lease_names_otherwise(rig: Rig) -> None:
+    """Its plugins take the host's name for the node's, and the API knows another."""
+    rig.server.core.add_node("silent.example.org", ready=False)
+    rig.allocate(a1=("c1", "team/web"))
+    rig.reserve(1, owner("c1", "team/web", node="silent"))
+    agent = rig.agent("n1")
+    assert agent.says("node silent.example.org is not ready, and the pod may run there still"), agent.log
+    agent.passes(4)
+    assert rig.offsets() == ["1"]
+    rig.server.core.add_node("silent.example.org", ready=False, out_of_service=True)
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+
+
 def test_a_reservation_without_a_lease_goes_when_its_pod_is_gone(rig: Rig) -> None:
     rig.server.add_pod("team", "live", node="n2")
     rig.allocate(a5=("c5", "team/live"))

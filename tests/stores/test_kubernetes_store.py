@@ -27,6 +27,7 @@ from cni.spec.errors import CniError, InvalidConfig, NotAvailable, TryAgainLater
 from cni.spec.request import Attachment
 from ipam import acquire, leases, plugin
 from ipam.ranges import Range, format_address
+from ipam.stores import kubernetes_api as stores_api
 from ipam.stores import kubernetes_turns
 from ipam.stores.base import Claimed, Lease, Taken, Unknown, Unreachable, Want
 from ipam.stores.kubernetes import KubernetesStore
@@ -536,6 +537,30 @@ def test_a_server_that_asks_for_more_time_than_there_is_ends_the_wait_at_once(cl
     cluster.server.faults = lambda method, resource, number: (429, {**busy, "details": {"retryAfterSeconds": 9}})
     assert message(cluster).startswith("11 ")
     assert len(cluster.asked()) == 1
+
+
+def test_the_header_retry_after_counts_too(cluster: Cluster) -> None:
+    """An overloaded server (API Priority and Fairness) answers with it and a plain text, without a Status."""
+    said = "Too many requests, please try again later.\n"
+    cluster.server.faults = lambda *_: (429, said, ("Retry-After", "9"))
+    assert "Too many requests" in message(cluster)
+    assert len(cluster.asked()) == 1
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "soon", "Wed, 21 Oct 2026 07:28:00 GMT", "1" * 40, "\u0663"])
+def test_a_retry_after_that_tells_no_seconds_is_none(cluster: Cluster, asked: str) -> None:
+    refusals = iter([(429, "busy\n", ("Retry-After", asked.encode().decode("latin-1")))])
+    cluster.server.faults = lambda *_: next(refusals, None)
+    assert cluster.call("ADD", seconds=2) == ["10.0.0.1/24"]
+
+
+def test_a_server_that_asks_for_an_hour_is_asked_again_after_seconds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores_api, "_RETRY_AFTER_LIMIT", 0.1)
+    refusals = iter([(429, "busy\n", ("Retry-After", "3600"))])
+    cluster.server.faults = lambda *_: next(refusals, None)
+    assert cluster.call("ADD", seconds=2) == ["10.0.0.1/24"]
 
 
 def test_a_delete_frees_a_reservation_whose_allocation_another_has_removed(cluster: Cluster) -> None:
