@@ -337,7 +337,9 @@ def configured(request: Request, log: Log) -> IpamConfig:
 def owner_of(request: Request, config: IpamConfig) -> Owner:
     namespace, name, uid = (_printable(part) for part in request.pod)
     netns = _printable(request.netns)
-    return Owner(request.attachment, (namespace, name, uid), config.node, node.boot_id(), netns, time.time_ns())
+    machine = "" if config.datastore == "file" else node.machine_id()  # a file's leases are of one machine
+    boot = node.boot_id()
+    return Owner(request.attachment, (namespace, name, uid), config.node, boot, netns, time.time_ns(), machine)
 
 
 def _printable(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from cni.kernel import netns
+from cni.kernel import netns, node
 from cni.spec.errors import CniError
 from ipam import records, stores
 from ipam.ranges import format_address
@@ -200,10 +200,24 @@ def reclaim(store: Store, pool: str, owner: Owner, book: Book, log: Log) -> bool
             dead = store.find(attachment)
             if any(lease.boot_id == owner.boot_id or _is_alive(lease.netns) for lease in dead):
                 continue
+            if not all(_is_ours(lease, owner.machine, store, book) for lease in dead):
+                continue
             freed = store.release(dead) > 0 or freed
             book.remove(attachment, PART)
             log.warning(f"reclaimed {_texts(dead)} of {attachment}, which an earlier boot left")
     return freed
+
+
+def _is_ours(lease: Lease, machine: str, store: Store, book: Book) -> bool:
+    """Whether a lease that names this node was claimed on this `machine`: another one may have the same node name.
+
+    A lease that does not tell its machine (of an older version) is ours if a record tells of it.
+    """
+    if not stores.is_shared(store.record()):
+        return True
+    if lease.machine and machine:
+        return lease.machine == machine
+    return book.read(lease.attachment, PART) is not None
 
 
 def _is_alive(path: str) -> bool:
@@ -216,7 +230,7 @@ def _is_alive(path: str) -> bool:
 def collect(
     network: str,
     valid: set[Attachment],
-    node: str,
+    node_name: str,
     described: dict[str, Any] | None,
     pools: Iterable[str],
     book: Book,
@@ -238,7 +252,7 @@ def collect(
             doomed[attachment] = record.get("store")
     try:
         if described:
-            for attachment in _unlisted(network, valid, node, stores.open_store(described, CHANGE), pools):
+            for attachment in _unlisted(network, valid, node_name, stores.open_store(described, CHANGE), pools, book):
                 doomed.setdefault(attachment, described)
     except CniError as fault:
         note(fault, described, faults, silent)
@@ -263,15 +277,18 @@ def note(fault: CniError, store: dict[str, Any] | None, faults: list[CniError], 
         silent.append(store)
 
 
-def _unlisted(network: str, valid: set[Attachment], node: str, store: Store, pools: Iterable[str]) -> list[Attachment]:
+def _unlisted(
+    network: str, valid: set[Attachment], node_name: str, store: Store, pools: Iterable[str], book: Book
+) -> list[Attachment]:
     found: dict[Attachment, None] = {}
+    machine = node.machine_id()
     for pool in pools:
-        page = store.leases(pool, node=node)
+        page = store.leases(pool, node=node_name)
         while page:
             for lease in page:
-                if lease.network == network and lease.attachment not in valid:
+                if lease.network == network and lease.attachment not in valid and _is_ours(lease, machine, store, book):
                     found[lease.attachment] = None
-            page = store.leases(pool, page[-1], node=node)
+            page = store.leases(pool, page[-1], node=node_name)
     return list(found)
 
 

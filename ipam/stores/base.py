@@ -53,10 +53,11 @@ def returns(pod: tuple[str, str, str]) -> bool:
 class Owner:
     """Who claims: an attachment, its pod (namespace, name, uid; "" for what is not known), its node, boot and netns.
 
-    `sequence` tells this claim from every other one: the time of the claim in ns since 1970.
+    `sequence` tells this claim from every other one: the time of the claim in ns since 1970. `machine` tells machines apart
+    that go by the same node name (cni.kernel.node.machine_id), in a store that nodes share.
     """
 
-    __slots__ = ("attachment", "boot_id", "netns", "node", "pod", "sequence")
+    __slots__ = ("attachment", "boot_id", "machine", "netns", "node", "pod", "sequence")
 
     def __init__(
         self,
@@ -66,8 +67,10 @@ class Owner:
         boot_id: str = "",
         netns: str = "",
         sequence: int = 0,
+        machine: str = "",
     ) -> None:
         self.attachment = attachment
+        self.machine = machine
         self.pod = pod
         self.node = node
         self.boot_id = boot_id
@@ -83,6 +86,7 @@ class Lease:
         "container_id",
         "family",
         "ifname",
+        "machine",
         "netns",
         "network",
         "node",
@@ -103,6 +107,7 @@ class Lease:
         self.node = owner.node
         self.boot_id = owner.boot_id
         self.netns = owner.netns
+        self.machine = owner.machine
         self.sequence = owner.sequence
 
     @property

@@ -260,6 +260,7 @@ def reservation(name: str, lease: Lease) -> dict[str, Any]:
         "bootID": lease.boot_id,
         "netns": lease.netns,
         "sequence": lease.sequence,
+        "machine": lease.machine,
     }
     metadata: dict[str, Any] = {"name": name, "annotations": {ANNOTATION: codec.dumps(details)}}
     if lease.node and len(lease.node) < 64 and all(c in _LABEL_SIGNS for c in lease.node):
@@ -305,7 +306,7 @@ class Reservation:
 
     def lease(self, want: Want) -> Lease:
         """The lease that it tells of, at the address of `want`; "" and 0 for what it does not tell."""
-        text = {key: self._text(key) for key in ("pool", "network", "node", "uid", "bootID", "netns")}
+        text = {key: self._text(key) for key in ("pool", "network", "node", "uid", "bootID", "netns", "machine")}
         namespace, _, name = str(self._spec.get("podref") or "").partition("/")
         sequence = self._details.get("sequence")
         owner = Owner(
@@ -315,6 +316,7 @@ class Reservation:
             text["bootID"],
             text["netns"],
             sequence if isinstance(sequence, int) and 0 <= sequence < OFFSETS else 0,
+            text["machine"],
         )
         return Lease(Want(text["pool"], want.family, want.value, want.scope), owner)
 

@@ -178,12 +178,12 @@ class View:
         if lease.sequence == 0 and found and own:
             told = found.lease(Want(lease.pool, lease.family, lease.value, lease.scope))
             lease.network, lease.node, lease.boot_id, lease.netns = told.network, told.node, told.boot_id, told.netns
-            lease.pod, lease.sequence = (*lease.pod[:2], told.pod[2]), told.sequence
+            lease.pod, lease.sequence, lease.machine = (*lease.pod[:2], told.pod[2]), told.sequence, told.machine
         if lease.scope is None or own:
             return lease
         return Lease(
             Want(lease.pool, lease.family, lease.value, None),
-            Owner(lease.attachment, lease.pod, lease.node, lease.boot_id, lease.netns, lease.sequence),
+            Owner(lease.attachment, lease.pod, lease.node, lease.boot_id, lease.netns, lease.sequence, lease.machine),
         )
 
     def is_there(self, lease: Lease) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cni.attachment import Book
+from cni.kernel import node
 from cni.log import Log
 from cni.spec import request as requests
 from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
@@ -215,6 +216,88 @@ def test_a_pod_gets_another_address_than_its_predecessor_of_the_same_name_that_l
     node = "node-2" if place.shared else "node-1"
     assert place.add("new", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"
     assert place.add("again", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"  # its own sandbox was made anew
+
+
+# --- machines of one node name ---
+
+
+class Machines:
+    """Machines that share a store and call themselves node-1, each with records of its own."""
+
+    def __init__(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._place = place
+        self._patch = monkeypatch
+        self._top = place.directory
+
+    def be(self, name: str, boot: str = "1", identity: str | None = None) -> None:
+        """From now on calls are made on the machine `name`, in its boot `boot`. `identity` "": nothing tells it."""
+        identity = name if identity is None else identity
+        self._place.directory = self._top / name
+        self._patch.setattr(node, "_known", [f"boot-{boot}-of-{name}"])
+        self._patch.setattr(node, "machine_id", lambda: identity, raising=False)
+
+    def lose_records(self) -> None:
+        for attachment, part, _ in self._place.book().all():
+            self._place.book().remove(attachment, part)
+
+
+@pytest.fixture
+def machines(shared: Place, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    return Machines(shared, monkeypatch)
+
+
+@pytest.mark.parametrize("identity", [None, ""], ids=["known", "unknown"])
+def test_what_another_machine_of_the_same_node_name_has_leased_is_freed_neither_by_gc_nor_when_a_pool_is_exhausted(
+    shared: Place, machines: Machines, identity: str | None
+) -> None:
+    """Two clusters with one prefix, or two hosts with one name."""
+    machines.be("one", identity=identity)
+    for container in ("c1", "c2"):
+        shared.add(container, **TINY)
+    described = next(record["store"] for _, _, record in shared.book().all())
+    machines.be("other", identity=identity)
+    with pytest.raises(TryAgainLater, match="exhausted"):
+        shared.add("c3", **TINY)
+    with pytest.raises(NotAvailable, match="exhausted"):
+        shared.call("STATUS", **TINY)
+    shared.collect(**TINY)
+    assert shared.leased(described) == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
+
+
+def test_what_an_earlier_boot_of_the_machine_left_is_freed_also_without_its_records(
+    shared: Place, machines: Machines
+) -> None:
+    if shared.block["datastore"] == "kubernetes":
+        pytest.skip("a pool tells no node: without records only the agent frees such leases (tests/agent)")
+    machines.be("one")
+    for container in ("c1", "c2"):
+        shared.add(container, **TINY)
+    machines.lose_records()
+    machines.be("one", boot="2")
+    assert shared.add("c3", **TINY) in ("10.0.0.1", "10.0.0.2")
+    described = shared.described
+    shared.collect("c3", **TINY)
+    assert list(shared.leased(described).values()) == ["c3"]
+
+
+def test_the_lease_of_a_version_that_told_no_machine_is_freed_by_the_machine_whose_record_tells_of_it(
+    shared: Place, machines: Machines
+) -> None:
+    machines.be("one", identity="")
+    for container in ("c1", "c2"):
+        shared.add(container, **TINY)
+    machines.be("one", boot="2")
+    assert shared.add("c3", **TINY) in ("10.0.0.1", "10.0.0.2")
+
+
+def test_a_pod_without_a_uid_takes_no_address_of_a_pod_of_its_name_on_another_machine(
+    shared: Place, machines: Machines
+) -> None:
+    machines.be("one")
+    assert shared.add("c1", "db") == "10.0.0.1"
+    machines.be("other")
+    assert shared.add("c2", "db") == "10.0.0.2"
+    assert shared.add("c3", "db") == "10.0.0.2"  # the sandbox was made anew there
 
 
 # --- cooldown ---
