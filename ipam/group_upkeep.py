@@ -18,7 +18,7 @@ from ipam.ranges import format_address
 from ipam.records import PART, document
 from ipam.records import leases as recorded_leases
 from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Owner
-from ipam.upkeep import flush_reminded, is_among, is_pending, note, release, restorer
+from ipam.upkeep import flush_reminded, is_among, is_pending, note_fault, release, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def collect(
         try:
             _collect(who, network, valid, began, described, book, log)
         except CniError as fault:
-            note(fault, listed.get("store"), faults, silent)
+            note_fault(fault, listed.get("store"), faults, silent)
     return faults
 
 

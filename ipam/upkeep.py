@@ -255,14 +255,14 @@ def collect(
             for attachment in _unlisted(network, valid, node_name, stores.open_store(described, CHANGE), pools, book):
                 doomed.setdefault(attachment, described)
     except CniError as fault:
-        note(fault, described, faults, silent)
+        note_fault(fault, described, faults, silent)
     for attachment, where in doomed.items():
         if is_among(where, silent):
             continue
         try:
             _collect(attachment, began, described, book, log, cooldown)
         except CniError as fault:
-            note(fault, where, faults, silent)
+            note_fault(fault, where, faults, silent)
     try:
         book.sweep(network)
     except CniError as fault:
@@ -270,7 +270,9 @@ def collect(
     return faults
 
 
-def note(fault: CniError, store: dict[str, Any] | None, faults: list[CniError], silent: list[dict[str, Any]]) -> None:
+def note_fault(
+    fault: CniError, store: dict[str, Any] | None, faults: list[CniError], silent: list[dict[str, Any]]
+) -> None:
     """Add `fault`, met with `store`, to `faults`; and a store that cannot be reached to `silent`."""
     faults.append(fault)
     if store and isinstance(fault, Unreachable):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ipam.stores.kubernetes_api import Api
 
 DIRECTORY = "/run/railcni"
-_SECONDS = 20.0  # to wait, if a request has its usual time: as long as each of 500 pods that end takes its 40 ms
-_SHARE = 0.8  # of a call's time to wait at most: the rest is for a claim without the lock
+_SECONDS = 30.0  # to wait, if a request has its usual time: a crowd of DELs must not go without the lock at once
+_SHARE = 0.9  # of the time of a call: the rest is for a claim without the lock
 
 
 class Turns:
