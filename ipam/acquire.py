@@ -61,84 +61,118 @@ class Exhausted(TryAgainLater):
     """A pool has no free address."""
 
 
-def acquire(
-    store: Store,
-    wanted: Sequence[Need],
-    owner: Owner,
-    remember: Callable[[Sequence[Want], int], None],
-    reclaim: Callable[[str], bool],
-    doubtful: Sequence[Want] = (),
-    preferred: Callable[[], list[tuple[int, int]]] = list,
-    seconds: float = 0,
-    choice: Choice | None = None,
-    fresh: bool = False,
-) -> list[int]:
-    """The addresses that meet `wanted`, in that order, leased to `owner`: all of them, or none and an error.
+class Terms:
+    """What a claim has to do with besides its store, its needs and its owner.
 
-    `doubtful` are not kept by who has them: a release of them may still be on its way.
-    `remember(wants, sequence)` is called before a claim is made. `reclaim(pool)` is called when a pool is exhausted,
-    and says whether it freed something. `preferred()` is asked once, before a pool is searched, which addresses are to
-    be given if they are free, (family, value); then those that the store remembers of the pod. `choice`: how addresses
-    are chosen, None: each by itself. `fresh`: nothing was ever claimed for the attachment, and nothing is preferred. All
-    is over in `seconds`, 0: CLAIM_SECONDS. Raises Exhausted; TryAgainLater when a requested address is held by another
-    or when the claims of others win for so long; what the store raises.
+    `remember(wants, sequence)` is called before each claim, and with what is leased already. `reclaim(pool)` is called
+    when a pool is exhausted: whether it has freed something. `doubtful` are addresses that are not to be kept, since a
+    release of them may still be on its way. `preferred()` answers the addresses, (family, value), that are given if
+    they are free, the best first. All is over in `seconds`, 0: CLAIM_SECONDS. `choice` is how the addresses are
+    chosen, None: each by itself.
     """
-    seconds = seconds or CLAIM_SECONDS
-    deadline = time.monotonic() + seconds
+
+    __slots__ = ("choice", "doubtful", "preferred", "reclaim", "remember", "seconds")
+
+    def __init__(
+        self,
+        remember: Callable[[Sequence[Want], int], object],
+        reclaim: Callable[[str], bool] = lambda pool: False,
+        doubtful: Sequence[Want] = (),
+        preferred: Callable[[], list[tuple[int, int]]] = list,
+        seconds: float = 0,
+        choice: Choice | None = None,
+    ) -> None:
+        self.remember = remember
+        self.reclaim = reclaim
+        self.doubtful = doubtful
+        self.preferred = preferred
+        self.seconds = seconds or CLAIM_SECONDS
+        self.choice = choice
+
+
+def acquire(store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) -> list[int]:
+    """Lease an address for each of `wanted` to `owner`, all or none; the addresses, in the order of the needs.
+
+    Raises Exhausted; TryAgainLater when a requested address is held by another or when the claims of others win for
+    so long; what the store raises.
+    """
+    deadline = time.monotonic() + terms.seconds
     store.finish_by(deadline)
-    pause = _FIRST_PAUSE
-    lost = list(doubtful)
-    liked: list[tuple[int, int]] | None = None
-    contended, unknown = False, 0
-    windows, decide, find = (choice.windows, choice.plan, choice.search) if choice else (_windows, leases.plan, search)
-    joins = fresh and not choice and len(wanted) == 1 and wanted[0].requested is None and not store.cooldown
+    attempts = _Attempts(store, wanted, owner, terms)
+    pause, unknown = _FIRST_PAUSE, 0
     while True:
         with store.turn():
-            answer = _join(store, wanted[0], owner, remember) if joins else None
-            joins = False
-            if isinstance(answer, Claimed):
-                return [lease.value for lease in answer.leases]
-            if answer is None:
-                own, pods, former = store.survey(owner.attachment, owner.pod, windows(store, wanted, owner, contended))
-                plan = decide(wanted, own, pods, owner, lost)
-                if liked is None and None in plan.chosen:
-                    liked = [*preferred(), *former]
-                if store.cooldown:
-                    _check_requested(store, wanted, plan.given_up, owner)
-                values = find(store, wanted, plan.chosen, owner, contended, reclaim, liked or ())
-                wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
-                if plan.settled:
-                    store.sync()
-                    remember(wants, own[0].sequence)
-                    return values
-                remember(wants, owner.sequence)
-                answer = store.claim(wants, owner, plan.given_up)
-                if isinstance(answer, Claimed):
-                    return values
-                if isinstance(answer, Taken):
-                    lost += _lost(store, wanted, wants, plan.chosen, answer.wants)
-                    liked = []
-                    contended = contended or any(
-                        w in answer.wants for w, c in zip(wants, plan.chosen, strict=True) if c is None
-                    )
+            while True:
+                began = time.monotonic()
+                answer = attempts.once()
+                if not isinstance(answer, Taken | Unknown):
+                    return answer
+                pause = max(pause, (time.monotonic() - began) / 2)  # a slow server is asked less often
+                if isinstance(answer, Unknown) or time.monotonic() + pause > deadline:
+                    break
+                pause = _wait(pause)
         if isinstance(answer, Unknown):  # the next turn's `find` tells whether it was made
             unknown += 1
-            if unknown == _UNKNOWN_TRIES or time.monotonic() > deadline:
+            if unknown == _UNKNOWN_TRIES or time.monotonic() + pause > deadline:
                 raise answer.reason
             owner.sequence = max(time.time_ns(), owner.sequence + 1)  # what is under way still has the former
-        if time.monotonic() > deadline:
-            raise TryAgainLater(
-                f"no address of {', '.join(need.pool for need in wanted)} could be claimed within {seconds:g} s,"
-                " because others claim from there at the same time: retry"
-            )
-        time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
-        pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = _wait(pause)
+            continue
+        raise TryAgainLater(
+            f"no address of {', '.join(need.pool for need in wanted)} could be claimed within {terms.seconds:g} s,"
+            " because others claim from there at the same time: retry"
+        )
 
 
-def _join(
-    store: Store, need: Need, owner: Owner, remember: Callable[[Sequence[Want], int], None]
-) -> Claimed | Taken | Unknown | None:
-    return store.join(need.pool, need.scope, need.rng, owner, lambda wants: remember(wants, owner.sequence))
+def _wait(pause: float) -> float:
+    """Wait for a random part of `pause`, in seconds; how long to wait at most the next time."""
+    time.sleep(pause * posix.urandom(1)[0] / 256)
+    return min(2 * pause, _LONGEST_PAUSE)
+
+
+class _Attempts:
+    """Attempts at one claim, and what the former ones have shown."""
+
+    __slots__ = ("_contended", "_liked", "_lost", "_owner", "_store", "_terms", "_wanted")
+
+    def __init__(self, store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._owner = owner
+        self._terms = terms
+        self._lost = list(terms.doubtful)
+        self._liked: list[tuple[int, int]] | None = None
+        self._contended = False
+
+    def once(self) -> list[int] | Taken | Unknown:
+        """One attempt, in a turn of the store: the addresses, or why it was not made."""
+        store, wanted, owner, terms = self._store, self._wanted, self._owner, self._terms
+        choice = terms.choice
+        windows, plan, find = (
+            (choice.windows, choice.plan, choice.search) if choice else (_windows, leases.plan, search)
+        )
+        contended = self._contended and store.spreads
+        own, pods, former = store.survey(owner.attachment, owner.pod, windows(store, wanted, owner, contended))
+        planned = plan(wanted, own, pods, owner, self._lost)
+        if self._liked is None and None in planned.chosen:
+            self._liked = [*terms.preferred(), *former]
+        if store.cooldown:
+            _check_requested(store, wanted, planned.given_up, owner)
+        values = find(store, wanted, planned.chosen, owner, contended, terms.reclaim, self._liked or ())
+        wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
+        if planned.settled:
+            store.sync()
+            terms.remember(wants, own[0].sequence)
+            return values
+        terms.remember(wants, owner.sequence)
+        answer = store.claim(wants, owner, planned.given_up)
+        if isinstance(answer, Claimed):
+            return values
+        if isinstance(answer, Taken) and answer.wants:
+            self._lost += _lost(store, wanted, wants, planned.chosen, answer.wants)
+            self._liked = []
+            self._contended |= any(w in answer.wants for w, c in zip(wants, planned.chosen, strict=True) if c is None)
+        return answer
 
 
 def lowest_free(

@@ -197,7 +197,7 @@ def _claim(
     log: Log,
 ) -> list[int]:
     """The addresses of all rails, leased to the container; the record says so when this returns."""
-    from ipam.acquire import acquire
+    from ipam.acquire import Terms, acquire
 
     who = owner.attachment
     store = stores.open_store(described, CREATE, restorer(described, book, log), config.store_timeout, log.warning)
@@ -233,7 +233,8 @@ def _claim(
         return reclaim(store, pool, owner, book, log)
 
     try:
-        values = acquire(store, group.wanted, owner, remember, reclaimed, doubtful, preferred, seconds, group)
+        terms = Terms(remember, reclaimed, doubtful, preferred, seconds, group)
+        values = acquire(store, group.wanted, owner, terms)
     except Unreachable:
         raise  # what was claimed cannot be told; DEL or GC will find it by the record
     except CniError as fault:

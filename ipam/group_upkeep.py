@@ -17,8 +17,8 @@ from ipam import members, plugin, stores
 from ipam.ranges import format_address
 from ipam.records import PART, document
 from ipam.records import leases as recorded_leases
-from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Owner, Unreachable
-from ipam.upkeep import flush_reminded, is_pending, release, restorer
+from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Owner
+from ipam.upkeep import flush_reminded, is_among, is_pending, note_fault, release, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -179,17 +179,18 @@ def collect(
 ) -> list[CniError]:
     """What GC of `network` does to groups: members that the runtime does not list go, with the last one the leases."""
     faults: list[CniError] = []
+    silent: list[dict[str, Any]] = []
     for who, listed in records:
         mine = [m for m in members.listed(listed) if m[0] == network]
         pending = listed.get("pending") is True
         if not any(Attachment(m[0], who.container_id, m[1]) not in valid or pending for m in mine):
             continue
-        if any(isinstance(fault, Unreachable) for fault in faults):
-            break
+        if is_among(listed.get("store"), silent):
+            continue
         try:
             _collect(who, network, valid, began, described, book, log)
         except CniError as fault:
-            faults.append(fault)
+            note_fault(fault, listed.get("store"), faults, silent)
     return faults
 
 

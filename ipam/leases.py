@@ -2,7 +2,8 @@
 
 1. The same attachment again: the addresses that it has, as long as the configuration still gives them.
 2. The same pod (namespace and name) with the same ifname in a new sandbox: the leases move to it. Not when both uids
-   are known and differ: then it is another pod of the same name, and the former one may still be on the wire.
+   are known and differ: then it is another pod of the same name, and the former one may still be on the wire. Nor
+   when a uid is not known and the machines differ: a pod's sandbox is made anew where it was.
 3. No pod name matches no pod.
 4. What an attachment holds and the configuration no longer gives is given up in the step that claims the rest.
 """
@@ -103,12 +104,14 @@ def plan(
 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
-    """Whether the lease of another sandbox is that of the owner's pod: not when both uids are known and differ."""
+    """Whether the lease of another sandbox is that of the owner's pod, by its uid, else by its machine."""
     same = bool(owner.pod[1]) and lease.pod[:2] == owner.pod[:2] and lease.ifname == owner.attachment.ifname
-    return same and not (lease.pod[2] and owner.pod[2] and lease.pod[2] != owner.pod[2])
+    if lease.pod[2] and owner.pod[2]:
+        return same and lease.pod[2] == owner.pod[2]
+    return same and (lease.machine == owner.machine or not (lease.machine and owner.machine))
 
 
 def is_current(lease: Lease, need: Need, owner: Owner) -> bool:
     """Whether the store says of the lease what a new claim would say: it tells the living from the dead by it."""
-    described = (lease.pod, lease.node, lease.boot_id, lease.netns, lease.scope)
-    return described == (owner.pod, owner.node, owner.boot_id, owner.netns, need.scope)
+    described = (lease.pod, lease.node, lease.machine, lease.boot_id, lease.netns, lease.scope)
+    return described == (owner.pod, owner.node, owner.machine, owner.boot_id, owner.netns, need.scope)

@@ -99,7 +99,7 @@ def _acquire(
     book: Book,
     log: Log,
 ) -> list[int]:
-    from ipam.acquire import acquire  # the other verbs take no address
+    from ipam.acquire import Terms, acquire  # the other verbs take no address
 
     owner = owner_of(request, config)
     store = stores.open_store(described, CREATE, restorer(described, book, log), config.store_timeout, log.warning)
@@ -122,13 +122,11 @@ def _acquire(
         doubtful = [Want(le.pool, le.family, le.value, le.scope) for le in recorded_leases(request.attachment, record)]
     seconds = config.store_timeout if stores.is_shared(described) else 0
 
-    fresh = record is None and not config.preferred_ip_annotation
-
     def reclaimed(pool: str) -> bool:
         return reclaim(store, pool, owner, book, log)
 
     try:
-        return acquire(store, wanted, owner, remember, reclaimed, doubtful, preferred, seconds, fresh=fresh)
+        return acquire(store, wanted, owner, Terms(remember, reclaimed, doubtful, preferred, seconds))
     except Unreachable:
         raise  # what was claimed cannot be told; DEL or GC will find it by the record
     except CniError:
@@ -372,7 +370,9 @@ def configured(request: Request, log: Log) -> IpamConfig:
 def owner_of(request: Request, config: IpamConfig) -> Owner:
     namespace, name, uid = (_printable(part) for part in request.pod)
     netns = _printable(request.netns)
-    return Owner(request.attachment, (namespace, name, uid), config.node, node.boot_id(), netns, time.time_ns())
+    machine = "" if config.datastore == "file" else node.machine_id()  # a file's leases are of one machine
+    boot = node.boot_id()
+    return Owner(request.attachment, (namespace, name, uid), config.node, boot, netns, time.time_ns(), machine)
 
 
 def _printable(text: str) -> str:

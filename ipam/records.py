@@ -10,6 +10,7 @@ so that a store whose file was lost can begin anew with what is in use. Members,
     sequence   when the addresses were claimed, in ns since 1970
     scope      the reservation scope of all of them, null for none
     pools, addresses   lists of the same length
+    machine    which machine the node is (cni.kernel.node.machine_id); absent for none
     cooldown   for how many seconds the addresses are given to no other pod when they are freed; absent for none
     pending    true when a DEL came that could not release them
 """
@@ -31,7 +32,7 @@ PART = "ipam"
 
 def document(store: dict[str, Any], wants: Sequence[Want], owner: Owner, cooldown: int = 0) -> dict[str, Any]:
     """The record of a claim in the store that `store` describes."""
-    found = {
+    found: dict[str, Any] = {
         "store": store,
         "netns": owner.netns,
         "node": owner.node,
@@ -42,7 +43,11 @@ def document(store: dict[str, Any], wants: Sequence[Want], owner: Owner, cooldow
         "addresses": [format_address(want.family, want.value) for want in wants],
         "pending": False,
     }
-    return {**found, "cooldown": cooldown} if cooldown else found
+    if owner.machine:
+        found["machine"] = owner.machine
+    if cooldown:
+        found["cooldown"] = cooldown
+    return found
 
 
 def cooldown(record: dict[str, Any] | None) -> int:
@@ -59,7 +64,8 @@ def leases(attachment: Attachment, record: dict[str, Any]) -> list[Lease]:
         sequence = record["sequence"]
         if not isinstance(sequence, int) or not 0 <= sequence < 1 << 63 or not isinstance(record["store"], dict):
             raise TypeError("sequence or store")
-        owner = Owner(attachment, (namespace, name, uid), node, boot_id, netns, sequence)
+        machine = _text(record.get("machine", ""))
+        owner = Owner(attachment, (namespace, name, uid), node, boot_id, netns, sequence, machine)
         scope = record["scope"] if record["scope"] is None else _text(record["scope"])
         places = zip(record["pools"], record["addresses"], strict=True)
         return [Lease(Want(_text(pool), *parse_address(_text(text)), scope), owner) for pool, text in places]

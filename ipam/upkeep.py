@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cni.attachment import Began
-from cni.kernel import netns
+from cni.kernel import netns, node
 from cni.spec.errors import CniError
 from ipam import records, stores
 from ipam.ranges import format_address
@@ -54,24 +54,28 @@ def release(
     With a record the store is made when its file is not there: else another process could make it now, and begin it
     with this very record. `seconds` as for open_store; `cooldown` None: what the record says.
     """
-    store = stores.open_store(described, CREATE if record else CHANGE, restorer(described, book, log), seconds)
+    held = records.leases(attachment, record) if record else []
+    restore = restorer(described, book, log)
+    if stores.is_shared(described):  # only what is known of this attachment matters here
+        recorded = list(held)
+        restore = lambda: recorded  # noqa: E731
+    store = stores.open_store(described, CREATE if record else CHANGE, restore, seconds)
     store.cooldown = records.cooldown(record) if cooldown is None else cooldown
     if record and stores.is_shared(described) and not record["pending"]:
         record = _marked_pending(attachment, record, book, log)
     try:
         with store.turn():
-            held = records.leases(attachment, record) if record else []
-            if not (held and store.release_recorded(held)):
-                held = store.find(attachment)
+            if held and store.release(held) == len(held):
+                pass  # a claim is made as a whole, so there is no more
+            elif held := store.find(attachment):
+                store.release(held)
+            elif record and record["sequence"]:  # else it has never claimed
+                store.settle(attachment, record["sequence"])
+                held = store.find(attachment)  # a claim that was on its way may have come just before
                 if held:
                     store.release(held)
-                elif record and record["sequence"]:  # else it has never claimed
-                    store.settle(attachment, record["sequence"])
-                    held = store.find(attachment)  # a claim that was on its way may have come just before
-                    if held:
-                        store.release(held)
-                else:
-                    store.sync()
+            else:
+                store.sync()
     except CniError:
         try:
             keep_pending(attachment, record, described, book)
@@ -124,16 +128,20 @@ def flush_reminded(book: Book, log: Log, described: dict[str, Any]) -> None:
 def flush(book: Book, log: Log, described: dict[str, Any] | None, seconds: float) -> int:
     """Make releases that could not be made before, as far as `seconds` and the stores allow; how many are left.
 
-    `described` is the store of the configuration, which a record's may be the same as.
+    `described` is the store of the configuration, which a record's may be the same as. A store that cannot be reached is
+    asked once, and costs the others none of their time.
     """
     book.remind(False)
     deadline = time.monotonic() + seconds
+    silent: list[dict[str, Any]] = []
     left = 0
     for attachment, _, listed in book.all(PART):
         if listed.get("pending") is not True:
             continue
         left += 1
-        held = book.try_locked(attachment, PART) if time.monotonic() < deadline else None
+        if time.monotonic() > deadline or is_among(listed.get("store"), silent):
+            continue
+        held = book.try_locked(attachment, PART)
         if held is None:
             continue
         with held:
@@ -149,10 +157,17 @@ def flush(book: Book, log: Log, described: dict[str, Any] | None, seconds: float
                 left -= 1
             except CniError as fault:
                 log.warning(f"the release of {attachment} stays pending: {fault.msg}")
-                deadline = 0.0
+                if isinstance(fault, Unreachable):
+                    silent.append(where)
+                    deadline = time.monotonic() + seconds
     if left:
         book.remind(True)
     return left
+
+
+def is_among(store: Any, found: Iterable[dict[str, Any]]) -> bool:
+    """Whether a record's member `store` describes one of the stores in `found`."""
+    return isinstance(store, dict) and any(stores.same(store, one) for one in found)
 
 
 def restorer(described: dict[str, Any], book: Book, log: Log) -> Callable[[], list[Lease]]:
@@ -188,10 +203,24 @@ def reclaim(store: Store, pool: str, owner: Owner, book: Book, log: Log) -> bool
             dead = store.find(attachment)
             if any(lease.boot_id == owner.boot_id or _is_alive(lease.netns) for lease in dead):
                 continue
+            if not all(_is_ours(lease, owner.machine, store, book) for lease in dead):
+                continue
             freed = store.release(dead) > 0 or freed
             book.remove(attachment, PART)
             log.warning(f"reclaimed {_texts(dead)} of {attachment}, which an earlier boot left")
     return freed
+
+
+def _is_ours(lease: Lease, machine: str, store: Store, book: Book) -> bool:
+    """Whether a lease that names this node was claimed on this `machine`: another one may have the same node name.
+
+    A lease that does not tell its machine (of an older version) is ours if a record tells of it.
+    """
+    if not stores.is_shared(store.record()):
+        return True
+    if lease.machine and machine:
+        return lease.machine == machine
+    return book.read(lease.attachment, PART) is not None
 
 
 def _is_alive(path: str) -> bool:
@@ -204,7 +233,7 @@ def _is_alive(path: str) -> bool:
 def collect(
     network: str,
     valid: set[Attachment],
-    node: str,
+    node_name: str,
     described: dict[str, Any] | None,
     pools: Iterable[str],
     book: Book,
@@ -219,22 +248,24 @@ def collect(
     """
     began = Began()
     faults: list[CniError] = []
-    doomed: dict[Attachment, None] = {}
+    silent: list[dict[str, Any]] = []  # stores that cannot be reached: the next GC asks them again
+    doomed: dict[Attachment, dict[str, Any] | None] = {}
     for attachment, record in book.of_network(network, PART):
         if attachment not in valid or record.get("pending") is True:
-            doomed[attachment] = None
+            doomed[attachment] = record.get("store")
     try:
         if described:
-            doomed.update(dict.fromkeys(_unlisted(network, valid, node, stores.open_store(described, CHANGE), pools)))
+            for attachment in _unlisted(network, valid, node_name, stores.open_store(described, CHANGE), pools, book):
+                doomed.setdefault(attachment, described)
     except CniError as fault:
-        faults.append(fault)
-    for attachment in doomed:
-        if any(isinstance(fault, Unreachable) for fault in faults):
-            break  # each of the others would wait as long; the next GC goes on
+        note_fault(fault, described, faults, silent)
+    for attachment, where in doomed.items():
+        if is_among(where, silent):
+            continue
         try:
             _collect(attachment, began, described, book, log, cooldown)
         except CniError as fault:
-            faults.append(fault)
+            note_fault(fault, where, faults, silent)
     try:
         book.sweep(network)
     except CniError as fault:
@@ -242,15 +273,27 @@ def collect(
     return faults
 
 
-def _unlisted(network: str, valid: set[Attachment], node: str, store: Store, pools: Iterable[str]) -> list[Attachment]:
+def note_fault(
+    fault: CniError, store: dict[str, Any] | None, faults: list[CniError], silent: list[dict[str, Any]]
+) -> None:
+    """Add `fault`, met with `store`, to `faults`; and a store that cannot be reached to `silent`."""
+    faults.append(fault)
+    if store and isinstance(fault, Unreachable):
+        silent.append(store)
+
+
+def _unlisted(
+    network: str, valid: set[Attachment], node_name: str, store: Store, pools: Iterable[str], book: Book
+) -> list[Attachment]:
     found: dict[Attachment, None] = {}
+    machine = node.machine_id()
     for pool in pools:
-        page = store.leases(pool, node=node)
+        page = store.leases(pool, node=node_name)
         while page:
             for lease in page:
-                if lease.network == network and lease.attachment not in valid:
+                if lease.network == network and lease.attachment not in valid and _is_ours(lease, machine, store, book):
                     found[lease.attachment] = None
-            page = store.leases(pool, page[-1], node=node)
+            page = store.leases(pool, page[-1], node=node_name)
     return list(found)
 
 

@@ -10,7 +10,7 @@ from cni.attachment import STATE, Book
 from cni.cli import judge_node
 from cni.cli.at_work import excluded
 from cni.cli.findings import RECLAIM, Finding
-from cni.cli.inventory import Held, Pod, lease_of, of_lease
+from cni.cli.inventory import Held, Pod, Reserved, lease_of, of_lease
 from cni.cli.ipam_look import Look, record_of
 from cni.cli.judge import Judge
 from cni.cli.objects import parse_pool, parse_reservation
@@ -97,7 +97,11 @@ class _WithPods:
 
 
 class _OfCluster(_WithPods):
-    """An allocation goes by a patch that tests the pool's resourceVersion; a reservation by its UID, after it."""
+    """An allocation goes by a patch that tests the pool's resourceVersion; the reservation after it, by its own.
+
+    The reservation is deleted as it was read before the allocation went: an ADD that has taken the address since has
+    changed it in place.
+    """
 
     def __init__(self, choice: Choice, seen: Look) -> None:
         super().__init__(choice, seen)
@@ -109,11 +113,18 @@ class _OfCluster(_WithPods):
         self._api.close()
 
     def free(self, finding: Finding, dry_run: bool) -> None:
-        if finding.pool:
-            self._free_lease(finding, dry_run)
-        self._free_reservation(finding, dry_run)
+        reserved = self._free_lease(finding, dry_run) if finding.pool else self._lone(finding)
+        name, uid = finding.reservation
+        if not (name and reserved) or dry_run:
+            return
+        try:
+            self._api.delete(RESERVATIONS, name, uid, reserved[0].version)
+        except (Conflict, Gone):
+            if not finding.pool:
+                raise Changed("another has taken its place") from None
 
-    def _free_lease(self, finding: Finding, dry_run: bool) -> None:
+    def _free_lease(self, finding: Finding, dry_run: bool) -> list[Reserved]:
+        """Free the allocation; the reservation that went with it."""
         for _ in range(_ATTEMPTS):
             document = self._cluster.pool(finding.pool)
             if document is None:
@@ -125,16 +136,16 @@ class _OfCluster(_WithPods):
                 raise Changed("the allocation is gone" if held is None else f"it is {held.owner}'s now")
             self._agree(finding, self._judge(finding, reserved=reserved).lease(held))
             if dry_run:
-                return
+                return reserved
             cooled = state.pool.cooled([lease_of(held)], self._cooldown(held), int(time.time()))
             try:
                 self._api.patch(POOLS, finding.pool, state.pool.patch({held.address[1]: None}, cooled))
-                return
+                return reserved
             except (Conflict, Gone):
                 continue  # the pool has changed since it was read: look again
         raise Changed(f"pool {finding.pool} changed each time that it was to be: try again later")
 
-    def _reserved(self, finding: Finding) -> list[Any]:
+    def _reserved(self, finding: Finding) -> list[Reserved]:
         """The reservation that goes with the finding, as it is now."""
         name, _ = finding.reservation
         document = self._cluster.reservation(name) if name else None
@@ -142,22 +153,13 @@ class _OfCluster(_WithPods):
         scopes |= {s.scope for s in self._inventory.pools if s.scope}
         return [parse_reservation(document, scopes)] if document else []
 
-    def _free_reservation(self, finding: Finding, dry_run: bool) -> None:
-        name, uid = finding.reservation
-        if not name:
-            return
-        if not finding.pool:
-            reserved = self._reserved(finding)
-            if not reserved:
-                raise Changed("the reservation is gone")
-            self._agree(finding, self._judge(finding).reservation(reserved[0]))
-        if dry_run:
-            return
-        try:
-            self._api.delete(RESERVATIONS, name, uid)
-        except (Conflict, Gone):
-            if not finding.pool:
-                raise Changed("another has taken its place") from None
+    def _lone(self, finding: Finding) -> list[Reserved]:
+        """The reservation of the finding, which no lease goes with."""
+        reserved = self._reserved(finding)
+        if not reserved:
+            raise Changed("the reservation is gone")
+        self._agree(finding, self._judge(finding).reservation(reserved[0]))
+        return reserved
 
 
 class _OfEtcd(_WithPods):

@@ -10,6 +10,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from cni.attachment import STATE, Book
@@ -27,7 +28,8 @@ from cni.spec.request import Attachment
 from ipam import stores as kinds
 from ipam.ranges import Range, parse_cidr
 from ipam.records import PART
-from ipam.stores.base import CHANGE, CREATE, Lease, Owner, Store, Taken, Unknown, Want
+from ipam.stores.base import CHANGE, CREATE, Claimed, Lease, Owner, Store, Taken, Unknown, Want
+from ipam.stores.kubernetes_change import FIRST_PAUSE, wait
 
 _AT_ONCE = 200  # attachments in one turn: the node's own plugins wait for it
 _PASSES = 5
@@ -208,6 +210,16 @@ def _chosen(leases: list[Lease], options: argparse.Namespace, target: Choice) ->
     return [lease for lease in leases if lease.node == options.node]
 
 
+def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
+    """Claim the leases of one attachment; again when others have changed the store at the same time."""
+    deadline, pause = monotonic() + SECONDS, FIRST_PAUSE
+    while True:
+        answer = store.claim([migration.want_of(lease) for lease in group], migration.owner_of(group[0]))
+        if not isinstance(answer, Taken) or answer.wants or monotonic() + pause > deadline:
+            return answer
+        pause = wait(pause)
+
+
 def _opened(choice: Choice, leases: Iterable[Lease]) -> Store:
     """A Kubernetes store takes turns at the pools that it is told of."""
     described = {**choice.described, "pools": sorted({lease.pool for lease in leases})}
@@ -271,7 +283,7 @@ class _Migration:
         for start in range(0, len(groups), _AT_ONCE):
             with store.turn():
                 for group in groups[start : start + _AT_ONCE]:
-                    answer = store.claim([migration.want_of(lease) for lease in group], migration.owner_of(group[0]))
+                    answer = _claim(store, group)
                     if isinstance(answer, Taken):
                         raise TryAgainLater(
                             f"{migration.shown(group[0])} was given to another meanwhile: run this again"

@@ -55,7 +55,7 @@ def want_of(lease: Lease) -> Want:
 
 def owner_of(lease: Lease) -> Owner:
     """All that is known of its owner."""
-    return Owner(lease.attachment, lease.pod, lease.node, lease.boot_id, lease.netns, lease.sequence)
+    return Owner(lease.attachment, lease.pod, lease.node, lease.boot_id, lease.netns, lease.sequence, lease.machine)
 
 
 def shown(lease: Lease) -> str:

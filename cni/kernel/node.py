@@ -1,13 +1,15 @@
-"""Which node this is, and which of its boots."""
+"""Which node this is, which machine, and which of its boots."""
 
 from __future__ import annotations
 
+import _blake2
 import posix
 
 from cni.kernel.files import read_whole
 from cni.spec.errors import IoFailure
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_MACHINE = ("/etc/machine-id", "/sys/class/dmi/id/product_uuid")
 _known: list[str] = []
 
 
@@ -19,6 +21,23 @@ def boot_id() -> str:
         return _known[0]
     except OSError as fault:
         raise IoFailure(f"cannot read {_BOOT_ID}: {fault.strerror}; mount /proc where the plugin runs") from None
+
+
+def machine_id() -> str:
+    """What tells this machine from others that call themselves the same, in every boot; "" when nothing does.
+
+    A digest, since machine-id(5) is to be kept confidential; together with what the firmware or hypervisor says, since
+    machines that are copies of one image have one machine-id.
+    """
+    found = []
+    for path in _MACHINE:
+        try:
+            found.append(read_whole(path).strip())
+        except OSError:
+            found.append(b"")
+    if not any(found) or found == [b"uninitialized", b""]:
+        return ""
+    return _blake2.blake2b(b"\0".join(found), digest_size=16).hexdigest()
 
 
 def host_name() -> str:

@@ -5,7 +5,7 @@ and to at most one of those leases that share a reservation scope, whatever thei
 no address twice. `claim` and `release` change several leases at once or none.
 
 A store may be shared by processes and by nodes. `turn` is how callers take turns at it where it can arrange that;
-nothing depends on it but speed: without turns, or across nodes, `claim` is what decides, and it may answer Taken.
+only speed depends on it: without turns, or across nodes, `claim` decides, and it may answer Taken.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from cni.spec.request import Attachment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
     from types import TracebackType
     from typing import Any
 
     from cni.spec.errors import CniError
-    from ipam.ranges import Range
 
 READ, CHANGE, CREATE = range(3)  # what a store is opened for; where there is none, CREATE makes it, else it is empty
 
@@ -54,10 +53,11 @@ def returns(pod: tuple[str, str, str]) -> bool:
 class Owner:
     """Who claims: an attachment, its pod (namespace, name, uid; "" for what is not known), its node, boot and netns.
 
-    `sequence` tells this claim from every other one: the time of the claim in ns since 1970.
+    `sequence` tells this claim from every other one: the time of the claim in ns since 1970. `machine` tells machines apart
+    that go by the same node name (cni.kernel.node.machine_id), in a store that nodes share.
     """
 
-    __slots__ = ("attachment", "boot_id", "netns", "node", "pod", "sequence")
+    __slots__ = ("attachment", "boot_id", "machine", "netns", "node", "pod", "sequence")
 
     def __init__(
         self,
@@ -67,8 +67,10 @@ class Owner:
         boot_id: str = "",
         netns: str = "",
         sequence: int = 0,
+        machine: str = "",
     ) -> None:
         self.attachment = attachment
+        self.machine = machine
         self.pod = pod
         self.node = node
         self.boot_id = boot_id
@@ -84,6 +86,7 @@ class Lease:
         "container_id",
         "family",
         "ifname",
+        "machine",
         "netns",
         "network",
         "node",
@@ -104,6 +107,7 @@ class Lease:
         self.node = owner.node
         self.boot_id = owner.boot_id
         self.netns = owner.netns
+        self.machine = owner.machine
         self.sequence = owner.sequence
 
     @property
@@ -158,7 +162,10 @@ class Claimed:
 
 
 class Taken:
-    """Answer of `claim`: nothing was changed; `wants` are what another holds, or what a lease given up no longer held."""
+    """Answer of `claim`: nothing was changed. `wants` are what another holds, or what a lease given up no longer held.
+
+    None of them: others changed the store at the same time, and the same claim may succeed when it is made again.
+    """
 
     __slots__ = ("wants",)
 
@@ -208,6 +215,9 @@ class Store:
     kind = ""
     cooldown: int
     window = 4096  # how many addresses a search looks at in one step: a power of two, at most the allocator's WINDOW
+    spreads = (
+        True  # whether claims of different addresses of a pool can succeed at once: then a lost one looks elsewhere
+    )
 
     def record(self) -> dict[str, Any]:
         """What a record must keep to find this store again: JSON with the member `kind`."""
@@ -293,17 +303,6 @@ class Store:
         """
         raise NotImplementedError
 
-    def join(
-        self, pool: str, scope: str | None, rng: Range, owner: Owner, remember: Callable[[Sequence[Want]], object]
-    ) -> Claimed | Taken | Unknown | None:
-        """The claim of an address of `rng` that another process of this node has made for `owner` while we waited for our
-        turn; None: nobody has, and it is our turn.
-
-        For an attachment that has no lease and asks for no address. `remember(wants)` is called before another process
-        is asked, with none, and with the address that it has claimed.
-        """
-        return None
-
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """Give up `instead_of` and lease all `wants` to `owner`, in one step; or change nothing.
 
@@ -314,14 +313,6 @@ class Store:
     def release(self, leases: Sequence[Lease]) -> int:
         """Free those of `leases` that are still in the store as they are here, in one step; how many."""
         raise NotImplementedError
-
-    def release_recorded(self, leases: Sequence[Lease]) -> bool:
-        """Free `leases`, all that a record tells of an attachment, without looking for more; False: look.
-
-        Then any of them may be free already. For a store that is reached by messages, and can tell by the reply alone
-        that they were all there. Whoever calls it holds the attachment's lock.
-        """
-        return False
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         """Up to `limit` leases of a pool in the order of their addresses, those behind the lease `after`.

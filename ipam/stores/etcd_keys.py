@@ -158,6 +158,7 @@ def place_of(family: int, value: int) -> bytes:
 
 
 def _document(lease: Lease) -> bytes:
+    machine = {"machine": lease.machine} if lease.machine else {}
     return codec.dumps(
         {
             "pool": lease.pool,
@@ -171,6 +172,7 @@ def _document(lease: Lease) -> bytes:
             "bootID": lease.boot_id,
             "netns": lease.netns,
             "sequence": lease.sequence,
+            **machine,
         }
     ).encode()
 
@@ -182,8 +184,22 @@ def parse(key: bytes, value: bytes) -> Lease:
         names = ("pool", "address", "network", "containerID", "ifname", "node", "bootID", "netns")
         pool, address, network, container, ifname, node, boot_id, netns = (d[name] for name in names)
         namespace, pod, uid = d["pod"]
-        scope, sequence = d["scope"], d["sequence"]
-        texts = (pool, address, network, container, ifname, node, boot_id, netns, namespace, pod, uid, scope or "")
+        scope, sequence, machine = d["scope"], d["sequence"], d.get("machine", "")
+        texts = (
+            pool,
+            address,
+            network,
+            container,
+            ifname,
+            node,
+            boot_id,
+            netns,
+            namespace,
+            pod,
+            uid,
+            scope or "",
+            machine,
+        )
         if not all(isinstance(text, str) for text in texts) or type(sequence) is not int:
             raise ValueError
         want = Want(pool, *parse_address(address), scope)
@@ -194,5 +210,6 @@ def parse(key: bytes, value: bytes) -> Lease:
             " when nothing uses the address",
             f"its value begins with {value[:200]!r}",
         ) from None
-    owner = Owner(Attachment(network, container, ifname), (namespace, pod, uid), node, boot_id, netns, sequence)
+    attachment = Attachment(network, container, ifname)
+    owner = Owner(attachment, (namespace, pod, uid), node, boot_id, netns, sequence, machine)
     return Lease(want, owner)

@@ -87,7 +87,7 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
 class Connection:
     """A connected socket, with TLS when there is a `context`, which `dial` made for `host`."""
 
-    __slots__ = ("_buffer", "_host", "_socket", "_tls", "reused")
+    __slots__ = ("_buffer", "_host", "_socket", "_tls", "retry_after", "reused")
 
     def __init__(self, socket: Any, host: str, context: Any, deadline: float) -> None:
         """Untrusted or OSError when TLS fails; the socket is closed then."""
@@ -96,6 +96,7 @@ class Connection:
         self._buffer = b""
         self._tls: Any = None
         self.reused = False
+        self.retry_after = 0  # seconds that the last reply asks to wait for before another request
         if context:
             try:
                 self._tls = context._wrap_socket(socket, False, host)
@@ -133,6 +134,8 @@ class Connection:
             self.close()
             raise Lost(errno.EPROTO, "what came is not an HTTP reply") from None
         self.reused = True
+        asked = fields.get("retry-after", "")
+        self.retry_after = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
         if fields.get("connection", "").lower() == "close":
             self.close()
         return status, reply

@@ -5,13 +5,13 @@ for each address: the pool first, for a reservation without an allocation would 
 undone; what a kill leaves is completed by a retry, or cleared by DEL, since the allocation names the container.
 
 The node's processes take turns at a pool, from reading it to patching it, so that each finds the object as its
-predecessor left it, and one patch serves all that wait (`join`); other nodes are met by the test, and a random wait.
+predecessor left it. A change by another node makes the test fail; then the pool is read again after a random pause.
 
 An allocation tells container, pod and ifname. All else of a lease comes from `known`, the node's own records, else from
 its reservation; a lease that neither tells of (Go's) has the sequence 0.
 
-A request whose reply was lost can come late, but the test makes it fail once the object has changed: so a claim is made
-again with the object read anew, and who must be certain changes it (`settle`).
+A request whose reply was lost can come late, but the test makes it fail once the object has changed. So a claim is made
+again with the object read anew, and `settle` changes the object.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from time import monotonic
 
 from cni.spec.errors import CniError, TryAgainLater
 from cni.spec.request import Attachment
+from ipam.ranges import format_address
 from ipam.stores import kubernetes_objects as objects
 from ipam.stores.base import (
     SHARED_SECONDS,
@@ -31,14 +32,12 @@ from ipam.stores.base import (
     Store,
     Taken,
     Unknown,
-    Unreachable,
     Want,
     returns,
 )
-from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open
+from ipam.stores.kubernetes_api import POOLS, Api, Conflict, Forbidden, Gone, Open, is_static, uid_of
 from ipam.stores.kubernetes_change import FIRST_PAUSE, contended_until, patch, wait
 from ipam.stores.kubernetes_claim import Claim
-from ipam.stores.kubernetes_objects import PoolObject
 from ipam.stores.kubernetes_reservations import holder_besides, reserve_for_others, unreserve
 from ipam.stores.kubernetes_turns import Turns
 from ipam.stores.kubernetes_view import Names, View
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
-    from ipam.ranges import Range
     from ipam.stores.kubernetes_change import Changes
 
 
@@ -62,6 +60,7 @@ class KubernetesStore(Store):
 
     kind = "kubernetes"
     window = 256  # the pool is in memory; `next_open` passes over all that is full
+    spreads = False  # a pool is one object
 
     def __init__(
         self,
@@ -75,8 +74,8 @@ class KubernetesStore(Store):
         self._described = described
         self._api = Api(described.get("kubeconfig") or "", seconds)
         names = names or Names(described.get("node") or "")
-        self._turns = Turns(self._api, described.get("pools") or [], seconds, names.object_of, warn)
-        self._view = View(self._api, self._turns.take, described.get("pools"), known, names, self._turns.wishes)
+        self._turns = Turns(self._api, described.get("pools") or [], seconds, warn)
+        self._view = View(self._api, self._turns.take, described.get("pools"), known, names)
         self._warn = warn
         self._depth = 0
 
@@ -86,7 +85,6 @@ class KubernetesStore(Store):
     def enter(self) -> None:
         """The locks are taken when a pool is to be read."""
         if self._depth == 0:
-            self._turns.changes = False
             self._view.forget()
             self._view.cooldown = self.cooldown
         self._depth += 1
@@ -139,24 +137,41 @@ class KubernetesStore(Store):
         pod: tuple[str, str, str],
         windows: Sequence[tuple[str, str | None, int, int, int]],
     ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
-        """Where nothing tells the uid of a lease's pod (Go's), that of the living pod counts."""
+        """A lease that tells no uid is left out of the pod's, unless it can be told that it is the living pod's."""
         with self.turn():
-            self._turns.changes = True  # by the claim that follows
             own, pods, former = super().survey(attachment, pod, windows)
             unknown = [lease for lease in pods if lease.attachment != attachment and not lease.pod[2]]
             if unknown and pod[2]:
-                uid = self._living(pod)
-                for lease in unknown:
-                    lease.pod = (*pod[:2], uid)
+                strange = self._strange(unknown, pod)
+                pods = [lease for lease in pods if lease not in strange]
             return own, pods, former
 
-    def _living(self, pod: tuple[str, str, str]) -> str:
-        """The uid of the pod that bears this name now; "" for none, and when we may not know."""
+    def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
+        """Those of `leases`, which tell no uid, that may be of another pod of the same name, on the wire still.
+
+        Go's lease has a reservation: if that is older than the pod that lives now, it was made for a former one. Without a
+        reservation nothing tells when the lease was made, nor on which node.
+        """
+        strange = [lease for lease in leases if lease.scope is None]
+        for lease in strange:
+            self._warn(
+                f"{format_address(lease.family, lease.value)} may be in use by another pod {'/'.join(pod[:2])}, of container"
+                f" {lease.container_id}, for nothing tells the UID of its pod: it does not move. See `railcni ipam audit`"
+            )
+        reserved = [lease for lease in leases if lease.scope is not None]
         try:
-            return self._api.pod_uid(*pod[:2])
+            living = self._api.pod(*pod[:2]) if reserved else {}
+        except Gone:
+            return strange
         except Forbidden as fault:
             self._warn(f"whose lease that of {pod[0]}/{pod[1]} is cannot be told, and it moves: {fault.msg}")
-            return ""
+            return strange
+        for lease in reserved:
+            found = self._view.reservation(lease.scope, lease.family, lease.value)
+            former = found and found.created < str(living.get("creationTimestamp") or "") and not is_static(living)
+            if former or uid_of(living) != pod[2]:
+                strange.append(lease)
+        return strange
 
     def former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
         if not returns(pod):
@@ -218,7 +233,7 @@ class KubernetesStore(Store):
 
     def pools(self) -> list[Pool]:
         with self.turn():
-            found = (PoolObject(document, 0) for document in self._api.list_all(POOLS))
+            found = (self._view.parsed(document, 0) for document in self._api.list_all(POOLS))
             return sorted(
                 (
                     Pool(self._view.names.pool_of(pool.name), pool.family, len(pool.entries))
@@ -238,173 +253,95 @@ class KubernetesStore(Store):
 
     # --- changes ---
 
-    def join(
-        self, pool: str, scope: str | None, rng: Range, owner: Owner, remember: Callable[[Sequence[Want]], object]
-    ) -> Claimed | Taken | Unknown | None:
-        """While we wait for our turn at the pool, who has it may claim for us."""
-
-        def wish() -> dict[str, Any]:
-            from ipam.stores.kubernetes_grants import claim_wish
-
-            remember(())
-            return claim_wish(rng, scope, owner)
-
-        with self.turn():
-            self._turns.changes = True
-            answer = self._turns.take(wish)
-            if not (answer and isinstance(value := answer.get("value"), int)):
-                return None
-            self._turns.end()
-            wants = [Want(pool, rng.family, value, scope)]
-            remember(wants)
-            claim = Claim(self._view, wants, owner, (), self._warn)
-            claim.adopt()
-            try:
-                return self._attempt(claim)
-            except Conflict as fault:
-                return Unknown(Unreachable(str(fault)))
-
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
+        """One attempt: when others have changed a pool since it was read, the caller has to look again."""
         with self.turn():
-            self._turns.changes = True
             self._turns.take()
-            deadline, pause, again = contended_until(self._api), FIRST_PAUSE, False
-            while True:
-                claim = Claim(self._view, wants, owner, instead_of, self._warn)
-                if again and claim.has_come():
-                    return Taken([])  # by a patch whose reply was lost: of another process, or of one that was killed
-                if claim.conflicts(False):
-                    return Taken(claim.conflicts(True))
-                try:
-                    answer = self._attempt(claim)
-                except Conflict as fault:
-                    if monotonic() + pause > deadline:
-                        raise self._contended(wants[0].pool if wants else "", fault) from None
-                else:
-                    return answer
-                pause, again = self._refused(wants[0].pool, pause), True
+            claim = Claim(self._view, wants, owner, instead_of, self._warn)
+            if claim.conflicts(False):
+                return self._taken(claim.conflicts(True))
+            failure: Exception | None = None
+            taken: list[Want] = []
+            try:
+                taken = claim.make(self._turns.end)
+                if not taken:
+                    return Claimed(claim.leases)
+            except Open as fault:
+                self._view.forget()
+                return Unknown(fault)  # the next `find` tells what was made of it
+            except (CniError, Conflict) as fault:
+                failure = fault
+            try:
+                claim.undo()
+            except CniError as fault:
+                self._view.forget()
+                return Unknown(fault)
+            if isinstance(failure, CniError):
+                raise failure
+            if failure:
+                return self._taken([])
+            self._view.thorough = True
+            return self._taken(claim.conflicts(True) or taken)
 
-    def _attempt(self, claim: Claim) -> Claimed | Taken | Unknown:
-        """One attempt; when it fails what it did is undone. Conflict; CniError when nothing was changed."""
-        failure: Exception | None = None
-        taken: list[Want] = []
-        try:
-            taken = claim.make(self._turns.end)
-            if not taken:
-                return Claimed(claim.leases)
-        except Open as fault:
-            self._view.forget()
-            return Unknown(fault)  # who asks again finds what was made of it
-        except (CniError, Conflict) as fault:
-            failure = fault
-        try:
-            claim.undo()
-        except CniError as fault:
-            self._view.forget()
-            return Unknown(fault)
-        if failure:
-            raise failure
-        self._view.thorough = True
-        return Taken(claim.conflicts(True) or taken)
-
-    def _refused(self, pool: str, pause: float) -> float:
-        """Be ready for another attempt; how long to wait after that. Who has the turn among nodes need not wait at all."""
+    def _taken(self, wants: list[Want]) -> Taken:
         self._view.forget()
-        return pause if self._turns.was_refused(pool) else wait(pause)
-
-    def _contended(self, pool: str, fault: Conflict) -> TryAgainLater:
-        return TryAgainLater(
-            f"pool {pool} of {self._api} was changed by others each time that it was to be: retry",
-            str(fault),
-        )
+        return Taken(wants)
 
     def release(self, leases: Sequence[Lease]) -> int:
         freed = 0
         left = list({lease.key(): lease for lease in leases}.values())
         with self.turn():
-            self._turns.changes = True
+            unreserve(self._view, left)  # before the turn at the pools: nobody waits for it
             self._turns.take()
             deadline, pause = contended_until(self._api), FIRST_PAUSE
             while True:
-                left = [lease for lease in left if self._view.is_there(lease)]
-                unreserve(self._view, left)
+                there = [lease for lease in left if self._view.is_there(lease)]
+                reserve_for_others(self._view, [lease for lease in left if lease not in there])
+                left = there
                 changes: dict[str, Changes] = {}
                 for lease in left:
                     changes.setdefault(lease.pool, {})[lease.value] = None
                 try:
                     for name, change in changes.items():
                         gone = [lease for lease in left if lease.pool == name]
-                        patch(self._view, name, change, cooled=gone, released=gone, grants=True)
+                        patch(self._view, name, change, cooled=gone, released=gone)
                         self._view.remember([], gone)
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]
                     return freed
                 except Conflict as fault:
                     if monotonic() + pause > deadline:
-                        raise self._contended(left[0].pool, fault) from None
-                pause = self._refused(left[0].pool, pause)
-
-    def release_recorded(self, leases: Sequence[Lease]) -> bool:
-        """A patch for each pool, which tests all that it removes: nothing is read but the reservations.
-
-        A pool may be an object of a MiB, and a DEL of ours need not know what else is in it; unless it has to remember what
-        it frees beside what is remembered already, or others wish for something. While we wait for our turn, who has it may
-        free it for us.
-        """
-        if self.cooldown:
-            return False
-        changes: dict[str, list[Lease]] = {}
-        for lease in leases:
-            changes.setdefault(lease.pool, []).append(lease)
-        names = self._view.names
-        with self.turn():
-            self._turns.changes = True
-            try:
-                patches = {
-                    name: objects.removal(names.range_of(name, gone[0].family, gone[0].value), gone)
-                    for name, gone in changes.items()
-                }
-                unreserve(self._view, leases)
-                if len(changes) == 1 and self._turns.take(lambda: _release_wish(leases)):
-                    self._view.remember([], leases)
-                    return True
-                self._turns.take()
-                if not any(returns(lease.pod) for lease in leases) and not any(map(self._turns.is_waited_for, changes)):
-                    for name, operations in patches.items():
-                        self._view.forget_pool(name)
-                        self._api.patch(POOLS, names.object_of(name), operations)
-                    self._view.remember([], leases)
-                    return True
-            except (Conflict, Gone, ValueError):
+                        raise TryAgainLater(
+                            f"pool {left[0].pool} of {self._api} was changed by others each time that it was to be: retry",
+                            str(fault),
+                        ) from None
                 self._view.forget()
-            reserve_for_others(self._view, leases)
-            return False
+                pause = wait(pause)
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """Also frees what a claim has reserved that came no further."""
         with self.turn():
             own = [lease for lease in self._view.known_leases().values() if lease.attachment == attachment]
             for name in dict.fromkeys([lease.pool for lease in own] or self._described.get("pools") or ()):
-                pool = self._view.pool(name)
-                if pool:  # a patch that is still under way supposes the former version
-                    fence = [{"op": "add", "path": "/metadata/annotations", "value": {objects.FENCE: str(sequence)}}]
-                    if pool.annotations:
-                        path = f"/metadata/annotations/{objects.FENCE.replace('/', '~1')}"
-                        fence = [{"op": "add", "path": path, "value": str(time.time_ns())}]
-                    try:
-                        self._api.patch(POOLS, self._view.names.object_of(name), fence)
-                    except Gone:
-                        pass  # and what was claimed in it
-                    except Conflict as fault:
-                        raise Open(f"pool {name} of {self._api} was changed by others: {fault}") from None
+                self._fence(name)
             self._view.forget()
             unreserve(self._view, [lease for lease in own if not holder_besides(self._view, lease)])
 
-
-def _release_wish(leases: Sequence[Lease]) -> dict[str, Any]:
-    from ipam.stores.kubernetes_grants import release_wish
-
-    return release_wish(leases)
+    def _fence(self, name: str) -> None:
+        """Change a pool, so that every patch which supposes it as it is now comes too late. Open."""
+        pool = self._view.pool(name)
+        if pool is None:
+            return
+        fence = pool.patch({}, {objects.FENCE: str(time.time_ns())})
+        try:
+            self._api.patch(POOLS, self._view.names.object_of(name), fence)
+        except Gone:
+            pass  # and what was claimed in it
+        except Conflict as fault:
+            self._view.forget_pool(name)
+            now = self._view.pool(name)
+            if now and now.version == pool.version:  # else others have changed it, which does as well
+                raise Open(f"pool {name} of {self._api} could not be changed: {fault}") from None
 
 
 def _sorted(leases: Iterable[Lease]) -> list[Lease]:

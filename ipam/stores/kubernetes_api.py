@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from ipam.stores.kubeconfig import Access
 
 GROUP = "whereabouts.cni.cncf.io"
-LEASE_GROUP = "coordination.k8s.io"
 VERSION = "v1alpha1"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
-LEASES = "leases"  # of LEASE_GROUP: turns of nodes, no leases of addresses
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # of the object, the metadata
 
@@ -35,16 +33,16 @@ _STATIC = "kubernetes.io/config.mirror"  # on the mirror of a static pod: the ui
 _UNWARNED = "fieldValidation=Ignore"  # no list of the members that are pruned: a tenth of the time of a patch
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
+_RETRY_AFTER_LIMIT = 10.0  # seconds: a server may ask for more
 _ATTEMPT_SECONDS = 10.0  # for one reply
 _CONNECT_SECONDS = 1.0  # ahead of the first request, which has all its time for it once more
 _PAGE = 500  # objects in one reply of a list
-_PATHS = {PODS: "api/v1", LEASES: f"apis/{LEASE_GROUP}/v1"}
+_PATHS = {PODS: "api/v1"}
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 RIGHTS = {
     POOLS: "get list create patch",
     RESERVATIONS: "get list create patch delete",
     SLICES: "get patch",
-    LEASES: "get create patch",
     PODS: "get",
 }
 """The verbs that are used: of pods in every namespace, of the rest in the context's."""
@@ -77,7 +75,7 @@ class Api:
     Nothing is read before it is needed.
     """
 
-    __slots__ = ("_access", "_connection", "_context", "_path", "_pause", "_token", "deadline", "requests", "seconds")
+    __slots__ = ("_access", "_connection", "_context", "_path", "_token", "deadline", "requests", "seconds")
 
     def __init__(self, path: str, seconds: float) -> None:
         self._path = path
@@ -85,7 +83,6 @@ class Api:
         self._connection: http.Connection | None = None
         self._context: Any = None
         self._token: str | None = None
-        self._pause = 0.0  # seconds that the server asks to wait for
         self.requests = 0  # made so far
         self.seconds = seconds
         self.deadline = float("inf")
@@ -131,10 +128,9 @@ class Api:
         A static pod has another there than in the API, where its annotation tells it.
         """
         try:
-            metadata = self.pod(namespace, name)
+            return uid_of(self.pod(namespace, name))
         except Gone:
             return ""
-        return str((metadata.get("annotations") or {}).get(_STATIC) or metadata.get("uid") or "")
 
     def create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
         """The new object as the server has it; Conflict when there is one of its name. Open."""
@@ -182,7 +178,7 @@ class Api:
         target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
         changes = method != "GET"
         brief = method == "PATCH" or resource == PODS
-        pause, renewed = _FIRST_PAUSE, False
+        pause, asked, renewed = _FIRST_PAUSE, 0.0, False
         while True:
             try:
                 status, reply = self._attempt(method, target, body, brief, deadline)
@@ -200,13 +196,14 @@ class Api:
                     continue
                 from ipam.stores import kubernetes_refusals
 
-                failure, self._pause = kubernetes_refusals.read(self, status, reply, method, resource, name)
-            pause = max(pause, self._pause)
-            if monotonic() + pause > deadline:
+                failure, asked = kubernetes_refusals.read(self, status, reply, method, resource, name)
+                if self._connection:  # what answers for the server when it has too much to do sends no Status
+                    asked = max(asked, self._connection.retry_after)
+            wait = max(pause / 2, min(asked, _RETRY_AFTER_LIMIT)) + pause * posix.urandom(1)[0] / 256
+            if monotonic() + wait > deadline:
                 raise failure
-            time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            self._pause = 0
+            time.sleep(wait)
+            pause, asked = min(2 * pause, _LONGEST_PAUSE), 0.0
 
     def _attempt(self, method: str, target: str, body: bytes, brief: bool, deadline: float) -> tuple[int, bytes]:
         while True:
@@ -282,6 +279,16 @@ class Api:
         if not isinstance(document, dict):
             raise Unreachable(f"{self} has sent something that is no JSON object: is `server` an API server's URL?")
         return document
+
+
+def is_static(pod: dict[str, Any]) -> bool:
+    """Whether the metadata `pod` is that of a static pod's mirror."""
+    return bool((pod.get("annotations") or {}).get(_STATIC))
+
+
+def uid_of(pod: dict[str, Any]) -> str:
+    """The uid of the pod with the metadata `pod`, as its runtime knows it."""
+    return str((pod.get("annotations") or {}).get(_STATIC) or pod.get("uid") or "")
 
 
 class Expired(Exception):

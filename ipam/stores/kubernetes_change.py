@@ -1,4 +1,4 @@
-"""Changing a pool: by a patch that tests that the object is as it was read, and meets the node's wishes along."""
+"""Changing a pool: by a patch that tests that the object is as it was read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from ipam.stores.kubernetes_api import Api
     from ipam.stores.kubernetes_view import View
-    from ipam.stores.kubernetes_wishes import Wish
 
     Changes = dict[int, dict[str, Any] | None]
 
@@ -36,58 +35,23 @@ def patch(
     warn: Callable[[str], object] = lambda text: None,
     cooled: Sequence[Lease] = (),
     released: Sequence[Lease] = (),
-    grants: bool = False,
 ) -> None:
     """Put `changes` into a pool as it was read. Conflict, Open; CniError when it can take no more.
 
     Unless it is nearly full, it keeps in mind that the addresses `cooled` were given up, and whose those `released` were.
-    `grants`: what others of the node wish for is done along.
     """
     pool = view.pool(name)
     if pool is None:
         raise Conflict(f"pool {name} has gone")
     added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
     _check_offsets(name, pool, added)
-    if added and not sizes.takes(pool.size, sizes.growth(added.values())):
+    grown = sizes.growth(added.values())
+    if added and not sizes.takes(pool.size, grown):
         raise _full(view, name, pool)
-    wishes = view.wishes(name) if grants else []
-    try:
-        answers: list[tuple[Wish, dict[str, Any]]] = []
-        if wishes:
-            changes, released, answers = _granted(view, name, pool, changes, released, wishes)
-        _send_patch(view, name, pool, changes, cooled, released)
-        for wish, answer in answers:
-            wish.answer(answer)
-    finally:
-        for wish in wishes:
-            wish.close()
-    if added and sizes.percent(pool.size) >= sizes.WARN_PERCENT:
-        warn(
-            f"pool {name} of {view.api} is {sizes.percent(pool.size)} % of what the API server takes in one object"
-            f" ({pool.size >> 10} of {sizes.LIMIT >> 10} KiB, {len(pool.entries)} leases). {sizes.REMEDY}"
-        )
-
-
-def _granted(
-    view: View, name: str, pool: PoolObject, changes: Changes, released: Sequence[Lease], wishes: Sequence[Wish]
-) -> tuple[Changes, Sequence[Lease], list[tuple[Wish, dict[str, Any]]]]:
-    """`changes` and `released` with what meets `wishes`, and the answers to those that are met."""
-    from ipam.stores.kubernetes_grants import Grants
-
-    grants = Grants(pool, changes, lambda scope, family: view.held(name, scope, family))
-    told = ((wish, grants.grant(wish.document)) for wish in wishes)
-    answers = [(wish, answer) for wish, answer in told if answer]
-    return grants.changes, [*released, *grants.released], answers
-
-
-def _send_patch(
-    view: View, name: str, pool: PoolObject, changes: Changes, cooled: Sequence[Lease], released: Sequence[Lease]
-) -> None:
     annotations: dict[str, str] = {}
     if sizes.percent(pool.size) < sizes.WARN_PERCENT:
         annotations = pool.remembering(released) | pool.cooled(cooled, view.cooldown, int(time.time()))
     operations = pool.patch(changes, annotations)
-    grown = sizes.growth(entry for value, entry in changes.items() if entry and value not in pool.entries)
     try:
         metadata = view.api.patch(POOLS, view.names.object_of(name), operations).get("metadata") or {}
     except Gone:
@@ -99,6 +63,11 @@ def _send_patch(
         raise
     pool.annotations = metadata.get("annotations") or {}
     pool.apply(changes, metadata.get("resourceVersion") or "", grown)
+    if added and sizes.percent(pool.size) >= sizes.WARN_PERCENT:
+        warn(
+            f"pool {name} of {view.api} is {sizes.percent(pool.size)} % of what the API server takes in one object"
+            f" ({pool.size >> 10} of {sizes.LIMIT >> 10} KiB, {len(pool.entries)} leases). {sizes.REMEDY}"
+        )
 
 
 def _full(view: View, name: str, pool: PoolObject) -> TryAgainLater:

@@ -47,8 +47,7 @@ class Claim:
 
         `between` is called when the pools are written: the reservations are nobody else's meanwhile.
         """
-        if not self._written:
-            self._write()
+        self._write()
         between()
         taken = self._reserve()
         if not taken:
@@ -56,22 +55,6 @@ class Claim:
             unreserve(self._view, [o for o in self._instead_of if (o.scope, o.family, o.value) not in kept])
             self._view.remember(self.leases, self._instead_of)
         return taken
-
-    def adopt(self) -> None:
-        """The wants stand in their pools already, claimed by another process of the node: reserve them alone."""
-        self._written = [(want.pool, {want.value: None}) for want in self._wants]
-
-    def has_come(self) -> bool:
-        """Whether the owner has an allocation in these pools that is not to be given up."""
-        attachment = self._owner.attachment
-        own = (attachment.container_id, attachment.ifname)
-        known = {(old.pool, old.value) for old in self._instead_of}
-        return any(
-            (entry.container_id, entry.ifname) == own and (name, entry.value) not in known
-            for name in {want.pool for want in self._wants}
-            if (pool := self._view.pool(name))
-            for entry in pool.entries.values()
-        )
 
     def conflicts(self, reservations: bool) -> list[Want]:
         """What stands against a claim: by the pools, and if so asked by the reservations too."""
@@ -144,7 +127,7 @@ class Claim:
             pool = self._view.pool(name)
             former = {value: pool.entries.get(value) if pool else None for value in change}
             try:
-                patch(self._view, name, change, self._warn, cooled, grants=True)
+                patch(self._view, name, change, self._warn, cooled)
                 return {value: entry.document if entry else None for value, entry in former.items()}
             except Conflict:
                 self._view.forget_pool(name)

@@ -217,18 +217,6 @@ class PoolObject:
         self.size += grown
 
 
-def removal(cidr: str, leases: Sequence[Lease]) -> list[dict[str, Any]]:
-    """The JSON patch that takes `leases` out of the pool of `cidr`, if they are all in it; ValueError for no CIDR."""
-    _, first, _ = parse_cidr(cidr)
-    operations: list[dict[str, Any]] = [{"op": "test", "path": "/spec/range", "value": cidr}, _UNTRACKED]
-    for lease in leases:
-        path = f"/spec/allocations/{lease.value - first}"
-        operations.append({"op": "test", "path": f"{path}/id", "value": lease.container_id})
-        operations.append({"op": "test", "path": f"{path}/ifname", "value": lease.ifname})
-        operations.append({"op": "remove", "path": path})
-    return operations
-
-
 def interface(pod: tuple[str, str, str], ifname: str) -> str:
     """How an annotation names an interface of a pod; "" for a pod without a name."""
     return f"{pod[0]}/{pod[1]}/{ifname}" if pod[1] else ""
@@ -272,6 +260,7 @@ def reservation(name: str, lease: Lease) -> dict[str, Any]:
         "bootID": lease.boot_id,
         "netns": lease.netns,
         "sequence": lease.sequence,
+        "machine": lease.machine,
     }
     metadata: dict[str, Any] = {"name": name, "annotations": {ANNOTATION: codec.dumps(details)}}
     if lease.node and len(lease.node) < 64 and all(c in _LABEL_SIGNS for c in lease.node):
@@ -283,12 +272,13 @@ def reservation(name: str, lease: Lease) -> dict[str, Any]:
 class Reservation:
     """A reservation as it was read."""
 
-    __slots__ = ("_annotations", "_details", "_labels", "_spec", "uid", "version")
+    __slots__ = ("_annotations", "_details", "_labels", "_spec", "created", "uid", "version")
 
     def __init__(self, document: dict[str, Any]) -> None:
         metadata = document.get("metadata") or {}
         self._annotations: dict[str, str] = metadata.get("annotations") or {}
         self._labels: dict[str, str] = metadata.get("labels") or {}
+        self.created: str = metadata.get("creationTimestamp") or ""  # RFC 3339, UTC
         self.uid: str = metadata.get("uid") or ""
         self.version: str = metadata.get("resourceVersion") or ""
         self._spec: dict[str, Any] = document.get("spec") or {}
@@ -316,7 +306,7 @@ class Reservation:
 
     def lease(self, want: Want) -> Lease:
         """The lease that it tells of, at the address of `want`; "" and 0 for what it does not tell."""
-        text = {key: self._text(key) for key in ("pool", "network", "node", "uid", "bootID", "netns")}
+        text = {key: self._text(key) for key in ("pool", "network", "node", "uid", "bootID", "netns", "machine")}
         namespace, _, name = str(self._spec.get("podref") or "").partition("/")
         sequence = self._details.get("sequence")
         owner = Owner(
@@ -326,6 +316,7 @@ class Reservation:
             text["bootID"],
             text["netns"],
             sequence if isinstance(sequence, int) and 0 <= sequence < OFFSETS else 0,
+            text["machine"],
         )
         return Lease(Want(text["pool"], want.family, want.value, want.scope), owner)
 

@@ -7,8 +7,6 @@ from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores.base import Unreachable
 from ipam.stores.kubernetes_api import (
     GROUP,
-    LEASE_GROUP,
-    LEASES,
     PODS,
     RIGHTS,
     VERBS,
@@ -23,8 +21,6 @@ from ipam.stores.kubernetes_api import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ipam.stores.kubernetes_api import Api
-
-_RETRY_AFTER_LIMIT = 10.0  # seconds
 
 
 def read(api: Api, status: int, body: bytes, method: str, resource: str, name: str) -> tuple[CniError, float]:
@@ -72,8 +68,7 @@ def read(api: Api, status: int, body: bytes, method: str, resource: str, name: s
                 message,
             )
         verb = "list" if method == "GET" and not name else VERBS[method]
-        group = LEASE_GROUP if resource == LEASES else GROUP
-        what = "pods: its ClusterRole" if resource == PODS else f"{resource}.{group} in namespace {namespace}: its Role"
+        what = "pods: its ClusterRole" if resource == PODS else f"{resource}.{GROUP} in namespace {namespace}: its Role"
         raise Forbidden(
             f"{api} forbids to {verb} {what} needs the verbs {', '.join(RIGHTS[resource].split())}"
             f" (conf/kubernetes/rbac.yaml). Credentials: {api.named()}",
@@ -90,7 +85,7 @@ def read(api: Api, status: int, body: bytes, method: str, resource: str, name: s
         fault = failure(f"{api} does not serve now ({status}) to {VERBS[method]} {where}: {message[:200]}. Retry")
         if method != "GET" and status != 429 and not (status == 503 and after):
             raise Open(fault.msg)  # it may have been carried out
-        return fault, min(after, _RETRY_AFTER_LIMIT) if isinstance(after, int) else 0
+        return fault, after if isinstance(after, int) else 0
     if "metadata.name" in message:
         raise InvalidConfig(
             f"{api} refuses to {VERBS[method]} {where}: ipam.network_name stands before the name of every object, so it"

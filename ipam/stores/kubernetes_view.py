@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from ipam.stores.kubernetes_api import Api
     from ipam.stores.kubernetes_objects import Entry
-    from ipam.stores.kubernetes_wishes import Wish
 
 
 class Names:
@@ -58,14 +57,14 @@ class Names:
 class View:
     """What was read since `forget`. `named` are the pools that an attachment may have leases in, None for all.
 
-    `before` is called when a pool is to be read; `wishes` tells what others want to have done to a pool.
+    `before` is called when a pool is to be read.
 
     `cooldown` is that of the store. `thorough`: reservations of other pools are looked for before a claim; for who has met one.
     """
 
     __slots__ = (
         *("_before", "_known", "_known_from", "_named", "_pools", "_reservations", "_reserved"),
-        *("api", "cooldown", "names", "thorough", "wishes"),
+        *("api", "cooldown", "names", "thorough"),
     )
 
     def __init__(
@@ -75,12 +74,10 @@ class View:
         named: list[str] | None,
         known: Callable[[], list[Lease]],
         names: Names,
-        wishes: Callable[[str], list[Wish]],
     ) -> None:
         self.api = api
         self._before = before
         self.names = names
-        self.wishes = wishes
         self.cooldown = 0
         self.thorough = False
         self._named = named
@@ -113,7 +110,7 @@ class View:
             return [pool for pool in map(self.pool, names) if pool]
         self._before()
         for document in self.api.list_all(POOLS):
-            pool = self._parsed(document, 0)
+            pool = self.parsed(document, 0)
             self._pools.setdefault(self.names.pool_of(pool.name), pool)
         return [pool for pool in self._pools.values() if pool]
 
@@ -122,12 +119,13 @@ class View:
         if name not in self._pools:
             self._before()
             try:
-                self._pools[name] = self._parsed(*self.api.get(POOLS, self.names.object_of(name)))
+                self._pools[name] = self.parsed(*self.api.get(POOLS, self.names.object_of(name)))
             except Gone:
                 self._pools[name] = None
         return self._pools[name]
 
-    def _parsed(self, document: dict[str, Any], size: int) -> PoolObject:
+    def parsed(self, document: dict[str, Any], size: int) -> PoolObject:
+        """An IPPool of the server; InvalidConfig for one that has no range."""
         try:
             return PoolObject(document, size)
         except ValueError as fault:
@@ -180,12 +178,12 @@ class View:
         if lease.sequence == 0 and found and own:
             told = found.lease(Want(lease.pool, lease.family, lease.value, lease.scope))
             lease.network, lease.node, lease.boot_id, lease.netns = told.network, told.node, told.boot_id, told.netns
-            lease.pod, lease.sequence = (*lease.pod[:2], told.pod[2]), told.sequence
+            lease.pod, lease.sequence, lease.machine = (*lease.pod[:2], told.pod[2]), told.sequence, told.machine
         if lease.scope is None or own:
             return lease
         return Lease(
             Want(lease.pool, lease.family, lease.value, None),
-            Owner(lease.attachment, lease.pod, lease.node, lease.boot_id, lease.netns, lease.sequence),
+            Owner(lease.attachment, lease.pod, lease.node, lease.boot_id, lease.netns, lease.sequence, lease.machine),
         )
 
     def is_there(self, lease: Lease) -> bool:

@@ -118,6 +118,29 @@ def test_a_lease_that_another_takes_at_the_last_moment_stays_with_its_reservatio
     assert agent.metric("railcni_api_conflicts_total") == 1
 
 
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_reservation_that_an_add_takes_over_at_the_last_moment_stays(rig: Rig, leased: bool) -> None:
+    """The ADD changes it in place, so its UID stays."""
+    if leased:
+        rig.allocate(a2=("c2", "team/gone"))
+    rig.reserve(2, owner("c2", "team/gone"))
+    taken = threading.Event()
+
+    def takes(method: str, resource: str, number: int) -> None:
+        if (method, resource) == ("DELETE", RESERVATIONS) and not taken.is_set():
+            taken.set()
+            rig.server.core.add_pod("team", "new", "n1")
+            rig.allocate(a2=("c9", "team/new"))
+            rig.reserve(2, owner("c9", "team/new"))
+
+    rig.server.faults = takes
+    agent = rig.agent("n1")
+    assert until(taken.is_set, 20), agent.log
+    agent.passes()
+    assert rig.offsets() == ["2"]
+    assert rig.reservations() == ["10.0.0.2"]
+
+
 def test_another_pod_of_the_name_does_not_keep_a_lease_alive_but_a_pending_one_does(rig: Rig) -> None:
     rig.server.add_pod("team", "web-0", node="n1", status=status_of("10.0.0.77"))
     rig.server.add_pod("team", "web-1", node="n1", phase="Pending")
@@ -266,6 +289,19 @@ def test_a_lease_of_an_unknown_node_waits_for_a_node_that_is_not_ready(rig: Rig)
     rig.server.remove_pod("team", "seen")  # it was on n2, which is ready
     assert until(lambda: rig.offsets() == ["1"], 20), agent.log
     rig.server.core.add_node("silent", ready=False, out_of_service=True)
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+
+
+def test_a_new_agent_waits_for_a_silent_node_that_may_be_the_one_that_a_lease_names_otherwise(rig: Rig) -> None:
+    """Its plugins take the host's name for the node's, and the API knows another."""
+    rig.server.core.add_node("silent.example.org", ready=False)
+    rig.allocate(a1=("c1", "team/web"))
+    rig.reserve(1, owner("c1", "team/web", node="silent"))
+    agent = rig.agent("n1")
+    assert agent.says("node silent.example.org is not ready, and the pod may run there still"), agent.log
+    agent.passes(4)
+    assert rig.offsets() == ["1"]
+    rig.server.core.add_node("silent.example.org", ready=False, out_of_service=True)
     assert until(lambda: rig.offsets() == [], 20), agent.log
 
 

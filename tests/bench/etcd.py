@@ -62,7 +62,7 @@ for i in range(count):
     name = f"{node}-{first + i}"
     who = Owner(Attachment("rdma-net", name, "net1"), ("ns", name, ""), node, sequence=time.time_ns())
     if searching:
-        acquire.acquire(store, [need], who, lambda wants, sequence: None, lambda pool: False)
+        acquire.acquire(store, [need], who, acquire.Terms(lambda wants, sequence: None))
     else:
         value = need.rng.first + int(node[1:]) * 4096 + first + i
         assert isinstance(store.claim([need.want(value)], who), Claimed)

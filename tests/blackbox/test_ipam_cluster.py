@@ -253,6 +253,23 @@ def test_a_reservation_that_is_made_anew_under_the_deletion_stays(cluster: Clust
     assert cluster.reservations == [IP(1)]
 
 
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_reservation_that_an_add_takes_over_under_the_deletion_stays(cluster: Cluster, leased: bool) -> None:
+    """The ADD changes it in place, so its UID stays."""
+    if leased:
+        cluster.lease(1)
+    else:
+        cluster.reserve(1, "team/p1")
+    cluster.audit()
+
+    def change(method: str, resource: str, number: int) -> Any:
+        return (lambda: cluster.lease(1, pod="new")) if method == "DELETE" else None
+
+    cluster.server.faults = change
+    assert cluster.reclaim() == [("freed" if leased else "skipped", IP(1))]
+    assert (cluster.offsets, cluster.reservations) == ([1], [IP(1)])
+
+
 def test_an_attachment_that_comes_between_the_readings_is_no_finding(cluster: Cluster) -> None:
     cluster.lease(1)
     cluster.server.run_pod("p1", IP(1))

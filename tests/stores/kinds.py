@@ -164,8 +164,9 @@ def owner(
     node: str = "node-1",
     boot_id: str = "boot-1",
     netns: str = "/run/netns/x",
+    machine: str = "",
 ) -> Owner:
-    return Owner(Attachment(network, container, ifname), pod, node, boot_id, netns, sequence)
+    return Owner(Attachment(network, container, ifname), pod, node, boot_id, netns, sequence, machine)
 
 
 def want(value: int, pool: str = "pool", *, family: int = 4, scope: str | None = "") -> Want:

@@ -47,7 +47,7 @@ STATUS = {"properties": {"allocations": {"items": SLICE}}, "required": ["allocat
 
 Answer = tuple[int, dict[str, Any]]
 DROP_BEFORE, DROP_AFTER = "drop before", "drop after"  # the connection is closed, before or after the request is served
-Fault = Answer | str | Callable[[], object]
+Fault = Answer | tuple[int, str, tuple[str, str]] | str | Callable[[], object]  # with one more header
 
 
 class Refusal(Exception):
@@ -103,12 +103,14 @@ class ApiServer:
                 if answer is None:
                     self.close_connection = True
                     return
-                code, document = answer
+                code, document, *more = answer
                 data = document.encode() if isinstance(document, str) else json.dumps(document).encode()
                 self.send_response(code)
                 kind = "text/plain" if isinstance(document, str) else "application/json"
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(data)))
+                for header in more:
+                    self.send_header(*header)
                 self.end_headers()
                 self.wfile.write(data)
 

@@ -45,13 +45,15 @@ def test_a_new_store_is_empty(store: Store) -> None:
 def test_what_is_claimed_is_found_with_all_that_was_said_of_it(
     reopen: Callable[[], Store], family: int, base: int
 ) -> None:
-    who = owner("c1", 1 << 62, pod=("ns", "pod-a", "uid-1"), node="n", boot_id="b", netns="/proc/1/ns/net")
+    machine = "" if reopen().kind == "file" else "m"  # a file is of one machine
+    pod = ("ns", "pod-a", "uid-1")
+    who = owner("c1", 1 << 62, pod=pod, node="n", boot_id="b", netns="/proc/1/ns/net", machine=machine)
     claim(reopen(), [want(base + 7, "p", family=family, scope="blue")], who)
     (found,) = reopen().find(who.attachment)
     assert (found.pool, found.family, found.value, found.scope) == ("p", family, base + 7, "blue")
     assert (found.network, found.container_id, found.ifname) == ("rdma-net", "c1", "net1")
     assert (found.pod, found.node, found.boot_id, found.netns) == (("ns", "pod-a", "uid-1"), "n", "b", "/proc/1/ns/net")
-    assert found.sequence == 1 << 62
+    assert (found.sequence, found.machine) == (1 << 62, machine)
     assert found.created == pytest.approx((1 << 62) / 1e9)
 
 

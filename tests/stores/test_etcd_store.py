@@ -324,7 +324,7 @@ def test_an_add_whose_claim_is_lost_gets_its_address_in_the_next_try(store: Etcd
     told: list[int] = []
     with Proxy(shared_port(), Once("request")) as proxy:
         own, who = through(proxy, store), owner("c1", time.time_ns())
-        values = acquire.acquire(own, [need()], who, lambda wants, sequence: told.append(sequence), lambda pool: False)
+        values = acquire.acquire(own, [need()], who, acquire.Terms(lambda wants, sequence: told.append(sequence)))
     assert values == [TEN + 1]
     assert [lease.sequence for lease in store.leases("pool")] == told[-1:]
 
@@ -481,7 +481,7 @@ def test_claims_go_on_when_the_leader_dies_and_when_history_is_compacted(three: 
     own = EtcdStore(description(three.endpoints), seconds=20)
     for i in range(40):
         who = owner(f"c{i}", time.time_ns())
-        values = acquire.acquire(own, [need()], who, lambda wants, sequence: None, lambda pool: False)
+        values = acquire.acquire(own, [need()], who, acquire.Terms(lambda wants, sequence: None))
         assert values == [TEN + 1 + i]
         if i == 20:
             leader = three.leader()
@@ -532,7 +532,7 @@ store = EtcdStore(described, seconds=20)
 need = Need(Range(4, 10 << 24, 16), "pool", "")
 for i in range(count):
     who = Owner(Attachment("rdma-net", f"{node}-{i}", "net1"), node=node, sequence=time.time_ns())
-    (value,) = acquire.acquire(store, [need], who, lambda wants, sequence: None, lambda pool: False)
+    (value,) = acquire.acquire(store, [need], who, acquire.Terms(lambda wants, sequence: None))
     print("+", value, f"{node}-{i}", flush=True)
     if i % 3 == 0:
         assert store.release(store.find(who.attachment)) == 1

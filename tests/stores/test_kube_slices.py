@@ -215,7 +215,7 @@ def test_slices_cost_an_add_one_request_and_a_delete_none(cluster: Cluster) -> N
     call(cluster, "ADD")
     assert len(cluster.asked()) == 4
     call(cluster, "DEL")
-    assert len(cluster.asked()) == 3
+    assert len(cluster.asked()) == 4
 
 
 def test_a_part_of_a_range_keeps_its_window_and_its_prefix_length() -> None:

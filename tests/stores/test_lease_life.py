@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from cni.attachment import Book
+from cni.kernel import node
 from cni.log import Log
 from cni.spec import request as requests
 from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
@@ -192,6 +194,110 @@ def test_a_pod_that_returns_gets_its_address_of_each_range_again(place: Place) -
     place.delete("first", ipRanges=ranges)
     place.delete("c1", "web-0", ipRanges=ranges)
     assert place.add("c2", "web-0", ipRanges=ranges) == "10.0.0.2 fd00::2"
+
+
+def test_the_lowest_free_address_is_given_also_when_lower_ones_are_reserved_through_another_range(place: Place) -> None:
+    for n in (1, 2):
+        assert place.add(f"narrow{n}", range="10.0.0.0/28") == f"10.0.0.{n}"
+    assert place.add("wide") == "10.0.0.3"
+    place.delete("narrow1", range="10.0.0.0/28")
+    assert place.add("wide2") == "10.0.0.1"
+    assert place.add("wide3") == "10.0.0.4"
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_pod_gets_another_address_than_its_predecessor_of_the_same_name_that_lives_on_another_node(
+    place: Place, overlap: bool
+) -> None:
+    """A StatefulSet's pod that was deleted by force, on a node that does not answer."""
+    keys = {"enable_overlapping_ranges": overlap}
+    assert place.add("old", "web-0", uid="u1", node="node-1", **keys) == "10.0.0.1"
+    uid = place.server.add_pod("ns", "web-0")
+    node = "node-2" if place.shared else "node-1"
+    assert place.add("new", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"
+    assert place.add("again", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"  # its own sandbox was made anew
+
+
+# --- machines of one node name ---
+
+
+class Machines:
+    """Machines that share a store and call themselves node-1, each with records of its own."""
+
+    def __init__(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._place = place
+        self._patch = monkeypatch
+        self._top = place.directory
+
+    def be(self, name: str, boot: str = "1", identity: str | None = None) -> None:
+        """From now on calls are made on the machine `name`, in its boot `boot`. `identity` "": nothing tells it."""
+        identity = name if identity is None else identity
+        self._place.directory = self._top / name
+        self._patch.setattr(node, "_known", [f"boot-{boot}-of-{name}"])
+        self._patch.setattr(node, "machine_id", lambda: identity, raising=False)
+
+    def lose_records(self) -> None:
+        for attachment, part, _ in self._place.book().all():
+            self._place.book().remove(attachment, part)
+
+
+@pytest.fixture
+def machines(shared: Place, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    return Machines(shared, monkeypatch)
+
+
+@pytest.mark.parametrize("identity", [None, ""], ids=["known", "unknown"])
+def test_what_another_machine_of_the_same_node_name_has_leased_is_freed_neither_by_gc_nor_when_a_pool_is_exhausted(
+    shared: Place, machines: Machines, identity: str | None
+) -> None:
+    """Two clusters with one prefix, or two hosts with one name."""
+    machines.be("one", identity=identity)
+    for container in ("c1", "c2"):
+        shared.add(container, **TINY)
+    described = next(record["store"] for _, _, record in shared.book().all())
+    machines.be("other", identity=identity)
+    with pytest.raises(TryAgainLater, match="exhausted"):
+        shared.add("c3", **TINY)
+    with pytest.raises(NotAvailable, match="exhausted"):
+        shared.call("STATUS", **TINY)
+    shared.collect(**TINY)
+    assert shared.leased(described) == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
+
+
+def test_what_an_earlier_boot_of_the_machine_left_is_freed_also_without_its_records(
+    shared: Place, machines: Machines
+) -> None:
+    if shared.block["datastore"] == "kubernetes":
+        pytest.skip("a pool tells no node: without records only the agent frees such leases (tests/agent)")
+    machines.be("one")
+    for container in ("c1", "c2"):
+        shared.add(container, **TINY)
+    machines.lose_records()
+    machines.be("one", boot="2")
+    assert shared.add("c3", **TINY) in ("10.0.0.1", "10.0.0.2")
+    described = shared.described
+    shared.collect("c3", **TINY)
+    assert list(shared.leased(described).values()) == ["c3"]
+
+
+def test_the_lease_of_a_version_that_told_no_machine_is_freed_by_the_machine_whose_record_tells_of_it(
+    shared: Place, machines: Machines
+) -> None:
+    machines.be("one", identity="")
+    for container in ("c1", "c2"):
+        shared.add(container, **TINY)
+    machines.be("one", boot="2")
+    assert shared.add("c3", **TINY) in ("10.0.0.1", "10.0.0.2")
+
+
+def test_a_pod_without_a_uid_takes_no_address_of_a_pod_of_its_name_on_another_machine(
+    shared: Place, machines: Machines
+) -> None:
+    machines.be("one")
+    assert shared.add("c1", "db") == "10.0.0.1"
+    machines.be("other")
+    assert shared.add("c2", "db") == "10.0.0.2"
+    assert shared.add("c3", "db") == "10.0.0.2"  # the sandbox was made anew there
 
 
 # --- cooldown ---
@@ -435,6 +541,40 @@ def test_what_is_pending_is_made_up_for_by_a_later_operation_and_not_at_each(
     shared.add("c6")
     assert shared.pending() == []
     assert shared.book().is_reminded(0) is False
+
+
+IMPOSSIBLE = {
+    "a retired etcd": {"kind": "etcd", "endpoints": ["http://127.0.0.1:1"], "prefix": "/gone"},
+    "a silent etcd": {"kind": "etcd", "endpoints": ["http://127.0.0.1:SILENT"], "prefix": "/gone"},
+    "a kubeconfig that has gone": {"kind": "kubernetes", "kubeconfig": "/etc/cni/none", "pools": ["10.9.0.0-24"]},
+    "a directory that is none": {"kind": "file", "path": "/dev/null"},
+    "a store of a newer version": {"kind": "tape"},
+}
+
+
+@pytest.mark.parametrize("how", IMPOSSIBLE)
+@pytest.mark.parametrize("verb", ["flush", "GC"])
+def test_a_release_that_cannot_be_made_holds_up_none_that_sorts_after_it(shared: Place, verb: str, how: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as never_answers:
+        text = json.dumps(IMPOSSIBLE[how]).replace("SILENT", str(never_answers.getsockname()[1]))
+        absent = dict.fromkeys(("user", "ca", "cert", "key"), "") if "etcd" in how else {}
+        shared.server.put("ippools", "kube-system", "10.9.0.0-24", {"range": "no CIDR", "allocations": {}})
+        lost = {"store": {**json.loads(text), **absent}, "pools": ["10.9.0.0-24"], "addresses": ["10.9.0.1"]}
+        for i in range(3):
+            shared.add(f"c{i}")
+        *_, (_, _, last) = shared.book().all()
+        described = last["store"]
+        for attachment, part, record in shared.book().all():
+            broken = lost if attachment.container_id in ("c0", "c1") else {}
+            shared.book().write(attachment, part, {**record, "pending": True, **broken})
+        if verb == "GC":
+            with pytest.raises(CniError):
+                shared.collect()
+        else:
+            assert upkeep.flush(shared.book(), Log(), described, 1) == 2
+        assert shared.pending() == ["c0", "c1"]
+        shared.server.remove("ippools", "10.9.0.0-24")
+        assert "c2" not in shared.leased(described).values()
 
 
 def test_a_release_that_was_pending_cools_from_when_it_is_made(shared: Place) -> None:

@@ -53,8 +53,11 @@ def test_a_node_that_answers_or_that_somebody_has_declared_off_hinders_nothing()
     assert sightings.hindrance(unknown, nodes, {("team", "web"): "n3"}) == ""
     assert sightings.hindrance(unknown, nodes, {("team", "web"): "deleted"}) == ""
     misnamed = Held("p", (4, 1), "c1", "net1", ("team", "web"), node="short-name")
-    assert sightings.hindrance(misnamed, nodes, {}) == "", "its node is gone"
     assert "node n2" in sightings.hindrance(misnamed, nodes, {("team", "web"): "n2"})
+    assert "node n2" in sightings.hindrance(misnamed, nodes, {}), "a new agent has not seen the pod"
+    assert sightings.hindrance(misnamed, nodes, {}, {"n2"}) == "", "n2 is called so by its leases: the other is deleted"
+    off = Held("p", (4, 1), "c1", "net1", ("team", "web"), node="n3")
+    assert sightings.hindrance(off, nodes, {}) == ""
     abandoned = {
         n: sightings.is_abandoned(Held("p", (4, 1), "c", "i", ("t", "w"), node=n), nodes) for n in ("", *nodes, "n9")
     }

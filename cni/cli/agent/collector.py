@@ -172,16 +172,17 @@ class Collector:
         unleased = set(map(key_of, lone))
         dead = sightings.dead(list(mine.values()), pods)
         suspects = [Suspect(mine[key], why, key in unleased) for key, why in dead.items()]
+        named = {one.node for one in (*held, *lone)}
         self._note("abandoned", suspects)
         for suspect in self._seen_abandoned.saw(suspects, monotonic(), self._grace):
             if not self._election.is_elected():
                 return
-            if not self._is_hindered(server, suspect, nodes):
+            if not self._is_hindered(server, suspect, nodes, named):
                 self._freed("abandoned", server, suspect, free(server, suspect, True))
             yield
 
-    def _is_hindered(self, server: Server, suspect: Suspect, nodes: dict[str, Node]) -> bool:
-        why = sightings.hindrance(suspect.held, nodes, self._seen_on)
+    def _is_hindered(self, server: Server, suspect: Suspect, nodes: dict[str, Node], named: set[str]) -> bool:
+        why = sightings.hindrance(suspect.held, nodes, self._seen_on, named)
         if why:
             self._teller.once(server, why, events.WAITING, f"{suspect.why}, but {why}")
         return bool(why)

@@ -105,7 +105,9 @@ class Server:
         return self._changed("patch", POOLS, lambda: self._api.patch(POOLS, pool.name, operations))
 
     def remove_reservation(self, found: Reserved) -> bool:
-        return self._changed("delete", RESERVATIONS, lambda: self._api.delete(RESERVATIONS, found.name, found.uid))
+        """Delete the reservation; an ADD that takes the address over changes it in place, so its UID alone would not do."""
+        delete = self._api.delete
+        return self._changed("delete", RESERVATIONS, lambda: delete(RESERVATIONS, found.name, found.uid, found.version))
 
     def reserve(self, lease: Lease) -> bool:
         name = objects.reservation_name(lease.scope or "", lease.family, lease.value)

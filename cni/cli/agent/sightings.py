@@ -63,18 +63,22 @@ def is_abandoned(held: Held, nodes: Mapping[str, Node]) -> bool:
     return node is None or node.out_of_service
 
 
-def hindrance(held: Held, nodes: Mapping[str, Node], seen_on: Mapping[tuple[str, str], str]) -> str:
+def hindrance(
+    held: Held, nodes: Mapping[str, Node], seen_on: Mapping[tuple[str, str], str], named: Collection[str] = ()
+) -> str:
     """Why an abandoned lease whose pod is gone cannot be freed yet: where the pod may run still. "" when nowhere.
 
-    A pod can be deleted from the API while its node does not answer. `seen_on` tells where pods were while they lived.
+    A pod can be deleted from the API while its node does not answer. `seen_on` tells where pods were while they lived;
+    a new agent does not know it. `named` are the nodes that leases name. A node that the API does not know is deleted, or
+    its plugins call it otherwise than the API does: then it may be any that is silent and that no lease names.
     """
     where = seen_on.get(held.pod)
-    if where is None and held.node:
-        return ""  # it is gone, or somebody has said that it is off
     if where is not None:
         silent = [where] if where in nodes and nodes[where].may_run_on else []
+    elif held.node in nodes:
+        silent = []  # somebody has said that it is off
     else:
-        silent = sorted(name for name, node in nodes.items() if node.may_run_on)
+        silent = sorted(n for n, node in nodes.items() if node.may_run_on and not (held.node and n in named))
     if not silent:
         return ""
     more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
