@@ -86,7 +86,7 @@ def acquire(
     seconds = seconds or CLAIM_SECONDS
     deadline = time.monotonic() + seconds
     store.finish_by(deadline)
-    pause = _FIRST_PAUSE
+    pause = 0.0  # the search has begun elsewhere when the first claim is lost
     lost = list(doubtful)
     liked: list[tuple[int, int]] | None = None
     contended, unknown = False, 0
@@ -131,8 +131,9 @@ def acquire(
                 f"no address of {', '.join(need.pool for need in wanted)} could be claimed within {seconds:g} s,"
                 " because others claim from there at the same time: retry"
             )
-        time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        if pause:
+            time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
+        pause = min(2 * pause, _LONGEST_PAUSE) or _FIRST_PAUSE
 
 
 def _join(

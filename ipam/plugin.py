@@ -114,6 +114,8 @@ def _acquire(
     seconds = config.store_timeout if stores.is_shared(described) else 0
 
     fresh = record is None and not config.preferred_ip_annotation
+    if record is None:
+        store.expect_nothing()
 
     def reclaimed(pool: str) -> bool:
         return reclaim(store, pool, owner, book, log)

@@ -8,6 +8,7 @@ from cni.kernel.files import read_whole
 from cni.spec.errors import IoFailure
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_MACHINE_ID = "/etc/machine-id"
 _known: list[str] = []
 
 
@@ -24,3 +25,11 @@ def boot_id() -> str:
 def host_name() -> str:
     """The host name, as uname(2) says it."""
     return posix.uname().nodename
+
+
+def machine_id() -> str:
+    """The machine's own identifier, which a reinstallation draws anew (machine-id(5)); "" where there is none."""
+    try:
+        return read_whole(_MACHINE_ID).decode("ascii", "replace").strip()
+    except OSError:
+        return ""

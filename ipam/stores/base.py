@@ -260,6 +260,9 @@ class Store:
         """The addresses of low..high that were freed less than their cooldown ago, and not by the pod of `owner`."""
         raise NotImplementedError
 
+    def expect_nothing(self) -> None:
+        """Nothing was ever claimed for the attachment that `survey` is asked about: its record would tell."""
+
     def survey(
         self,
         attachment: Attachment,
@@ -268,7 +271,8 @@ class Store:
     ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
         """What `find`, `find_pod` and `former` answer. `windows` are what `occupied` will probably be asked next.
 
-        A store that is reached by messages reads all of it with one.
+        A store that is reached by messages reads all of it with one. For these windows `occupied` may then answer less than
+        all that is taken, where a claim finds it out as cheaply.
         """
         return self.find(attachment), self.find_pod(pod, attachment.ifname), self.former(pod, attachment.ifname)
 
