@@ -100,12 +100,18 @@ def acquire(
                 return [lease.value for lease in answer.leases]
             if answer is None:
                 own, pods, former = store.survey(owner.attachment, owner.pod, windows(store, wanted, owner, contended))
+                contended = contended or store.is_crowded()
                 plan = decide(wanted, own, pods, owner, lost)
                 if liked is None and None in plan.chosen:
                     liked = [*preferred(), *former]
                 if store.cooldown:
                     _check_requested(store, wanted, plan.given_up, owner)
-                values = find(store, wanted, plan.chosen, owner, contended, reclaim, liked or ())
+                try:
+                    values = find(store, wanted, plan.chosen, owner, contended, reclaim, liked or ())
+                except Exhausted:
+                    if store.looks_again():
+                        continue
+                    raise
                 wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
                 if plan.settled:
                     store.sync()

@@ -160,7 +160,13 @@ IPAM_KEYS = (
         "Kubernetes gets file only when it is named",
     ),
     Key("dataDir", optional(absolute_path, DATA_DIR), DATA_DIR, "the directory of the file store", "data_dir"),
-    Key("kubernetes.kubeconfig", string, "", "path of the kubeconfig for the stores kubernetes and addresslease", "kubeconfig"),
+    Key(
+        "kubernetes.kubeconfig",
+        string,
+        "",
+        "path of the kubeconfig for the stores kubernetes and addresslease",
+        "kubeconfig",
+    ),
     Key(
         "etcd_host",
         string,

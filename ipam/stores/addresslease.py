@@ -3,18 +3,18 @@
 A claim creates the object, a release deletes it with uid and resourceVersion as preconditions, and a takeover patches it
 with a test of the resourceVersion. Nothing is shared by two leases, so there is nothing to wait for: no turn, no lock.
 
-The first ADD of a container costs a list of the pod's leases, a create, and a read of the name that the address would
-have without a scope. The lowest address is claimed without looking. When another has it, the place of the attachment is
-(ipam.allocator.search_start), which is free with high probability as long as most of 2^16 addresses are. Only then is
-a block of 256 addresses listed, and all names of the pool when a block is full. So the lowest free address is
-given until somebody has the first one, and from then on whenever a list was needed; and a pool is said to be exhausted
-only after a list.
+The first ADD of a container costs two lists, of the pod's leases and of the names in the first block of 256 addresses, a
+create, and a read of the name that the address would have without a scope. So the lowest free address is given as long as
+the first block of a range has one and no other claim takes it meanwhile. Then the search goes on in the block of the place
+that differs by node and attachment (ipam.allocator.search_start), which among 2^16 addresses has a free one with high
+probability; when a block is full all names of the pool are listed. A pool is said to be exhausted only after a list that
+is no moment old.
 
 What is remembered of a freed address is the state of its object: `cooling` until a time, or `former` for a pod that
 comes back under its name. Whoever claims the address takes the object over, and the memory goes.
 
-A server before 1.31 reads all objects of the namespace for a consistent list, whatever the selector; a first ADD asks for
-what the server's cache has instead, where a lease that is missing costs no more than a restarted pod's address.
+A server before 1.31 reads all objects of the namespace for a consistent list, whatever the selector. A first ADD asks for
+what the server's cache has instead: what has changed since makes a create or a patch fail, and the ADD look again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     Window = tuple[str, str | None, int, int, int]
 
 _NOBODY = Attachment("railcni", "status", "none")
-_BLIND = 2  # claims that are made without a look at what is taken
 _FORGETS, _FORGOTTEN, _VOID_SECONDS = 8, 500, 600
 """So many of 256 releases look for what must be forgotten; so many objects each removes; so long a late request is feared."""
 
@@ -52,8 +51,8 @@ class AddressLeaseStore(Store):
     """
 
     __slots__ = (
-        *("_again", "_api", "_depth", "_described", "_entries", "_guessed", "_known", "_lists", "_lost", "_machine"),
-        *("_new", "_objects", "_surveyed", "_taken"),
+        *("_again", "_api", "_crowded", "_depth", "_described", "_entries", "_known", "_lists", "_machine", "_new"),
+        *("_objects", "_recent", "_surveyed"),
     )
 
     kind = "addresslease"
@@ -75,10 +74,9 @@ class AddressLeaseStore(Store):
         self._depth = 0
         self._entries: dict[str, Entry] = {}  # by their names, as they were read in this turn
         self._lists: dict[tuple[Any, ...], Any] = {}  # what was listed in this turn
-        self._guessed: set[Window] = set()
-        self._taken: set[tuple[int, int]] = set()  # addresses that claims were lost for
-        self._lost = 0  # claims
-        self._new = False
+        self._new = False  # nothing was ever claimed for the attachment
+        self._recent = False  # what is listed may be a moment old
+        self._crowded = False
         self._surveyed: tuple[list[Lease], list[Lease], list[tuple[int, int]]] = ([], [], [])
         self._again = False  # what was surveyed holds: a claim was lost since, and nothing else was done
 
@@ -102,12 +100,11 @@ class AddressLeaseStore(Store):
         self._api.close()
 
     def expect_nothing(self) -> None:
-        self._new = True
+        self._new = self._recent = True
 
     def _forget(self) -> None:
         self._entries.clear()
         self._lists.clear()
-        self._guessed.clear()
 
     # --- reads ---
 
@@ -138,15 +135,14 @@ class AddressLeaseStore(Store):
     def _of_pod(self, pod: tuple[str, str, str], ifname: str) -> list[Entry]:
         if not pod[1]:
             return []
-        found = self._chosen({objects.POD: objects.pod_label(pod, ifname)}, self._new)
+        found = self._chosen({objects.POD: objects.pod_label(pod, ifname)})
         return [e for e in found if e.lease.pod[:2] == pod[:2] and e.lease.ifname == ifname]
 
     def survey(
         self, attachment: Attachment, pod: tuple[str, str, str], windows: Sequence[Window]
     ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
-        """Of `windows` nothing is read before claims were lost: `occupied` then answers what is known to be taken."""
         with self.turn():
-            self._guessed = set(windows) if self._lost < _BLIND else set()
+            self._crowded = any(self.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in windows)
             if not self._again:
                 pods = self.find_pod(pod, attachment.ifname)
                 if self._new and pod[1]:
@@ -156,6 +152,13 @@ class AddressLeaseStore(Store):
                 self._surveyed = own, pods, self.former(pod, attachment.ifname)
             self._again = False
             return self._surveyed
+
+    def is_crowded(self) -> bool:
+        return self._crowded
+
+    def looks_again(self) -> bool:
+        recent, self._recent = self._recent, False
+        return recent
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         def concerns(lease: Lease) -> bool:
@@ -173,16 +176,13 @@ class AddressLeaseStore(Store):
         return entry.lease if entry else None
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
-        """After `survey` a guess: nothing of its windows but what claims were lost for."""
         with self.turn():
-            if (pool, scope, family, low, high) in self._guessed:
-                values = {value for of, value in self._taken if of == family}
-            elif low == high:
+            if low == high:
                 return int(standing(self._objects, Want(pool, family, low, scope)) is not None)
-            elif ("whole", pool, scope, family) not in self._lists and low // self.window == high // self.window:
-                values = self._held(pool, scope, family, {objects.BLOCK: objects.block_label(family, low)})
-            else:
+            if ("whole", pool, scope, family) in self._lists or low // self.window != high // self.window:
                 values = self._whole(pool, scope, family)
+            else:
+                values = self._held(pool, scope, family, {objects.BLOCK: objects.block_label(family, low)})
             return sum(1 << value - low for value in values if low <= value <= high)
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
@@ -207,7 +207,10 @@ class AddressLeaseStore(Store):
         """The addresses that are held in the pool or the scope, of the objects with `labels`."""
         own, space = objects.label(pool), None if scope is None else objects.space_label(pool, scope)
         values = set()
-        for name, found in self._objects.names(labels | {objects.STATE: objects.HELD}):
+        key = ("names", *labels.items())
+        if key not in self._lists:
+            self._lists[key] = self._objects.names(labels | {objects.STATE: objects.HELD}, self._recent)
+        for name, found in self._lists[key]:
             if found.get(objects.POOL) == own or (space and found.get(objects.SPACE) == space):
                 of, value = objects.address_of(name)
                 if of == family:
@@ -246,11 +249,11 @@ class AddressLeaseStore(Store):
             found = (entry.lease for entry in self._of_pool(pool, node) if entry.lease.boot_id != boot_id)
             return _sorted(found)[:limit]
 
-    def _chosen(self, labels: dict[str, str], recent: bool = False) -> list[Entry]:
+    def _chosen(self, labels: dict[str, str]) -> list[Entry]:
         """The objects with `labels`, listed once in a turn."""
         key = ("chosen", *labels.items())
         if key not in self._lists:
-            self._lists[key] = self._objects.chosen(labels, recent)
+            self._lists[key] = self._objects.chosen(labels, self._recent)
             self._entries.update((entry.name, entry) for entry in self._lists[key])
         found: list[Entry] = self._lists[key]
         return found
@@ -271,19 +274,15 @@ class AddressLeaseStore(Store):
             finally:
                 self._forget()
             self._again = isinstance(answer, Taken) and not instead_of
-            if isinstance(answer, Taken):
-                self._lost += 1
-                self._taken.update((want.family, want.value) for want in answer.wants)
-            else:
-                self._new = False
+            self._recent = False
+            self._new = self._new and isinstance(answer, Taken)
             return answer
 
     def release(self, leases: Sequence[Lease]) -> int:
         with self.turn():
             freed = sum([self._free(lease) for lease in {lease.key(): lease for lease in leases}.values()])
             self._forget()
-            self._taken.clear()
-            self._again = False
+            self._recent = self._again = False
         remembers = self.cooldown or any(returns(lease.pod) for lease in leases)
         if freed and remembers and posix.urandom(1)[0] < _FORGETS:
             self.forget()

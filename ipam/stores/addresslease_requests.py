@@ -35,9 +35,10 @@ class Objects:
         """The objects that have all of `labels`. `recent`: as they were a moment ago is good enough."""
         return [self._entry(found) for found in self._api.list_all(ADDRESSES, _selector(labels), recent=recent)]
 
-    def names(self, labels: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
-        """The names and labels of the objects that have all of `labels`."""
-        found = [one.get("metadata") or {} for one in self._api.list_all(ADDRESSES, _selector(labels), brief=True)]
+    def names(self, labels: dict[str, str], recent: bool = False) -> list[tuple[str, dict[str, str]]]:
+        """The names and labels of the objects that have all of `labels`; `recent` as for `chosen`."""
+        listed = self._api.list_all(ADDRESSES, _selector(labels), brief=True, recent=recent)
+        found = [one.get("metadata") or {} for one in listed]
         return [(str(metadata.get("name") or ""), metadata.get("labels") or {}) for metadata in found]
 
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:

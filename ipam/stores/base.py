@@ -271,10 +271,17 @@ class Store:
     ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
         """What `find`, `find_pod` and `former` answer. `windows` are what `occupied` will probably be asked next.
 
-        A store that is reached by messages reads all of it with one. For these windows `occupied` may then answer less than
-        all that is taken, where a claim finds it out as cheaply.
+        A store that is reached by messages reads all of it with one.
         """
         return self.find(attachment), self.find_pod(pod, attachment.ifname), self.former(pod, attachment.ifname)
+
+    def is_crowded(self) -> bool:
+        """Whether all of a window that `survey` was told of is taken, and to go on from there would cost much reading."""
+        return False
+
+    def looks_again(self) -> bool:
+        """Whether what was read may be a moment old, and will not be when it is read again."""
+        return False
 
     def finish_by(self, deadline: float) -> None:
         """Let no request take longer than until `deadline`, by time.monotonic; for stores that are reached by messages."""

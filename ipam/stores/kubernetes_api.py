@@ -132,7 +132,11 @@ class Api:
         found: list[dict[str, Any]] = []
         following = ""
         while True:
-            query = chosen if not following else chosen.replace("&resourceVersion=0", "") + f"&continue={_escaped(following)}"
+            query = (
+                chosen
+                if not following
+                else chosen.replace("&resourceVersion=0", "") + f"&continue={_escaped(following)}"
+            )
             try:
                 page = self._object(self._call("GET", resource, "", query, accept=accept))
             except Expired:  # the snapshot that the pages are of is gone

@@ -38,7 +38,6 @@ _LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-
 def group_of(resource: str) -> str:
     """The API group of a custom resource."""
     return "railcni.io" if resource == ADDRESSES else GROUP

@@ -59,7 +59,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.model: dict[tuple[str, int, int], Lease] = {}
         self.former: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
         self.cooling: dict[tuple[str, str, int, int], str] = {}
-        self.memory: dict[tuple[object, ...], tuple[Lease, int]] = {}  # of objects: the lease that was freed, its cooldown
+        self.memory: dict[
+            tuple[object, ...], tuple[Lease, int]
+        ] = {}  # of objects: the lease that was freed, its cooldown
         self.clock = 0
         self.has_filled = False
 
