@@ -51,7 +51,7 @@ class AddressLeaseStore(Store):
     """
 
     __slots__ = (
-        *("_again", "_api", "_crowded", "_depth", "_described", "_entries", "_known", "_lists", "_machine", "_new"),
+        *("_again", "api", "_crowded", "_depth", "_described", "_entries", "_known", "_lists", "machine", "_new"),
         *("_objects", "_recent", "_surveyed"),
     )
 
@@ -67,10 +67,10 @@ class AddressLeaseStore(Store):
     ) -> None:
         self.cooldown = 0
         self._described = described
-        self._api = Api(described.get("kubeconfig") or "", seconds)
-        self._objects = Objects(self._api)
+        self.api = Api(described.get("kubeconfig") or "", seconds)
+        self._objects = Objects(self.api)
         self._known = known
-        self._machine = machine.machine_id() if machine_id is None else machine_id
+        self.machine = machine.machine_id() if machine_id is None else machine_id
         self._depth = 0
         self._entries: dict[str, Entry] = {}  # by their names, as they were read in this turn
         self._lists: dict[tuple[Any, ...], Any] = {}  # what was listed in this turn
@@ -93,11 +93,11 @@ class AddressLeaseStore(Store):
         self._depth -= 1
 
     def finish_by(self, deadline: float) -> None:
-        self._api.deadline = deadline
+        self.api.deadline = deadline
 
     def close(self) -> None:
         """Close the connection."""
-        self._api.close()
+        self.api.close()
 
     def expect_nothing(self) -> None:
         self._new = self._recent = True
@@ -111,7 +111,7 @@ class AddressLeaseStore(Store):
     def ready(self) -> None:
         """The server is asked what it would say to a new object: its namespace may be absent, or on its way out."""
         lease = Lease(Want("railcni-status", 4, 0xC0000201, None), Owner(_NOBODY))
-        self._api.try_create(ADDRESSES, objects.document(lease, self._machine))
+        self.api.try_create(ADDRESSES, objects.document(lease, self.machine))
 
     def find(self, attachment: Attachment) -> list[Lease]:
         with self.turn():
@@ -233,7 +233,7 @@ class AddressLeaseStore(Store):
         return [e for e in found if e.held and e.lease.pool == pool and (not node or self._is_here(e, node))]
 
     def _is_here(self, entry: Entry, node: str) -> bool:
-        return entry.lease.node == node and (not entry.machine or not self._machine or entry.machine == self._machine)
+        return entry.lease.node == node and (not entry.machine or not self.machine or entry.machine == self.machine)
 
     def pools(self) -> list[Pool]:
         with self.turn():
@@ -258,7 +258,7 @@ class AddressLeaseStore(Store):
         found: list[Entry] = self._lists[key]
         return found
 
-    def _entry(self, lease: Lease) -> Entry | None:
+    def entry(self, lease: Lease) -> Entry | None:
         """The object at the place of `lease`."""
         name = objects.name_of(lease.pool, lease.scope, lease.family, lease.value)
         return self._entries.get(name) or self._objects.get(name)
@@ -267,8 +267,8 @@ class AddressLeaseStore(Store):
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         with self.turn():
-            claim = Claim(self._objects, wants, owner, instead_of, self._entry)
-            claim.cooldown, claim.machine, self._again = self.cooldown, self._machine, False
+            claim = Claim(self._objects, wants, owner, instead_of, self.entry)
+            claim.cooldown, claim.machine, self._again = self.cooldown, self.machine, False
             try:
                 answer = claim.make()
             finally:
@@ -293,7 +293,7 @@ class AddressLeaseStore(Store):
 
     def _free(self, lease: Lease) -> bool:
         """Free a lease if it is still there; whether it was."""
-        entry = self._entry(lease)
+        entry = self.entry(lease)
         while entry and entry.is_of(lease):
             try:
                 if self.cooldown or returns(lease.pod):
@@ -313,7 +313,7 @@ class AddressLeaseStore(Store):
             self._forget()
 
     def _void(self, lease: Lease) -> None:
-        document = objects.document(lease, self._machine, objects.FORMER)
+        document = objects.document(lease, self.machine, objects.FORMER)
         document["spec"]["sequence"] = time.time_ns()
         try:
             entry, ours = self._objects.create(document, lease)

@@ -167,7 +167,9 @@ class Rig:
             assert isinstance(opened.claim([want], owner), Claimed)
             opened.close()
             self.server.asked.clear()
-        self.book("n1").write(owner.attachment, records.PART, {**records.document(store, [want], owner), "pending": True})
+        self.book("n1").write(
+            owner.attachment, records.PART, {**records.document(store, [want], owner), "pending": True}
+        )
         self.book("n1").remind(True)
 
     def book(self, node: str) -> Book:

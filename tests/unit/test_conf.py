@@ -75,7 +75,9 @@ VALIDATE = {
     f"kubernetes/validate/{name}"
     for name in ("kustomization.yaml", "nad.yaml", "server.yaml", "client.yaml", "validate.sh")
 }  # tests/blackbox/test_validate.py
-FLAT_FILES = {f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store", "addresslease-store")}
+FLAT_FILES = {
+    f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store", "addresslease-store")
+}
 
 
 def read(name: str) -> Network:

@@ -141,7 +141,9 @@ class Agent:
         present = nodefiles.read(flat)
         datastore = self._options.datastore
         if present is None and datastore != "kubernetes" and self.server().pools()[0]:
-            datastore = "kubernetes"  # the pools of whereabouts are in use: a second store would give their addresses again
+            datastore = (
+                "kubernetes"  # the pools of whereabouts are in use: a second store would give their addresses again
+            )
         self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
 
     def _use(self, access: nodefiles.Access) -> None:
