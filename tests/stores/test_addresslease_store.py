@@ -286,7 +286,7 @@ def test_a_claim_that_cannot_be_told_is_unknown(server: ApiServer, opened: Calla
     server.faults = lambda method, resource, number: DROP_AFTER if method == "POST" else None
     answer = opened().claim([want(TEN + 1, POOL)], owner("c1", 1))
     server.faults = lambda *_: None
-    assert isinstance(answer, (Unknown, Claimed))
+    assert isinstance(answer, Unknown | Claimed)
     found = opened().find(owner("c1").attachment)
     assert [lease.value for lease in found] == [TEN + 1]
 
