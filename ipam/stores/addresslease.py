@@ -293,16 +293,13 @@ class AddressLeaseStore(Store):
 
     def _free(self, lease: Lease) -> bool:
         """Free a lease if it is still there; whether it was."""
-        entry = self.entry(lease)
-        while entry and entry.is_of(lease):
-            try:
-                if self.cooldown or returns(lease.pod):
-                    self._objects.replace(entry, entry.freed(time.time_ns(), self.cooldown))
-                    return True
-                return self._objects.remove(entry)
-            except Conflict:
-                entry = self._objects.get(entry.name)
-        return False
+
+        def free(entry: Entry) -> bool:
+            if self.cooldown or returns(lease.pod):
+                return bool(self._objects.replace(entry, entry.freed(time.time_ns(), self.cooldown)))
+            return self._objects.remove(entry)
+
+        return bool(self._objects.change(self.entry(lease), lease, free))
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """At each address that the attachment's record names an object is left that a late create or takeover meets."""

@@ -129,16 +129,11 @@ class Claim:
         """Put back what was there, as far as it is still as this claim left it."""
         while self._replaced:
             now, former = self._replaced[-1]
-            try:
-                self._objects.replace(now, {"metadata": {"labels": former.labels}, "spec": former.spec})
-            except Conflict:
-                pass
+            before = {"metadata": {"labels": former.labels}, "spec": former.spec}
+            self._objects.change(now, now.lease, lambda entry: self._objects.replace(entry, before))  # noqa: B023
             self._replaced.pop()
         while self._made:
-            try:
-                self._objects.remove(self._made[-1])
-            except Conflict:
-                pass
+            self._objects.change(self._made[-1], self._made[-1].lease, self._objects.remove)
             self._made.pop()
 
     def _taken(self) -> list[Want]:

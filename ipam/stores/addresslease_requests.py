@@ -6,15 +6,24 @@ and resourceVersion, so neither can come late: the object has changed by then.
 
 from __future__ import annotations
 
+import posix
+import time
+from time import monotonic
+
 from cni.spec.errors import CniError, StateDamaged
 from ipam.stores.addresslease_objects import Entry
 from ipam.stores.kubernetes_api import ADDRESSES, Api, Conflict, Gone, Open
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, TypeVar
 
     from ipam.stores.base import Lease
+
+    T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0  # seconds
 
 
 class Objects:
@@ -99,6 +108,23 @@ class Objects:
                     lost = fault
         except CniError as fault:
             raise lost or fault from None
+
+    def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
+        """What `make` answers of the object of `lease`, which is read again when it is no longer as it was in `entry`; None
+        when it is not of `lease` any more. Open when others change it for too long."""
+        deadline, pause = min(monotonic() + self._api.seconds, self._api.deadline), _FIRST_PAUSE
+        while entry and entry.is_of(lease):
+            try:
+                return make(entry)
+            except Conflict as fault:
+                if monotonic() + pause > deadline:
+                    raise Open(
+                        f"addresslease {entry.name} of {self._api} was changed by others each time: {fault}"
+                    ) from None
+            time.sleep(pause * (0.5 + posix.urandom(1)[0] / 256))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            entry = self.get(entry.name)
+        return None
 
     def _entry(self, document: dict[str, Any]) -> Entry:
         try:

@@ -374,3 +374,13 @@ def test_what_is_remembered_too_long_is_forgotten(
     store.release(leases)
     store.forget()
     assert server.names(ADDRESSES) == ["10.0.0.2", "10.0.0.3", "10.0.0.9"]
+
+
+def test_what_a_claim_has_made_goes_also_when_others_change_it_meanwhile(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    claimed(opened(), TEN + 3, container="other")
+    left = [Refusal(409, "Conflict", "the object has been modified").document] * 3
+    server.faults = lambda method, resource, number: (409, left.pop()) if method == "DELETE" and left else None
+    assert isinstance(opened().claim([want(TEN + i, POOL) for i in (1, 3)], owner("c1", 2)), Taken)
+    assert server.names(ADDRESSES) == ["10.0.0.3"]
