@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         """How the addresses of a claim are chosen: `windows` and `search` as here, `plan` as in ipam.leases."""
 
         def windows(
-            self, store: Store, wanted: Sequence[Need], owner: Owner, contended: bool, /
+            self, store: Store, wanted: Sequence[Need], owner: Owner, contended: int, /
         ) -> list[tuple[str, str | None, int, int, int]]: ...
 
         def plan(
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
             wanted: Sequence[Need],
             chosen: Sequence[int | None],
             owner: Owner,
-            contended: bool,
+            contended: int,
             reclaim: Callable[[str], bool],
             liked: Sequence[tuple[int, int]],
             /,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 CLAIM_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0  # seconds
 _UNKNOWN_TRIES = 3
+_PLACES = 5  # that are looked at before a store goes on from a full one
 
 
 class Exhausted(TryAgainLater):
@@ -89,7 +90,7 @@ def acquire(
     pause = 0.0  # the search has begun elsewhere when the first claim is lost
     lost = list(doubtful)
     liked: list[tuple[int, int]] | None = None
-    contended, unknown = False, 0
+    contended, unknown = 0, 0
     windows, decide, find = (choice.windows, choice.plan, choice.search) if choice else (_windows, leases.plan, search)
     joins = fresh and not choice and len(wanted) == 1 and wanted[0].requested is None and not store.cooldown
     while True:
@@ -100,8 +101,11 @@ def acquire(
                 return [lease.value for lease in answer.leases]
             if answer is None:
                 own, pods, former = store.survey(owner.attachment, owner.pod, windows(store, wanted, owner, contended))
-                contended = contended or store.is_crowded()
                 plan = decide(wanted, own, pods, owner, lost)
+                while None in plan.chosen and contended < _PLACES:
+                    if not store.are_full(windows(store, wanted, owner, contended)):
+                        break
+                    contended += 1
                 if liked is None and None in plan.chosen:
                     liked = [*preferred(), *former]
                 if store.cooldown:
@@ -124,9 +128,8 @@ def acquire(
                 if isinstance(answer, Taken):
                     lost += _lost(store, wanted, wants, plan.chosen, answer.wants)
                     liked = []
-                    contended = contended or any(
-                        w in answer.wants for w, c in zip(wants, plan.chosen, strict=True) if c is None
-                    )
+                    if any(w in answer.wants for w, c in zip(wants, plan.chosen, strict=True) if c is None):
+                        contended = contended or 1
         if isinstance(answer, Unknown):  # the next turn's `find` tells whether it was made
             unknown += 1
             if unknown == _UNKNOWN_TRIES or time.monotonic() > deadline:
@@ -169,13 +172,14 @@ def lowest_free(
     return allocator.search(rng, occupied, next_open, start, avoid, store.window)
 
 
-def start_of(rng: Range, owner: Owner, contended: bool) -> int:
-    """Where the search in a range begins."""
-    return allocator.search_start(rng, owner.node, owner.attachment.key()) if contended else 0
+def start_of(rng: Range, owner: Owner, contended: int) -> int:
+    """Where the search in a range begins: `contended` 0 at its lowest address, else at a place that differs by owner."""
+    place = (*owner.attachment.key(), str(contended)) if contended > 1 else owner.attachment.key()
+    return allocator.search_start(rng, owner.node, place) if contended else 0
 
 
 def _windows(
-    store: Store, wanted: Sequence[Need], owner: Owner, contended: bool
+    store: Store, wanted: Sequence[Need], owner: Owner, contended: int
 ) -> list[tuple[str, str | None, int, int, int]]:
     """The windows that `search` looks at first."""
     found = []
@@ -192,7 +196,7 @@ def search(
     wanted: Sequence[Need],
     chosen: Sequence[int | None],
     owner: Owner,
-    contended: bool,
+    contended: int,
     reclaim: Callable[[str], bool],
     liked: Sequence[tuple[int, int]] = (),
 ) -> list[int]:

@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     Window = tuple[str, str | None, int, int, int]
 
 _NOBODY = Attachment("railcni", "status", "none")
-_FORGETS, _FORGOTTEN, _VOID_SECONDS = 8, 500, 600
-"""So many of 256 releases look for what must be forgotten; so many objects each removes; so long a late request is feared."""
+_FORGETS, _FORGOTTEN = (
+    8,
+    500,
+)  # so many of 256 releases look for what must be forgotten, and so many objects each removes
 
 
 class AddressLeaseStore(Store):
@@ -51,7 +53,7 @@ class AddressLeaseStore(Store):
     """
 
     __slots__ = (
-        *("_again", "api", "_crowded", "_depth", "_described", "_entries", "_known", "_lists", "machine", "_new"),
+        *("_again", "api", "_depth", "_described", "_entries", "_known", "_lists", "machine", "_new"),
         *("_objects", "_recent", "_surveyed"),
     )
 
@@ -76,7 +78,6 @@ class AddressLeaseStore(Store):
         self._lists: dict[tuple[Any, ...], Any] = {}  # what was listed in this turn
         self._new = False  # nothing was ever claimed for the attachment
         self._recent = False  # what is listed may be a moment old
-        self._crowded = False
         self._surveyed: tuple[list[Lease], list[Lease], list[tuple[int, int]]] = ([], [], [])
         self._again = False  # what was surveyed holds: a claim was lost since, and nothing else was done
 
@@ -142,7 +143,6 @@ class AddressLeaseStore(Store):
         self, attachment: Attachment, pod: tuple[str, str, str], windows: Sequence[Window]
     ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
         with self.turn():
-            self._crowded = any(self.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in windows)
             if not self._again:
                 pods = self.find_pod(pod, attachment.ifname)
                 if self._new and pod[1]:
@@ -153,8 +153,9 @@ class AddressLeaseStore(Store):
             self._again = False
             return self._surveyed
 
-    def is_crowded(self) -> bool:
-        return self._crowded
+    def are_full(self, windows: Sequence[Window]) -> bool:
+        with self.turn():
+            return any(self.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in windows)
 
     def looks_again(self) -> bool:
         recent, self._recent = self._recent, False
@@ -329,7 +330,7 @@ class AddressLeaseStore(Store):
             ended = memories[FORMER:] + [e for e in found if not returns(e.lease.pod)]
             cooled = self._objects.chosen({objects.STATE: objects.COOLING})
             ended += [e for e in cooled if not e.cools(now / 1e9) and not returns(e.lease.pod)]
-            for entry in [e for e in ended if now - e.lease.sequence > _VOID_SECONDS * 1e9][:_FORGOTTEN]:
+            for entry in [e for e in ended if now - e.lease.sequence > objects.LATE_SECONDS * 1e9][:_FORGOTTEN]:
                 try:
                     self._objects.remove(entry)
                 except Conflict:

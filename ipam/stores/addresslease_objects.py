@@ -27,6 +27,7 @@ API_VERSION = "railcni.io/v1alpha1"
 NODE, POOL, SPACE, BLOCK, STATE = (f"railcni.io/{name}" for name in ("node", "pool", "space", "block", "state"))
 ATTACHMENT, POD, FENCE = "railcni.io/attachment", "railcni.io/pod", "railcni.io/fence"
 HELD, COOLING, FORMER = "held", "cooling", "former"
+LATE_SECONDS = 600  # how long a request whose reply was lost is feared
 BLOCK_SIZE = 256  # addresses that one label has in common
 
 _ALNUM = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -170,6 +171,11 @@ class Entry:
         """Whether it is kept from others; a cooldown that is longer than any was written by a clock that was wrong."""
         return self.state == COOLING and 0 < self.until - now <= COOLDOWN + 1
 
+    def is_fenced(self, now_ns: int) -> bool:
+        """Whether a create or a takeover of this address, whose reply was lost, may still be on its way."""
+        mark = self.labels.get(FENCE, "")
+        return mark.isascii() and mark.isdigit() and now_ns - int(mark) < LATE_SECONDS * 1_000_000_000
+
     def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
         """The object once its lease is freed: kept from others for `cooldown` seconds, or as a memory of its pod alone."""
         until = now_ns // 1_000_000_000 + cooldown + 1 if cooldown else 0  # the second that has begun does not count
@@ -191,7 +197,7 @@ class Entry:
 
     def _labels(self, new: dict[str, str]) -> dict[str, str]:
         """`new`, and what others have added."""
-        own = (NODE, POOL, SPACE, BLOCK, STATE, ATTACHMENT, POD, FENCE)
+        own = (NODE, POOL, SPACE, BLOCK, STATE, ATTACHMENT, POD)
         return {key: value for key, value in self.labels.items() if key not in own} | new
 
     def _text(self, key: str) -> str:

@@ -11,7 +11,7 @@ import time
 from time import monotonic
 
 from cni.spec.errors import CniError, StateDamaged
-from ipam.stores.addresslease_objects import Entry
+from ipam.stores.addresslease_objects import FENCE, Entry
 from ipam.stores.kubernetes_api import ADDRESSES, Api, Conflict, Gone, Open
 
 TYPE_CHECKING = False
@@ -51,7 +51,11 @@ class Objects:
         return [(str(metadata.get("name") or ""), metadata.get("labels") or {}) for metadata in found]
 
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
-        """(the object of the name of `document`, whether it is that of `lease`). Conflict when it has just gone."""
+        """(the object of the name of `document`, whether it is that of `lease`). Conflict when it has just gone.
+
+        When the second request makes it the first one may be served yet: the object is marked, and is not deleted for a
+        while (`remove`).
+        """
         lost: Open | None = None
         try:
             while True:
@@ -61,6 +65,7 @@ class Objects:
                     if lost:
                         raise
                     lost = fault
+                    document["metadata"]["labels"][FENCE] = str(time.time_ns())
                 except Conflict:
                     found = self.get(document["metadata"]["name"])
                     if found is None:
@@ -93,7 +98,13 @@ class Objects:
             raise lost or fault from None
 
     def remove(self, entry: Entry) -> bool:
-        """Delete `entry`; whether it was there. Conflict when it is no longer as it was read."""
+        """Delete `entry`; whether it was there. Conflict when it is no longer as it was read.
+
+        One that a late create may be on its way for stays as an address that is free: the create meets it.
+        """
+        if entry.is_fenced(time.time_ns()):
+            self.replace(entry, entry.freed(time.time_ns(), 0))
+            return True
         lost: Open | None = None
         try:
             while True:

@@ -275,8 +275,8 @@ class Store:
         """
         return self.find(attachment), self.find_pod(pod, attachment.ifname), self.former(pod, attachment.ifname)
 
-    def is_crowded(self) -> bool:
-        """Whether all of a window that `survey` was told of is taken, and to go on from there would cost much reading."""
+    def are_full(self, windows: Sequence[tuple[str, str | None, int, int, int]]) -> bool:
+        """Whether all of one of `windows` is taken, and to go on from there would cost much reading."""
         return False
 
     def looks_again(self) -> bool:
