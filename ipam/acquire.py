@@ -126,7 +126,7 @@ def acquire(
                 if isinstance(answer, Claimed):
                     return values
                 if isinstance(answer, Taken):
-                    lost += _lost(store, wanted, wants, plan.chosen, answer.wants)
+                    lost += _lost(store, wanted, wants, plan.chosen, answer.wants, owner)
                     liked = []
                     if any(w in answer.wants for w, c in zip(wants, plan.chosen, strict=True) if c is None):
                         contended = contended or 1
@@ -263,16 +263,26 @@ def _exhausted(need: Need, free: int, cooling: int) -> Exhausted:
 
 
 def _lost(
-    store: Store, wanted: Sequence[Need], wants: Sequence[Want], chosen: Sequence[int | None], taken: Sequence[Want]
+    store: Store,
+    wanted: Sequence[Need],
+    wants: Sequence[Want],
+    chosen: Sequence[int | None],
+    taken: Sequence[Want],
+    owner: Owner,
 ) -> list[Want]:
-    """Those of `taken` that were to be kept; an error when one of them was requested."""
+    """Those of `taken` that were to be kept; an error when one of them was requested.
+
+    A lease of the owner's own, which a request of a killed call has made since `survey`, is kept by the next plan.
+    """
     lost = []
     for need, want, kept in zip(wanted, wants, chosen, strict=True):
         if want not in taken or kept is None:
             continue
         holder = store.holder(want)
-        if holder is None:
-            continue  # it has become free
+        if holder is None or holder.attachment == owner.attachment:
+            continue  # it has become free, or ours
+        if need.requested is None and leases.may_take_over(holder, owner):
+            continue
         if need.requested is not None:
             raise _held(need, holder)
         lost.append(want)

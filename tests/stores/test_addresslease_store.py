@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cni.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
-from ipam.ranges import parse_address
+from ipam import acquire, leases
+from ipam.leases import Need
+from ipam.ranges import Range, parse_address
 from ipam.stores import addresslease_objects as objects
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.base import Claimed, Lease, Store, Taken, Unknown
@@ -397,3 +400,30 @@ def test_a_create_that_was_repeated_is_not_made_by_the_first_request_after_the_r
         store.api.create(ADDRESSES, objects.document(lease, "m"))  # the first request, as the server would serve it now
     assert store.leases(POOL) == []
     assert claimed(opened(), TEN + 1, container="next", sequence=2)
+
+
+def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sandbox_comes_late(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    ranges = [Range(4, TEN, 24), Range(4, TEN + 256, 24)]
+    needs = [Need(rng, rng.pool_name(), "") for rng in ranges]
+    pod, late = ("ns", "a", "u1"), Lease(want(TEN + 257, "10.0.1.0-24"), owner("old", 1, pod=("ns", "a", "u1")))
+    claimed(opened(), TEN + 1, container="old", pod=pod)  # killed before the second one
+
+    def arrives(method: str, resource: str, number: int) -> None:
+        if method == "PATCH" and "10.0.1.1" not in server.names(ADDRESSES):
+            opened().api.create(ADDRESSES, objects.document(late, "m"))
+
+    server.faults = arrives
+
+    def plan(*arguments: Any) -> leases.Plan:
+        """As a group of rails plans: the index that the pod has, on all rails, unless an address of it is another's."""
+        found = leases.plan(*arguments)
+        index = 2 if arguments[-1] else 1
+        return leases.Plan([TEN + index, TEN + 256 + index], found.given_up, found.settled)
+
+    choice: Any = SimpleNamespace(windows=lambda *_: [], plan=plan, search=lambda *found: list(found[2]))
+    whose = owner("new", 2, pod=pod)
+    got = acquire.acquire(opened(), needs, whose, lambda *_: None, lambda pool: False, choice=choice)
+    assert got == [TEN + 1, TEN + 257]
+    assert {lease.container_id for lease in opened().find_pod(pod, "net1")} == {"new"}
