@@ -442,7 +442,7 @@ class ApiServer:
             items = [{"kind": kind, "apiVersion": version, "metadata": item["metadata"]} for item in items]
         else:
             kind, version = KINDS[resource], f"{group_of(resource)}/{VERSION}"
-        return {"kind": f"{kind}List", "apiVersion": version, "metadata": metadata, "items": copy.deepcopy(items)}
+        return {"kind": f"{kind}List", "apiVersion": version, "metadata": metadata, "items": items}
 
     def _patch(
         self, resource: str, namespace: str, name: str, found: dict[str, Any], operations: list[dict[str, Any]]
