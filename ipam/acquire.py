@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         """How the addresses of a claim are chosen: `windows` and `search` as here, `plan` as in ipam.leases."""
 
         def windows(
-            self, store: Store, wanted: Sequence[Need], owner: Owner, contended: bool, /
+            self, store: Store, wanted: Sequence[Need], owner: Owner, contended: int, /
         ) -> list[tuple[str, str | None, int, int, int]]: ...
 
         def plan(
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
             wanted: Sequence[Need],
             chosen: Sequence[int | None],
             owner: Owner,
-            contended: bool,
+            contended: int,
             reclaim: Callable[[str], bool],
             liked: Sequence[tuple[int, int]],
             /,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 CLAIM_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0  # seconds
 _UNKNOWN_TRIES = 3
+_PLACES = 5  # that are looked at before a store goes on from a full one
 
 
 class Exhausted(TryAgainLater):
@@ -99,7 +100,8 @@ def acquire(store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) ->
     deadline = time.monotonic() + terms.seconds
     store.finish_by(deadline)
     attempts = _Attempts(store, wanted, owner, terms)
-    pause, unknown = _FIRST_PAUSE, 0
+    pause = 0.0 if store.spreads else _FIRST_PAUSE  # after the first lost claim the search begins elsewhere
+    unknown = 0
     while True:
         with store.turn():
             while True:
@@ -107,7 +109,8 @@ def acquire(store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) ->
                 answer = attempts.once()
                 if not isinstance(answer, Taken | Unknown):
                     return answer
-                pause = max(pause, (time.monotonic() - began) / 2)  # a slow server is asked less often
+                if pause:
+                    pause = max(pause, (time.monotonic() - began) / 2)  # a slow server is asked less often
                 if isinstance(answer, Unknown) or time.monotonic() + pause > deadline:
                     break
                 pause = _wait(pause)
@@ -127,7 +130,7 @@ def acquire(store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) ->
 def _wait(pause: float) -> float:
     """Wait for a random part of `pause`, in seconds; how long to wait at most the next time."""
     time.sleep(pause * posix.urandom(1)[0] / 256)
-    return min(2 * pause, _LONGEST_PAUSE)
+    return min(2 * pause, _LONGEST_PAUSE) or _FIRST_PAUSE
 
 
 class _Attempts:
@@ -142,7 +145,7 @@ class _Attempts:
         self._terms = terms
         self._lost = list(terms.doubtful)
         self._liked: list[tuple[int, int]] | None = None
-        self._contended = False
+        self._contended = 0  # which place the search begins at
 
     def once(self) -> list[int] | Taken | Unknown:
         """One attempt, in a turn of the store: the addresses, or why it was not made."""
@@ -151,14 +154,22 @@ class _Attempts:
         windows, plan, find = (
             (choice.windows, choice.plan, choice.search) if choice else (_windows, leases.plan, search)
         )
-        contended = self._contended and store.spreads
-        own, pods, former = store.survey(owner.attachment, owner.pod, windows(store, wanted, owner, contended))
+        window = windows(store, wanted, owner, self._contended)
+        own, pods, former = store.survey(owner.attachment, owner.pod, window)
         planned = plan(wanted, own, pods, owner, self._lost)
+        while None in planned.chosen and self._contended < _PLACES and store.are_full(window):
+            self._contended += 1
+            window = windows(store, wanted, owner, self._contended)
         if self._liked is None and None in planned.chosen:
             self._liked = [*terms.preferred(), *former]
         if store.cooldown:
             _check_requested(store, wanted, planned.given_up, owner)
-        values = find(store, wanted, planned.chosen, owner, contended, terms.reclaim, self._liked or ())
+        try:
+            values = find(store, wanted, planned.chosen, owner, self._contended, terms.reclaim, self._liked or ())
+        except Exhausted:
+            if store.looks_again():
+                return Taken([])
+            raise
         wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
         if planned.settled:
             store.sync()
@@ -169,9 +180,12 @@ class _Attempts:
         if isinstance(answer, Claimed):
             return values
         if isinstance(answer, Taken) and answer.wants:
-            self._lost += _lost(store, wanted, wants, planned.chosen, answer.wants)
+            self._lost += _lost(store, wanted, wants, planned.chosen, answer.wants, owner)
             self._liked = []
-            self._contended |= any(w in answer.wants for w, c in zip(wants, planned.chosen, strict=True) if c is None)
+            if store.spreads and any(
+                w in answer.wants for w, c in zip(wants, planned.chosen, strict=True) if c is None
+            ):
+                self._contended = self._contended or 1
         return answer
 
 
@@ -196,13 +210,14 @@ def lowest_free(
     return allocator.search(rng, occupied, next_open, start, avoid, store.window)
 
 
-def start_of(rng: Range, owner: Owner, contended: bool) -> int:
-    """Where the search in a range begins."""
-    return allocator.search_start(rng, owner.node, owner.attachment.key()) if contended else 0
+def start_of(rng: Range, owner: Owner, contended: int) -> int:
+    """Where the search in a range begins: `contended` 0 at its lowest address, else at a place that differs by owner."""
+    place = (*owner.attachment.key(), str(contended)) if contended > 1 else owner.attachment.key()
+    return allocator.search_start(rng, owner.node, place) if contended else 0
 
 
 def _windows(
-    store: Store, wanted: Sequence[Need], owner: Owner, contended: bool
+    store: Store, wanted: Sequence[Need], owner: Owner, contended: int
 ) -> list[tuple[str, str | None, int, int, int]]:
     """The windows that `search` looks at first."""
     found = []
@@ -219,7 +234,7 @@ def search(
     wanted: Sequence[Need],
     chosen: Sequence[int | None],
     owner: Owner,
-    contended: bool,
+    contended: int,
     reclaim: Callable[[str], bool],
     liked: Sequence[tuple[int, int]] = (),
 ) -> list[int]:
@@ -286,16 +301,26 @@ def _exhausted(need: Need, free: int, cooling: int) -> Exhausted:
 
 
 def _lost(
-    store: Store, wanted: Sequence[Need], wants: Sequence[Want], chosen: Sequence[int | None], taken: Sequence[Want]
+    store: Store,
+    wanted: Sequence[Need],
+    wants: Sequence[Want],
+    chosen: Sequence[int | None],
+    taken: Sequence[Want],
+    owner: Owner,
 ) -> list[Want]:
-    """Those of `taken` that were to be kept; an error when one of them was requested."""
+    """Those of `taken` that were to be kept; an error when one of them was requested.
+
+    A lease of the owner's own, which a request of a killed call has made since `survey`, is kept by the next plan.
+    """
     lost = []
     for need, want, kept in zip(wanted, wants, chosen, strict=True):
         if want not in taken or kept is None:
             continue
         holder = store.holder(want)
-        if holder is None:
-            continue  # it has become free
+        if holder is None or holder.attachment == owner.attachment:
+            continue  # it has become free, or ours
+        if need.requested is None and leases.may_take_over(holder, owner):
+            continue
         if need.requested is not None:
             raise _held(need, holder)
         lost.append(want)

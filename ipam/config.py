@@ -75,7 +75,7 @@ class IpamConfig:
     network_name: str
     overlap: bool
     node_slice_size: int  # a prefix length; 0 for none
-    datastore: str  # "file", "etcd" or "kubernetes"
+    datastore: str  # one of ipam.keys.DATASTORES
     data_dir: str
     kubeconfig: str
     etcd_host: str
@@ -279,10 +279,16 @@ def datastore(config: IpamConfig) -> str:
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
     """Resolve `datastore`; a pod of Kubernetes must never fall to addresses of its node alone unasked."""
     chosen, where = config.datastore, source.where("datastore")
-    if chosen == "kubernetes" and not config.kubeconfig:
+    if chosen in ("kubernetes", "addresslease") and not config.kubeconfig:
         faults.append(Fault(where, chosen, "want kubernetes.kubeconfig beside it, here or in the flat file"))
     if chosen == "etcd" and not config.etcd_host:
         faults.append(Fault(where, chosen, "want etcd_host beside it, here or in the flat file"))
+    if chosen == "addresslease" and config.node_slice_size:
+        wanted = (
+            "want it left out: slices keep nodes from contending for one pool object, and with datastore addresslease there is"
+            " none; or want datastore kubernetes, which has whereabouts' NodeSlicePools"
+        )
+        faults.append(Fault(source.where("node_slice_size"), f"/{config.node_slice_size}", wanted))
     hosts, password = source.where("etcd_host"), source.where("etcd_password")
     if config.etcd_password and hosts.startswith("ipam.") and not password.startswith("ipam."):
         wanted = f"want it beside {password}: the administrator's password goes to no host that a network names"

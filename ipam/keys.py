@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DATA_DIR = "/var/lib/cni/railcni"
-DATASTORES = ("file", "etcd", "kubernetes")
+DATASTORES = ("file", "etcd", "kubernetes", "addresslease")
 NESTED = ("dns", "kubernetes")  # the objects whose keys stand in the table with a dot
 NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
 CONFINED = {
@@ -155,11 +155,18 @@ IPAM_KEYS = (
         "datastore",
         optional(one_of(*DATASTORES)),
         "",
-        "where leases are kept: file, etcd or kubernetes; default: kubernetes where kubernetes.kubeconfig is given, "
-        "etcd where etcd_host is, else file; a pod of Kubernetes gets file only when it is named",
+        "where leases are kept: file, etcd, kubernetes (the pools of whereabouts) or addresslease (an object for each "
+        "address); default: kubernetes where kubernetes.kubeconfig is given, etcd where etcd_host is, else file; a pod of "
+        "Kubernetes gets file only when it is named",
     ),
     Key("dataDir", optional(absolute_path, DATA_DIR), DATA_DIR, "the directory of the file store", "data_dir"),
-    Key("kubernetes.kubeconfig", string, "", "path of the kubeconfig for the kubernetes store", "kubeconfig"),
+    Key(
+        "kubernetes.kubeconfig",
+        string,
+        "",
+        "path of the kubeconfig for the stores kubernetes and addresslease",
+        "kubeconfig",
+    ),
     Key(
         "etcd_host",
         string,
@@ -182,7 +189,7 @@ IPAM_KEYS = (
         "store_timeout",
         optional(integer(1, 600), 30),
         30,
-        "how many seconds an ADD tries to reach a store that nodes share, etcd or kubernetes, before it fails with code 11; "
+        "how many seconds an ADD tries to reach a store that nodes share, any but file, before it fails with code 11; "
         "the other verbs try for 2 at most",
     ),
     Key(

@@ -122,6 +122,9 @@ def _acquire(
         doubtful = [Want(le.pool, le.family, le.value, le.scope) for le in recorded_leases(request.attachment, record)]
     seconds = config.store_timeout if stores.is_shared(described) else 0
 
+    if record is None:
+        store.expect_nothing()
+
     def reclaimed(pool: str) -> bool:
         return reclaim(store, pool, owner, book, log)
 

@@ -55,7 +55,7 @@ class Group:
     # --- what ipam.acquire asks: the whole index in place of each address by itself ---
 
     def windows(
-        self, store: Store, wanted: Sequence[Need], owner: Owner, contended: bool
+        self, store: Store, wanted: Sequence[Need], owner: Owner, contended: int
     ) -> list[tuple[str, str | None, int, int, int]]:
         """The windows that `search` looks at first."""
         start = start_of(self.indexes, owner, contended)
@@ -103,7 +103,7 @@ class Group:
         wanted: Sequence[Need],
         chosen: Sequence[int | None],
         owner: Owner,
-        contended: bool,
+        contended: int,
         reclaim: Callable[[str], bool],
         liked: Sequence[tuple[int, int]] = (),
     ) -> list[int]:

@@ -31,7 +31,7 @@ from ipam.stores import http, kubeconfig
 from ipam.stores.base import Unreachable
 from ipam.stores.kubeconfig import Access
 from ipam.stores.kubernetes_api import GROUP, VERSION
-from ipam.stores.kubernetes_objects import NODE_LABEL
+from ipam.stores.kubernetes_objects import MOVED, NODE_LABEL
 
 T = TypeVar("T")
 
@@ -223,6 +223,8 @@ def _parsed(
 ) -> tuple[list[PoolState], list[str]]:
     states, faults = [], []
     for document in documents:
+        if str((document.get("spec") or {}).get("range")).startswith(MOVED):
+            continue
         try:
             states.append(parse_pool(document, reserved, networks))
         except ValueError as fault:

@@ -11,7 +11,7 @@ from typing import Any
 from cni.attachment import STATE, Book
 from cni.cli import holdings, in_use, judge, judge_etcd, judge_node
 from cni.cli.findings import Finding, Inventory
-from cni.cli.inventory import Pod, of_lease
+from cni.cli.inventory import Held, Pod, of_lease
 from cni.cli.judge_node import NodeInventory
 from cni.cli.store import Choice
 from cni.log import Log
@@ -40,6 +40,9 @@ def look(choice: Choice, met: Met) -> Look:
     """Look at all of the chosen store; CniError when the store, or in a cluster the pods, cannot be read."""
     if choice.kind == "kubernetes":
         return _at_pools(choice, met)
+    if choice.kind == "addresslease":
+        held = holdings.read(choice, met).held
+        return _beside_pods(choice, met, held, [], {"leases": len(held)})
     return _at_etcd(choice, met) if choice.kind == "etcd" else _at_files(choice, met)
 
 
@@ -88,10 +91,14 @@ def _at_etcd(choice: Choice, met: Met) -> Look:
         met(f"{len(entries)} keys read")
     leases, found = judge_etcd.find(entries, store.root, store.expected)
     held = [of_lease(lease) for lease in leases]
-    counts = {"keys": len(entries), "leases": len(leases)}
+    return _beside_pods(choice, met, held, found, {"keys": len(entries), "leases": len(leases)})
+
+
+def _beside_pods(choice: Choice, met: Met, held: list[Held], found: list[Finding], counts: dict[str, int]) -> Look:
+    """What there is to say of leases that the store keeps whole, besides what was `found`."""
     if not choice.has_cluster:
         why = "the pods: no kubeconfig is named, so no lease was compared with its pod (--kubeconfig names one)"
-        return Look(found, counts, [why], Inventory("etcd", held))
+        return Look(found, counts, [why], Inventory(choice.kind, held))
     from cni.cli.cluster import Cluster, Forbidden
 
     unread: list[str] = []
@@ -103,7 +110,7 @@ def _at_etcd(choice: Choice, met: Met) -> Look:
         nodes = _or(cluster.nodes, None, unread, Forbidden)
     finally:
         cluster.close()
-    inventory = Inventory("etcd", held, (), None, pods, nodes, networks, nads)
+    inventory = Inventory(choice.kind, held, (), None, pods, nodes, networks, nads)
     return Look([*found, *judge.find(inventory)], {**counts, "pods": len(pods)}, unread, inventory)
 
 

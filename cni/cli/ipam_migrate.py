@@ -2,6 +2,9 @@
 
 Nothing is written while any address conflicts. No ADD of the networks may run meanwhile, on any node; what a DEL takes
 away while the copying goes on is taken back. The source stays as it was unless --remove-source is given.
+
+From the IPPools of a cluster to its AddressLeases and back nothing stays: a range is in one of them (cni.cli.ipam_move). On
+the way there ADDs may go on until their pool is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from cni.attachment import STATE, Book
 from cni.cli import holdings, host_local, migration, output, subcommand
 from cni.cli import store as stores
 from cni.cli.cache import DIRECTORY, Cache
+from cni.cli.holdings import Holdings
 from cni.cli.inventory import Held
+from cni.cli.ipam_move import Pools
 from cni.cli.migration import Plan
 from cni.cli.progress import Progress
 from cni.cli.store import Choice
@@ -62,7 +67,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         commands,
         "migrate",
         about,
-        ". A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, or config:FILE with"
+        ". A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, or config:FILE with"
         " the keys of the ipam block; the source also host-local:DIR, such as /var/lib/cni/networks/NETWORK. It can be run"
         " again: what is there already stays. Run it on every node, for the records there.",
     )
@@ -130,11 +135,16 @@ class Source:
     """`read` gives all leases; `remove` frees some of them. `described` is what records say of it, None for none of ours."""
 
     def __init__(
-        self, described: dict[str, Any] | None, read: Callable[[], list[Lease]], remove: Callable[[list[Lease]], int]
+        self,
+        described: dict[str, Any] | None,
+        read: Callable[[], list[Lease]],
+        remove: Callable[[list[Lease]], int],
+        pools: Pools | None = None,
     ) -> None:
         self.described = described
         self.read = read
         self.remove = remove
+        self.pools = pools  # IPPools whose leases become AddressLeases
 
 
 def _source(options: argparse.Namespace, target: Choice) -> Source:
@@ -154,10 +164,13 @@ def _source(options: argparse.Namespace, target: Choice) -> Source:
         raise InvalidConfig(f"{options.source} and {options.target} are the same store")
     if choice.kind == "file" and stores.is_missing(choice.described["path"]):
         raise InvalidConfig(f"{options.source}: there is no such directory, so there is nothing to copy")
+    if choice.kind == "kubernetes" and target.kind == "addresslease":
+        pools = Pools(choice, lambda found: _of_cluster(found, options))
+        return Source(choice.described, pools.read, len, pools)
     if choice.kind == "kubernetes":
         return Source(
             choice.described,
-            lambda: _chosen(_of_cluster(choice, options), options, target),
+            lambda: _chosen(_of_cluster(holdings.read(choice), options), options, target),
             lambda leases: _opened(choice, leases).release(leases),
         )
     return Source(
@@ -167,8 +180,7 @@ def _source(options: argparse.Namespace, target: Choice) -> Source:
     )
 
 
-def _of_cluster(choice: Choice, options: argparse.Namespace) -> list[Lease]:
-    found = holdings.read(choice)
+def _of_cluster(found: Holdings, options: argparse.Namespace) -> list[Lease]:
     if found.faults:
         raise InvalidConfig(found.faults[0])
     names: dict[str, set[str]] = {}
@@ -236,12 +248,21 @@ class _Migration:
         self._met = met
         self._outcome = Outcome()
         self._copied: dict[tuple[Any, ...], Lease] = {}
+        moves_back = target.kind == "kubernetes" and (source.described or {}).get("kind") == "addresslease"
+        self._opens = Pools(target, lambda found: []) if moves_back else None
 
     def run(self, dry_run: bool, remove_source: bool) -> tuple[Plan, Outcome]:
         """Copy until nothing is left to copy; Conflicts, with nothing written, when both stores have an address."""
         self._met("reading the source")
         leases = self._source.read()
-        first = plan = self._planned(leases)
+        closed = self._opens.closed() if self._opens else {}
+        waiting = [lease for lease in leases if lease.pool in closed]
+        if self._opens and not dry_run:
+            self._copied.update((lease.key(), lease) for lease in self._opens.open(leases))
+        first = plan = self._planned([lease for lease in leases if lease not in waiting])
+        if dry_run:
+            for lease in waiting:
+                first.copy.setdefault(lease.key(), []).append(lease)
         if dry_run or (not leases and not self._source.described):
             return first, self._outcome
         for _ in range(_PASSES):
@@ -249,7 +270,7 @@ class _Migration:
             leases = self._source.read()
             self._take_back(leases)
             plan = self._planned(leases)
-            if not plan.copy:
+            if not plan.copy and (self._source.pools is None or self._source.pools.close(leases)):
                 break
         else:
             raise TryAgainLater(
@@ -258,7 +279,7 @@ class _Migration:
             )
         self._outcome.there = len(first.there)
         self._switch_records(leases)
-        if remove_source:
+        if remove_source or self._opens or self._source.pools:
             self._met("removing from the source")
             self._outcome.removed = self._source.remove(leases)
         return first, self._outcome
@@ -308,9 +329,11 @@ class _Migration:
         if self._source.described is None:
             return
         moved = {lease.attachment.key() for lease in leases}
+        closed = set(self._source.pools.closed() if self._source.pools else ())
         book = Book(STATE, Log("railcni"))
         for attachment, _, listed in book.all(PART):
-            if attachment.key() not in moved or not self._is_of_source(listed):
+            here = attachment.key() in moved or bool(closed.intersection(listed.get("pools") or ()))
+            if not here or not self._is_of_source(listed):
                 continue
             with book.locked(attachment, PART):
                 record = book.read(attachment, PART)

@@ -58,14 +58,14 @@ class Choice:
     @property
     def has_cluster(self) -> bool:
         """Whether there is a cluster to compare leases with."""
-        return self.kind == "kubernetes" or bool(self.kubeconfig)
+        return self.kind in stores.IN_CLUSTER or bool(self.kubeconfig)
 
     def open(self, use: int) -> Store:
         return stores.open_store(self.described, use)
 
     def identity(self) -> dict[str, Any]:
         """What tells this store from others, in a report, with no secret in it."""
-        if self.kind != "kubernetes":
+        if self.kind not in stores.IN_CLUSTER:
             return {k: v for k, v in stores.recorded(self.described).items() if v}
         access = self.access()
         return {"kind": self.kind, "server": str(access), "namespace": self.namespace or access.namespace}
@@ -81,7 +81,8 @@ class Choice:
         if self.kind == "etcd":
             return f"etcd at {', '.join(self.described['endpoints'])}, prefix {self.described['prefix']}"
         known = self.identity()
-        return f"namespace {known['namespace']} of {known['server']}"
+        where = f"namespace {known['namespace']} of {known['server']}"
+        return f"AddressLeases in {where}" if self.kind == "addresslease" else where
 
 
 def choose(options: argparse.Namespace) -> Choice:
@@ -112,10 +113,10 @@ def of_flat_file(config: str = "") -> Choice:
     named.datastore = configuration.datastore(named)
     if named.datastore == "etcd" and not named.etcd_host:
         refuse([Fault(source.where("etcd_host"), None, "want the endpoints of etcd")])
-    if named.datastore == "kubernetes":
+    if named.datastore in stores.IN_CLUSTER:
         if not named.kubeconfig:
             refuse([Fault(source.where("kubernetes.kubeconfig"), None, "want the path of a kubeconfig")])
-        described = {"kind": "kubernetes", "kubeconfig": named.kubeconfig}
+        described = {"kind": named.datastore, "kubeconfig": named.kubeconfig}
     else:
         described = stores.describe(named)
     return Choice(described, named.kubeconfig, "", named.cooldown_seconds)
@@ -126,9 +127,9 @@ def parse(text: str) -> Choice:
     kind, _, place = text.partition(":")
     if kind == "file" and place:
         return Choice({"kind": "file", "path": os.path.abspath(place)})
-    if kind == "kubernetes" and place:
+    if kind in stores.IN_CLUSTER and place:
         path = os.path.abspath(place)
-        return Choice({"kind": "kubernetes", "kubeconfig": path}, path)
+        return Choice({"kind": kind, "kubeconfig": path}, path)
     if kind == "config" and place:
         if is_missing(place):
             raise InvalidConfig(f"{text}: there is no such file")
@@ -139,7 +140,7 @@ def parse(text: str) -> Choice:
         Source({"datastore": "etcd", "etcd_host": place}, _NoFiles, []).fill(named, IPAM_KEYS, [])
         return Choice(stores.describe(named))
     raise InvalidConfig(
-        f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, etcd:HOST:PORT,…, host-local:DIR or config:FILE,'
+        f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, etcd:HOST:PORT,…, host-local:DIR or config:FILE,'
         " where FILE has the keys of the ipam block"
     )
 

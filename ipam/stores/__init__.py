@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ipam.config import IpamConfig
     from ipam.stores.base import Lease, Store
 
+IN_CLUSTER = ("kubernetes", "addresslease")  # kinds that are objects in an API server
 SECRETS = ("password",)  # members of a description that no record keeps
 
 
@@ -30,6 +31,8 @@ def describe(config: IpamConfig) -> dict[str, Any]:
             "cert": config.etcd_cert_file,
             "key": config.etcd_key_file,
         }
+    if config.datastore == "addresslease":
+        return {"kind": "addresslease", "kubeconfig": config.kubeconfig}
     described: dict[str, Any] = {"kind": "kubernetes", "kubeconfig": config.kubeconfig}
     if config.ranges:
         if config.node_slice_size:
@@ -78,6 +81,11 @@ def open_store(
         from ipam.stores.kubernetes import KubernetesStore
 
         return KubernetesStore(described, seconds or SHARED_SECONDS, restore, warn)
+    if kind == "addresslease" and isinstance(described.get("kubeconfig"), str):
+        from ipam.stores.addresslease import AddressLeaseStore
+        from ipam.stores.base import SHARED_SECONDS
+
+        return AddressLeaseStore(described, seconds or SHARED_SECONDS, restore)
     raise UnsupportedField(
         f'the attachment record names a store of kind "{kind}", which this railcni does not know: use a newer one'
     )
@@ -90,7 +98,7 @@ def recorded(described: dict[str, Any]) -> dict[str, Any]:
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two descriptions are of one store: they may differ in how it is reached."""
-    if one.get("kind") == "kubernetes" == other.get("kind"):  # a node belongs to one cluster
+    if one.get("kind") == other.get("kind") in IN_CLUSTER:  # a node belongs to one cluster
         return True
     if one.get("kind") != "etcd" or other.get("kind") != "etcd":
         return recorded(one) == recorded(other)

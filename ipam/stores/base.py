@@ -270,6 +270,9 @@ class Store:
         """The addresses of low..high that were freed less than their cooldown ago, and not by the pod of `owner`."""
         raise NotImplementedError
 
+    def expect_nothing(self) -> None:
+        """Nothing was ever claimed for the attachment that `survey` is asked about: its record would tell."""
+
     def survey(
         self,
         attachment: Attachment,
@@ -281,6 +284,14 @@ class Store:
         A store that is reached by messages reads all of it with one.
         """
         return self.find(attachment), self.find_pod(pod, attachment.ifname), self.former(pod, attachment.ifname)
+
+    def are_full(self, windows: Sequence[tuple[str, str | None, int, int, int]]) -> bool:
+        """Whether all of one of `windows` is taken, and to go on from there would cost much reading."""
+        return False
+
+    def looks_again(self) -> bool:
+        """Whether what was read may be a moment old, and will not be when it is read again."""
+        return False
 
     def finish_by(self, deadline: float) -> None:
         """Let no request take longer than until `deadline`, by time.monotonic; for stores that are reached by messages."""

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from ipam.stores.kubeconfig import Access
 
 GROUP = "whereabouts.cni.cncf.io"
+ADDRESS_GROUP = "railcni.io"
 VERSION = "v1alpha1"
+ADDRESSES = "addressleases"  # of ADDRESS_GROUP
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # of the object, the metadata
+BRIEF_LIST = BRIEF.replace("Metadata;", "MetadataList;")
 
 _STATIC = "kubernetes.io/config.mirror"  # on the mirror of a static pod: the uid that its kubelet gave it
 _UNWARNED = "fieldValidation=Ignore"  # no list of the members that are pruned: a tenth of the time of a patch
@@ -37,15 +40,23 @@ _RETRY_AFTER_LIMIT = 10.0  # seconds: a server may ask for more
 _ATTEMPT_SECONDS = 10.0  # for one reply
 _CONNECT_SECONDS = 1.0  # ahead of the first request, which has all its time for it once more
 _PAGE = 500  # objects in one reply of a list
-_PATHS = {PODS: "api/v1"}
+_BRIEF_PAGE = 5000  # of a list of metadata
+_PATHS = {PODS: "api/v1", ADDRESSES: f"apis/{ADDRESS_GROUP}/{VERSION}"}
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 RIGHTS = {
+    ADDRESSES: "get list create patch delete",
     POOLS: "get list create patch",
     RESERVATIONS: "get list create patch delete",
     SLICES: "get patch",
     PODS: "get",
 }
 """The verbs that are used: of pods in every namespace, of the rest in the context's."""
+
+
+def group_of(resource: str) -> str:
+    """The API group of a resource; "" for one of Kubernetes' core."""
+    path = _PATHS.get(resource) or f"apis/{GROUP}/{VERSION}"
+    return path.split("/")[1] if path.startswith("apis/") else ""
 
 
 class Open(Unreachable):
@@ -102,14 +113,29 @@ class Api:
         body = self._call("GET", resource, name, query)
         return self._object(body), len(body)
 
-    def list_all(self, resource: str) -> list[dict[str, Any]]:
-        """All objects of `resource` in the namespace, read in pages."""
+    def list_all(
+        self, resource: str, labels: str = "", brief: bool = False, recent: bool = False
+    ) -> list[dict[str, Any]]:
+        """All objects of `resource` in the namespace that have `labels`, a selector; read in pages.
+
+        `brief`: their metadata alone. `recent`: as the server's cache has them, which may be a moment old.
+        """
+        accept = BRIEF_LIST if brief else ""
+        chosen = f"limit={_BRIEF_PAGE if brief else _PAGE}"
+        if labels:
+            chosen += f"&labelSelector={_escaped(labels)}"
+        if recent:
+            chosen += "&resourceVersion=0"
         found: list[dict[str, Any]] = []
         following = ""
         while True:
-            query = f"limit={_PAGE}" + (f"&continue={_escaped(following)}" if following else "")
+            query = (
+                chosen
+                if not following
+                else chosen.replace("&resourceVersion=0", "") + f"&continue={_escaped(following)}"
+            )
             try:
-                page = self._object(self._call("GET", resource, "", query))
+                page = self._object(self._call("GET", resource, "", query, accept=accept))
             except Expired:  # the snapshot that the pages are of is gone
                 found, following = [], ""
                 continue
@@ -169,7 +195,14 @@ class Api:
     # --- one request ---
 
     def _call(
-        self, method: str, resource: str, name: str, query: str = "", body: bytes = b"", namespace: str = ""
+        self,
+        method: str,
+        resource: str,
+        name: str,
+        query: str = "",
+        body: bytes = b"",
+        namespace: str = "",
+        accept: str = "",
     ) -> bytes:
         deadline = min(monotonic() + self.seconds, self.deadline)
         where = f"{resource}/{name}" if name else resource
@@ -177,11 +210,11 @@ class Api:
         target = f"{self.access.base}/{group}/namespaces/{_escaped(namespace or self.access.namespace)}/{resource}"
         target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
         changes = method != "GET"
-        brief = method == "PATCH" or resource == PODS
+        accept = accept or (BRIEF if method == "PATCH" or resource == PODS else "application/json")
         pause, asked, renewed = _FIRST_PAUSE, 0.0, False
         while True:
             try:
-                status, reply = self._attempt(method, target, body, brief, deadline)
+                status, reply = self._attempt(method, target, body, accept, deadline)
                 failure: CniError | None = None
             except _Failed as failed:
                 failure = failed.failure
@@ -205,12 +238,12 @@ class Api:
             time.sleep(wait)
             pause, asked = min(2 * pause, _LONGEST_PAUSE), 0.0
 
-    def _attempt(self, method: str, target: str, body: bytes, brief: bool, deadline: float) -> tuple[int, bytes]:
+    def _attempt(self, method: str, target: str, body: bytes, accept: str, deadline: float) -> tuple[int, bytes]:
         while True:
             connection = self._connected(deadline)
             if self._token is None:
                 self._token = self.access.token(deadline)
-            headers = "Accept: " + (BRIEF if brief else "application/json") + "\r\n"
+            headers = f"Accept: {accept}\r\n"
             if self._token:
                 headers += f"Authorization: Bearer {self._token}\r\n"
             if body:

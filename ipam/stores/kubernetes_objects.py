@@ -26,6 +26,7 @@ API_VERSION = "whereabouts.cni.cncf.io/v1alpha1"
 ANNOTATION = "railcni.io/lease"
 NODE_LABEL = "railcni.io/node"
 FENCE = "railcni.io/fence"
+MOVED = "moved to addressleases.railcni.io: "  # before the range of a pool that gives no address any more
 FORMER, COOLING = "railcni.io/former", "railcni.io/cooling"
 MEMORY = 64 << 10  # characters of either: a server takes 256 KiB of annotations
 OFFSETS = 1 << 63
@@ -115,7 +116,13 @@ class PoolObject:
             notes = codec.dumps(metadata["managedFields"])
             self.size -= len(notes) - notes.count(": ") - notes.count(", ")  # the server writes no blanks
         self._spec: dict[str, Any] = document.get("spec") or {}
-        self.family, self.first, _ = parse_cidr(str(self._spec.get("range") or ""))
+        cidr = str(self._spec.get("range") or "")
+        if cidr.startswith(MOVED):
+            raise ValueError(
+                'its leases have moved to AddressLeases: want "datastore": "addresslease" in this node\'s flat file, or the'
+                " way back by `railcni ipam migrate`"
+            )
+        self.family, self.first, _ = parse_cidr(cidr)
         self.entries: dict[int, Entry] = {}
         top = (1 << BITS[self.family]) - 1
         for key, entry in (self._spec.get("allocations") or {}).items():

@@ -6,7 +6,6 @@ from cni.spec import codec
 from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores.base import Unreachable
 from ipam.stores.kubernetes_api import (
-    GROUP,
     PODS,
     RIGHTS,
     VERBS,
@@ -16,6 +15,7 @@ from ipam.stores.kubernetes_api import (
     Gone,
     Open,
     TooLarge,
+    group_of,
 )
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ def read(api: Api, status: int, body: bytes, method: str, resource: str, name: s
                 f" {api.named()}, or create it"
             )
         raise InvalidConfig(
-            f"{api} does not know {resource}.{GROUP}: apply conf/kubernetes/crds (`kubectl apply -f`), or correct"
+            f"{api} does not know {resource}.{group_of(resource)}: apply conf/kubernetes/crds (`kubectl apply -f`), or correct"
             f" `server` in {api.named()}"
         )
     if status == 410:
@@ -68,7 +68,8 @@ def read(api: Api, status: int, body: bytes, method: str, resource: str, name: s
                 message,
             )
         verb = "list" if method == "GET" and not name else VERBS[method]
-        what = "pods: its ClusterRole" if resource == PODS else f"{resource}.{GROUP} in namespace {namespace}: its Role"
+        where = f"{resource}.{group_of(resource)} in namespace {namespace}: its Role"
+        what = "pods: its ClusterRole" if resource == PODS else where
         raise Forbidden(
             f"{api} forbids to {verb} {what} needs the verbs {', '.join(RIGHTS[resource].split())}"
             f" (conf/kubernetes/rbac.yaml). Credentials: {api.named()}",

@@ -16,7 +16,8 @@ from cni.attachment import Book
 from cni.kernel.node import boot_id
 from cni.spec.request import Attachment
 from ipam import records
-from ipam.stores.base import Lease, Owner, Want
+from ipam.stores.addresslease import AddressLeaseStore
+from ipam.stores.base import Claimed, Lease, Owner, Want
 from ipam.stores.kubernetes_objects import reservation
 from tests import command
 from tests.node import until
@@ -156,6 +157,20 @@ class Rig:
         if pending:
             self.book(node).remind(True)
         return owner.attachment
+
+    def lease(self, offset: int, owner: Owner, leased: bool) -> None:
+        """A release that is pending on n1, of an AddressLease or of none."""
+        store = {"kind": "addresslease", "kubeconfig": self.server.kubeconfig(self.directory)}
+        want = Want(POOL, 4, TEN + offset, "")
+        if leased:
+            opened = AddressLeaseStore(store)
+            assert isinstance(opened.claim([want], owner), Claimed)
+            opened.close()
+            self.server.asked.clear()
+        self.book("n1").write(
+            owner.attachment, records.PART, {**records.document(store, [want], owner), "pending": True}
+        )
+        self.book("n1").remind(True)
 
     def book(self, node: str) -> Book:
         state = self.host(node) / "state"

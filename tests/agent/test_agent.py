@@ -131,6 +131,23 @@ def test_a_token_of_the_plugins_own_account_is_requested_and_outlives_the_agent(
     assert "token.number" not in "".join(p.read_text() for p in folder(rig).iterdir())
 
 
+@pytest.mark.parametrize(
+    ("present", "pools", "store"),
+    [("", False, "addresslease"), ("", True, "kubernetes"), ('{"log_level": "error"}', False, "kubernetes")],
+)
+def test_a_new_node_gets_addressleases_unless_the_cluster_or_its_flat_file_is_whereabouts(
+    rig: Rig, present: str, pools: bool, store: str
+) -> None:
+    if pools:
+        rig.allocate(a2=("c2", "team/a"))
+    if present:
+        folder(rig).mkdir()
+        (folder(rig) / "whereabouts.conf").write_text(present)
+    agent = rig.agent("n1", "--datastore=addresslease", "--no-collect")
+    assert agent.says("written file=") and agent.says("whereabouts.conf"), agent.log
+    assert json.loads((folder(rig) / "whereabouts.conf").read_text())["datastore"] == store
+
+
 def test_a_flat_file_keeps_what_it_says() -> None:
     present = (
         b'{"Datastore": "etcd", "etcd_host": "h", "kubernetes": {"kubeconfig": "/mine", "x": 1}, "log_level": "debug"}'

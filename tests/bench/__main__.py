@@ -40,7 +40,7 @@ from tests.bench.scene import bench_node, directory, load, machine
 from tests.node import BIN, GO_PLUGINS, unusable
 
 PARTS = ("plugins", "kubernetes", "etcd", "users")
-STORES = ("kubernetes", "etcd", "file")
+STORES = ("kubernetes", "addresslease", "etcd", "file")
 COLUMNS = 170  # of the tables, where the output is no terminal
 
 
@@ -71,7 +71,12 @@ def main() -> int:
     default = os.environ.get("RAILCNI_BENCH_BIN") or BIN
     parser.add_argument("--bin", type=Path, default=default, metavar="DIR", help="our executables are in DIR")
     parser.add_argument("--only", choices=PARTS, action="append", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--store", choices=STORES, action="append", help="of the part users: not all three")
+    parser.add_argument(
+        "--store",
+        choices=STORES,
+        action="append",
+        help="of the part users: not all; addresslease first: the store of the part kubernetes too",
+    )
     parser.add_argument(
         "--layout",
         choices=users.LAYOUTS,
@@ -128,7 +133,8 @@ class Parts:
 
     def kubernetes(self) -> dict[str, str]:
         with Server() as server, hosts(NODES, BUILD, server.configuration) as nodes:
-            Kubernetes(self._results, self._progress, self._rounds, self._ours, server).everything(nodes)
+            datastore = "addresslease" if self._stores[0] == "addresslease" else "kubernetes"
+            Kubernetes(self._results, self._progress, self._rounds, self._ours, server, datastore).everything(nodes)
             return self._server_facts(server)
 
     def etcd(self) -> dict[str, str]:
@@ -144,6 +150,8 @@ class Parts:
             stores: list[users.Store] = []
             if "kubernetes" in self._stores:
                 stores.append(users.KubernetesStore(server))
+            if "addresslease" in self._stores:
+                stores.append(users.AddressLeaseStore(server))
             if "etcd" in self._stores and not etcd.unusable():
                 stores.append(users.EtcdStore(stack.enter_context(etcd.Cluster(flags=etcd.LARGE))))
             if "file" in self._stores:

@@ -6,6 +6,7 @@ of a service account, as whereabouts' own kubeconfig has it.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import subprocess
@@ -14,17 +15,20 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ipam.stores import http, kubeconfig
+from cni.spec.request import Attachment
+from ipam.stores import addresslease_objects, http, kubeconfig
+from ipam.stores.base import Lease, Owner, Want
 from tests import etcd
 from tests.bench.hosts import ETC
 from tests.node import ROOT, until
-from tests.stores.kubernetes_api import GROUP, KINDS, VERSION
+from tests.stores.kubernetes_api import ADDRESSES, GROUP, KINDS, VERSION, group_of
 from tests.stores.kubernetes_proxy import path as given
 
 _SECONDS = 60.0
@@ -77,8 +81,8 @@ class Server:
     def __str__(self) -> str:
         return str(self._access)
 
-    def namespace(self, what: str) -> Namespace:
-        """A new namespace."""
+    def namespace(self, what: str, datastore: str = "kubernetes") -> Namespace:
+        """A new namespace for a store of this kind."""
         name = f"railcni-bench-{os.getpid()}-{what}"
         config = self._config
         if self.real:
@@ -95,11 +99,12 @@ class Server:
             config = _config(_cluster(config), {"token": said["status"]["token"]}, name)
         else:
             config = _config(_cluster(config), {"token": "a.b.c"}, name)
-        return Namespace(self, name, self._write(name, config))
+        return Namespace(self, name, self._write(name, config, datastore), datastore)
 
-    def plain(self, name: str, url: str) -> str:
+    def plain(self, namespace: Namespace, url: str) -> str:
         """The path of a flat file for what listens at `url`, without TLS."""
-        return self._write(f"{name}-plain", _config({"server": url}, {"token": "a.b.c"}, name))
+        config = _config({"server": url}, {"token": "a.b.c"}, namespace.name)
+        return self._write(f"{namespace.name}-plain", config, namespace.datastore)
 
     def send(
         self,
@@ -146,13 +151,13 @@ class Server:
 
     def _serves(self) -> bool:
         try:
-            return all(self.send("GET", f"/apis/{GROUP}/{VERSION}/{kind}")[0] == 200 for kind in KINDS)
+            return all(self.send("GET", f"/apis/{group_of(kind)}/{VERSION}/{kind}")[0] == 200 for kind in KINDS)
         except OSError:
             return False
 
-    def _write(self, name: str, config: dict[str, Any]) -> str:
+    def _write(self, name: str, config: dict[str, Any], datastore: str = "kubernetes") -> str:
         path = f"{ETC}/{name}.kubeconfig"
-        flat = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": path}}
+        flat = {"datastore": datastore, "kubernetes": {"kubeconfig": path}}
         (self.configuration / f"{name}.kubeconfig").write_text(json.dumps(config))
         (self.configuration / f"{name}.conf").write_text(json.dumps(flat))
         return f"{ETC}/{name}.conf"
@@ -161,14 +166,17 @@ class Server:
 class Namespace:
     """Where the objects of one client are, and `flat`, the path on a node of the flat file that leads there."""
 
-    def __init__(self, server: Server, name: str, flat: str) -> None:
+    def __init__(self, server: Server, name: str, flat: str, datastore: str) -> None:
         self.server = server
         self.name = name
         self.flat = flat
-        self._top = f"/apis/{GROUP}/{VERSION}/namespaces/{name}"
+        self.datastore = datastore
+
+    def _place(self, resource: str) -> str:
+        return f"/apis/{group_of(resource)}/{VERSION}/namespaces/{self.name}/{resource}"
 
     def items(self, resource: str) -> list[dict[str, Any]]:
-        status, said = self.server.send("GET", f"{self._top}/{resource}")
+        status, said = self.server.send("GET", self._place(resource))
         assert status == 200, said
         found: list[dict[str, Any]] = said["items"]
         return found
@@ -182,7 +190,11 @@ class Namespace:
         ]
 
     def fill(self, cidr: str, leases: int) -> None:
-        """A pool whose first addresses are leased, each with its reservation."""
+        """A pool whose first addresses are leased, each with its reservation or as an object of its own."""
+        if self.datastore == ADDRESSES.removesuffix("s"):
+            with ThreadPoolExecutor(_CLIENTS) as clients:
+                list(clients.map(partial(self._lease, cidr), range(1, leases + 1)))
+            return
         base = cidr.partition("/")[0].split(".")
         entries = {
             str(i): {"id": f"full-{i}", "podref": f"full/pod-{i}", "ifname": "net1"} for i in range(1, leases + 1)
@@ -198,14 +210,21 @@ class Namespace:
         with ThreadPoolExecutor(_CLIENTS) as clients:
             list(clients.map(reserve, range(1, leases + 1)))
 
+    def _lease(self, cidr: str, i: int) -> None:
+        first = int(ipaddress.ip_network(cidr)[0])
+        owner = Owner(Attachment("bench", f"full-{i}", "net1"), ("full", f"pod-{i}", ""), "node-0", "", "", i)
+        lease = Lease(Want(cidr.replace("/", "-"), 4, first + i, ""), owner)
+        status, said = self.server.send("POST", self._place(ADDRESSES), addresslease_objects.document(lease))
+        assert status < 300, said
+
     def _create(self, resource: str, name: str, spec: dict[str, Any]) -> None:
         document = {
-            "apiVersion": f"{GROUP}/{VERSION}",
+            "apiVersion": f"{group_of(resource)}/{VERSION}",
             "kind": KINDS[resource],
             "metadata": {"name": name},
             "spec": spec,
         }
-        status, said = self.server.send("POST", f"{self._top}/{resource}", document)
+        status, said = self.server.send("POST", self._place(resource), document)
         assert status < 300, said
 
 

@@ -55,12 +55,14 @@ class Client:
 class Kubernetes:
     """Everything on `hosts`, 16 nodes; Go's column when the environment names it and the server is a real one."""
 
-    def __init__(self, results: Results, progress: Progress, rounds: int, ours: Path, server: Server) -> None:
+    def __init__(
+        self, results: Results, progress: Progress, rounds: int, ours: Path, server: Server, datastore: str
+    ) -> None:
         self.results = results
         self._progress = progress
         self._rounds = rounds
         self._server = server
-        self._clients = [Client(OURS, ours / "whereabouts", server.namespace("ours"))]
+        self._clients = [Client(OURS, ours / "whereabouts", server.namespace("ours", datastore))]
         peer = os.environ.get(PEER, "")
         if peer and server.real:
             self._clients.append(Client(GO, Path(peer).resolve(), server.namespace("go")))
@@ -93,7 +95,7 @@ class Kubernetes:
         """What a call asks of the server in a pool that is there; through a proxy, so not in the other rounds."""
         for client in self._clients:
             with Counter(self._server) as counter:
-                flat = self._server.plain(client.namespace.name, counter.url)
+                flat = self._server.plain(client.namespace, counter.url)
                 for number in self._progress.track(f"requests: {client.name}", _COUNTED):
                     for verb in ("ADD", "DEL"):
                         before = counter.count

@@ -79,6 +79,28 @@ class KubernetesStore:
         return len(self._namespace.allocations()) + len(self._namespace.items("overlappingrangeipreservations"))
 
 
+class AddressLeaseStore:
+    machines = NODES
+
+    def __init__(self, server: Server) -> None:
+        self.name = "AddressLeases" if server.real else "AddressLeases, not a real server"
+        self._namespace = server.namespace("users-addresslease", "addresslease")
+
+    def flat(self, configuration: Path) -> str:
+        return self._namespace.flat
+
+    def audited(self, flat: str) -> list[str]:
+        return ["--config", flat, "--kubeconfig", f"{ETC}/own.kubeconfig"]
+
+    def holdings(self, machines: Sequence[Host]) -> list[Holding]:
+        specs = [found["spec"] for found in self._namespace.items("addressleases")]
+        return [(s["address"], s["containerID"], s["ifname"]) for s in specs if s["state"] == "held"]
+
+    def standing(self, machines: Sequence[Host]) -> int:
+        """What is not held is a memory of a pod that may come back."""
+        return len(self.holdings(machines))
+
+
 class EtcdStore:
     name = "etcd"
     machines = NODES

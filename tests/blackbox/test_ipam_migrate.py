@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 
 from cni.attachment import Book
-from cni.cli import host_local, ipam_migrate
+from cni.cli import host_local, ipam_migrate, ipam_move
+from cni.spec.errors import InvalidConfig
 from cni.spec.request import Attachment
 from ipam import records
 from ipam.ranges import format_address, parse_address
 from ipam.stores import kubernetes_turns
+from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.base import Claimed, Lease, Owner, Store, Want
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
@@ -33,8 +36,12 @@ POOL, WIDE = "192.168.111.0-24", "fd00-111---64"
 NODE = "node-1"
 _prefixes = itertools.count()
 needs_etcd = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
-KINDS = ("file", "kubernetes", "etcd")
-PAIRS = [pytest.param(*pair, marks=needs_etcd if "etcd" in pair else ()) for pair in itertools.permutations(KINDS, 2)]
+KINDS = ("file", "kubernetes", "etcd", "addresslease")
+PAIRS = [
+    pytest.param(*pair, marks=needs_etcd if "etcd" in pair else ())
+    for pair in itertools.permutations(KINDS, 2)
+    if set(pair) != {"kubernetes", "addresslease"}  # from one to the other they move, below
+]
 
 
 class Site:
@@ -58,6 +65,8 @@ class Site:
             return FileStore(str(self.folder / "leases"))
         if kind == "kubernetes":
             return KubernetesStore({"kind": "kubernetes", "kubeconfig": self.kubeconfig}, 20)
+        if kind == "addresslease":
+            return AddressLeaseStore({"kind": kind, "kubeconfig": self.kubeconfig}, 20)
         if self._etcd is None:
             prefix = f"/migrate-{os.getpid()}-{next(_prefixes)}"
             self._etcd = EtcdStore(description(etcd.shared().endpoints, prefix=prefix))
@@ -67,8 +76,8 @@ class Site:
         """The store as the command names it."""
         if kind == "file":
             return f"file:{self.folder}/leases"
-        if kind == "kubernetes":
-            return f"kubernetes:{self.kubeconfig}"
+        if kind in ("kubernetes", "addresslease"):
+            return f"{kind}:{self.kubeconfig}"
         described = self.store("etcd").record()
         flat = self.folder / "etcd.conf"
         flat.write_text(json.dumps({"etcd_host": described["endpoints"][0], "etcd_prefix": described["prefix"]}))
@@ -231,6 +240,93 @@ def test_what_a_del_takes_away_meanwhile_is_taken_back(site: Site, monkeypatch: 
     monkeypatch.setattr(ipam_migrate._Migration, "_copy", copy_slowly)
     assert site.migrate(site.place("file"), site.place("kubernetes"))["takenBack"] == 1
     assert [lease[1] for lease in site.leases("kubernetes")] == ["192.168.111.2"]
+
+
+# --- between the two stores of one cluster ---
+
+IPPOOLS, RESERVATIONS, ADDRESSES = "ippools", "overlappingrangeipreservations", "addressleases"
+
+
+def recorded(site: Site, kind: str, n: int) -> Lease:
+    """A lease as `Site.lease`, and the record of its node."""
+    lease = site.lease(kind, n)
+    owner = Owner(lease.attachment, lease.pod, NODE, "boot-1", lease.netns, lease.sequence)
+    store = {**site.store(kind).record(), **({"pools": [lease.pool]} if kind == "kubernetes" else {})}
+    want = Want(lease.pool, lease.family, lease.value, "")
+    site.book.write(lease.attachment, records.PART, records.document(store, [want], owner))
+    return lease
+
+
+def stores_named(site: Site) -> set[str]:
+    return {record["store"]["kind"] for _, _, record in site.book.all(records.PART)}
+
+
+def test_the_pools_of_whereabouts_become_addressleases_and_pools_again(site: Site) -> None:
+    for n in (1, 2, 7):
+        recorded(site, "kubernetes", n)
+    site.lease("kubernetes", 3, pool=WIDE)
+    before = site.leases("kubernetes")
+    pools = {name: site.server.spec(IPPOOLS, name) for name in site.server.names(IPPOOLS)}
+    there = (site.place("kubernetes"), site.place("addresslease"))
+    assert site.migrate(*there, "--dry-run")["toCopy"] == 4
+    assert (site.server.names(ADDRESSES), stores_named(site)) == ([], {"kubernetes"})
+    done = site.migrate(*there)
+    assert (done["copied"], done["removed"], done["records"]) == (4, 4, 3)
+    assert sorted(site.leases("addresslease")) == sorted(before)
+    assert stores_named(site) == {"addresslease"}
+    assert site.server.names(RESERVATIONS) == []
+    for name, spec in pools.items():
+        closed = site.server.spec(IPPOOLS, name)
+        assert spec and closed == {"range": f"moved to addressleases.railcni.io: {spec['range']}", "allocations": {}}
+    assert site.migrate(*reversed(there), "--dry-run")["toCopy"] == 4
+    back = site.migrate(*reversed(there))
+    assert (back["removed"], back["records"]) == (4, 3)
+    assert (site.server.names(ADDRESSES), stores_named(site)) == ([], {"kubernetes"})
+    assert sorted(site.leases("kubernetes")) == sorted(before)
+    assert {name: site.server.spec(IPPOOLS, name) for name in site.server.names(IPPOOLS)} == pools
+
+
+def test_a_pool_that_has_moved_gives_no_address_and_says_where_they_are(site: Site) -> None:
+    site.lease("kubernetes", 1)
+    site.migrate(site.place("kubernetes"), site.place("addresslease"))
+    with pytest.raises(InvalidConfig) as caught:
+        site.lease("kubernetes", 2)
+    assert all(word in caught.value.msg[:250] for word in (POOL, "have moved to AddressLeases", '"addresslease"'))
+    closed = site.server.spec(IPPOOLS, POOL)
+    assert closed and not re.match(r"[0-9a-f.:]+/[0-9]+$", closed["range"])  # what Go's net.ParseCIDR takes
+
+
+def test_an_add_that_comes_while_a_pool_is_moved_is_moved_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.lease("kubernetes", 1)
+    close = ipam_move.Pools.close
+    left = [2, 3]
+
+    def late(self: Any, leases: list[Lease]) -> bool:
+        if left:
+            site.lease("kubernetes", left.pop())
+        return close(self, leases)
+
+    monkeypatch.setattr(ipam_move.Pools, "close", late)
+    site.migrate(site.place("kubernetes"), site.place("addresslease"))
+    assert [lease[1] for lease in site.leases("addresslease")] == ["192.168.111.1", "192.168.111.2", "192.168.111.3"]
+
+
+def test_another_nodes_records_are_switched_when_the_pools_have_moved(site: Site) -> None:
+    lease = recorded(site, "kubernetes", 1)
+    record = site.book.read(lease.attachment, records.PART)
+    there = (site.place("kubernetes"), site.place("addresslease"))
+    site.migrate(*there)
+    assert record
+    site.book.write(lease.attachment, records.PART, record)  # as on a node where the command has not run
+    assert site.migrate(*there)["records"] == 1
+    assert stores_named(site) == {"addresslease"}
+    assert [found[1] for found in site.leases("addresslease")] == ["192.168.111.1"]
+
+
+def test_node_slices_are_not_moved(site: Site) -> None:
+    site.server.add_network("sliced", node_slice_size="/26")
+    said = run("migrate", "--from", site.place("kubernetes"), "--to", site.place("addresslease"), code=1)
+    assert "team/sliced cannot be moved: it has node_slice_size" in said
 
 
 # --- host-local ---

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from cni.cli import ipam as ipam_command
+from cni.cli import ipam_migrate
 from cni.cli.installation import running, source
 from cni.cli.installation.layout import PLAIN, PREFIXED
 from cni.spec.errors import CniError
@@ -388,3 +389,40 @@ def test_b_slices_that_the_controller_gave_are_kept_to(site: Site) -> None:
     site.ours("DEL", "go1", "old", ipam={"node_slice_size": "/26"})
     assert {entry["id"] for entry in site.cluster.allocations(name).values()} == {"c1"}
     assert site.reserved() == ["10.0.0.66"]
+
+
+def test_c_leases_of_both_move_to_addressleases_while_their_pods_run(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C. To one object for each address."""
+    monkeypatch.setattr(ipam_migrate, "STATE", str(site.cluster.directory / RECORDS))
+    pools, addresses = f"kubernetes:{site.cluster.kubeconfig}", f"addresslease:{site.cluster.kubeconfig}"
+    go, ours = site.go.call("ADD", "go1", "a"), site.ours("ADD", "c1", "b")
+    run("migrate", "--from", pools, "--to", addresses, "--network", "rdma-net")
+    assert site.held() == {} and site.reserved() == []
+    with pytest.raises(CniError, match="have moved to AddressLeases"):
+        site.ours("ADD", "c2", "c")
+    there = {"datastore": "addresslease"}
+    (new,) = site.ours("ADD", "c2", "c", there)
+    assert len({go, *ours, new}) == 3
+    assert site.ours("ADD", "c1", "b", there) == ours
+    site.ours("DEL", "go1", "a", there)
+    assert len(site.server.names("addressleases")) == 2
+
+
+def test_d_the_pools_are_whole_again_with_what_was_leased_meanwhile(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D. From one object for each address back to pools."""
+    monkeypatch.setattr(ipam_migrate, "STATE", str(site.cluster.directory / RECORDS))
+    pools, addresses = f"kubernetes:{site.cluster.kubeconfig}", f"addresslease:{site.cluster.kubeconfig}"
+    (first,) = site.ours("ADD", "c1", "a")
+    run("migrate", "--from", pools, "--to", addresses)
+    (second,) = site.ours("ADD", "c2", "b", {"datastore": "addresslease"})
+    run("migrate", "--from", addresses, "--to", pools)
+    assert site.held() == {first.partition("/")[0]: "c1", second.partition("/")[0]: "c2"}
+    assert site.reserved() == sorted(site.held()) and site.server.names("addressleases") == []
+    assert site.go.call("ADD", "g1", "c") not in (first, second)
+    site.ours("DEL", "c1", "a")
+    site.ours("DEL", "c2", "b")
+    assert list(site.held().values()) == ["g1"]

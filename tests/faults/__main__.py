@@ -3,7 +3,7 @@
 python -m tests.faults                      everything, each part with its table
 python -m tests.faults sweep ...            the sweep alone; --help says how to choose
 python -m tests.faults powerloss ...        the power losses alone
-python -m tests.faults --store etcd         of the sweep one store alone: file, etcd, kubernetes; may be repeated
+python -m tests.faults --store etcd         of the sweep one store alone: file, etcd, kubernetes, addresslease; may be repeated
 python -m tests.faults --sample K --jobs N  one in K points and disks of everything, N at a time
 python -m tests.faults --every              also what cannot come out otherwise than before: hours
 """

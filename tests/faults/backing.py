@@ -25,7 +25,7 @@ from tests.faults.gate import Answer, Gate
 from tests.faults.state import Found, Lease
 from tests.node import Node, until
 from tests.stores import etcd_dump, kubernetes_proxy
-from tests.stores.kubernetes_api import GROUP, KINDS, VERSION
+from tests.stores.kubernetes_api import ADDRESSES, KINDS, VERSION, group_of
 
 KUBECONFIG = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
 NAMESPACE = "kube-system"
@@ -248,7 +248,8 @@ class KubernetesBacking(Served):
 
     def ask(self, method: str, path: str, document: Any = None, kind: str = "application/json") -> Any:
         """A request past the gate, for an object or all of a kind."""
-        url = f"{self._server.url}/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{path}"
+        group = group_of(path.partition("/")[0])
+        url = f"{self._server.url}/apis/{group}/{VERSION}/namespaces/{NAMESPACE}/{path}"
         body = json.dumps(document).encode() if document else None
         request = urllib.request.Request(url, body, {"Content-Type": kind}, method=method)
         with urllib.request.urlopen(request, timeout=30) as reply:
@@ -266,7 +267,9 @@ class KubernetesBacking(Served):
                     if standing:
                         self.ask("DELETE", f"{kind}/{document['metadata']['name']}")
                     self.ask(
-                        "POST", kind, {"apiVersion": f"{GROUP}/{VERSION}", "kind": KINDS[kind], **_plain(document)}
+                        "POST",
+                        kind,
+                        {"apiVersion": f"{group_of(kind)}/{VERSION}", "kind": KINDS[kind], **_plain(document)},
                     )
             for name in now:
                 self.ask("DELETE", f"{kind}/{name}")
@@ -291,6 +294,34 @@ class KubernetesBacking(Served):
         self._server.close()
 
 
+class AddressLeaseBacking(KubernetesBacking):
+    """An object for each address, in the same API server."""
+
+    name = "addresslease"
+
+    def config(self) -> dict[str, Any]:
+        return {"datastore": "addresslease", "kubernetes": {"kubeconfig": KUBECONFIG}}
+
+    def read(self) -> Found:
+        found = Found()
+        for document in self.objects(ADDRESSES):
+            spec, name = document["spec"], document["metadata"]["name"]
+            if spec["state"] == "held":
+                found.leases.append(
+                    Lease(spec["containerID"], spec["address"], spec["pool"], spec["network"], spec["ifname"])
+                )
+            if _address(name) != spec["address"]:
+                found.faults.append(f"{name} says {spec['address']}")
+        found.leases.sort()
+        return found
+
+    def long_ago(self, target: str) -> Answer | None:
+        """Only a list may be answered from a cache that is behind, and only when that is asked for."""
+        if "resourceVersion=0" not in target:
+            return None
+        return 200, json.dumps({"kind": "AddressLeaseList", "metadata": {"resourceVersion": "1"}, "items": []}).encode()
+
+
 def _plain(document: dict[str, Any]) -> dict[str, Any]:
     metadata = {k: v for k, v in document["metadata"].items() if k not in _NOISE}
     return {"metadata": metadata, "spec": document["spec"]}
@@ -306,7 +337,7 @@ def _text(data: bytes) -> str:
 
 
 BACKINGS: dict[str, Callable[[Node, str], FileBacking]] = {
-    backing.name: backing for backing in (FileBacking, EtcdBacking, KubernetesBacking)
+    backing.name: backing for backing in (FileBacking, EtcdBacking, KubernetesBacking, AddressLeaseBacking)
 }
 
 

@@ -52,12 +52,17 @@ OPERATIONS = {
         Operation("macvlan-gc", "macvlan", "GC"),
         *(
             Operation(f"{store}-macvlan-{name}", "macvlan", verb, name == "first-add", store)
-            for store in ("etcd", "kubernetes")
+            for store in ("etcd", "kubernetes", "addresslease")
             for name, verb in (("first-add", "ADD"), ("add", "ADD"), ("del", "DEL"), ("gc", "GC"))
         ),
         *(
             Operation(f"{prefix}rail-{name}", "rail", verb, store=store)
-            for store, prefix in (("file", ""), ("etcd", "etcd-"), ("kubernetes", "kubernetes-"))
+            for store, prefix in (
+                ("file", ""),
+                ("etcd", "etcd-"),
+                ("kubernetes", "kubernetes-"),
+                ("addresslease", "addresslease-"),
+            )
             for name, verb in (("add", "ADD"), ("del", "DEL"), ("gc", "GC"))
         ),
         Operation("host-device-add", "host-device", "ADD"),

@@ -24,7 +24,7 @@ _SECONDS = 30.0
 class Trouble:
     """One kind of it, at the request `number`. A class for each kind; its docstring is what happens."""
 
-    stores: tuple[str, ...] = ("etcd", "kubernetes")
+    stores: tuple[str, ...] = ("etcd", "kubernetes", "addresslease")
     changes = False  # only at requests that change something
     reads = False  # only at those that do not
     silent = False  # the client waits until its time is over: it is given less of it
@@ -103,7 +103,7 @@ class NoLeader(Trouble):
 class Conflicts(Trouble):
     """It and the next changes are refused as conflicts: 409."""
 
-    stores = ("kubernetes",)
+    stores = ("kubernetes", "addresslease")
     changes = True
     _count = 0
 
@@ -117,7 +117,7 @@ class Conflicts(Trouble):
 class Stale(Trouble):
     """A read answers what was there long ago."""
 
-    stores = ("kubernetes",)
+    stores = ("kubernetes", "addresslease")
     reads = True
 
     def struck(self, request: Request, serve: Serve) -> Answer | str:

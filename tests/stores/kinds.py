@@ -14,6 +14,7 @@ from typing import Any
 
 from cni.spec.request import Attachment
 from ipam.stores import kubernetes_turns
+from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.base import Claimed, Lease, Owner, Store, Want
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
@@ -34,6 +35,7 @@ class FileKind:
     leaf = 4096  # addresses that are skipped as one when all are taken
     examples = 12  # runs of the state machine
     cools_scopes = True  # whether an address that cools does so in other pools of its scope
+    remembers_beside = True  # whether what is remembered of an address outlives that another has it
 
     def unusable(self) -> str:
         """Why there can be no such store here; "" when there can."""
@@ -52,6 +54,7 @@ class EtcdKind:
     leaf = 64
     examples = 6
     cools_scopes = True
+    remembers_beside = True
     _prefixes = itertools.count()
 
     def unusable(self) -> str:
@@ -122,6 +125,7 @@ class KubernetesKind:
     leaf = 64
     examples = 8
     cools_scopes = False
+    remembers_beside = True
     _namespaces = itertools.count()
     _server: ApiServer | None = None
 
@@ -150,8 +154,42 @@ class KubernetesKind:
         return reopen, remove
 
 
-Kind = FileKind | EtcdKind | KubernetesKind
-KINDS: list[Kind] = [FileKind(), EtcdKind(), KubernetesKind()]
+class AddressLeaseKind:
+    """Stores with an object for each address, each in a namespace of its own of one API server."""
+
+    name = "addresslease"
+    leaf = 256
+    examples = 8
+    cools_scopes = True
+    remembers_beside = False
+    _namespaces = itertools.count()
+    _server: ApiServer | None = None
+
+    def unusable(self) -> str:
+        return ""
+
+    def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
+        if self._server is None:
+            self._server = kubernetes_proxy.start()
+            atexit.register(self._server.close)
+        directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
+        kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
+        opened: list[AddressLeaseStore] = []
+
+        def reopen() -> AddressLeaseStore:
+            opened.append(AddressLeaseStore({"kind": "addresslease", "kubeconfig": kubeconfig}, 20))
+            return opened[-1]
+
+        def remove() -> None:
+            for store in opened:
+                store.close()
+            shutil.rmtree(directory)
+
+        return reopen, remove
+
+
+Kind = FileKind | EtcdKind | KubernetesKind | AddressLeaseKind
+KINDS: list[Kind] = [FileKind(), EtcdKind(), KubernetesKind(), AddressLeaseKind()]
 
 
 def owner(

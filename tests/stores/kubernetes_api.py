@@ -21,6 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.stores.kubernetes_core import LEASES, Core, Exists, Missing, Unfit
 
 GROUP, VERSION = "whereabouts.cni.cncf.io", "v1alpha1"
@@ -28,9 +30,26 @@ KINDS = {
     "ippools": "IPPool",
     "overlappingrangeipreservations": "OverlappingRangeIPReservation",
     "nodeslicepools": "NodeSlicePool",
+    "addressleases": "AddressLease",
 }
+ADDRESSES = "addressleases"
 LIMIT = 1536 << 10
+_LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def group_of(resource: str) -> str:
+    """The API group of a custom resource."""
+    return "railcni.io" if resource == ADDRESSES else GROUP
+
+
+def _schema() -> dict[str, Any]:
+    """What the definition of AddressLease says of `spec`."""
+    path = Path(__file__).resolve().parents[2] / "conf/kubernetes/crds/addressleases.yaml"
+    (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
+    found: dict[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return found
+
 
 TEXT: dict[str, Any] = {"type": "string"}
 ENTRY = {"properties": {"id": TEXT, "podref": TEXT, "ifname": TEXT}, "required": ["id", "podref"]}
@@ -41,6 +60,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "required": ["podref"],
     },
     "nodeslicepools": {"properties": {"range": TEXT, "sliceSize": TEXT}, "required": ["range", "sliceSize"]},
+    ADDRESSES: _schema(),
 }
 SLICE = {"properties": {"nodeName": TEXT, "sliceRange": TEXT}, "required": ["nodeName", "sliceRange"]}
 STATUS = {"properties": {"allocations": {"items": SLICE}}, "required": ["allocations"]}  # of a NodeSlicePool
@@ -67,6 +87,38 @@ class Refusal(Exception):
         }
 
 
+Place = tuple[str, str, str]  # resource, namespace, name
+
+
+class Objects(dict[Place, dict[str, Any]]):
+    """The objects, and which of them have a label: a real server's cache finds those fast enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._labelled: dict[tuple[str, str, str, str], set[str]] = {}
+
+    def __setitem__(self, place: Place, document: dict[str, Any]) -> None:
+        if place in self:
+            del self[place]
+        for key, value in document["metadata"].get("labels", {}).items():
+            self._labelled.setdefault((*place[:2], key, value), set()).add(place[2])
+        super().__setitem__(place, document)
+
+    def __delitem__(self, place: Place) -> None:
+        for key, value in self[place]["metadata"].get("labels", {}).items():
+            self._labelled[*place[:2], key, value].discard(place[2])
+        super().__delitem__(place)
+
+    def named(self, resource: str, namespace: str, selector: str) -> set[str]:
+        """The names of the objects that have all labels of `selector`, KEY=VALUE,…"""
+        wanted = [requirement.partition("=") for requirement in selector.split(",") if requirement]
+        if not wanted:
+            return {name for kind, ns, name in self if (kind, ns) == (resource, namespace)}
+        return set.intersection(
+            *(set(self._labelled.get((resource, namespace, key, value), ())) for key, _, value in wanted)
+        )
+
+
 class ApiServer:
     """`url` is where it listens. `tokens`: who may come in, anybody when empty. `forbidden`: (verb, resource) pairs.
 
@@ -74,7 +126,7 @@ class ApiServer:
     """
 
     def __init__(self, context: ssl.SSLContext | None = None, port: int = 0) -> None:
-        self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.objects = Objects()
         self.resources = set(KINDS)
         self.tokens: set[str] = set()
         self.forbidden: set[tuple[str, str]] = set()
@@ -161,7 +213,7 @@ class ApiServer:
             )
             former = {**former, **metadata, "resourceVersion": str(next(self._versions))}
             self.objects[resource, namespace, name] = {
-                "apiVersion": f"{GROUP}/{VERSION}",
+                "apiVersion": f"{group_of(resource)}/{VERSION}",
                 "kind": KINDS[resource],
                 "metadata": former,
                 "spec": spec,
@@ -193,10 +245,12 @@ class ApiServer:
     def note(self, resource: str, name: str, noted: dict[str, str], namespace: str = "kube-system") -> None:
         """Add labels and annotations to an object."""
         with self._lock:
-            metadata = self.objects[resource, namespace, name]["metadata"]
+            document = copy.deepcopy(self.objects[resource, namespace, name])
+            metadata = document["metadata"]
             for key in ("labels", "annotations"):
                 metadata[key] = {**metadata.get(key, {}), **noted}
             metadata["resourceVersion"] = str(next(self._versions))
+            self.objects[resource, namespace, name] = document
 
     def names(self, resource: str) -> list[str]:
         with self._lock:
@@ -247,20 +301,23 @@ class ApiServer:
             return answer
         if parts[:3] == ["api", "v1", "namespaces"] or parts[:2] == ["apis", "apiextensions.k8s.io"]:
             return 201, {}  # every namespace and definition is there
-        if parts[:3] == ["apis", GROUP, VERSION] and len(parts) == 4 and parts[3] in self.resources:
-            return 200, {"items": []}
-        if parts[:4] != ["apis", GROUP, VERSION, "namespaces"] or len(parts) < 6 or parts[5] not in self.resources:
+        shown = parts[3] if len(parts) == 4 else parts[5] if len(parts) > 5 else ""
+        if shown not in self.resources or parts[:3] != ["apis", group_of(shown), VERSION]:
             return 404, "404 page not found\n"
+        if len(parts) == 4:
+            return 200, {"items": []}
         namespace, resource, name = parts[4], parts[5], parts[6] if len(parts) > 6 else ""
-        where = f'{resource}.{GROUP} "{name}"'
+        group = group_of(resource)
+        where = f'{resource}.{group} "{name}"'
         self._refuse_forbidden(method, parts)
         if method == "POST":
             return 201, self._create(resource, namespace, json.loads(body), "dryRun" not in query)
         if not name:
-            return 200, self._list(resource, namespace, query)
+            brief = "as=PartialObjectMetadataList" in headers.get("Accept", "")
+            return 200, self._list(resource, namespace, query, brief)
         found = self.objects.get((resource, namespace, name))
         if found is None:
-            raise Refusal(404, "NotFound", f"{where} not found", name=name, group=GROUP, kind=resource)
+            raise Refusal(404, "NotFound", f"{where} not found", name=name, group=group, kind=resource)
         if method == "DELETE":
             preconditions = (json.loads(body) if body else {}).get("preconditions") or {}
             for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
@@ -271,7 +328,7 @@ class ApiServer:
                     )
                     raise Refusal(409, "Conflict", message, name=name, kind=resource)
             del self.objects[resource, namespace, name]
-            details = {"name": name, "group": GROUP, "kind": resource, "uid": found["metadata"]["uid"]}
+            details = {"name": name, "group": group, "kind": resource, "uid": found["metadata"]["uid"]}
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": details}
         if method == "PUT":
             document = json.loads(body)
@@ -334,28 +391,31 @@ class ApiServer:
     def _refuse_forbidden(self, method: str, parts: list[str]) -> None:
         namespace, resource, name = parts[4], parts[5], parts[6] if len(parts) > 6 else ""
         verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method, "get" if name else "list")
-        self.asked.add((verb, GROUP, resource, namespace))
+        group = group_of(resource)
+        self.asked.add((verb, group, resource, namespace))
         if (verb, resource) in self.forbidden:
             message = (
-                f'{resource}.{GROUP} is forbidden: User "u" cannot {verb} resource "{resource}" in API group "{GROUP}"'
+                f'{resource}.{group} is forbidden: User "u" cannot {verb} resource "{resource}" in API group "{group}"'
             )
             raise Refusal(403, "Forbidden", f'{message} in the namespace "{namespace}"', name=name, kind=resource)
         if method == "POST" and namespace in self.absent:
             raise Refusal(404, "NotFound", f'namespaces "{namespace}" not found', name=namespace, kind="namespaces")
         if method == "POST" and namespace in self.ending:
             message = f"unable to create new content in namespace {namespace} because it is being terminated"
-            raise Refusal(403, "Forbidden", f"{resource}.{GROUP} is forbidden: {message}", kind=resource)
+            raise Refusal(403, "Forbidden", f"{resource}.{group} is forbidden: {message}", kind=resource)
 
     def _create(self, resource: str, namespace: str, document: dict[str, Any], keep: bool = True) -> dict[str, Any]:
         metadata = document.get("metadata") or {}
         name = metadata.get("name") or ""
-        where = f'{resource}.{GROUP} "{name}"'
+        group = group_of(resource)
+        where = f'{resource}.{group} "{name}"'
         if not _NAME.fullmatch(name) or len(name) > 253:
             raise Refusal(
-                422, "Invalid", f"{KINDS[resource]}.{GROUP} {name!r} is invalid: metadata.name: a lowercase RFC 1123"
+                422, "Invalid", f"{KINDS[resource]}.{group} {name!r} is invalid: metadata.name: a lowercase RFC 1123"
             )
+        self._refuse_labels(metadata)
         if (resource, namespace, name) in self.objects:
-            raise Refusal(409, "AlreadyExists", f"{where} already exists", name=name, group=GROUP, kind=resource)
+            raise Refusal(409, "AlreadyExists", f"{where} already exists", name=name, group=group, kind=resource)
         document = self._valid(resource, document)
         document["metadata"] = {**self._metadata(namespace, name), **metadata}
         document["metadata"]["managedFields"] = [{"manager": "test", "operation": "Update"}]
@@ -363,27 +423,28 @@ class ApiServer:
             self.objects[resource, namespace, name] = document
         return copy.deepcopy(document)
 
-    def _list(self, resource: str, namespace: str, query: dict[str, list[str]]) -> dict[str, Any]:
+    def _refuse_labels(self, metadata: dict[str, Any]) -> None:
+        for value in metadata.get("labels", {}).values():
+            if len(value) > 63 or not _LABEL.fullmatch(value):
+                raise Refusal(422, "Invalid", f"metadata.labels: Invalid value: {value!r}: a valid label must be ...")
+
+    def _list(self, resource: str, namespace: str, query: dict[str, list[str]], brief: bool) -> dict[str, Any]:
         after = query.get("continue", [""])[0]
-        limit = int(query.get("limit", ["0"])[0]) or None
-        key, _, value = query.get("labelSelector", [""])[0].partition("=")
-        names = sorted(
-            n
-            for (kind, ns, n), document in self.objects.items()
-            if (kind, ns) == (resource, namespace) and n > after
-            if not key or document["metadata"].get("labels", {}).get(key) == value
-        )
+        cached = query.get("resourceVersion") == ["0"]  # then a real server's cache answers with all that it has
+        limit = None if cached else int(query.get("limit", ["0"])[0]) or None
+        chosen = self.objects.named(resource, namespace, query.get("labelSelector", [""])[0])
+        names = sorted(name for name in chosen if name > after)
         page = names[:limit]
         metadata: dict[str, Any] = {"resourceVersion": "1"}
         if len(page) < len(names):
             metadata |= {"continue": page[-1], "remainingItemCount": len(names) - len(page)}
-        items = [copy.deepcopy(self.objects[resource, namespace, n]) for n in page]
-        return {
-            "kind": f"{KINDS[resource]}List",
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "metadata": metadata,
-            "items": items,
-        }
+        items = [self.objects[resource, namespace, n] for n in page]
+        if brief:
+            kind, version = "PartialObjectMetadata", "meta.k8s.io/v1"
+            items = [{"kind": kind, "apiVersion": version, "metadata": item["metadata"]} for item in items]
+        else:
+            kind, version = KINDS[resource], f"{group_of(resource)}/{VERSION}"
+        return {"kind": f"{kind}List", "apiVersion": version, "metadata": metadata, "items": items}
 
     def _patch(
         self, resource: str, namespace: str, name: str, found: dict[str, Any], operations: list[dict[str, Any]]
@@ -395,6 +456,7 @@ class ApiServer:
         except (KeyError, ValueError, TypeError) as fault:
             raise _unfit(str(fault)) from None
         changed = self._valid(resource, changed)
+        self._refuse_labels(changed["metadata"])
         if changed["metadata"].get("managedFields") == [{}]:  # then nothing is tracked any more
             del changed["metadata"]["managedFields"]
         if changed["metadata"]["name"] != name or changed["metadata"]["uid"] != found["metadata"]["uid"]:
@@ -455,21 +517,38 @@ def apply(document: Any, operation: dict[str, Any]) -> None:
 
 def _prune(value: Any, schema: dict[str, Any], path: str, resource: str) -> Any:
     """`value` without what the schema does not name; Refusal for what it does not allow."""
-    if schema is TEXT:
+
+    def refuse(why: str) -> Refusal:
+        return Refusal(422, "Invalid", f"{KINDS[resource]}.{group_of(resource)} is invalid: {path}: {why}")
+
+    kind = schema.get("type")
+    if kind == "string":
         if not isinstance(value, str):
-            raise Refusal(
-                422, "Invalid", f'{KINDS[resource]}.{GROUP} is invalid: {path}: must be of type string: "{value}"'
-            )
+            raise refuse(f'must be of type string: "{value}"')
+        if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+            raise refuse("length")
+        if not re.search(schema.get("pattern", ""), value):
+            raise refuse(f"should match {schema['pattern']!r}")
+        if value not in schema.get("enum", [value]):
+            raise refuse(f'Unsupported value: "{value}"')
+        return value
+    if kind == "integer":
+        if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
+            raise refuse("must be of type integer")
+        if value < schema.get("minimum", value):
+            raise refuse(f"should be greater than or equal to {schema['minimum']}")
         return value
     if "items" in schema and isinstance(value, list):
         return [_prune(inner, schema["items"], f"{path}[{i}]", resource) for i, inner in enumerate(value)]
     if not isinstance(value, dict):
-        raise Refusal(422, "Invalid", f"{KINDS[resource]}.{GROUP} is invalid: {path}: must be of type object")
+        raise refuse("must be of type object")
     if "each" in schema:
         return {key: _prune(inner, schema["each"], f"{path}.{key}", resource) for key, inner in value.items()}
-    for key in schema["required"]:
+    for key in schema.get("required", ()):
         if key not in value:
-            raise Refusal(422, "Invalid", f"{KINDS[resource]}.{GROUP} is invalid: {path}.{key}: Required value")
+            raise Refusal(
+                422, "Invalid", f"{KINDS[resource]}.{group_of(resource)} is invalid: {path}.{key}: Required value"
+            )
     known = schema["properties"]
     return {key: _prune(inner, known[key], f"{path}.{key}", resource) for key, inner in value.items() if key in known}
 

@@ -11,13 +11,14 @@ import json
 import os
 import threading
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ipam.stores import http, kubeconfig
-from tests.stores.kubernetes_api import GROUP, KINDS, VERSION, ApiServer
+from tests.stores.kubernetes_api import KINDS, VERSION, ApiServer, group_of
 from tests.stores.kubernetes_core import LEASES
 from tests.stores.kubernetes_real_core import RealCore
 
@@ -53,7 +54,7 @@ class Proxy(ApiServer):
             document = yaml.safe_load(file.read_text())
             self._send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
         deadline = time.monotonic() + _SECONDS
-        while any(self._send("GET", f"/apis/{GROUP}/{VERSION}/{kind}")[0] != 200 for kind in KINDS):
+        while any(self._send("GET", f"/apis/{group_of(kind)}/{VERSION}/{kind}")[0] != 200 for kind in KINDS):
             assert time.monotonic() < deadline, "the server does not serve the custom resources"
             time.sleep(0.1)
 
@@ -62,14 +63,14 @@ class Proxy(ApiServer):
         self.core.close()
         for name in self._namespaces.values():
             for kind in KINDS:
-                self._send("DELETE", f"/apis/{GROUP}/{VERSION}/namespaces/{name}/{kind}")
+                self._send("DELETE", f"/apis/{group_of(kind)}/{VERSION}/namespaces/{name}/{kind}")
             self._send("DELETE", f"/api/v1/namespaces/{name}")
 
     def put(
         self, resource: str, namespace: str, name: str, spec: dict[str, Any], status: Any = None, **metadata: Any
     ) -> None:
         place = self._place(namespace, resource)
-        document = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KINDS[resource], "spec": spec}
+        document = {"apiVersion": f"{group_of(resource)}/{VERSION}", "kind": KINDS[resource], "spec": spec}
         if status is not None:
             document["status"] = status
         code, former = self._send("GET", f"{place}/{name}")
@@ -119,7 +120,7 @@ class Proxy(ApiServer):
         self._refuse_forbidden(method, parts)
         target = self._place(parts[4], parts[5]) + "".join(f"/{part}" for part in parts[6:])
         if query:
-            target += "?" + "&".join(f"{key}={value[0]}" for key, value in query.items())
+            target += "?" + urllib.parse.urlencode({key: value[0] for key, value in query.items()})
         kind = headers.get("Content-Type") or "application/json"
         return self._send(method, target, json.loads(body) if body else None, kind, headers.get("Accept") or "*/*")
 
@@ -133,7 +134,7 @@ class Proxy(ApiServer):
                 name = self._namespaces[namespace] = f"{self._prefix}-{len(self._namespaces)}"
                 status, said = self._send("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
                 assert status in (201, 409), said
-        return f"/apis/{GROUP}/{VERSION}/namespaces/{self._namespaces[namespace]}/{resource}"
+        return f"/apis/{group_of(resource)}/{VERSION}/namespaces/{self._namespaces[namespace]}/{resource}"
 
     def _send(
         self, method: str, target: str, document: Any = None, kind: str = "application/json", accept: str = "*/*"

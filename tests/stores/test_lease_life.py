@@ -127,18 +127,25 @@ def _etcd(directory: Path) -> Iterator[Place]:
     server.close()
 
 
-def _kubernetes(directory: Path) -> Iterator[Place]:
+def _kubernetes(directory: Path, datastore: str = "kubernetes") -> Iterator[Place]:
     server = kubernetes_proxy.start()
     with Proxy(server.port) as proxy:
         kubeconfig = Path(server.kubeconfig(directory))
         kubeconfig.write_text(kubeconfig.read_text().replace(f":{server.port}", f":{proxy.port}"))
-        yield Place(
-            directory, {"datastore": "kubernetes", "kubernetes": {"kubeconfig": str(kubeconfig)}}, proxy, server
-        )
+        yield Place(directory, {"datastore": datastore, "kubernetes": {"kubeconfig": str(kubeconfig)}}, proxy, server)
     server.close()
 
 
-MAKERS: dict[str, Callable[[Path], Iterator[Place]]] = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
+def _addresslease(directory: Path) -> Iterator[Place]:
+    yield from _kubernetes(directory, "addresslease")
+
+
+MAKERS: dict[str, Callable[[Path], Iterator[Place]]] = {
+    "file": _file,
+    "etcd": _etcd,
+    "kubernetes": _kubernetes,
+    "addresslease": _addresslease,
+}
 
 
 @pytest.fixture(params=MAKERS)
@@ -149,7 +156,7 @@ def place(
     yield from MAKERS[request.param](tmp_path)
 
 
-@pytest.fixture(params=["etcd", "kubernetes"])
+@pytest.fixture(params=["etcd", "kubernetes", "addresslease"])
 def shared(
     request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
@@ -412,7 +419,7 @@ def test_a_pod_that_cannot_be_read_is_no_hindrance(place: Place) -> None:
 
 
 def test_leases_elsewhere_do_not_wait_for_an_api_server_that_is_away(place: Place) -> None:
-    if place.block["datastore"] == "kubernetes":
+    if place.block["datastore"] in stores.IN_CLUSTER:
         pytest.skip("without it there are no leases")
     block = annotated(place, "10.0.0.50")
     place.server.close()

@@ -118,7 +118,9 @@ class Rails:
         return {key: value for key, value in found.items() if key != "pools"}
 
 
-@pytest.fixture(params=["file", *(pytest.param(name, marks=pytest.mark.long) for name in ("etcd", "kubernetes"))])
+@pytest.fixture(
+    params=["file", *(pytest.param(name, marks=pytest.mark.long) for name in ("etcd", "kubernetes", "addresslease"))]
+)
 def rails(
     request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rails]:
@@ -127,7 +129,7 @@ def rails(
         yield Rails(place)
 
 
-@pytest.fixture(params=["etcd", "kubernetes"])
+@pytest.fixture(params=["etcd", "kubernetes", "addresslease"])
 def shared_rails(
     request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rails]:

@@ -3,6 +3,9 @@
 The model maps (pool, family, value) to the lease; what it says of reservations follows from the scopes. Besides, it maps
 what a store remembers of freed addresses: for each interface of a pod, of which address it was told last in each pool;
 and for each address of a pool or scope, who had it when it began to cool. No cooldown ends while a machine runs.
+
+Of a kind with an object for each address (`remembers_beside` is false) the object of a freed address remembers, until the
+address is claimed again; and a pool has leases of one scope or of none, as it has in a configuration.
 """
 
 from __future__ import annotations
@@ -56,6 +59,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.model: dict[tuple[str, int, int], Lease] = {}
         self.former: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
         self.cooling: dict[tuple[str, str, int, int], str] = {}
+        self.memory: dict[
+            tuple[object, ...], tuple[Lease, int]
+        ] = {}  # of objects: the lease that was freed, its cooldown
         self.clock = 0
         self.has_filled = False
 
@@ -75,6 +81,19 @@ class StoreMachine(RuleBasedStateMachine):
     def is_there(self, lease: Lease) -> bool:
         there = self.model.get((lease.pool, lease.family, lease.value))
         return there is not None and there.key() == lease.key()
+
+    def placed(self, want: Want) -> Want:
+        """`want`, in a pool that has no leases of another scope."""
+        return Want(self.pool_of(want.pool, want.scope), want.family, want.value, want.scope)
+
+    def pool_of(self, pool: str, scope: str | None) -> str:
+        return f"{scope}-{pool}" if scope and not self.kind.remembers_beside else pool
+
+    def remember(self, freed: list[Lease], cooldown: int) -> None:
+        for lease in freed:
+            self.memory.pop(object_of(lease), None)
+            if cooldown or lease.pod[1] == "a-0":
+                self.memory[object_of(lease)] = lease, cooldown
 
     def cool(self, freed: list[Lease]) -> None:
         for lease in freed:
@@ -107,6 +126,7 @@ class StoreMachine(RuleBasedStateMachine):
         cooldown: int,
     ) -> object:
         who = self.owner(container, pod, boot)
+        wanted = [self.placed(want) for want in wanted]
         before = dict(self.model)
         conflicts = []
         for old in given_up:
@@ -128,8 +148,12 @@ class StoreMachine(RuleBasedStateMachine):
             return multiple()
         assert isinstance(answer, Claimed)
         assert [lease.value for lease in answer.leases] == [want.value for want in wanted]
+        for want in wanted:
+            self.memory.pop(object_of(want), None)
         if cooldown:
-            self.cool([old for old in given_up if not any(is_again(want, old) for want in wanted)])
+            freed = [old for old in given_up if not any(is_again(want, old) for want in wanted)]
+            self.cool(freed)
+            self.remember(freed, cooldown)
         return multiple(*answer.leases)
 
     @rule(leases=st.lists(seen, min_size=1, max_size=3), cooldown=cooldowns)
@@ -146,6 +170,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.former |= last
         if cooldown:
             self.cool(freed)
+        self.remember(freed, cooldown)
         self.store.cooldown = cooldown
         assert self.store.release(leases) == len(freed)
 
@@ -193,6 +218,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pod=pods)
     def former_addresses(self, pod: tuple[str, str, str]) -> None:
         told = set(self.store.former(pod, "net1"))
+        if not self.kind.remembers_beside:
+            had = [lease for lease, _ in self.memory.values() if lease.pod[:2] == pod[:2] and pod[1] == "a-0"]
+            assert told == set({(x.pool, x.family): (x.family, x.value) for x in had}.values())
+            return
         expected = [values for (*of, _), values in self.former.items() if tuple(of) == pod[:2]]
         assert all(told & values for values in expected)
         assert told <= set().union(*expected)
@@ -200,17 +229,26 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pool=st.sampled_from(POOLS), family=st.sampled_from(sorted(BASES)), scope=st.sampled_from(SCOPES), pod=pods)
     def what_cools(self, pool: str, family: int, scope: str | None, pod: tuple[str, str, str]) -> None:
         own, base = "/".join(pod[:2]) if pod[1] else None, BASES[family]
+        pool = self.pool_of(pool, scope)
         spaces = (("pool", f"{pool}{family}"), ("scope", scope))
         expected = {
             value
             for (kind, space, of, value), who in self.cooling.items()
             if (kind, space) in spaces and of == family and who != own and base <= value < base + SPAN
         }
+        if not self.kind.remembers_beside:
+            expected = {
+                lease.value
+                for lease, cooldown in self.memory.values()
+                if cooldown and lease.family == family and not (own and lease.pod[:2] == pod[:2])
+                if lease.pool == f"{pool}{family}" or (scope is not None and lease.scope == scope)
+            }
         found = self.store.cooling(f"{pool}{family}", scope, family, base, base + SPAN - 1, owner("x", pod=pod))
         assert set(found) == expected
 
     @rule(want=wants)
     def holder(self, want: Want) -> None:
+        want = self.placed(want)
         found, expected = self.store.holder(want), self.held_by(want)
         assert (found is None) == (expected is None)
         if found:
@@ -218,7 +256,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(pool=st.sampled_from(POOLS), family=st.sampled_from(sorted(BASES)), scope=st.sampled_from(SCOPES))
     def occupied(self, pool: str, family: int, scope: str | None) -> None:
-        base = BASES[family]
+        base, pool = BASES[family], self.pool_of(pool, scope)
         held = [self.held_by(Want(f"{pool}{family}", family, base + i, scope)) is not None for i in range(SPAN)]
         bits = self.store.occupied(f"{pool}{family}", scope, family, base, base + SPAN - 1)
         assert [bool(bits >> i & 1) for i in range(SPAN)] == held
@@ -246,6 +284,12 @@ class StoreMachine(RuleBasedStateMachine):
             return sorted((*x.key(), x.scope is None, x.scope or "", x.pod, x.boot_id, x.node, x.netns) for x in leases)
 
         assert whole(found) == whole(expected)
+
+
+def object_of(place: Want | Lease) -> tuple[object, ...]:
+    """The object that stands for an address, where each has one."""
+    space = ("pool", place.pool) if place.scope is None else ("scope", place.scope)
+    return (*space, place.family, place.value)
 
 
 def is_again(want: Want, lease: Lease) -> bool:

@@ -63,7 +63,10 @@ RESOURCES = [n for n in NETWORKS if n.startswith("nvidia-") or n == "rdma-vf-exc
 NUMBERS = dict(zip([n for n in NETWORKS if n not in RESOURCES], (*range(10, 90, 10), 90, 91, 92), strict=True))
 CONFLISTS = {name: f"net.d/{number}-{name}.conflist" for name, number in NUMBERS.items()}
 RAILS = "rails/rails.yaml"
-CRDS = {f"kubernetes/crds/{name}.yaml" for name in ("ippools", "overlappingrangeipreservations", "nodeslicepools")}
+CRDS = {
+    f"kubernetes/crds/{name}.yaml"
+    for name in ("addressleases", "ippools", "overlappingrangeipreservations", "nodeslicepools")
+}
 RBAC = {"kubernetes/rbac.yaml", "kubernetes/agent-rbac.yaml"}
 MANIFESTS = (
     CRDS | RBAC | {f"kubernetes/{n}.yaml" for n in ("kustomization", "namespace", "serviceaccount", "daemonset")}
@@ -72,7 +75,9 @@ VALIDATE = {
     f"kubernetes/validate/{name}"
     for name in ("kustomization.yaml", "nad.yaml", "server.yaml", "client.yaml", "validate.sh")
 }  # tests/blackbox/test_validate.py
-FLAT_FILES = {f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store")}
+FLAT_FILES = {
+    f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store", "addresslease-store")
+}
 
 
 def read(name: str) -> Network:

@@ -23,6 +23,7 @@ import os
 
 from cni.cli import subcommand
 from cni.cli.install import add_options
+from ipam import stores
 
 LISTEN = "127.0.0.1:9108"
 CONF_DIR = "/etc/cni/net.d"
@@ -72,6 +73,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default="",
         metavar="URL",
         help="for the kubeconfig, as the node reaches it; default: from KUBERNETES_SERVICE_HOST and _PORT",
+    )
+    access.add_argument(
+        "--datastore",
+        choices=stores.IN_CLUSTER,
+        default="kubernetes",
+        help="for a node that has no flat file, in a cluster that has no IPPools; default: kubernetes",
     )
     access.add_argument(
         "--namespace",

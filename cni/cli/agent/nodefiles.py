@@ -81,9 +81,10 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
     return json.dumps(document).encode()
 
 
-def flat_file(present: bytes | None, folder: str) -> bytes:
+def flat_file(present: bytes | None, folder: str, datastore: str = "kubernetes") -> bytes:
     """The flat file `present`, None for none, with the keys that it lacks; what is there stays as it is.
 
+    `datastore` is for a new one: a file that names no store is whereabouts', whose leases are in IPPools.
     `folder` is whereabouts.d as the host has it. InvalidConfig for a file that is no JSON object: it may be anybody's.
     """
     document: Any = {}
@@ -96,7 +97,10 @@ def flat_file(present: bytes | None, folder: str) -> bytes:
             raise InvalidConfig(
                 f"{folder}/{FLAT_FILE} is left as it is: want a JSON object with keys of the ipam block"
             )
-    missing: dict[str, Any] = {"datastore": "kubernetes", "configuration_path": folder}
+    missing: dict[str, Any] = {
+        "datastore": datastore if present is None else "kubernetes",
+        "configuration_path": folder,
+    }
     wanted = dict(document)
     for key, value in missing.items():
         if member(wanted, key) in (None, ""):

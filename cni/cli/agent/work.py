@@ -31,7 +31,7 @@ from cni.cli.installation.below import below
 from cni.kernel import files
 from cni.kernel.node import host_name
 from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam import flatfile, upkeep
+from ipam import flatfile, stores, upkeep
 
 _FLUSH_SECONDS = 2.0  # for the releases that are made in one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
@@ -138,7 +138,13 @@ class Agent:
             self._put(folder, nodefiles.NODE_NAME, options.node.encode())
         yield
         flat = f"{folder}/{nodefiles.FLAT_FILE}"
-        self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(nodefiles.read(flat), self._folder_shown))
+        present = nodefiles.read(flat)
+        datastore = self._options.datastore
+        if present is None and datastore != "kubernetes" and self.server().pools()[0]:
+            datastore = (
+                "kubernetes"  # the pools of whereabouts are in use: a second store would give their addresses again
+            )
+        self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
 
     def _use(self, access: nodefiles.Access) -> None:
         """Reach the API server by the service account's files from now on."""
@@ -225,8 +231,9 @@ class Agent:
         for key in ("kubeconfig", "ca", "cert", "key"):
             if described.get(key):
                 described[key] = self._below(described[key])
-        if described["kind"] == "kubernetes":
-            described["pools"] = []  # those that the record names
+        if described["kind"] in stores.IN_CLUSTER:
+            if described["kind"] == "kubernetes":
+                described["pools"] = []  # those that the record names
             if self._has_account or self._options.kubeconfig:
                 described["kubeconfig"] = self._kubeconfig()
         return described

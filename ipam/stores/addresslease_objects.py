@@ -1,0 +1,205 @@
+"""The objects of the store `addresslease`: from a lease to its AddressLease, and back. Pure: no I/O, no clock.
+
+Each address is one object, as an IPAddress is for the addresses of Services (KEP-1880). The name of an object is the
+address and its space, where it is unique: the scope of the lease, or its pool when the lease has none.
+
+    10.0.0.7                          scope ""
+    10.0.0.7.net.blue                 scope "blue"
+    10.0.0.7.pool.10.0.0.0-24         no scope, pool 10.0.0.0-24
+    fd00-0-0-0-0-0-0-7.net.blue       an IPv6 address has all its eight groups, and so one form
+
+A name is a DNS subdomain of 253 characters at most and a label value has 63 at most: a hash stands for what does not fit.
+"""
+
+from __future__ import annotations
+
+import _blake2
+
+from cni.spec.request import Attachment
+from ipam.ranges import format_address, parse_address
+from ipam.stores.base import COOLDOWN, Lease, Owner, Want
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+API_VERSION = "railcni.io/v1alpha1"
+NODE, POOL, SPACE, BLOCK, STATE = (f"railcni.io/{name}" for name in ("node", "pool", "space", "block", "state"))
+ATTACHMENT, POD, FENCE = "railcni.io/attachment", "railcni.io/pod", "railcni.io/fence"
+HELD, COOLING, FORMER = "held", "cooling", "former"
+LATE_SECONDS = 600  # how long a request whose reply was lost is feared
+BLOCK_SIZE = 256  # addresses that one label has in common
+
+_ALNUM = "abcdefghijklmnopqrstuvwxyz0123456789"
+_SIGNS = _ALNUM + _ALNUM.upper() + "-_."
+_LONGEST_NAME, _LONGEST_LABEL = 253, 63
+_SEQUENCES = 1 << 63
+
+
+def name_of(pool: str, scope: str | None, family: int, value: int) -> str:
+    """The name of the object of an address."""
+    address = _dashed(family, value)
+    space = "" if scope == "" else _space(pool, scope)
+    return f"{address}.{space}" if space else address
+
+
+def address_of(name: str) -> tuple[int, int]:
+    """(family, value) of the address that an object of this name stands for; ValueError for a name that has none."""
+    first = name.partition(".")[0]
+    return parse_address(first.replace("-", ":") if "-" in first else ".".join(name.split(".", 4)[:4]))
+
+
+def _dashed(family: int, value: int) -> str:
+    if family == 4:
+        return format_address(family, value)
+    return "-".join(f"{value >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
+
+
+def _space(pool: str, scope: str | None) -> str:
+    kind, text = ("pool", pool) if scope is None else ("net", scope)
+    parts = text.split(".")
+    fits = all(p and p[0] in _ALNUM and p[-1] in _ALNUM and all(c in _ALNUM or c == "-" for c in p) for p in parts)
+    return f"{kind}.{text}" if fits and len(text) <= _LONGEST_NAME - 45 else f"{kind}-{_hash(text)}"
+
+
+def label(text: str) -> str:
+    """`text` as the value of a label; a hash where it cannot be one."""
+    edges = text[:1] + text[-1:]
+    fits = all(c in _SIGNS for c in text) and not any(c in "-_." for c in edges)
+    return text if fits and len(text) <= _LONGEST_LABEL else f"hash-{_hash(text)}"
+
+
+def space_label(pool: str, scope: str | None) -> str:
+    return label(_space(pool, scope) if scope != "" else "net")
+
+
+def block_label(family: int, value: int) -> str:
+    return f"{family}-{value // BLOCK_SIZE:x}"
+
+
+def pod_label(pod: tuple[str, str, str], ifname: str) -> str:
+    return _hash(pod[0], pod[1], ifname)
+
+
+def attachment_label(attachment: Attachment) -> str:
+    return _hash(*attachment.key())
+
+
+def _hash(*parts: str) -> str:
+    data = "\0".join(parts).encode("utf-8", "surrogateescape")
+    return _blake2.blake2b(data, digest_size=16).hexdigest()
+
+
+def document(lease: Lease, state: str = HELD, until: int = 0) -> dict[str, Any]:
+    """The object of `lease`."""
+    labels = {
+        NODE: label(lease.node),
+        POOL: label(lease.pool),
+        SPACE: space_label(lease.pool, lease.scope),
+        BLOCK: block_label(lease.family, lease.value),
+        STATE: state,
+        ATTACHMENT: attachment_label(lease.attachment),
+    }
+    if lease.pod[1]:
+        labels[POD] = pod_label(lease.pod, lease.ifname)
+    spec: dict[str, Any] = {
+        "address": format_address(lease.family, lease.value),
+        "pool": lease.pool,
+        "network": lease.network,
+        "containerID": lease.container_id,
+        "ifname": lease.ifname,
+        "pod": dict(zip(("namespace", "name", "uid"), lease.pod, strict=True)),
+        "node": lease.node,
+        "machineID": lease.machine,
+        "bootID": lease.boot_id,
+        "netns": lease.netns,
+        "sequence": lease.sequence,
+        "state": state,
+    }
+    if lease.scope is not None:
+        spec["scope"] = lease.scope
+    if until:
+        spec["until"] = until
+    name = name_of(lease.pool, lease.scope, lease.family, lease.value)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "AddressLease",
+        "metadata": {"name": name, "labels": labels},
+        "spec": spec,
+    }
+
+
+class Entry:
+    """An AddressLease as it was read. `lease`: whose it is, or was when it is no longer `held`."""
+
+    __slots__ = ("labels", "lease", "name", "spec", "state", "uid", "until", "version")
+
+    def __init__(self, read: dict[str, Any]) -> None:
+        """ValueError for an object that tells no address."""
+        metadata = read.get("metadata") or {}
+        self.name: str = metadata.get("name") or ""
+        self.uid: str = metadata.get("uid") or ""
+        self.version: str = metadata.get("resourceVersion") or ""
+        self.labels: dict[str, str] = metadata.get("labels") or {}
+        self.spec: dict[str, Any] = read.get("spec") or {}
+        self.state = self._text("state")
+        until, sequence = self.spec.get("until"), self.spec.get("sequence")
+        self.until = until if isinstance(until, int) else 0
+        family, value = parse_address(self._text("address"))
+        pod = self.spec.get("pod") or {}
+        owner = Owner(
+            Attachment(self._text("network"), self._text("containerID"), self._text("ifname")),
+            (str(pod.get("namespace") or ""), str(pod.get("name") or ""), str(pod.get("uid") or "")),
+            self._text("node"),
+            self._text("bootID"),
+            self._text("netns"),
+            sequence if isinstance(sequence, int) and 0 <= sequence < _SEQUENCES else 0,
+            self._text("machineID"),
+        )
+        scope = self.spec.get("scope")
+        self.lease = Lease(Want(self._text("pool"), family, value, scope if isinstance(scope, str) else None), owner)
+
+    @property
+    def held(self) -> bool:
+        return self.state == HELD
+
+    def is_of(self, lease: Lease) -> bool:
+        """Whether it is held, by just this lease."""
+        return self.held and self.lease.key() == lease.key()
+
+    def cools(self, now: float) -> bool:
+        """Whether it is kept from others; a cooldown that is longer than any was written by a clock that was wrong."""
+        return self.state == COOLING and 0 < self.until - now <= COOLDOWN + 1
+
+    def is_fenced(self, now_ns: int) -> bool:
+        """Whether a create or a takeover of this address, whose reply was lost, may still be on its way."""
+        mark = self.labels.get(FENCE, "")
+        return mark.isascii() and mark.isdigit() and now_ns - int(mark) < LATE_SECONDS * 1_000_000_000
+
+    def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
+        """The object once its lease is freed: kept from others for `cooldown` seconds, or as a memory of its pod alone."""
+        until = now_ns // 1_000_000_000 + cooldown + 1 if cooldown else 0  # the second that has begun does not count
+        state = COOLING if cooldown else FORMER
+        spec = {**self.spec, "sequence": now_ns, "state": state}
+        spec.pop("until", None)
+        if until:
+            spec["until"] = until
+        return {"metadata": {"labels": {**self.labels, STATE: state}}, "spec": spec}
+
+    def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
+        """The JSON patch that makes it say what `new` says, unless it has changed since it was read."""
+        return [
+            {"op": "test", "path": "/metadata/uid", "value": self.uid},
+            {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
+            {"op": "add", "path": "/metadata/labels", "value": self._labels(new["metadata"]["labels"])},
+            {"op": "add", "path": "/spec", "value": new["spec"]},
+        ]
+
+    def _labels(self, new: dict[str, str]) -> dict[str, str]:
+        """`new`, and what others have added."""
+        own = (NODE, POOL, SPACE, BLOCK, STATE, ATTACHMENT, POD)
+        return {key: value for key, value in self.labels.items() if key not in own} | new
+
+    def _text(self, key: str) -> str:
+        found = self.spec.get(key)
+        return found if isinstance(found, str) else ""

@@ -1,0 +1,417 @@
+"""The store addresslease: what its objects are called and say, what a call asks of the API server, and what is lost or late."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cni.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
+from ipam import acquire, leases
+from ipam.leases import Need
+from ipam.ranges import Range, parse_address
+from ipam.stores import addresslease_objects as objects
+from ipam.stores.addresslease import AddressLeaseStore
+from ipam.stores.base import Claimed, Lease, Store, Taken, Unknown
+from ipam.stores.kubernetes_api import RIGHTS
+from tests.stores import kubernetes_proxy
+from tests.stores.kinds import owner, want
+from tests.stores.kubernetes_api import DROP_AFTER, DROP_BEFORE, ApiServer, Refusal
+from tests.stores.test_lease_life import MAKERS, Place
+
+ADDRESSES, POOL = "addressleases", "10.0.0.0-24"
+TEN = 10 << 24
+FD = 0xFD << 120
+needs_own_server = pytest.mark.skipif(
+    bool(kubernetes_proxy.path()), reason="20,000 objects are put into the server of these tests, past its API"
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ApiServer]:
+    server = kubernetes_proxy.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def opened(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., AddressLeaseStore]]:
+    kubeconfig = server.kubeconfig(tmp_path)
+    stores: list[AddressLeaseStore] = []
+
+    def again(known: Callable[[], list[Lease]] = list) -> AddressLeaseStore:
+        stores.append(AddressLeaseStore({"kind": "addresslease", "kubeconfig": kubeconfig}, 5, known))
+        return stores[-1]
+
+    yield again
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path, free_paths: None) -> Iterator[Place]:
+    yield from MAKERS["addresslease"](tmp_path)
+
+
+def asked(server: ApiServer) -> list[str]:
+    """The requests since the last call, as METHOD and resource or object."""
+    found = [f"{method} {path}" for method, path, _ in server.seen]
+    server.seen.clear()
+    return found
+
+
+def claimed(store: Store, *values: int, container: str = "c1", sequence: int = 1, **more: Any) -> list[Lease]:
+    scope = more.pop("scope", "")
+    answer = store.claim([want(value, POOL, scope=scope) for value in values], owner(container, sequence, **more))
+    assert isinstance(answer, Claimed)
+    return answer.leases
+
+
+# --- objects ---
+
+NAMES = [
+    ("10.0.0.0-24", "", 4, TEN + 7, "10.0.0.7"),
+    ("blue-10.0.0.0-24", "blue", 4, TEN + 7, "10.0.0.7.net.blue"),
+    ("10.0.0.0-24", None, 4, TEN + 7, "10.0.0.7.pool.10.0.0.0-24"),
+    ("p", "", 6, FD, "fd00-0-0-0-0-0-0-0"),
+    ("p", "a.b", 6, FD + 7, "fd00-0-0-0-0-0-0-7.net.a.b"),
+    ("fd00---64", None, 6, FD + 7, "fd00-0-0-0-0-0-0-7.pool.fd00---64"),
+]
+
+
+@pytest.mark.parametrize(("pool", "scope", "family", "value", "name"), NAMES)
+def test_an_object_is_called_by_its_address_and_where_it_is_unique(
+    pool: str, scope: str | None, family: int, value: int, name: str
+) -> None:
+    assert objects.name_of(pool, scope, family, value) == name
+    assert objects.address_of(name) == (family, value)
+
+
+SPACES = (
+    "",
+    "a",
+    "A",
+    "a_b",
+    "-",
+    "a.",
+    "net",
+    "pool.a",
+    "x" * 64,
+    "x" * 300,
+    "\u00fc",
+    "hash-1",
+    "a--b",
+    "0",
+    "a" * 207,
+)
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.7", "0.0.0.0", "::", "::1", "fd00::", "2001:db8::ff:0", "ffff:" * 7 + "ffff"]
+)
+def test_every_name_is_a_subdomain_and_every_label_a_value_whatever_pools_and_scopes_are_called(address: str) -> None:
+    family, value = parse_address(address)
+    part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    names = []
+    for text in SPACES:
+        for pool, scope in ((text or "p", None), ("p", text)):
+            lease = Lease(want(value, pool, family=family, scope=scope), owner(node=text, pod=("ns", text, "")))
+            metadata = objects.document(lease)["metadata"]
+            assert re.fullmatch(rf"{part}(\.{part})*", metadata["name"]) and len(metadata["name"]) <= 253
+            assert objects.address_of(metadata["name"]) == (family, value)
+            for label in metadata["labels"].values():
+                assert re.fullmatch("([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", label) and len(label) <= 63
+            names.append(metadata["name"])
+    assert len(set(names)) == len(names)
+
+
+def test_the_definition_admits_what_is_written_and_no_object_without_an_address(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    (lease,) = claimed(opened(), TEN + 7, pod=("ns", "a", "u1"), scope=None)
+    (name,) = server.names(ADDRESSES)
+    assert server.spec(ADDRESSES, name) == objects.document(lease)["spec"]
+    spec = {**(server.spec(ADDRESSES, name) or {}), "address": "banana"}
+    store = opened()
+    with pytest.raises(CniError, match="should match"):
+        store.api.create(ADDRESSES, {"metadata": {"name": "x"}, "spec": spec})
+    server.put(ADDRESSES, "kube-system", "10.0.0.9", {**spec, "address": "9.9"})
+    with pytest.raises(StateDamaged, match="addresslease 10.0.0.9 .*kubectl delete addresslease 10.0.0.9"):
+        claimed(opened(), TEN + 9)
+
+
+# --- what a call costs ---
+
+
+def test_a_first_add_asks_four_times_and_a_del_twice(place: Place) -> None:
+    place.add("c0", "b")
+    asked(place.server)
+    assert place.add("c1", "a") == "10.0.0.2"
+    lists = [f"GET {ADDRESSES}"] * 2
+    twin = f"GET {ADDRESSES}/10.0.0.2.pool.10.0.0.0-24"
+    assert asked(place.server) == [*lists, f"POST {ADDRESSES}", twin]
+    place.delete("c1", "a")
+    assert asked(place.server) == [f"GET {ADDRESSES}/10.0.0.2", f"DELETE {ADDRESSES}/10.0.0.2"]
+
+
+@needs_own_server
+def test_an_add_among_20000_leases_asks_once_more_and_is_sent_no_more_than_two_blocks(place: Place) -> None:
+    fill(place, 20_000)
+    sent = []
+
+    def noted(method: str, resource: str, number: int) -> None:
+        query = place.server.queries[-1][1] if method == "GET" and place.server.queries else {}
+        sent.append(query.get("labelSelector", [""])[0])
+
+    place.server.faults = noted
+    place.add("c1", "a", range="10.0.0.0/16")
+    requests = asked(place.server)
+    assert len(requests) <= 10, requests
+    assert all("railcni.io/block=" in selector or "railcni.io/pod=" in selector for selector in sent[:2])
+    assert not [
+        selector for selector in sent if selector and "block" not in selector and "railcni.io/pod=" not in selector
+    ]
+
+
+def fill(place: Place, count: int, pool: str = "10.0.0.0-16") -> None:
+    """Let the first `count` addresses of a pool be held."""
+    for i in range(count):
+        lease = Lease(want(TEN + 1 + i, pool), owner(f"f{i}", i))
+        document = objects.document(lease)
+        metadata = document["metadata"]
+        place.server.put(ADDRESSES, "kube-system", metadata["name"], document["spec"], labels=metadata["labels"])
+
+
+def test_a_pool_is_said_to_be_exhausted_only_after_a_list_that_is_no_moment_old(place: Place) -> None:
+    place.add("c1", range="10.0.0.0/30")
+    place.add("c2", range="10.0.0.0/30")
+    stale = [place.server.metadata(ADDRESSES, name) for name in place.server.names(ADDRESSES)]
+    place.delete("c1", range="10.0.0.0/30")
+
+    def old(method: str, resource: str, number: int) -> Any:
+        query = place.server.queries.pop()[1] if place.server.queries else {}
+        if method == "GET" and query.get("resourceVersion") == ["0"] and "block" in query["labelSelector"][0]:
+            return 200, {"metadata": {"resourceVersion": "1"}, "items": [{"metadata": m} for m in stale]}
+        return None
+
+    place.server.faults = old
+    place.server.queries.clear()
+    assert place.add("c3", "a", range="10.0.0.0/30") == "10.0.0.1"
+    with pytest.raises(TryAgainLater, match="exhausted: 2 of the 2"):
+        place.add("c4", "b", range="10.0.0.0/30")
+
+
+# --- all or none ---
+
+
+def test_what_a_claim_has_made_goes_when_another_has_one_of_its_addresses(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    claimed(opened(), TEN + 3, container="other")
+    store = opened()
+    answer = store.claim([want(TEN + i, POOL) for i in (1, 2, 3)], owner("c1", 2))
+    assert isinstance(answer, Taken) and [w.value for w in answer.wants] == [TEN + 3]
+    assert server.names(ADDRESSES) == ["10.0.0.3"]
+
+
+def test_two_claims_of_one_address_with_and_without_a_scope_at_once_are_never_both_made(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    answers: list[object] = []
+
+    def meanwhile(method: str, resource: str, number: int) -> None:
+        if method == "POST" and len(answers) == 0:
+            answers.append(None)
+            answers[0] = opened().claim([want(TEN + 1, POOL, scope=None)], owner("other", 2))
+
+    server.faults = meanwhile
+    mine = opened().claim([want(TEN + 1, POOL)], owner("c1", 1))
+    assert [type(answers[0]), type(mine)].count(Claimed) <= 1
+    server.faults = lambda *_: None
+    assert len(server.names(ADDRESSES)) == [type(answers[0]), type(mine)].count(Claimed)
+
+
+def test_a_network_that_changes_its_overlap_key_gives_no_address_twice(place: Place) -> None:
+    assert place.add("c1", "a", enable_overlapping_ranges=False) == "10.0.0.1"
+    assert place.add("c2", "b") == "10.0.0.2"
+    assert place.add("c3", "c", enable_overlapping_ranges=False) == "10.0.0.3"
+    assert place.add("c1", "a") == "10.0.0.1"  # its lease moves to the other name
+    assert place.server.names(ADDRESSES) == ["10.0.0.1", "10.0.0.2", "10.0.0.3.pool.10.0.0.0-24"]
+
+
+# --- replies that are lost, requests that are late ---
+
+
+def once(server: ApiServer, verb: str, fault: Any) -> None:
+    """Let the next request of a method meet a fault."""
+    left = [fault]
+    server.faults = lambda method, resource, number: left.pop() if method == verb and left else None
+
+
+@pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER, (500, Refusal(500, "InternalError", "x").document)])
+def test_a_create_whose_reply_is_lost_is_made_once(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore], fault: Any
+) -> None:
+    once(server, "POST", fault)
+    claimed(opened(), TEN + 1)
+    assert server.names(ADDRESSES) == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
+def test_a_takeover_whose_reply_is_lost_is_made_once(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore], fault: str
+) -> None:
+    old = claimed(opened(), TEN + 1)
+    once(server, "PATCH", fault)
+    answer = opened().claim([want(TEN + 1, POOL)], owner("c2", 2), old)
+    assert isinstance(answer, Claimed)
+    assert [lease.container_id for lease in opened().leases(POOL)] == ["c2"]
+
+
+@pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
+@pytest.mark.parametrize("cooldown", [0, 60])
+def test_a_release_whose_reply_is_lost_is_made_once(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore], fault: str, cooldown: int
+) -> None:
+    store = opened()
+    leases = claimed(store, TEN + 1)
+    store.cooldown = cooldown
+    once(server, "PATCH" if cooldown else "DELETE", fault)
+    assert store.release(leases) == 1
+    assert opened().leases(POOL) == []
+
+
+def test_a_claim_that_cannot_be_told_is_unknown(server: ApiServer, opened: Callable[..., AddressLeaseStore]) -> None:
+    server.faults = lambda method, resource, number: DROP_AFTER if method == "POST" else None
+    answer = opened().claim([want(TEN + 1, POOL)], owner("c1", 1))
+    server.faults = lambda *_: None
+    assert isinstance(answer, Unknown | Claimed)
+    found = opened().find(owner("c1").attachment)
+    assert [lease.value for lease in found] == [TEN + 1]
+
+
+def test_a_create_that_comes_after_the_delete_was_settled_makes_no_lease(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    lease = Lease(want(TEN + 1, POOL), owner("c1", 5))
+    store = opened(lambda: [lease])
+    store.settle(lease.attachment, 5)
+    late = store.api.create  # as the API server would serve it now
+    with pytest.raises(Exception, match="already exists"):
+        late(ADDRESSES, objects.document(lease))
+    assert opened().find(lease.attachment) == []
+    assert opened().occupied(POOL, "", 4, TEN, TEN + 3) == 0
+    claimed(opened(), TEN + 1, container="next", sequence=6)
+
+
+def test_a_takeover_that_comes_after_the_delete_was_settled_moves_no_lease(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    (old,) = claimed(opened(), TEN + 1, container="old")
+    new = Lease(want(TEN + 1, POOL), owner("new", 2))
+    entry = opened().entry(old)
+    assert entry
+    opened(lambda: [new]).settle(new.attachment, 2)
+    with pytest.raises(Exception, match="test failed|the server rejected"):
+        opened().api.patch(ADDRESSES, entry.name, entry.replacement(objects.document(new)))
+    assert [lease.container_id for lease in opened().leases(POOL)] == ["old"]
+
+
+# --- slices, rights ---
+
+
+def test_node_slices_are_refused_with_what_to_do(place: Place) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        place.add("c1", "a", node_slice_size="/26")
+    assert caught.value.code == 7
+    assert all(word in caught.value.msg[:250] for word in ("ipam.node_slice_size", "/26", "left out"))
+
+
+def test_the_plugin_has_each_right_that_it_uses_and_no_other(place: Place) -> None:
+    place.server.asked.clear()
+    place.add("c1", "web-0")
+    place.delete("c1", "web-0")
+    place.add("c2", "a")
+    place.delete("c2", "a")
+    used = {verb for verb, group, resource, _ in place.server.asked if (group, resource) == ("railcni.io", ADDRESSES)}
+    assert used == set(RIGHTS[ADDRESSES].split())
+
+
+def test_a_missing_definition_and_a_missing_right_are_named(place: Place) -> None:
+    place.server.forbidden = {("create", ADDRESSES)}
+    with pytest.raises(InvalidConfig) as caught:
+        place.add("c1", "a")
+    assert all(word in caught.value.msg[:250] for word in ("forbids to create addressleases.railcni.io", "kube-system"))
+    place.server.forbidden = set()
+    place.server.resources.remove(ADDRESSES)
+    with pytest.raises(InvalidConfig, match=r"does not know addressleases\.railcni\.io: apply conf/kubernetes/crds"):
+        place.add("c1", "a")
+
+
+def test_what_is_remembered_too_long_is_forgotten(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "LATE_SECONDS", 0)
+    monkeypatch.setattr("ipam.stores.addresslease.FORMER", 2)
+    store = opened()
+    for i in range(4):
+        store.release(claimed(store, TEN + i, container=f"c{i}", pod=("ns", f"web-{i}", "")))
+    leases = claimed(store, TEN + 9, container="c9")
+    store.cooldown = 1
+    store.release(leases)
+    store.forget()
+    assert server.names(ADDRESSES) == ["10.0.0.2", "10.0.0.3", "10.0.0.9"]
+
+
+def test_what_a_claim_has_made_goes_also_when_others_change_it_meanwhile(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    claimed(opened(), TEN + 3, container="other")
+    left = [Refusal(409, "Conflict", "the object has been modified").document] * 3
+    server.faults = lambda method, resource, number: (409, left.pop()) if method == "DELETE" and left else None
+    assert isinstance(opened().claim([want(TEN + i, POOL) for i in (1, 3)], owner("c1", 2)), Taken)
+    assert server.names(ADDRESSES) == ["10.0.0.3"]
+
+
+def test_a_create_that_was_repeated_is_not_made_by_the_first_request_after_the_release(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    once(server, "POST", DROP_BEFORE)
+    store = opened()
+    (lease,) = claimed(store, TEN + 1)
+    assert store.release([lease]) == 1
+    with pytest.raises(Exception, match="already exists"):
+        store.api.create(ADDRESSES, objects.document(lease))  # the first request, as the server would serve it now
+    assert store.leases(POOL) == []
+    assert claimed(opened(), TEN + 1, container="next", sequence=2)
+
+
+def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sandbox_comes_late(
+    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+) -> None:
+    ranges = [Range(4, TEN, 24), Range(4, TEN + 256, 24)]
+    needs = [Need(rng, rng.pool_name(), "") for rng in ranges]
+    pod, late = ("ns", "a", "u1"), Lease(want(TEN + 257, "10.0.1.0-24"), owner("old", 1, pod=("ns", "a", "u1")))
+    claimed(opened(), TEN + 1, container="old", pod=pod)  # killed before the second one
+
+    def arrives(method: str, resource: str, number: int) -> None:
+        if method == "PATCH" and "10.0.1.1" not in server.names(ADDRESSES):
+            opened().api.create(ADDRESSES, objects.document(late))
+
+    server.faults = arrives
+
+    def plan(*arguments: Any) -> leases.Plan:
+        """As a group of rails plans: the index that the pod has, on all rails, unless an address of it is another's."""
+        found = leases.plan(*arguments)
+        index = 2 if arguments[-1] else 1
+        return leases.Plan([TEN + index, TEN + 256 + index], found.given_up, found.settled)
+
+    choice: Any = SimpleNamespace(windows=lambda *_: [], plan=plan, search=lambda *found: list(found[2]))
+    whose = owner("new", 2, pod=pod)
+    got = acquire.acquire(opened(), needs, whose, acquire.Terms(lambda *_: None, choice=choice))
+    assert got == [TEN + 1, TEN + 257]
+    assert {lease.container_id for lease in opened().find_pod(pod, "net1")} == {"new"}
