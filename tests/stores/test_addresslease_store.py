@@ -138,7 +138,7 @@ def test_the_definition_admits_what_is_written_and_no_object_without_an_address(
     spec = {**(server.spec(ADDRESSES, name) or {}), "address": "banana"}
     store = opened()
     with pytest.raises(CniError, match="should match"):
-        store.api.create(ADDRESSES, {"metadata": {"name": "x"}, "spec": spec})
+        store.api.create(ADDRESSES, {**objects.document(lease), "metadata": {"name": "x"}, "spec": spec})
     server.put(ADDRESSES, "kube-system", "10.0.0.9", {**spec, "address": "9.9"})
     with pytest.raises(StateDamaged, match="addresslease 10.0.0.9 .*kubectl delete addresslease 10.0.0.9"):
         claimed(opened(), TEN + 9)
