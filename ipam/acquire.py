@@ -180,7 +180,7 @@ class _Attempts:
         if isinstance(answer, Claimed):
             return values
         if isinstance(answer, Taken) and answer.wants:
-            self._lost += _lost(store, wanted, wants, planned.chosen, answer.wants, owner)
+            self._lost += _lost(store, wanted, wants, planned, answer.wants, owner)
             self._liked = []
             if store.spreads and any(
                 w in answer.wants for w, c in zip(wants, planned.chosen, strict=True) if c is None
@@ -304,23 +304,27 @@ def _lost(
     store: Store,
     wanted: Sequence[Need],
     wants: Sequence[Want],
-    chosen: Sequence[int | None],
+    planned: leases.Plan,
     taken: Sequence[Want],
     owner: Owner,
 ) -> list[Want]:
     """Those of `taken` that were to be kept; an error when one of them was requested.
 
-    A lease of the owner's own, which a request of a killed call has made since `survey`, is kept by the next plan.
+    A lease of the owner or of its pod that the plan did not know, since a request of a killed call has made it after
+    `survey`, is no loss: the next plan keeps it.
     """
+    known = {lease.key() for lease in planned.given_up}
     lost = []
-    for need, want, kept in zip(wanted, wants, chosen, strict=True):
+    for need, want, kept in zip(wanted, wants, planned.chosen, strict=True):
         if want not in taken or kept is None:
             continue
         holder = store.holder(want)
-        if holder is None or holder.attachment == owner.attachment:
-            continue  # it has become free, or ours
-        if need.requested is None and leases.may_take_over(holder, owner):
-            continue
+        if holder is None:
+            continue  # it has become free
+        if holder.key() not in known:
+            ours = holder.attachment == owner.attachment
+            if ours or (need.requested is None and leases.may_take_over(holder, owner)):
+                continue
         if need.requested is not None:
             raise _held(need, holder)
         lost.append(want)
