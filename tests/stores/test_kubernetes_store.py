@@ -1068,11 +1068,11 @@ def test_what_others_note_on_a_pool_while_it_is_fenced_stays(cluster: Cluster) -
     cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {}})
 
     def note(method: str, resource: str, number: int) -> Any:
-        return (lambda: cluster.server.note(POOLS, POOL, {"railcni.io/cooling": "{}"})) if method == "PATCH" else None
+        return (lambda: cluster.server.note(POOLS, POOL, {"railcni.io/noted": "x"})) if method == "PATCH" else None
 
     cluster.server.faults = note
     cluster.store(POOL).settle(owner().attachment, 1)
-    assert cluster.server.metadata(POOLS, POOL)["annotations"]["railcni.io/cooling"] == "{}"
+    assert cluster.server.metadata(POOLS, POOL)["annotations"]["railcni.io/noted"] == "x"
 
 
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
