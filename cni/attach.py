@@ -8,7 +8,7 @@ import time
 from cni import delegate, sandbox
 from cni.attachment import Book
 from cni.config import Fault, refuse
-from cni.detach import PART, config_of, detach, release, report
+from cni.detach import CLEARING_SECONDS, PART, config_of, detach, release, report
 from cni.kernel import ipconfig
 from cni.kernel.links import Rtnl
 from cni.spec import versions
@@ -46,7 +46,7 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         host = Rtnl()
         former = book.read(request.attachment, PART)
         if former:
-            report(detach(former, request, host, log))
+            report(detach(former, request, host, log, time.monotonic() + CLEARING_SECONDS))
             if delegate.ipam_type(config_of(former)) != kind or not delegate.gives_again(request):
                 release(former, request, log)
         planned = plugin.plan(config, request, plugin.survey(config, request, host, there.rtnl, book))

@@ -4,6 +4,7 @@ On disk, under STATE (mode 0700):
 
     lock                                         one file; a byte of it per attachment and part (OFD byte-range locks)
     pending                                      there when a record is pending whose store is out of reach
+    unended                                      there when a DEL could not end an attachment, whose record says so
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
 
 The separator cannot occur in any of the names (cni.spec.request). A key that would exceed the longest file name is
@@ -39,7 +40,7 @@ STATE = "/var/lib/cni/railcni"
 FORMAT = 1
 WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
 GROUP = "@"  # what the "network" of a record begins with that belongs to a container in a group of rails; none of a CNI network can
-_REMINDER = "pending"
+PENDING, UNENDED = "pending", "unended"  # reminders; a record has a member of the same name
 _RECORD_BYTES = 64 << 20  # far above what the largest configuration makes of a record
 _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32
@@ -151,9 +152,9 @@ class Book:
         except OSError as fault:
             raise self._refused("remove a record from", "attachments", fault) from None
 
-    def remind(self, on: bool) -> None:
-        """Leave a reminder that some record is pending, or take it away; one that cannot be left is done without."""
-        path = f"{self.directory}/{_REMINDER}"
+    def remind(self, on: bool, what: str = PENDING) -> None:
+        """Leave a reminder of records that are `what`, or take it away; without one that cannot be left all goes on."""
+        path = f"{self.directory}/{what}"
         try:
             if on:
                 posix.close(
@@ -165,10 +166,10 @@ class Book:
         except OSError:
             pass  # GC goes by the records
 
-    def is_reminded(self, seconds: float) -> bool:
+    def is_reminded(self, seconds: float, what: str = PENDING) -> bool:
         """Whether there is a reminder that is at least so old, or has a time to come."""
         try:
-            age = time.time() - posix.stat(f"{self.directory}/{_REMINDER}", follow_symlinks=False).st_mtime
+            age = time.time() - posix.stat(f"{self.directory}/{what}", follow_symlinks=False).st_mtime
         except OSError:
             return False
         return not 0 <= age < seconds

@@ -315,10 +315,13 @@ def check(request: Request, book: Book, log: Log) -> None:
 def collect(request: Request, book: Book, log: Log) -> None:
     """Bring back the verbs devices of attachments that the runtime no longer knows; the first fault is raised at the end."""
     from cni.detach import report
-    from cni.spec.gc import valid_attachments
+    from cni.spec.gc import NOTHING_LISTED, valid_attachments
 
     began = time.time_ns()
     valid = valid_attachments(request)
+    if valid is None:
+        log.warning(NOTHING_LISTED)
+        return
     faults: list[CniError] = []
     for attachment, _ in book.of_network(request.attachment.network, PART):
         held = None if attachment in valid else book.try_locked(attachment, PART)

@@ -1,7 +1,7 @@
 """The sandbox of an attachment: its network namespace, found again, or known to be gone.
 
 A path alone does not tell: a later sandbox may have the path of an earlier one, and a namespace lives on without its
-path for as long as a process is in it, or a mount elsewhere keeps it. So the record keeps what identifies the namespace.
+path for as long as a process, a mount or an open descriptor keeps it. So the record keeps what identifies the namespace.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class Sandbox:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both; a second call does nothing."""
         self.rtnl.close()
         self.namespace.close()
 
@@ -65,11 +69,11 @@ def opened(request: Request) -> Sandbox:
 def at(path: str, request: Request) -> Sandbox | None:
     """The sandbox at `path`, or None when there is none. The plugin's own namespace never was one."""
     try:
-        if not path or not netns.exists(path):
-            return None
+        namespace = netns.at(path) if path else None
     except OSError as fault:  # it may be there: what is in it must not be taken for gone
         raise TryAgainLater(f"network namespace {path} cannot be looked at: {fault.strerror}; retry") from None
-    namespace = netns.open_namespace(path)
+    if namespace is None:
+        return None
     if _is_own(namespace, request):
         namespace.close()
         return None
@@ -77,21 +81,34 @@ def at(path: str, request: Request) -> Sandbox | None:
 
 
 def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
-    """The sandbox in which the attachment of `record` was made, wherever it is now; None when it is gone."""
+    """The sandbox in which the attachment of `record` was made, wherever it is now; None when it is not found.
+
+    Before Linux 5.14 it may be a later one: see `is_certain`.
+    """
     for path in dict.fromkeys((record["netns"], request.netns)):
         found = at(path, request)
         if found:
             if found.identity() == record["sandbox"]:
                 return found
-            found.__exit__(None, None, None)  # a later one at the path of the former
-    namespace = netns.found_again(record["sandbox"]["device"], record["sandbox"]["inode"])
+            found.close()  # a later one at the path of the former
+    return kept(record["sandbox"])
+
+
+def kept(identity: dict[str, int]) -> Sandbox | None:
+    """The sandbox with this `identity`, when something keeps it (cni.kernel.keepers); None when nothing is found."""
+    namespace = netns.found_again(identity["device"], identity["inode"])
     if namespace is None:
         return None
     found = Sandbox(namespace)
-    if found.identity() == record["sandbox"]:
+    if found.identity() == identity:
         return found
-    found.__exit__(None, None, None)
+    found.close()
     return None
+
+
+def is_certain(identity: dict[str, int]) -> bool:
+    """Whether no later namespace can have this `identity`: the kernel gives cookies, which it does from Linux 5.14 on."""
+    return identity["cookie"] != 0
 
 
 def _is_own(namespace: Namespace, request: Request) -> bool:

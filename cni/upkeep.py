@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from cni import delegate, sandbox
-from cni.attachment import Book
+from cni.attachment import UNENDED, Book
 from cni.config import refuse
-from cni.detach import PART, detach, release, report
+from cni.detach import CLEARING_SECONDS, PART, end, for_attachment, report
 from cni.kernel import ipconfig
 from cni.kernel.links import Rtnl
 from cni.spec import codec, result
@@ -99,20 +99,24 @@ def _differences(
 
 
 def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
-    """GC: detach what the runtime no longer knows; then let the IPAM plugin collect.
+    """GC: detach what the runtime no longer knows, and what a DEL could not end; then let the IPAM plugin collect.
 
     What was attached after this call began cannot be in the list, and stays.
     """
-    from cni.spec.gc import valid_attachments
+    from cni.spec.gc import NOTHING_LISTED, valid_attachments
 
     began = time.time_ns()
     valid = valid_attachments(request)
+    if valid is None:
+        log.warning(NOTHING_LISTED)
+        return
     book = Book(log=log)
     host = Rtnl()
+    until = time.monotonic() + CLEARING_SECONDS
     faults: list[CniError] = []
     keep: list[Attachment] = []
-    for attachment, _ in book.of_network(request.attachment.network, PART):
-        if attachment in valid:
+    for attachment, listed in book.of_network(request.attachment.network, PART):
+        if attachment in valid and UNENDED not in listed:
             continue
         held = book.try_locked(attachment, PART)
         if held is None:  # an ADD or DEL of it is under way
@@ -122,23 +126,14 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
             record = book.read(attachment, PART)
             if record is None:
                 continue
-            if record["created"] >= began:
+            if record["created"] >= began or (attachment in valid and UNENDED not in record):
                 keep.append(attachment)
                 continue
-            own = _for_attachment(request, attachment, record)
-            try:
-                left = detach(record, own, host, log)
-            except CniError as fault:
-                keep.append(attachment)
-                faults.append(fault)
-                continue
+            own = for_attachment(attachment, record, request.environ)
+            left, gone = end(record, own, host, book, log, until)
             faults += left
-            try:
-                release(record, own, log)
-                if not left:
-                    book.remove(attachment, PART)
-            except CniError as fault:
-                faults.append(fault)
+            if not gone:
+                keep.append(attachment)
     book.sweep(request.attachment.network)
     try:
         delegate.forward(_also_valid(request, keep), log)
@@ -147,26 +142,13 @@ def collect(plugin: LinkPlugin, request: Request, log: Log) -> None:
     report(faults)
 
 
-def _for_attachment(request: Request, attachment: Attachment, record: dict[str, Any]) -> Request:
-    """The DEL that the runtime would have sent for `attachment`."""
-    environ = {
-        **request.environ,
-        "CNI_COMMAND": "DEL",
-        "CNI_CONTAINERID": attachment.container_id,
-        "CNI_IFNAME": attachment.ifname,
-        "CNI_NETNS": record["netns"],
-    }
-    stdin = record["config"].encode()
-    return Request(environ, stdin, codec.loads(stdin), request.args)
-
-
 def _also_valid(request: Request, keep: list[Attachment]) -> Request:
     if not keep:
         return request
     from cni.spec.gc import VALID_ATTACHMENTS
 
     listed = [
-        *member(request.config, VALID_ATTACHMENTS),
+        *(member(request.config, VALID_ATTACHMENTS) or ()),
         *({"containerID": a.container_id, "ifname": a.ifname} for a in keep),
     ]
     return delegate.with_config(request, codec.dumps({**request.config, VALID_ATTACHMENTS: listed}).encode())

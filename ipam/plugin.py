@@ -253,11 +253,14 @@ def _lease_differences(
 
 def collect(request: Request, book: Book, log: Log) -> None:
     """GC: release what belongs to attachments of this network that the runtime does not list; all that can be, then report."""
-    from cni.spec.gc import valid_attachments
+    from cni.spec.gc import NOTHING_LISTED, valid_attachments
     from ipam import upkeep
 
     began = time.time_ns()
     valid = valid_attachments(request)
+    if valid is None:
+        log.warning(NOTHING_LISTED)
+        return
     faults: list[CniError] = []
     described, pools, node_name, cooldown = None, [], "", 0
     try:

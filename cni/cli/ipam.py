@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from cni import unended
 from cni.attachment import STATE, Book
 from cni.cli import holdings, ipam_audit, ipam_migrate, ipam_reclaim, output
 from cni.cli import store as stores
@@ -61,7 +62,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     ipam_reclaim.register(of_ipam)
     ipam_migrate.register(of_ipam)
 
-    flush = of_ipam.add_parser("flush", help="make the releases that a DEL could not make; exit code 1: some are left")
+    flush = of_ipam.add_parser("flush", help="end what a DEL could not end or release; exit code 1: some is left")
     stores.add_options(flush)
     flush.set_defaults(run=_flush)
 
@@ -245,7 +246,8 @@ def document(held: Held) -> dict[str, Any]:
 
 
 def _flush(options: argparse.Namespace) -> int:
-    left = upkeep.flush(Book(), Log(), stores.choose(options).described, _FLUSH_SECONDS)
+    described = stores.choose(options).described
+    left = upkeep.flush(Book(), Log(), described, _FLUSH_SECONDS) + unended.finish(Book(), Log(), {}, _FLUSH_SECONDS)
     if left:
         output.console().print(f"{left} pending")
     return 1 if left else 0

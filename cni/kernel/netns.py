@@ -14,7 +14,7 @@ from cni.spec.errors import InvalidNamespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import TracebackType
 
 _OWN = "/proc/thread-self/ns/net"
@@ -110,45 +110,45 @@ def same(a: Namespace, b: Namespace) -> bool:
     return (a.device, a.inode) == (b.device, b.inode)
 
 
-def exists(path: str) -> bool:
-    """Whether `path` names a network namespace; OSError when that cannot be told, as without permission."""
+def at(path: str) -> Namespace | None:
+    """The network namespace that `path` names, by one look at it; None for none.
+
+    OSError when that cannot be told, as without permission.
+    """
     try:
-        _open(path).close()
+        return _open(path)
     except ValueError:
-        return False
+        return None
     except OSError as fault:
         if fault.errno in (ENOENT, ENOTDIR):
-            return False
+            return None
         raise
-    return True
+
+
+def exists(path: str) -> bool:
+    """Whether `path` names a network namespace; OSError as for `at`."""
+    found = at(path)
+    if found:
+        found.close()
+    return found is not None
 
 
 def found_again(device: int, inode: int) -> Namespace | None:
-    """The network namespace with this identity, if a mount or a process that is seen here keeps it; else None."""
-    for path in _keepers(inode):
+    """The network namespace with this identity, if anything that is seen here keeps it (cni.kernel.keepers); else None."""
+    from cni.kernel import keepers  # a namespace that has its path is not looked for
+
+    for path in keepers.of(inode):
         try:
             status = posix.stat(path)
             if (status.st_dev, status.st_ino) != (device, inode):
                 continue
             namespace = _open(path)
         except (OSError, ValueError):
-            continue  # gone meanwhile, or a process that is none of ours to look at
+            continue  # gone meanwhile, or a process that this one may not look at
         if (namespace.device, namespace.inode) == (device, inode):
             return namespace
         namespace.close()  # the process has moved meanwhile
     return None
-
-
-def _keepers(inode: int) -> Iterator[str]:
-    """Paths that may name the network namespace `inode`."""
-    with open("/proc/self/mountinfo", "rb") as mounts:
-        for line in mounts:
-            fields = line.split()  # proc(5): ID, parent, device, root, mount point, ...
-            if fields[3] == b"net:[%d]" % inode:
-                yield fields[4].decode("unicode_escape")
-    for name in posix.listdir("/proc"):
-        if name.isdigit():
-            yield f"/proc/{name}/ns/net"
 
 
 def _open(path: str) -> Namespace:

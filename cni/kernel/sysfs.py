@@ -64,6 +64,18 @@ def verbs_devices_of(device: str, root: str = "/sys") -> list[str]:
     )
 
 
+def has_netdev(bus: str, device: str, root: str = "/sys") -> bool:
+    """Whether the device of `bus` has a netdev in any network namespace.
+
+    The directory of a device's netdevs is there for all namespaces; the netdevs of other namespaces are hidden in it.
+    """
+    if not _is_name(device):
+        return False
+    path = f"{root}/bus/{bus}/devices/{device}"
+    inner = [f"{path}/{entry}" for entry in _listed(path) if entry.startswith("virtio")]
+    return any(_exists(f"{each}/net") for each in (path, *inner))
+
+
 def netdevs_of_path(path: str, root: str = "/sys") -> list[str]:
     """The netdevs of the device at `path`, which begins with "/sys/devices/", in order of name."""
     return _netdevs(root + path.removeprefix("/sys"))

@@ -67,7 +67,16 @@ if TYPE_CHECKING:
             """Why the kernel did not set the link up, in words."""
 
         def remove(self, planned: Any, host: Rtnl, box: Rtnl | None, log: Log) -> None:
-            """Undo `apply`, however much of it was done, any number of times. `box` is None when the sandbox is gone."""
+            """Undo `apply`, however much of it was done, any number of times. `box` is None when the sandbox is gone.
+
+            Lingers while the link or device is elsewhere, and the kernel or a person has to bring its end.
+            """
+
+        def recognises(self, planned: Any, box: Rtnl) -> bool:
+            """Whether what `apply` brings is in `box` beyond doubt, for kernels that do not tell one namespace from a later one."""
+
+        def lingers(self, planned: Any, host: Rtnl) -> bool:
+            """Whether what `apply` has brought is in use in a sandbox that is not found, as far as the host's namespace shows."""
 
         def unmoved(self, planned: Any) -> tuple[str, int] | None:
             """None, or of a device that serves the pod without a link in the sandbox (DPDK) its MAC and MTU, "" and 0

@@ -13,8 +13,6 @@ kernel refuses, and why.
 
 from __future__ import annotations
 
-import time
-
 from cni.attachment import digest
 from cni.config import (
     Fault,
@@ -36,8 +34,8 @@ from cni.spec.errors import (
     InvalidEnvironment,
     KernelRefused,
     LimitedConnectivity,
+    Lingers,
     NotAvailable,
-    TryAgainLater,
 )
 from cni.spec.request import member
 
@@ -56,7 +54,6 @@ NAME = "macvlan"
 MODES = ("bridge", "private", "vepa", "passthru")
 ARPHRD_ETHER = 1
 ARPHRD_INFINIBAND = 32
-CLEARING_SECONDS = 2.0  # seen: up to 0.07 s, with 150 sandboxes that end at once
 IPV6_LEAST_MTU = 1280  # RFC 8200, section 5
 
 KEYS = (
@@ -333,38 +330,50 @@ def owns(planned: Plan, link: Link) -> bool:
     return link.name == planned.temporary or (link.lower_index == planned.lower and known)
 
 
+def recognises(planned: Plan, box: Rtnl) -> bool:
+    """Whether a link of `box` is what the plan made beyond doubt: by its temporary name, or by its MAC."""
+    return any(
+        owns(planned, link) and (link.name == planned.temporary or planned.mac in ("", link.mac))
+        for link in box.links()
+    )
+
+
 def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
-    """Remove what the plan made from the sandbox, under whatever name; nothing there is no error."""
-    if box is None:
-        _await_end(planned, host)  # the link goes with its sandbox
-        return
-    for link in box.links():
+    """Remove what the plan made from the sandbox, under whatever name; nothing there is no error.
+
+    Lingers while the link is up elsewhere: it goes with its sandbox some time after that has ended, or the pod has moved
+    it into a namespace of its own.
+    """
+    removed = False
+    others = []
+    for link in box.links() if box else ():
         if owns(planned, link):
             try:
-                box.delete_link(link.index)
+                box.delete_link(link.index)  # type: ignore[union-attr]  # it has links
             except KernelError as fault:
                 raise KernelRefused(
                     f'the link "{link.name}" cannot be removed: {fault.strerror}; retry', str(fault)
                 ) from None
+            removed = removed or link.mac == planned.mac
         elif link.name == planned.name:
-            log.warning(
-                f'link "{link.name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
-            )
+            others.append(link)
+    if not removed and lingers(planned, host):
+        raise Lingers(
+            f'the link "{planned.name}" ({planned.mac}) on {planned.master} is still up in a network namespace that cannot be'
+            " found: end what holds that namespace, and DEL again"
+        )
+    for link in others:
+        log.warning(
+            f'link "{link.name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
+        )
 
 
-def _await_end(planned: Plan, host: Rtnl) -> None:
-    """Wait until the kernel has cleared the link out of a dead sandbox, which it does some time after its end.
+def lingers(planned: Plan, host: Rtnl) -> bool:
+    """Whether the link is up in some namespace, and answers for its addresses, as its master shows.
 
-    Until then the link answers for its addresses. A MAC that is not derived may be that of another attachment by now.
+    A MAC that is not derived may be that of another attachment by now, and tells nothing.
     """
-    end = time.monotonic() + CLEARING_SECONDS
-    while planned.mac_is_derived and not planned.in_sandbox and host.receives(planned.lower, planned.mac):
-        if time.monotonic() > end:
-            raise TryAgainLater(
-                f'the link "{planned.name}" ({planned.mac}) on {planned.master} is still up in a sandbox that cannot be'
-                " found: end what holds that network namespace, and DEL again"
-            )
-        time.sleep(0.005)
+    return planned.mac_is_derived and not planned.in_sandbox and host.receives(planned.lower, planned.mac)
 
 
 def unmoved(planned: Plan) -> None:

@@ -205,7 +205,10 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
 
 
 def bring_back(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> Link | None:
-    """Bring the device back to the host, if it is not there yet; None when it vanished, or there was no netdev to move."""
+    """Bring the device back to the host, if it is not there yet; None when it vanished, or there was no netdev to move.
+
+    Lingers while the device exists, and is neither there nor in the sandbox.
+    """
     if not planned.device or planned.returned:
         return None
     moved = _in_sandbox(planned, box) if box else None
@@ -215,8 +218,25 @@ def bring_back(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> Link | 
         planned.device, host.links(), names=(planned.device["name"], planned.name), marked=True
     )
     if device is None:
+        from cni.plugins import away  # a device is nearly always on the host by now
+
+        away.refuse(planned, host, box)
         log.warning(f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished')
     return device
+
+
+def recognises(planned: Plan, box: Rtnl) -> bool:
+    """Whether the device is among the links of `box`."""
+    return bool(planned.device) and _in_sandbox(planned, box) is not None
+
+
+def lingers(planned: Plan, host: Rtnl) -> bool:
+    """Whether the device is in a network namespace that the host's knows, with the addresses that it was given."""
+    if not planned.device or planned.returned:
+        return False
+    from cni.plugins import away
+
+    return away.in_namespace_of(planned, host)
 
 
 def _in_sandbox(planned: Plan, box: Rtnl) -> Link | None:

@@ -164,6 +164,8 @@ class Plan(moved.Plan):
 
 load = Plan
 refused_up = moved.refused_up
+recognises = moved.recognises
+lingers = moved.lingers
 
 
 def read(request: Request, faults: list[Fault]) -> Config:
@@ -352,7 +354,10 @@ def unmoved(planned: Plan) -> tuple[str, int] | None:
 
 
 def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
-    """Out of the sandbox, then all as it was, from whatever point an earlier call reached."""
+    """Out of the sandbox, then all as it was, from whatever point an earlier call reached.
+
+    Lingers, and nothing is reset, while the VF is in a sandbox that cannot be found: it would be heard on another VLAN.
+    """
     if not planned.returned:
         device = moved.bring_back(planned, host, box, log)
         sriov_vf.clear(planned.pci, planned.keys, planned.former, host)

@@ -9,6 +9,7 @@
     |- InvalidConfig         7    the network configuration is wrong; carries all its faults
     |- InvalidNamespace      8    CNI_NETNS is missing, no namespace, or the plugin's own
     |- TryAgainLater        11    transient: the same call may succeed later
+    |  `- Lingers           11    so does a link or device, in a sandbox that is dead or cannot be found
     |- NotAvailable         50    STATUS: no ADD can be served
     |- LimitedConnectivity  51    STATUS: no ADD, and attachments may be cut off
     |- AttachmentDiffers   100    CHECK: the attachment is not as ADD left it
@@ -74,6 +75,10 @@ class InvalidNamespace(CniError):
 
 class TryAgainLater(CniError):
     code = 11
+
+
+class Lingers(TryAgainLater):
+    """A link or device is not gone from its sandbox yet: the kernel clears a dead one some time after its end."""
 
 
 class NotAvailable(CniError):

@@ -10,15 +10,22 @@ if TYPE_CHECKING:
     from cni.spec.request import Request
 
 VALID_ATTACHMENTS = "cni.dev/valid-attachments"
+NOTHING_LISTED = (
+    f'GC without the key "{VALID_ATTACHMENTS}" collects nothing: it does not say which attachments are in use'
+)
 
 
-def valid_attachments(request: Request) -> set[Attachment]:
-    """The attachments that GC must keep; InvalidConfig when the list is absent: then nothing may be collected."""
+def valid_attachments(request: Request) -> set[Attachment] | None:
+    """The attachments that GC must keep; None when the key is absent: then nothing may be collected.
+
+    A list of null means none, as an empty one does: runtimes written in Go send it for a network without attachments.
+    InvalidConfig when it is anything else than a list.
+    """
     listed = member(request.config, VALID_ATTACHMENTS)
+    if listed is None:
+        return set() if any(key.lower() == VALID_ATTACHMENTS for key in request.config) else None
     if not isinstance(listed, list):
-        raise InvalidConfig(
-            f'GC needs the list "{VALID_ATTACHMENTS}" (empty when nothing is attached): without it nothing is collected'
-        )
+        raise InvalidConfig(f'"{VALID_ATTACHMENTS}" is not a list: nothing is collected')
     found = set()
     for entry in listed:
         container_id = member(entry, "containerID") if isinstance(entry, dict) else None

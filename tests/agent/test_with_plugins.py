@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import socket as sockets
 from pathlib import Path
 from typing import Any
 
 from tests.blackbox.test_kubernetes import ARGS, DIRECTORY, PORT, Server, network
 from tests.node import Node, until
+from tests.view import View
 
 ACCOUNT = "/run/service-account"
 
@@ -26,8 +29,8 @@ def rail(index: int) -> dict[str, Any]:
     return {**network(range=ranges[index]), "name": f"rail-{index}", "rail": key}
 
 
-def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(node: Node) -> None:
-    """A lease of its own, and that of a group of rails of which one is attached still."""
+def installed(node: Node) -> Server:
+    """A node with a master on which the agent has written its files; the API server."""
     node.master()
     node.path("/etc/cni/net.d").mkdir(parents=True)
     account = node.path(ACCOUNT)
@@ -36,6 +39,28 @@ def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(nod
     server = Server(node)
     code, log = agent(node)
     assert code == 0, log
+    return server
+
+
+def test_what_a_delete_could_not_end_is_ended_by_an_agent_of_the_node(node: Node) -> None:
+    server = installed(node)
+    pod = node.pod()
+    own = {"netns": pod.path, "args": ARGS.format("gone")}
+    node.cni("macvlan", "ADD", network(), **own).succeeded()
+    with pod.view.entered():
+        keeper = sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM)
+    with keeper:
+        node.delete_pod(pod)
+        node.cni("macvlan", "DEL", network(), **own).refused(11, "DEL again")
+        agent(node)
+        assert len(server.allocations()) == 1, "the link answers still"
+    assert until(lambda: agent(node)[0] == 0 and server.allocations() == {})
+    assert node.files() == ["railcni/agent.kubeconfig"]
+
+
+def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(node: Node) -> None:
+    """A lease of its own, and that of a group of rails of which one is attached still."""
+    server = installed(node)
     written: dict[str, Any] = json.loads(node.path(f"{DIRECTORY}/whereabouts.conf").read_text())
     assert written["kubernetes"]["kubeconfig"] == f"{DIRECTORY}/whereabouts.kubeconfig"
 
@@ -59,13 +84,25 @@ def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(nod
     assert code == 0, log
     assert len(server.allocations()) == 3, "a process is in the namespace: the links answer still"
 
+    with View(f"/proc/{process.pid}/ns/net").entered():
+        descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        socket = sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM).detach()
     process.kill()
     process.communicate()
-    code, log = agent(node)
+    for keeper in (descriptor, socket):
+        code, log = agent(node)
+        assert code == 0, log
+        assert len(server.allocations()) == 3, "the namespace is kept: the links answer still"
+        os.close(keeper)
+
+    def freed() -> bool:
+        nonlocal code, log
+        code, log = agent(node)
+        return not server.allocations()
+
+    assert until(freed), log  # the kernel clears the links out of the namespace a moment after its end
     assert code == 0, log
-    assert server.allocations() == {}, log
     assert server.reservations() == []
-    assert log.count(": freed in pool") == 3
     assert "is not freed" not in log
     for config, ifname in ((network(), "net1"), (rail(1), "rail1")):
         late = {"ifname": ifname, "netns": pod.path, "args": ARGS.format("gone")}

@@ -496,13 +496,6 @@ def test_gc_frees_what_is_not_listed_of_this_network_alone(node: Node) -> None:
     assert node.leases() == ["192.168.111.4"]
 
 
-@pytest.mark.parametrize("listed", [{}, {"cni.dev/valid-attachments": None}])
-def test_gc_without_a_list_frees_nothing(node: Node, listed: dict[str, Any]) -> None:
-    add(node, network(RANGE))
-    call(node, "GC", network(RANGE) | listed).refused(7, "cni.dev/valid-attachments")
-    assert node.leases() == ["192.168.111.1"]
-
-
 def test_leases_of_an_earlier_boot_go_when_their_namespace_has_gone(node: Node) -> None:
     """A reboot is a boot_id that differs: another file stands in for the kernel's."""
     pod = node.pod()

@@ -106,7 +106,7 @@ def test_cnitool_attaches_checks_and_detaches(node: Node, pod: Pod) -> None:
 def test_gc_without_a_list_as_cnitool_sends_it_detaches_nothing(node: Node, pod: Pod) -> None:
     replay = Replay(node, "cnitool-macvlan")
     replay.skip_to("ADD").send("ADD").succeeded()
-    replay.skip_to("GC").send("GC").refused(7, "cni.dev/valid-attachments")
+    replay.skip_to("GC").send("GC").succeeded()
     assert pod.view.link("net1").texts == ["192.168.111.1/24"]
     assert node.leases() == ["192.168.111.1"]
     replay.over()

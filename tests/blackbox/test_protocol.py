@@ -380,6 +380,28 @@ def test_every_verb_of_a_version_is_served_in_it(node: Node, pod: Pod, plugin: s
 
 
 @each_attaching
+def test_gc_with_null_for_the_list_collects_all_of_the_network(node: Node, pod: Pod, plugin: str) -> None:
+    """What CRI-O sends for a network without pods: a nil slice of Go."""
+    config = configuration(plugin, "1.1.0")
+    node.cni(plugin, "ADD", config, netns=pod).succeeded()
+    assert node.cni(plugin, "GC", {**config, "CNI.dev/valid-Attachments": None}).succeeded() is None
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_gc_without_the_list_collects_nothing_and_says_so(node: Node, pod: Pod, plugin: str) -> None:
+    """What cnitool 1.3 sends: it says nothing of what is attached."""
+    config = configuration(plugin, "1.1.0")
+    if plugin in ATTACHING:
+        node.cni(plugin, "ADD", config, netns=pod).succeeded()
+    before = node.leftovers()
+    reply = node.cni(plugin, "GC", config)
+    assert reply.succeeded() is None
+    assert "cni.dev/valid-attachments" in reply.stderr
+    assert node.leftovers() == before
+
+
+@each_attaching
 def test_a_configuration_without_a_version_is_one_of_0_1_0(node: Node, pod: Pod, plugin: str) -> None:
     config = configuration(plugin)
     del config["cniVersion"]

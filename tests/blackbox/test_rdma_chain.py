@@ -78,8 +78,8 @@ def test_a_delete_of_what_was_never_added_ends_well(node: Node, pod: Pod, versio
     assert node.leftovers() == []
 
 
-def test_gc_needs_the_list_of_what_stays(node: Node, pod: Pod) -> None:
-    node.cni("rdma", "GC", network()).refused(7, "cni.dev/valid-attachments")
+def test_gc_takes_a_list_of_what_stays_and_nothing_else(node: Node, pod: Pod) -> None:
+    node.cni("rdma", "GC", network(**{"cni.dev/valid-attachments": {}})).refused(7, "cni.dev/valid-attachments")
     assert node.cni("rdma", "GC", network(**{"cni.dev/valid-attachments": []})).succeeded() is None
 
 

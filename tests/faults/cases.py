@@ -15,13 +15,15 @@ from tests.node import until
 
 @dataclass(frozen=True)
 class Operation:
-    """A call to be disturbed. `first`: it is the first on the node, so that directories and files are made."""
+    """A call to be disturbed. `first`: it is the first on the node, so that directories and files are made. `kept`: the
+    path of the victim's namespace is gone, and a descriptor of another process keeps it, as thick Multus does."""
 
     name: str
     plugin: str
     verb: str
     first: bool = False
     store: str = "file"
+    kept: bool = False
 
     @property
     def kind(self) -> tuple[str, str, bool]:
@@ -33,6 +35,8 @@ class Operation:
         victim = scene.renew()
         if self.verb != "ADD":
             scene.call("ADD", victim).succeeded()
+        if self.kept:
+            scene.hide_sandbox()
         return victim
 
 
@@ -56,6 +60,11 @@ OPERATIONS = {
         Operation("host-device-add", "host-device", "ADD"),
         Operation("host-device-del", "host-device", "DEL"),
         Operation("host-device-gc", "host-device", "GC"),
+        *(
+            Operation(f"kept-{plugin}-{verb.lower()}", plugin, verb, kept=True)
+            for plugin in ("macvlan", "host-device")
+            for verb in ("DEL", "GC")
+        ),
     )
 }
 
@@ -195,5 +204,6 @@ _ALWAYS = (retry, delete, collect_gone, collect, other)
 
 def continuations(operation: Operation) -> dict[str, Callable[[Scene], list[str]]]:
     """The ways to go on after `operation`, by name."""
-    ways = (*_ALWAYS, vanish if operation.plugin == "host-device" else restart)
+    always = [way for way in _ALWAYS if not (operation.kept and way is retry)]  # there is no sandbox for an ADD
+    ways = (*always, vanish if operation.plugin == "host-device" else restart)
     return {step.__name__: step for step in (ways if operation.store == "file" else (*ways, flush))}

@@ -25,7 +25,7 @@ from tests.faults.met import Met
 from tests.faults.state import State
 from tests.faults.whole import Whole
 from tests.node import STATE, Call, Node, Pod, Reply
-from tests.view import Link
+from tests.view import Link, View
 
 if TYPE_CHECKING:
     from tests.faults.backing import FileBacking as Backing
@@ -69,6 +69,7 @@ class Scene:
         self._seconds = _STORE_SECONDS
         self._met = met
         self.node = Node(executables)
+        self._kept = -1  # a descriptor of the victim's namespace
         self._first = first
         self._whole = Whole(self.node)
 
@@ -83,6 +84,7 @@ class Scene:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._let_go()
         self._whole.close()
         if self.backing:
             self.backing.close()
@@ -168,6 +170,20 @@ class Scene:
         with self.node.host.rtnl() as ipr:
             return {link.get("ifname"): (link["index"], link.get("link") or 0) for link in ipr.get_links()}
 
+    def hide_sandbox(self) -> None:
+        """The path of the victim's sandbox goes, and a descriptor of this process, which is not in it, keeps it."""
+        pod = self.victim.sandbox
+        with pod.view.entered():
+            self._kept = os.open("/proc/thread-self/ns/net", os.O_RDONLY)  # not by its path: that would pin the mount
+        self.node.delete_pod(pod)
+        hidden = Pod(pod.name, pod.path, View(f"/proc/{os.getpid()}/fd/{self._kept}"))
+        self.victim.sandbox = self.node.pods[pod.name] = hidden
+
+    def _let_go(self) -> None:
+        if self._kept >= 0:
+            os.close(self._kept)
+            self._kept = -1
+
     def drop_sandbox(self, physical: bool = True) -> None:
         """The victim's sandbox goes. The kernel would give a `physical` device back to the host, under the pod's name,
         without its addresses; with a virtual one, as ours are, it is done by hand; else it is destroyed."""
@@ -177,7 +193,11 @@ class Scene:
         self._clear(pod)
         if self.plugin == "host-device" and physical:
             self._evict(pod)
-        self.node.delete_pod(pod)
+        if self._kept >= 0:
+            del self.node.pods[pod.name]
+            self._let_go()
+        else:
+            self.node.delete_pod(pod)
 
     def _evict(self, pod: Pod) -> None:
         fd = os.open(self.node.host.path, os.O_RDONLY)

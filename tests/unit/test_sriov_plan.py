@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from cni.config import Fault
+from cni.kernel import sysfs
+from cni.kernel.links import Link
+from cni.log import Log
 from cni.plugins import devices, moved, sriov, sriov_vf
 from cni.plugins.moved import Plan as MovedPlan
 from cni.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
@@ -196,3 +199,22 @@ def test_the_document_of_a_device_that_was_given_back_says_so() -> None:
     document = planned(facts()).document() | {"returned": True}
     assert moved.Plan(document).returned
     assert not sriov.load(planned(facts()).document()).returned
+
+
+def test_no_setting_of_a_vf_is_reset_while_it_is_in_a_sandbox_that_cannot_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its VLAN keeps it apart from others as long as it lives."""
+
+    class Host:
+        def links(self) -> list[Link]:
+            return []
+
+    def found(pci: str, host: object) -> None:
+        raise AssertionError("a setting was looked at to be reset")
+
+    monkeypatch.setattr(sriov_vf, "find", found)
+    monkeypatch.setattr(sysfs, "has_netdev", lambda bus, device: (bus, device) == ("pci", VF), raising=False)
+    plan = planned(facts(), vlan=100)
+    with pytest.raises(TryAgainLater, match="not back on the host"):
+        sriov.remove(plan, Host(), None, Log(""))  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from cni import VERSION
-from cni.attachment import Book
+from cni import VERSION, unended
+from cni.attachment import UNENDED, Book
 from cni.cli import store as chosen
 from cni.cli.agent import loop, nodefiles
 from cni.cli.agent.collector import Collector
@@ -166,9 +166,15 @@ class Agent:
             self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
 
     def flush(self) -> Iterator[None]:
-        """Make releases that a DEL could not make; TryAgainLater when some are left."""
-        if not self._flushed or self._book.is_reminded(0):
+        """Make releases that a DEL could not make, and end what it could not end; TryAgainLater when some is left.
+
+        A process in a container cannot end an attachment: it sees neither the host's links nor what keeps a namespace.
+        """
+        unended_too = self._options.root == "/" and self._book.is_reminded(0, UNENDED)
+        if not self._flushed or self._book.is_reminded(0) or unended_too:
             left = upkeep.flush(self._book, self._log, self._store(), _FLUSH_SECONDS)
+            if self._options.root == "/":
+                left += unended.finish(self._book, self._log, {}, _FLUSH_SECONDS)
             self.metrics.pending.set(left)
             self._flushed = not left
             yield
