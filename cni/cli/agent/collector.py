@@ -59,9 +59,9 @@ class Collector:
         self._metrics = metrics
         self._teller = teller
         self._log = log
-        self._seen_own, self._seen_abandoned = Sightings(), Sightings()
+        self._seen_own, self._seen_abandoned, self._seen_waiting = Sightings(), Sightings(), Sightings()
         self._suspects: dict[str, list[Suspect]] = {}
-        self._seen_on: dict[tuple[str, str], str] = {}  # where pods of leases without a node were while they lived
+        self._seen_on: dict[Key, str] = {}  # the node of the pod of an abandoned lease while it lived; "": of several
         self._looked = float("-inf")
         self._marked: dict[Key, Held] = {}  # what this node's reservations told when they were listed
         self._reserved: set[str] = set()  # names of reservations that were there since
@@ -113,7 +113,7 @@ class Collector:
             key = key_of(suspect.held)
             one = records.get(key)
             if one is None:
-                done = free(server, suspect, False)
+                done = not self._own.is_used(suspect.held) and free(server, suspect)
             else:  # all that the attachment has goes at once
                 done = one.attachment in freed or self._own.release(server, one, SECONDS)
                 freed |= {one.attachment} if done else set()
@@ -173,24 +173,33 @@ class Collector:
         dead = sightings.dead(list(mine.values()), pods)
         suspects = [Suspect(mine[key], why, key in unleased) for key, why in dead.items()]
         named = {one.node for one in (*held, *lone)}
+        waiting = {key_of(s.held): self._hindrance(s.held, nodes, named, pods) for s in suspects}
+        for suspect in self._seen_waiting.saw(
+            (s for s in suspects if waiting[key_of(s.held)]), monotonic(), self._grace
+        ):
+            why = waiting[key_of(suspect.held)]
+            self._teller.once(server, why, events.WAITING, f"{suspect.why}, but {why}")
+        suspects = [s for s in suspects if not waiting[key_of(s.held)]]
         self._note("abandoned", suspects)
         for suspect in self._seen_abandoned.saw(suspects, monotonic(), self._grace):
             if not self._election.is_elected():
                 return
-            if not self._is_hindered(server, suspect, nodes, named):
-                self._freed("abandoned", server, suspect, free(server, suspect, True))
+            node = suspect.held.node or self._seen_on.get(key_of(suspect.held), "")
+            self._freed("abandoned", server, suspect, free(server, suspect, node))
             yield
 
-    def _is_hindered(self, server: Server, suspect: Suspect, nodes: dict[str, Node], named: set[str]) -> bool:
-        why = sightings.hindrance(suspect.held, nodes, self._seen_on, named)
-        if why:
-            self._teller.once(server, why, events.WAITING, f"{suspect.why}, but {why}")
-        return bool(why)
+    def _hindrance(self, held: Held, nodes: dict[str, Node], named: set[str], pods: Pods) -> str:
+        is_over = held.pod in pods and pods[held.pod].is_over
+        return sightings.hindrance(held, nodes, self._seen_on.get(key_of(held)), is_over, named)
 
     def _remember_nodes(self, mine: dict[Key, Held], pods: Pods) -> None:
-        there = {one.pod: pods[one.pod].node for one in mine.values() if one.pod in pods}
-        names = {one.pod for one in mine.values()}
-        self._seen_on = {pod: node for pod, node in {**self._seen_on, **there}.items() if pod in names}
+        """Note where the pods of abandoned leases are while they live; another pod of the same name does not count."""
+        known = {key: node for key, node in self._seen_on.items() if key in mine}
+        for key, held in mine.items():
+            pod = pods.get(held.pod)
+            if pod and pod.node and (not held.uid or pod.has_uid(held.uid)):
+                known[key] = pod.node if known.get(key, pod.node) == pod.node else ""
+        self._seen_on = known
 
     def _measure(self, server: Server, states: list[PoolState]) -> None:
         used = Counter((one.pool, one.node) for state in states for one in state.held)
@@ -210,6 +219,7 @@ class Collector:
     def _forget_all(self) -> None:
         """Another is elected: what this one knew is of no use."""
         self._seen_abandoned.clear()
+        self._seen_waiting.clear()
         self._seen_on = {}
         self._looked = float("-inf")
         self._note("abandoned", [])

@@ -12,17 +12,17 @@ from cni.cli.inventory import Held
 from ipam.stores.kubernetes_objects import Entry, PoolObject, podref
 
 
-def free(server: Server, suspect: Suspect, abandoned: bool) -> bool:
+def free(server: Server, suspect: Suspect, abandoned_by: str = "") -> bool:
     """Free the lease, or remove the reservation, if its pod is dead still; whether it was done. CniError.
 
-    `abandoned`: it was found so since its node is gone, which is looked at again as well.
+    `abandoned_by`: the node that was found to be gone or out of service, which is looked at again as well.
     """
     held = suspect.held
     pod = server.pod(*held.pod)
     if sightings.key_of(held) not in sightings.dead([held], {held.pod: pod} if pod else {}):
         return False
-    if abandoned and held.node:
-        node = server.node(held.node)
+    if abandoned_by and not (pod and pod.is_over and not held.node):
+        node = server.node(abandoned_by)
         if node and not node.out_of_service:
             return False
     if suspect.is_reservation:

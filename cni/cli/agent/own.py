@@ -16,7 +16,7 @@ from cni.cli.agent import sightings
 from cni.cli.agent.log import AgentLog
 from cni.cli.agent.server import Server
 from cni.cli.at_work import excluded
-from cni.cli.inventory import Held, Pod, of_lease
+from cni.cli.inventory import Held, Pod, lease_of, of_lease
 from cni.kernel import node
 from cni.spec.request import Attachment
 from ipam import records, upkeep
@@ -84,6 +84,10 @@ class Own:
             if entry is None or not entry.is_of(one.lease):
                 return ""
             return "restored" if server.reserve(one.lease) else ""
+
+    def is_used(self, held: Held) -> bool:
+        """Whether a lease without a record may be in use: its namespace is there, as far as its reservation tells it."""
+        return bool(held.netns) and self._may_be_used(lease_of(held), [])
 
     def _same_record(self, lease: Lease) -> dict[str, Any] | None:
         record = upkeep.read_record(lease.attachment, self._book, self._log)
