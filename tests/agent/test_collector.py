@@ -8,9 +8,11 @@ import time
 
 import pytest
 
-from tests.agent.rig import GRACE, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
+from tests.agent.rig import GONE, GRACE, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
 from tests.node import until
 from tests.stores import kubernetes_api, kubernetes_proxy
+
+HERE = "/proc/self/ns/net"
 
 # --- leases that are dead ---
 
@@ -226,9 +228,7 @@ def test_a_recorded_lease_is_freed_with_its_record_once_its_namespace_is_gone(ri
     namespace = rig.host("n1") / "proc/self/ns/net"
     namespace.parent.mkdir(parents=True)
     namespace.touch()
-    agent = rig.agent(
-        "n1", "--root=/", f"--state-dir={rig.host('n1')}/state", f"--conf-dir={rig.host('n1')}/etc/cni/net.d"
-    )
+    agent = rig.agent_on_the_host("n1")
     assert until(lambda: rig.offsets() == ["1", "2"], 20), agent.log
     agent.passes()
     assert rig.offsets() == ["1", "2"]
@@ -240,9 +240,7 @@ def test_a_lease_without_a_record_stays_while_the_namespace_that_its_reservation
     rig.allocate(a1=("c1", "team/gone"), a2=("c2", "team/gone"))
     rig.reserve(1, owner("c1", "team/gone", netns="/proc/self/ns/net"))
     rig.reserve(2, owner("c2", "team/gone"))
-    agent = rig.agent(
-        "n1", "--root=/", f"--state-dir={rig.host('n1')}/state", f"--conf-dir={rig.host('n1')}/etc/cni/net.d"
-    )
+    agent = rig.agent_on_the_host("n1")
     assert until(lambda: rig.offsets() == ["1"], 20), agent.log
     assert agent.says("10.0.0.1 is not freed: it is in use"), agent.log
     agent.passes(2)
@@ -273,8 +271,36 @@ def test_a_lost_reservation_is_restored(rig: Rig) -> None:
     assert agent.metric("railcni_reservations_restored_total") == 1
     rig.server.remove(RESERVATIONS, "10.0.0.1")
     rig.reserve(1, pod="other/pod")
-    assert agent.says("10.0.0.1 of pool 10.0.0.0-24 is reserved for other/pod too"), agent.log
+    assert agent.says("10.0.0.1 of pool 10.0.0.0-24 is held by other/pod too"), agent.log
     assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"podref": "other/pod", "ifname": "net1"}
+
+
+@pytest.mark.parametrize("scope", [None, ""])
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_what_the_records_hold_is_put_back_where_the_pool_has_lost_it(
+    rig: Rig, scope: str | None, is_deleted: bool
+) -> None:
+    """The cluster was restored from an old backup, or somebody has deleted the pool: others get the addresses again."""
+    live = rig.server.add_pod("team", "live", node="n1")
+    rig.server.add_pod("team", "other", node="n2")
+    for offset, netns in ((1, HERE), (2, HERE), (3, GONE)):
+        rig.record("n1", offset, owner(f"c{offset}", "team/live", uid=live, netns=netns), scope=scope)
+    if not is_deleted:
+        rig.allocate(a2=("c9", "team/other"), a7=("c7", "team/other"))
+    agent = rig.agent_on_the_host("n1")
+    agent.passes(2)
+    there = ["1", "2"] if is_deleted else ["1", "2", "7"]
+    assert until(lambda: rig.offsets() == there, 20), agent.log
+    told = {(reason, about) for reason, about, _ in rig.events()}
+    assert ("LeaseRestored", "Pod live") in told
+    entries = rig.server.spec(POOLS, POOL)["allocations"]
+    assert entries["1"] == {"id": "c1", "podref": "team/live", "ifname": "net1"}
+    if not is_deleted:
+        assert entries["2"]["id"] == "c9"
+        assert agent.says("10.0.0.2 of pool 10.0.0.0-24 is held by team/other too"), agent.log
+    assert rig.server.spec(POOLS, POOL)["range"] == "10.0.0.0/24"
+    held_by_us = ["10.0.0.1", "10.0.0.2"] if is_deleted else ["10.0.0.1"]
+    assert until(lambda: rig.reservations() == ([] if scope is None else held_by_us)), rig.reservations()
 
 
 # --- what no node looks after ---

@@ -45,7 +45,9 @@ def test_the_agent_has_each_right_that_it_uses_and_no_other(rig: Rig) -> None:
     pending = owner("c5", "team/live")
     rig.reserve(5, pending)
     rig.record("n1", 5, pending, pending=True)
-    agent = rig.agent("n1", "--plugin-account=kube-system/railcni")
+    lost = owner("c9", "team/live", uid=live, netns="/proc/self/ns/net")
+    rig.record("n1", 256, lost, pool="10.0.1.0-24", scope=None)  # somebody has deleted its pool
+    agent = rig.agent_on_the_host("n1", "--plugin-account=kube-system/railcni")
     assert until(lambda: rig.offsets() == ["1"], 30), agent.log
     assert until(lambda: rig.reservations() == ["10.0.0.1"], 10), agent.log
     agent.passes()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from time import monotonic, time
+from time import monotonic, time, time_ns
 
 from cni.attachment import Book
 from cni.cli import findings, judge
@@ -22,13 +22,14 @@ from cni.cli.agent.events import Teller
 from cni.cli.agent.free import free
 from cni.cli.agent.log import AgentLog
 from cni.cli.agent.metrics import Metrics
-from cni.cli.agent.own import Own, Recorded, recorded
+from cni.cli.agent.own import ALLOCATED, BUSY, RESERVED, WHOLE, Own, Recorded, recorded
 from cni.cli.agent.server import SECONDS, Server
 from cni.cli.agent.sightings import Key, Sightings, Suspect, key_of, of_reservation
 from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved
 from cni.spec.request import Attachment
 from ipam.ranges import BITS
 from ipam.stores import kubernetes_objects as objects
+from ipam.stores.kubernetes_objects import PoolObject
 from ipam.stores.kubernetes_size import LIMIT
 
 Pods = dict[tuple[str, str], Pod]
@@ -65,7 +66,8 @@ class Collector:
         self._looked = float("-inf")
         self._marked: dict[Key, Held] = {}  # what this node's reservations told when they were listed
         self._reserved: set[str] = set()  # names of reservations that were there since
-        self._listed = float("-inf")
+        self._whole: set[Key] = set()  # of the records' leases, those that were found to stand since
+        self._listed, self._listed_at = float("-inf"), 0  # monotonic, and nanoseconds since 1970 as sequences are
 
     @property
     def suspects(self) -> int:
@@ -120,38 +122,54 @@ class Collector:
             self._marked.pop(key, None)  # the next list tells what became of it
             self._freed("own", server, suspect, done)
             yield
+        pools: dict[str, PoolObject | None] = {}
         for key, one in records.items():
-            if one.held.scope is None or key in dead or one.held.pod not in pods:
+            if key in self._whole or key in dead or one.held.pod not in pods or one.held.sequence > self._listed_at:
                 continue
-            name = objects.reservation_name(one.held.scope, *one.held.address)
-            if name not in self._reserved:
-                self._restore(server, one)
-                self._reserved.add(name)
-                yield
+            if self._is_whole(server, one.held, pools) or self._restore(server, one):
+                self._whole.add(key)
+            yield
         return set(held)
+
+    def _is_whole(self, server: Server, held: Held, pools: dict[str, PoolObject | None]) -> bool:
+        """Whether the lease stands as it was made: its reservation, or where it has none its allocation."""
+        if held.scope is not None:
+            return objects.reservation_name(held.scope, *held.address) in self._reserved
+        if held.pool not in pools:
+            pools[held.pool] = server.pool(held.pool)
+        pool = pools[held.pool]
+        entry = pool.entries.get(held.address[1]) if pool and pool.family == held.address[0] else None
+        return entry is not None and (entry.container_id, entry.ifname) == (held.container_id, held.ifname)
 
     def _list(self, reservations: list[Reserved]) -> None:
         told = ((reserved, of_reservation(reserved)) for reserved in reservations)
         self._marked = {key_of(held): held for reserved, held in told if held and reserved.pool}
         self._reserved = {reserved.name for reserved in reservations}
-        self._listed = monotonic()
+        self._whole = set()
+        self._listed, self._listed_at = monotonic(), time_ns()
 
-    def _restore(self, server: Server, one: Recorded) -> None:
+    def _restore(self, server: Server, one: Recorded) -> bool:
+        """Put back what is lost of the lease; False when that has to be tried again."""
         outcome = self._own.restore(server, one)
-        if not outcome:
-            return
         held, pod = one.held, one.lease.pod
-        if outcome == "restored":
+        if outcome in (BUSY, WHOLE):
+            return outcome == WHOLE
+        if outcome in (RESERVED, ALLOCATED):
             self._metrics.restored.add(1)
-            message = f"the overlap reservation of {held.text} was lost, and is there again"
+            lost = f"the lease of {held.text} in pool {held.pool}"
+            if outcome == RESERVED:
+                lost = f"the overlap reservation of {held.text}"
+            message = f"{lost} was lost, and is there again"
             self._log.say("warning", message, pool=held.pool, pod="/".join(held.pod), container=held.container_id)
-            self._teller.about_pod(server, pod, events.RESTORED, message, "Warning")
-            return
+            reason = events.RESTORED if outcome == RESERVED else events.LEASE_RESTORED
+            self._teller.about_pod(server, pod, reason, message, "Warning")
+            return True
         message = (
-            f"{held.text} of pool {held.pool} is reserved for {outcome} too: delete one of the two pods, so that it gets"
-            " another address"
+            f"{held.text} of pool {held.pool} is held by {outcome} too: delete one of the two pods, so that it gets another"
+            " address"
         )
         self._teller.once(server, f"{held.pool}/{held.text}", events.CONTENDED, f"pod {'/'.join(held.pod)}: {message}")
+        return True
 
     # --- all, for the elected one ---
 

@@ -22,6 +22,8 @@ from cni.spec.request import Attachment
 from ipam import records, upkeep
 from ipam.stores.base import Lease
 
+BUSY, WHOLE, RESERVED, ALLOCATED = "busy", "whole", "reserved", "allocated"
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -69,21 +71,29 @@ class Own:
             return True
 
     def restore(self, server: Server, one: Recorded) -> str:
-        """Make the lost reservation of the lease again: "restored", the pod that has it now, or "" for nothing to do."""
-        own = self._book.try_locked(one.attachment, records.PART)
-        if own is None:
-            return ""
-        with own:
-            if self._same_record(one.lease) is None:
-                return ""
+        """Put back what is lost of the lease: BUSY, WHOLE, RESERVED, ALLOCATED, or the pod that has the address now.
+
+        What another has stays with it. A lease that no pool holds is put back only while its namespace is there: the
+        record may be that of a former sandbox of the pod.
+        """
+        with excluded(self._book, one.attachment) as users:
+            if users is None or self._same_record(one.lease) is None:
+                return BUSY
             found = server.reservation(one.held)
-            if found is not None:
-                return "" if found.is_of(one.held) else "/".join(found.pod)
+            if found is not None and not found.is_of(one.held):
+                return WHOLE if found.pod == one.held.pod else "/".join(found.pod)
             pool = server.pool(one.lease.pool)
             entry = pool.entries.get(one.lease.value) if pool and pool.family == one.lease.family else None
-            if entry is None or not entry.is_of(one.lease):
-                return ""
-            return "restored" if server.reserve(one.lease) else ""
+            if entry is not None and not entry.is_of(one.lease):
+                return WHOLE if entry.pod == one.held.pod else "/".join(entry.pod)
+            if entry is None:
+                if not self._may_be_used(one.lease, users):
+                    return WHOLE
+                if not server.allocate(pool, one.lease):
+                    return BUSY
+            if found is None and one.held.scope is not None and not server.reserve(one.lease):
+                return BUSY
+            return ALLOCATED if entry is None else WHOLE if found else RESERVED
 
     def is_used(self, held: Held) -> bool:
         """Whether a lease without a record may be in use: its namespace is there, as far as its reservation tells it."""
