@@ -73,6 +73,10 @@ class Source:
                 value = _follow(f"{self.path}: {key.name}", value, "", files, faults)
             setattr(target, key.attribute, value)
 
+    def names(self, name: str) -> bool:
+        """Whether the block itself has the key `name`."""
+        return not _is_left_out(member(self._block, name))
+
     def where(self, name: str) -> str:
         """What a fault calls the key `name`."""
         return f"{self.path}: {name}" if self._in_flat_file(name) else f"ipam.{name}"

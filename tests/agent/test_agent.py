@@ -148,6 +148,20 @@ def test_a_flat_file_keeps_what_it_says() -> None:
             nodefiles.flat_file(text, FOLDER)
 
 
+@pytest.mark.parametrize(
+    "present",
+    [
+        {"etcd_host": "10.0.0.1:2379"},
+        {"ETCD_HOST": "10.0.0.1:2379", "kubernetes": {"x": 1}},
+        {"datastore": "etcd", "etcd_host": "10.0.0.1:2379"},
+        {"datastore": "file"},
+    ],
+)
+def test_a_flat_file_that_chooses_another_store_stays_so(present: dict[str, object]) -> None:
+    filled = json.loads(nodefiles.flat_file(json.dumps(present).encode(), FOLDER))
+    assert filled == {**present, "configuration_path": FOLDER}
+
+
 def test_what_cannot_be_written_is_said_and_tried_again(rig: Rig) -> None:
     agent = rig.agent("n1", "--no-collect", "--conf-dir=/etc/other")
     assert agent.says("See that"), agent.log

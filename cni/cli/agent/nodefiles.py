@@ -84,7 +84,8 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
 def flat_file(present: bytes | None, folder: str) -> bytes:
     """The flat file `present`, None for none, with the keys that it lacks; what is there stays as it is.
 
-    `folder` is whereabouts.d as the host has it. InvalidConfig for a file that is no JSON object: it may be anybody's.
+    A file that chooses another store than Kubernetes is given neither `datastore` nor a kubeconfig. `folder` is
+    whereabouts.d as the host has it. InvalidConfig for a file that is no JSON object: it may be anybody's.
     """
     document: Any = {}
     if present is not None and present.strip():
@@ -96,20 +97,27 @@ def flat_file(present: bytes | None, folder: str) -> bytes:
             raise InvalidConfig(
                 f"{folder}/{FLAT_FILE} is left as it is: want a JSON object with keys of the ipam block"
             )
-    missing: dict[str, Any] = {"datastore": "kubernetes", "configuration_path": folder}
     wanted = dict(document)
-    for key, value in missing.items():
-        if member(wanted, key) in (None, ""):
-            wanted[key] = value
-    of_kubernetes = member(wanted, "kubernetes")
-    if of_kubernetes is None:
-        wanted["kubernetes"] = {"kubeconfig": f"{folder}/{KUBECONFIG}"}
-    elif isinstance(of_kubernetes, dict) and member(of_kubernetes, "kubeconfig") in (None, ""):
-        name = next(key for key in wanted if key.lower() == "kubernetes")
-        wanted[name] = {**of_kubernetes, "kubeconfig": f"{folder}/{KUBECONFIG}"}
+    if member(wanted, "configuration_path") in (None, ""):
+        wanted["configuration_path"] = folder
+    store = member(document, "datastore") or ("etcd" if member(document, "etcd_host") else "kubernetes")
+    if store == "kubernetes":
+        _add_kubernetes(wanted, f"{folder}/{KUBECONFIG}")
     if present is not None and wanted == document:
         return present
     return json.dumps(wanted, indent=2).encode() + b"\n"
+
+
+def _add_kubernetes(wanted: dict[str, Any], path: str) -> None:
+    """Name the store over the API server, and the kubeconfig at `path`, where `wanted` does not."""
+    if member(wanted, "datastore") in (None, ""):
+        wanted["datastore"] = "kubernetes"
+    nested = member(wanted, "kubernetes")
+    if nested is None:
+        wanted["kubernetes"] = {"kubeconfig": path}
+    elif isinstance(nested, dict) and member(nested, "kubeconfig") in (None, ""):
+        name = next(key for key in wanted if key.lower() == "kubernetes")
+        wanted[name] = {**nested, "kubeconfig": path}
 
 
 def server_url(environ: dict[str, str]) -> str:
