@@ -169,17 +169,8 @@ def test_a_static_pod_has_another_uid_on_its_node(rig: Rig) -> None:
     assert rig.offsets() == ["1"]
 
 
-@pytest.fixture
-def claim_references() -> None:
-    kubernetes_api.ENTRY["properties"]["ipamclaimref"] = kubernetes_api.TEXT
-    yield
-    del kubernetes_api.ENTRY["properties"]["ipamclaimref"]
-
-
-def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig, claim_references: None) -> None:
+def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig) -> None:
     """whereabouts #112: entries without a pod."""
-    if kubernetes_proxy.path():
-        pytest.skip("a real server prunes ipamclaimref, which the definitions do not have")
     claimed = {"id": "c1", "podref": "team/vm", "ifname": "net1", "ipamclaimref": "team/claim"}
     rig.allocate(a1=claimed, a2=("c2", ""), a3=("c3", "team/gone"))
     rig.reserve(1, owner("c1", "team/vm"))
@@ -189,6 +180,20 @@ def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig, 
     agent.passes()
     assert rig.offsets() == ["1", "2"]
     assert rig.reservations() == ["10.0.0.1"]
+
+
+def test_a_definition_without_ifname_is_told_of_and_its_leases_are_freed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kubernetes_proxy.path():
+        pytest.skip("a real server has the definitions of conf/kubernetes")
+    monkeypatch.delitem(kubernetes_api.ENTRY["properties"], "ifname")
+    rig.allocate(a2={"id": "c2", "podref": "team/gone"})
+    rig.reserve(2, owner("c2", "team/gone"))
+    agent = rig.agent("n1")
+    assert agent.says("it has no ifname"), agent.log
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+    assert until(lambda: "DefinitionOutdated" in {reason for reason, _, _ in rig.events()})
 
 
 def test_when_the_pods_cannot_be_told_nothing_is_freed(rig: Rig) -> None:

@@ -33,7 +33,10 @@ LIMIT = 1536 << 10
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 TEXT: dict[str, Any] = {"type": "string"}
-ENTRY = {"properties": {"id": TEXT, "podref": TEXT, "ifname": TEXT}, "required": ["id", "podref"]}
+ENTRY: dict[str, Any] = {
+    "properties": {"id": TEXT, "podref": TEXT, "ifname": TEXT, "ipamclaimref": TEXT},
+    "required": ["id", "podref"],
+}
 SPECS: dict[str, dict[str, Any]] = {
     "ippools": {"properties": {"range": TEXT, "allocations": {"each": ENTRY}}, "required": ["range", "allocations"]},
     "overlappingrangeipreservations": {

@@ -109,6 +109,9 @@ class Cluster:
     def pods(self, node: str = "") -> dict[tuple[str, str], Pod]:
         return {}
 
+    def schema_fault(self) -> str:
+        return ""
+
     def reservations_of(self, node: str) -> list[Reserved]:
         return []
 

@@ -25,7 +25,7 @@ from cni.cli.agent.metrics import Metrics
 from cni.cli.agent.own import ALLOCATED, BUSY, RESERVED, WHOLE, Own, Recorded, recorded
 from cni.cli.agent.server import SECONDS, Server
 from cni.cli.agent.sightings import Key, Sightings, Suspect, key_of, of_reservation
-from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved
+from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved, lease_of
 from cni.spec.request import Attachment
 from ipam.ranges import BITS
 from ipam.stores import kubernetes_objects as objects
@@ -97,6 +97,8 @@ class Collector:
         records = {key_of(one.held): one for one in recorded(self._book)}
         yield
         if monotonic() - self._listed >= _LISTED_GRACES * self._grace:
+            if fault := server.schema_fault():
+                self._teller.once(server, fault, events.OUTDATED, fault)
             self._list(server.reservations_of(self._node))  # before the pods: each was made after its pod was
             yield
         pods = server.pods(self._node)
@@ -139,7 +141,7 @@ class Collector:
             pools[held.pool] = server.pool(held.pool)
         pool = pools[held.pool]
         entry = pool.entries.get(held.address[1]) if pool and pool.family == held.address[0] else None
-        return entry is not None and (entry.container_id, entry.ifname) == (held.container_id, held.ifname)
+        return entry is not None and entry.is_of(lease_of(held))
 
     def _list(self, reservations: list[Reserved]) -> None:
         told = ((reserved, of_reservation(reserved)) for reserved in reservations)

@@ -12,6 +12,7 @@ from cni.spec.errors import CniError
 RECLAIMED, CONTENDED = "AddressReclaimed", "AddressContended"
 RESTORED, LEASE_RESTORED = "ReservationRestored", "LeaseRestored"
 NEAR_LIMIT, EXHAUSTED, UNREADABLE, WAITING = "PoolNearsLimit", "PoolExhausted", "PoolUnreadable", "ReclaimWaits"
+OUTDATED = "DefinitionOutdated"
 NODES_NAMESPACE = "default"  # where Events of objects without a namespace are
 _REPEAT_SECONDS = 3600.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from cni.cli.agent import sightings
 from cni.cli.agent.server import Server
 from cni.cli.agent.sightings import Suspect
-from cni.cli.inventory import Held
+from cni.cli.inventory import Held, lease_of
 from ipam.stores.kubernetes_objects import Entry, PoolObject, podref
 
 
@@ -43,8 +43,7 @@ def is_same(entry: Entry, held: Held) -> bool:
         return False
     if held.entry:
         return entry.document == held.entry
-    seen = (held.container_id, held.ifname, podref((*held.pod, "")))
-    return seen == (entry.container_id, entry.ifname, entry.document.get("podref"))
+    return entry.is_of(lease_of(held)) and entry.document.get("podref") == podref((*held.pod, ""))
 
 
 def _remove_reservation(server: Server, held: Held) -> bool:

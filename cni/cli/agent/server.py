@@ -78,6 +78,11 @@ class Server:
         with self._timed("list", RESERVATIONS):
             return self._cluster.reservations_of(node)
 
+    def schema_fault(self) -> str:
+        """What is wrong with the served definition of IPPool; "" for nothing."""
+        with self._timed("create", POOLS):
+            return objects.pruned(self._api.try_create(POOLS, objects.probe()))
+
     def pool(self, name: str) -> PoolObject | None:
         with self._timed("get", POOLS):
             try:
