@@ -253,6 +253,20 @@ def test_a_lease_without_a_record_stays_while_the_namespace_that_its_reservation
     assert rig.reservations() == ["10.0.0.1"]
 
 
+def test_a_namespace_of_a_process_that_the_agents_container_does_not_see_is_not_taken_for_gone(rig: Rig) -> None:
+    """cri-dockerd names a namespace /proc/PID/ns/net."""
+    for offset, netns in ((1, "/proc/4711/ns/net"), (2, GONE)):
+        whose = owner(f"c{offset}", "team/gone", netns=netns)
+        rig.record("n1", offset, whose)
+        rig.reserve(offset, whose)
+    rig.allocate(a1=("c1", "team/gone"), a2=("c2", "team/gone"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
+    assert agent.says("which are not seen in this container: their leases stay"), agent.log
+    agent.passes(2)
+    assert rig.offsets() == ["1"]
+
+
 def test_what_an_add_or_del_is_at_work_on_is_left_alone(rig: Rig) -> None:
     whose = owner("c2", "team/gone")
     rig.allocate(a2=("c2", "team/gone"))

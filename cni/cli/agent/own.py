@@ -6,6 +6,7 @@ address may be in use whatever the API says of the pod.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +109,13 @@ class Own:
         """Whether the namespace is there, at its path or kept by a process or another mount."""
         if lease.boot_id != node.boot_id():
             return False
+        if lease.netns.startswith("/proc/") and not os.path.isdir(self._below("/proc/1")):
+            self._log.state(
+                "namespaces",
+                f"the runtime names namespaces by processes of the host ({lease.netns}), which are not seen in this"
+                " container: their leases stay. DEL and GC free them, and `railcni ipam reclaim` on the node",
+            )
+            return True
         try:
             return in_use.is_there(map(self._below, in_use.names_of(lease.netns)), users, self._book)
         except OSError:
