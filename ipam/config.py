@@ -278,6 +278,8 @@ def datastore(config: IpamConfig) -> str:
 
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
     """Resolve `datastore`; a pod of Kubernetes must never fall to addresses of its node alone unasked."""
+    if source.names("etcd_host") and not (source.names("datastore") or source.names("kubernetes.kubeconfig")):
+        config.datastore = "etcd"  # the network's own choice, whatever the flat file says of Kubernetes
     chosen, where = config.datastore, source.where("datastore")
     if chosen in ("kubernetes", "addresslease") and not config.kubeconfig:
         faults.append(Fault(where, chosen, "want kubernetes.kubeconfig beside it, here or in the flat file"))

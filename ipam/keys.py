@@ -156,7 +156,8 @@ IPAM_KEYS = (
         optional(one_of(*DATASTORES)),
         "",
         "where leases are kept: file, etcd, kubernetes (the pools of whereabouts) or addresslease (an object for each "
-        "address); default: kubernetes where kubernetes.kubeconfig is given, etcd where etcd_host is, else file; a pod of "
+        "address); default: kubernetes where kubernetes.kubeconfig is given, etcd where etcd_host is, else file (the NAD's "
+        "own etcd_host goes before the flat file's choice); a pod of "
         "Kubernetes gets file only when it is named",
     ),
     Key("dataDir", optional(absolute_path, DATA_DIR), DATA_DIR, "the directory of the file store", "data_dir"),

@@ -80,6 +80,10 @@ class Source:
                 value = _follow(f"{self.path}: {key.name}", value, "", files, faults)
             setattr(target, key.attribute, value)
 
+    def names(self, name: str) -> bool:
+        """Whether the block itself has the key `name`."""
+        return not _is_left_out(member(self._block, name))
+
     def hide(self, faults: list[Fault]) -> None:
         """Let no fault show a value of a flat file that the block chose, or what was made of one."""
         for fault in faults:

@@ -118,7 +118,7 @@ def _network(name: str, cni_name: str, block: Any) -> Network | None:
         tuple(ranges),
         keys.overlap,
         bool(keys.node_slice_size),
-        keys.datastore,
+        keys.datastore or ("etcd" if source.names("etcd_host") and not source.names("kubernetes.kubeconfig") else ""),
         keys.cooldown_seconds,
     )
 

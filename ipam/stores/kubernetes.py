@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from time import monotonic
 
-from cni.spec.errors import CniError, TryAgainLater
+from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.spec.request import Attachment
 from ipam.ranges import format_address
 from ipam.stores import kubernetes_objects as objects
@@ -104,18 +104,19 @@ class KubernetesStore(Store):
     # --- reads ---
 
     def ready(self) -> None:
-        """The server is asked what it would say to a new pool: its namespace may be absent, or on its way out."""
-        self._api.try_create(POOLS, objects.new_pool("railcni-status", "192.0.2.0/32", {}))
+        """The server is asked what it would make of a new pool: its namespace may be absent, its definition too old."""
+        if fault := objects.pruned(self._api.try_create(POOLS, objects.probe())):
+            raise InvalidConfig(fault)
 
     def find(self, attachment: Attachment) -> list[Lease]:
         with self.turn():
             found = []
             for pool in self._view.all():
                 for entry in pool.entries.values():
-                    if entry.container_id == attachment.container_id and entry.ifname == attachment.ifname:
+                    if entry.container_id == attachment.container_id and entry.ifname in ("", attachment.ifname):
                         lease = self._view.completed(self._view.lease(pool, entry))
                         lease.network = lease.network or attachment.network
-                        if lease.network == attachment.network:
+                        if lease.attachment == attachment:
                             found.append(lease)
             return _sorted(found)
 

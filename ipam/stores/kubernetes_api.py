@@ -162,12 +162,12 @@ class Api:
         """The new object as the server has it; Conflict when there is one of its name. Open."""
         return self._object(self._call("POST", resource, "", "", codec.dumps(document).encode()))
 
-    def try_create(self, resource: str, document: dict[str, Any]) -> None:
-        """As `create`, but the server keeps nothing; CniError when no new object could be made."""
+    def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
+        """As `create`, but the server keeps nothing: {} where there is one of its name. CniError when none could be made."""
         try:
-            self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode())
+            return self._object(self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode()))
         except Conflict:
-            pass
+            return {}
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]]) -> dict[str, Any]:
         """The metadata, at least, of the object changed by a JSON patch; Conflict when a test fails. Gone, Open."""

@@ -97,7 +97,8 @@ class Entry:
         return namespace, name
 
     def is_of(self, lease: Lease) -> bool:
-        return (self.container_id, self.ifname) == (lease.container_id, lease.ifname)
+        """Whether it belongs to `lease`. An older definition of IPPool has no ifname, and the server drops it."""
+        return self.container_id == lease.container_id and self.ifname in ("", lease.ifname)
 
 
 class PoolObject:
@@ -246,6 +247,22 @@ def new_pool(name: str, cidr: str, allocations: dict[str, Any]) -> dict[str, Any
         "metadata": {"name": name},
         "spec": {"range": cidr, "allocations": allocations},
     }
+
+
+def probe() -> dict[str, Any]:
+    """A pool that is never kept: what the server makes of it tells which members its definition of IPPool has."""
+    return new_pool("railcni-status", "192.0.2.0/32", {"0": {"id": "status", "podref": "", "ifname": "status"}})
+
+
+def pruned(kept: dict[str, Any]) -> str:
+    """What is wrong with the definition of IPPool whose server has made `kept` of `probe()`; "" for nothing."""
+    allocations = (kept.get("spec") or {}).get("allocations") or {}
+    if "ifname" in (allocations.get("0") or {"ifname": ""}):
+        return ""
+    return (
+        "the CustomResourceDefinition ippools.whereabouts.cni.cncf.io is too old: it has no ifname, which the server drops"
+        " from each lease, so nothing tells the interfaces of a pod apart. Apply conf/kubernetes/crds/ippools.yaml"
+    )
 
 
 def entry_of(owner: Owner) -> dict[str, Any]:

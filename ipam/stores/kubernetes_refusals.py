@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ipam.stores.kubernetes_api import Api
 
 
+class Unauthorized(InvalidConfig):
+    """The server does not accept the credentials (401)."""
+
+
 def read(api: Api, status: int, body: bytes, method: str, resource: str, name: str) -> tuple[CniError, float]:
     """(the error to raise when there is no time for another attempt, the seconds that the server asks to wait for).
 
@@ -49,7 +53,7 @@ def read(api: Api, status: int, body: bytes, method: str, resource: str, name: s
     if status == 410:
         raise Expired
     if status == 401:
-        raise InvalidConfig(
+        raise Unauthorized(
             f"{api} does not accept the credentials of {api.named()} (401): they have expired or are wrong. See"
             " that the DaemonSet which writes that file runs on this node"
         )

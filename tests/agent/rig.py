@@ -106,6 +106,11 @@ class Rig:
         (self.account / "token").write_text("token.number.1\n")
         self._agents: list[Agent] = []
 
+    def agent_on_the_host(self, name: str, *options: str) -> Agent:
+        """One that sees this machine's namespaces and boot."""
+        host = self.host(name)
+        return self.agent(name, "--root=/", f"--state-dir={host}/state", f"--conf-dir={host}/etc/cni/net.d", *options)
+
     def host(self, name: str) -> Path:
         """The root directory of a node."""
         root = self.directory / name
@@ -144,14 +149,16 @@ class Rig:
         metadata = {key: value for key, value in document["metadata"].items() if key != "name"}
         self.server.put(RESERVATIONS, "kube-system", name, document["spec"], **metadata)
 
-    def record(self, node: str, offset: int, owner: Owner, pending: bool = False) -> Attachment:
-        """The record of a lease of `owner` on a node."""
+    def record(
+        self, node: str, offset: int, owner: Owner, pending: bool = False, pool: str = POOL, scope: str | None = ""
+    ) -> Attachment:
+        """The record of a lease of `owner` on a node; `scope` None: enable_overlapping_ranges is off."""
         store = {
             "kind": "kubernetes",
             "kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig",
-            "pools": [POOL],
+            "pools": [pool],
         }
-        want = Want(POOL, 4, TEN + offset, "")
+        want = Want(pool, 4, TEN + offset, scope)
         document = {**records.document(store, [want], owner), "pending": pending}
         self.book(node).write(owner.attachment, records.PART, document)
         if pending:

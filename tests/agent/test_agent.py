@@ -102,6 +102,8 @@ def test_a_token_that_rotates_reaches_the_kubeconfig_and_the_plugin_goes_on(rig:
 def test_the_agent_itself_goes_on_with_the_new_token_and_a_new_authority(rig: Rig) -> None:
     rig.server.tokens = {"token.number.1"}
     rig.allocate(a2=("c2", "team/gone"), a3=("c3", "team/gone"))
+    rig.reserve(2, owner("c2", "team/gone"))
+    rig.reserve(3, owner("c3", "team/gone"))
     rig.server.add_pod("team", "gone", node="n1")
     agent = rig.agent("n1")
     agent.passes()
@@ -163,6 +165,31 @@ def test_a_flat_file_keeps_what_it_says() -> None:
     for text in (b"{", b"[]"):
         with pytest.raises(InvalidConfig, match="left as it is"):
             nodefiles.flat_file(text, FOLDER)
+
+
+def test_a_token_that_the_server_refuses_is_replaced_and_told_of(rig: Rig) -> None:
+    """The plugins' account was deleted and made again, or the server's key is another."""
+    rig.server.tokens |= {"token.number.1", "token.of.railcni-0", "token.of.railcni-1"}
+    agent = rig.agent("n1", "--plugin-account=kube-system/railcni", "--no-collect")
+    written = folder(rig) / "whereabouts.kubeconfig"
+    assert until(lambda: written.exists() and "token.of.railcni-0" in written.read_text(), 20), agent.log
+    rig.server.tokens.discard("token.of.railcni-0")
+    assert agent.says("the token of kube-system/railcni is refused; another is requested"), agent.log
+    assert until(lambda: "token.of.railcni-1" in written.read_text(), 20), agent.log
+
+
+@pytest.mark.parametrize(
+    "present",
+    [
+        {"etcd_host": "10.0.0.1:2379"},
+        {"ETCD_HOST": "10.0.0.1:2379", "kubernetes": {"x": 1}},
+        {"datastore": "etcd", "etcd_host": "10.0.0.1:2379"},
+        {"datastore": "file"},
+    ],
+)
+def test_a_flat_file_that_chooses_another_store_stays_so(present: dict[str, object]) -> None:
+    filled = json.loads(nodefiles.flat_file(json.dumps(present).encode(), FOLDER))
+    assert filled == {**present, "configuration_path": FOLDER}
 
 
 def test_what_cannot_be_written_is_said_and_tried_again(rig: Rig) -> None:
@@ -234,6 +261,7 @@ def test_one_of_all_is_elected_and_another_follows_when_it_ends_or_is_killed(rig
 
 def test_who_loses_the_lease_looks_after_no_others_node_at_once(rig: Rig) -> None:
     rig.allocate(a1=("c1", "team/gone"))
+    rig.reserve(1, owner("c1", "team/gone", node="deleted"))
     agent = rig.agent("n1", "--grace=1.5")
     assert agent.says("freed if it is so"), agent.log
     (lease,) = rig.server.core.named("leases")
@@ -289,6 +317,7 @@ def test_probes_are_answered_while_the_server_hangs_and_silent_clients_hold_nobo
 
 def test_once_does_it_all_with_both_sightings_and_ends(rig: Rig) -> None:
     rig.allocate(a1=("c1", "team/gone"), a2=("c2", "team/live"))
+    rig.reserve(1, owner("c1", "team/gone", node="deleted"))
     rig.server.add_pod("team", "live", node="n2")
     agent = rig.agent("n1", "--once")
     assert agent.process.wait(timeout=30) == 0, agent.log
@@ -311,6 +340,7 @@ def test_without_token_and_kubeconfig_it_serves_probes_and_says_what_is_missing(
 
 def test_the_metrics_are_what_prometheus_reads(rig: Rig) -> None:
     rig.allocate(a1=("c1", 'team/a"b'), a2=("c2", "team/live"))
+    rig.reserve(1, owner("c1", 'team/a"b', node="deleted"))
     rig.server.add_pod("team", "live", node="n2")
     agent = rig.agent("n1")
     assert until(lambda: rig.offsets() == ["2"], 20), agent.log

@@ -8,9 +8,11 @@ import time
 
 import pytest
 
-from tests.agent.rig import GRACE, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
+from tests.agent.rig import GONE, GRACE, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
 from tests.node import until
 from tests.stores import kubernetes_api, kubernetes_proxy
+
+HERE = "/proc/self/ns/net"
 
 # --- leases that are dead ---
 
@@ -167,25 +169,31 @@ def test_a_static_pod_has_another_uid_on_its_node(rig: Rig) -> None:
     assert rig.offsets() == ["1"]
 
 
-@pytest.fixture
-def claim_references() -> None:
-    kubernetes_api.ENTRY["properties"]["ipamclaimref"] = kubernetes_api.TEXT
-    yield
-    del kubernetes_api.ENTRY["properties"]["ipamclaimref"]
-
-
-def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig, claim_references: None) -> None:
+def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig) -> None:
     """whereabouts #112: entries without a pod."""
-    if kubernetes_proxy.path():
-        pytest.skip("a real server prunes ipamclaimref, which the definitions do not have")
     claimed = {"id": "c1", "podref": "team/vm", "ifname": "net1", "ipamclaimref": "team/claim"}
     rig.allocate(a1=claimed, a2=("c2", ""), a3=("c3", "team/gone"))
     rig.reserve(1, owner("c1", "team/vm"))
+    rig.reserve(3, owner("c3", "team/gone"))
     agent = rig.agent("n1")
     assert until(lambda: rig.offsets() == ["1", "2"], 20), agent.log
     agent.passes()
     assert rig.offsets() == ["1", "2"]
     assert rig.reservations() == ["10.0.0.1"]
+
+
+def test_a_definition_without_ifname_is_told_of_and_its_leases_are_freed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kubernetes_proxy.path():
+        pytest.skip("a real server has the definitions of conf/kubernetes")
+    monkeypatch.delitem(kubernetes_api.ENTRY["properties"], "ifname")
+    rig.allocate(a2={"id": "c2", "podref": "team/gone"})
+    rig.reserve(2, owner("c2", "team/gone"))
+    agent = rig.agent("n1")
+    assert agent.says("it has no ifname"), agent.log
+    assert until(lambda: rig.offsets() == [], 20), agent.log
+    assert until(lambda: "DefinitionOutdated" in {reason for reason, _, _ in rig.events()})
 
 
 def test_when_the_pods_cannot_be_told_nothing_is_freed(rig: Rig) -> None:
@@ -225,14 +233,38 @@ def test_a_recorded_lease_is_freed_with_its_record_once_its_namespace_is_gone(ri
     namespace = rig.host("n1") / "proc/self/ns/net"
     namespace.parent.mkdir(parents=True)
     namespace.touch()
-    agent = rig.agent(
-        "n1", "--root=/", f"--state-dir={rig.host('n1')}/state", f"--conf-dir={rig.host('n1')}/etc/cni/net.d"
-    )
+    agent = rig.agent_on_the_host("n1")
     assert until(lambda: rig.offsets() == ["1", "2"], 20), agent.log
     agent.passes()
     assert rig.offsets() == ["1", "2"]
     assert rig.reservations() == ["10.0.0.1", "10.0.0.2"]
     assert sorted(a.container_id for a, _, _ in rig.book("n1").all()) == ["c1", "c2"]
+
+
+def test_a_lease_without_a_record_stays_while_the_namespace_that_its_reservation_names_is_there(rig: Rig) -> None:
+    rig.allocate(a1=("c1", "team/gone"), a2=("c2", "team/gone"))
+    rig.reserve(1, owner("c1", "team/gone", netns="/proc/self/ns/net"))
+    rig.reserve(2, owner("c2", "team/gone"))
+    agent = rig.agent_on_the_host("n1")
+    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
+    assert agent.says("10.0.0.1 is not freed: it is in use"), agent.log
+    agent.passes(2)
+    assert rig.offsets() == ["1"]
+    assert rig.reservations() == ["10.0.0.1"]
+
+
+def test_a_namespace_of_a_process_that_the_agents_container_does_not_see_is_not_taken_for_gone(rig: Rig) -> None:
+    """cri-dockerd names a namespace /proc/PID/ns/net."""
+    for offset, netns in ((1, "/proc/4711/ns/net"), (2, GONE)):
+        whose = owner(f"c{offset}", "team/gone", netns=netns)
+        rig.record("n1", offset, whose)
+        rig.reserve(offset, whose)
+    rig.allocate(a1=("c1", "team/gone"), a2=("c2", "team/gone"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
+    assert agent.says("which are not seen in this container: their leases stay"), agent.log
+    agent.passes(2)
+    assert rig.offsets() == ["1"]
 
 
 def test_what_an_add_or_del_is_at_work_on_is_left_alone(rig: Rig) -> None:
@@ -258,8 +290,36 @@ def test_a_lost_reservation_is_restored(rig: Rig) -> None:
     assert agent.metric("railcni_reservations_restored_total") == 1
     rig.server.remove(RESERVATIONS, "10.0.0.1")
     rig.reserve(1, pod="other/pod")
-    assert agent.says("10.0.0.1 of pool 10.0.0.0-24 is reserved for other/pod too"), agent.log
+    assert agent.says("10.0.0.1 of pool 10.0.0.0-24 is held by other/pod too"), agent.log
     assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"podref": "other/pod", "ifname": "net1"}
+
+
+@pytest.mark.parametrize("scope", [None, ""])
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_what_the_records_hold_is_put_back_where_the_pool_has_lost_it(
+    rig: Rig, scope: str | None, is_deleted: bool
+) -> None:
+    """The cluster was restored from an old backup, or somebody has deleted the pool: others get the addresses again."""
+    live = rig.server.add_pod("team", "live", node="n1")
+    rig.server.add_pod("team", "other", node="n2")
+    for offset, netns in ((1, HERE), (2, HERE), (3, GONE)):
+        rig.record("n1", offset, owner(f"c{offset}", "team/live", uid=live, netns=netns), scope=scope)
+    if not is_deleted:
+        rig.allocate(a2=("c9", "team/other"), a7=("c7", "team/other"))
+    agent = rig.agent_on_the_host("n1")
+    agent.passes(2)
+    there = ["1", "2"] if is_deleted else ["1", "2", "7"]
+    assert until(lambda: rig.offsets() == there, 20), agent.log
+    told = {(reason, about) for reason, about, _ in rig.events()}
+    assert ("LeaseRestored", "Pod live") in told
+    entries = rig.server.spec(POOLS, POOL)["allocations"]
+    assert entries["1"] == {"id": "c1", "podref": "team/live", "ifname": "net1"}
+    if not is_deleted:
+        assert entries["2"]["id"] == "c9"
+        assert agent.says("10.0.0.2 of pool 10.0.0.0-24 is held by team/other too"), agent.log
+    assert rig.server.spec(POOLS, POOL)["range"] == "10.0.0.0/24"
+    held_by_us = ["10.0.0.1", "10.0.0.2"] if is_deleted else ["10.0.0.1"]
+    assert until(lambda: rig.reservations() == ([] if scope is None else held_by_us)), rig.reservations()
 
 
 # --- what no node looks after ---
@@ -279,17 +339,28 @@ def test_a_node_that_is_gone_or_out_of_service_is_looked_after_by_the_elected_ag
     assert until(lambda: rig.offsets() == ["3"], 20)
 
 
-def test_a_lease_of_an_unknown_node_waits_for_a_node_that_is_not_ready(rig: Rig) -> None:
-    rig.server.core.add_node("silent", ready=False)
-    rig.server.add_pod("team", "seen", node="n2")
-    rig.allocate(a1=("go1", "team/never-seen"), a2=("go2", "team/seen"))
+def test_a_lease_of_an_unknown_node_whose_pod_may_run_on_a_node_that_answers_is_not_freed(rig: Rig) -> None:
+    """A pod that is deleted by force leaves the API at once, and its node within its termination grace period.
+
+    Nothing tells the node of a lease of Go, or with enable_overlapping_ranges off. What another node's agent keeps,
+    since the namespace is there still, is not freed by the elected one.
+    """
+    for pod in ("seen", "over"):
+        rig.server.add_pod("team", pod, node="n2", phase="Succeeded" if pod == "over" else "Running")
+    rig.allocate(a1=("go1", "team/never-seen"), a2=("go2", "team/seen"), a3=("c3", "team/over"))
     agent = rig.agent("n1")
-    assert agent.says("node silent is not ready, and the pod may run there still"), agent.log
+    assert until(lambda: rig.offsets() == ["1", "2"], 20), agent.log  # n2 answers, and says that the pod has ended
+    assert agent.says("nothing tells on which node it was"), agent.log
+    agent.passes(4)
+    rig.server.remove_pod("team", "seen")
+    assert agent.says("it was on node n2, where it may run still"), agent.log
     assert until(lambda: any(e[0] == "ReclaimWaits" for e in rig.events()))
-    rig.server.remove_pod("team", "seen")  # it was on n2, which is ready
+    agent.passes(4)
+    assert rig.offsets() == ["1", "2"]
+    rig.server.core.add_node("n2", ready=False)
+    assert agent.says("node n2 is not ready, and the pod may run there still"), agent.log
+    rig.server.core.add_node("n2", ready=False, out_of_service=True)
     assert until(lambda: rig.offsets() == ["1"], 20), agent.log
-    rig.server.core.add_node("silent", ready=False, out_of_service=True)
-    assert until(lambda: rig.offsets() == [], 20), agent.log
 
 
 def test_a_new_agent_waits_for_a_silent_node_that_may_be_the_one_that_a_lease_names_otherwise(rig: Rig) -> None:
@@ -310,13 +381,13 @@ def test_a_reservation_without_a_lease_goes_when_its_pod_is_gone(rig: Rig) -> No
     rig.allocate(a5=("c5", "team/live"))
     rig.reserve(5, pod="team/gone")  # the address is leased, to another: people have to look
     rig.reserve(6, pod="team/live")
-    rig.reserve(7, pod="team/gone")
+    rig.reserve(7, pod="team/gone")  # Go's: its pool's entry may be lost, and nothing tells the node
     rig.reserve(8, owner("c8", "team/gone", node="deleted"))
     agent = rig.agent("n1")
-    assert until(lambda: rig.reservations() == ["10.0.0.5", "10.0.0.6"], 20), agent.log
+    assert until(lambda: rig.reservations() == ["10.0.0.5", "10.0.0.6", "10.0.0.7"], 20), agent.log
     agent.passes(4)
-    assert rig.reservations() == ["10.0.0.5", "10.0.0.6"]
-    assert agent.metric("railcni_reservations_removed_total") == 2
+    assert rig.reservations() == ["10.0.0.5", "10.0.0.6", "10.0.0.7"]
+    assert agent.metric("railcni_reservations_removed_total") == 1
 
 
 def test_pods_are_read_of_this_node_alone_and_in_pages(rig: Rig) -> None:

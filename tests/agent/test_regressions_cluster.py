@@ -115,8 +115,8 @@ def test_the_living_pods_address_stays_when_a_dead_one_of_its_name_is_collected(
 
 def test_what_a_pod_left_that_was_deleted_while_nothing_ran_is_freed_by_who_runs_next(rig: Rig) -> None:
     """#546: deleted while whereabouts' pod was away, and its address was taken for good. #484 asks for a clean-up."""
-    rig.allocate(a30=("c", "default/super-pod"))  # as Go leases: nothing tells the node
-    rig.reserve(30, pod="default/super-pod")
+    rig.allocate(a30=("c", "default/super-pod"))
+    rig.reserve(30, owner("c", "default/super-pod"))
     agent = rig.agent("n1")
     assert until(lambda: rig.offsets() == [], 20), agent.log
     assert until(lambda: rig.reservations() == []), agent.log

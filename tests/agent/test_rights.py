@@ -47,7 +47,9 @@ def test_the_agent_has_each_right_that_it_uses_and_no_other(rig: Rig) -> None:
     rig.record("n1", 5, pending, pending=True)
     for offset, pod, leased in ((6, "team/web-0", True), (7, "team/gone", True), (8, "team/gone", False)):
         rig.lease(offset, owner(f"c{offset}", pod), leased)  # of the store addresslease
-    agent = rig.agent("n1", "--plugin-account=kube-system/railcni")
+    lost = owner("c9", "team/live", uid=live, netns="/proc/self/ns/net")
+    rig.record("n1", 256, lost, pool="10.0.1.0-24", scope=None)  # somebody has deleted its pool
+    agent = rig.agent_on_the_host("n1", "--plugin-account=kube-system/railcni")
     assert until(lambda: rig.offsets() == ["1"], 30), agent.log
     assert until(lambda: rig.reservations() == ["10.0.0.1"], 10), agent.log
     agent.passes()

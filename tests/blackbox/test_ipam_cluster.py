@@ -15,7 +15,6 @@ import pytest
 
 from tests.blackbox.command import run
 from tests.node import COMMAND
-from tests.stores import kubernetes_api
 from tests.stores.cluster_api import ClusterServer
 
 NAMESPACE = "kube-system"
@@ -73,9 +72,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    properties = kubernetes_api.ENTRY["properties"]
-    monkeypatch.setitem(properties, "ipamclaimref", kubernetes_api.TEXT)  # type: ignore[arg-type]
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path)
     yield cluster
     cluster.server.close()

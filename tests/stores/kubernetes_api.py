@@ -52,7 +52,10 @@ def _schema() -> dict[str, Any]:
 
 
 TEXT: dict[str, Any] = {"type": "string"}
-ENTRY = {"properties": {"id": TEXT, "podref": TEXT, "ifname": TEXT}, "required": ["id", "podref"]}
+ENTRY: dict[str, Any] = {
+    "properties": {"id": TEXT, "podref": TEXT, "ifname": TEXT, "ipamclaimref": TEXT},
+    "required": ["id", "podref"],
+}
 SPECS: dict[str, dict[str, Any]] = {
     "ippools": {"properties": {"range": TEXT, "allocations": {"each": ENTRY}}, "required": ["range", "allocations"]},
     "overlappingrangeipreservations": {

@@ -255,14 +255,7 @@ def strange_pool(cluster: Cluster) -> dict[str, Any]:
     return cluster.allocations()
 
 
-@pytest.fixture
-def claim_references() -> Iterator[None]:
-    kubernetes_api.ENTRY["properties"]["ipamclaimref"] = kubernetes_api.TEXT
-    yield
-    del kubernetes_api.ENTRY["properties"]["ipamclaimref"]
-
-
-def test_stray_keys_huge_offsets_and_unknown_members_are_kept(cluster: Cluster, claim_references: None) -> None:
+def test_stray_keys_huge_offsets_and_unknown_members_are_kept(cluster: Cluster) -> None:
     before = strange_pool(cluster)
     assert len(before) == 7
     block = {"ipRanges": [{"range": "10.1.0.0/24"}]}
@@ -280,13 +273,9 @@ def test_stray_keys_huge_offsets_and_unknown_members_are_kept(cluster: Cluster, 
     assert cluster.allocations() == before
 
 
-def test_a_lease_whose_entry_bears_more_than_ours_keeps_it_when_it_moves(
-    cluster: Cluster, claim_references: None
-) -> None:
+def test_a_lease_whose_entry_bears_more_than_ours_keeps_it_when_it_moves(cluster: Cluster) -> None:
     entry = {"id": "go", "podref": "ns/vm", "ifname": "net1", "ipamclaimref": "ns/claim"}
     cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {"5": entry}})
-    if "ipamclaimref" not in cluster.allocations()["5"]:
-        pytest.skip("the server's schema has no ipamclaimref: that of whereabouts v0.9.4 prunes it")
     assert cluster.call("ADD", "new", pod="vm") == ["10.0.0.5/24"]
     assert cluster.allocations() == {"5": {**entry, "id": "new"}}
 
@@ -679,6 +668,24 @@ def message(cluster: Cluster, verb: str = "ADD", **more: Any) -> str:
     with pytest.raises(CniError) as caught:
         cluster.call(verb, seconds=1, **more)
     return f"{caught.value.code} {caught.value.msg}"[:250]  # runtimes cut the rest
+
+
+def test_a_definition_without_ifname_is_named_by_status_and_its_leases_are_released(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of an older whereabouts: the server drops the member, and says nothing."""
+    if kubernetes_proxy.path():
+        pytest.skip("a real server has the definitions of conf/kubernetes")
+    cluster.call("STATUS", "")
+    monkeypatch.delitem(kubernetes_api.ENTRY["properties"], "ifname")
+    with pytest.raises(NotAvailable, match=r"ippools\.whereabouts\.cni\.cncf\.io is too old: it has no ifname"):
+        cluster.call("STATUS", "")
+    assert cluster.call("ADD") == ["10.0.0.1/24"]
+    assert cluster.call("ADD", "c2") == ["10.0.0.2/24"]
+    cluster.call("DEL")
+    cluster.call("DEL", "c2")
+    assert cluster.allocations() == {}
+    assert cluster.server.names(RESERVATIONS) == []
 
 
 def test_the_definitions_are_what_the_server_of_these_tests_prunes_by(cluster: Cluster) -> None:

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from cni.cli.agent import sightings
+import pytest
+
+from cni.attachment import Book
+from cni.cli.agent import collector, sightings
+from cni.cli.agent.collector import Collector
 from cni.cli.agent.election import Election
-from cni.cli.agent.metrics import Family, Histogram
+from cni.cli.agent.events import Teller
+from cni.cli.agent.log import AgentLog
+from cni.cli.agent.metrics import Family, Histogram, Metrics
+from cni.cli.agent.own import Own
 from cni.cli.agent.sightings import Sightings, Suspect
 from cni.cli.agent.tokens import Tokens
-from cni.cli.inventory import Held, Node, Pod
+from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved
+from cni.cli.objects import parse_pool, parse_reservation
+from cni.spec.request import Attachment
+from ipam.stores.base import Lease, Owner, Want
+from ipam.stores.kubernetes_objects import entry_of, new_pool, reservation
 
 LEASE = Held("10.0.0.0-24", (4, 1), "c1", "net1", ("team", "web"), uid="u1", node="n1", scope="")
+
+NODES = {
+    "ready": Node("ready", True, False),
+    "silent": Node("silent", False, False),
+    "off": Node("off", False, True),
+}
 
 
 def pod(phase: str = "Running", uid: str = "u1") -> dict[tuple[str, str], Pod]:
@@ -44,24 +62,91 @@ def test_a_lease_is_dead_by_its_pod_alone() -> None:
     assert not sightings.dead([LEASE], pod("Pending", "u2"))
 
 
-def test_a_node_that_answers_or_that_somebody_has_declared_off_hinders_nothing() -> None:
-    unknown = Held("p", (4, 1), "c1", "net1", ("team", "web"))
-    nodes = {"n1": Node("n1", True, False), "n2": Node("n2", False, False), "n3": Node("n3", False, True)}
-    assert "node n2 is not ready" in sightings.hindrance(unknown, nodes, {})
-    assert sightings.hindrance(unknown, nodes, {("team", "web"): "n1"}) == ""
-    assert "node n2" in sightings.hindrance(unknown, nodes, {("team", "web"): "n2"})
-    assert sightings.hindrance(unknown, nodes, {("team", "web"): "n3"}) == ""
-    assert sightings.hindrance(unknown, nodes, {("team", "web"): "deleted"}) == ""
-    misnamed = Held("p", (4, 1), "c1", "net1", ("team", "web"), node="short-name")
-    assert "node n2" in sightings.hindrance(misnamed, nodes, {("team", "web"): "n2"})
-    assert "node n2" in sightings.hindrance(misnamed, nodes, {}), "a new agent has not seen the pod"
-    assert sightings.hindrance(misnamed, nodes, {}, {"n2"}) == "", "n2 is called so by its leases: the other is deleted"
-    off = Held("p", (4, 1), "c1", "net1", ("team", "web"), node="n3")
-    assert sightings.hindrance(off, nodes, {}) == ""
-    abandoned = {
-        n: sightings.is_abandoned(Held("p", (4, 1), "c", "i", ("t", "w"), node=n), nodes) for n in ("", *nodes, "n9")
-    }
-    assert abandoned == {"": True, "n1": False, "n2": False, "n3": True, "n9": True}
+def lease_on(node: str) -> Held:
+    return Held("p", (4, 1), "c1", "net1", ("team", "web"), node=node)
+
+
+@pytest.mark.parametrize(
+    ("node", "seen_on", "is_over", "why"),
+    [
+        ("", None, False, "nothing tells on which node"),
+        ("", "", False, "nothing tells on which node"),
+        ("", "ready", False, "on node ready, where it may run still"),
+        ("", "ready", True, ""),
+        ("", "silent", False, "node silent is not ready"),
+        ("", "silent", True, "node silent is not ready"),
+        ("", "off", False, ""),
+        ("", "deleted", False, ""),
+        ("off", None, False, ""),
+        ("deleted", None, False, "node silent is not ready"),
+        ("deleted", "deleted", False, ""),
+        ("short-name", "ready", False, "on node ready, where it may run still"),
+        ("short-name", "silent", False, "node silent is not ready"),
+    ],
+)
+def test_an_abandoned_lease_is_freed_when_no_node_can_run_its_pod(
+    node: str, seen_on: str | None, is_over: bool, why: str
+) -> None:
+    found = sightings.hindrance(lease_on(node), NODES, seen_on, is_over)
+    assert why in found
+    assert bool(why) == bool(found)
+
+
+def test_a_silent_node_that_leases_name_is_not_the_one_that_a_lease_names_otherwise() -> None:
+    assert sightings.hindrance(lease_on("short-name"), NODES, None, False, {"silent"}) == ""
+
+
+def test_a_lease_is_abandoned_when_its_node_is_unknown_gone_or_off() -> None:
+    abandoned = {name: sightings.is_abandoned(lease_on(name), NODES) for name in ("", *NODES, "deleted")}
+    assert abandoned == {"": True, "ready": False, "silent": False, "off": True, "deleted": True}
+
+
+class Cluster:
+    """What the collector reads: a lease whose node is deleted, and a node that does not answer."""
+
+    silent = True
+
+    def pods(self, node: str = "") -> dict[tuple[str, str], Pod]:
+        return {}
+
+    def schema_fault(self) -> str:
+        return ""
+
+    def reservations_of(self, node: str) -> list[Reserved]:
+        return []
+
+    def nodes(self) -> dict[str, Node]:
+        return {"n2": Node("n2", not self.silent, False)}
+
+    def pools(self) -> tuple[list[PoolState], list[Reserved], list[str]]:
+        whose = Owner(Attachment("net", "c1", "net1"), ("team", "web", "u1"), "deleted", "", "", 1)
+        reserved = parse_reservation(reservation("10.0.0.1", Lease(Want("10.0.0.0-24", 4, (10 << 24) + 1, ""), whose)))
+        return [parse_pool(new_pool("10.0.0.0-24", "10.0.0.0/24", {"1": entry_of(whose)}), [reserved])], [reserved], []
+
+    def tell(self, namespace: str, document: dict[str, Any]) -> bool:
+        return True
+
+
+def test_the_grace_begins_when_the_node_that_a_lease_waited_for_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node has been told only then that the pod is to end."""
+    cluster, now, freed, log = Cluster(), [1000.0], [], AgentLog()
+    monkeypatch.setattr(collector, "monotonic", lambda: now[0])
+    monkeypatch.setattr(collector, "free", lambda server, suspect, *node: freed.append(suspect.held.text) or True)
+    election = Election("kube-system", "me", 1e6)
+    election.renew(Leases())
+    book = Book(str(tmp_path))
+    own = Own(book, str, log)
+    made = Collector(lambda: cluster, book, own, "n1", election, 60, Metrics(), Teller("n1", log), log)
+    for seconds, silent in ((0, True), (60, True), (60, True), (60, False), (59, False)):
+        now[0] += seconds
+        cluster.silent = silent
+        list(made.steps())
+        assert freed == []
+    now[0] += 60
+    list(made.steps())
+    assert freed == ["10.0.0.1"]
 
 
 class Leases:

@@ -327,6 +327,22 @@ def test_the_flat_file_fills_what_the_block_leaves_out() -> None:
     assert config.config_path == INSTALLED
 
 
+@pytest.mark.parametrize(
+    ("block", "store"),
+    [
+        ({"etcd_host": "10.0.0.1:2379"}, "etcd"),
+        ({"etcd_host": "10.0.0.1:2379", "datastore": "kubernetes"}, "kubernetes"),
+        ({"etcd_host": "10.0.0.1:2379", "kubernetes": {"kubeconfig": "/mine"}}, "kubernetes"),
+        ({}, "kubernetes"),
+    ],
+)
+def test_etcd_that_a_network_names_wins_over_the_kubeconfig_that_the_agent_added(
+    block: dict[str, object], store: str
+) -> None:
+    flat = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": "/etc/agents"}}
+    assert config_of({**RANGE, **block}, files={INSTALLED: flat}).datastore == store
+
+
 def test_a_range_of_the_flat_file_comes_before_the_blocks_list() -> None:
     config = config_of({"ipRanges": [{"range": "fd00::/64"}]}, files={INSTALLED: RANGE})
     assert [r.cidr for r in config.ranges] == ["10.0.0.0/24", "fd00::/64"]

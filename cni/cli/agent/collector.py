@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from time import monotonic, time
+from time import monotonic, time, time_ns
 
 from cni.attachment import Book
 from cni.cli import findings, judge
@@ -22,13 +22,14 @@ from cni.cli.agent.events import Teller
 from cni.cli.agent.free import free
 from cni.cli.agent.log import AgentLog
 from cni.cli.agent.metrics import Metrics
-from cni.cli.agent.own import Own, Recorded, recorded
+from cni.cli.agent.own import ALLOCATED, BUSY, RESERVED, WHOLE, Own, Recorded, recorded
 from cni.cli.agent.server import SECONDS, Server
 from cni.cli.agent.sightings import Key, Sightings, Suspect, key_of, of_reservation
-from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved
+from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved, lease_of
 from cni.spec.request import Attachment
 from ipam.ranges import BITS
 from ipam.stores import kubernetes_objects as objects
+from ipam.stores.kubernetes_objects import PoolObject
 from ipam.stores.kubernetes_size import LIMIT
 
 Pods = dict[tuple[str, str], Pod]
@@ -59,13 +60,14 @@ class Collector:
         self._metrics = metrics
         self._teller = teller
         self._log = log
-        self._seen_own, self._seen_abandoned = Sightings(), Sightings()
+        self._seen_own, self._seen_abandoned, self._seen_waiting = Sightings(), Sightings(), Sightings()
         self._suspects: dict[str, list[Suspect]] = {}
-        self._seen_on: dict[tuple[str, str], str] = {}  # where pods of leases without a node were while they lived
+        self._seen_on: dict[Key, str] = {}  # the node of the pod of an abandoned lease while it lived; "": of several
         self._looked = float("-inf")
         self._marked: dict[Key, Held] = {}  # what this node's reservations told when they were listed
         self._reserved: set[str] = set()  # names of reservations that were there since
-        self._listed = float("-inf")
+        self._whole: set[Key] = set()  # of the records' leases, those that were found to stand since
+        self._listed, self._listed_at = float("-inf"), 0  # monotonic, and nanoseconds since 1970 as sequences are
 
     @property
     def suspects(self) -> int:
@@ -95,6 +97,8 @@ class Collector:
         records = {key_of(one.held): one for one in recorded(self._book)}
         yield
         if monotonic() - self._listed >= _LISTED_GRACES * self._grace:
+            if fault := server.schema_fault():
+                self._teller.once(server, fault, events.OUTDATED, fault)
             self._list(server.reservations_of(self._node))  # before the pods: each was made after its pod was
             yield
         pods = server.pods(self._node)
@@ -113,45 +117,61 @@ class Collector:
             key = key_of(suspect.held)
             one = records.get(key)
             if one is None:
-                done = free(server, suspect, False)
+                done = not self._own.is_used(suspect.held) and free(server, suspect)
             else:  # all that the attachment has goes at once
                 done = one.attachment in freed or self._own.release(server, one, SECONDS)
                 freed |= {one.attachment} if done else set()
             self._marked.pop(key, None)  # the next list tells what became of it
             self._freed("own", server, suspect, done)
             yield
+        pools: dict[str, PoolObject | None] = {}
         for key, one in records.items():
-            if one.held.scope is None or key in dead or one.held.pod not in pods:
+            if key in self._whole or key in dead or one.held.pod not in pods or one.held.sequence > self._listed_at:
                 continue
-            name = objects.reservation_name(one.held.scope, *one.held.address)
-            if name not in self._reserved:
-                self._restore(server, one)
-                self._reserved.add(name)
-                yield
+            if self._is_whole(server, one.held, pools) or self._restore(server, one):
+                self._whole.add(key)
+            yield
         return set(held)
+
+    def _is_whole(self, server: Server, held: Held, pools: dict[str, PoolObject | None]) -> bool:
+        """Whether the lease stands as it was made: its reservation, or where it has none its allocation."""
+        if held.scope is not None:
+            return objects.reservation_name(held.scope, *held.address) in self._reserved
+        if held.pool not in pools:
+            pools[held.pool] = server.pool(held.pool)
+        pool = pools[held.pool]
+        entry = pool.entries.get(held.address[1]) if pool and pool.family == held.address[0] else None
+        return entry is not None and entry.is_of(lease_of(held))
 
     def _list(self, reservations: list[Reserved]) -> None:
         told = ((reserved, of_reservation(reserved)) for reserved in reservations)
         self._marked = {key_of(held): held for reserved, held in told if held and reserved.pool}
         self._reserved = {reserved.name for reserved in reservations}
-        self._listed = monotonic()
+        self._whole = set()
+        self._listed, self._listed_at = monotonic(), time_ns()
 
-    def _restore(self, server: Server, one: Recorded) -> None:
+    def _restore(self, server: Server, one: Recorded) -> bool:
+        """Put back what is lost of the lease; False when that has to be tried again."""
         outcome = self._own.restore(server, one)
-        if not outcome:
-            return
         held, pod = one.held, one.lease.pod
-        if outcome == "restored":
+        if outcome in (BUSY, WHOLE):
+            return outcome == WHOLE
+        if outcome in (RESERVED, ALLOCATED):
             self._metrics.restored.add(1)
-            message = f"the overlap reservation of {held.text} was lost, and is there again"
+            lost = f"the lease of {held.text} in pool {held.pool}"
+            if outcome == RESERVED:
+                lost = f"the overlap reservation of {held.text}"
+            message = f"{lost} was lost, and is there again"
             self._log.say("warning", message, pool=held.pool, pod="/".join(held.pod), container=held.container_id)
-            self._teller.about_pod(server, pod, events.RESTORED, message, "Warning")
-            return
+            reason = events.RESTORED if outcome == RESERVED else events.LEASE_RESTORED
+            self._teller.about_pod(server, pod, reason, message, "Warning")
+            return True
         message = (
-            f"{held.text} of pool {held.pool} is reserved for {outcome} too: delete one of the two pods, so that it gets"
-            " another address"
+            f"{held.text} of pool {held.pool} is held by {outcome} too: delete one of the two pods, so that it gets another"
+            " address"
         )
         self._teller.once(server, f"{held.pool}/{held.text}", events.CONTENDED, f"pod {'/'.join(held.pod)}: {message}")
+        return True
 
     # --- all, for the elected one ---
 
@@ -173,24 +193,33 @@ class Collector:
         dead = sightings.dead(list(mine.values()), pods)
         suspects = [Suspect(mine[key], why, key in unleased) for key, why in dead.items()]
         named = {one.node for one in (*held, *lone)}
+        waiting = {key_of(s.held): self._hindrance(s.held, nodes, named, pods) for s in suspects}
+        for suspect in self._seen_waiting.saw(
+            (s for s in suspects if waiting[key_of(s.held)]), monotonic(), self._grace
+        ):
+            why = waiting[key_of(suspect.held)]
+            self._teller.once(server, why, events.WAITING, f"{suspect.why}, but {why}")
+        suspects = [s for s in suspects if not waiting[key_of(s.held)]]
         self._note("abandoned", suspects)
         for suspect in self._seen_abandoned.saw(suspects, monotonic(), self._grace):
             if not self._election.is_elected():
                 return
-            if not self._is_hindered(server, suspect, nodes, named):
-                self._freed("abandoned", server, suspect, free(server, suspect, True))
+            node = suspect.held.node or self._seen_on.get(key_of(suspect.held), "")
+            self._freed("abandoned", server, suspect, free(server, suspect, node))
             yield
 
-    def _is_hindered(self, server: Server, suspect: Suspect, nodes: dict[str, Node], named: set[str]) -> bool:
-        why = sightings.hindrance(suspect.held, nodes, self._seen_on, named)
-        if why:
-            self._teller.once(server, why, events.WAITING, f"{suspect.why}, but {why}")
-        return bool(why)
+    def _hindrance(self, held: Held, nodes: dict[str, Node], named: set[str], pods: Pods) -> str:
+        is_over = held.pod in pods and pods[held.pod].is_over
+        return sightings.hindrance(held, nodes, self._seen_on.get(key_of(held)), is_over, named)
 
     def _remember_nodes(self, mine: dict[Key, Held], pods: Pods) -> None:
-        there = {one.pod: pods[one.pod].node for one in mine.values() if one.pod in pods}
-        names = {one.pod for one in mine.values()}
-        self._seen_on = {pod: node for pod, node in {**self._seen_on, **there}.items() if pod in names}
+        """Note where the pods of abandoned leases are while they live; another pod of the same name does not count."""
+        known = {key: node for key, node in self._seen_on.items() if key in mine}
+        for key, held in mine.items():
+            pod = pods.get(held.pod)
+            if pod and pod.node and (not held.uid or pod.has_uid(held.uid)):
+                known[key] = pod.node if known.get(key, pod.node) == pod.node else ""
+        self._seen_on = known
 
     def _measure(self, server: Server, states: list[PoolState]) -> None:
         used = Counter((one.pool, one.node) for state in states for one in state.held)
@@ -210,6 +239,7 @@ class Collector:
     def _forget_all(self) -> None:
         """Another is elected: what this one knew is of no use."""
         self._seen_abandoned.clear()
+        self._seen_waiting.clear()
         self._seen_on = {}
         self._looked = float("-inf")
         self._note("abandoned", [])

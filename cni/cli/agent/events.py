@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from cni.cli.agent.log import AgentLog
 from cni.spec.errors import CniError
 
-RECLAIMED, RESTORED, CONTENDED = "AddressReclaimed", "ReservationRestored", "AddressContended"
+RECLAIMED, CONTENDED = "AddressReclaimed", "AddressContended"
+RESTORED, LEASE_RESTORED = "ReservationRestored", "LeaseRestored"
 NEAR_LIMIT, EXHAUSTED, UNREADABLE, WAITING = "PoolNearsLimit", "PoolExhausted", "PoolUnreadable", "ReclaimWaits"
+OUTDATED = "DefinitionOutdated"
 NODES_NAMESPACE = "default"  # where Events of objects without a namespace are
 _REPEAT_SECONDS = 3600.0
 

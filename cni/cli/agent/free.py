@@ -8,21 +8,21 @@ from __future__ import annotations
 from cni.cli.agent import sightings
 from cni.cli.agent.server import Server
 from cni.cli.agent.sightings import Suspect
-from cni.cli.inventory import Held
+from cni.cli.inventory import Held, lease_of
 from ipam.stores.kubernetes_objects import Entry, PoolObject, podref
 
 
-def free(server: Server, suspect: Suspect, abandoned: bool) -> bool:
+def free(server: Server, suspect: Suspect, abandoned_by: str = "") -> bool:
     """Free the lease, or remove the reservation, if its pod is dead still; whether it was done. CniError.
 
-    `abandoned`: it was found so since its node is gone, which is looked at again as well.
+    `abandoned_by`: the node that was found to be gone or out of service, which is looked at again as well.
     """
     held = suspect.held
     pod = server.pod(*held.pod)
     if sightings.key_of(held) not in sightings.dead([held], {held.pod: pod} if pod else {}):
         return False
-    if abandoned and held.node:
-        node = server.node(held.node)
+    if abandoned_by and not (pod and pod.is_over and not held.node):
+        node = server.node(abandoned_by)
         if node and not node.out_of_service:
             return False
     if suspect.is_reservation:
@@ -43,8 +43,7 @@ def is_same(entry: Entry, held: Held) -> bool:
         return False
     if held.entry:
         return entry.document == held.entry
-    seen = (held.container_id, held.ifname, podref((*held.pod, "")))
-    return seen == (entry.container_id, entry.ifname, entry.document.get("podref"))
+    return entry.is_of(lease_of(held)) and entry.document.get("podref") == podref((*held.pod, ""))
 
 
 def _remove_reservation(server: Server, held: Held) -> bool:

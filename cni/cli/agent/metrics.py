@@ -91,7 +91,7 @@ class Metrics:
         self.pool_bytes = Family("railcni_ippool_object_bytes", "gauge", "Size of a pool's object.", ("ippool",))
         self.pool_limit = Family("railcni_ippool_object_limit_bytes", "gauge", "Size that the API server refuses.")
         self.restored = Family(
-            "railcni_reservations_restored_total", "counter", "Lost reservations that were restored."
+            "railcni_reservations_restored_total", "counter", "Lost reservations and leases that were put back."
         )
         self.removed = Family("railcni_reservations_removed_total", "counter", "Reservations without a lease removed.")
         self.pending = Family("railcni_pending_releases", "gauge", "Releases of this node that are still to be made.")

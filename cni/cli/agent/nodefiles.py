@@ -16,6 +16,7 @@ from cni.kernel import files
 from cni.spec import codec
 from cni.spec.errors import InvalidConfig, IoFailure
 from cni.spec.request import member
+from ipam.stores import IN_CLUSTER
 
 FOLDER, KUBECONFIG, FLAT_FILE, NODE_NAME = "whereabouts.d", "whereabouts.kubeconfig", "whereabouts.conf", "nodename"
 OWN = "agent.kubeconfig"  # in the state directory; it holds no secret
@@ -84,8 +85,9 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
 def flat_file(present: bytes | None, folder: str, datastore: str = "kubernetes") -> bytes:
     """The flat file `present`, None for none, with the keys that it lacks; what is there stays as it is.
 
-    `datastore` is for a new one: a file that names no store is whereabouts', whose leases are in IPPools.
-    `folder` is whereabouts.d as the host has it. InvalidConfig for a file that is no JSON object: it may be anybody's.
+    A file that chooses a store outside of the API server is given neither `datastore` nor a kubeconfig. `datastore` is for
+    a new file: one that names no store is whereabouts', whose leases are in IPPools. `folder` is whereabouts.d as the host
+    has it. InvalidConfig for a file that is no JSON object: it may be anybody's.
     """
     document: Any = {}
     if present is not None and present.strip():
@@ -97,23 +99,27 @@ def flat_file(present: bytes | None, folder: str, datastore: str = "kubernetes")
             raise InvalidConfig(
                 f"{folder}/{FLAT_FILE} is left as it is: want a JSON object with keys of the ipam block"
             )
-    missing: dict[str, Any] = {
-        "datastore": datastore if present is None else "kubernetes",
-        "configuration_path": folder,
-    }
     wanted = dict(document)
-    for key, value in missing.items():
-        if member(wanted, key) in (None, ""):
-            wanted[key] = value
-    of_kubernetes = member(wanted, "kubernetes")
-    if of_kubernetes is None:
-        wanted["kubernetes"] = {"kubeconfig": f"{folder}/{KUBECONFIG}"}
-    elif isinstance(of_kubernetes, dict) and member(of_kubernetes, "kubeconfig") in (None, ""):
-        name = next(key for key in wanted if key.lower() == "kubernetes")
-        wanted[name] = {**of_kubernetes, "kubeconfig": f"{folder}/{KUBECONFIG}"}
+    if member(wanted, "configuration_path") in (None, ""):
+        wanted["configuration_path"] = folder
+    store = member(document, "datastore") or ("etcd" if member(document, "etcd_host") else "kubernetes")
+    if store in IN_CLUSTER:
+        _add_kubernetes(wanted, f"{folder}/{KUBECONFIG}", datastore if present is None else "kubernetes")
     if present is not None and wanted == document:
         return present
     return json.dumps(wanted, indent=2).encode() + b"\n"
+
+
+def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:
+    """Name the store over the API server, and the kubeconfig at `path`, where `wanted` does not."""
+    if member(wanted, "datastore") in (None, ""):
+        wanted["datastore"] = datastore
+    nested = member(wanted, "kubernetes")
+    if nested is None:
+        wanted["kubernetes"] = {"kubeconfig": path}
+    elif isinstance(nested, dict) and member(nested, "kubeconfig") in (None, ""):
+        name = next(key for key in wanted if key.lower() == "kubernetes")
+        wanted[name] = {**nested, "kubeconfig": path}
 
 
 def server_url(environ: dict[str, str]) -> str:

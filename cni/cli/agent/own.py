@@ -6,6 +6,7 @@ address may be in use whatever the API says of the pod.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,13 @@ from cni.cli.agent import sightings
 from cni.cli.agent.log import AgentLog
 from cni.cli.agent.server import Server
 from cni.cli.at_work import excluded
-from cni.cli.inventory import Held, Pod, of_lease
+from cni.cli.inventory import Held, Pod, lease_of, of_lease
 from cni.kernel import node
 from cni.spec.request import Attachment
 from ipam import records, upkeep
 from ipam.stores.base import Lease
+
+BUSY, WHOLE, RESERVED, ALLOCATED = "busy", "whole", "reserved", "allocated"
 
 
 @dataclass(frozen=True)
@@ -69,21 +72,33 @@ class Own:
             return True
 
     def restore(self, server: Server, one: Recorded) -> str:
-        """Make the lost reservation of the lease again: "restored", the pod that has it now, or "" for nothing to do."""
-        own = self._book.try_locked(one.attachment, records.PART)
-        if own is None:
-            return ""
-        with own:
-            if self._same_record(one.lease) is None:
-                return ""
+        """Put back what is lost of the lease: BUSY, WHOLE, RESERVED, ALLOCATED, or the pod that has the address now.
+
+        What another has stays with it. A lease that no pool holds is put back only while its namespace is there: the
+        record may be that of a former sandbox of the pod.
+        """
+        with excluded(self._book, one.attachment) as users:
+            if users is None or self._same_record(one.lease) is None:
+                return BUSY
             found = server.reservation(one.held)
-            if found is not None:
-                return "" if found.is_of(one.held) else "/".join(found.pod)
+            if found is not None and not found.is_of(one.held):
+                return WHOLE if found.pod == one.held.pod else "/".join(found.pod)
             pool = server.pool(one.lease.pool)
             entry = pool.entries.get(one.lease.value) if pool and pool.family == one.lease.family else None
-            if entry is None or not entry.is_of(one.lease):
-                return ""
-            return "restored" if server.reserve(one.lease) else ""
+            if entry is not None and not entry.is_of(one.lease):
+                return WHOLE if entry.pod == one.held.pod else "/".join(entry.pod)
+            if entry is None:
+                if not self._may_be_used(one.lease, users):
+                    return WHOLE
+                if not server.allocate(pool, one.lease):
+                    return BUSY
+            if found is None and one.held.scope is not None and not server.reserve(one.lease):
+                return BUSY
+            return ALLOCATED if entry is None else WHOLE if found else RESERVED
+
+    def is_used(self, held: Held) -> bool:
+        """Whether a lease without a record may be in use: its namespace is there, as far as its reservation tells it."""
+        return bool(held.netns) and self._may_be_used(lease_of(held), [])
 
     def _same_record(self, lease: Lease) -> dict[str, Any] | None:
         record = upkeep.read_record(lease.attachment, self._book, self._log)
@@ -94,6 +109,13 @@ class Own:
         """Whether the namespace is there, at its path or kept by a process or another mount."""
         if lease.boot_id != node.boot_id():
             return False
+        if lease.netns.startswith("/proc/") and not os.path.isdir(self._below("/proc/1")):
+            self._log.state(
+                "namespaces",
+                f"the runtime names namespaces by processes of the host ({lease.netns}), which are not seen in this"
+                " container: their leases stay. DEL and GC free them, and `railcni ipam reclaim` on the node",
+            )
+            return True
         try:
             return in_use.is_there(map(self._below, in_use.names_of(lease.netns)), users, self._book)
         except OSError:

@@ -20,8 +20,8 @@ from cni.cli.cluster import Cluster
 from cni.cli.inventory import Held, Node, Pod, PoolState, Reserved, lease_of
 from cni.cli.objects import parse_reservation
 from ipam.stores import kubernetes_objects as objects
-from ipam.stores.base import Lease, Unreachable
-from ipam.stores.kubernetes_api import POOLS, RESERVATIONS, Api, Conflict, Gone
+from ipam.stores.base import Lease, Owner, Unreachable
+from ipam.stores.kubernetes_api import POOLS, RESERVATIONS, Api, Conflict, Gone, TooLarge
 from ipam.stores.kubernetes_objects import PoolObject
 
 SECONDS = 3.0
@@ -78,6 +78,11 @@ class Server:
         with self._timed("list", RESERVATIONS):
             return self._cluster.reservations_of(node)
 
+    def schema_fault(self) -> str:
+        """What is wrong with the served definition of IPPool; "" for nothing."""
+        with self._timed("create", POOLS):
+            return objects.pruned(self._api.try_create(POOLS, objects.probe()))
+
     def pool(self, name: str) -> PoolObject | None:
         with self._timed("get", POOLS):
             try:
@@ -104,6 +109,19 @@ class Server:
         operations = pool.patch({held.address[1]: None}, cooled)
         return self._changed("patch", POOLS, lambda: self._api.patch(POOLS, pool.name, operations))
 
+    def allocate(self, pool: PoolObject | None, lease: Lease) -> bool:
+        """Put the lease into its pool, None for one that is gone, if its address is free there."""
+        api, value = self._api, lease.value
+        try:
+            if pool is None:  # made empty: a creation may come late, and then must claim nothing
+                empty = objects.new_pool(lease.pool, objects.range_of(lease.pool, lease.family, value), {})
+                with self._timed("create", POOLS):
+                    pool = PoolObject(api.create(POOLS, empty), 0)
+            operations = pool.patch({value: objects.entry_of(Owner(lease.attachment, lease.pod))})
+        except (Conflict, Gone, ValueError):
+            return False  # it is there, but cannot be read, as after a migration
+        return self._changed("patch", POOLS, lambda: api.patch(POOLS, lease.pool, operations))
+
     def remove_reservation(self, found: Reserved) -> bool:
         """Delete the reservation; an ADD that takes the address over changes it in place, so its UID alone would not do."""
         delete = self._api.delete
@@ -119,6 +137,8 @@ class Server:
             try:
                 request()
             except Gone:
+                return False
+            except TooLarge:
                 return False
             except Conflict:
                 self._metrics.conflicts.add(1, resource)

@@ -15,6 +15,18 @@ from cni.cli.inventory import Held, Node, Pod, Reserved
 from cni.cli.judge import Judge
 
 Key = tuple[str, tuple[int, int], str, str, tuple[str, str]]
+_WAITS_FOR_NODE = (
+    "node {}{} is not ready, and the pod may run there still: repair it, delete it, or taint it with"
+    " node.kubernetes.io/out-of-service when it is off"
+)
+_WAITS_FOR_AGENT = (
+    "it was on node {}, where it may run still, and that node's agent frees only what its records hold. If the pod has"
+    " ended, free the lease with `railcni ipam reclaim`"
+)
+_NODE_UNKNOWN = (
+    "nothing tells on which node it was, and it may run there still: see `railcni ipam audit`. If the pod has ended, free"
+    " the lease with `railcni ipam reclaim`"
+)
 _DEAD = (findings.LEASE_WITHOUT_POD, findings.LEASE_OF_ENDED_POD, findings.LEASE_OF_ANOTHER_UID)
 
 
@@ -54,6 +66,8 @@ def of_reservation(reserved: Reserved) -> Held | None:
         reserved.network,
         reserved.sequence,
         reserved.scope,
+        netns=reserved.netns,
+        boot_id=reserved.boot_id,
     )
 
 
@@ -64,28 +78,27 @@ def is_abandoned(held: Held, nodes: Mapping[str, Node]) -> bool:
 
 
 def hindrance(
-    held: Held, nodes: Mapping[str, Node], seen_on: Mapping[tuple[str, str], str], named: Collection[str] = ()
+    held: Held, nodes: Mapping[str, Node], seen_on: str | None, is_over: bool, named: Collection[str] = ()
 ) -> str:
     """Why an abandoned lease whose pod is gone cannot be freed yet: where the pod may run still. "" when nowhere.
 
-    A pod can be deleted from the API while its node does not answer. `seen_on` tells where pods were while they lived;
-    a new agent does not know it. `named` are the nodes that leases name. A node that the API does not know is deleted, or
-    its plugins call it otherwise than the API does: then it may be any that is silent and that no lease names.
+    A pod can be deleted from the API while it runs: its node does not answer, or it was deleted by force and needs long
+    to end. Only the agent of its node can tell. `seen_on` is the node on which the pod was seen while it lived, "" when
+    it was seen on several, None when it was not seen; `is_over`: its containers have ended, as its node says. `named`
+    are the nodes that leases name. A node that the API does not know is deleted, or its plugins use another name than
+    the API: then it may be any node that is silent and that no lease names.
     """
-    where = seen_on.get(held.pod)
-    if where is not None:
-        silent = [where] if where in nodes and nodes[where].may_run_on else []
-    elif held.node in nodes:
-        silent = []  # somebody has said that it is off
-    else:
-        silent = sorted(n for n, node in nodes.items() if node.may_run_on and not (held.node and n in named))
+    where = nodes.get(seen_on) if seen_on else None
+    if where and (where.may_run_on or not (is_over or where.out_of_service)):
+        return _WAITS_FOR_NODE.format(where.name, "") if where.may_run_on else _WAITS_FOR_AGENT.format(where.name)
+    if seen_on or held.node in nodes:
+        return ""  # the node is deleted, or somebody has said that it is off
+    if not held.node:
+        return _NODE_UNKNOWN
+    silent = sorted(n for n, node in nodes.items() if node.may_run_on and n not in named)
     if not silent:
         return ""
-    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
-    return (
-        f"node {silent[0]}{more} is not ready, and the pod may run there still: repair it, delete it, or taint it with"
-        " node.kubernetes.io/out-of-service when it is off"
-    )
+    return _WAITS_FOR_NODE.format(silent[0], f" and {len(silent) - 1} more" if len(silent) > 1 else "")
 
 
 class Sightings:

@@ -38,3 +38,7 @@ class Tokens:
             self._token, seconds = accounts().token(self._namespace, self._name, LIFE)
             self._renewal = began + seconds / 2
         return self._token
+
+    def forget(self) -> None:
+        """The server refuses the token: its account or the server's key is another. `current` requests a new one."""
+        self._token = ""

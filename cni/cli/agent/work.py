@@ -24,7 +24,7 @@ from cni.cli.agent.log import AgentLog
 from cni.cli.agent.loop import Ended, Task
 from cni.cli.agent.metrics import CONTENT_TYPE, Metrics
 from cni.cli.agent.own import Own
-from cni.cli.agent.server import Server
+from cni.cli.agent.server import SECONDS, Server
 from cni.cli.agent.tokens import Tokens
 from cni.cli.install import state_of
 from cni.cli.installation.below import below
@@ -32,6 +32,8 @@ from cni.kernel import files
 from cni.kernel.node import host_name
 from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam import flatfile, stores, upkeep
+from ipam.stores.kubernetes_api import POOLS, Api, Gone
+from ipam.stores.kubernetes_refusals import Unauthorized
 
 _FLUSH_SECONDS = 2.0  # for the releases that are made in one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
@@ -76,6 +78,8 @@ class Agent:
         """In the order in which they are needed."""
         options = self._options
         tasks = [Task("files", _REFRESH_EVERY, self.refresh)] if not options.kubeconfig else []
+        if tasks and options.plugin_account:
+            tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
         tasks.append(Task("flush", _FLUSH_EVERY, self.flush, 1.0, _FLUSH_LONGEST))
         if not options.no_collect:
             tasks.append(Task("election", options.lease_seconds / 3, self.elect))
@@ -145,6 +149,25 @@ class Agent:
                 "kubernetes"  # the pools of whereabouts are in use: a second store would give their addresses again
             )
         self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
+
+    def probe_token(self) -> Iterator[None]:
+        """Have a new token written when the server refuses that of the plugins, long before it would be renewed."""
+        if not self._has_written:
+            return
+        yield
+        api = Api(f"{self._folder()}/{nodefiles.KUBECONFIG}", SECONDS)
+        try:
+            api.get(POOLS, "railcni-status")
+        except Gone:
+            pass
+        except Unauthorized as fault:
+            self._tokens.forget()
+            account = self._options.plugin_account
+            self._log.say("warning", f"the token of {account} is refused; another is requested: {fault.msg}")
+        except CniError:
+            pass  # the other tasks say what is wrong with the server; only the token matters here
+        finally:
+            api.close()
 
     def _use(self, access: nodefiles.Access) -> None:
         """Reach the API server by the service account's files from now on."""
