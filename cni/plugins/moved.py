@@ -244,7 +244,9 @@ def bring_back(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> Link | 
         from cni.plugins import away  # a device is nearly always on the host by now
 
         away.refuse(planned, host, box)
-        log.warning(f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished')
+        log.warning(
+            f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
+        )
     return device
 
 
@@ -264,7 +266,7 @@ def lingers(planned: Plan, host: Rtnl) -> bool:
         return False
     from cni.plugins import away
 
-    return away.in_namespace_of(planned, host)
+    return away.in_namespace_of(planned, host) and not away.is_of_another(planned)
 
 
 def _in_sandbox(planned: Plan, box: Rtnl) -> Link | None:

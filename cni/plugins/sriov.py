@@ -30,7 +30,7 @@ from cni.config import (
 )
 from cni.kernel import routes, sysfs, vfs
 from cni.plugins import devices, moved, sriov_vf
-from cni.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
+from cni.spec.errors import InvalidConfig, Lingers, NotAvailable, TryAgainLater
 from cni.spec.request import member
 
 TYPE_CHECKING = False
@@ -268,7 +268,10 @@ def _holder(pci: str, request: Request, host: Rtnl, book: Book) -> Attachment | 
         with held:
             if sandbox.of_record(record, request):
                 return attachment
-            moved.reclaim(attachment, record, host, book)
+            try:
+                moved.reclaim(attachment, record, host, book)
+            except Lingers:
+                return attachment
     book.refuse_newer(pci)
     from cni.plugins import sriov_cache
 

@@ -6,10 +6,9 @@ table is cni.plugins.hoststate.TABLE; the broad matrix of hosts, plugins and way
 
 from __future__ import annotations
 
+import fcntl
 import json
-import os
 import re
-import signal
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.blackbox.test_host_device import PCI, bus
-from tests.node import CHROOT, Node, Pod, until
+from tests.node import STATE, Node, Pod, until
 
 NETWORK = {"cniVersion": "1.1.0", "name": "pf-net", "type": "host-device", "device": "data0"}
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
@@ -202,7 +201,7 @@ ROUTING = {
         ip address add 10.9.0.2/24 dev data0
         ip rule add iif data0 table 100 priority 1000; ip rule add oif data0 table 101 priority 1001
         ip rule add from 10.9.0.2 table 100 priority 1002; ip -6 rule add iif data0 table 100 priority 1000
-        ip route add default via 10.9.0.1 table 100; ip route add blackhole default table 101""",
+        ip route add 10.50.0.0/16 via 10.9.0.1 table 100; ip route add blackhole default table 101""",
     "neighbours and proxies": """
         ip address add 10.9.0.2/24 dev data0; ip address add fd00:9::2/64 dev data0 nodad
         ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:77 dev data0 nud permanent
@@ -281,15 +280,6 @@ def test_an_add_that_fails_behind_the_move_gives_the_device_back_whole(node: Nod
         assert after[key] == before[key], key
 
 
-_WAITING = """#!/bin/sh
-cat > /dev/null
-[ "$CNI_COMMAND" = ADD ] || exit 0
-echo $$ > /run/waiting.new
-mv /run/waiting.new /run/waiting
-exec sleep 60
-"""
-
-
 @pytest.mark.parametrize("then", ["DEL", "GC", "ADD"])
 def test_after_an_add_that_was_killed_before_the_move_nothing_is_written_to_the_device(
     node: Node, pod: Pod, then: str
@@ -297,29 +287,30 @@ def test_after_an_add_that_was_killed_before_the_move_nothing_is_written_to_the_
     sh(node, ROUTING["multipath over both NICs"] + "\n" + ROUTING["every attribute of routes"].partition("nodad")[2])
     assert until(lambda: settled(node))
     before = dump(node, "data0", "eth1")
-    node.path("/run/plugins").mkdir()
-    node.path("/run/plugins/waiting").write_text(_WAITING)
-    node.path("/run/plugins/waiting").chmod(0o755)
-    config = {**NETWORK, "ipam": {"type": "waiting"}}
-    path = ["/run/plugins", *([] if CHROOT else [node.executables])]
-    call = node.start_cni("host-device", "ADD", config, netns=pod, path=path)
-    assert call.process.stdin
-    call.process.stdin.write(call._stdin)
-    call.process.stdin.close()
-    assert until(node.path("/run/waiting").exists)
-    call.process.kill()
-    for stream in (call.process.stdout, call.process.stderr):
-        assert stream
-        stream.close()
-    call.process.wait()
-    os.kill(int(node.path("/run/waiting").read_text()), signal.SIGKILL)
+    config = {**NETWORK, "ipam": {"type": "whereabouts", "range": "10.7.0.0/24", "datastore": "file"}}
+    other = node.pod("pod2")
+    for verb in ("ADD", "DEL"):  # the lease file is there
+        node.cni("macvlan", verb, {**config, "master": "eth1"}, netns=other, container_id="c2").succeeded()
+    with node.path(f"{STATE}/leases.db").open("rb") as leases:
+        fcntl.flock(leases, fcntl.LOCK_EX)  # the ADD has written its record, and waits here
+        call = node.start_cni("host-device", "ADD", config, netns=pod)
+        assert call.process.stdin
+        call.process.stdin.write(call._stdin)
+        call.process.stdin.close()
+        assert until(lambda: any(name.endswith(":link") for name in node.files()))
+        call.process.kill()
+        for stream in (call.process.stdout, call.process.stderr):
+            assert stream
+            stream.close()
+        call.process.wait()
+    assert dump(node, "data0", "eth1") == before
     monitor = node.start(["ip", "monitor", "link", "address", "route", "neigh"])
     if then == "ADD":
-        add(node, pod, {**NETWORK, "ipam": {"type": "nowhere"}}, path=path).refused(7, "nowhere")
+        add(node, pod, {**NETWORK, "ipam": {"type": "nowhere"}}).refused(7, "nowhere")
     elif then == "GC":
-        node.cni("host-device", "GC", config | {"cni.dev/valid-attachments": []}, path=path).succeeded()
+        node.cni("host-device", "GC", config | {"cni.dev/valid-attachments": []}).succeeded()
     else:
-        delete(node, pod, config, path=path).succeeded()
+        delete(node, pod, config).succeeded()
     monitor.terminate()
     said = monitor.communicate()[0].decode()
     assert "data0" not in said, said
