@@ -82,6 +82,7 @@ def settled(node: Node) -> bool:
 def pod(node: Node) -> Pod:
     """A node with two NICs, data0 (02:…:0a) and eth1, and their other ends on another host."""
     wire = node.namespace("fabric")
+    sh(node, "echo 0 > /proc/sys/net/ipv6/conf/default/dad_transmits")  # an address is tentative for a second or two else
     for number, name in enumerate(("data0", "eth1")):
         with node.host.rtnl() as ipr, open(wire.path) as fabric:
             peer = {"ifname": f"peer{number}", "net_ns_fd": fabric.fileno()}
