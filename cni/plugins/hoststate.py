@@ -43,6 +43,7 @@ TABLE = (
     ("routes of all tables", SAVED, "with all attributes, their order among routes of equal priority (IPv4), all legs of multipath"),
     ("legs of these routes by other devices", STAYS, "the kernel drops an IPv4 multipath route as a whole; ADD sets it again without the device"),
     ("IPv4 routes by other devices with an address of this one as their source", SAVED, "they are away while the device is"),
+    ("IPv6 routes by other devices with an address of this one as their source", STAYS, "without that source: the kernel takes it away; ADD's log says so"),
     ("routes that a router has advertised", LOST, "the next advertisement brings them back"),
     ("routes by nexthop objects, and these objects", LOST, "ADD's log says so"),
     ("rules that name the device (ip rule)", STAYS, "they apply again when it is back"),
@@ -55,7 +56,7 @@ TABLE = (
     ("rules of nftables in a chain of the netdev family", LOST, "they are not seen"),
     ("XDP program, settings of ethtool and devlink", STAYS, "as the pod leaves them"),
     ("membership in a bridge, bond, team, VRF or another master", REFUSED, ""),
-    ("links on top of it: VLAN, macvlan, macvtap, ipvlan; those in pods by the MAC that they receive", REFUSED, ""),
+    ("links on top of it: VLAN, macvlan, macvtap, ipvlan, VXLAN, tunnels, HSR; those in pods by the MAC that they receive", REFUSED, ""),
     ("further unicast addresses of the link (bridge fdb)", REFUSED, ""),
     ("the node's default route, also by a link on top", REFUSED, ""),
 )  # fmt: skip
@@ -117,7 +118,7 @@ def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
     uppers = [
         f'"{link.name}" ({link.kind})'
         for link in links
-        if link.lower_index == device.index and link.lower_netnsid is None and link.kind != "veth"
+        if device.index in link.lowers and link.lower_netnsid is None
     ]
     if uppers:
         return (

@@ -195,7 +195,10 @@ def move(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link | Non
             ),
         )
     except KernelError as fault:
-        raise _refused_move(planned, fault) from None
+        refusal = _refused_move(planned, fault)
+        if fault.errno == errno.ENODEV:
+            planned.device = {}  # another attachment has it: there is nothing to bring back
+        raise refusal from None
     link = box.link(name=planned.name)
     if link is None:
         raise KernelRefused(

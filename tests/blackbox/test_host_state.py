@@ -198,11 +198,14 @@ ROUTING = {
     "a route of the other NIC with a source address of this one": """
         ip address add 10.9.0.2/24 dev data0; ip address add 10.8.0.2/24 dev eth1
         ip route add 10.60.0.0/16 via 10.8.0.1 dev eth1 src 10.9.0.2""",
+    "an IPv6 route of the other NIC with a source address of this one": """
+        ip address add fd00:9::2/64 dev data0 nodad; ip address add fd00:8::2/64 dev eth1 nodad
+        ip -6 route add fd00:60::/64 via fd00:8::1 dev eth1 src fd00:9::2""",
     "policy rules that name the device": """
         ip address add 10.9.0.2/24 dev data0
         ip rule add iif data0 table 100 priority 1000; ip rule add oif data0 table 101 priority 1001
         ip rule add from 10.9.0.2 table 100 priority 1002; ip -6 rule add iif data0 table 100 priority 1000
-        ip route add default via 10.9.0.1 table 100; ip route add blackhole default table 101""",
+        ip route add 10.61.0.0/16 via 10.9.0.1 table 100; ip route add blackhole default table 101""",
     "neighbours and proxies": """
         ip address add 10.9.0.2/24 dev data0; ip address add fd00:9::2/64 dev data0 nodad
         ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:77 dev data0 nud permanent
@@ -394,6 +397,7 @@ def test_an_address_that_the_other_nic_took_meanwhile_blocks_nobody(node: Node, 
 TIED = {
     "a bridge": ("ip link add br0 type bridge; ip link set data0 master br0", ["br0", "bridge", "nomaster"]),
     "a macvlan on it": ("ip link add up0 link data0 type macvlan mode bridge", ["up0", "macvlan", "remove it"]),
+    "a VXLAN over it": ("ip link add up0 type vxlan id 7 dev data0 dstport 4789", ["up0", "vxlan", "remove it"]),
     "an entry of bridge fdb": (
         "bridge fdb add 02:77:77:77:77:77 dev data0 self permanent",
         ["02:77:77:77:77:77", "bridge fdb"],
@@ -476,8 +480,9 @@ SHOWN_BY = {
     "rules of nftables in a chain of the netdev family": ["none: they are not seen"],
     "XDP program, settings of ethtool and devlink": ["none: the kernel's move does not touch them"],
     "membership in a bridge, bond, team, VRF or another master": ["a bridge"],
-    "links on top of it: VLAN, macvlan, macvtap, ipvlan; those in pods by the MAC that they receive": [
+    "links on top of it: VLAN, macvlan, macvtap, ipvlan, VXLAN, tunnels, HSR; those in pods by the MAC that they receive": [
         "a macvlan on it",
+        "a VXLAN over it",
         "test_a_device_below_the_macvlan_of_a_pod_is_refused",
     ],
     "further unicast addresses of the link (bridge fdb)": ["an entry of bridge fdb"],
