@@ -159,9 +159,7 @@ def detach(
     return faults
 
 
-def _remove_unseen(
-    plugin: LinkPlugin, planned: Any, host: Rtnl, log: Log, until: float, release: Release
-) -> None:
+def _remove_unseen(plugin: LinkPlugin, planned: Any, host: Rtnl, log: Log, until: float, release: Release) -> None:
     """Remove the link of a sandbox that is not there, or cannot be found."""
     try:
         _remove(plugin, planned, host, None, log, until)

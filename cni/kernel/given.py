@@ -143,6 +143,4 @@ def neighbour_parameters(index: int, family: int, wanted: str, now: str) -> byte
         return b""
     name = {AF_INET: b"arp_cache\0", AF_INET6: b"ndisc_cache\0"}[family]
     nested = number(kept.PARAMETERS_INDEX, index) + b"".join(attribute(k, v) for k, v in different)
-    return (
-        kept.NDTMSG.pack(family) + attribute(_TABLE_NAME, name) + attribute(kept.PARAMETERS | NESTED, nested)
-    )
+    return kept.NDTMSG.pack(family) + attribute(_TABLE_NAME, name) + attribute(kept.PARAMETERS | NESTED, nested)

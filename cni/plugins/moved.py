@@ -268,7 +268,7 @@ def present(planned: Plan, box: Rtnl) -> Link | None:
 
 def recognises(planned: Plan, box: Rtnl) -> bool:
     """Whether the device is among the links of `box`."""
-    return bool(planned.device) and _in_sandbox(planned, box) is not None
+    return present(planned, box) is not None
 
 
 def lingers(planned: Plan, host: Rtnl) -> bool:

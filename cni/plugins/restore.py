@@ -339,7 +339,13 @@ class Restoration:
         for text in wanted:
             if text not in held:
                 body = given.neighbour_again(text, self.index)
-                yield f"neighbour {given.neighbour_text(text)}", self.host.request, given.NEWNEIGH, body, CREATE | REPLACE
+                yield (
+                    f"neighbour {given.neighbour_text(text)}",
+                    self.host.request,
+                    given.NEWNEIGH,
+                    body,
+                    CREATE | REPLACE,
+                )
 
     def _state_of_old(self) -> Iterator[Step]:
         """Up, addresses and routes of a record of the version before, which decoded them."""
