@@ -11,7 +11,7 @@ from __future__ import annotations
 from cni import sandbox
 from cni.attachment import Book
 from cni.kernel import nsids, sysfs
-from cni.plugins import moved
+from cni.plugins import devices, moved
 from cni.spec.errors import Lingers
 from cni.spec.request import Request
 
@@ -60,8 +60,9 @@ def in_namespace_of(planned: Plan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
 
 
 def _is_of(planned: Plan, link: Link) -> bool:
-    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the mark alone."""
+    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the mark alone;
+    what the pod has made has no end outside of it."""
     former = planned.device
     is_marked = link.alias == former["name"] and link.index == former["index"]
     is_named = link.mac == former["mac"] and link.name in (planned.name, former["name"])
-    return link.kind == former["kind"] and (is_marked or is_named)
+    return link.kind == former["kind"] and (is_marked or is_named) and not devices.stands_on_its_own(former, link)

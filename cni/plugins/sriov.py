@@ -386,9 +386,11 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
     if not planned.returned:
         device = moved.bring_back(planned, host, box, log)
         sriov_vf.clear(planned.pci, planned.keys, planned.former, host)
-        if device:
-            moved.restore(planned, device, host, log)
-        sriov_vf.finish(planned.pci, planned.keys, planned.former, host)
+        try:
+            if device:
+                moved.restore(planned, device, host, log)
+        finally:
+            sriov_vf.finish(planned.pci, planned.keys, planned.former, host)
     if planned.cache:
         from cni.plugins import sriov_cache
 
