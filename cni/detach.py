@@ -14,7 +14,7 @@ from cni.kernel import node
 from cni.kernel.links import Rtnl
 from cni.kernel.netlink import KernelError
 from cni.spec import codec
-from cni.spec.errors import CniError, IncompatibleVersion, Lingers, TryAgainLater
+from cni.spec.errors import CniError, IncompatibleVersion, Lingers, TryAgainLater, Unrestored
 from cni.spec.request import Request, member
 
 TYPE_CHECKING = False
@@ -130,7 +130,7 @@ def detach(
 ) -> list[CniError]:
     """Take the link of `record` out of its sandbox, as the plugin that brought it there does, and what is beside it.
 
-    When it returns the link is gone; why something beside it is not is in the list. What the kernel has not cleared out
+    When it returns the link is gone; why something beside it is not, or a device lacks a part of its state, is in the list. What the kernel has not cleared out
     of a dead sandbox is waited for `until` then, in seconds of time.monotonic. `release` is still to be finished.
     """
     plugin = plugins.named(record["plugin"])
@@ -141,20 +141,34 @@ def detach(
     if there and not sandbox.is_certain(record["sandbox"]) and not plugin.recognises(planned, there.rtnl):
         there.close()  # a later namespace with the inode of the former
         there = None
-    if there is None:
-        faults = _remove_extras(record, None, log)
-        try:
-            _remove(plugin, planned, host, None, log, until)
-        except TryAgainLater:
-            if not release.in_advance():
-                raise
-            _remove(plugin, planned, host, None, log, until and until + CLEARING_SECONDS)
-        return faults
-    with there:
-        faults = _remove_extras(record, there, log)
-        release.by_link(plugin, planned, there)
-        _remove(plugin, planned, host, there.rtnl, log, until)
-        return faults
+    faults: list[CniError] = []
+    try:
+        if there is None:
+            faults += _remove_extras(record, None, log)
+            _remove_unseen(plugin, planned, host, log, until, release)
+        else:
+            with there:
+                faults += _remove_extras(record, there, log)
+                release.by_link(plugin, planned, there)
+                _remove(plugin, planned, host, there.rtnl, log, until)
+    except Unrestored as fault:  # the link is gone from the sandbox
+        if UNENDED in record:  # a DEL before this one could not end it: no later one can be expected to
+            log.warning(f"{fault}; it is not tried again")
+        else:
+            faults.append(fault)
+    return faults
+
+
+def _remove_unseen(plugin: LinkPlugin, planned: Any, host: Rtnl, log: Log, until: float, release: Release) -> None:
+    """Remove the link of a sandbox that is not there, or cannot be found."""
+    try:
+        _remove(plugin, planned, host, None, log, until)
+    except Unrestored:
+        raise
+    except TryAgainLater:
+        if not release.in_advance():
+            raise
+        _remove(plugin, planned, host, None, log, until and until + CLEARING_SECONDS)
 
 
 def _remove(plugin: LinkPlugin, planned: Any, host: Rtnl, box: Rtnl | None, log: Log, until: float) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cni.kernel.netlink import Socket
 
-NEWLINK, NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH, _SETNEIGHTBL = 16, 20, 24, 25, 28, 67
+NEWLINK, NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH, SETNEIGHTBL = 16, 20, 24, 25, 28, 67
 _FLAGS_KEPT = 0x2 | 0x10 | 0x100 | 0x200 | 0x400  # NODAD, HOMEADDRESS, MANAGETEMPADDR, NOPREFIXROUTE, MCAUTOJOIN
 _ADDRESS_KEPT = frozenset((1, 2, 3, 4, 9, 11))  # ADDRESS, LOCAL, LABEL, BROADCAST, RT_PRIORITY, PROTO
 _LIFETIMES = Struct("=IIII")  # preferred, valid, made, changed
@@ -133,17 +133,14 @@ def neighbour_text(text: str) -> str:
     return inet_ntop(body[0], dict(unpack_attributes(body, kept.NDMSG.size))[1])
 
 
-def set_neighbour_parameters(rtnl: Socket, index: int, family: int, wanted: str, now: str) -> None:
-    """Give the link's neighbour table those parameters of `wanted` that differ from `now`."""
+def neighbour_parameters(index: int, family: int, wanted: str, now: str) -> bytes:
+    """The body that gives the link's neighbour table those parameters of `wanted` that differ from `now`; b"" for none."""
     held = dict(unpack_attributes(bytes.fromhex(now)))
     different = [
         (k, v) for k, v in unpack_attributes(bytes.fromhex(wanted)) if k not in kept.NOT_SETTINGS and held.get(k) != v
     ]
     if not different:
-        return
+        return b""
     name = {AF_INET: b"arp_cache\0", AF_INET6: b"ndisc_cache\0"}[family]
     nested = number(kept.PARAMETERS_INDEX, index) + b"".join(attribute(k, v) for k, v in different)
-    rtnl.request(
-        _SETNEIGHTBL,
-        kept.NDTMSG.pack(family) + attribute(_TABLE_NAME, name) + attribute(kept.PARAMETERS | NESTED, nested),
-    )
+    return kept.NDTMSG.pack(family) + attribute(_TABLE_NAME, name) + attribute(kept.PARAMETERS | NESTED, nested)

@@ -38,6 +38,8 @@ _NET_NS_FD, _EXT_MASK, _PROMISCUITY, _LOWER_NETNSID, _MIN_MTU, _MAX_MTU = 28, 29
 _PROP_LIST, _ALT_IFNAME, _PERM_ADDRESS, _PARENT_DEVICE, _PARENT_BUS = 52, 53, 54, 56, 57
 _INFO_KIND, _INFO_DATA = 1, 2  # in _LINKINFO
 _MACVLAN_MODE, _MACVLAN_BC_QUEUE_LEN = 1, 7  # in _INFO_DATA
+# kinds that name the links below them in _INFO_DATA alone: IFLA_VXLAN_LINK, IFLA_HSR_SLAVE1 and 2, IFLA_AMT_LINK
+_LOWERS = {"vxlan": (3,), "hsr": (1, 2), "amt": (4,)}
 _NSID, _NSID_FD = 1, 3  # in RTM_GETNSID
 
 _SKIP_STATISTICS = attribute(_EXT_MASK, b"\x08\0\0\0")  # RTEXT_FILTER_SKIP_STATS
@@ -56,7 +58,8 @@ class Link:
     "aa:bb:cc:dd:ee:ff", "" where there is none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is what
     an administrator set, `carrier` what the wire says (False while not up), `operstate` both (RFC 2863).
     `master_index` is the bridge or bond that the link is enslaved to. `lower_index` is the link below it (or a veth's
-    peer); when `lower_netnsid` is not None that lies in the namespace with this id. An index of 0 means none.
+    peer); when `lower_netnsid` is not None that lies in the namespace with this id. An index of 0 means none. `lowers` are
+    the indices of all links that it is on top of, and the end of which it does not survive; of a veth none.
     `macvlan_mode` and `bcqueuelen` are of a macvlan. `parent_bus` and `parent_device` name the hardware as /sys/bus
     does ("pci", "0000:3b:00.0"; "virtio", "virtio0").
     """
@@ -72,6 +75,7 @@ class Link:
         "kind",
         "lower_index",
         "lower_netnsid",
+        "lowers",
         "mac",
         "macvlan_mode",
         "master_index",
@@ -111,9 +115,13 @@ class Link:
         self.parent_device = text_of(get(_PARENT_DEVICE, b""))
         info = dict(unpack_attributes(get(_LINKINFO, b"")))
         self.kind = text_of(info.get(_INFO_KIND, b""))
-        data = dict(unpack_attributes(info.get(_INFO_DATA, b""))) if self.kind == "macvlan" else {}
-        self.macvlan_mode = _MODE_NAMES.get(number_of(data.get(_MACVLAN_MODE, b"")), "")
-        self.bcqueuelen = number_of(data.get(_MACVLAN_BC_QUEUE_LEN, b""))
+        own = _LOWERS.get(self.kind, ())
+        data = dict(unpack_attributes(info.get(_INFO_DATA, b""))) if own or self.kind == "macvlan" else {}
+        below = (number_of(data.get(kind, b"")) for kind in own) if own else (self.lower_index,)
+        self.lowers = () if self.kind == "veth" else tuple(index for index in below if index)
+        is_macvlan = self.kind == "macvlan"
+        self.macvlan_mode = _MODE_NAMES.get(number_of(data.get(_MACVLAN_MODE, b"")), "") if is_macvlan else ""
+        self.bcqueuelen = number_of(data.get(_MACVLAN_BC_QUEUE_LEN, b"")) if is_macvlan else 0
 
 
 class Rtnl(Socket):

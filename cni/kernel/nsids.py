@@ -6,6 +6,8 @@ include/uapi/linux/net_namespace.h and if_link.h.
 
 from __future__ import annotations
 
+import posix
+
 from cni.kernel.links import GETLINK, Link, Rtnl, ifinfo
 from cni.kernel.netlink import KernelError, number, signed_of, unpack_attributes
 
@@ -13,13 +15,26 @@ _GETNSID, _NSID = 90, 1
 _TARGET_NETNSID = 46
 
 
-def all_of(rtnl: Rtnl) -> list[int]:
-    """The ids that the namespace of `rtnl` has; none where the kernel refuses to list them."""
+def of_others(rtnl: Rtnl, but: Rtnl | None = None) -> list[int]:
+    """The ids that the namespace of `rtnl` has for others than itself and that of `but`.
+
+    None where the kernel refuses to list them. A namespace may have an id for itself.
+    """
     try:
         found = rtnl.dump(_GETNSID, b"\0\0\0\0")
-    except KernelError:
+        known = [_id(rtnl, each) for each in (rtnl, but) if each]
+    except OSError:
         return []
-    return [signed_of(dict(unpack_attributes(body, 4))[_NSID]) for body in found]
+    ids = [signed_of(dict(unpack_attributes(body, 4))[_NSID]) for body in found]
+    return [nsid for nsid in ids if nsid not in known]
+
+
+def _id(rtnl: Rtnl, other: Rtnl) -> int | None:
+    fd = other.namespace()
+    try:
+        return rtnl.netns_id(fd)
+    finally:
+        posix.close(fd)
 
 
 def links(rtnl: Rtnl, nsid: int) -> list[Link]:

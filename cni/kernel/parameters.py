@@ -61,29 +61,26 @@ def values(names: tuple[str, ...], array: bytes) -> dict[str, str]:
     return found
 
 
-def give_back(
-    link: str,
-    wanted: dict[str, tuple[bytes, bytes]],
-    more: dict[str, str],
-    attempt: Callable[..., bool],
-) -> None:
-    """Write what differs, by `attempt(what, function, arguments)`. `wanted`: "ipv4" and "ipv6" -> the array to have, the
-    one that is there; `more`: what no array holds, path with {} for the link -> value. In the thread's namespace."""
+def due(
+    link: str, wanted: dict[str, tuple[bytes, bytes]], more: dict[str, str]
+) -> Iterator[tuple[str, Callable[[str, str], None], str, str]]:
+    """What to write, as (text, function, path, value). `wanted`: "ipv4" and "ipv6" -> the array to have, the one that is
+    there; `more`: what no array holds, path with {} for the link -> value. In the thread's namespace."""
     for path, value in more.items():
-        attempt(f"{path.format(link)} = {value}", _write_other, path.format(link), value)
+        path = path.format(link)
+        if not _holds(path, value):
+            yield path, sysctl.write, path, value
     for family, names in (("ipv6", IPV6), ("ipv4", IPV4)):
         for name, value in _different(names, *wanted[family]):
             path = f"net/{family}/conf/{link}/{name}"
-            attempt(f"{path} = {value}", sysctl.write, path, value)
+            yield f"{path} = {value}", sysctl.write, path, value
 
 
-def _write_other(path: str, value: str) -> None:
+def _holds(path: str, value: str) -> bool:
     try:
-        if sysctl.read(path) == value:
-            return
+        return sysctl.read(path) == value
     except OSError:
-        pass  # a secret that is not set cannot be read
-    sysctl.write(path, value)
+        return False  # a secret that is not set cannot be read
 
 
 def _different(names: tuple[str, ...], wanted: bytes, now: bytes) -> Iterator[tuple[str, str]]:

@@ -78,12 +78,12 @@ def known_again(
 ) -> Link | None:
     """The remembered device among `links`, those of a sandbox when it is `away`: first the link with its index."""
     for link in sorted(links, key=lambda link: link.index != remembered["index"]):
-        if is_same(remembered, link, marked) and not (away and _stands_on_its_own(remembered, link)):
+        if is_same(remembered, link, marked) and not (away and stands_on_its_own(remembered, link)):
             return link
     return None
 
 
-def _stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
+def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
     """Whether the link below `link`, or its peer, is in its own namespace, though that of the device was on the host.
 
     A pod can give a link of its own any index, MAC and alias, but no other end outside of its namespace.

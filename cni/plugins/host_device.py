@@ -26,7 +26,7 @@ from cni.config import (
 from cni.kernel import sysfs
 from cni.plugins import devices, moved
 from cni.plugins.moved import USERSPACE_DRIVERS, Plan
-from cni.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
+from cni.spec.errors import InvalidConfig, Lingers, NotAvailable, TryAgainLater
 from cni.spec.request import member
 
 TYPE_CHECKING = False
@@ -145,7 +145,11 @@ def survey(config: Config, request: Request, host: Rtnl, box: Rtnl, book: Book) 
             facts.holder = attachment
             break
         with held:  # that sandbox died without a DEL, and the kernel brought the device back as it was in there
-            moved.reclaim(attachment, record, host, book)
+            try:
+                moved.reclaim(attachment, record, host, book)
+            except Lingers:
+                facts.holder = attachment
+                break
         links = host.links()
         facts.device = _found(config, pci, links)
     if not facts.device and not facts.holder and _found(config, pci, host.links()):

@@ -14,6 +14,7 @@ The state of a device, as the record keeps it:
 from __future__ import annotations
 
 import errno
+import posix
 import time
 
 from cni.kernel import addresses, kept, routes, sysctl
@@ -43,6 +44,7 @@ TABLE = (
     ("routes of all tables", SAVED, "with all attributes, their order among routes of equal priority (IPv4), all legs of multipath"),
     ("legs of these routes by other devices", STAYS, "the kernel drops an IPv4 multipath route as a whole; ADD sets it again without the device"),
     ("IPv4 routes by other devices with an address of this one as their source", SAVED, "they are away while the device is"),
+    ("IPv6 routes by other devices with an address of this one as their source", STAYS, ""),
     ("routes that a router has advertised", LOST, "the next advertisement brings them back"),
     ("routes by nexthop objects, and these objects", LOST, "ADD's log says so"),
     ("rules that name the device (ip rule)", STAYS, "they apply again when it is back"),
@@ -52,10 +54,11 @@ TABLE = (
     ("net.mpls.conf, the secret of stable addresses, the interface identifier (token)", SAVED, ""),
     ("qdiscs, classes and filters of tc", LOST, "ADD's log says so"),
     ("multicast groups that programs have joined, multicast addresses of the link", LOST, "ADD's log says so"),
+    ("verbs devices that are software on top of it (rxe, siw)", LOST, "ADD's log says so"),
     ("rules of nftables in a chain of the netdev family", LOST, "they are not seen"),
     ("XDP program, settings of ethtool and devlink", STAYS, "as the pod leaves them"),
     ("membership in a bridge, bond, team, VRF or another master", REFUSED, ""),
-    ("links on top of it: VLAN, macvlan, macvtap, ipvlan; those in pods by the MAC that they receive", REFUSED, ""),
+    ("links on top of it: VLAN, macvlan, macvtap, ipvlan, VXLAN, tunnels, HSR; those in pods by the MAC that they receive", REFUSED, ""),
     ("further unicast addresses of the link (bridge fdb)", REFUSED, ""),
     ("the node's default route, also by a link on top", REFUSED, ""),
 )  # fmt: skip
@@ -115,9 +118,7 @@ def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
             " select another device"
         )
     uppers = [
-        f'"{link.name}" ({link.kind})'
-        for link in links
-        if link.lower_index == device.index and link.lower_netnsid is None and link.kind != "veth"
+        f'"{link.name}" ({link.kind})' for link in links if device.index in link.lowers and link.lower_netnsid is None
     ]
     if uppers:
         return (
@@ -185,10 +186,27 @@ def _lost(device: Link, bodies: list[bytes], others: list[bytes], host: Rtnl) ->
     number = kept.by_nexthop_object(bodies, device.index)
     if number:
         found.append(f"{number} routes by nexthop objects")
+    found += _software_verbs(device.name)
     groups = [text for text in (o.hex(":") for o in others) if not text.startswith(_OF_THE_KERNEL)]
     if groups:
         found.append(f"its multicast addresses {', '.join(groups[:_SHOWN])}{' ...' if len(groups) > _SHOWN else ''}")
     return found
+
+
+def _software_verbs(name: str) -> list[str]:
+    """The soft-RoCE or soft-iWARP devices on the netdev `name`, which end with its move (rxe_notify and siw_netdev_event
+    at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
+    try:
+        posix.stat("/sys/class/infiniband")
+    except OSError:
+        return []
+    from cni.kernel import rdma
+
+    return [
+        f"its verbs device {verbs}, which is software"
+        for verbs in rdma.devices()
+        if not rdma.pci_of(verbs) and any(rdma.netdev_of(verbs, port) == name for port in rdma.ports(verbs))
+    ]
 
 
 def _address(a: Address) -> dict[str, Any]:

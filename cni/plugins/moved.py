@@ -22,7 +22,7 @@ import posix
 from cni.kernel import node
 from cni.kernel.netlink import KernelError
 from cni.plugins import devices
-from cni.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, TryAgainLater
+from cni.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, TryAgainLater, Unrestored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 PART = "link"  # of the attachment records
 _RETURNED = "returned"
+_REFUSED = "refused"  # an ADD could not give back all of the device's state: the next one takes the device as it is
 USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
@@ -111,13 +112,22 @@ def reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, book: Bo
     """Give the device of an attachment back to the host, as its DEL would, and write down that this was done.
 
     For one that is locked and whose sandbox died without a DEL. Its DEL may still come, when another has the device:
-    it then finds that there is nothing to give back (sriov-cni #219).
+    it then finds that there is nothing to give back (sriov-cni #219). Unrestored once, when a part is refused that may
+    succeed later.
     """
     from cni import plugins
     from cni.log import Log
 
     plugin = plugins.named(record["plugin"])
-    plugin.remove(plugin.load(record["link"]), host, None, book.log or Log(str(attachment)))
+    log = book.log or Log(str(attachment))
+    try:
+        plugin.remove(plugin.load(record["link"]), host, None, log)
+    except Unrestored as fault:
+        if record["link"].get(_REFUSED):
+            log.warning(f"{fault}; it is not tried again")
+        else:
+            book.write(attachment, PART, {**record, "link": {**record["link"], _REFUSED: True}})
+            raise
     book.write(attachment, PART, {**record, "link": {**record["link"], _RETURNED: True}})
 
 
@@ -185,7 +195,10 @@ def move(planned: Plan, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link | Non
             ),
         )
     except KernelError as fault:
-        raise _refused_move(planned, fault) from None
+        refusal = _refused_move(planned, fault)
+        if fault.errno == errno.ENODEV:
+            planned.device = {}  # another attachment has it: there is nothing to bring back
+        raise refusal from None
     link = box.link(name=planned.name)
     if link is None:
         raise KernelRefused(
@@ -244,7 +257,9 @@ def bring_back(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> Link | 
         from cni.plugins import away  # a device is nearly always on the host by now
 
         away.refuse(planned, host, box)
-        log.warning(f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished')
+        log.warning(
+            f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
+        )
     return device
 
 
@@ -255,7 +270,7 @@ def present(planned: Plan, box: Rtnl) -> Link | None:
 
 def recognises(planned: Plan, box: Rtnl) -> bool:
     """Whether the device is among the links of `box`."""
-    return bool(planned.device) and _in_sandbox(planned, box) is not None
+    return present(planned, box) is not None
 
 
 def lingers(planned: Plan, host: Rtnl) -> bool:
@@ -264,7 +279,7 @@ def lingers(planned: Plan, host: Rtnl) -> bool:
         return False
     from cni.plugins import away
 
-    return away.in_namespace_of(planned, host)
+    return away.in_namespace_of(planned, host) and not away.is_of_another(planned)
 
 
 def _in_sandbox(planned: Plan, box: Rtnl) -> Link | None:
@@ -327,7 +342,7 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
 def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
     """Give the device, which is on the host, what the record says that it had; what it has already is left alone.
 
-    TryAgainLater when another link has its name: that alone can be mended. What the kernel refuses is logged.
+    TryAgainLater when another link has its name. Unrestored when a later call can give back what is missing.
     """
     former = planned.device
     name = former["name"]

@@ -1,11 +1,17 @@
 """A device that is on the host gets what the record says that it had there (cni.plugins.hoststate).
 
-What is there already is left alone: on a device that never left nothing is written. A refusal stops nothing: the rest
-goes on, what depends on something else is tried again until nothing more succeeds, and one line in the log says what is
-missing in the end. A second DEL could do no more.
+The stages of `Restoration` stand in the order of dependency: identity, attributes of the link, parameters (disable_ipv6
+decides about addresses), flags and up, addresses, routes (those without a gateway first), neighbours. Each stage reads
+what is there and names the steps that are due: on a device that never left nothing is written. A pass goes through all
+stages, past each refusal, and `goes_on` decides whether another pass follows:
 
-Order: MAC, MTU, names, sizes; parameters (disable_ipv6 decides about addresses); flags and up; addresses, routes
-without a gateway, those with one, neighbours.
+    a refusal, and something was done   another pass: what was refused may have depended on what was done
+    a refusal that is transient         up to EXTRA passes more after a pause, although nothing was done
+    PASSES passes                       the end in any case
+
+What is refused at the end is divided by `can_be_mended`. A failed read, or an errno that is transient by nature, is
+reported as Unrestored: the record stays, and the next DEL goes on. The other refusals are logged, for a second DEL could
+do no more.
 
 Sources: fib_table_insert (net/ipv4/fib_trie.c) for the order of IPv4 routes: a new one goes before its like, or behind
 with NLM_F_APPEND; fib_sync_down_dev (net/ipv4/fib_semantics.c): a multipath route goes with the first device that goes;
@@ -20,146 +26,199 @@ from _socket import AF_INET, AF_INET6
 
 from cni.kernel import given, kept
 from cni.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError
+from cni.spec.errors import Unrestored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from cni.kernel.links import Link, Rtnl
     from cni.log import Log
 
+    Step = tuple[Any, ...]  # what it gives back, as text; the function that does it, and its arguments
+
+PASSES, EXTRA = 16, 3
+TRANSIENT = frozenset((errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ENOBUFS, errno.ENOMEM))
+
 _KERNEL = 2  # RTPROT_KERNEL
+_PAUSE_SECONDS = 0.05
 _DETECTION_SECONDS = 3.0  # duplicate address detection takes 1 to 2 s
 _SHOWN = 8
 
 
-class _Refusals:
-    """What the kernel refused, as text."""
+class Refusal:
+    """`what` could not be given back, or could not be read (`is_read`), and why."""
 
-    __slots__ = ("texts",)
+    __slots__ = ("errno", "is_read", "text")
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
+    def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
+        self.errno = fault.errno or 0
+        self.is_read = is_read
+        self.text = f"{what}: {fault if isinstance(fault, KernelError) else fault.strerror}"
 
-    def attempt(self, what: str, call: Callable[..., Any], *arguments: Any) -> bool:
-        """Call, and note a refusal; that it is there already is none. Whether it was done."""
-        try:
-            call(*arguments)
-        except OSError as fault:
-            if fault.errno == errno.EEXIST:
-                return True
-            text = f"{what}: {fault if isinstance(fault, KernelError) else fault.strerror}"
-            if text not in self.texts:
-                self.texts.append(text)
-            return False
-        return True
+
+def can_be_mended(refusal: Refusal) -> bool:
+    """Whether the same step may succeed later although nothing else has changed (pure)."""
+    return refusal.is_read or refusal.errno in TRANSIENT
+
+
+def goes_on(passes: int, idle: int, refused: list[Refusal]) -> bool:
+    """Whether another pass follows `passes` passes, of which the last `idle` did nothing; the last one was `refused` this
+    (pure)."""
+    if not refused or passes >= PASSES:
+        return False
+    return idle == 0 or (idle <= EXTRA and any(map(can_be_mended, refused)))
 
 
 def restore(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
-    """Make the state of `link`, a device on the host, the former one, as far as the kernel lets it be."""
-    refusals = _Refusals()
+    """Make the state of `link`, a device on the host, the former one, as far as the kernel lets it be.
+
+    Unrestored when something is missing that a second call can give back; what the kernel refuses for good is logged.
+    """
     try:
-        _link(former, link, host, refusals)
-        saved = former.get("kernel")
-        if saved is None:  # a record of the version before
-            if link.up != former["up"]:
-                refusals.attempt("up", host.change_link, link.index, "", 0, "", None, former["up"])
-            _repeat(_tasks_of_old(former, link, host), refusals, link, host)
-        else:
-            Restoration(saved, former["index"], link, host, refusals).run()
+        refused = Restoration(former, link.index, host).run()
     except KernelError as fault:
-        refusals.texts.append(str(fault))  # the device has gone again
-    if refusals.texts:
-        more = f" and {len(refusals.texts) - _SHOWN} more" if len(refusals.texts) > _SHOWN else ""
-        log.warning(
-            f'device "{former["name"]}" is on the host again, but could not get back: {"; ".join(refusals.texts[:_SHOWN])}{more}'
+        refused = [Refusal("all of it", fault)]  # the device has gone again
+    lasting = [refusal for refusal in refused if not can_be_mended(refusal)]
+    if lasting:
+        log.warning(f'device "{former["name"]}" is on the host again, but could not get back: {_said(lasting)}')
+    if len(lasting) < len(refused):
+        passing = [refusal for refusal in refused if can_be_mended(refusal)]
+        raise Unrestored(
+            f'device "{former["name"]}" is on the host again, but not all of its state yet: {_said(passing)}; DEL again'
         )
 
 
-def _link(former: dict[str, Any], link: Link, host: Rtnl, refusals: _Refusals) -> None:
-    if link.mac != former["mac"]:
-        _restore_mac(former["mac"], link, host, refusals)
-    if link.mtu != former["mtu"]:
-        refusals.attempt(f"MTU {former['mtu']}", host.change_link, link.index, "", former["mtu"])
-    if link.alias != former["alias"]:
-        refusals.attempt("alias", host.change_link, link.index, "", 0, "", former["alias"])
-    for name in former["altnames"]:
-        if name not in link.altnames:
-            refusals.attempt(f"alternative name {name}", host.add_altname, link.index, name)
-
-
-def _restore_mac(mac: str, link: Link, host: Rtnl, refusals: _Refusals) -> None:
-    """Give the device its MAC, unless its driver lets it have but another: that of a VF is its PF's to say.
-
-    igb and i40e impose an administrative MAC when the VF is next set up, and refuse any other from then on.
-    """
-    try:
-        if link.up:
-            host.change_link(link.index, up=False)  # many drivers take a MAC only when down
-            link.up = False
-        host.change_link(link.index, mac=mac)
-    except KernelError as fault:
-        if link.kind or fault.errno not in (errno.EADDRNOTAVAIL, errno.EPERM):
-            refusals.texts.append(f"MAC {mac}: {fault}")
+def _said(refused: list[Refusal]) -> str:
+    texts = list(dict.fromkeys(refusal.text for refusal in refused))
+    return "; ".join(texts[:_SHOWN]) + (f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")
 
 
 class Restoration:
-    """The part of the state that is kept as the kernel showed it."""
+    """The state of a device that is to be given back. `saved` is what the kernel showed of it, None in a record of the
+    version before; `was` the device's index then, `index` its index now."""
 
-    __slots__ = ("elapsed", "host", "index", "link", "refusals", "saved", "was")
+    __slots__ = ("came_up", "elapsed", "former", "host", "index", "mac_is_the_pfs", "name", "saved", "was")
 
-    def __init__(self, saved: dict[str, Any], was: int, link: Link, host: Rtnl, refusals: _Refusals) -> None:
-        self.saved = saved
-        self.was = was  # its index when it left
-        self.link = link
-        self.index = link.index
+    def __init__(self, former: dict[str, Any], index: int, host: Rtnl) -> None:
+        self.former = former
+        self.name = former["name"]
+        self.saved: dict[str, Any] = former.get("kernel")  # type: ignore[assignment]  # None takes other stages
+        self.was = former["index"]
+        self.index = index
         self.host = host
-        self.refusals = refusals
-        self.elapsed = max(0, int(time.monotonic()) - saved["read"])
+        self.elapsed = max(0, int(time.monotonic()) - self.saved["read"]) if self.saved else 0
+        self.mac_is_the_pfs = False
+        self.came_up = False
 
-    def run(self) -> None:
-        """Give back all of it."""
+    def run(self) -> list[Refusal]:
+        """Go through all stages as often as `goes_on` says: what is refused in the end. KernelError ENODEV: the device has gone."""
+        passes = idle = 0
+        end = time.monotonic() + _DETECTION_SECONDS
+        while True:
+            done, refused = self._pass()
+            passes, idle = passes + 1, 0 if done else idle + 1
+            if goes_on(passes, idle, refused):
+                if idle:
+                    time.sleep(_PAUSE_SECONDS)
+            elif not refused or passes >= PASSES or not self._await_detection(end):
+                return refused
+
+    def _pass(self) -> tuple[bool, list[Refusal]]:
+        """Do all steps that are due: whether one was done, and what was refused."""
+        done = False
+        refused: list[Refusal] = []
+        for what, stage in self._stages():
+            try:
+                for text, call, *arguments in stage():
+                    try:
+                        call(*arguments)
+                        done = True
+                    except OSError as fault:
+                        if fault.errno != errno.EEXIST:  # it is there already
+                            refused.append(Refusal(text, fault))
+            except OSError as fault:
+                if fault.errno == errno.ENODEV:
+                    raise
+                refused.append(Refusal(f"the {what} cannot be read", fault, is_read=True))
+        return done, refused
+
+    def _stages(self) -> tuple[tuple[str, Callable[[], Iterator[Step]]], ...]:
+        if not self.saved:
+            return ("link", self._identity), ("state", self._state_of_old)
+        return (
+            ("link", self._identity),
+            ("link", self._attributes),
+            ("parameters", self._parameters),
+            ("neighbour parameters", self._neighbour_parameters),
+            ("flags", self._flags),
+            ("parameters", self._parameters),  # a device that comes up gets the MTU of IPv6 anew
+            ("addresses", self._addresses),
+            ("routes", self._surplus),
+            ("routes", self._routes),
+            ("neighbours", self._neighbours),
+        )
+
+    def _await_detection(self, end: float) -> bool:
+        """Wait until no address is examined for duplicates, `end` at most; whether there was any, which may have been refused
+        to a route as its source."""
+        was_examined = False
+        while time.monotonic() < end and self._is_examined():
+            was_examined = True
+            time.sleep(_PAUSE_SECONDS)
+        return was_examined
+
+    def _is_examined(self) -> bool:
+        try:
+            held = kept.addresses(self.host, self.index)
+        except KernelError:
+            return False
+        return any(kept.address_flags(body) & kept.TENTATIVE for body in held)
+
+    def _identity(self) -> Iterator[Step]:
+        former, index, change = self.former, self.index, self.host.change_link
+        link = self.host.link(index=index)
+        if link is None:
+            raise KernelError(errno.ENODEV)
+        if link.mac != former["mac"] and not self.mac_is_the_pfs:
+            yield f"MAC {former['mac']}", self._set_mac, link
+        if link.mtu != former["mtu"]:
+            yield f"MTU {former['mtu']}", change, index, "", former["mtu"]
+        if link.alias != former["alias"]:
+            yield "alias", change, index, "", 0, "", former["alias"]
+        for name in former["altnames"]:
+            if name not in link.altnames:
+                yield f"alternative name {name}", self.host.add_altname, index, name
+
+    def _set_mac(self, link: Link) -> None:
+        """Give the device its MAC, unless its driver lets it have but another: that of a VF is its PF's to say.
+
+        igb and i40e impose an administrative MAC when the VF is next set up, and refuse any other from then on.
+        """
+        if link.up:
+            self.host.change_link(self.index, up=False)  # many drivers take a MAC only when down
+        try:
+            self.host.change_link(self.index, mac=self.former["mac"])
+        except KernelError as fault:
+            if link.kind or fault.errno not in (errno.EADDRNOTAVAIL, errno.EPERM):
+                raise
+            self.mac_is_the_pfs = True
+
+    def _attributes(self) -> Iterator[Step]:
         now = kept.link(self.host, self.index)
-        self._attributes(now)
-        self._parameters(now)
-        self._neighbour_parameters()
-        token = bytes.fromhex(self.saved["token"])
-        if token and token != now.token:
-            self.refusals.attempt("token", given.set_token, self.host, self.index, token)
-        different = (now.flags ^ self.saved["flags"]) & kept.SETTABLE_FLAGS
-        if different:
-            self.refusals.attempt(
-                f"flags {self.saved['flags']:#x}",
-                given.set_flags,
-                self.host,
-                self.index,
-                self.saved["flags"],
-                different,
-            )
-            self._parameters(kept.link(self.host, self.index))  # a device that comes up gets the MTU of IPv6 anew
-        self._addresses()
-        tasks = self._routes(came_up=bool(different & self.saved["flags"] & 1))
-        held = set(kept.neighbours(self.host, self.index)) if self.saved["neighbours"] else set()
-        for text in self.saved["neighbours"]:
-            if text not in held:
-                body = given.neighbour_again(text, self.index)
-                call = self._sender(given.NEWNEIGH, body, CREATE | REPLACE)
-                tasks.append((f"neighbour {given.neighbour_text(text)}", call))
-        _repeat(tasks, self.refusals, self.link, self.host)
-
-    def _attributes(self, now: kept.Raw) -> None:
         wanted = {int(kind): bytes.fromhex(value) for kind, value in self.saved["link"].items()}
         different = [kind for kind, value in wanted.items() if now.attributes.get(kind, value) != value]
         if set(different) & set(kept.SIZES):  # the size of all families sets that of IPv4
-            different = [kind for kind in different if kind not in kept.SIZES] + [
-                kind for kind in kept.SIZES if kind in wanted
-            ]
+            different = [kind for kind in different if kind not in kept.SIZES] + [k for k in kept.SIZES if k in wanted]
         for kind in different:
-            self.refusals.attempt(f"link attribute {kind}", given.set_link, self.host, self.index, kind, wanted[kind])
+            yield f"link attribute {kind}", given.set_link, self.host, self.index, kind, wanted[kind]
+        token = bytes.fromhex(self.saved["token"])
+        if token and token != now.token:
+            yield "token", given.set_token, self.host, self.index, token
 
-    def _parameters(self, now: kept.Raw) -> None:
-        saved, refusals = self.saved, self.refusals
+    def _parameters(self) -> Iterator[Step]:
+        saved, now = self.saved, kept.link(self.host, self.index)
         inet, inet6 = bytes.fromhex(saved["inet"]), bytes.fromhex(saved["inet6"])
         if (inet, inet6) != (now.inet, now.inet6) or saved["parameters"]:
             from cni.kernel import parameters
@@ -167,116 +226,138 @@ class Restoration:
 
             with Namespace("", self.host.namespace()) as home, home.entered():
                 arrays = {"ipv4": (inet, now.inet), "ipv6": (inet6, now.inet6)}
-                parameters.give_back(self.link.name, arrays, saved["parameters"], refusals.attempt)
+                yield from parameters.due(self.name, arrays, saved["parameters"])
 
-    def _neighbour_parameters(self) -> None:
+    def _neighbour_parameters(self) -> Iterator[Step]:
         wanted = self.saved["neighbourParameters"]
         held = kept.neighbour_parameters(self.host, self.index) if wanted else {}
         for family, values in wanted.items():
-            call = given.set_neighbour_parameters
-            now = held.get(family, "")
-            self.refusals.attempt("neighbour parameters", call, self.host, self.index, int(family), values, now)
+            body = given.neighbour_parameters(self.index, int(family), values, held.get(family, ""))
+            if body:
+                yield "neighbour parameters", self.host.request, given.SETNEIGHTBL, body
 
-    def _addresses(self) -> None:
+    def _flags(self) -> Iterator[Step]:
+        wanted = self.saved["flags"]
+        different = (kept.link(self.host, self.index).flags ^ wanted) & kept.SETTABLE_FLAGS
+        self.came_up = self.came_up or bool(different & wanted & 1)
+        if different:
+            yield f"flags {wanted:#x}", given.set_flags, self.host, self.index, wanted, different
+
+    def _addresses(self) -> Iterator[Step]:
         """In the kernel's order, at once: nothing that is an address depends on another thing here.
 
         An IPv6 address that a route names as its source must be usable when the route is set: it skips duplicate
         detection, which it has passed before it left. Afterwards it gets the flags that it had.
         """
         saved = [bytes.fromhex(text) for text in self.saved["addresses"]]
-        there = {kept.address_key(body) for body in kept.addresses(self.host, self.index)} if saved else set()
+        now = kept.addresses(self.host, self.index) if saved else []
+        there = {kept.address_key(body): kept.address_flags(body) for body in now}
         sources = {given.source_of(route) for route in self.saved["routes"]}
         for body in saved:
-            if kept.address_key(body) in there:
-                continue
-            flags = kept.address_flags(body)
+            flags, held = kept.address_flags(body), there.get(kept.address_key(body))
             again = given.address_again(body, self.index, self.elapsed)
             if again is None:
                 continue  # its lifetime has ended meanwhile
             what = f"address {given.address_text(body)}"
             untested = flags & (kept.NODAD | kept.TENTATIVE | kept.DADFAILED)
-            if body[0] == AF_INET6 and kept.address_source(body) in sources and not untested:
-                at_once = given.address_again(body, self.index, self.elapsed, flags | kept.NODAD) or again
-                self.refusals.attempt(what, self._sender(given.NEWADDR, at_once, CREATE | EXCLUSIVE))
-                self.refusals.attempt(what, self._sender(given.NEWADDR, again, REPLACE))
-            else:
-                self.refusals.attempt(what, self._sender(given.NEWADDR, again, CREATE | EXCLUSIVE))
+            is_source = body[0] == AF_INET6 and kept.address_source(body) in sources and not untested
+            if held is None:
+                first = given.address_again(body, self.index, self.elapsed, flags | kept.NODAD) if is_source else again
+                yield what, self.host.request, given.NEWADDR, first, CREATE | EXCLUSIVE
+            if is_source and (held is None or held & kept.NODAD):
+                yield what, self.host.request, given.NEWADDR, again, REPLACE
 
-    def _routes(self, came_up: bool) -> list[tuple[str, Callable[[], None]]]:
-        """What to do so that all routes are there again, those without a gateway first.
+    def _surplus(self) -> Iterator[Step]:
+        """On a device that came up here, the prefix routes that the kernel has set and that it did not have go."""
+        if not self.came_up:
+            return
+        wanted = {_identity(route) for route in self._saved_routes()}
+        for route in kept.routes(self.host, self.index, kept.route_bodies(self.host, self.index)):
+            if given.protocol_of(route) == _KERNEL and _identity(route) not in wanted:
+                body = given.route_again(route, route["legs"], 0)
+                what = f"removal of route {given.destination_text(route)}"
+                yield what, self.host.request, given.DELROUTE, body
 
-        On a device that `came_up` here, the prefix routes that the kernel has set and that it did not have go.
-        """
-        if not self.saved["addresses"] and not self.saved["routes"]:
-            return []
-        saved = [self._translated(route) for route in self.saved["routes"]]
+    def _routes(self) -> Iterator[Step]:
+        """Those without a gateway first; of those that go before their like the last one first."""
+        saved = self._saved_routes()
+        if not saved:
+            return
         own = kept.routes(self.host, self.index, kept.route_bodies(self.host, self.index))
-        if came_up:
-            self._remove_surplus(own, saved)
         there = {_identity(route): route.get("ahead", False) for route in own}
         missing = [route for route in saved if route.get("ahead", False) > there.get(_identity(route), -1)]
         if not missing:
-            return []
+            return
         present = given.present(self.host)
         missing = [route for route in missing if _is_due(route, present)]
-        first = [route for route in reversed(missing) if route.get("ahead")]  # each goes before the one set earlier
-        order = sorted([route for route in missing if not route.get("ahead")], key=given.has_gateway) + first
-        return [(f"route {given.destination_text(route)}", self._setter(route, present)) for route in order]
+        first = [route for route in reversed(missing) if route.get("ahead")]
+        links = {link.index for link in self.host.links()} if any(len(r["legs"]) > 1 for r in missing) else set()
+        for route in sorted([r for r in missing if not r.get("ahead")], key=given.has_gateway) + first:
+            yield f"route {given.destination_text(route)}", self._set_route, route, present, links
 
-    def _translated(self, route: dict[str, Any]) -> dict[str, Any]:
-        """The route with the index that the device has now."""
-        legs = [[flags, weight, self.index if at == self.was else at, own] for flags, weight, at, own in route["legs"]]
-        return {**route, "legs": legs}
+    def _saved_routes(self) -> list[dict[str, Any]]:
+        """The routes with the index that the device has now."""
+        return [
+            {**route, "legs": [[flags, weight, self.index if at == self.was else at, own] for flags, weight, at, own in route["legs"]]}
+            for route in self.saved["routes"]
+        ]  # fmt: skip
 
-    def _setter(self, route: dict[str, Any], present: list[dict[str, Any]]) -> Callable[[], None]:
-        key = kept.key_of(route)
-        like = [other for other in present if kept.key_of(other) == key]
+    def _set_route(self, route: dict[str, Any], present: list[dict[str, Any]], links: set[int]) -> None:
         legs = route["legs"]
         if len(legs) > 1:
-            links = {link.index for link in self.host.links()}
             legs = [leg for leg in legs if leg[2] in links]
         body = given.route_again(route, legs, self.elapsed)
         if body is None:
-            return lambda: None  # it has expired meanwhile
-        if any(_identity(other) == _identity(route) for other in like):  # it is there, but behind its like
+            return  # it has expired meanwhile
+        like = [other for other in present if kept.key_of(other) == kept.key_of(route)]
+        here = next((other for other in like if _identity(other) == _identity(route)), None)  # behind its like
+        rest = here or next((other for other in like if _is_part(other, route)), None)
+        flags = CREATE if route.get("ahead") else CREATE | APPEND
+        if rest and not here and len(like) == 1:
+            self.host.request(given.NEWROUTE, body, CREATE | REPLACE)
+        elif rest:  # the kernel would replace the first of its like, which is another's
+            self._exchange(given.route_again(rest, rest["legs"], 0), body, flags)
+        elif like and len(legs) > 1 and any(leg[2] != self.index for leg in legs):
+            raise KernelError(errno.ECANCELED, "another route to that destination has been set meanwhile")
+        else:
+            self.host.request(given.NEWROUTE, body, flags)
 
-            def move() -> None:
-                self.host.request(given.DELROUTE, body)
-                self.host.request(given.NEWROUTE, body, CREATE)
+    def _exchange(self, former: bytes | None, body: bytes, flags: int) -> None:
+        """Set the route `body` in place of `former`, which comes back when that is refused."""
+        if former:
+            self.host.request(given.DELROUTE, former)
+        try:
+            self.host.request(given.NEWROUTE, body, flags)
+        except KernelError:
+            if former:
+                self.host.request(given.NEWROUTE, former, flags)
+            raise
 
-            return move
-        rest = next((other for other in like if _is_part(other, route)), None)
-        remains = given.route_again(rest, rest["legs"], 0) if rest else None
-        if remains and len(like) == 1:
-            return self._sender(given.NEWROUTE, body, CREATE | REPLACE)
-        if remains:  # the kernel would replace the first of its like, which is another's
+    def _neighbours(self) -> Iterator[Step]:
+        wanted = self.saved["neighbours"]
+        held = set(kept.neighbours(self.host, self.index)) if wanted else set()
+        for text in wanted:
+            if text not in held:
+                body = given.neighbour_again(text, self.index)
+                yield (
+                    f"neighbour {given.neighbour_text(text)}",
+                    self.host.request,
+                    given.NEWNEIGH,
+                    body,
+                    CREATE | REPLACE,
+                )
 
-            def complete() -> None:
-                self.host.request(given.DELROUTE, remains)
-                self.host.request(given.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
+    def _state_of_old(self) -> Iterator[Step]:
+        """Up, addresses and routes of a record of the version before, which decoded them."""
+        from cni.kernel import addresses, routes
 
-            return complete
-        if len(legs) > 1 and any(leg[2] != self.index for leg in legs) and like:
-
-            def yielded() -> None:
-                raise KernelError(errno.EBUSY, "another route to that destination has been set meanwhile")
-
-            return yielded
-        return self._sender(given.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
-
-    def _remove_surplus(self, own: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-        wanted = {_identity(route) for route in saved}
-        for route in own:
-            if given.protocol_of(route) == _KERNEL and _identity(route) not in wanted:
-                again = given.route_again(route, route["legs"], 0) or b""
-                what = f"removal of route {given.destination_text(route)}"
-                self.refusals.attempt(what, self._sender(given.DELROUTE, again, 0))
-
-    def _sender(self, kind: int, body: bytes, flags: int) -> Callable[[], None]:
-        def send() -> None:
-            self.host.request(kind, body, flags)
-
-        return send
+        former, link = self.former, self.host.link(index=self.index)
+        if link and link.up != former["up"]:
+            yield "up", self.host.change_link, self.index, "", 0, "", None, former["up"]
+        for a in former["addresses"]:
+            yield f"address {a['text']}", lambda a=a: addresses.add(self.host, self.index, **a)
+        for r in sorted(former["routes"], key=lambda route: route["gw"] != "") if former["up"] else ():
+            yield f"route {r['dst']}", lambda r=r: routes.add(self.host, self.index, **r)
 
 
 def _identity(route: dict[str, Any]) -> tuple[str, str]:
@@ -310,39 +391,3 @@ def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
                     host.request(given.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
             except KernelError:
                 pass  # the other device is down or has gone as well
-
-
-def _tasks_of_old(former: dict[str, Any], link: Link, host: Rtnl) -> list[tuple[str, Callable[[], None]]]:
-    """The addresses and routes of a record of the version before, which decoded them."""
-    from cni.kernel import addresses, routes
-
-    def setter(add: Callable[..., None], values: dict[str, Any]) -> Callable[[], None]:
-        return lambda: add(host, link.index, **values)
-
-    found = [(f"address {a['text']}", setter(addresses.add, a)) for a in former["addresses"]]
-    if former["up"]:
-        ordered = sorted(former["routes"], key=lambda route: route["gw"] != "")
-        found += [(f"route {r['dst']}", setter(routes.add, r)) for r in ordered]
-    return found
-
-
-def _repeat(tasks: list[tuple[str, Callable[[], None]]], refusals: _Refusals, link: Link, host: Rtnl) -> None:
-    """Do all, again and again while that succeeds with some; wait for addresses that are still examined for duplicates."""
-    end = time.monotonic() + _DETECTION_SECONDS
-    while tasks:
-        left: list[tuple[str, Callable[[], None]]] = []
-        failed = _Refusals()
-        for what, call in tasks:
-            if not failed.attempt(what, call):
-                left.append((what, call))
-        if len(left) == len(tasks):
-            if time.monotonic() > end or not _examined(host, link):
-                refusals.texts += failed.texts
-                return
-            time.sleep(0.1)
-        tasks = left
-
-
-def _examined(host: Rtnl, link: Link) -> bool:
-    """Whether an address is still examined for duplicates."""
-    return any(kept.address_flags(body) & kept.TENTATIVE for body in kept.addresses(host, link.index))

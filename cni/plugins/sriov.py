@@ -30,7 +30,7 @@ from cni.config import (
 )
 from cni.kernel import routes, sysfs, vfs
 from cni.plugins import devices, moved, sriov_vf
-from cni.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
+from cni.spec.errors import InvalidConfig, Lingers, NotAvailable, TryAgainLater
 from cni.spec.request import member
 
 TYPE_CHECKING = False
@@ -268,7 +268,10 @@ def _holder(pci: str, request: Request, host: Rtnl, book: Book) -> Attachment | 
         with held:
             if sandbox.of_record(record, request):
                 return attachment
-            moved.reclaim(attachment, record, host, book)
+            try:
+                moved.reclaim(attachment, record, host, book)
+            except Lingers:
+                return attachment
     book.refuse_newer(pci)
     from cni.plugins import sriov_cache
 
@@ -383,9 +386,11 @@ def remove(planned: Plan, host: Rtnl, box: Rtnl | None, log: Log) -> None:
     if not planned.returned:
         device = moved.bring_back(planned, host, box, log)
         sriov_vf.clear(planned.pci, planned.keys, planned.former, host)
-        if device:
-            moved.restore(planned, device, host, log)
-        sriov_vf.finish(planned.pci, planned.keys, planned.former, host)
+        try:
+            if device:
+                moved.restore(planned, device, host, log)
+        finally:
+            sriov_vf.finish(planned.pci, planned.keys, planned.former, host)
     if planned.cache:
         from cni.plugins import sriov_cache
 

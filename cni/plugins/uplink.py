@@ -45,8 +45,8 @@ def _with_those_below(index: int, known: Mapping[int, Link]) -> set[int]:
         if link is None or link.index in found:
             continue
         found.add(link.index)
-        if link.lower_netnsid is None and link.kind != "veth":  # a veth's is its peer, not below it
-            pending.append(link.lower_index)
+        if link.lower_netnsid is None:
+            pending += link.lowers
         pending += [port.index for port in known.values() if port.master_index == link.index]
     return found
 

@@ -9,7 +9,8 @@
     |- InvalidConfig         7    the network configuration is wrong; carries all its faults
     |- InvalidNamespace      8    CNI_NETNS is missing, no namespace, or the plugin's own
     |- TryAgainLater        11    transient: the same call may succeed later
-    |  `- Lingers           11    so does a link or device, in a sandbox that is dead or cannot be found
+    |  |- Lingers           11    so does a link or device, in a sandbox that is dead or cannot be found
+    |  `- Unrestored        11    a device is on the host again, without a part of its state that a second DEL can give back
     |- NotAvailable         50    STATUS: no ADD can be served
     |- LimitedConnectivity  51    STATUS: no ADD, and attachments may be cut off
     |- AttachmentDiffers   100    CHECK: the attachment is not as ADD left it
@@ -79,6 +80,10 @@ class TryAgainLater(CniError):
 
 class Lingers(TryAgainLater):
     """A link or device is not gone from its sandbox yet: the kernel clears a dead one some time after its end."""
+
+
+class Unrestored(TryAgainLater):
+    """A device is on the host again, and a part of its state was refused or not read, as may not happen a second time."""
 
 
 class NotAvailable(CniError):

@@ -306,8 +306,8 @@ TABLES: dict[str, tuple[Any, dict[str, list[Case] | Case]]] = {
                 "datastore is file /var/lib/cni/railcni, configured is etcd",
             ),
             "dataDir": of_ipam(
-                {"dataDir": "/var/lib/cni/other"},
-                "datastore is file /var/lib/cni/railcni, configured is file /var/lib/cni/other",
+                {"dataDir": "/var/lib/cni/railcni/stores/other"},
+                "datastore is file /var/lib/cni/railcni, configured is file /var/lib/cni/railcni/stores/other",
             ),
             "kubernetes.kubeconfig": ACCESS,
             "etcd_host": WITH_DATA_DIR,

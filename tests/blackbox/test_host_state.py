@@ -6,10 +6,9 @@ table is cni.plugins.hoststate.TABLE; the broad matrix of hosts, plugins and way
 
 from __future__ import annotations
 
+import fcntl
 import json
-import os
 import re
-import signal
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,10 @@ from typing import Any
 import pytest
 
 from tests.blackbox.test_host_device import PCI, bus
-from tests.node import CHROOT, Node, Pod, until
+from tests.faults.inject import unavailable
+from tests.node import CHROOT, STATE, Call, Node, Pod, until
+
+needs_strace = pytest.mark.skipif(bool(unavailable() or CHROOT), reason=unavailable() or "strace is not in that root")
 
 NETWORK = {"cniVersion": "1.1.0", "name": "pf-net", "type": "host-device", "device": "data0"}
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
@@ -83,6 +85,7 @@ def settled(node: Node) -> bool:
 def pod(node: Node) -> Pod:
     """A node with two NICs, data0 (02:…:0a) and eth1, and their other ends on another host."""
     wire = node.namespace("fabric")
+    sh(node, "echo 0 > /proc/sys/net/ipv6/conf/default/dad_transmits")  # an address is tentative for a second or two else
     for number, name in enumerate(("data0", "eth1")):
         with node.host.rtnl() as ipr, open(wire.path) as fabric:
             peer = {"ifname": f"peer{number}", "net_ns_fd": fabric.fileno()}
@@ -198,11 +201,14 @@ ROUTING = {
     "a route of the other NIC with a source address of this one": """
         ip address add 10.9.0.2/24 dev data0; ip address add 10.8.0.2/24 dev eth1
         ip route add 10.60.0.0/16 via 10.8.0.1 dev eth1 src 10.9.0.2""",
+    "an IPv6 route of the other NIC with a source address of this one": """
+        ip address add fd00:9::2/64 dev data0 nodad; ip address add fd00:8::2/64 dev eth1 nodad
+        ip -6 route add fd00:60::/64 via fd00:8::1 dev eth1 src fd00:9::2""",
     "policy rules that name the device": """
         ip address add 10.9.0.2/24 dev data0
         ip rule add iif data0 table 100 priority 1000; ip rule add oif data0 table 101 priority 1001
         ip rule add from 10.9.0.2 table 100 priority 1002; ip -6 rule add iif data0 table 100 priority 1000
-        ip route add default via 10.9.0.1 table 100; ip route add blackhole default table 101""",
+        ip route add 10.61.0.0/16 via 10.9.0.1 table 100; ip route add blackhole default table 101""",
     "neighbours and proxies": """
         ip address add 10.9.0.2/24 dev data0; ip address add fd00:9::2/64 dev data0 nodad
         ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:77 dev data0 nud permanent
@@ -281,15 +287,6 @@ def test_an_add_that_fails_behind_the_move_gives_the_device_back_whole(node: Nod
         assert after[key] == before[key], key
 
 
-_WAITING = """#!/bin/sh
-cat > /dev/null
-[ "$CNI_COMMAND" = ADD ] || exit 0
-echo $$ > /run/waiting.new
-mv /run/waiting.new /run/waiting
-exec sleep 60
-"""
-
-
 @pytest.mark.parametrize("then", ["DEL", "GC", "ADD"])
 def test_after_an_add_that_was_killed_before_the_move_nothing_is_written_to_the_device(
     node: Node, pod: Pod, then: str
@@ -297,29 +294,30 @@ def test_after_an_add_that_was_killed_before_the_move_nothing_is_written_to_the_
     sh(node, ROUTING["multipath over both NICs"] + "\n" + ROUTING["every attribute of routes"].partition("nodad")[2])
     assert until(lambda: settled(node))
     before = dump(node, "data0", "eth1")
-    node.path("/run/plugins").mkdir()
-    node.path("/run/plugins/waiting").write_text(_WAITING)
-    node.path("/run/plugins/waiting").chmod(0o755)
-    config = {**NETWORK, "ipam": {"type": "waiting"}}
-    path = ["/run/plugins", *([] if CHROOT else [node.executables])]
-    call = node.start_cni("host-device", "ADD", config, netns=pod, path=path)
-    assert call.process.stdin
-    call.process.stdin.write(call._stdin)
-    call.process.stdin.close()
-    assert until(node.path("/run/waiting").exists)
-    call.process.kill()
-    for stream in (call.process.stdout, call.process.stderr):
-        assert stream
-        stream.close()
-    call.process.wait()
-    os.kill(int(node.path("/run/waiting").read_text()), signal.SIGKILL)
+    config = {**NETWORK, "ipam": {"type": "whereabouts", "range": "10.7.0.0/24", "datastore": "file"}}
+    other = node.pod("pod2")
+    for verb in ("ADD", "DEL"):  # the lease file is there
+        node.cni("macvlan", verb, {**config, "master": "eth1"}, netns=other, container_id="c2").succeeded()
+    with node.path(f"{STATE}/leases.db").open("rb") as leases:
+        fcntl.flock(leases, fcntl.LOCK_EX)  # the ADD has written its record, and waits here
+        call = node.start_cni("host-device", "ADD", config, netns=pod)
+        assert call.process.stdin
+        call.process.stdin.write(call._stdin)
+        call.process.stdin.close()
+        assert until(lambda: any(name.endswith(":link") for name in node.files()))
+        call.process.kill()
+        for stream in (call.process.stdout, call.process.stderr):
+            assert stream
+            stream.close()
+        call.process.wait()
+    assert dump(node, "data0", "eth1") == before
     monitor = node.start(["ip", "monitor", "link", "address", "route", "neigh"])
     if then == "ADD":
-        add(node, pod, {**NETWORK, "ipam": {"type": "nowhere"}}, path=path).refused(7, "nowhere")
+        add(node, pod, {**NETWORK, "ipam": {"type": "nowhere"}}).refused(7, "nowhere")
     elif then == "GC":
-        node.cni("host-device", "GC", config | {"cni.dev/valid-attachments": []}, path=path).succeeded()
+        node.cni("host-device", "GC", config | {"cni.dev/valid-attachments": []}).succeeded()
     else:
-        delete(node, pod, config, path=path).succeeded()
+        delete(node, pod, config).succeeded()
     monitor.terminate()
     said = monitor.communicate()[0].decode()
     assert "data0" not in said, said
@@ -381,6 +379,87 @@ def test_what_the_kernel_refuses_for_good_is_logged_and_the_delete_ends(node: No
     add(node, pod, container_id="c2").succeeded()
 
 
+_EVERYTHING = """
+    ip link property add dev data0 altname rail-0; ip link set data0 alias 'rail 0'; ip link set data0 txqueuelen 77
+    ip link set data0 promisc on
+    ip address add 10.9.0.2/24 dev data0; ip address add fd00:9::2/64 dev data0 nodad
+    ip route add 10.30.0.0/16 via 10.9.0.1; ip -6 route add fd00:30::/64 via fd00:9::1
+    ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:77 dev data0 nud permanent
+    sysctl -q -w net.ipv4.conf.data0.arp_ignore=1; echo 17 > /proc/sys/net/ipv4/neigh/data0/gc_stale_time"""
+_ERRNOS = ("EBUSY", "EAGAIN", "ENOBUFS", "EINTR", "EIO", "ENOMEM")
+
+
+def _disturbed(node: Node, pod: Pod, network: dict[str, Any], *options: str) -> Any:
+    """A DEL to the system calls of which strace does what `options` say."""
+    config = json.dumps(network).encode()
+    environ = {"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
+    environ |= {"CNI_PATH": str(node.executables), "CNI_ARGS": ""}
+    command = ["strace", "-qq", "-o", "/run/trace", *options, node.executables / "host-device"]
+    return Call(node.start(command, env=environ), config).finish()
+
+
+_HOME = "nlmsg_type=RTM_NEWLINK"
+
+
+def _requests(node: Node) -> tuple[int, int]:
+    """The first request after the device was moved home, and the last one, by their number."""
+    sent = [line for line in node.path("/run/trace").read_text().splitlines() if line.startswith("sendto(")]
+    moves = [number for number, line in enumerate(sent, 1) if _HOME in line]
+    return moves[0] + 1, len(sent)
+
+
+@needs_strace
+@pytest.mark.parametrize("error", _ERRNOS)
+def test_a_refusal_that_happens_once_loses_nothing_of_a_device(node: Node, pod: Pod, error: str) -> None:
+    sh(node, _EVERYTHING)
+    assert until(lambda: settled(node))
+    before = dump(node)
+    add(node, pod).succeeded()
+    pod.view.set("net1", mtu=1300)
+    _disturbed(node, pod, NETWORK, "-e", "trace=sendto", "-v").succeeded()
+    assert until(lambda: settled(node))
+    first, last = _requests(node)
+    for number in range(first + _ERRNOS.index(error) % 3, last + 1, 3):
+        add(node, pod).succeeded()
+        pod.view.set("net1", mtu=1300)
+        reply = _disturbed(node, pod, NETWORK, "-e", "trace=sendto", "-e", f"inject=sendto:error={error}:when={number}")
+        if reply.status:
+            assert reply.code in (11, 101), reply.document
+            delete(node, pod).succeeded()
+        assert until(lambda: settled(node))
+        assert dump(node) == before, number
+        assert node.files() == []
+
+
+@needs_strace
+@pytest.mark.parametrize("again", ["accepted", "refused again"])
+def test_what_is_refused_to_the_end_is_tried_by_one_more_delete_and_the_lease_is_released(
+    node: Node, pod: Pod, again: str
+) -> None:
+    sh(node, _EVERYTHING)
+    assert until(lambda: settled(node))
+    before = dump(node)
+    config = {**NETWORK, "ipam": LEASES}
+    add(node, pod, config).succeeded()
+    pod.view.set("net1", mtu=1300)
+    path = "/proc/sys/net/ipv4/conf/data0/arp_ignore"
+    busy = ("-P", path, "-e", "trace=write", "-e", "inject=write:error=EBUSY")
+    reply = _disturbed(node, pod, config, *busy)
+    reply.refused(11, "data0", "arp_ignore", "busy", "DEL again")
+    assert "data0" in node.host.names()
+    assert node.leases() == []
+    if again == "refused again":
+        reply = _disturbed(node, pod, config, *busy)
+        reply.succeeded()
+        assert "arp_ignore" in reply.stderr
+        sh(node, f"echo 1 > {path}")
+    else:
+        delete(node, pod, config).succeeded()
+    assert until(lambda: settled(node))
+    assert dump(node) == before
+    assert node.files() == []
+
+
 def test_an_address_that_the_other_nic_took_meanwhile_blocks_nobody(node: Node, pod: Pod) -> None:
     sh(node, "ip address add 10.9.0.2/24 dev data0; ip address add fd00:9::2/64 dev data0 nodad")
     add(node, pod).succeeded()
@@ -394,6 +473,7 @@ def test_an_address_that_the_other_nic_took_meanwhile_blocks_nobody(node: Node, 
 TIED = {
     "a bridge": ("ip link add br0 type bridge; ip link set data0 master br0", ["br0", "bridge", "nomaster"]),
     "a macvlan on it": ("ip link add up0 link data0 type macvlan mode bridge", ["up0", "macvlan", "remove it"]),
+    "a VXLAN over it": ("ip link add up0 type vxlan id 7 dev data0 dstport 4789", ["up0", "vxlan", "remove it"]),
     "an entry of bridge fdb": (
         "bridge fdb add 02:77:77:77:77:77 dev data0 self permanent",
         ["02:77:77:77:77:77", "bridge fdb"],
@@ -427,6 +507,10 @@ LOST = {
     "a nexthop object": (
         "ip address add 10.9.0.2/24 dev data0; ip nexthop add id 5 via 10.9.0.1 dev data0; ip route add 10.30.0.0/16 nhid 5",
         "1 routes by nexthop objects",
+    ),
+    "a software verbs device": (
+        "mount -t tmpfs tmpfs /sys/class; mkdir -p /sys/class/infiniband/rxe0/ports/1; echo data0 > /sys/class/infiniband/rxe0/parent",
+        "its verbs device rxe0",
     ),
     "a multicast address": ("ip maddress add 33:33:00:00:00:77 dev data0", "33:33:00:00:00:77"),
 }
@@ -471,13 +555,18 @@ SHOWN_BY = {
         "stable addresses of a secret",
         "interface identifier",
     ],
+    "IPv6 routes by other devices with an address of this one as their source": [
+        "an IPv6 route of the other NIC with a source address of this one"
+    ],
+    "verbs devices that are software on top of it (rxe, siw)": ["a software verbs device"],
     "qdiscs, classes and filters of tc": ["a queueing discipline", "a filter"],
     "multicast groups that programs have joined, multicast addresses of the link": ["a multicast address"],
     "rules of nftables in a chain of the netdev family": ["none: they are not seen"],
     "XDP program, settings of ethtool and devlink": ["none: the kernel's move does not touch them"],
     "membership in a bridge, bond, team, VRF or another master": ["a bridge"],
-    "links on top of it: VLAN, macvlan, macvtap, ipvlan; those in pods by the MAC that they receive": [
+    "links on top of it: VLAN, macvlan, macvtap, ipvlan, VXLAN, tunnels, HSR; those in pods by the MAC that they receive": [
         "a macvlan on it",
+        "a VXLAN over it",
         "test_a_device_below_the_macvlan_of_a_pod_is_refused",
     ],
     "further unicast addresses of the link (bridge fdb)": ["an entry of bridge fdb"],

@@ -24,13 +24,13 @@ SELDOM = 0.25  # seconds
 ANSWERED_BEFORE_GONE: Sequence[Edit] = [  # a process that stays behind removes the link while DEL is answered
     Edit(
         "cni/detach.py",
-        r"( {8})(plugin\.remove\(planned, host, there\.rtnl, log\)\n {8}return faults\n\n\ndef _remove_extras)",
+        r"( {8})_remove\(plugin, planned, host, there\.rtnl, log, until\)\n {8}return faults\n\n\ndef _remove\(",
         r"\1p = __import__('posix')\n"
         r"\1if p.fork():\n\1    return faults\n"
         r"\1p.close(1)\n"
         r"\1__import__('time').sleep(0.3)\n"
-        r"\1try:\n\1    plugin.remove(planned, host, there.rtnl, log)\n"
-        r"\1finally:\n\1    p._exit(0)\n\n\ndef _remove_extras",
+        r"\1try:\n\1    _remove(plugin, planned, host, there.rtnl, log, until)\n"
+        r"\1finally:\n\1    p._exit(0)\n\n\ndef _remove(",
     )
 ]
 PLANTED: dict[str, Sequence[Edit]] = {
@@ -38,8 +38,8 @@ PLANTED: dict[str, Sequence[Edit]] = {
     "DEL releases before the link is gone": [  # the pause makes it likely that a kill falls in between
         Edit(
             "cni/detach.py",
-            r"( {8}faults: .* = \[\]\n {8}gone = True\n)",
-            r"\1        release(record, request, log)\n        __import__('time').sleep(0.05)\n",
+            r"( {4}faults: .* = \[\]\n {4}gone = True\n)",
+            r"\1    release.finish()\n    __import__('time').sleep(0.05)\n",
         )
     ],
     "a claim takes what another has": [

@@ -12,6 +12,8 @@ from cni.plugins import uplink
 def link(name: str, index: int, **attributes: Any) -> Link:
     found = Link.__new__(Link)
     defaults = {"name": name, "index": index, "kind": "", "lower_index": 0, "lower_netnsid": None, "master_index": 0}
+    below = attributes.get("lower_index", 0)
+    defaults["lowers"] = (below,) if below and attributes.get("kind") != "veth" else ()
     for slot in Link.__slots__:
         setattr(found, slot, {**defaults, **attributes}.get(slot, ""))
     return found
