@@ -297,14 +297,17 @@ def test_8_the_agent_frees_what_go_left_and_no_living_pods(site: Site) -> None:
     """8. Let the agent collect."""
     address = site.go.call("ADD", "go1", "web-0")
     site.lives("web-0", address)
-    site.go.call("ADD", "go2", "gone")
+    site.go.call("ADD", "go2", "ended")
+    site.server.add_pod("ns", "ended", node="n2", phase="Succeeded")
+    lost = site.go.call("ADD", "go4", "lost")  # on an unknown node, where its pod may run still
     pending = site.go.call("ADD", "go3", "pending")
     site.server.add_pod("ns", "pending", node="n2", phase="Pending")
     agent = site.rig.agent("n1")
-    assert until(lambda: sorted(site.held().values()) == ["go1", "go3"], 30), agent.log
+    assert until(lambda: sorted(site.held().values()) == ["go1", "go3", "go4"], 30), agent.log
     agent.passes()
-    assert site.held() == {address.partition("/")[0]: "go1", pending.partition("/")[0]: "go3"}
-    assert until(lambda: len(site.reserved()) == 2), agent.log
+    assert site.held() == {a.partition("/")[0]: c for a, c in ((address, "go1"), (pending, "go3"), (lost, "go4"))}
+    assert until(lambda: len(site.reserved()) == 3), agent.log
+    assert agent.says("free the lease with `railcni ipam reclaim`"), agent.log
 
 
 def test_9_an_audit_finds_nothing_and_the_pool_says_who_has_what(site: Site) -> None:

@@ -40,7 +40,7 @@ MISORDERED = {
     "the link's record written after the link": (_WRITTEN_LATE, "macvlan-add", "without a link record"),
     "the device's record written after the move": (_WRITTEN_LATE, "host-device-add", "without a link record"),
     "the lease's record written after the claim": (
-        Edit("ipam/acquire.py", r"( +remember\(wants, owner\.sequence\)\n)( +answer = store\.claim\(.*\n)", r"\2\1"),
+        Edit("ipam/acquire.py", r"( +terms\.remember\(wants, owner\.sequence\)\n)( +answer = store\.claim\(.*\n)", r"\2\1"),
         "macvlan-add",
         "has no record",
     ),
@@ -66,7 +66,7 @@ MISTAKEN = {
         "and leased are []",
     ),
     "a claim of which nothing is known reported as made, over Kubernetes": (
-        Edit("ipam/stores/kubernetes.py", r"return Unknown\(fault\)  # who asks.*", "return Claimed(claim.leases)"),
+        Edit("ipam/stores/kubernetes.py", r"return Unknown\(fault\)  # the next.*", "return Claimed(claim.leases)"),
         ("kubernetes-macvlan-add", "reset-before", "retry"),
         "and leased are",
     ),
@@ -97,7 +97,7 @@ MISTAKEN = {
         "allocated to nobody",
     ),
     "addresses kept that a late release frees": (
-        Edit("ipam/acquire.py", r"lost = list\(doubtful\)", "lost: list[Want] = []"),
+        Edit("ipam/acquire.py", r"self\._lost = list\(terms\.doubtful\)", "self._lost: list[Want] = []"),
         ("etcd-macvlan-del", "late", "retry"),
         "and leased are []",
     ),
