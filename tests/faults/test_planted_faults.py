@@ -40,7 +40,11 @@ MISORDERED = {
     "the link's record written after the link": (_WRITTEN_LATE, "macvlan-add", "without a link record"),
     "the device's record written after the move": (_WRITTEN_LATE, "host-device-add", "without a link record"),
     "the lease's record written after the claim": (
-        Edit("ipam/acquire.py", r"( +terms\.remember\(wants, owner\.sequence\)\n)( +answer = store\.claim\(.*\n)", r"\2\1"),
+        Edit(
+            "ipam/acquire.py",
+            r"( +terms\.remember\(wants, owner\.sequence\)\n)( +answer = store\.claim\(.*\n)",
+            r"\2\1",
+        ),
         "macvlan-add",
         "has no record",
     ),
