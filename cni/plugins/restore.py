@@ -90,6 +90,16 @@ def restore(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
         )
 
 
+def _do(call: Callable[..., object], arguments: list[Any]) -> None:
+    """Call; once more at once where the refusal is transient, for addresses have the order in which they are added."""
+    try:
+        call(*arguments)
+    except OSError as fault:
+        if fault.errno not in TRANSIENT:
+            raise
+        call(*arguments)
+
+
 def _said(refused: list[Refusal]) -> str:
     texts = list(dict.fromkeys(refusal.text for refusal in refused))
     return "; ".join(texts[:_SHOWN]) + (f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")
@@ -133,7 +143,7 @@ class Restoration:
             try:
                 for text, call, *arguments in stage():
                     try:
-                        call(*arguments)
+                        _do(call, arguments)
                         done = True
                     except OSError as fault:
                         if fault.errno != errno.EEXIST:  # it is there already

@@ -395,7 +395,7 @@ def test_what_the_kernel_refuses_for_good_is_logged_and_the_delete_ends(node: No
 _EVERYTHING = """
     ip link property add dev data0 altname rail-0; ip link set data0 alias 'rail 0'; ip link set data0 txqueuelen 77
     ip link set data0 promisc on
-    ip address add 10.9.0.2/24 dev data0; ip address add fd00:9::2/64 dev data0 nodad
+    for n in 2 3 4 5; do ip address add 10.9.0.$n/24 dev data0; done; ip address add fd00:9::2/64 dev data0 nodad
     ip route add 10.30.0.0/16 via 10.9.0.1; ip -6 route add fd00:30::/64 via fd00:9::1
     ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:77 dev data0 nud permanent
     sysctl -q -w net.ipv4.conf.data0.arp_ignore=1; echo 17 > /proc/sys/net/ipv4/neigh/data0/gc_stale_time"""

@@ -24,13 +24,13 @@ SELDOM = 0.25  # seconds
 ANSWERED_BEFORE_GONE: Sequence[Edit] = [  # a process that stays behind removes the link while DEL is answered
     Edit(
         "cni/detach.py",
-        r"( {8})_remove\(plugin, planned, host, there\.rtnl, log, until\)\n {8}return faults\n\n\ndef _remove\(",
+        r"( {16})_remove\(plugin, planned, host, there\.rtnl, log, until\)\n {4}except Unrestored",
         r"\1p = __import__('posix')\n"
         r"\1if p.fork():\n\1    return faults\n"
         r"\1p.close(1)\n"
         r"\1__import__('time').sleep(0.3)\n"
         r"\1try:\n\1    _remove(plugin, planned, host, there.rtnl, log, until)\n"
-        r"\1finally:\n\1    p._exit(0)\n\n\ndef _remove(",
+        r"\1finally:\n\1    p._exit(0)\n    except Unrestored",
     )
 ]
 PLANTED: dict[str, Sequence[Edit]] = {
