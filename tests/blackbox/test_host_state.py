@@ -80,7 +80,9 @@ def dump(node: Node, *links: str) -> dict[str, Any]:
 def settled(node: Node) -> bool:
     """Whether no address is tentative, and each link that has carrier is running, which the kernel says up to 1 s later."""
     running = all(
-        each["operstate"] in ("UP", "UNKNOWN", "DORMANT") for each in ip(node, "link show") if "LOWER_UP" in each["flags"]
+        each["operstate"] in ("UP", "UNKNOWN", "DORMANT")
+        for each in ip(node, "link show")
+        if "LOWER_UP" in each["flags"]
     )
     return running and "tentative" not in sh(node, "ip -6 address show")
 
