@@ -449,6 +449,7 @@ def test_gc_gives_a_dhcp_lease_back_to_its_server(node: Node, pod: Pod, dhcp: Dh
     assert node.leftovers() == []
 
 
+@pytest.mark.long  # Go's daemon tries again for 9 s
 @needs_go
 def test_without_a_dhcp_server_nothing_is_left(node: Node, pod: Pod, dhcp: Dhcp) -> None:
     """It takes 9 s: the daemon tries several times."""

@@ -250,17 +250,17 @@ LINK = {
 }  # fmt: skip
 
 
-def in_part(scenes: Iterable[str]) -> list[Any]:
-    """The scenes, each a second or two of waiting for the kernel: `make test` runs every fifth, `make long` all."""
-    return [pytest.param(s, marks=() if n % 5 == 4 else pytest.mark.long) for n, s in enumerate(scenes)]
+def in_part(scenes: Iterable[str], step: int = 5) -> list[Any]:
+    """The scenes, each a second or two of waiting for the kernel: `make long` runs those that `make test` leaves out."""
+    return [pytest.param(s, marks=() if n % step == 0 else pytest.mark.long) for n, s in enumerate(scenes)]
 
 
-@pytest.mark.parametrize("scene", ROUTING)
+@pytest.mark.parametrize("scene", in_part(ROUTING, 2))
 def test_routing_comes_back_whole(node: Node, pod: Pod, scene: str) -> None:
     comes_back(node, pod, ROUTING[scene])
 
 
-@pytest.mark.parametrize("scene", LINK)
+@pytest.mark.parametrize("scene", in_part(LINK, 2))
 def test_an_attribute_of_the_link_comes_back(node: Node, pod: Pod, scene: str) -> None:
     def changed() -> None:
         for change in ("txqueuelen 9", "promisc off", "allmulticast off", "multicast on", "group 9", "mtu 1300"):

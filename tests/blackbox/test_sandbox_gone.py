@@ -223,7 +223,7 @@ def flush(node: Node, plugin: str) -> None:
     assert (done.returncode, done.stdout) == (0, b""), done.stderr
 
 
-@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize("plugin", ["macvlan", pytest.param("host-device", marks=pytest.mark.long)])
 @pytest.mark.parametrize("later", [later_add, later_delete, later_collection, flush], ids=lambda call: call.__name__)
 def test_an_end_that_a_delete_could_not_bring_is_brought_by_a_later_call(
     node: Node, pod: Pod, plugin: str, later: Any

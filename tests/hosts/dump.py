@@ -333,6 +333,8 @@ def _text(key: str, value: Any, names: dict[int, str]) -> str:
         return str(names.get(value, value))
     if key == "flags" and isinstance(value, int):
         return hex(value)
+    if key == "operstate" and value == "UNKNOWN":  # of a new link, until the kernel looks at it, up to 1 s later
+        return "UP"
     if isinstance(value, dict):
         inner = [(k, v) for k, v in value.items() if k not in ("attrs", "header", "value", _UNKNOWN)]
         inner += _attributes(value)
