@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,8 @@ class Host:
                 stops = [line for line in _lines(trace) if _STOPPED in line]
                 for line in stops[seen:]:
                     self._meddle()
-                    os.kill(int(line.split()[0]), signal.SIGCONT)
+                    with suppress(ProcessLookupError):  # it was killed meanwhile
+                        os.kill(int(line.split()[0]), signal.SIGCONT)
                 seen = len(stops)
                 assert time.monotonic() < end, "a plugin that is stopped again and again does not end"
                 select.select([], [], [], 0.002)
