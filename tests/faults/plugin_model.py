@@ -126,8 +126,10 @@ class Model:
             self._detach(key, record)
             if bool(record.network.range) != bool(network.range):
                 self._release(key, record)
-        if network.type == "host-device" and self.device != DEVICE:
-            return Answer((TAKEN_OR_FULL,))
+        if network.type == "host-device":
+            if not self.device:
+                return Answer((TAKEN_OR_FULL,))
+            self.device = DEVICE  # one whose sandbox ended without a DEL gives it back first
         addresses: tuple[str, ...] = ()
         if network.range:
             candidates = self._candidates(network, key, sandbox.pod)
