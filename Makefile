@@ -8,33 +8,43 @@ BASE := $(shell $(PYTHON) -c 'import os,sys; print(os.path.realpath(getattr(sys,
 VENV := .venv/bin
 PLUGINS := bin/macvlan bin/host-device bin/sriov bin/rdma bin/whereabouts
 PREFIXED := $(PLUGINS:bin/%=bin/railcni-%)
-LAUNCHERS := $(PLUGINS) $(PREFIXED)
-PACK := bin/modules.$(shell $(BASE) -c 'import sys; print(sys.implementation.cache_tag)')
-SOURCES := $(shell find cni ipam -name '*.py' -not -path 'cni/cli/*' -not -path 'cni/dist/*')
+SCRIPTS := $(PLUGINS:bin/%=libexec/%)
+LAUNCHERS := $(PLUGINS) $(PREFIXED) $(SCRIPTS)
+TAG := $(shell $(BASE) -c 'import sys; print(sys.implementation.cache_tag)')
+PACK := bin/modules.$(TAG)
+CC ?= cc
+PROGRAMS := agent cli device_plugin dist library
+SOURCES := $(shell find cni ipam -name '*.py' $(PROGRAMS:%=-not -path 'cni/%/*'))
+
+unexport PYTHONDONTWRITEBYTECODE # pytest compiles each test once, not in each process of each run
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all plugins help demo test check long lab bundle image bench faults fuzz histories soak clean
+.PHONY: all plugins help demo unit test check long lab bundle image release version manual bench faults fuzz histories soak site \
+    screens clean
 
-all: plugins bin/railcni ## the executables in bin/, and .venv for the command
+all: plugins bin/railcni bin/kubectl-railcni .venv/ready ## the executables in bin/, and .venv for the command, the checks and the tests
 
 plugins: $(LAUNCHERS) $(PACK) ## the executables that a runtime calls: they need Python 3.11 alone
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: all ## two pods on one RDMA-like master, in namespaces of its own: as root or as anybody
+demo: plugins bin/railcni ## two pods on one RDMA-like master, in namespaces of its own: as root or as anybody; installs what the command needs into .venv
 	@bin/railcni demo
 
-test: all ## all tests, on two processors; those that need root or a package which is missing are skipped and say so
-	$(VENV)/python -m pytest -n 2 --dist loadfile $(ARGS)
+test: all ## all tests, in four processes, since they wait half of the time; those that need root or a package which is missing are skipped and say so
+	$(VENV)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+unit: all ## the pure tests, for a contributor's loop: they need no root and, by python3 -m pytest tests/unit, no library but pytest and hypothesis
+	$(VENV)/python -m pytest -q -p tests.alone $(ARGS) tests/unit
 
 check: all ## style, types, the direction of imports, the modules that a plugin loads
 	$(VENV)/ruff check
 	$(VENV)/ruff format --check
 	$(VENV)/mypy
 	$(VENV)/lint-imports
-	$(VENV)/python -m pytest -q tests/unit/test_module_list.py
+	$(VENV)/python -m pytest -q tests/blackbox/test_module_list.py
 
 long: all ## the long tests: the whole matrix of hosts, faults planted in copies of the plugins, the bundle on hosts of other kinds, the image
 	$(VENV)/python -m pytest -m long $(ARGS)
@@ -45,8 +55,17 @@ lab: all ## a kernel with RDMA and SR-IOV in QEMU, and the plugins in it; what i
 bundle: all ## build/railcni-VERSION-linux-ARCH and its .tar.gz: all that runs on a host without Python, this interpreter too
 	$(VENV)/python -m cni.dist bundle --python $(BASE)
 
-image: all ## the bundle, and an OCI image of it that installs it on a node: build/railcni-VERSION-ARCH.oci.tar
-	$(VENV)/python -m cni.dist image --python $(BASE)
+image: all ## the bundle, and an OCI image of it that installs it on a node: build/railcni-VERSION-ARCH.oci.tar; ARGS=--device-plugin: for `railcni device-plugin`; ARGS="--with BUNDLE": for another architecture too
+	$(VENV)/python -m cni.dist image --python $(BASE) $(ARGS)
+
+release: all ## build/release: bundle, bill of materials, image, chart, manifest of krew, changes, checksums; ARGS="--with BUNDLE": for another architecture too
+	$(VENV)/python -m cni.dist release --python $(BASE) $(ARGS)
+
+manual: all ## build/share: manual pages, and completion for bash, zsh and fish; a bundle has them too
+	$(VENV)/python -m cni.dist manual
+
+version: all ## have every file name the version of pyproject.toml
+	$(VENV)/python -m cni.dist version
 
 bench: all ## ours against the Go plugins, alternately in one run, and the stores that nodes share; ARGS="--only kubernetes": a part
 	$(VENV)/python -m tests.bench $(ARGS)
@@ -66,23 +85,48 @@ soak: all ## churn over 64 namespaces with random kills for MINUTES=60: nothing 
 	$(VENV)/python -m tests.faults.soak $(or $(MINUTES),60) $(ARGS)
 	$(VENV)/python -m tests.faults.plugin_machine $$(( 60 * $(or $(MINUTES),60) ))
 
-# A launcher and the pack that it reads are of one Python: with another PYTHON both are made anew.
-$(PLUGINS): bin/%: bin/launcher.in Makefile $(PACK)
+site: .venv/command ## the pages as a site with a search in build/site; a dead link is an error; says why it is skipped where mkdocs cannot be had
+	@if $(VENV)/python -c 'import mkdocs' 2>/dev/null || sh .ci/venv $(BASE) requirements-site.txt; then \
+	$(VENV)/python -m mkdocs build --strict && echo "build/site/index.html"; else echo "skipped: the site needs mkdocs" >&2; fi
+
+screens: all ## the pictures of screens in docs/screens anew, as root
+	$(VENV)/python -m tests.docs.screens
+
+# A script and the pack that it reads are of one Python: with another PYTHON both are made anew.
+$(SCRIPTS): libexec/%: bin/launcher.in Makefile $(PACK)
+	@mkdir -p libexec
 	@sed -e 's|@PYTHON@|$(BASE)|' -e 's|@PLUGIN@|$*|' $< > $@.new && chmod 755 $@.new && mv $@.new $@
+
+# An executable runs its script, unless a warm worker serves the call. Without a C compiler it is the script.
+$(PLUGINS): bin/%: libexec/% build/launcher
+	@if [ -s build/launcher ]; then cp build/launcher $@.new; else cp libexec/$* $@.new; fi && chmod 755 $@.new && mv $@.new $@
+
+build/launcher: cni/warm/launcher.c cni/warm/launcher.flags Makefile $(PACK)
+	@mkdir -p build
+	@$(CC) @cni/warm/launcher.flags -DTAG='"$(TAG)"' $< -o $@ || { : > $@; echo "no native launcher: each call starts Python" >&2; }
 
 $(PACK): $(SOURCES)
 	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(BASE) -I cni/pack.py
+	@$(BASE) -I cni/compiled/pack.py
 
 $(PREFIXED): bin/railcni-%: bin/%
 	@ln -sf $* $@
 
-bin/railcni: bin/command.in .venv/ready
+bin/railcni: bin/command.in .venv/command
 	@sed 's|@ROOT@|$(CURDIR)|g' $< > $@.new && chmod 755 $@.new && mv $@.new $@
 
-.venv/ready: requirements.txt
-	@sh .ci/venv $(BASE)
+.venv/command: requirements-command.txt
+	@rm -f $@
+	@sh .ci/venv $(BASE) $<
+	@touch $@
+
+bin/kubectl-railcni: Makefile
+	@printf '#!/bin/sh\n# kubectl runs this as `kubectl railcni`; make writes it.\nexec "%s/bin/railcni" cluster "$$@"\n' '$(CURDIR)' > $@ && chmod 755 $@
+
+.venv/ready: requirements.txt requirements-etcd3.txt .venv/command
+	@sh .ci/venv $(BASE) $<
+	@sh .ci/venv $(BASE) requirements-etcd3.txt || echo "the tests beside etcd3 will be skipped" >&2
 	@touch $@
 
 clean: ## remove what make made
-	rm -rf .venv build $(LAUNCHERS) bin/modules.* bin/railcni .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build libexec $(LAUNCHERS) bin/modules.* bin/railcni bin/kubectl-railcni .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,33 +1,32 @@
-"""From what an attachment needs to the leases it has: propose, claim, and again until a claim succeeds.
+"""Addresses for an attachment: propose them, claim them, and repeat both until a claim succeeds.
 
-The lowest free address is proposed, until a claim is lost to somebody else; then the search begins elsewhere
-(ipam.allocator.search_start), and every further try waits a little longer, by a random time.
+The first proposal is the lowest free address. When another process has claimed it first, the search begins at another
+place of the range (ipam.allocator.search_start), and each further attempt waits a random time out of a longer one.
 """
 
 from __future__ import annotations
 
-import posix
 import time
 
-from cni.spec.errors import TryAgainLater
-from ipam import allocator, leases
+from cni.shared.spec.errors import TryAgainLater
+from ipam import allocator, rules
+from ipam.leases import Lease, Owner, Want
 from ipam.ranges import format_address
-from ipam.stores.base import Claimed, Lease, Owner, Store, Taken, Unknown, Want
+from ipam.stores.base import Claimed, Pauses, Store, Taken, Unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Protocol
 
-    from ipam.leases import Need
     from ipam.ranges import Range
+    from ipam.rules import Need
+    from ipam.stores.base import Window
 
     class Choice(Protocol):
-        """How the addresses of a claim are chosen: `windows` and `search` as here, `plan` as in ipam.leases."""
+        """How the addresses of a claim are chosen: `windows` and `search` as here, `plan` as in ipam.rules."""
 
-        def windows(
-            self, store: Store, wanted: Sequence[Need], owner: Owner, contended: int, /
-        ) -> list[tuple[str, str | None, int, int, int]]: ...
+        def windows(self, store: Store, wanted: Sequence[Need], owner: Owner, contended: int, /) -> list[Window]: ...
 
         def plan(
             self,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
             owner: Owner,
             lost: Collection[Want],
             /,
-        ) -> leases.Plan: ...
+        ) -> rules.Plan: ...
 
         def search(
             self,
@@ -53,9 +52,11 @@ if TYPE_CHECKING:
 
 
 CLAIM_SECONDS = 30.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0  # seconds
+CONTENDED_SECONDS = 200.0  # of attempts that lose to others' claims: kubelet ends its call after 240
+_SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # seconds of the first and the longest pause
 _UNKNOWN_TRIES = 3
-_PLACES = 5  # that are looked at before a store goes on from a full one
+_UNSEEN = 3  # places that are tried unread, in a store where a reading costs more than a claim that fails
+_NEAR, _NEAR_SPREAD = 1, 256  # the first of them is near: the first block fills, and is no longer listed, the sooner
 
 
 class Exhausted(TryAgainLater):
@@ -63,16 +64,16 @@ class Exhausted(TryAgainLater):
 
 
 class Terms:
-    """What a claim has to do with besides its store, its needs and its owner.
+    """The terms of a claim, apart from its store, its needs and its owner.
 
-    `remember(wants, sequence)` is called before each claim, and with what is leased already. `reclaim(pool)` is called
-    when a pool is exhausted: whether it has freed something. `doubtful` are addresses that are not to be kept, since a
-    release of them may still be on its way. `preferred()` answers the addresses, (family, value), that are given if
-    they are free, the best first. All is over in `seconds`, 0: CLAIM_SECONDS. `choice` is how the addresses are
-    chosen, None: each by itself.
+    `remember(wants, sequence)` is called before each claim, and when the leases exist already. `reclaim(pool)` is called
+    when a pool is exhausted, and says whether it has freed an address. The addresses in `doubtful` are not kept, since a
+    release of them may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
+    free, the best first. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `choice` chooses the addresses;
+    with None each is chosen by itself. `new`: the attachment never had a lease (ipam.stores.base.Store.survey).
     """
 
-    __slots__ = ("choice", "doubtful", "preferred", "reclaim", "remember", "seconds")
+    __slots__ = ("choice", "doubtful", "new", "preferred", "reclaim", "remember", "seconds")
 
     def __init__(
         self,
@@ -82,7 +83,9 @@ class Terms:
         preferred: Callable[[], list[tuple[int, int]]] = list,
         seconds: float = 0,
         choice: Choice | None = None,
+        new: bool = False,
     ) -> None:
+        self.new = new
         self.remember = remember
         self.reclaim = reclaim
         self.doubtful = doubtful
@@ -92,51 +95,47 @@ class Terms:
 
 
 def acquire(store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) -> list[int]:
-    """Lease an address for each of `wanted` to `owner`, all or none; the addresses, in the order of the needs.
+    """Lease an address for each need in `wanted` to `owner`, all or none; returns the addresses in the order of the needs.
 
-    Raises Exhausted; TryAgainLater when a requested address is held by another or when the claims of others win for
-    so long; what the store raises.
+    Each attempt has the seconds of `terms`: a store that has answered an attempt is well, and others' claims are no fault.
+    Raises Exhausted when a pool has no free address; TryAgainLater when another attachment holds a requested address, or
+    when other claims succeed first for CONTENDED_SECONDS; and the errors of the store.
     """
-    deadline = time.monotonic() + terms.seconds
+    began = time.monotonic()
+    deadline = began + terms.seconds
+    last = began + max(terms.seconds, CONTENDED_SECONDS)
     store.finish_by(deadline)
     attempts = _Attempts(store, wanted, owner, terms)
-    pause = 0.0 if store.spreads else _FIRST_PAUSE  # after the first lost claim the search begins elsewhere
+    pauses: Pauses | None = None
     unknown = 0
     while True:
-        with store.turn():
+        with store.session():
+            store.take_locks()
+            # where claims spread, the search begins elsewhere after a lost claim, and needs no pause
+            pauses = pauses or Pauses(last, *(_SPREAD if store.spreads else _SHARED))
             while True:
-                began = time.monotonic()
                 answer = attempts.once()
                 if not isinstance(answer, Taken | Unknown):
                     return answer
-                if pause:
-                    pause = max(pause, (time.monotonic() - began) / 2)  # a slow server is asked less often
-                if isinstance(answer, Unknown) or time.monotonic() + pause > deadline:
+                if isinstance(answer, Unknown):
                     break
-                pause = _wait(pause)
-        if isinstance(answer, Unknown):  # the next turn's `find` tells whether it was made
-            unknown += 1
-            if unknown == _UNKNOWN_TRIES or time.monotonic() + pause > deadline:
-                raise answer.reason
-            owner.sequence = max(time.time_ns(), owner.sequence + 1)  # what is under way still has the former
-            pause = _wait(pause)
-            continue
-        raise TryAgainLater(
-            f"no address of {', '.join(need.pool for need in wanted)} could be claimed within {terms.seconds:g} s,"
-            " because others claim from there at the same time: retry"
-        )
-
-
-def _wait(pause: float) -> float:
-    """Wait for a random part of `pause`, in seconds; how long to wait at most the next time."""
-    time.sleep(pause * posix.urandom(1)[0] / 256)
-    return min(2 * pause, _LONGEST_PAUSE) or _FIRST_PAUSE
+                deadline = min(time.monotonic() + terms.seconds, last)
+                store.finish_by(deadline)
+                if not pauses.wait():
+                    raise TryAgainLater(
+                        f"no address of {', '.join(need.pool for need in wanted)} could be claimed within"
+                        f" {last - began:g} s, because others claim from there at the same time: retry"
+                    )
+        unknown += 1  # `survey` of the next session shows whether it was made
+        if unknown == _UNKNOWN_TRIES or time.monotonic() > deadline or not pauses.wait():
+            raise answer.reason
+        owner.sequence = max(time.time_ns(), owner.sequence + 1)  # a request that is under way has the former number
 
 
 class _Attempts:
-    """Attempts at one claim, and what the former ones have shown."""
+    """The attempts at one claim. Each goes by the results of those before it."""
 
-    __slots__ = ("_contended", "_liked", "_lost", "_owner", "_store", "_terms", "_wanted")
+    __slots__ = ("_contended", "_liked", "_lost", "_new", "_owner", "_store", "_terms", "_wanted")
 
     def __init__(self, store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) -> None:
         self._store = store
@@ -145,35 +144,36 @@ class _Attempts:
         self._terms = terms
         self._lost = list(terms.doubtful)
         self._liked: list[tuple[int, int]] | None = None
-        self._contended = 0  # which place the search begins at
+        self._contended = 0  # the number of the place at which the search begins; 0: the lowest address
+        self._new = terms.new
 
     def once(self) -> list[int] | Taken | Unknown:
-        """One attempt, in a turn of the store: the addresses, or why it was not made."""
+        """Make one attempt, in a session of the store: the addresses, or the store's answer when it made no lease."""
         store, wanted, owner, terms = self._store, self._wanted, self._owner, self._terms
         choice = terms.choice
-        windows, plan, find = (
-            (choice.windows, choice.plan, choice.search) if choice else (_windows, leases.plan, search)
-        )
+        windows, plan, find = (choice.windows, choice.plan, choice.search) if choice else (_windows, rules.plan, search)
         window = windows(store, wanted, owner, self._contended)
-        own, pods, former = store.survey(owner.attachment, owner.pod, window)
-        planned = plan(wanted, own, pods, owner, self._lost)
-        while None in planned.chosen and self._contended < _PLACES and store.are_full(window):
-            self._contended += 1
+        found = store.survey(owner, window, self._new)
+        planned = plan(wanted, found.own, found.pods, owner, self._lost)
+        if found.crowded:
+            self._contended = max(self._contended, _NEAR + 1)
+        while None in planned.chosen and self._is_full(window):
+            self._contended = max(self._contended, _NEAR) + 1
             window = windows(store, wanted, owner, self._contended)
         if self._liked is None and None in planned.chosen:
-            self._liked = [*terms.preferred(), *former]
+            self._liked = [*terms.preferred(), *found.former]
         if store.cooldown:
             _check_requested(store, wanted, planned.given_up, owner)
         try:
             values = find(store, wanted, planned.chosen, owner, self._contended, terms.reclaim, self._liked or ())
         except Exhausted:
-            if store.looks_again():
-                return Taken([])
-            raise
+            if not self._new:
+                raise
+            self._new = False
+            return Taken([])
         wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
         if planned.settled:
-            store.sync()
-            terms.remember(wants, own[0].sequence)
+            terms.remember(wants, found.own[0].sequence)
             return values
         terms.remember(wants, owner.sequence)
         answer = store.claim(wants, owner, planned.given_up)
@@ -185,8 +185,22 @@ class _Attempts:
             if store.spreads and any(
                 w in answer.wants for w, c in zip(wants, planned.chosen, strict=True) if c is None
             ):
-                self._contended = self._contended or 1
+                far = self._contended == 0 and not store.places
+                self._contended += 2 if far else 1 if self._contended in (0, *unseen(store)) else 0
+        self._new = self._new and isinstance(answer, Taken)
         return answer
+
+    def _is_full(self, windows: Sequence[Window]) -> bool:
+        """Whether one of the windows is full, and other places are left to try."""
+        store = self._store
+        if self._contended in unseen(store) or self._contended >= store.places:
+            return False
+        return any(store.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in windows)
+
+
+def unseen(store: Store) -> range:
+    """The places, as values of `contended`, that are tried unread."""
+    return range(1, min(_UNSEEN, store.places) + 1)
 
 
 def lowest_free(
@@ -194,7 +208,7 @@ def lowest_free(
 ) -> int | None:
     """The first address that can be claimed, from `start` to the end of the range and then from its beginning.
 
-    Neither one to `avoid` nor one that is `cooling`: few and many.
+    The few addresses in `avoid` and the many in `cooling` are passed over.
     """
     rng = need.rng
 
@@ -211,15 +225,14 @@ def lowest_free(
 
 
 def start_of(rng: Range, owner: Owner, contended: int) -> int:
-    """Where the search in a range begins: `contended` 0 at its lowest address, else at a place that differs by owner."""
-    place = (*owner.attachment.key(), str(contended)) if contended > 1 else owner.attachment.key()
-    return allocator.search_start(rng, owner.node, place) if contended else 0
+    """The address at which a search begins: the lowest of the range while `contended` is 0, then one that differs by owner."""
+    if contended <= _NEAR:
+        return allocator.search_start(rng, owner.node, owner.attachment.key(), _NEAR_SPREAD) if contended else 0
+    return allocator.search_start(rng, owner.node, (*owner.attachment.key(), str(contended)))
 
 
-def _windows(
-    store: Store, wanted: Sequence[Need], owner: Owner, contended: int
-) -> list[tuple[str, str | None, int, int, int]]:
-    """The windows that `search` looks at first."""
+def _windows(store: Store, wanted: Sequence[Need], owner: Owner, contended: int) -> list[Window]:
+    """The windows that `search` reads first."""
     found = []
     for need in wanted:
         rng = need.rng
@@ -238,7 +251,7 @@ def search(
     reclaim: Callable[[str], bool],
     liked: Sequence[tuple[int, int]] = (),
 ) -> list[int]:
-    """`chosen` with a free address in place of each None, one of `liked` if there is one; Exhausted when none is free."""
+    """`chosen` with a free address in place of each None, if possible one of `liked`; Exhausted when none is free."""
     values: list[int] = []
     proposed: list[int] = []  # indices of `wanted`
     for i, (need, value) in enumerate(zip(wanted, chosen, strict=True)):
@@ -248,8 +261,12 @@ def search(
             avoid = [v for n, v in others if v is not None and n.rng.family == need.rng.family]
             cooling = cooling_of(store, need, owner)
             value = _liked(store, need, liked, {*avoid, *cooling})
+            if value is None and contended in unseen(store) and start not in {*avoid, *cooling}:
+                value = start
             if value is None:
                 value = lowest_free(store, need, start, avoid, cooling)
+                if value is not None and store.is_claimed_here(need.want(value)):
+                    value = _unclaimed(store, need, value, {*avoid, *cooling})
             if value is None and reclaim(need.pool):
                 cooling = cooling_of(store, need, owner)
                 value = lowest_free(store, need, start, avoid, cooling)
@@ -261,24 +278,35 @@ def search(
     return values
 
 
+def _unclaimed(store: Store, need: Need, value: int, avoid: Collection[int]) -> int:
+    """The next free address of the window that no other call of this node is about to claim; else `value`."""
+    last = min(value | store.window - 1, need.rng.last)
+    bits = store.occupied(need.pool, need.scope, need.rng.family, value, last)
+    for at in range(value + 1, last + 1):
+        may_be_given = not bits >> at - value & 1 and need.rng.usable(at) and at not in avoid
+        if may_be_given and not store.is_claimed_here(need.want(at)):
+            return at
+    return value
+
+
 def _liked(store: Store, need: Need, liked: Sequence[tuple[int, int]], avoid: Collection[int]) -> int | None:
-    """The first of `liked` that `need` may be given and that is free."""
+    """The first of `liked` that is free and that the range of `need` gives; None when no address is both."""
     for family, value in liked:
-        open_to_it = family == need.rng.family and need.rng.usable(value) and value not in avoid
-        if open_to_it and not store.occupied(need.pool, need.scope, family, value, value):
+        may_be_given = family == need.rng.family and need.rng.usable(value) and value not in avoid
+        if may_be_given and not store.occupied(need.pool, need.scope, family, value, value):
             return value
     return None
 
 
 def cooling_of(store: Store, need: Need, owner: Owner) -> Collection[int]:
-    """The addresses of `need` that are kept from `owner`, for another has just given them up."""
+    """The addresses of `need` that `owner` may not have yet, since another pod has just given them up."""
     if not store.cooldown:
         return ()
     return store.cooling(need.pool, need.scope, need.rng.family, need.rng.first, need.rng.last, owner)
 
 
 def _check_requested(store: Store, wanted: Sequence[Need], kept: Sequence[Lease], owner: Owner) -> None:
-    """TryAgainLater when a requested address that none of the leases `kept` has is cooling."""
+    """Raise TryAgainLater when a requested address is cooling; those of the leases `kept` are not asked about."""
     held = {(lease.pool, lease.value) for lease in kept}
     for need in wanted:
         value = need.requested
@@ -304,14 +332,14 @@ def _lost(
     store: Store,
     wanted: Sequence[Need],
     wants: Sequence[Want],
-    planned: leases.Plan,
+    planned: rules.Plan,
     taken: Sequence[Want],
     owner: Owner,
 ) -> list[Want]:
-    """Those of `taken` that were to be kept; an error when one of them was requested.
+    """Those of `taken` that the plan would have kept; TryAgainLater when one of them was requested.
 
-    A lease of the owner or of its pod that the plan did not know, since a request of a killed call has made it after
-    `survey`, is no loss: the next plan keeps it.
+    A request of a killed call may have made a lease of the owner or of its pod after `survey`. That is no loss: the next
+    plan keeps the lease.
     """
     known = {lease.key() for lease in planned.given_up}
     lost = []
@@ -320,10 +348,10 @@ def _lost(
             continue
         holder = store.holder(want)
         if holder is None:
-            continue  # it has become free
+            continue  # it is free again
         if holder.key() not in known:
             ours = holder.attachment == owner.attachment
-            if ours or (need.requested is None and leases.may_take_over(holder, owner)):
+            if ours or (need.requested is None and rules.may_take_over(holder, owner)):
                 continue
         if need.requested is not None:
             raise _held(need, holder)

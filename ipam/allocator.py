@@ -9,6 +9,8 @@ claimed is a bitset, an integer whose bit i stands for the address low + i. That
 
 from __future__ import annotations
 
+import _blake2
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -69,17 +71,15 @@ def propose(rng: Range, window: Span, occupied: int, avoid: Collection[int] = ()
     return None
 
 
-def search_start(rng: Range, node: str, attachment: tuple[str, ...]) -> int:
+def search_start(rng: Range, node: str, attachment: tuple[str, ...], spread: int = SPREAD) -> int:
     """The address from which this attachment on this node searches on, after another one took what was proposed.
 
-    The same for the same arguments, spread evenly over the first SPREAD addresses that `rng` may give. A range
+    The same for the same arguments, spread evenly over the first `spread` addresses that `rng` may give. A range
     without any gives its first address.
     """
-    import _blake2  # only a lost claim comes here
-
     key = "\0".join((rng.cidr, node, *attachment)).encode("utf-8", "surrogateescape")
     digest = int.from_bytes(_blake2.blake2b(key, digest_size=8).digest(), "big")
-    place = digest % (min(rng.size(), SPREAD) or 1)
+    place = digest % (min(rng.size(), spread) or 1)
     for first, last in rng.spans():
         if place <= last - first:
             return first + place

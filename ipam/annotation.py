@@ -1,26 +1,27 @@
-"""The pod's annotation that names the addresses that it would like to have: a preference, which fails no attachment.
+"""The pod's annotation with its preferred addresses, which fails no attachment when they cannot be given.
 
-Some builds of whereabouts know the annotation: one address, which is given if it is free, and passed over if not.
+Some builds of whereabouts read the same annotation: one address, which is given if it is free, and ignored if not.
 """
 
 from __future__ import annotations
 
-from cni.spec.errors import CniError
+from cni.shared.spec.errors import CniError
 from ipam.ranges import parse_address
-from ipam.stores.kubernetes_api import Api, Gone
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Gone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cni.log import Log
+    from cni.shared.log import Log
 
 PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
 
 
 def preferred(kubeconfig: str, pod: tuple[str, str, str], seconds: float, log: Log) -> list[tuple[int, int]]:
-    """The addresses, (family, value), that the pod (namespace, name, uid) would like to have, the best first.
+    """The preferred addresses, (family, value), of the pod (namespace, name, uid), the best first.
 
-    None, and a line in the log, when the pod cannot be read within `seconds`, when it is another pod of that name, or
-    when the annotation is no list of addresses.
+    Empty when the pod cannot be read within `seconds` or the annotation is no list of addresses, with a line in the log;
+    and when the pod of that name has another uid.
     """
     api = Api(kubeconfig, seconds)
     try:

@@ -1,11 +1,11 @@
 """CHECK's comparison of addresses and routes with the configuration of the call: pure.
 
-A key that the configuration does not have wants nothing.
+A key that the configuration does not have is not compared.
 """
 
 from __future__ import annotations
 
-from cni.spec.versions import at_least
+from cni.shared.spec.versions import at_least
 from ipam.ranges import format_address, parse_address, parse_cidr
 
 TYPE_CHECKING = False
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
-    from cni.spec.result import Result
+    from cni.shared.spec.result import Result
     from ipam.config import IpamConfig
-    from ipam.leases import Need
+    from ipam.leases import Lease
     from ipam.ranges import Range
-    from ipam.stores.base import Lease
+    from ipam.rules import Need
 
 
 _OF_ROUTES = ("gw", "table", "priority", "mtu", "advmss", "scope")
 
 
 def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
-    """What `config` wants and `expected`, the attachment's prevResult in this cniVersion, does not have."""
+    """The parts of `config` that `expected`, the attachment's prevResult in this cniVersion, lacks."""
     given = {_address_of(a.address): a for a in expected.ips}
     found = []
     for static in config.addresses:
@@ -61,9 +61,9 @@ def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
 def outside(
     held: Mapping[tuple[int, int], str], ranges: Sequence[Range], requested: Collection[tuple[int, int]]
 ) -> list[str]:
-    """Which of the leased addresses (family, value), with their texts, are not such as the configured `ranges` give.
+    """The leased addresses (family, value), with their texts, that the configured `ranges` would not give as they are.
 
-    One that none of them holds is of a range that the configuration no longer has, and is not compared.
+    An address in none of them is of a range that the configuration no longer has, and is not compared.
     """
     found = []
     for key, text in held.items():
@@ -79,7 +79,7 @@ def outside(
 
 
 def elsewhere(held: Sequence[Lease], wanted: Sequence[Need]) -> list[str]:
-    """Which of the leases are in another pool than that of the configured range which holds them (network_name)."""
+    """The leases in another pool than that of the configured range which contains them (network_name)."""
     found = []
     for lease in held:
         pools = [n.pool for n in wanted if n.rng.family == lease.family and n.rng.contains(lease.value)]

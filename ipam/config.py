@@ -1,16 +1,17 @@
-"""The IPAM configuration: the `ipam` block, the flat file and what the caller asks for, as one checked object.
+"""The IPAM configuration: the `ipam` block, the flat file and the addresses that the caller requests, as one checked object.
 
-All faults are noted before any is reported, each with its key as it is written: `ipam.ipRanges[1].exclude[0]`,
-`CNI_ARGS IP`, or `PATH: gateway` for a key of the flat file at PATH. Sources: whereabouts v0.9 (pkg/config,
-pkg/types); for `ips` and `args` the CNI project's CONVENTIONS.md.
+All faults are collected and reported at once, each with its key as it is written: `ipam.ipRanges[1].exclude[0]`,
+`CNI_ARGS IP`, or `PATH: gateway` for a key of the flat file at PATH. The keys are checked in three places: the value of
+each by its type in ipam.keys, ranges, addresses and routes in ipam.entries, and the keys together here (`_check_whole`,
+`_choose_store`). Sources: whereabouts v0.9 (pkg/config, pkg/types); for `ips` and `args` the CNI project's CONVENTIONS.md.
 """
 
 from __future__ import annotations
 
-from cni.config import MOST_MEMBERS, Fault, refuse
-from cni.spec.errors import InvalidConfig
-from cni.spec.request import member
-from cni.spec.versions import at_least
+from cni.shared.config import MOST_MEMBERS, Fault, refuse
+from cni.shared.spec.errors import InvalidConfig
+from cni.shared.spec.request import member
+from cni.shared.spec.versions import at_least
 from ipam import flatfile
 from ipam.entries import RangeEntry, attempt, read_addresses, read_ranges, read_routes
 from ipam.keys import ACCEPTED_KEYS, IPAM_KEYS, RANGE_KEYS
@@ -22,18 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cni.spec.request import Request
-    from cni.spec.result import IPConfig, Route
+    from cni.shared.spec.request import Request
+    from cni.shared.spec.result import IPConfig, Route
     from ipam.source import Files
 
     Requested = tuple[int, int, int | None]  # family, value, prefix length or None
 
 
 class IpamConfig:
-    """A checked IPAM configuration.
-
-    What IPAM_KEYS names holds the value of that key; and besides:
-    """
+    """A checked IPAM configuration: an attribute for each key of IPAM_KEYS, and those that are made of several keys."""
 
     __slots__ = (
         *(key.attribute for key in IPAM_KEYS),
@@ -59,11 +57,11 @@ class IpamConfig:
     routes: list[Route]
     dns: dict[str, Any]  # the object of the spec, {} when the configuration says nothing
     node: str  # this node's name
-    slice_node: str  # the node whose slices the ranges are, "" while they are whole (ipam.stores.kubernetes_slices)
+    slice_node: str  # the node whose slices the ranges are, "" while they are whole (ipam.stores.kubernetes.slices)
     config_path: str  # the flat file that was read, or ""
-    hidden: list[str]  # what no error may show: the texts of a flat file that the network chose
+    hidden: list[str]  # the texts that no error may show: those of a flat file that the network chose
     unnamed: str  # why a pod of Kubernetes is refused, since no store is named; "" where one is
-    notes: list[str]  # what of the configuration has no effect: for the log
+    notes: list[str]  # for the log: the keys that have no effect
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
     address_entries: Sequence[dict[str, Any]]  # as written; see addresses
     route_entries: Sequence[dict[str, Any]]  # as written; see routes
@@ -97,9 +95,9 @@ class IpamConfig:
         return next((r for r in self.ranges if r.family == family and r.contains(value)), None)
 
     def gateway_of(self, address: str, own: str = "") -> str:
-        """The gateway for "address/length": that of CNI_ARGS in its subnet, else `own`, else `gateway` if of its family.
+        """The gateway for "address/length", "" for none.
 
-        "" for none.
+        The first that exists: that of CNI_ARGS in its subnet; `own`; the key `gateway`, if it is of its family.
         """
         subnet = Range(*parse_cidr(address))
         for family, value in self.gateways:
@@ -125,12 +123,12 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
 
 
 def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
-    """As `read`, but what is wrong goes to `faults`; the configuration is good for use when that is nothing."""
+    """As `read`, but the faults go to `faults`; without any the configuration is valid."""
     block = member(request.config, "ipam")
     if not isinstance(block, dict):
-        what = "has no `ipam`" if block is None else "has an `ipam` that is no JSON object"
+        fault = "has no `ipam`" if block is None else "has an `ipam` that is no JSON object"
         raise InvalidConfig(
-            f'the network configuration {what}: want "ipam": {{"type": "whereabouts", "range": "192.168.2.0/24"}}'
+            f'the network configuration {fault}: want "ipam": {{"type": "whereabouts", "range": "192.168.2.0/24"}}'
         )
     source = Source(block, files, faults)
     config, own = IpamConfig(), RangeEntry()
@@ -148,7 +146,7 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.gateways = _gateways(request, faults)
     config.ranges = read_ranges(own, config.ip_ranges, source.where, _kept_back(config), config.notes, faults)
     config.requested = _requested(request, config, faults)
-    if not faults:  # what follows compares parts that are right
+    if not faults:  # it compares keys, so each must be valid by itself
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
     source.hide(faults)
@@ -174,7 +172,7 @@ def _dns(config: IpamConfig) -> dict[str, Any]:
 
 
 def _kept_back(config: IpamConfig) -> list[tuple[int, int]]:
-    """The addresses that no range may give: gateways, and the static ones, which every attachment has."""
+    """The addresses that no range gives: gateways, and the static ones, which every attachment has."""
     texts = [
         config.gateway,
         *(a.gateway for a in config.addresses),
@@ -190,7 +188,7 @@ def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
 
 
 def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> list[Requested]:
-    """What is asked for by name. A request that comes by two ways counts once; Multus sends IP and `ips`."""
+    """The addresses that the caller requests. One that comes in two ways counts once: Multus sends IP and `ips`."""
     text = request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
     for key in ("runtimeConfig.ips", "args.cni.ips"):
@@ -272,14 +270,14 @@ def _check_whole(request: Request, config: IpamConfig, source: Source, faults: l
 
 
 def datastore(config: IpamConfig) -> str:
-    """The kind of store that is meant: the one that is named, or the one that has a place named."""
+    """The kind of store: the value of the key, or without it the kind whose address is configured."""
     return config.datastore or ("kubernetes" if config.kubeconfig else "etcd" if config.etcd_host else "file")
 
 
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
-    """Resolve `datastore`; a pod of Kubernetes must never fall to addresses of its node alone unasked."""
+    """Resolve `datastore`. A pod of Kubernetes must never get addresses of its node alone, unless the key says so."""
     if source.names("etcd_host") and not (source.names("datastore") or source.names("kubernetes.kubeconfig")):
-        config.datastore = "etcd"  # the network's own choice, whatever the flat file says of Kubernetes
+        config.datastore = "etcd"  # the network's own choice goes before a kubeconfig in the flat file
     chosen, where = config.datastore, source.where("datastore")
     if chosen in ("kubernetes", "addresslease") and not config.kubeconfig:
         faults.append(Fault(where, chosen, "want kubernetes.kubeconfig beside it, here or in the flat file"))

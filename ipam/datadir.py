@@ -1,6 +1,6 @@
 """Where a network's own `dataDir` may keep leases: in a directory of ours, never in one of another program.
 
-Whoever writes a network is no administrator, and a directory or file that appears among another program's is harm enough:
+The author of a network is no administrator, and one new directory or file among another program's already does harm:
 host-local takes each name below /var/lib/cni/networks/NETWORK for an address in use.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import posix
 
-from cni import policy
-from cni.kernel import paths
+from cni.shared import policy
+from cni.shared.kernel import paths
+from cni.shared.kernel.files import names_in
 
 NAME = "leases.db"  # of the lease file; what belongs to it has a name that begins so
 _STATE = "/var/lib/cni/railcni"
@@ -19,10 +20,10 @@ _NAME_MAX = 255  # bytes (include/uapi/linux/limits.h)
 
 
 def confine(path: str) -> str:
-    """Where `path` leads, when leases may be kept there; else ValueError says why.
+    """The directory that `path` leads to; ValueError says why leases may not be kept in it.
 
-    Those are the node's own store, directories below `dataRoots` of the node's policy, and, unless the administrator has
-    set dataRoots, the stores that version 0.1.0 has made elsewhere: a lease file in them tells which they are.
+    They may be kept in the node's own store, in directories below `dataRoots` of the node's policy, and, unless the
+    administrator has set dataRoots, in the stores that version 0.1.0 has made at other places, which have a lease file.
     """
     allowed = policy.current()
     try:
@@ -55,25 +56,18 @@ def confine(path: str) -> str:
 
 
 def _nearest(path: str) -> str:
-    """The directory at `path`, or else the nearest one above it that exists."""
+    """The directory at `path`, or the nearest one above it that exists."""
     while path and not _is(path, _DIRECTORY):
         path = path.rpartition("/")[0]
     return path or "/"
 
 
 def _has_leases(directory: str) -> bool:
-    return any(name.startswith(NAME) and _is(f"{directory}/{name}", _REGULAR) for name in _names(directory))
+    return any(name.startswith(NAME) and _is(f"{directory}/{name}", _REGULAR) for name in names_in(directory))
 
 
 def _has_files(directory: str) -> bool:
-    return any(not _is(f"{directory}/{name}", _DIRECTORY) for name in _names(directory))
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return posix.listdir(directory)
-    except OSError:
-        return []  # it is not there, or whoever opens it says why it cannot be
+    return any(not _is(f"{directory}/{name}", _DIRECTORY) for name in names_in(directory))
 
 
 def _is(path: str, kind: int) -> bool:

@@ -1,12 +1,12 @@
-"""The members of an IPAM configuration that are more than one key: ranges, static addresses, routes.
+"""The parts of an IPAM configuration that have several keys each: ranges, static addresses, routes.
 
-Each function reads JSON objects, notes what is wrong with them, and returns what is right.
+Each function reads JSON objects, adds a fault for each that is invalid, and returns the valid ones.
 """
 
 from __future__ import annotations
 
-from cni.config import Fault, fill
-from cni.spec.result import IPConfig, Route
+from cni.shared.config import Fault, fill
+from cni.shared.spec.result import IPConfig, Route
 from ipam.keys import ADDRESS_KEYS, RANGE_KEYS, ROUTE_KEYS
 from ipam.ranges import Range, format_address, parse_address, parse_range, parse_span
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     T = TypeVar("T")
-    Where = Callable[[str], str]  # from the name of a key to what a fault calls it
+    Where = Callable[[str], str]  # from the name of a key to its name in a fault (ipam.source.Source.where)
 
 
 class RangeEntry:
-    """The keys of one range as they were written, "" for those that were not."""
+    """The keys of one range as they are written, "" for a key that is absent."""
 
     __slots__ = ("exclude", "range", "range_end", "range_start")
     range: str
@@ -30,14 +30,14 @@ class RangeEntry:
 
     @classmethod
     def empty(cls) -> RangeEntry:
-        """One in which nothing was written."""
+        """An entry in which all keys are absent."""
         entry = cls()
         fill(entry, RANGE_KEYS, {}, [])
         return entry
 
 
 def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) -> T | None:
-    """What `read` makes of `text`, or None and a fault that calls it `key`."""
+    """`read(text)`; or None and a fault under the name `key`, when it raises ValueError."""
     try:
         return read(text)
     except ValueError as fault:
@@ -64,9 +64,9 @@ def read_ranges(
     for i, document in enumerate(documents):
         prefix = f"{where('ipRanges')}[{i}]."
         entry = RangeEntry()
-        met = len(faults)
+        before = len(faults)
         fill(entry, RANGE_KEYS, document, faults, prefix)
-        if len(faults) == met:
+        if len(faults) == before:
             ranges.append(_range(entry, prefix.__add__, kept_back, notes, faults))
     return [r for r in ranges if r]
 
@@ -74,12 +74,12 @@ def read_ranges(
 def _range(
     entry: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
 ) -> Range | None:
-    met = len(faults)
+    before = len(faults)
     parsed = attempt(parse_range, entry.range, where("range"), faults)
     start = attempt(parse_address, entry.range_start, where("range_start"), faults) if entry.range_start else None
     end = attempt(parse_address, entry.range_end, where("range_end"), faults) if entry.range_end else None
     holes = [attempt(parse_span, text, where(f"exclude[{i}]"), faults) for i, text in enumerate(entry.exclude)]
-    if parsed is None or len(faults) > met:
+    if parsed is None or len(faults) > before:
         return None
     family, value, prefix, span = parsed
     whole = Range(family, value, prefix)
@@ -92,7 +92,7 @@ def _range(
             blocked.append(hole[1:])
         else:
             notes.append(f"{where(f'exclude[{i}]')} has no effect: {entry.exclude[i]} is outside of {whole}")
-    if len(faults) > met:
+    if len(faults) > before:
         return None
     rng = Range(family, value, prefix, first, last, blocked)
     if not rng.size():
@@ -108,7 +108,7 @@ def _bounds(
     where: Where,
     faults: list[Fault],
 ) -> tuple[int | None, int | None]:
-    """What range_start and range_end stand for; a fault for one that is outside of the range, or out of order."""
+    """The first and the last address, None for a key that is absent; bounds outside of the range, or out of order, are faults."""
     for name, bound in (("range_start", start), ("range_end", end)):
         if bound and not (bound[0] == whole.family and whole.contains(bound[1])):
             faults.append(Fault(where(name), getattr(entry, name), f"want an address of the range {whole}"))
@@ -131,9 +131,9 @@ def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults:
     for i, document in enumerate(documents):
         prefix = f"{where('addresses')}[{i}]."
         address = IPConfig("")
-        met = len(faults)
+        before = len(faults)
         fill(address, ADDRESS_KEYS, document, faults, prefix)
-        if len(faults) > met:
+        if len(faults) > before:
             continue
         if not address.address:
             faults.append(Fault(prefix + "address", None, "want address/length, such as 192.168.2.7/24"))
@@ -154,10 +154,10 @@ def read_routes(documents: Iterable[Mapping[str, Any]], where: Where, faults: li
     for i, document in enumerate(documents):
         prefix = f"{where('routes')}[{i}]."
         route = Route("")
-        met = len(faults)
+        before = len(faults)
         fill(route, ROUTE_KEYS, document, faults, prefix)
         route.mtu, route.advmss, route.priority = route.mtu or None, route.advmss or None, route.priority or None
-        if len(faults) > met:
+        if len(faults) > before:
             continue
         if not route.dst:
             faults.append(Fault(prefix + "dst", None, "want a CIDR; 0.0.0.0/0 or ::/0 for the default route"))

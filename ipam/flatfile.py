@@ -1,12 +1,12 @@
-"""What the IPAM configuration reads besides its request: the flat file, the node's name, where a path leads.
+"""The node's files that the IPAM configuration depends on: the flat file, the host name, and where a path leads.
 
-The functions here are the reader that `ipam.config.read` is given; a test gives it another.
+This module is the default for the parameter `files` of `ipam.config.read`; tests pass another reader.
 """
 
 from __future__ import annotations
 
-from cni.kernel import files
-from cni.kernel.node import host_name
+from cni.shared.kernel import files
+from cni.shared.kernel.node import host_name
 
 __all__ = ["PATHS", "follow", "host_name", "load"]
 
@@ -33,16 +33,16 @@ def load(path: str) -> bytes | None:
 
 
 def follow(path: str, roots: str = "") -> str:
-    """Where `path` leads. ValueError when that cannot be told, or lies outside of `roots`, a key of the node's policy."""
+    """Where `path` leads. ValueError when it cannot be followed, or leads outside of `roots`, a key of the node's policy."""
     if roots:
-        from cni import policy  # most networks name no path
+        from cni.shared import policy  # most networks name no path
 
         if roots == "dataRoots":
             from ipam import datadir
 
             return datadir.confine(path)
         return policy.current().confine(roots, path)
-    from cni.kernel import paths
+    from cni.shared.kernel import paths
 
     try:
         return paths.resolve(path)

@@ -1,14 +1,14 @@
 """The keys of the `ipam` block and of the flat file: their types, defaults and meaning, as tables.
 
-The README's configuration reference and the published JSON Schema are compared with these tables. Names match without
+docs/reference.md and the published JSON Schema are compared with these tables. Names match without
 regard to case, unknown keys are ignored, null is absent. A name with a dot is a key of a nested object. Sources:
 whereabouts v0.9, pkg/types and doc/extended-configuration.md; `dataDir` is host-local's.
 """
 
 from __future__ import annotations
 
-from cni.config import Key, boolean, integer, list_of, mapping, one_of, optional, string
-from cni.log import LEVELS
+from cni.shared.config import Key, boolean, integer, list_of, mapping, one_of, optional, string
+from cni.shared.log import LEVELS
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ CONFINED = {
     "etcd_cert_file": "configRoots",
     "etcd_ca_cert_file": "configRoots",
 }
-"""The paths that a block may only name below roots of the node's policy (cni.policy); a flat file is not confined."""
+"""The paths that a block may only name below roots of the node's policy (cni.shared.policy); a flat file is not confined."""
 
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
@@ -50,7 +50,7 @@ def interface_address(value: Any) -> str:
 
 
 def destination(value: Any) -> str:
-    """A CIDR in canonical form, the host bits dropped: the kernel refuses a route that has some."""
+    """A CIDR in canonical form, without host bits: the kernel refuses a route that has them."""
     return Range(*parse_cidr(string(value))).cidr
 
 
@@ -75,7 +75,7 @@ def slice_size(value: Any) -> int:
 
 
 def log_level(value: Any) -> str:
-    """One of LEVELS; any other name is the default, as in whereabouts: no attachment fails for its log."""
+    """One of LEVELS; another name becomes the default, as in whereabouts, so that no attachment fails because of its log."""
     name = string(value).lower()
     return name if name in LEVELS else "warning"
 
@@ -117,7 +117,7 @@ IPAM_KEYS = (
         "addresses",
         list_of(mapping),
         (),
-        "static addresses, which every attachment gets besides those of the ranges: objects with the keys address, gateway",
+        "static addresses, which every attachment gets in addition to those of the ranges: objects with the keys address, gateway",
         "address_entries",
     ),
     Key(
@@ -156,7 +156,7 @@ IPAM_KEYS = (
         optional(one_of(*DATASTORES)),
         "",
         "where leases are kept: file, etcd, kubernetes (the pools of whereabouts) or addresslease (an object for each "
-        "address); default: kubernetes where kubernetes.kubeconfig is given, etcd where etcd_host is, else file (the NAD's "
+        "address); default: kubernetes where kubernetes.kubeconfig is given, etcd where etcd_host is, otherwise file (the NAD's "
         "own etcd_host goes before the flat file's choice); a pod of "
         "Kubernetes gets file only when it is named",
     ),
@@ -179,7 +179,7 @@ IPAM_KEYS = (
         "etcd_prefix",
         optional(etcd_prefix, "/railcni"),
         "/railcni",
-        "what all keys of the etcd store begin with; clusters that share an etcd want one each",
+        "the prefix of all keys of the etcd store; clusters that share an etcd need one each",
     ),
     Key("etcd_username", string, "", "the user of the etcd store"),
     Key("etcd_password", string, "", "that user's password"),
@@ -206,7 +206,7 @@ IPAM_KEYS = (
         "read the pod's annotation whereabouts.cni.cncf.io/preferred-ip by kubernetes.kubeconfig, and give the addresses "
         "that it names, separated by commas, when they are free",
     ),
-    Key("log_file", string, "", "path of a file that log lines are appended to, besides stderr"),
+    Key("log_file", string, "", "path of a file that log lines are appended to, in addition to stderr"),
     Key(
         "log_level",
         optional(log_level, "warning"),
@@ -221,7 +221,7 @@ IPAM_KEYS = (
         "in a flat file: the directory that holds the file nodename",
     ),
 )
-"""The keys of the block besides RANGE_KEYS."""
+"""The keys of the block in addition to RANGE_KEYS."""
 
 ACCEPTED_KEYS = (
     Key("type", string, "", "the executable that the link plugin runs for this block: whereabouts"),

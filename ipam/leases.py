@@ -1,117 +1,233 @@
-"""The lease rules: which leases an attachment keeps, takes over or gives up. Pure decisions, no I/O.
+"""Leases: which address of a pool belongs to which attachment. Pure: no I/O, no clock, and no store.
 
-1. The same attachment again: the addresses that it has, as long as the configuration still gives them.
-2. The same pod (namespace and name) with the same ifname in a new sandbox: the leases move to it. Not when both uids
-   are known and differ: then it is another pod of the same name, and the former one may still be on the wire. Nor
-   when a uid is not known and the machines differ: a pod's sandbox is made anew where it was.
-3. No pod name matches no pod.
-4. What an attachment holds and the configuration no longer gives is given up in the step that claims the rest.
+An address is (family, value). A pool's name ends with its range (ipam.ranges). The scope of a lease is the name under which its
+address is reserved in all pools of that name; None reserves it in its own pool alone.
 """
 
 from __future__ import annotations
 
-from ipam.stores.base import Lease, Owner, Want
+from cni.shared.spec.request import Attachment
+from ipam.ranges import format_address, parse_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
 
-    from ipam.config import IpamConfig
-    from ipam.ranges import Range
+COOLDOWN = 86_400  # the longest cooldown, in seconds; a clock that was wrong has written any longer one
+_SEQUENCES = 1 << 63  # what SQLite, etcd's keys and JSON readers in Go all hold
 
 
-class Need:
-    """One address that an attachment gets from a pool: any of `rng`, or the one that was `requested`."""
+class Want:
+    """An address to be claimed from a pool."""
 
-    __slots__ = ("pool", "requested", "rng", "scope")
+    __slots__ = ("family", "pool", "scope", "value")
 
-    def __init__(self, rng: Range, pool: str, scope: str | None, requested: int | None = None) -> None:
-        self.rng = rng
+    def __init__(self, pool: str, family: int, value: int, scope: str | None) -> None:
         self.pool = pool
+        self.family = family
+        self.value = value
         self.scope = scope
-        self.requested = requested
 
-    def want(self, value: int) -> Want:
-        """The address `value`, as a claim asks for it."""
-        return Want(self.pool, self.rng.family, value, self.scope)
-
-    def is_met_by(self, lease: Lease) -> bool:
-        """Whether the address of `lease` is one that this need could be given."""
-        if lease.pool != self.pool or lease.family != self.rng.family:
-            return False
-        return lease.value == self.requested if self.requested is not None else self.rng.usable(lease.value)
+    def excludes(self, other: Want | Lease) -> bool:
+        """Whether no store can hold both: they are one address of one pool, or of one scope."""
+        same = self.pool == other.pool or (self.scope is not None and self.scope == other.scope)
+        return same and (self.family, self.value) == (other.family, other.value)
 
 
-class Plan:
-    """What to claim. `chosen[i]` is the value for the need i, None where the store must be searched for one.
+def returns(pod: tuple[str, str, str]) -> bool:
+    """Whether a pod may come back under its name: a StatefulSet's pods do, whose names end in "-" and a number."""
+    stem, _, ordinal = pod[1].rpartition("-")
+    return bool(stem) and ordinal.isascii() and ordinal.isdigit()
 
-    `given_up` are the leases whose place the claim takes; `settled`: the store holds all of it already.
+
+class Owner:
+    """The owner of a claim: an attachment, its pod (namespace, name, uid; "" for an unknown part), node, boot and netns.
+
+    `sequence`, the time of the claim in ns since 1970, tells this claim from every other one. `machine` tells machines of
+    one node name apart (cni.shared.kernel.node.machine_id) in a store that nodes share.
     """
 
-    __slots__ = ("chosen", "given_up", "settled")
+    __slots__ = ("attachment", "boot_id", "machine", "netns", "node", "pod", "sequence")
 
-    def __init__(self, chosen: list[int | None], given_up: list[Lease], settled: bool) -> None:
-        self.chosen = chosen
-        self.given_up = given_up
-        self.settled = settled
+    def __init__(
+        self,
+        attachment: Attachment,
+        pod: tuple[str, str, str] = ("", "", ""),
+        node: str = "",
+        boot_id: str = "",
+        netns: str = "",
+        sequence: int = 0,
+        machine: str = "",
+    ) -> None:
+        self.attachment = attachment
+        self.machine = machine
+        self.pod = pod
+        self.node = node
+        self.boot_id = boot_id
+        self.netns = netns
+        self.sequence = sequence
 
 
-def needs(config: IpamConfig) -> list[Need]:
-    """One need for each range, in their order; each requested address stands in for a range that holds it.
+class Lease:
+    """An address and its owner, with the fields of Want and Owner.
 
-    A request for which no range is left is a need of its own, of the first range that holds it.
+    `claimed`: an IPAMClaim has the address, and outlives the pod. `since`: RFC 3339, of a lease without a sequence.
     """
-    scope = config.network_name if config.overlap else None
-    found = [Need(rng, rng.pool_name(config.network_name, config.slice_node), scope) for rng in config.ranges]
-    for family, value, _ in config.requested:
-        holding = [n for n in found if n.rng.family == family and n.rng.contains(value)]
-        if not holding:
-            continue
-        free = [n for n in holding if n.requested is None]
-        best = [n for n in free if n.rng.usable(value)] or free
-        if best:
-            best[0].requested = value
-        else:
-            found.append(Need(holding[0].rng, holding[0].pool, scope, value))
-    return found
 
-
-def plan(
-    wanted: Sequence[Need], own: Sequence[Lease], pods: Sequence[Lease], owner: Owner, lost: Collection[Want] = ()
-) -> Plan:
-    """What to claim for `owner`, whose attachment holds `own`; `pods` are the leases of its pod under its ifname.
-
-    `lost` are addresses of leases that cannot be kept, since another holds the reservation.
-    """
-    gone = {(want.pool, want.value) for want in lost}
-    former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
-    usable = [lease for lease in (*own, *former) if (lease.pool, lease.value) not in gone]
-    chosen: list[int | None] = [need.requested for need in wanted]
-    kept: list[Lease | None] = [None] * len(wanted)
-    for i in sorted(range(len(wanted)), key=lambda i: wanted[i].requested is None):  # a requested address first
-        for lease in usable:
-            if wanted[i].is_met_by(lease):
-                usable.remove(lease)
-                kept[i], chosen[i] = lease, lease.value
-                break
-    moved = [lease for lease in former if lease in kept]
-    settled = (
-        not moved
-        and len(own) == len(wanted)
-        and all(lease and is_current(lease, need, owner) for lease, need in zip(kept, wanted, strict=True))
+    __slots__ = (
+        *("family", "pool", "scope", "value", "container_id", "ifname", "network", "pod"),
+        *("boot_id", "claimed", "machine", "netns", "node", "sequence", "since"),
     )
-    return Plan(chosen, [*own, *moved], settled)
+
+    def __init__(self, want: Want, owner: Owner) -> None:
+        self.pool = want.pool
+        self.family = want.family
+        self.value = want.value
+        self.scope = want.scope
+        self.network, self.container_id, self.ifname = owner.attachment.key()
+        self.pod = owner.pod
+        self.node = owner.node
+        self.boot_id = owner.boot_id
+        self.netns = owner.netns
+        self.machine = owner.machine
+        self.sequence = owner.sequence
+        self.claimed = False
+        self.since = ""
+
+    @property
+    def want(self) -> Want:
+        return Want(self.pool, self.family, self.value, self.scope)
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.attachment, self.pod, self.node, self.boot_id, self.netns, self.sequence, self.machine)
+
+    @property
+    def address(self) -> tuple[int, int]:
+        return self.family, self.value
+
+    @property
+    def text(self) -> str:
+        """The address as people write it."""
+        return format_address(self.family, self.value)
+
+    @property
+    def attachment(self) -> Attachment:
+        return Attachment(self.network, self.container_id, self.ifname)
+
+    @property
+    def pod_name(self) -> tuple[str, str]:
+        """The pod's namespace and name, whatever its UID."""
+        return self.pod[:2]
+
+    @property
+    def pod_ref(self) -> str:
+        """The pod as namespace/name; "" for a lease without a pod's name."""
+        return "/".join(self.pod[:2]) if self.pod[1] else ""
+
+    @property
+    def created(self) -> float:
+        """The time of the claim, in seconds since 1970."""
+        return self.sequence / 1e9
+
+    def key(self) -> tuple[Any, ...]:
+        """All that makes this lease this one: equal keys are the same lease."""
+        return (self.pool, self.family, self.value, self.container_id, self.ifname, self.network, self.sequence)
+
+    @property
+    def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
+        """The part of the key that every store keeps, Go's objects too: equal in two readings of one lease."""
+        return self.pool, self.address, self.container_id, self.ifname, self.pod_name
+
+    def is_of_pod(self, owner: Owner) -> bool:
+        """Whether the pod of `owner`, whatever its UID, has the address under the same ifname."""
+        return bool(owner.pod[1]) and self.pod_name == owner.pod[:2] and self.ifname == owner.attachment.ifname
+
+    def holder(self) -> str:
+        """The owner, for messages."""
+        pod = f"pod {self.pod_ref}, " if self.pod_ref else ""
+        node = f", node {self.node}" if self.node else ""
+        return f"{pod}container {self.container_id}, {self.ifname}, network {self.network}{node}"
+
+    def user(self) -> str:
+        """The owner in short, for messages."""
+        return f"pod {self.pod_ref}" if self.pod_ref else f"container {self.container_id or 'unknown'}"
 
 
-def may_take_over(lease: Lease, owner: Owner) -> bool:
-    """Whether the lease of another sandbox is that of the owner's pod, by its uid, else by its machine."""
-    same = bool(owner.pod[1]) and lease.pod[:2] == owner.pod[:2] and lease.ifname == owner.attachment.ifname
-    if lease.pod[2] and owner.pod[2]:
-        return same and lease.pod[2] == owner.pod[2]
-    return same and (lease.machine == owner.machine or not (lease.machine and owner.machine))
+class Pool:
+    """A pool that has leases: its name, its family, and how many."""
+
+    __slots__ = ("family", "name", "used")
+
+    def __init__(self, name: str, family: int, used: int) -> None:
+        self.name = name
+        self.family = family
+        self.used = used
 
 
-def is_current(lease: Lease, need: Need, owner: Owner) -> bool:
-    """Whether the store says of the lease what a new claim would say: it tells the living from the dead by it."""
-    described = (lease.pod, lease.node, lease.machine, lease.boot_id, lease.netns, lease.scope)
-    return described == (owner.pod, owner.node, owner.machine, owner.boot_id, owner.netns, need.scope)
+def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
+    """Those leases whose addresses are not claimed again by `wants`, neither in their pools nor in their scopes."""
+    return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
+
+
+def by_place(leases: Iterable[Lease]) -> list[Lease]:
+    """The leases in the order of pool and address."""
+    return sorted(leases, key=lambda lease: (lease.pool, lease.family, lease.value))
+
+
+def to_json(lease: Lease) -> dict[str, Any]:
+    """A lease as stores and records write it; absent for none: `machine`."""
+    machine = {"machine": lease.machine} if lease.machine else {}
+    return {
+        "pool": lease.pool,
+        "address": lease.text,
+        "scope": lease.scope,
+        "network": lease.network,
+        "containerID": lease.container_id,
+        "ifname": lease.ifname,
+        "pod": list(lease.pod),
+        "node": lease.node,
+        "bootID": lease.boot_id,
+        "netns": lease.netns,
+        "sequence": lease.sequence,
+        **machine,
+    }
+
+
+def from_json(document: Mapping[str, Any]) -> Lease:
+    """The lease that `to_json` wrote; ValueError as of `owner_from_json`."""
+    try:
+        attachment = Attachment(*(as_text(document[key]) for key in ("network", "containerID", "ifname")))
+        return Lease(
+            want_from_json(document, document["pool"], document["address"]), owner_from_json(document, attachment)
+        )
+    except KeyError as fault:
+        raise ValueError(f"{fault} is missing") from None
+
+
+def want_from_json(document: Mapping[str, Any], pool: Any, address: Any) -> Want:
+    """An address of a pool in the scope that `document` has."""
+    scope = document["scope"]
+    return Want(as_text(pool), *parse_address(as_text(address)), None if scope is None else as_text(scope))
+
+
+def owner_from_json(document: Mapping[str, Any], attachment: Attachment) -> Owner:
+    """The owner that `to_json` wrote. ValueError for a member that is missing or of a wrong type; `machine` may be missing."""
+    try:
+        namespace, name, uid = map(as_text, document["pod"])
+        node, boot_id, netns = (as_text(document[key]) for key in ("node", "bootID", "netns"))
+        sequence = document["sequence"]
+    except (KeyError, TypeError) as fault:
+        raise ValueError(f"{fault} is missing or of a wrong type") from None
+    if type(sequence) is not int or not 0 <= sequence < _SEQUENCES:
+        raise ValueError("sequence is of a wrong type")
+    machine = as_text(document.get("machine", ""))
+    return Owner(attachment, (namespace, name, uid), node, boot_id, netns, sequence, machine)
+
+
+def as_text(value: Any) -> str:
+    """`value` if it is a text; ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.60} is of a wrong type")
+    return value

@@ -1,86 +1,94 @@
 """The IPAM plugin `whereabouts`: ADD, DEL, CHECK, GC and STATUS over a store of leases.
 
-CNI_NETNS is a text here: it is kept with the lease and asked about in later boots, never opened by ADD or DEL, for
-there are callers that pass /dev/null. The order of the writes decides what a kill leaves:
+CNI_NETNS is only a text here. It is kept with the lease, for the question in a later boot whether the namespace still
+exists; ADD and DEL never open it, since some callers pass /dev/null. A kill between two writes leaves a state that a
+later call can end, because of their order:
 
-    ADD   the record (store, addresses), then the claim: a lease without a record cannot be
-    DEL   the release, then the record: a record without leases is cleared by the next DEL or GC
+    ADD   writes the record (store, addresses), then claims: each lease has a record
+    DEL   releases, then removes the record: the next DEL or GC removes a record without leases
 """
 
 from __future__ import annotations
 
-import time
-
-from cni.attachment import STATE, Began, Book
-from cni.kernel import node
-from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField
-from cni.spec.request import Attachment, member
-from cni.spec.result import IPConfig, Result
-from ipam import config as configuration
-from ipam import leases, stores
-from ipam.ranges import format_address, parse_address
+from cni.shared.records import STATE, Began, Records
+from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, UnsupportedField
+from cni.shared.spec.request import Attachment, member
+from cni.shared.spec.result import IPConfig, Result
+from ipam import rules, stores
+from ipam.call import address_of, attempt, configured, forget, owner_of, preferred_of, reached
+from ipam.leases import Want
+from ipam.ranges import format_address
 from ipam.records import PART, document
 from ipam.records import leases as recorded_leases
-from ipam.stores.base import CREATE, READ, SHARED_SECONDS, Owner, Unreachable, Want
-from ipam.upkeep import flush_reminded, is_pending, read_record, reclaim, release, restorer
+from ipam.stores.base import CREATE, READ, SHARED_SECONDS, Unreachable
+from ipam.upkeep import flush_reminded, is_pending, read_record, reclaim, recorder, release, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
-    from cni.log import Log
-    from cni.spec.request import Request
+    from cni.shared.log import Log
+    from cni.shared.records import HeldLock
+    from cni.shared.spec.request import Request
     from ipam.config import IpamConfig
-    from ipam.leases import Need
     from ipam.ranges import Range
-    from ipam.stores.base import Store
+    from ipam.rules import Need
 
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
     """Serve `request`; the result of an ADD, None for every other verb. The records are under the directory `state`."""
     try:
-        return _serve(request, Book(state, log), log)
+        return _serve(request, Records(state, log), log)
     except CniError as fault:
         for text in log.hidden:
             fault.msg, fault.details = (part.replace(text, "(not shown)") for part in (fault.msg, fault.details))
         raise
 
 
-def _serve(request: Request, book: Book, log: Log) -> Result | None:
+def _serve(request: Request, records: Records, log: Log) -> Result | None:
     if request.command != "GC" and member(request.config, "rail") is not None:
-        from cni import rail
+        from cni.shared import rail
 
         if rail.asks_for_same_index(request.config):
-            from ipam import group
-
-            return group.call(request, book, log)
+            return _of_group(request, records, log)
     if request.command == "ADD":
-        return add(request, book, log)
-    {"DEL": delete, "CHECK": check, "GC": collect, "STATUS": status}[request.command](request, book, log)
+        return add(request, records, log)
+    {"DEL": delete, "CHECK": check, "GC": collect, "STATUS": status}[request.command](request, records, log)
     return None
 
 
-def add(request: Request, book: Book, log: Log) -> Result:
+def _of_group(request: Request, records: Records, log: Log) -> Result | None:
+    if request.command == "ADD":
+        from ipam.group import add
+
+        return add.add(request, records, log)
+    from ipam.group import verbs
+
+    {"DEL": verbs.delete, "CHECK": verbs.check, "STATUS": verbs.status}[request.command](request, records, log)
+    return None
+
+
+def add(request: Request, records: Records, log: Log) -> Result:
     """The addresses of the attachment: those that it has already, or new ones, all or none."""
     config = configured(request, log)
     stores.locate(config, request.attachment.network, True, config.store_timeout)
-    wanted = leases.needs(config)
-    described = stores.describe(config) if wanted else None
+    wanted = rules.needs(config)
+    store_ref = stores.ref_of(config) if wanted else None
     values: list[int] = []
-    with book.locked(request.attachment, PART):
-        record = read_record(request.attachment, book, log)
+    with records.locked(request.attachment, PART):
+        record = read_record(request.attachment, records, log)
         if record and not (
-            described and stores.same(record["store"], described)
-        ):  # the network's configuration has changed since
-            release(request.attachment, record, record["store"], book, log)
+            store_ref and stores.same(record["store"], store_ref)
+        ):  # the configuration has changed after the ADD that wrote the record
+            release(request.attachment, record, record["store"], records, log)
             record = None
-        if described:
+        if store_ref:
             if record:
-                described = stores.joined(record["store"], described)
-            values = _acquire(request, config, wanted, described, record, book, log)
-    if described and stores.is_shared(described):
-        flush_reminded(book, log, described)
+                store_ref = stores.joined(record["store"], store_ref)
+            values = _acquire(request, config, wanted, store_ref, record, records, log)
+    if store_ref and stores.is_shared(store_ref):
+        flush_reminded(records, log, store_ref)
     addresses = [f"{format_address(n.rng.family, v)}/{n.rng.prefix}" for n, v in zip(wanted, values, strict=True)]
     for family, value, prefix in config.requested:
         if config.range_of(family, value) is None:
@@ -94,130 +102,110 @@ def _acquire(
     request: Request,
     config: IpamConfig,
     wanted: Sequence[Need],
-    described: dict[str, Any],
+    store_ref: dict[str, Any],
     record: dict[str, Any] | None,
-    book: Book,
+    records: Records,
     log: Log,
 ) -> list[int]:
-    from ipam.acquire import Terms, acquire  # the other verbs take no address
+    from ipam.acquire import Terms, acquire  # the other verbs claim no address
 
     owner = owner_of(request, config)
-    store = stores.open_store(described, CREATE, restorer(described, book, log), config.store_timeout, log.warning)
+    restore = restorer(store_ref, records, log, owner)
+    store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, log.warning)
     store.cooldown = config.cooldown_seconds
     former = record
 
     def remember(wants: Sequence[Want], sequence: int) -> None:
         nonlocal record
         owner.sequence = sequence
-        new = document(stores.recorded(described), wants, owner, config.cooldown_seconds)
+        new = document(stores.recorded(store_ref), wants, owner, config.cooldown_seconds)
         if record is None or any(record.get(key) != value for key, value in new.items()):
-            book.write(request.attachment, PART, new)
+            records.write(request.attachment, PART, new)
             record = new
 
     def preferred() -> list[tuple[int, int]]:
         return preferred_of(config, owner, log)
 
     doubtful: list[Want] = []
-    if record and record["pending"] and stores.is_shared(described):
-        doubtful = [Want(le.pool, le.family, le.value, le.scope) for le in recorded_leases(request.attachment, record)]
-    seconds = config.store_timeout if stores.is_shared(described) else 0
-
-    if record is None:
-        store.expect_nothing()
+    if record and record["pending"] and stores.is_shared(store_ref):
+        doubtful = [le.want for le in recorded_leases(request.attachment, record)]
+    seconds = config.store_timeout if stores.is_shared(store_ref) else 0
 
     def reclaimed(pool: str) -> bool:
-        return reclaim(store, pool, owner, book, log)
+        return reclaim(store, pool, owner, records, log)
 
+    claims: list[HeldLock] = []
+
+    def is_claimed_here(want: Want) -> bool:
+        lock = records.try_locked(Attachment(want.pool, format_address(want.family, want.value), ""), "address")
+        claims.extend([lock] if lock else ())
+        return lock is None
+
+    if stores.is_shared(store_ref) and store.spreads:
+        store.is_claimed_here = is_claimed_here
     try:
-        return acquire(store, wanted, owner, Terms(remember, reclaimed, doubtful, preferred, seconds))
+        terms = Terms(remember, reclaimed, doubtful, preferred, seconds, new=record is None)
+        return acquire(store, wanted, owner, terms)
     except Unreachable:
-        raise  # what was claimed cannot be told; DEL or GC will find it by the record
+        raise  # nobody knows what was claimed; DEL or GC finds it by the record
     except CniError:
         if record is not former:
-            forget(request.attachment, store, book, former)
+            forget(request.attachment, store, records, former)
         raise
+    finally:
+        for lock in claims:
+            lock.release()
 
 
-def preferred_of(config: IpamConfig, owner: Owner, log: Log) -> list[tuple[int, int]]:
-    """The addresses, (family, value), that the pod's annotation prefers, where the configuration has it read."""
-    if not (config.preferred_ip_annotation and owner.pod[1]):
-        return []
-    from ipam import annotation
-
-    return annotation.preferred(config.kubeconfig, owner.pod, min(SHARED_SECONDS, config.store_timeout), log)
-
-
-def forget(attachment: Attachment, store: Store, book: Book, former: dict[str, Any] | None = None) -> None:
-    """Put the record of a failed ADD back to the `former` one, None for none, if it is certain that nothing was claimed.
-
-    A lost store begins anew with what the records tell, so none may name an address that is not its own.
-    """
-    try:
-        held = {format_address(lease.family, lease.value) for lease in store.find(attachment)}
-        if former and held in (set(), set(former["addresses"])):
-            book.write(attachment, PART, former)
-        elif not former and not held:
-            book.remove(attachment, PART)
-    except CniError:
-        pass  # DEL or GC will
-
-
-def delete(request: Request, book: Book, log: Log) -> None:
-    """Release what the attachment holds: by its record, or where there is none by the configuration."""
-    with book.locked(request.attachment, PART):
-        record = read_record(request.attachment, book, log)
-        described = record["store"] if record else None
+def delete(request: Request, records: Records, log: Log) -> None:
+    """Release the leases of the attachment, which are found by its record, or without one by the configuration."""
+    with records.locked(request.attachment, PART):
+        record = read_record(request.attachment, records, log)
+        store_ref = record["store"] if record else None
         seconds, cooldown = 0.0, None
         try:
             config = configured(request, log)
-            if described is None:
-                described = _searched(request, config) if leases.needs(config) else None
+            if store_ref is None:
+                store_ref = _searched(request, config) if rules.needs(config) else None
             else:
-                described = reached(described, config)
+                store_ref = reached(store_ref, config)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
             if (
                 record is None
-            ):  # then no ADD of ours came as far as a lease, and a pod must not hang on its configuration
+            ):  # then no ADD of ours has claimed anything, and a wrong configuration must not keep a pod from ending
                 log.warning(
                     f"nothing is recorded of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
-        if not described:
-            book.remove(request.attachment, PART)
+        if not store_ref:
+            records.remove(request.attachment, PART)
             return
         try:
-            release(request.attachment, record, described, book, log, seconds, cooldown)
+            release(request.attachment, record, store_ref, records, log, seconds, cooldown)
         except CniError as fault:
-            if not stores.is_shared(described) or not is_pending(request.attachment, book):
+            if not stores.is_shared(store_ref) or not is_pending(request.attachment, records):
                 raise
             log.error(f"the release of {request.attachment} is pending, and will be tried again: {fault.msg}")
             return
-    if stores.is_shared(described):
-        flush_reminded(book, log, described)
+    if stores.is_shared(store_ref):
+        flush_reminded(records, log, store_ref)
 
 
 def _searched(request: Request, config: IpamConfig) -> dict[str, Any]:
-    """The description of the store in which an attachment without a record may have leases: with all pools, if need be."""
+    """The description of the store in which an attachment without a record may have leases; it names no pools if they are
+    not known, and all are then searched."""
     try:
         stores.locate(config, request.attachment.network, False, min(SHARED_SECONDS, config.store_timeout))
-    except CniError:  # nobody makes a NodeSlicePool for a network that was deleted
-        described = stores.describe(config)
-        del described["pools"]
-        return described
-    return stores.describe(config)
+    except CniError:  # the controller makes no NodeSlicePool for a network that was deleted
+        store_ref = stores.ref_of(config)
+        del store_ref["pools"]
+        return store_ref
+    return stores.ref_of(config)
 
 
-def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
-    """The description of the store that a record names; as the configuration has it, with its password, if it is that one."""
-    if not stores.is_shared(recorded) or config.datastore != recorded.get("kind"):
-        return recorded
-    described = stores.describe(config)
-    return stores.joined(recorded, described) if stores.same(recorded, described) else recorded
-
-
-def check(request: Request, book: Book, log: Log) -> None:
+def check(request: Request, records: Records, log: Log) -> None:
     """Compare the store with prevResult, and prevResult with the configuration; AttachmentDiffers names all differences."""
-    from cni.spec import result
+    from cni.shared.spec import result
     from ipam import check as comparison
 
     config = configured(request, log)
@@ -231,8 +219,8 @@ def check(request: Request, book: Book, log: Log) -> None:
     of_ranges = {key: text for key, text in given.items() if key not in static}
     ranges = list(config.ranges)  # whole, before they are a node's slices
     stores.locate(config, request.attachment.network, False)
-    with book.locked(request.attachment, PART):
-        found += _lease_differences(request.attachment, config, of_ranges, ranges, book, log)
+    with records.locked(request.attachment, PART):
+        found += _lease_differences(request.attachment, config, of_ranges, ranges, records, log)
     if found:
         raise AttachmentDiffers(
             f"the addresses of {request.attachment.ifname} of container {request.attachment.container_id} are not as ADD left"
@@ -246,18 +234,19 @@ def _lease_differences(
     config: IpamConfig,
     given: dict[tuple[int, int], str],
     ranges: Sequence[Range],
-    book: Book,
+    records: Records,
     log: Log,
 ) -> list[str]:
-    """How the leases of `attachment` differ from the addresses `given`, as far as these are of its ranges, and from `ranges`."""
-    wanted = leases.needs(config)
-    record = read_record(attachment, book, log)
+    """The differences of the leases of `attachment` from the addresses `given` in its ranges, and from `ranges`."""
+    wanted = rules.needs(config)
+    record = read_record(attachment, records, log)
     if not wanted and not record:
         return []
-    described = reached(record["store"], config) if record else stores.describe(config)
-    store = stores.open_store(described, READ, seconds=min(SHARED_SECONDS, config.store_timeout))
+    store_ref = reached(record["store"], config) if record else stores.ref_of(config)
+    known = recorder(attachment.network, records, log, attachment.container_id)
+    store = stores.open_store(store_ref, READ, known, min(SHARED_SECONDS, config.store_timeout))
     found = []
-    with store.turn():
+    with store.session():
         held = {(lease.family, lease.value): lease for lease in store.find(attachment)}
         for (family, value), text in given.items():
             need = next((n for n in wanted if n.rng.family == family and n.rng.contains(value)), None)
@@ -271,17 +260,17 @@ def _lease_differences(
         requested = [(family, value) for family, value, _ in config.requested]
         found += comparison.outside({key: given[key] for key in held if key in given}, ranges, requested)
         found += comparison.elsewhere([held[key] for key in held if key in given], wanted)
-    if record and not stores.same(record["store"], stores.describe(config)):
-        names = (comparison.name_of(store) for store in (record["store"], stores.describe(config)))
+    if record and not stores.same(record["store"], stores.ref_of(config)):
+        names = (comparison.name_of(store) for store in (record["store"], stores.ref_of(config)))
         found.append("datastore is {}, configured is {}".format(*names))
     if wanted and not held and not found:
         found.append(f"it holds no lease of pool {wanted[0].pool}")
     return found
 
 
-def collect(request: Request, book: Book, log: Log) -> None:
-    """GC: release what belongs to attachments of this network that the runtime does not list; all that can be, then report."""
-    from cni.spec.gc import NOTHING_LISTED, valid_attachments
+def collect(request: Request, records: Records, log: Log) -> None:
+    """Release the leases of the attachments of this network that the runtime does not list. All are tried before an error."""
+    from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments
     from ipam import upkeep
 
     began = Began()
@@ -290,98 +279,37 @@ def collect(request: Request, book: Book, log: Log) -> None:
         log.warning(NOTHING_LISTED)
         return
     faults: list[CniError] = []
-    described, pools, node_name, cooldown = None, [], "", 0
+    store_ref, pools, node_name, cooldown = None, [], "", 0
     try:
         config = configured(request, log)
         node_name, cooldown = config.node, config.cooldown_seconds
         stores.locate(config, request.attachment.network, False)
-        wanted = leases.needs(config)
+        wanted = rules.needs(config)
         if wanted:
-            described, pools = stores.describe(config), list(dict.fromkeys(need.pool for need in wanted))
+            store_ref, pools = stores.ref_of(config), list(dict.fromkeys(need.pool for need in wanted))
     except CniError as fault:
         faults.append(fault)
-    faults += upkeep.collect(request.attachment.network, valid, node_name, described, pools, book, log, cooldown)
-    groups = book.of_groups(PART)
+    faults += upkeep.collect(request.attachment.network, valid, node_name, store_ref, pools, records, log, cooldown)
+    groups = records.of_groups(PART)
     if groups:
-        from ipam import group_upkeep
+        from ipam.group import verbs
 
-        faults += group_upkeep.collect(request.attachment.network, valid, began, groups, described, book, log)
+        faults += verbs.collect(request.attachment.network, valid, began, groups, store_ref, records, log)
     if faults:
         faults[0].details = "\n".join(filter(None, [faults[0].details, *(fault.msg for fault in faults[1:])]))
         raise faults[0]
 
 
-def status(request: Request, book: Book, log: Log) -> None:
+def status(request: Request, records: Records, log: Log) -> None:
     """Whether an ADD could be served now; NotAvailable says why not."""
     from ipam.acquire import search
 
     config = configured(request, log)
-    if not leases.needs(config) and not config.unnamed:
+    if not rules.needs(config) and not config.unnamed:
         return
 
-    def described(seconds: float) -> tuple[dict[str, Any], Sequence[Need]]:
+    def target(seconds: float) -> tuple[dict[str, Any], Sequence[Need]]:
         stores.locate(config, request.attachment.network, False, seconds)
-        return stores.describe(config), leases.needs(config)
+        return stores.ref_of(config), rules.needs(config)
 
-    attempt(config, owner_of(request, config), described, search, book, log)
-
-
-def attempt(
-    config: IpamConfig,
-    owner: Owner,
-    describe: Callable[[float], tuple[dict[str, Any], Sequence[Need]]],
-    search: Callable[..., list[int]],
-    book: Book,
-    log: Log,
-) -> None:
-    """Search the store for what an ADD would claim, and claim nothing; NotAvailable.
-
-    Also where no store is named: the runtimes that ask for STATUS are those of Kubernetes, and do not say for which pod.
-    """
-    if config.unnamed:
-        raise NotAvailable(config.unnamed)
-    seconds = min(SHARED_SECONDS, config.store_timeout)
-    try:
-        described, wanted = describe(seconds)
-        store = stores.open_store(described, CREATE, restorer(described, book, log), seconds)
-        store.cooldown = config.cooldown_seconds
-        with store.turn():
-            search(
-                store, wanted, [None] * len(wanted), owner, False, lambda pool: reclaim(store, pool, owner, book, log)
-            )
-    except InvalidConfig:
-        raise
-    except CniError as fault:
-        raise NotAvailable(fault.msg, fault.details) from None
-    try:
-        store.ready()
-    except CniError as fault:
-        raise NotAvailable(fault.msg, fault.details) from None
-
-
-def configured(request: Request, log: Log) -> IpamConfig:
-    """The configuration; from now on `log` writes where and what it says."""
-    config = configuration.read(request)
-    log.path, log.level, log.hidden = config.log_file, config.log_level, config.hidden
-    for note in config.notes:
-        log.warning(note)
-    if config.node_slice_size and config.datastore == "file":
-        log.warning("ipam.node_slice_size has no effect: the file store's addresses are this node's alone")
-    return config
-
-
-def owner_of(request: Request, config: IpamConfig) -> Owner:
-    namespace, name, uid = (_printable(part) for part in request.pod)
-    netns = _printable(request.netns)
-    machine = "" if config.datastore == "file" else node.machine_id()  # a file's leases are of one machine
-    boot = node.boot_id()
-    return Owner(request.attachment, (namespace, name, uid), config.node, boot, netns, time.time_ns(), machine)
-
-
-def _printable(text: str) -> str:
-    """`text` with "?" for bytes that are no UTF-8, which a store could not keep."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def address_of(text: str) -> tuple[int, int]:
-    return parse_address(text.split("/")[0])
+    attempt(config, owner_of(request, config), target, search, records, log)

@@ -183,6 +183,26 @@ class Range:
         return "-".join(part for part in (network_name, node, cidr) if part)
 
 
+def range_of(pool: str, family: int, value: int) -> str:
+    """The CIDR that the name of a pool ends in, which holds the address; ValueError when it ends in none."""
+    length = pool.rpartition("-")[2]
+    if length.isascii() and length.isdigit() and len(length) < 4 and int(length) <= BITS[family]:
+        cidr = f"{format_address(family, value >> (host := BITS[family] - int(length)) << host)}/{int(length)}"
+        if f"-{pool}".endswith("-" + object_name(cidr)):
+            return cidr
+    raise ValueError
+
+
+def network_name_of(pool: str, family: int, value: int) -> str:
+    """The network_name that stands before the range in the name of a pool, which holds the address; ValueError."""
+    return pool.removesuffix(object_name(range_of(pool, family, value))).removesuffix("-")
+
+
+def object_name(text: str) -> str:
+    """`text`, an address or a CIDR, as Go whereabouts writes it into a name."""
+    return (text + "0" if text.endswith(":") else text).replace(":", "-").replace("/", "-")
+
+
 def _decimal(digits: str) -> int:
     """The number that up to three decimal digits, after any zeros, stand for; -1 when they stand for none."""
     if not digits.isascii() or not digits.isdigit() or len(digits.lstrip("0")) > 3:

@@ -1,16 +1,16 @@
 """The `ipam` block over the flat file: where the value of each key comes from.
 
-The flat file fills what the block leaves out, key by key, also inside `dns` and `kubernetes`
-(whereabouts, pkg/config, GetFlatIPAM and what follows it).
+The flat file gives the keys that the block leaves out, one by one, also inside `dns` and `kubernetes`
+(whereabouts, pkg/config, GetFlatIPAM and the lines after its call).
 """
 
 from __future__ import annotations
 
-from cni.config import Fault, fill
-from cni.log import LEVELS
-from cni.spec import codec
-from cni.spec.errors import IoFailure
-from cni.spec.request import member
+from cni.shared.config import Fault, fill
+from cni.shared.log import LEVELS
+from cni.shared.spec import codec
+from cni.shared.spec.errors import IoFailure
+from cni.shared.spec.request import member
 from ipam import flatfile
 from ipam.keys import CONFINED, DATASTORES, NESTED, NOT_FROM_FLAT_FILE
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from cni.config import Key
+    from cni.shared.config import Key
 
     class Files(Protocol):
-        """What reads files, the host name and where paths lead: the module ipam.flatfile."""
+        """Reads files and the host name, and resolves paths: the module ipam.flatfile, or a test's own."""
 
         def load(self, path: str, /) -> bytes | None: ...
         def follow(self, path: str, roots: str = "", /) -> str: ...
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 _HIDDEN = "(not shown)"
-_COMMON = 2  # characters of a text that stands in any message
+_COMMON = 2  # characters: a text so short stands in most messages by chance
 
 
 class Source:
-    """The block, the flat file's object, its path ("" when there is none), and all paths that were looked at.
+    """The block, the flat file's object, its path ("" when there is none), and all paths that were `searched`.
 
-    `notes` are for the log: what of the block has no effect. A flat file that the block chose may be anybody's: faults and
-    errors name its keys, and none of its values.
+    `notes` are for the log: they name the keys of the block that have no effect. A flat file that the block chose may be
+    anybody's, so faults and errors name its keys, and none of its values.
     """
 
     __slots__ = ("_block", "_flat", "_is_chosen", "notes", "path", "searched")
@@ -46,9 +46,9 @@ class Source:
         inline = member(block, "configuration_path")
         self.searched: tuple[str, ...] = flatfile.PATHS
         if inline and isinstance(inline, str):
-            met = len(faults)
+            before = len(faults)
             followed = _follow("ipam.configuration_path", inline, CONFINED["configuration_path"], files, faults)
-            if len(faults) == met:
+            if len(faults) == before:
                 self.searched = (followed, *flatfile.PATHS)
         self.path, flat = _flat_file(self.searched, files, faults)
         self.notes: list[str] = []
@@ -61,15 +61,15 @@ class Source:
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
         """Set the attributes of `target` that `table` names."""
-        met = len(faults)
+        before = len(faults)
         fill(target, [k for k in table if not self._in_flat_file(k.name)], self._block, faults, "ipam.")
         fill(target, [k for k in table if self._in_flat_file(k.name)], self._flat, faults, f"{self.path}: ")
-        for fault in faults[met:]:
+        for fault in faults[before:]:
             if fault.key.endswith("etcd_password") or self._is_of_chosen(fault):
                 fault.value = _HIDDEN
 
     def follow(self, target: object, table: Sequence[Key], files: Files, faults: list[Fault]) -> None:
-        """Put in place of each path in `target` the one that it leads to; a fault for what the node does not allow."""
+        """Replace each path in `target` by the one that it leads to; a path that the node does not allow is a fault."""
         for key in table:
             value = getattr(target, key.attribute)
             if key.name not in CONFINED or key.name == "configuration_path" or value == key.default:
@@ -85,20 +85,23 @@ class Source:
         return not _is_left_out(member(self._block, name))
 
     def hide(self, faults: list[Fault]) -> None:
-        """Let no fault show a value of a flat file that the block chose, or what was made of one."""
+        """Remove from the faults the values of a flat file that the block chose, and all that is made of them."""
         for fault in faults:
             if self._is_of_chosen(fault) and fault.value != _HIDDEN:
-                fault.value, fault.wanted = _HIDDEN, "is wrong, or does not fit the other keys: see the file and README"
+                fault.value, fault.wanted = (
+                    _HIDDEN,
+                    "is wrong, or does not fit the other keys: see the file and docs/reference.md",
+                )
 
     def hidden(self, target: object, table: Sequence[Key]) -> list[str]:
-        """The texts that `target` has from a flat file that the block chose, the longest first: errors must not show them."""
+        """The texts in `target` that no error may show, the longest first: those of a flat file that the block chose."""
         if not self._is_chosen:
             return []
         found: set[str] = set()
         for key in table:
             value = getattr(target, key.attribute)
             if isinstance(value, str) and value not in (*DATASTORES, *LEVELS) and self._in_flat_file(key.name):
-                for part in value.split(","):  # of endpoints each, which may be shown with a port
+                for part in value.split(","):  # each endpoint, which a message may show with a port
                     found |= {part.strip(), part.partition("://")[2].strip(), part.strip().rpartition(":")[0]}
         return sorted((text for text in found if len(text) > _COMMON), key=len, reverse=True)
 
@@ -106,18 +109,18 @@ class Source:
         return self._is_chosen and fault.key.startswith(f"{self.path}: ")
 
     def where(self, name: str) -> str:
-        """What a fault calls the key `name`, or a member of it: exclude[3]."""
+        """The name of the key `name`, or of a member such as exclude[3], in a fault: with its file, or "ipam."."""
         return f"{self.path}: {name}" if self._in_flat_file(name.partition("[")[0]) else f"ipam.{name}"
 
     def node_name(self, environ_name: str, files: Files) -> str:
-        """`environ_name`, else the file `nodename` in the flat file's configuration_path, else the host name."""
+        """The first that is not empty: `environ_name`; the file `nodename` in the flat file's configuration_path; the host name."""
         name = environ_name.strip()
         directory = member(self._flat, "configuration_path")
         if not name and directory and isinstance(directory, str):
             try:
                 name = (files.load(f"{directory}/nodename") or b"").decode().strip()
             except (OSError, ValueError):
-                pass  # as when there is none
+                pass  # as without the file
         return name or files.host_name()
 
     def _in_flat_file(self, name: str) -> bool:
@@ -135,12 +138,12 @@ def _follow(key: str, path: str, roots: str, files: Files, faults: list[Fault]) 
 
 
 class _FileFault(Fault):
-    """A fault of the flat file as a whole. Its path is told in full, its content not at all: it may be anybody's."""
+    """A fault of the flat file as a whole. It shows the whole path and none of the content, which may be anybody's."""
 
     __slots__ = ()
 
-    def __init__(self, path: str, what: str) -> None:
-        super().__init__(f"the flat file {path}", None, what)
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"the flat file {path}", None, reason)
 
     def __str__(self) -> str:
         return f"{self.key} {self.wanted}"
@@ -167,7 +170,7 @@ def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
     except ValueError as fault:
         place = (
             str(fault) if " at line " in str(fault) else "see it with `python3 -m json.tool`"
-        )  # else it holds content
+        )  # another text of the parser may quote the content
         faults.append(_FileFault(path, f"is not JSON: {place}"))
         return {}
     if not isinstance(document, dict):

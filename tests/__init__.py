@@ -1,1 +1,1 @@
-"""The tests: unit and property by pure functions, the rest on a real kernel in namespaces of their own."""
+"""The tests: unit by pure functions, the rest on a real kernel in namespaces of their own."""

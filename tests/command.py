@@ -26,6 +26,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+LOCKS = "RAILCNI_TEST_LOCKS"  # where the command keeps the locks of pools, in place of this machine's /run/railcni
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -100,6 +101,7 @@ def run(
             status = process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
             raise
         out, err = (os.pread(fd, os.fstat(fd).st_size, 0) for fd in streams[1:])
         return subprocess.CompletedProcess(process.args, status, out, err)
@@ -172,6 +174,10 @@ def _child(request: dict[str, Any], streams: Sequence[int]) -> None:
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
+        if folder := os.environ.pop(LOCKS, ""):
+            from ipam.stores.kubernetes import locks
+
+            locks.DIRECTORY = folder
         stdin = io.BufferedReader(io.FileIO(0, closefd=False))
         stdout, stderr = (io.BufferedWriter(io.FileIO(fd, "w", closefd=False)) for fd in (1, 2))
         sys.stdin = io.TextIOWrapper(stdin, "utf-8", "surrogateescape")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from cni import policy
-from tests import etcd
+from cni.shared import policy
+from tests import etcd, warm
 from tests import node as nodes
 from tests.users import AnotherUser, import_all
 
@@ -20,7 +21,9 @@ hypothesis.settings.register_profile("railcni", deadline=None)  # how busy the m
 hypothesis.settings.load_profile("railcni")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    if not pluginmanager.hasplugin("timeout"):  # tests/unit does without it
+        parser.addini("timeout", "seconds that a test may take, for the plugin pytest-timeout")
     parser.addoption(
         "--executables",
         type=Path,
@@ -30,13 +33,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout: seconds that the test may take, for the plugin pytest-timeout")
+
+
 @pytest.fixture(scope="session")
 def executables(request: pytest.FixtureRequest) -> Path:
     """The directory of the plugins under test; ours are made first."""
     folder: Path = request.config.getoption("--executables")
     if folder == nodes.ROOT / "bin":
         command = ["make", "-s", "plugins", f"PYTHON={sys.executable}"]
-        made = subprocess.run(command, cwd=nodes.ROOT, capture_output=True, text=True)
+        with (nodes.ROOT / "Makefile").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # each process of a run makes them
+            made = subprocess.run(command, cwd=nodes.ROOT, capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
     return folder.resolve()
 
@@ -77,6 +87,8 @@ def free_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     stats = terminalreporter.stats
     reports = [r for how in ("passed", "failed", "skipped") for r in stats.get(how, ())]
+    if nodes.IS_WARM:
+        terminalreporter.write_line(warm.summary())
     cells = [r for r in reports if r.nodeid.startswith("tests/hosts/") and hasattr(r, "user_properties")]
     if cells:
         from tests.hosts import summary
@@ -85,5 +97,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if nodes.IS_WARM and warm.are_few():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     etcd.end_shared()

@@ -1,7 +1,9 @@
 """A node of its own for a test: mount and network namespace, state directories, pods, and calls of CNI executables.
 
-The executables run with their real paths and defaults, and the machine sees nothing of it. A holder process keeps the
-namespaces; it ends when its parent dies or closes its stdin, and the kernel then takes everything that lived in them.
+The executables run with their real paths and defaults, and the machine sees nothing of it. A thread of this process keeps
+the namespaces and starts what runs in them (tests/namespaces.py); when it ends, the kernel takes all that lived in them.
+
+RAILCNI_TEST_WARM=1 lets warm workers serve the calls (tests/warm.py); without it all are cold.
 
 RAILCNI_BIN names another directory of executables, such as a bundle's bin/. RAILCNI_CHROOT names a root in which they
 and the command then run: a host of another kind, which has what tests/roots.py puts there, and of this one the kernel's
@@ -25,7 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import command
+from cni.warm import places
+from tests import command, warm
+from tests.namespaces import Namespaces, mount, unshare, up
 from tests.view import View
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,27 +37,34 @@ BIN = Path(os.environ.get("RAILCNI_BIN", ROOT / "bin")).resolve()
 IS_BUNDLE = (BIN / "python3").exists()
 COMMAND: list[str | Path] = [BIN / "railcni"] if IS_BUNDLE else [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
 INTERPRETER = str(BIN / "python3") if IS_BUNDLE else sys.executable  # one that can be executed where the plugins can
+IS_WARM = bool(os.environ.get("RAILCNI_TEST_WARM"))
 CHROOT = os.environ.get("RAILCNI_CHROOT", "")
 GO_PLUGINS = Path("/usr/lib/cni")
 STATE = "/var/lib/cni/railcni"
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 _PATH = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-_TOOLS = ("nsenter", "unshare", "setpriv", "mount")
-_HOLDER = """
-for top in /var/lib /var/log /run /etc/cni /etc/kubernetes /host/etc/cni /host/etc/kubernetes; do
-    [ ! -d "$top" ] || mount -t tmpfs tmpfs "$top"
-done
-mount -t sysfs sysfs /sys
-mkdir /run/netns
-if [ "$1" ]; then
-    for top in /dev /tmp $2 $3; do mount --rbind --make-rprivate "$top" "$1$top"; done
-    mount --make-rshared / # what a test mounts from now on is mounted in there, too
-    for top in /proc /sys /run /var/lib /var/log /etc; do mount --rbind "$top" "$1$top"; done
-fi
-echo ready
-read end
+_PIPE = subprocess.PIPE
+_TOOLS = ("nsenter", "unshare", "mount")
+_TOPS = ("/var/lib", "/var/log", "/run", "/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes")
+_INTO_ROOT = """
+for top in /dev /tmp $2 $3; do mount --rbind --make-rprivate "$top" "$1$top"; done
+mount --make-rshared / # what a test mounts from now on is mounted in there, too
+for top in /proc /sys /run /var/lib /var/log /etc; do mount --rbind "$top" "$1$top"; done
 """
+
+
+def _settle() -> None:
+    """Make the calling thread's namespaces those of a node: state of its own, `lo` up."""
+    unshare()
+    for top in _TOPS:
+        if os.path.isdir(top):
+            mount("tmpfs", top, "tmpfs")
+    mount("sysfs", "/sys", "sysfs")
+    os.mkdir("/run/netns")
+    up("lo")
+    if CHROOT:
+        subprocess.run(["sh", "-ec", _INTO_ROOT, "sh", CHROOT, ROOT, BIN.parent], check=True)
 
 
 def unusable() -> str:
@@ -144,31 +155,44 @@ class Pod:
 class Node:
     """`with Node() as node`: see the module. `host` is the view of the node's own namespace."""
 
-    def __init__(self, executables: Path = BIN) -> None:
+    def __init__(self, executables: Path = BIN, is_warm: bool = IS_WARM) -> None:
         self.executables = executables
+        self.is_warm = is_warm
         self.pods: dict[str, Pod] = {}
         self._started: list[subprocess.Popen[bytes]] = []
         self._known: set[str] = set()
         self._masters = 0
 
     def __enter__(self) -> Node:
-        holder = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--propagation", "private"]
-        script = ["sh", "-ec", _HOLDER, "sh", CHROOT, ROOT, BIN.parent]
-        self._holder = subprocess.Popen([*holder, *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        assert self._holder.stdout is not None
-        if self._holder.stdout.readline() != b"ready\n":
-            self.__exit__()
-            raise OSError("cannot make a mount and network namespace with tmpfs and sysfs in them")
-        pid = self._holder.pid
-        self.root = f"/proc/{pid}/root"
-        self.host = View(f"/proc/{pid}/ns/net")
-        self._enter = [shutil.which("nsenter") or "nsenter", f"--target={pid}", "--net", "--mount"]
-        with self.host.rtnl() as ipr:
-            ipr.link("set", index=1, state="up")
+        self._there = Namespaces(_settle)
+        self._found()
+        if self.is_warm:
+            try:
+                warm.begin(self)
+            except BaseException:
+                self.__exit__()
+                raise
+        else:
+            self._have_no_workers()
         return self
 
+    def _have_no_workers(self) -> None:
+        """Put a file in place of the workers' directory: none can be made, and all calls are cold."""
+        self.path(places.PARENT).mkdir(mode=0o700, exist_ok=True)
+        self.path(places.DIRECTORY).touch()
+
+    def _found(self) -> None:
+        """Learn the paths by which this process reaches the node."""
+        self.holder = self._there.task  # as nsenter --target takes it
+        self.root = f"/proc/{self.holder}/root"
+        self.mounts = os.stat(f"/proc/{self.holder}/ns/mnt").st_ino
+        self.host = View(f"/proc/{self.holder}/ns/net")
+
     def __exit__(self, *_: object) -> None:
-        self._end([*self._started, self._holder])
+        if self.is_warm:
+            warm.end(self)
+        self._end(self._started)
+        self._there.end()
 
     @staticmethod
     def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -200,20 +224,16 @@ class Node:
                 ipr.link("add", ifname=name, index=1000 + self._masters, kind="veth", mtu=mtu, peer=peer)
         finally:
             os.close(fd)
-        self.host.set(name, state="up")
-        wire.set("peer", state="up")
+        self._there.call(up, name)
+        self._there.call_in(wire.path, up, "peer")
         self.remember()
         return wire
 
     def namespace(self, name: str) -> View:
         """A new network namespace at /run/netns/`name`, with `lo` up."""
         path = f"/run/netns/{name}"
-        self.path(path).touch()
-        self.run(["unshare", f"--net={path}", "true"]).check_returncode()
-        view = View(self.root + path)
-        with view.rtnl() as ipr:
-            ipr.link("set", index=1, state="up")
-        return view
+        self._there.add(path)
+        return View(self.root + path)
 
     def pod(self, name: str = "pod1") -> Pod:
         """A new pod: a network namespace at /run/netns/`name`."""
@@ -223,7 +243,7 @@ class Node:
     def delete_pod(self, pod: Pod) -> None:
         """Remove the pod's namespace, as a runtime does: unmount and unlink. The kernel clears it a moment later."""
         del self.pods[pod.name]
-        self.run(["umount", "--lazy", pod.path]).check_returncode()
+        self._there.unmount(pod.path)
         self.path(pod.path).unlink()
 
     def remember(self) -> None:
@@ -295,7 +315,7 @@ class Node:
         """Run the command in the node, as `run` does, but forked where that is possible: tests/command.py."""
         if IS_BUNDLE or CHROOT:
             return self.run([*COMMAND, *argv], env=env, stdin=stdin, timeout=timeout)
-        namespaces = [f"/proc/{self._holder.pid}/ns/{kind}" for kind in ("net", "mnt")]
+        namespaces = [f"/proc/{self.holder}/ns/{kind}" for kind in ("net", "mnt")]
         return command.run(argv, env=_PATH if env is None else env, stdin=stdin, namespaces=namespaces, timeout=timeout)
 
     def start(
@@ -311,16 +331,26 @@ class Node:
 
         What is ours and what a runtime would start (`as_plugin`) sees the root RAILCNI_CHROOT, if that is set.
         """
-        ours = str(argv[0]).startswith((f"{self.executables}/", f"{BIN}/"))
+        words, net = [str(a) for a in argv], pod.view.path if pod else self.host.path
+        ours = words[0].startswith((f"{self.executables}/", f"{BIN}/"))
         if CHROOT and (ours or as_plugin):
-            enter = [*self._enter, f"--root={self.root}{CHROOT}", f"--wd={self.root}{CHROOT}{cwd}"]
-        else:
-            enter = [*self._enter, f"--wd={self.root}{cwd}"]
-        if pod:
-            enter[2] = f"--net={pod.view.path}"
-        words = [*enter, "--", *[str(a) for a in argv]]
-        environ, pipe = dict(_PATH if env is None else env), subprocess.PIPE
-        process = subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
+            root = f"{self.root}{CHROOT}"
+            enter = [
+                "nsenter",
+                f"--target={self.holder}",
+                f"--net={net}",
+                "--mount",
+                f"--root={root}",
+                f"--wd={root}{cwd}",
+            ]
+            words, cwd = [*enter, "--", *words], "/"
+        environ = dict(_PATH if env is None else env)
+        if (
+            self.is_warm and Path(argv[0]).name == "strace"
+        ):  # it traces the process that it starts: the one to serve the call
+            environ |= warm.COLD
+        how = {"env": environ, "cwd": cwd}
+        process = self._there.call_in(net, subprocess.Popen, words, stdin=_PIPE, stdout=_PIPE, stderr=_PIPE, **how)
         self._started = [p for p in self._started if p.poll() is None] + [process]
         return process
 
@@ -356,6 +386,7 @@ class Node:
 
     def cni(self, executable: str | Path, verb: str, config: Mapping[str, Any] | bytes, **how: Any) -> Reply:
         """Call `executable` and return its answer; `how` as for `start_cni`."""
+        warm.counted["calls"] += IS_WARM and verb != "VERSION"
         return self.start_cni(executable, verb, config, **how).finish()
 
     def cni_at_once(self, calls: Sequence[Call]) -> list[Reply]:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "fixtures" / "sysfs"
-_CLASSES = ("class/infiniband", "class/net", "class/infiniband_verbs", "bus/pci/devices")
+_CLASSES = ("class/infiniband", "class/net", "class/infiniband_verbs", "class/infiniband_mad", "bus/pci/devices")
 _SINGLE = ("class/misc/rdma_cm", "devices/system/node/online")
 _MODULES = ("ib_core", "ib_uverbs", "rdma_ucm", "mlx5_ib", "nvidia_peermem", "nv_peer_mem")
 _ATTRIBUTES = [
@@ -48,6 +48,7 @@ _ATTRIBUTES = [
     "lower_*",
     "upper_*",
     "dev",
+    "ibdev",
     "vendor",
     "class",
     "numa_node",

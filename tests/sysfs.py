@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from cni.kernel import rdma
+from cni.shared.kernel import rdma_sysfs
 
 EMPTY_GID = ":".join(["0000"] * 8)
 
@@ -118,11 +119,13 @@ class Tree:
         rate: str = "100 Gb/sec (4X EDR)",
         ports: int = 1,
         node_type: str = "1: CA",
+        nodes: Mapping[str, str] = MappingProxyType({}),
         **attributes: object,
     ) -> Path:
         """A verbs device of the PCI function `pci`, or soft-RoCE (rxe) on `netdev`; its directory.
 
-        The first GID of a port is that of its netdev, as the kernel makes it; `netdev` is one for each port.
+        The first GID of a port is that of its netdev, as the kernel makes it; `netdev` is one for each port. `nodes` are
+        its character devices with their classes, {"uverbs0": "infiniband_verbs"}.
         """
         if pci:
             device = self.pci(pci)
@@ -133,6 +136,12 @@ class Tree:
             folder = self.root / "devices/virtual/infiniband" / name
             self.put(folder, {"parent": netdev})
         self.link(f"class/infiniband/{name}", folder)
+        for node, kind in nodes.items():
+            here = folder.parent.parent / kind / node
+            self.put(here, {"ibdev": name})
+            self.link(f"class/{kind}/{node}", here)
+            if pci:
+                self.link(here.relative_to(self.root) / "device", device)
         usual = {"node_type": node_type, "node_guid": "0c42:a103:0012:3456", "fw_ver": "28.39.1002"}
         self.put(folder, {**usual, **attributes})
         netdevs = [netdev] if isinstance(netdev, str) else netdev
@@ -145,14 +154,14 @@ class Tree:
         return folder
 
     def gid(
-        self, device: str, address: str, ndev: str = "", kind: str = rdma.ROCE_V2, port: int = 1, index: int = -1
+        self, device: str, address: str, ndev: str = "", kind: str = rdma_sysfs.ROCE_V2, port: int = 1, index: int = -1
     ) -> int:
         """An entry of a port's GID table, the first that is free unless `index` says which; its index."""
         here = self.root / "class/infiniband" / device / "ports" / str(port)
         if index < 0:
             free = (n for n in range(1 << 16) if (here / "gids" / str(n)).read_text().strip() == EMPTY_GID)
             index = next(free)
-        self.put(here, {f"gids/{index}": rdma.gid_of(address), f"gid_attrs/types/{index}": kind})
+        self.put(here, {f"gids/{index}": rdma_sysfs.gid_of(address), f"gid_attrs/types/{index}": kind})
         if ndev:
             self.put(here, {f"gid_attrs/ndevs/{index}": ndev})
         return index

@@ -11,7 +11,7 @@ import os
 import pkgutil
 from importlib import import_module
 
-PACKAGES = ("cni.cli", "cni.extras", "cni.kernel", "cni.plugins", "cni.spec", "ipam")
+PACKAGES = ("cni.cli", "cni.features", "cni.shared.kernel", "cni.plugins", "cni.shared.spec", "ipam")
 
 
 class AnotherUser:

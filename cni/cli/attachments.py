@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cni.attachment import STATE, Book
-from cni.cli import output, subcommand
-from cni.cli.places import is_alive
-from cni.cli.podnames import is_of_pod
-from cni.log import Log
+from cni.cli.terminal import output, subcommand
+from cni.library.inventory.attachments import found
+from cni.library.inventory.podnames import is_of_pod
+from cni.shared.records import STATE
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,37 +23,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run=_run)
 
 
-def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
-    """The attachments, each with its parts: what its link plugin and its IPAM plugin have recorded."""
-    attachments: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for attachment, part, record in Book(directory, Log("railcni")).all():
-        if network in ("", attachment.network):
-            entry = attachments.setdefault(attachment.key(), {})
-            entry[part] = record
-    return [
-        {"network": key[0], "containerID": key[1], "ifname": key[2], **_summary(parts), "records": parts}
-        for key, parts in sorted(attachments.items())
-    ]
-
-
-def _summary(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    netns = next((str(p["netns"]) for p in parts.values() if p.get("netns")), "")
-    namespace, name, *_ = next((p["pod"] for p in parts.values() if p.get("pod")), ("", ""))
-    return {
-        "pod": f"{namespace}/{name}" if name else "",
-        "addresses": parts.get("ipam", {}).get("addresses", []),
-        "netns": netns,
-        "alive": is_alive(netns),
-    }
-
-
 def _run(options: argparse.Namespace) -> int:
     attachments = [a for a in found(options.network, options.state_dir) if _is_chosen(a, options)]
     if options.output != "table":
         output.print_data(attachments, options.output)
         return 0
     columns = ("network", "interface", "pod", "addresses", "namespace", "container")
-    output.print_table(columns, [_row(a) for a in attachments])
+    output.print_table(columns, [_row(a) for a in attachments], empty="no attachment")
     return 0
 
 

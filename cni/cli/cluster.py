@@ -1,303 +1,252 @@
-"""The Kubernetes API as the command and the agent read it: lightkube, reached as the plugin reaches it.
+"""railcni cluster, which is also `kubectl railcni`: all nodes at once, the leases of a cluster, and doctor on a node.
 
-The kubeconfig, the service account, its rotating token and `exec` helpers are read by the same code as on the plugin's
-path (ipam.stores.kubeconfig), so what a node can use the command can. Reads are in pages, and are asked again when the
-server says that it is busy.
+kubectl reaches the cluster, with its own configuration and rights: `status` asks the agent of each node by `kubectl exec`,
+and `doctor` runs in a pod that is made for it, since the agent has no right to see a node's links. `ipam` is the command of that
+name, which reads the API server itself.
 """
 
 from __future__ import annotations
 
-import posix
-import ssl
+import argparse
+import json
+import shutil
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from time import monotonic
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-import httpx2
-from lightkube import ApiError, Client
-from lightkube.config.kubeconfig import SingleConfig
-from lightkube.config.models import Cluster as ClusterConfig
-from lightkube.config.models import Context, User
-from lightkube.generic_resource import create_namespaced_resource
-from lightkube.resources.core_v1 import Node as NodeObject
-from lightkube.resources.core_v1 import Pod as PodObject
+from cni.cli import ipam
+from cni.cli.terminal import output, subcommand
+from cni.shared.kernel import files
+from cni.shared.spec.errors import InvalidConfig, IoFailure
 
-from cni.cli.inventory import Network, Node, Pod, PoolState, Reserved
-from cni.cli.objects import nad_name, parse_networks, parse_node, parse_pod, parse_pool, parse_reservation
-from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam.stores import http, kubeconfig
-from ipam.stores.base import Unreachable
-from ipam.stores.kubeconfig import Access
-from ipam.stores.kubernetes_api import GROUP, VERSION
-from ipam.stores.kubernetes_objects import MOVED, NODE_LABEL
-
-T = TypeVar("T")
-
-PAGE = 500  # objects in one reply
-SECONDS = 30.0  # for one request, with all its attempts
-_ATTEMPT_SECONDS = 10.0
-_LONGEST_PAUSE = 2.0
-
-IPPool = create_namespaced_resource(GROUP, VERSION, "IPPool", "ippools")
-OverlappingRangeIPReservation = create_namespaced_resource(
-    GROUP, VERSION, "OverlappingRangeIPReservation", "overlappingrangeipreservations"
-)
-NodeSlicePool = create_namespaced_resource(GROUP, VERSION, "NodeSlicePool", "nodeslicepools")
-NetworkAttachmentDefinition = create_namespaced_resource(
-    "k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions"
-)
-_CUSTOM = (IPPool, OverlappingRangeIPReservation, NodeSlicePool, NetworkAttachmentDefinition)
+_AT_ONCE = 8  # nodes that are asked
+_SECONDS = 60.0  # for the answer of one
+_PULL = "180s"  # until the pod of doctor runs
+_ENTER = "import os, sys; os.chroot('/host'); os.chdir('/'); os.execv(sys.argv[1], sys.argv[1:])"
 
 
-class Forbidden(InvalidConfig):
-    """The credentials do not allow this read."""
+@dataclass(frozen=True)
+class Agent:
+    """The agent of a node: `pod` and `namespace` its pod, `spec` that pod's, `fault` why it does not run ("": it does)."""
+
+    node: str
+    pod: str
+    namespace: str
+    spec: dict[str, Any]
+    fault: str
+
+    def argument(self, name: str) -> str:
+        """The argument --NAME=VALUE of its container, whole; "" for none."""
+        return next((a for a in self.spec["containers"][0]["args"] if a.startswith(f"--{name}=")), "")
 
 
-class Cluster:
-    """The cluster of the kubeconfig at `path`, "" for the service account of the pod that we run in.
-
-    `namespace` is where whereabouts' objects are: the one that is given, else that of the current context, else
-    kube-system. `client` is lightkube's, for what is not read here. CniErrors say what is wrong.
-    """
-
-    def __init__(self, path: str = "", namespace: str = "", seconds: float = SECONDS) -> None:
-        self.access = kubeconfig.load(path) if path else kubeconfig.in_cluster(posix.environ)
-        self.namespace = namespace or self.access.namespace
-        config = SingleConfig(
-            "railcni",
-            Context(cluster="railcni", namespace=self.namespace),
-            ClusterConfig(server=str(self.access), insecure=True),  # what is verified is the transport's business
-            User(),
-        )
-        timeout = httpx2.Timeout(min(_ATTEMPT_SECONDS, seconds))
-        transport = _Transport(self.access, seconds)
-        self.client = Client(config, timeout=timeout, field_manager="railcni", trust_env=False, transport=transport)
-
-    def __str__(self) -> str:
-        return f"the API server {self.access}"
-
-    def close(self) -> None:
-        self.client.close()
-
-    # --- whereabouts' objects ---
-
-    def documents(self, kind: Any) -> list[dict[str, Any]]:
-        """All objects of `kind`, IPPool or another one made above, in `namespace`; [] where it is not defined."""
-        with self.reading(f"list {kind.__name__}", f"in namespace {self.namespace}"):
-            return self._listed(kind, lambda document: document, namespace=self.namespace)
-
-    def pools(self, networks: Collection[Network] = ()) -> tuple[list[PoolState], list[Reserved], list[str]]:
-        """The pools, the reservations, and what is said of pools that cannot be read.
-
-        `networks` tell which names a reservation's may begin with, and which pools are of node slices.
-        """
-        pools = self.documents(IPPool)
-        reservations = self.documents(OverlappingRangeIPReservation)
-        states, faults = _parsed(pools, (), networks)
-        known = {"", *(n.network_name for n in networks), *(state.scope or "" for state in states)}
-        reserved = [parse_reservation(document, known) for document in reservations]
-        return _parsed(pools, reserved, networks)[0], reserved, faults
-
-    def reservations_of(self, node: str) -> list[Reserved]:
-        """The reservations that are marked as those of `node`, which must be a label's value."""
-        with self.reading("list OverlappingRangeIPReservation", f"in namespace {self.namespace}"):
-            labels = {NODE_LABEL: node}
-            return self._listed(
-                OverlappingRangeIPReservation, parse_reservation, namespace=self.namespace, labels=labels
-            )
-
-    def pool(self, name: str) -> dict[str, Any] | None:
-        """An IPPool as it stands now; None when there is none."""
-        return self._one(IPPool, name, self.namespace)
-
-    def reservation(self, name: str) -> dict[str, Any] | None:
-        """An OverlappingRangeIPReservation as it stands now; None when there is none."""
-        return self._one(OverlappingRangeIPReservation, name, self.namespace)
-
-    # --- the cluster's ---
-
-    def pods(self, node: str = "", met: Callable[[int], object] = int) -> list[Pod]:
-        """The pods of all namespaces, or of one node; `met` is told after each page how many there are."""
-        fields = {"spec.nodeName": node} if node else None
-        with self.reading("list pods", "in all namespaces"):
-            return self._listed(PodObject, parse_pod, met, namespace="*", fields=fields)
-
-    def pod(self, namespace: str, name: str) -> Pod | None:
-        """A pod as it is now; None when there is none."""
-        document = self._one(PodObject, name, namespace) if namespace and name else None
-        return parse_pod(document) if document else None
-
-    def nodes(self) -> dict[str, Node]:
-        """The nodes, by name."""
-        with self.reading("list nodes", ""):
-            return {node.name: node for node in self._listed(NodeObject, parse_node)}
-
-    def node(self, name: str) -> Node | None:
-        """A node as it is now; None when there is none."""
-        document = self._one(NodeObject, name, None)
-        return parse_node(document) if document else None
-
-    def networks(self) -> tuple[list[Network], set[str]]:
-        """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
-        with self.reading("list network-attachment-definitions", "in all namespaces"):
-            found = self._listed(NetworkAttachmentDefinition, lambda d: (nad_name(d), parse_networks(d)), namespace="*")
-        return [network for _, networks in found for network in networks], {name for name, _ in found}
-
-    # --- one request ---
-
-    def _listed(
-        self, kind: Any, parse: Callable[[dict[str, Any]], T], met: Callable[[int], object] = int, **choice: Any
-    ) -> list[T]:
-        """The objects, read in pages; from the start again when the snapshot that the pages are of is gone."""
-        while True:
-            found: list[T] = []
-            try:
-                for item in self.client.list(kind, chunk_size=PAGE, **choice):
-                    found.append(parse(item.to_dict()))
-                    if len(found) % PAGE == 0:
-                        met(len(found))
-                return found
-            except httpx2.HTTPStatusError as fault:
-                if fault.response.status_code == 404 and kind in _CUSTOM:
-                    return []  # the kind is not defined
-                if fault.response.status_code != 410:
-                    raise
-
-    def _one(self, kind: Any, name: str, namespace: str | None) -> dict[str, Any] | None:
-        with self.reading(f"get {kind.__name__} {name}", f"in namespace {namespace}" if namespace else ""):
-            try:
-                if namespace is None:
-                    found = self.client.get(kind, name)
-                else:
-                    found = self.client.get(kind, name, namespace=namespace)
-            except ApiError as fault:
-                if fault.status.code == 404 and fault.status.reason == "NotFound":
-                    return None  # it says so of this object: who is asked knows the kind
-                raise
-            document: dict[str, Any] = found.to_dict()
-            return document
-
-    @contextmanager
-    def reading(self, what: str, where: str) -> Iterator[None]:
-        """What lightkube raises becomes a CniError that says what could not be done, and where."""
-        try:
-            yield
-        except ApiError as fault:
-            raise self._refused(fault, what, where) from None
-        except httpx2.HTTPStatusError as fault:
-            raise InvalidConfig(
-                f"{self} answers {fault.response.status_code} to {what}: is `server` of {self._named()} an API server's URL?"
-            ) from None
-        except httpx2.HTTPError as fault:
-            if reason := _untrusted(fault):
-                raise InvalidConfig(
-                    f"{self} is not trusted: {reason}. certificate-authority(-data) in {self._named()} must hold the authority"
-                    " that signed its certificate, and the certificate the host in `server` (else set tls-server-name)"
-                ) from None
-            raise Unreachable(
-                f"{self} has not answered: {fault or type(fault).__name__}. See that it is well and can be reached from here"
-            ) from None
-
-    def _refused(self, fault: ApiError, what: str, where: str) -> CniError:
-        code, message = fault.status.code, str(fault.status.message or "")
-        if code == 401:
-            return InvalidConfig(f"{self} does not accept the credentials of {self._named()} (401)")
-        if code == 403:
-            return Forbidden(
-                f"{self} forbids to {what} {where}".rstrip()
-                + f": {self._named()} needs that right; --kubeconfig names another, such as an administrator's",
-                message,
-            )
-        if code == 429 or (code or 0) >= 500:
-            return TryAgainLater(f"{self} does not serve now ({code}) to {what}: {message[:200]}. Retry")
-        return InvalidConfig(f"{self} refuses to {what} {where} ({code}): {message[:300]}")
-
-    def _named(self) -> str:
-        return f"kubeconfig {self.access.path}" if self.access.path else "this pod's service account"
+def register(commands: subcommand.Commands) -> None:
+    """Add `cluster` and its commands."""
+    about = "all nodes of a cluster, its leases, and doctor on a node: by kubectl, which calls this `kubectl railcni`"
+    parser = subcommand.add(commands, "cluster", about)
+    parser.add_argument("--context", default="", help="of kubectl's configuration; default: the current one")
+    parser.add_argument(
+        "--agents-in", default="railcni", metavar="NAMESPACE", help="where the agents are; default: railcni"
+    )
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    status = subcommand.add(verbs, "status", "what is installed on each node, and what is wrong there")
+    output.add_option(status)
+    status.set_defaults(run=_status)
+    doctor = subcommand.add(verbs, "doctor", "run `railcni doctor` on a node, in a pod that is removed again")
+    doctor.add_argument("target", metavar="NODE|NAMESPACE/POD", help="a node, or a pod on its node")
+    doctor.add_argument("-v", "--verbose", action="store_true", help="also what is as it should be")
+    output.add_option(doctor)
+    doctor.set_defaults(run=_doctor)
+    for verb in ipam.register(verbs, anywhere=True):
+        verb.set_defaults(run=partial(_ipam, verb.get_default("run")))
 
 
-def _parsed(
-    documents: list[dict[str, Any]], reserved: Collection[Reserved], networks: Collection[Network]
-) -> tuple[list[PoolState], list[str]]:
-    states, faults = [], []
-    for document in documents:
-        if str((document.get("spec") or {}).get("range")).startswith(MOVED):
-            continue
-        try:
-            states.append(parse_pool(document, reserved, networks))
-        except ValueError as fault:
-            faults.append(f"spec.range of IPPool {(document.get('metadata') or {}).get('name')}: {fault}")
-    return states, faults
+# --- kubectl ---
 
 
-class _Transport(httpx2.BaseTransport):
-    """Requests with the credentials of an Access, which may rotate; a read that fails is tried again for `seconds`."""
-
-    def __init__(self, access: Access, seconds: float) -> None:
-        self._access = access
-        self._seconds = seconds
-        self._inner: httpx2.HTTPTransport | None = None
-
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        deadline = monotonic() + self._seconds
-        pause, renewed = 0.1, False
-        while True:
-            failure: httpx2.TransportError | None = None
-            try:
-                response = self._attempt(request, deadline)
-                if response.status_code == 401 and not renewed and self._access.renews():
-                    renewed = True
-                    response.close()
-                    self.close()
-                    continue
-                if response.status_code not in (429, 500, 502, 503, 504):
-                    return response
-                wait = response.headers.get("Retry-After", "")
-                pause = max(pause, min(float(wait), 10.0)) if wait.isdigit() else pause
-            except httpx2.TransportError as fault:
-                failure = fault
-            if request.method != "GET" or monotonic() + pause > deadline or (failure and _untrusted(failure)):
-                if failure:
-                    raise failure
-                return response
-            if not failure:
-                response.close()
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _attempt(self, request: httpx2.Request, deadline: float) -> httpx2.Response:
-        if self._inner is None:
-            context = self._access.context(deadline, _context) if self._access.tls else ssl.create_default_context()
-            self._inner = httpx2.HTTPTransport(verify=context, trust_env=False)
-        if token := self._access.token(deadline):
-            request.headers["Authorization"] = f"Bearer {token}"
-        request.headers["User-Agent"] = http.AGENT
-        request.extensions = {**request.extensions, "sni_hostname": self._access.verified_name}
-        return self._inner.handle_request(request)
-
-    def close(self) -> None:
-        if self._inner:
-            self._inner.close()
-            self._inner = None
+def _kubectl(options: argparse.Namespace, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run kubectl with these arguments; IoFailure when it is missing."""
+    if not shutil.which("kubectl"):
+        raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
+    context = [f"--context={options.context}"] if options.context else []
+    return subprocess.run(["kubectl", *context, *arguments], input=given, capture_output=True, text=True)
 
 
-def _untrusted(fault: BaseException | None) -> str:
-    """Why the server's certificate is not accepted; "" when that is not what has failed."""
-    while fault is not None:
-        if isinstance(fault, ssl.SSLCertVerificationError):
-            return fault.verify_message
-        fault = fault.__cause__ or fault.__context__
-    return ""
+def _read(options: argparse.Namespace, *arguments: str, given: str = "") -> Any:
+    """What kubectl prints as JSON; IoFailure with what it says when it fails."""
+    done = _kubectl(options, *arguments, given=given)
+    if done.returncode:
+        raise IoFailure(f"kubectl {arguments[0]} failed: {_last(done.stderr)}", done.stderr)
+    return json.loads(done.stdout)
 
 
-def _context(authority: str, certificate: str, key: str) -> ssl.SSLContext:
-    """A context that trusts the file `authority`, or what the system trusts, and shows `certificate`."""
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["it said nothing"])[-1]
+
+
+def _agents(options: argparse.Namespace) -> dict[str, Agent]:
+    """The agents by their nodes; InvalidConfig when there is none."""
+    where = options.agents_in
+    label = "app.kubernetes.io/name=railcni"
+    found = _read(options, "get", "pods", f"--namespace={where}", f"--selector={label}", "--output=json")["items"]
+    if not found:
+        raise InvalidConfig(f"no agent in namespace {where}: install railcni, or name its namespace with --agents-in")
+    agents = [
+        Agent(pod["spec"].get("nodeName", ""), pod["metadata"]["name"], where, pod["spec"], _fault(pod))
+        for pod in found
+    ]
+    return {agent.node: agent for agent in sorted(agents, key=lambda agent: agent.node) if agent.node}
+
+
+def _fault(pod: dict[str, Any]) -> str:
+    """Why the container `agent` of the pod does not run, "" when it does."""
+    states = [*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())]
+    if any(state["name"] == "agent" and "running" in state["state"] for state in states):
+        return ""
+    for state in states:
+        for found in (state["state"].get("waiting"), state["state"].get("terminated")):
+            if found and found.get("reason") not in (None, "Completed", "PodInitializing"):
+                return f"{state['name']}: {found['reason']}: {found.get('message', '').strip()}".removesuffix(": ")
+    return f"the agent does not run: its pod is {pod['status'].get('phase', 'Unknown')}"
+
+
+# --- status ---
+
+
+def _status(options: argparse.Namespace) -> int:
+    agents = _agents(options)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = list(pool.map(partial(_ask, options), agents.values()))
+    nodes = _read(options, "get", "nodes", "--selector=kubernetes.io/os=linux", "--output=json")["items"]
+    for name in sorted({node["metadata"]["name"] for node in nodes} - agents.keys()):
+        found.append({"node": name, "version": None, "healthy": False, "faults": ["no agent has this node"]})
+    output.show(options.output, found, lambda: _print(found))
+    return int(not all(one["healthy"] for one in found))
+
+
+def _ask(options: argparse.Namespace, agent: Agent) -> dict[str, Any]:
+    """`railcni status` of the agent's node."""
+    told: dict[str, Any] = {"node": agent.node, "version": None, "healthy": False, "faults": [agent.fault]}
+    if agent.fault:
+        return told
+    where = filter(None, (agent.argument(name) for name in ("root", "to", "state-dir")))
+    argv = ["railcni", "status", "--output=json", *where]
+    place = (f"--namespace={agent.namespace}", agent.pod, "--container=agent", f"--request-timeout={_SECONDS:g}s")
+    done = _kubectl(options, "exec", *place, "--", *argv)
     try:
-        context = ssl.create_default_context(cafile=authority or None)
-        if certificate:
-            context.load_cert_chain(certificate, key or None)
-    except (OSError, ssl.SSLError) as fault:
-        raise ValueError(f"{fault.strerror or fault}") from None
-    return context
+        return {**told, **json.loads(done.stdout)}
+    except ValueError:
+        return {**told, "faults": [f"its agent does not answer: {_last(done.stderr)}"]}
+
+
+def _print(found: Sequence[dict[str, Any]]) -> None:
+    rows = []
+    for one in found:
+        live = one["attachments"]["live"] if "attachments" in one else None
+        health = output.styled("whole") if one["healthy"] else output.styled("faulty", "bold red")
+        rows.append((one["node"], one["version"] or "", health, live, "\n".join(one["faults"])))
+    output.print_table(("node", "version", "health", "attachments", "what is wrong"), rows)
+
+
+# --- doctor ---
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    agents = _agents(options)
+    namespace, _, pod = options.target.rpartition("/")
+    node = options.target
+    if namespace:
+        node = _read(options, "get", "pod", pod, f"--namespace={namespace}", "--output=json")["spec"].get(
+            "nodeName", ""
+        )
+        if not node:
+            raise InvalidConfig(f"pod {options.target} is on no node yet: `kubectl describe pod` says why")
+    if node not in agents:
+        raise InvalidConfig(f"no agent on node {node}: want one of {', '.join(agents)}, or NAMESPACE/POD")
+    arguments = [*([f"--pod={options.target}"] if namespace else []), f"--output={options.output}"]
+    manifest = doctor_pod(agents[node], [*arguments, *(["--verbose"] if options.verbose else [])])
+    made = _read(options, "create", "--filename=-", "--output=json", given=json.dumps(manifest))["metadata"]
+    place = (made["name"], f"--namespace={made['namespace']}")
+    try:
+        done = _kubectl(options, "logs", "--follow", f"--pod-running-timeout={_PULL}", *place)
+        output.console().file.write(done.stdout)
+        return _exit_code(options, place, done)
+    finally:
+        _kubectl(options, "delete", "pod", *place, "--wait=false", "--ignore-not-found")
+
+
+def doctor_pod(agent: Agent, arguments: Sequence[str]) -> dict[str, Any]:
+    """The pod that runs doctor on the node of `agent`: privileged, in the host's file system, with the installed version."""
+    folder = agent.argument("to").partition("=")[2]
+    installed = f"{folder}/railcni-bundle/current/bin/railcni"
+    container = agent.spec["containers"][0]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "railcni-doctor-",
+            "namespace": agent.namespace,
+            "labels": {"app.kubernetes.io/name": "railcni-doctor"},
+        },
+        "spec": {
+            "nodeName": agent.node,
+            "hostNetwork": True,
+            "hostPID": True,
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "imagePullSecrets": agent.spec.get("imagePullSecrets", []),
+            "containers": [
+                {
+                    "name": "doctor",
+                    "image": container["image"],
+                    "imagePullPolicy": container.get("imagePullPolicy", "IfNotPresent"),
+                    "command": ["/opt/railcni/bin/python3", "-IS", "-c", _ENTER, installed, "doctor", *arguments],
+                    "env": [{"name": "COLUMNS", "value": str(output.console().width)}],
+                    "securityContext": {"privileged": True},
+                    "volumeMounts": [{"name": "host", "mountPath": "/host", "mountPropagation": "HostToContainer"}],
+                }
+            ],
+            "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+        },
+    }
+
+
+def _exit_code(options: argparse.Namespace, place: Sequence[str], logged: subprocess.CompletedProcess[str]) -> int:
+    """That of the pod's container; IoFailure when it has not run."""
+    for _ in range(20):
+        status = _read(options, "get", "pod", *place, "--output=json")["status"]
+        (state,) = [s["state"] for s in status.get("containerStatuses", ())] or [{}]
+        if "terminated" in state:
+            return int(state["terminated"]["exitCode"])
+        if "running" not in state:
+            break
+        time.sleep(0.5)
+    why = state.get("waiting", {})
+    said = f"{why.get('reason', '')}: {why.get('message', '')}" if why else _last(logged.stderr)
+    raise IoFailure(f"doctor did not run on the node: {said}")
+
+
+# --- ipam ---
+
+
+def _ipam(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command of `railcni ipam` at the cluster of kubectl."""
+    if any((options.data_dir, options.config, options.kubeconfig)):
+        raise InvalidConfig(
+            "`cluster ipam` is about the store of kubectl's cluster: with these options use `railcni ipam`"
+        )
+    options.namespace = options.namespace or "kube-system"
+    done = _kubectl(options, "config", "view", "--raw", "--minify", "--flatten", "--output=json")
+    if done.returncode:
+        raise IoFailure(f"kubectl config view failed: {_last(done.stderr)}")
+    with tempfile.TemporaryDirectory(prefix="railcni-") as folder:  # of mode 0700
+        files.write_whole(folder, "kubeconfig", done.stdout.encode())
+        options.kubeconfig = f"{folder}/kubeconfig"
+        return run(options)

@@ -1,31 +1,41 @@
 """railcni demo: two pods on one RDMA-like master, end to end, without touching the machine.
 
-It does what Multus does on a node, with the plugins in bin/ and nothing else in their environment, and looks at the
-outcome by other means: pyroute2 reads the links, echo requests cross the wire. Every expectation is a line of the
-report; the exit code is 1 when one was not met.
+It does what Multus does on a node, with the plugins in bin/ and an empty environment, and checks the
+outcome independently: pyroute2 reads the links, echo requests cross the wire, and `ip`, where it is installed, shows
+the pods' interfaces. Every expectation is a line of the report; the exit code is 1 when one was not met.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
+import shutil
+import socket
 import statistics
-import sys
+import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pyroute2 import IPRoute
+from pyroute2 import netns as namespaces
 
-from cni.cli import attachments, icmp, ipam, iproute, networks, output, private
-from cni.cli.cache import Cache, Parameters
-from cni.cli.executables import Executables
-from cni.cli.options import ROOT
-from cni.cli.runtime import Runtime
-from cni.kernel.netns import open_namespace
-from cni.spec.errors import CniError
+from cni.cli import ipam
+from cni.cli.attach.options import ROOT
+from cni.cli.terminal import output
+from cni.library.documents import networks
+from cni.library.inventory import attachments as recorded
+from cni.library.runtime import icmp
+from cni.library.runtime.cache import Cache, Parameters
+from cni.library.runtime.calls import Runtime
+from cni.library.runtime.executables import Executables
+from cni.shared.kernel.netns import open_namespace
+from cni.shared.spec.errors import CniError, IoFailure
+from cni.warm import places
 
 NAD = os.path.join(ROOT, "conf", "nad", "rdma-net-ipam.yaml")
 FLAT_FILE = os.path.join(ROOT, "conf", "whereabouts.d", "file-store.conf")
@@ -33,11 +43,23 @@ _FLAT_FILE_PLACE = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 _MASTER, _MTU, _IFNAME = "ens2f0", 9000, "net1"
 _HEADERS = 28  # bytes of IPv4 and ICMP before an echo's payload
 _PINGS = 3
+_IFF_UP = 1  # include/uapi/linux/if.h
+
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # include/uapi/linux/sched.h
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000  # include/uapi/linux/mount.h
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_COVERED = ("/etc", "/run", "/var/lib")
+_HIDDEN = ("/etc/cni", "/run/netns", "/run/railcni", "/var/lib/cni")
+_AS_ROOT = "run it where root may mount (CAP_SYS_ADMIN): on the machine itself, or in a privileged container"
+_AS_USER = (
+    "run it as root, or allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
+    "kernel.apparmor_restrict_unprivileged_userns)"
+)
 
 
 @dataclass(frozen=True)
-class Pod:
-    """A pod of the demo, and what its attachment must turn out to be."""
+class DemoPod:
+    """A pod of the demo, with its expected attachment."""
 
     number: int
 
@@ -74,11 +96,11 @@ class Pod:
             namespace.close()
 
 
-PODS = (Pod(1), Pod(2))
+PODS = (DemoPod(1), DemoPod(2))
 
 
-class Report:
-    """The lines of the report, and how many expectations were not met."""
+class DemoReport:
+    """The lines of the report, and the number of expectations that were not met."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -91,27 +113,24 @@ class Report:
     def text(self, text: str) -> None:
         self._out.print(text)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        output.print_table(columns, rows)
-
-    def expect(self, met: bool, text: str, otherwise: object = "") -> None:
-        """A line that says whether what `text` claims is so, and, when it is not, what is."""
-        self.missed += not met
-        mark = output.styled("  ok    ", "green") if met else output.styled("  FAILED", "bold red")
-        self._out.print(mark.append(f"  {text}" + ("" if met else f": {otherwise}"), style="not bold default"))
+    def expect(self, is_met: bool, text: str, otherwise: object = "") -> None:
+        """A line for the expectation `text`; when it is not met, with the actual value."""
+        self.missed += not is_met
+        mark = output.styled("  ok    ", "green") if is_met else output.styled("  FAILED", "bold red")
+        self._out.print(mark.append(f"  {text}" + ("" if is_met else f": {otherwise}"), style="not bold default"))
 
 
 def run() -> int:
     """Run it; the exit code. IoFailure: the machine allows no such namespaces."""
-    sys.stdout.flush()
-    whose = "namespaces of its own" if os.geteuid() == 0 else "a user namespace of its own, without root"
-    return private.run_isolated(lambda: _demo(whose))
-
-
-def _demo(whose: str) -> int:
-    report = Report()
+    place = "a user namespace of its own, without root" if os.geteuid() else "namespaces of its own"
     try:
-        _prepare(report, whose)
+        _isolate()
+    except OSError as fault:
+        remedy = _AS_USER if os.geteuid() else _AS_ROOT
+        raise IoFailure(f"no private namespaces can be had here: {fault.strerror}; {remedy}") from None
+    report = DemoReport()
+    try:
+        _prepare(report, place)
         runtime = Runtime(Executables([os.path.join(ROOT, "bin")], environ={}), Cache())
         network = networks.find(NAD)
         _show_pool(report, "The pool before", [])
@@ -127,27 +146,63 @@ def _demo(whose: str) -> int:
     except OSError as fault:
         report.expect(False, "no step fails", fault.strerror)
     report.section("The demo found all as it must be" if not report.missed else f"{report.missed} expectations not met")
-    sys.stdout.flush()
     return 1 if report.missed else 0
 
 
-def _prepare(report: Report, whose: str) -> None:
+def _isolate() -> None:
+    """Give this process mount and network namespaces of its own; when it is not root also a user namespace, in which it
+    is. OSError.
+
+    It sees /etc, /run and /var/lib as they are, without CNI's part, and its changes there end with it.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    _call("unshare", (_CLONE_NEWUSER if uid else 0) | _CLONE_NEWNS | _CLONE_NEWNET)
+    if uid:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+    for directory in _COVERED:
+        covered = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        _mount("tmpfs", directory, "tmpfs", 0)
+        os.mkdir(f"{directory}/.machine")
+        _mount(f"/proc/self/fd/{covered}", f"{directory}/.machine", "", _MS_BIND | _MS_REC)
+        for name in os.listdir(covered):
+            if f"{directory}/{name}" not in _HIDDEN:
+                os.symlink(f".machine/{name}", f"{directory}/{name}")
+        os.close(covered)
+    os.mkdir(places.PARENT, 0o700)
+    with open(places.DIRECTORY, "x"):
+        pass  # in place of the directory of warm workers: they would outlive the demo
+
+
+def _mount(source: str, target: str, kind: str, flags: int) -> None:
+    _call("mount", source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), None)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_LIBC, name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        words = " ".join([name, *(a.decode() for a in arguments if isinstance(a, bytes) and a)])
+        raise OSError(code, f"{words}: {os.strerror(code)}")
+
+
+def _prepare(report: DemoReport, place: str) -> None:
     os.makedirs(os.path.dirname(_FLAT_FILE_PLACE))
-    with open(FLAT_FILE, "rb") as source, open(_FLAT_FILE_PLACE, "xb") as place:
-        place.write(source.read())
+    shutil.copyfile(FLAT_FILE, _FLAT_FILE_PLACE)
     with IPRoute() as ipr:
         ipr.link("add", ifname=_MASTER, kind="veth", mtu=_MTU, peer={"ifname": "switch", "mtu": _MTU})
         for name in ("lo", _MASTER, "switch"):
             ipr.link("set", index=ipr.link_lookup(ifname=name)[0], state="up")
     for pod in PODS:
-        private.new_network_namespace(pod.parameters.netns)
-    report.section(f"A node in {whose}")
+        namespaces.create(pod.parameters.netns, _LIBC)
+    report.section(f"A node in {place}")
     report.text(f"  master     {_MASTER}, MTU {_MTU}, up: one end of a veth pair")
     report.text(f"  network    {os.path.relpath(NAD, ROOT)}")
     report.text(f"  flat file  {_FLAT_FILE_PLACE}: the leases in a file instead of a cluster")
 
 
-def _attach(report: Report, runtime: Runtime, network: networks.Network) -> None:
+def _attach(report: DemoReport, runtime: Runtime, network: networks.Network) -> None:
     report.section(f"ADD for {len(PODS)} pods, by the executables in bin/ with nothing but the CNI variables")
     for pod in PODS:
         result = runtime.add(network, pod.parameters, runtime.negotiate(network))
@@ -155,32 +210,62 @@ def _attach(report: Report, runtime: Runtime, network: networks.Network) -> None
         report.expect(addresses == [f"{pod.address}/24"], f"{pod.name} gets {pod.address}/24", addresses)
 
 
-def _show_pods(report: Report) -> None:
-    report.section("What the kernel has made")
-    shown = {pod: _look(pod) for pod in PODS}
-    rows = [(p.name, s.name, s.mac, s.mtu, s.inet) for p, s in shown.items() if s]
-    report.table(("pod", "interface", "mac", "mtu", "address"), rows)
+@dataclass(frozen=True)
+class DemoLink:
+    """A link as pyroute2 reads it, and as `ip` shows it; "" where `ip` is not installed."""
+
+    mac: str
+    mtu: int
+    is_up: bool
+    addresses: tuple[str, ...]
+    is_apart: bool  # from the link below, which is in another namespace
+    text: str
+
+
+def _look(name: str) -> DemoLink | None:
+    """The link `name` in this thread's network namespace."""
+    program = shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin:/bin") or "true"
+    text = subprocess.run([program, "addr", "show", "dev", name], capture_output=True, text=True, check=False).stdout
+    with IPRoute() as ipr:
+        link: Any = next((link for link in ipr.get_links() if link.get("ifname") == name), None)
+        if link is None:
+            return None
+        inet = tuple(
+            f"inet {a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}"
+            for a in ipr.get_addr(index=link["index"], family=socket.AF_INET)
+        )
+    is_up = bool(link["flags"] & _IFF_UP) and link.get("operstate") == "UP"
+    return DemoLink(link.get("address"), link.get("mtu"), is_up, inet, link.get("link_netnsid") is not None, text)
+
+
+def _links() -> list[str]:
+    with IPRoute() as ipr:
+        return sorted(link.get("ifname") for link in ipr.get_links() if link.get("ifname") != "lo")
+
+
+def _show_pods(report: DemoReport) -> None:
+    shown = {}
+    for pod in PODS:
+        with pod.entered():
+            shown[pod] = _look(_IFNAME)
+    report.section("The pods' interfaces")
+    rows = [(p.name, _IFNAME, s.mac, s.mtu, f"{p.address}/24") for p, s in shown.items() if s]
+    output.print_table(("pod", "interface", "mac", "mtu", "address"), rows)
     for pod, link in shown.items():
         report.section(f"{pod.name}: ip addr show dev {_IFNAME}")
         if link is None:
-            report.expect(False, f"{_IFNAME} is there", "it is not")
-            continue
-        report.text(link.text)
-        report.expect(link.up and "LOWER_UP" in link.text and "state UP" in link.text, "it is up", link.text)
-        report.expect(link.mtu == _MTU, f"its MTU is {_MTU}", link.mtu)
-        wanted = f"inet {pod.address}/24 brd 192.168.111.255 scope global {_IFNAME}"
-        report.expect(f"    {wanted}\n" in link.text, wanted, link.inet)
-        local = bool(link.mac and int(link.mac[:2], 16) & 3 == 2)
-        report.expect(local, "its MAC is locally administered", link.mac)
-        report.expect("link-netnsid 0" in link.text, "it stands on a link of another namespace", link.text)
+            report.expect(False, f"{_IFNAME} is there", "it is missing")
+        else:
+            report.text(link.text.rstrip() or "  (the program ip is not installed)")
+            report.expect(link.is_up, "it is up", link)
+            report.expect(link.mtu == _MTU, f"its MTU is {_MTU}", link.mtu)
+            wanted = f"inet {pod.address}/24 brd 192.168.111.255"
+            report.expect(link.addresses == (wanted,), wanted, link.addresses)
+            report.expect(int(link.mac[:2], 16) & 3 == 2, "its MAC is locally administered", link.mac)
+            report.expect(link.is_apart, "it stands on a link of another namespace", link)
 
 
-def _look(pod: Pod) -> iproute.Shown | None:
-    with pod.entered():
-        return iproute.show(_IFNAME)
-
-
-def _ping(report: Report) -> None:
+def _ping(report: DemoReport) -> None:
     first, second = PODS
     report.section(f"{first.name} pings {second.name} ({second.address})")
     with first.entered():
@@ -201,7 +286,7 @@ def _ping(report: Report) -> None:
         )
 
 
-def _ping_once(report: Report, pod: Pod, payload: int, sequence: int, note: str = "") -> float | None:
+def _ping_once(report: DemoReport, pod: DemoPod, payload: int, sequence: int, note: str = "") -> float | None:
     try:
         milliseconds = icmp.ping(pod.address, payload, sequence) * 1000
     except OSError as fault:
@@ -211,37 +296,34 @@ def _ping_once(report: Report, pod: Pod, payload: int, sequence: int, note: str 
     return milliseconds
 
 
-def _show_pool(report: Report, title: str, wanted: list[str]) -> None:
+def _show_pool(report: DemoReport, title: str, wanted: list[str]) -> None:
     report.section(title)
     found = [ipam.document(lease) for lease in ipam.leases()]
     if found:
         rows = [(f["pool"], f["address"], f["pod"], f["ifname"], f["containerID"][:12]) for f in found]
-        report.table(("pool", "address", "pod", "interface", "container"), rows)
+        output.print_table(("pool", "address", "pod", "interface", "container"), rows)
     held = [f"{f['address']} {f['pod']}" for f in found]
     report.expect(held == wanted, f"{len(wanted)} leases" if wanted else "no lease", held)
 
 
-def _detach(report: Report, runtime: Runtime, network: networks.Network) -> None:
+def _detach(report: DemoReport, runtime: Runtime, network: networks.Network) -> None:
     report.section("DEL for both")
     for pod in PODS:
         runtime.delete(network, pod.parameters)
-        left = _look(pod)
-        report.expect(left is None, f"{pod.name} has no {_IFNAME}", left and left.text)
 
 
-def _show_remains(report: Report) -> None:
+def _show_remains(report: DemoReport) -> None:
     report.section("What is left on the node")
     for pod in PODS:
         with pod.entered():
-            links = iproute.names()
+            links = _links()
         report.expect(not links, f"no link in {pod.name}", links)
-        private.remove_network_namespace(pod.parameters.netns)
-    links = iproute.names()
-    report.expect(sorted(links) == sorted([_MASTER, "switch"]), f"no link beside {_MASTER} and its wire", links)
-    master = iproute.show(_MASTER)
-    unchanged = master is not None and master.up and master.mtu == _MTU
-    report.expect(unchanged, f"{_MASTER} is up with MTU {_MTU}", master and master.text)
-    records = attachments.found()
+        namespaces.remove(pod.parameters.netns, _LIBC)
+    links, master = _links(), _look(_MASTER)
+    report.expect(links == sorted([_MASTER, "switch"]), f"no link beside {_MASTER} and its wire", links)
+    unchanged = master is not None and master.is_up and master.mtu == _MTU
+    report.expect(unchanged, f"{_MASTER} is up with MTU {_MTU}", master)
+    records = recorded.found()
     report.expect(not records, "no record of an attachment", records)
     cached = [e.network for e in Cache().all()]
     report.expect(not cached, "no cached result", cached)

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from cni import VERSION
-from cni.cli import output, subcommand
-from cni.cli.failed import PluginFailed, StepsFailed
-from cni.spec.errors import CniError
+from cni.cli import overview
+from cni.cli.terminal import output, subcommand
+from cni.library.runtime.failed import PluginFailed, StepsFailed
+from cni.shared.spec.errors import CniError
 
 # Which module has which commands. Only that of the command given is loaded: the libraries of all take half a second.
 COMMANDS = {
-    "cni.cli.attach": ("attach", "detach", "check", "gc", "status"),
+    "cni.cli.attach.command": ("attach", "detach", "check", "gc", "status"),
     "cni.cli.ipam": ("ipam",),
     "cni.cli.attachments": ("attachments",),
-    "cni.cli.install": ("install", "uninstall"),
+    "cni.cli.install.command": ("install", "uninstall"),
     "cni.cli.agent": ("agent",),
+    "cni.cli.device_plugin": ("device-plugin",),
+    "cni.cli.vfs": ("vfs",),
     "cni.cli.rdma.command": ("rdma",),
-    "cni.cli.nad": ("nad",),
+    "cni.cli.nad.command": ("nad",),
     "cni.cli.rails.command": ("rails",),
     "cni.cli.doctor.command": ("doctor",),
     "cni.cli.support.command": ("support-bundle",),
+    "cni.cli.cluster": ("cluster",),
+    "cni.cli.dranet": ("dranet-ipam",),
+    "cni.cli.warm": ("warm",),
 }
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -62,17 +70,30 @@ def main() -> int:
     return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the word that was most likely meant; those of its commands and verbs are of this class too."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        meant = difflib.get_close_matches(str(value), map(str, action.choices or ()), n=1)
+        if meant and value not in (action.choices or ()):
+            raise argparse.ArgumentError(action, f'there is no "{value}": did you mean "{meant[0]}"?')
+        super()._check_value(action, value)
+
+
 def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the command `given`; of all commands when it is none."""
-    parser = argparse.ArgumentParser(prog="railcni", description="Networks for RDMA pods, by hand.")
+    """The parser of the command `given`; without a known one, of all commands."""
+    parser = _Parser(prog="railcni", description="Networks for RDMA pods, by hand.")
     parser.add_argument("--version", action="version", version=f"railcni {VERSION}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    commands: argparse._SubParsersAction[Any] = parser.add_subparsers(
+        required=True, metavar="COMMAND", title="commands"
+    )
     needed = [module for module, names in COMMANDS.items() if given and given[0] in names]
     for module in needed or ([] if {"demo", "--version"} & {*given} else COMMANDS):
         importlib.import_module(module).register(commands)
     about = "attach two pods to an RDMA-like master, ping, detach; in namespaces of its own"
     demo = subcommand.add(commands, "demo", about)
     demo.set_defaults(run=_demo)
+    parser.formatter_class, parser.epilog = overview.Overview, overview.EXAMPLES
     return parser
 
 
@@ -97,7 +118,7 @@ def _print(fault: CniError) -> None:
 
 
 def _unforeseen(fault: Exception) -> str:
-    """One line about a fault of the command itself: what, and where."""
+    """One line about a fault of the command itself: the error and its place."""
     if isinstance(fault, OSError) and fault.filename:
         return f"{fault.filename}: {fault.strerror}"
     trace = fault.__traceback__

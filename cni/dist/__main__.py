@@ -1,38 +1,74 @@
-"""`python -m cni.dist bundle` and `python -m cni.dist image`: what `make bundle` and `make image` run."""
+"""`python -m cni.dist bundle`, `image`, `release` and `version`: the commands of `make bundle` and so on."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from cni.dist import archive, bundle, image
+from cni.dist import archive, bundle, image, manual, release
 from cni.dist.contents import Interpreter
 from cni.dist.errors import CannotBuild
 
 
 def main() -> int:
-    """Build what is named, below build/ or --output, and say where it lies."""
+    """Build what is asked for, below build/ or --output, and print its place."""
     parser = argparse.ArgumentParser(prog="python -m cni.dist", description=__doc__)
-    parser.add_argument("what", choices=["bundle", "image"])
+    parser.add_argument("product", choices=["bundle", "image", "release", "version", "manual"])
     parser.add_argument("--output", type=Path, default=Path("build"), metavar="DIR", help="default: build")
     parser.add_argument(
         "--python", type=Path, metavar="FILE", help="refuse to build with another interpreter than this"
     )
+    parser.add_argument(
+        "--device-plugin", dest="extra", action="store_const", const="device-plugin", default="", help="with gRPC too"
+    )
+    parser.add_argument(
+        "--with",
+        dest="others",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="BUNDLE",
+        help="of an image or a release: also this bundle, of another architecture; may be repeated",
+    )
     chosen = parser.parse_args()
     try:
         _compare(chosen.python)
-        made = bundle.build(chosen.output)
-        size = sum(p.stat().st_size for p in archive.tree(made) if p.is_file() and not p.is_symlink())
-        print(f"{made}  {size / 1e6:.1f} MB")
-        print(f"{made}.tar.gz  {Path(f'{made}.tar.gz').stat().st_size / 1e6:.1f} MB")
-        if chosen.what == "image":
-            file = image.build(made, chosen.output)
-            print(f"{file}  {file.stat().st_size / 1e6:.1f} MB")
+        with tempfile.TemporaryDirectory() as folder:
+            _make(chosen, [release.unpacked(other, Path(folder)) for other in chosen.others])
     except CannotBuild as fault:
         print(f"cannot build: {fault}", file=sys.stderr)
         return 1
     return 0
+
+
+def _make(chosen: argparse.Namespace, others: Sequence[Path]) -> None:
+    if chosen.product == "version":
+        for path, text in release.others():
+            path.write_text(text)
+            print(path)
+        return
+    if chosen.product == "manual":
+        for entry in manual.entries():
+            path = chosen.output / entry.target
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(entry.read())
+        print(chosen.output / "share")
+        return
+    if chosen.product == "release":
+        release.check()  # before what takes minutes
+    made = bundle.build(chosen.output, chosen.extra)
+    size = sum(p.stat().st_size for p in archive.tree(made) if p.is_file() and not p.is_symlink())
+    print(f"{made}  {size / 1e6:.1f} MB")
+    files = [made.with_name(f"{made.name}.tar.gz")]
+    if chosen.product != "bundle":
+        files.append(image.build([made, *others], chosen.output, chosen.extra))
+    if chosen.product == "release":
+        files = release.build([made, *others], files[1:], chosen.output / "release")
+    for file in files:
+        print(f"{file}  {file.stat().st_size / 1e6:.1f} MB")
 
 
 def _compare(wanted: Path | None) -> None:

@@ -6,12 +6,12 @@ import gzip
 import io
 import os
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
 def epoch() -> int:
-    """The time that all files get, in seconds: SOURCE_DATE_EPOCH, or else 0.
+    """The time that all files get, in seconds: SOURCE_DATE_EPOCH, by default 0.
 
     See https://reproducible-builds.org/specs/source-date-epoch/.
     """
@@ -23,38 +23,30 @@ def tree(top: Path) -> Iterable[Path]:
     return [top, *sorted(top.rglob("*"), key=lambda path: path.relative_to(top).parts)]
 
 
-def pack(top: Path, prefix: str) -> bytes:
-    """A tar archive of the directory `top`, which is called `prefix` in there and belongs to root."""
+def pack(top: Path, prefix: str, links: bool = True) -> bytes:
+    """A tar archive of the directory `top`, which is called `prefix` in there and belongs to root; without its `links`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in tree(top):
-            below = path.relative_to(top)
-            add(tar, str(Path(prefix, below)), path)
+        # in the order of the names
+        tar.add(top, prefix, filter=lambda info: _normal(info) if links or not info.issym() else None)
     return buffer.getvalue()
 
 
-def add(tar: tarfile.TarFile, name: str, path: Path) -> None:
-    """Put the file, link or directory at `path` into `tar`."""
-    info = tarfile.TarInfo(name)
-    info.mtime = epoch()
-    info.mode = 0o755 if path.lstat().st_mode & 0o111 else 0o644
-    if path.is_symlink():
-        info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
-        tar.addfile(info)
-    elif path.is_dir():
-        info.type = tarfile.DIRTYPE
-        tar.addfile(info)
-    else:
-        info.size = path.stat().st_size
-        with path.open("rb") as file:
-            tar.addfile(info, file)
+def of_bytes(files: Mapping[str, bytes]) -> bytes:
+    """A tar archive of these files, in the order of the names."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in sorted(files.items()):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(_normal(info), io.BytesIO(data))
+    return buffer.getvalue()
 
 
-def add_bytes(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Put a file of these bytes into `tar`."""
-    info = tarfile.TarInfo(name)
-    info.mtime, info.size, info.mode = epoch(), len(data), 0o644
-    tar.addfile(info, io.BytesIO(data))
+def _normal(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.mtime, info.uid, info.gid, info.uname, info.gname = epoch(), 0, 0, "", ""
+    info.mode = 0o777 if info.issym() else 0o755 if info.mode & 0o111 else 0o644
+    return info
 
 
 def compress(data: bytes) -> bytes:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from cni.dist.archive import epoch
-from cni.dist.contents import Entry
+from cni.dist.contents import BundleEntry
 from cni.dist.origins import NOT_SAID, Package
 
 FILE = "bill-of-materials.spdx.json"
 
 
-def document(name: str, entries: Sequence[Entry], packages: Sequence[Package], linked: Sequence[str]) -> bytes:
+def document(name: str, entries: Sequence[BundleEntry], packages: Sequence[Package], linked: Sequence[str]) -> bytes:
     """The document on the bundle `name`; `linked` are versions that its comment names."""
     files = [_file(entry) for entry in entries if not entry.link]
     contents = hashlib.sha256("".join(f["checksums"][1]["checksumValue"] for f in files).encode()).hexdigest()
@@ -28,27 +28,22 @@ def document(name: str, entries: Sequence[Entry], packages: Sequence[Package], l
         _relation(_package_id("railcni"), "DEPENDS_ON", _package_id(p.name)) for p in packages if p.name != "railcni"
     ]
     relations += [_relation(_package_id(e.origin), "CONTAINS", _file_id(e)) for e in entries if not e.link]
-    return (
-        json.dumps(
-            {
-                "spdxVersion": "SPDX-2.3",
-                "dataLicense": "CC0-1.0",
-                "SPDXID": "SPDXRef-DOCUMENT",
-                "name": name,
-                "documentNamespace": f"https://spdx.org/spdxdocs/{name}-{contents[:32]}",
-                "comment": f"Linked with {', '.join(linked)}.",
-                "creationInfo": {
-                    "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch())),
-                    "creators": ["Tool: railcni-bundle"],
-                },
-                "packages": [_package(p) for p in packages],
-                "files": files,
-                "relationships": relations,
-            },
-            indent=1,
-        )
-        + "\n"
-    ).encode()
+    bill = {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": name,
+        "documentNamespace": f"https://spdx.org/spdxdocs/{name}-{contents[:32]}",
+        "comment": f"Linked with {', '.join(linked)}.",
+        "creationInfo": {
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch())),
+            "creators": ["Tool: railcni-bundle"],
+        },
+        "packages": [_package(p) for p in packages],
+        "files": files,
+        "relationships": relations,
+    }
+    return f"{json.dumps(bill, indent=1)}\n".encode()
 
 
 def _package(package: Package) -> dict[str, Any]:
@@ -70,7 +65,7 @@ def _package(package: Package) -> dict[str, Any]:
     return described
 
 
-def _file(entry: Entry) -> dict[str, Any]:
+def _file(entry: BundleEntry) -> dict[str, Any]:
     data = entry.read()
     return {
         "SPDXID": _file_id(entry),
@@ -92,5 +87,5 @@ def _package_id(name: str) -> str:
     return "SPDXRef-Package-" + re.sub(r"[^A-Za-z0-9.-]", "-", name)
 
 
-def _file_id(entry: Entry) -> str:
+def _file_id(entry: BundleEntry) -> str:
     return "SPDXRef-File-" + hashlib.sha256(entry.target.encode()).hexdigest()[:24]

@@ -13,34 +13,22 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
-from cni.dist import archive, bill, bytecode, contents, libraries, origins
-from cni.dist.contents import PLUGINS, Entry, Interpreter
-from cni.dist.errors import CannotBuild
 from cni import VERSION
+from cni.dist import archive, bill, bytecode, contents, libraries, manual, origins
+from cni.dist.contents import BundleEntry, Interpreter
+from cni.dist.errors import CannotBuild
+from cni.plugins import EXECUTABLES
 
+_PROGRAMS = ("agent", "cli", "device_plugin", "library")
+_NEEDS_EXTRA = "device_plugin"
+MOST_EXTRA_BYTES = 25_000_000
 MOST_BYTES = 70_000_000  # unpacked: every node keeps it twice, this version and the one before
 
-_LAUNCHER = Path(__file__).with_name("launcher.c")
-_FLAGS = [
-    "-Os",
-    "-static",
-    "-nostdlib",
-    "-ffreestanding",
-    "-fno-stack-protector",
-    "-fno-asynchronous-unwind-tables",
-    "-s",
-    "-fno-tree-loop-distribute-patterns",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-Wl,--build-id=none",
-    "-Wl,-z,noexecstack",
-    "-Wl,-z,noseparate-code",
-    "-Wl,-z,max-page-size=65536",
-]
+_LAUNCHER = contents.PROJECT / "cni/warm/launcher.c"
 
 _RUN_COMMAND = """\
 import sys
@@ -57,54 +45,60 @@ def name(machine: str = platform.machine()) -> str:
     return f"railcni-{VERSION}-linux-{machine}"
 
 
-def build(target: Path) -> Path:
-    """Make the bundle in the directory `target`, and its .tar.gz beside it; return the bundle's directory.
+def build(target: Path, extra: str = "") -> Path:
+    """Make the bundle in the directory `target`, and its .tar.gz beside it; return the bundle's directory. `extra` is a set
+    of optional dependencies, of pyproject.toml, that it holds too.
 
     CannotBuild says what is missing. What stood there before stays until the new one is complete and has answered.
     """
     python = Interpreter()
-    made = target / name()
+    made = target / (f"{name()}-{extra}" if extra else name())
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target) as folder:
         new = Path(folder, name())
-        _write(_entries(python), new)
-        _try(new)
+        _write(_entries(python, extra), new, MOST_BYTES + (MOST_EXTRA_BYTES if extra else 0))
+        _try(new, extra)
         shutil.rmtree(made, ignore_errors=True)
         new.rename(made)
     made.with_name(f"{made.name}.tar.gz").write_bytes(archive.compress(archive.pack(made, made.name)))
     return made
 
 
-def _entries(python: Interpreter) -> list[Entry]:
+def _entries(python: Interpreter, extra: str) -> list[BundleEntry]:
     """All that the bundle holds, in the order of the paths."""
-    installed = contents.distributions()
+    installed = contents.distributions(extra=extra)
     entries = [
-        Entry("libexec/python3", python.executable, executable=True),
+        BundleEntry("libexec/python3", python.executable, executable=True),
         *contents.standard_library(python),
         *contents.packages(python, installed),
         *contents.project_files(),
     ]
     entries += libraries.needed(entries, python)
-    entries.append(Entry("VERSION", data=f"{VERSION}\n".encode(), origin="railcni"))
+    entries.append(BundleEntry("VERSION", data=f"{VERSION}\n".encode(), origin="railcni"))
     template = (contents.PROJECT / "bin/launcher.in").read_text()
-    for plugin in PLUGINS:
+    for plugin in EXECUTABLES:
         start = template.replace("@PLUGIN@", plugin).encode()
-        entries.append(Entry(f"libexec/{plugin}.py", data=start, origin="railcni"))
-        entries.append(Entry(f"bin/railcni-{plugin}", link=plugin, origin="railcni"))
-    command = _RUN_COMMAND.format(library=python.library).encode()
-    entries.append(Entry("libexec/railcni.py", data=command, origin="railcni"))
+        entries.append(BundleEntry(f"libexec/{plugin}.py", data=start, origin="railcni"))
+        entries.append(BundleEntry(f"bin/railcni-{plugin}", link=plugin, origin="railcni"))
+    command = _RUN_COMMAND.format(library=python.library)
+    entries.append(BundleEntry("libexec/railcni.py", data=command.encode(), origin="railcni"))
+    cluster = command.replace("sys.exit", 'sys.argv.insert(1, "cluster")\nsys.exit')
+    entries.append(BundleEntry("libexec/kubectl-railcni.py", data=cluster.encode(), origin="railcni"))
     launcher = compile_launcher(libraries.loader(python).name)
-    for executable in (*PLUGINS, "railcni", "python3"):
-        entries.append(Entry(f"bin/{executable}", data=launcher, executable=True, origin="railcni"))
+    for executable in (*EXECUTABLES, "railcni", "kubectl-railcni", "python3"):
+        entries.append(BundleEntry(f"bin/{executable}", data=launcher, executable=True, origin="railcni"))
     packages = origins.attribute(entries, python, installed)
     for package in packages:
         if package.terms:
-            entries.append(Entry(f"licenses/{package.name}", data=package.terms.read_bytes(), origin=package.name))
+            entries.append(
+                BundleEntry(f"licenses/{package.name}", data=package.terms.read_bytes(), origin=package.name)
+            )
+    entries += manual.entries()
     entries = [*bytecode.compiled(entries, python.executable), *bytecode.packs(contents.PROJECT, python.executable)]
     libraries.for_anywhere(entries, platform.machine())
     entries.sort(key=lambda entry: entry.target)
     document = bill.document(name(), entries, packages, origins.linked())
-    return [*entries, Entry(bill.FILE, data=document, origin="railcni")]
+    return [*entries, BundleEntry(bill.FILE, data=document, origin="railcni")]
 
 
 def compile_launcher(loader: str) -> bytes:
@@ -116,14 +110,19 @@ def compile_launcher(loader: str) -> bytes:
         )
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "launcher")
-        argv = [*compiler, *_FLAGS, f'-DLOADER="{loader}"', str(_LAUNCHER), "-o", str(output)]
+        flags = [
+            f"@{_LAUNCHER.with_suffix('.flags')}",
+            f'-DTAG="{sys.implementation.cache_tag}"',
+            f'-DLOADER="{loader}"',
+        ]
+        argv = [*compiler, *flags, str(_LAUNCHER), "-o", str(output)]
         done = subprocess.run(argv, capture_output=True, text=True)
         if done.returncode:
             raise CannotBuild(f"{_LAUNCHER.name} cannot be compiled: {done.stderr[-500:]}")
         return output.read_bytes()
 
 
-def _write(entries: list[Entry], top: Path) -> None:
+def _write(entries: list[BundleEntry], top: Path, most: int) -> None:
     size = 0
     for entry in entries:
         path = top / entry.target
@@ -138,21 +137,24 @@ def _write(entries: list[Entry], top: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o755)
         os.utime(path, (archive.epoch(), archive.epoch()), follow_symlinks=False)
-    if size > MOST_BYTES:
+    if size > most:
         raise CannotBuild(
-            f"the bundle has {size:,} bytes; at most {MOST_BYTES:,} are wanted: see contents.py for what to leave out"
+            f"the bundle has {size:,} bytes; at most {most:,} are wanted: see contents.py for what to leave out"
         )
 
 
-def _try(bundle: Path) -> None:
+def _try(bundle: Path, extra: str) -> None:
     """Call it once as a runtime does, once as a person does, and import all that the command may import later; with
     nothing else in the environment."""
-    imports = "\n".join(_module(path.relative_to(bundle)) for path in sorted(bundle.glob("cni/cli/**/*.pyc")))
+    found = [path.relative_to(bundle) for path in sorted(bundle.glob("cni/*/**/*.pyc"))]
+    wanted = [path for path in found if path.parts[1] in _PROGRAMS and (extra or _NEEDS_EXTRA not in path.parts)]
+    imports = "\n".join(_module(path) for path in wanted)
     start = _RUN_COMMAND.partition("from cni")[0].replace("__file__", f"{str(bundle / 'libexec/railcni.pyc')!r}")
     program = start.format(library=Interpreter().library) + imports
     for argv, environ in (
         (["bin/macvlan"], {"CNI_COMMAND": "VERSION"}),
         (["bin/railcni", "--help"], {}),
+        (["bin/kubectl-railcni", "--help"], {}),
         (["bin/python3", "-IS", "-c", program], {}),
     ):
         done = subprocess.run([bundle / argv[0], *argv[1:]], env=environ, capture_output=True, text=True)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cni.dist.contents import Entry
+from cni.dist.contents import BundleEntry
 from cni.dist.errors import CannotBuild
 
 _COMPILE = """
@@ -26,7 +26,7 @@ for source, compiled, shown in jobs:
 """
 
 
-def compiled(entries: Sequence[Entry], python: Path) -> list[Entry]:
+def compiled(entries: Sequence[BundleEntry], python: Path) -> list[BundleEntry]:
     """`entries`, with bytecode in place of the source of each module.
 
     A module's .pyc lies where its .py would: the import system then asks for one file less, and nobody can edit a
@@ -44,19 +44,19 @@ def compiled(entries: Sequence[Entry], python: Path) -> list[Entry]:
         listed.write_text(json.dumps(jobs))
         _run([str(python), "-Ss", "-c", _COMPILE, str(listed)])
         for entry, (_, file, _) in zip(modules, jobs, strict=True):
-            kept.append(Entry(f"{entry.target}c", data=Path(file).read_bytes(), origin=entry.origin))
+            kept.append(BundleEntry(f"{entry.target}c", data=Path(file).read_bytes(), origin=entry.origin))
     return kept
 
 
-def packs(project: Path, python: Path) -> Iterator[Entry]:
-    """The modules of the plugins in one file, which cni/pack.py writes beside the executables."""
+def packs(project: Path, python: Path) -> Iterator[BundleEntry]:
+    """The modules of the plugins in one file, which cni/compiled/pack.py writes beside the executables."""
     with tempfile.TemporaryDirectory() as folder:
         for package in ("cni", "ipam"):
             shutil.copytree(project / package, Path(folder, package), ignore=shutil.ignore_patterns("__pycache__"))
         Path(folder, "bin").mkdir()
-        _run([str(python), "-Ss", f"{folder}/cni/pack.py"])
+        _run([str(python), "-Ss", f"{folder}/cni/compiled/pack.py"])
         for file in sorted(Path(folder, "bin").iterdir()):
-            yield Entry(f"bin/{file.name}", data=file.read_bytes(), origin="railcni")
+            yield BundleEntry(f"bin/{file.name}", data=file.read_bytes(), origin="railcni")
 
 
 def _run(argv: list[str]) -> None:

@@ -1,10 +1,11 @@
-"""Which files a bundle holds, and which of the interpreter's and its packages' it leaves out.
+"""The files of a bundle, and those of the interpreter and its packages that it leaves out.
 
-bin/       macvlan, host-device, sriov, rdma, whereabouts, railcni, python3: copies of launcher.c; railcni-*: links to them
+bin/       macvlan, host-device, sriov, rdma, whereabouts, railcni, kubectl-railcni, python3: copies of launcher.c; railcni-*: links to them
 cni/ ipam/ the project, as bytecode
 lib/       the dynamic loader, the shared libraries, and pythonX.Y/ with the standard library and site-packages
-libexec/   the interpreter itself, and what each executable of bin/ runs in it
-licenses/  the terms of what came from the distribution's packages
+libexec/   the interpreter itself, and the script of each executable of bin/
+licenses/  the terms of the distribution's packages
+share/     manual pages, and completion for shells
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from packaging.utils import canonicalize_name
 
 from cni.dist.errors import CannotBuild
 
-PLUGINS = ("macvlan", "host-device", "sriov", "rdma", "whereabouts")
 PROJECT = Path(__file__).resolve().parents[2]
 
-# Of the standard library, by the first part of the module's path: what nothing here uses.
+# Unused modules of the standard library, by the first part of their path.
 _LEFT_OUT = {
     "test", "idlelib", "lib2to3", "ensurepip", "turtledemo", "tkinter", "pydoc_data", "distutils", "venv",
     "turtle.py", "antigravity.py", "this.py", "__phello__", "_aix_support.py", "_osx_support.py", "__pycache__",
@@ -37,12 +37,12 @@ _LEFT_OUT_EXTENSIONS = (
     "_crypt", "audioop", "_codecs_cn", "_codecs_hk", "_codecs_iso2022", "_codecs_jp", "_codecs_kr", "_codecs_tw",
     "_multibytecodec",
 )  # fmt: skip
-# Of a distribution's directory of metadata: what names the machine where it was installed.
+# Files of a distribution's metadata that name the machine where it was installed.
 _LEFT_OUT_METADATA = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 
 
 @dataclass
-class Entry:
+class BundleEntry:
     """One file of the bundle: `target` is its path in there; its bytes are `data`, or those of the file `source`, or
     it is a symbolic link to `link`. `origin` is the name of the package that it comes from ("" until known)."""
 
@@ -56,7 +56,7 @@ class Entry:
     def read(self) -> bytes:
         """The file's bytes."""
         if self.data is None:
-            assert self.source is not None  # noqa: S101  # a link has neither, and nobody reads it
+            assert self.source is not None  # noqa: S101  # a link has neither, and is not read
             self.data = self.source.read_bytes()
         return self.data
 
@@ -85,26 +85,26 @@ class Interpreter:
         return str(self.standard.relative_to(self.prefix))
 
 
-def standard_library(python: Interpreter) -> Iterator[Entry]:
+def standard_library(python: Interpreter) -> Iterator[BundleEntry]:
     """Its modules and extension modules."""
     for path in sorted(python.standard.iterdir()):
         if path.name in _LEFT_OUT or path.name.startswith(("config-", "LICENSE")):
             continue
         if path.is_dir():
             for file in _files(path):
-                yield Entry(f"{python.library}/{file.relative_to(python.standard)}", file)
+                yield BundleEntry(f"{python.library}/{file.relative_to(python.standard)}", file)
         elif path.suffix == ".py":
-            yield Entry(f"{python.library}/{path.name}", path)
+            yield BundleEntry(f"{python.library}/{path.name}", path)
     for path in sorted(python.extensions.glob("*.so")):
         if not path.name.startswith(_LEFT_OUT_EXTENSIONS):
-            yield Entry(f"{python.library}/lib-dynload/{path.name}", path)
+            yield BundleEntry(f"{python.library}/lib-dynload/{path.name}", path)
 
 
-def distributions(project: Path = PROJECT) -> list[Distribution]:
-    """The installed distributions that the project's dependencies need, in the order of their names; no extras."""
-    wanted = [
-        Requirement(text) for text in tomllib.loads((project / "pyproject.toml").read_text())["project"]["dependencies"]
-    ]
+def distributions(project: Path = PROJECT, extra: str = "") -> list[Distribution]:
+    """The installed distributions that the project's dependencies need, and those of its `extra`, in the order of names."""
+    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    more = described["optional-dependencies"][extra] if extra else []
+    wanted = [Requirement(text) for text in (*described["dependencies"], *more)]
     found: dict[str, Distribution] = {}
     while wanted:
         requirement = wanted.pop()
@@ -116,8 +116,8 @@ def distributions(project: Path = PROJECT) -> list[Distribution]:
     return [found[name] for name in sorted(found)]
 
 
-def packages(python: Interpreter, installed: list[Distribution]) -> Iterator[Entry]:
-    """What the distributions have put into site-packages."""
+def packages(python: Interpreter, installed: list[Distribution]) -> Iterator[BundleEntry]:
+    """The files of the distributions in site-packages."""
     for dist in installed:
         if dist.files is None:
             raise CannotBuild(f"{dist.name} has no list of its files: install it with pip, from requirements.txt")
@@ -128,23 +128,23 @@ def packages(python: Interpreter, installed: list[Distribution]) -> Iterator[Ent
                 continue
             if metadata and path.name in _LEFT_OUT_METADATA:
                 continue
-            yield Entry(f"{python.library}/site-packages/{path}", Path(str(path.locate())), origin=dist.name)
+            yield BundleEntry(f"{python.library}/site-packages/{path}", Path(str(path.locate())), origin=dist.name)
 
 
-def project_files(project: Path = PROJECT) -> Iterator[Entry]:
+def project_files(project: Path = PROJECT) -> Iterator[BundleEntry]:
     """The project's own modules, without this package, and conf/: the demo attaches by it, and people start from it."""
     for top in ("cni", "ipam"):
         for path in _files(project / top):
             target = str(path.relative_to(project))
             if not target.startswith("cni/dist/"):
-                yield Entry(target, path, origin="railcni")
+                yield BundleEntry(target, path, origin="railcni")
     for path in _files(project / "conf"):
-        yield Entry(str(path.relative_to(project)), path, origin="railcni")
-    yield Entry("LICENSE", project / "LICENSE", origin="railcni")
+        yield BundleEntry(str(path.relative_to(project)), path, origin="railcni")
+    yield BundleEntry("LICENSE", project / "LICENSE", origin="railcni")
 
 
 def _files(top: Path) -> Iterator[Path]:
     for path in sorted(top.rglob("*")):
         left_out = {"__pycache__", "test", "tests"} & set(path.relative_to(top).parts)
-        if path.is_file() and not left_out and path.suffix not in (".pyc", ".pyi", ".typed", ".sh"):
+        if path.is_file() and not left_out and path.suffix not in (".pyc", ".pyi", ".typed", ".sh", ".c", ".flags"):
             yield path

@@ -1,32 +1,27 @@
-"""What a bundle has to know of ELF files, 64-bit and little-endian: which libraries and loader they want, for which
-pages they are linked, and search paths that lead out of the bundle.
-
-Layout: elf(5); DT_* of the System V ABI, chapter 5.
-"""
+"""ELF files of a bundle, as binutils' readelf describes them: loader, search paths, alignment of pages."""
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
+import os
+import re
+import shutil
+import subprocess
+from typing import NamedTuple
+
+from cni.dist.errors import CannotBuild
 
 LARGEST_PAGE = 0x10000  # bytes; aarch64 kernels with 64 KB pages (RHEL's, NVIDIA's for Grace) load nothing aligned less
-
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SEGMENT = struct.Struct("<IIQQQQQQ")  # p_type flags offset vaddr paddr filesz memsz align
-_DYNAMIC = struct.Struct("<QQ")
-_PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
-_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 15, 29
+_DT_NULL, _DT_RPATH, _DT_DEBUG, _DT_RUNPATH = 0, 15, 21, 29  # elf(5)
 
 
-@dataclass(frozen=True)
-class Elf:
+class Elf(NamedTuple):
     """`interpreter` is "" for a library; `search` the parts of RPATH and RUNPATH; `alignment` in bytes, of the
-    loaded segment that has the least."""
+    loaded segment that has the least; `dynamic` is the offset of the dynamic section, 0 for none."""
 
     interpreter: str
-    needed: tuple[str, ...]
     search: tuple[str, ...]
     alignment: int
+    dynamic: int
 
 
 def is_elf(data: bytes) -> bool:
@@ -35,58 +30,39 @@ def is_elf(data: bytes) -> bool:
 
 
 def parse(data: bytes) -> Elf:
-    """Read the file `data`, for which is_elf() holds; a relocatable object has nothing of all this."""
-    interpreter = ""
-    alignments = []
-    for kind, _, offset, _, _, size, _, align in _segments(data):
-        if kind == _PT_INTERP:
-            interpreter = data[offset : offset + size].rstrip(b"\0").decode()
-        elif kind == _PT_LOAD:
-            alignments.append(align)
-    needed, search = [], []
-    for tag, value in _dynamic(data):
-        if tag == _DT_NEEDED:
-            needed.append(_string(data, value))
-        elif tag in (_DT_RPATH, _DT_RUNPATH):
-            search += _string(data, value).split(":")
-    return Elf(interpreter, tuple(needed), tuple(search), min(alignments, default=LARGEST_PAGE))
+    """Read the file `data`, for which is_elf() holds."""
+    if not shutil.which("readelf"):
+        raise CannotBuild("no readelf: apt-get install binutils")
+    file = os.memfd_create("elf")
+    try:
+        os.write(file, data)
+        argv = ["readelf", "-W", "-l", "-d", f"/proc/self/fd/{file}"]
+        environ = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+        told = subprocess.run(argv, pass_fds=[file], env=environ, capture_output=True, text=True).stdout
+    finally:
+        os.close(file)
+    interpreter = re.search(r"Requesting program interpreter: (.*)\]", told)
+    dynamic = re.search(r"Dynamic section at offset (0x\w+)", told)
+    return Elf(
+        interpreter=interpreter[1] if interpreter else "",
+        search=tuple(part for paths in re.findall(r"\(R(?:UN)?PATH\).*\[(.*)\]", told) for part in paths.split(":")),
+        alignment=min((int(size, 16) for size in re.findall(r"^ +LOAD .* (0x\w+)$", told, re.M)), default=LARGEST_PAGE),
+        dynamic=int(dynamic[1], 16) if dynamic else 0,
+    )
 
 
 def without_absolute_search(data: bytes) -> bytes:
     """The same file without an RPATH or RUNPATH that names a directory of the machine where it was linked.
 
-    Such a path wins over the bundle's own libraries. One relative to the file ($ORIGIN) stays.
+    Such a path wins over the bundle's own libraries. One relative to the file ($ORIGIN) stays. The entry becomes one
+    that the loader ignores, DT_DEBUG.
     """
-    if all(part.startswith("$ORIGIN") for part in parse(data).search):
+    known = parse(data)
+    if all(part.startswith("$ORIGIN") for part in known.search):
         return data
-    kept = [(tag, value) for tag, value in _dynamic(data) if tag not in (_DT_RPATH, _DT_RUNPATH)]
-    (start, size) = next((offset, size) for kind, _, offset, _, _, size, *_ in _segments(data) if kind == _PT_DYNAMIC)
-    table = b"".join(_DYNAMIC.pack(tag, value) for tag, value in kept)
-    return data[:start] + table.ljust(size, b"\0") + data[start + size :]  # zeros are DT_NULL: the table's end
-
-
-def _segments(data: bytes) -> list[tuple[int, ...]]:
-    header = _HEADER.unpack_from(data)
-    start, size, count = header[5], header[9], header[10]
-    return [_SEGMENT.unpack_from(data, start + size * n) for n in range(count)]
-
-
-def _dynamic(data: bytes) -> list[tuple[int, int]]:
-    entries = []
-    for kind, _, offset, _, _, size, *_ in _segments(data):
-        if kind == _PT_DYNAMIC:
-            for tag, value in _DYNAMIC.iter_unpack(data[offset : offset + size]):
-                if tag == _DT_NULL:
-                    break
-                entries.append((tag, value))
-    return entries
-
-
-def _string(data: bytes, index: int) -> str:
-    """The string at `index` of the table that DT_STRTAB names by its address in memory."""
-    address = next(value for tag, value in _dynamic(data) if tag == _DT_STRTAB)
-    for kind, _, offset, virtual, _, size, *_ in _segments(data):
-        if kind == _PT_LOAD and virtual <= address < virtual + size:
-            start = offset + address - virtual + index
-            return data[start : data.index(b"\0", start)].decode()
-    raise ValueError("DT_STRTAB lies in no loaded segment")
+    changed, at = bytearray(data), known.dynamic
+    while (tag := int.from_bytes(changed[at : at + 8], "little")) != _DT_NULL:
+        if tag in (_DT_RPATH, _DT_RUNPATH):
+            changed[at : at + 8] = _DT_DEBUG.to_bytes(8, "little")
+        at += 16  # a tag and a value of 8 bytes each
+    return bytes(changed)

@@ -1,7 +1,7 @@
-"""Why a bundle or an image cannot be built."""
+"""The error of a build."""
 
 from __future__ import annotations
 
 
 class CannotBuild(Exception):
-    """The message says what is missing, and what to do about it."""
+    """A bundle or an image cannot be built; the message names the cause and the remedy."""

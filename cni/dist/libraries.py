@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cni.dist import elf
-from cni.dist.contents import Entry, Interpreter
+from cni.dist.contents import BundleEntry, Interpreter
 from cni.dist.errors import CannotBuild
 
 
@@ -23,10 +23,10 @@ def loader(python: Interpreter) -> Path:
     return Path(path)
 
 
-def needed(entries: Sequence[Entry], python: Interpreter) -> list[Entry]:
+def needed(entries: Sequence[BundleEntry], python: Interpreter) -> list[BundleEntry]:
     """The loader, and each library that an ELF file of `entries` needs and that is not among them.
 
-    The loader itself says what it would load (ld.so(8), --list): so the libraries are those that run here.
+    The loader itself lists them (ld.so(8), --list): so the libraries are those that run here.
     """
     ld = loader(python)
     own = {entry.source.resolve() for entry in entries if entry.source}
@@ -45,10 +45,10 @@ def needed(entries: Sequence[Entry], python: Interpreter) -> list[Entry]:
                 continue
             file = Path(path.rpartition(" (")[0]).resolve()
             if file in own:
-                continue  # a wheel's own library, beside what needs it
+                continue  # a wheel's own library, beside the module that needs it
             if found.setdefault(name, file) != file:
                 raise CannotBuild(f"two libraries are called {name}: {found[name]} and {file}, for {entry.source}")
-    return [Entry(f"lib/{name}", file, executable=True) for name, file in sorted(found.items())]
+    return [BundleEntry(f"lib/{name}", file, executable=True) for name, file in sorted(found.items())]
 
 
 def _stripped(data: bytes) -> bytes:
@@ -63,8 +63,8 @@ def _stripped(data: bytes) -> bytes:
         return file.read_bytes()
 
 
-def for_anywhere(entries: Sequence[Entry], machine: str) -> None:
-    """Take search paths outside of the bundle and what only a debugger reads out of all ELF files, and refuse, on
+def for_anywhere(entries: Sequence[BundleEntry], machine: str) -> None:
+    """Remove search paths outside of the bundle and debugging sections from all ELF files, and refuse, on
     aarch64, one that a kernel with 64 KB pages would not load."""
     small = []
     for entry in entries:

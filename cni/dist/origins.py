@@ -1,4 +1,4 @@
-"""Which package each file of a bundle comes from."""
+"""The package that each file of a bundle comes from."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import shutil
 import sqlite3
 import ssl
 import subprocess
-import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
 
-from cni.dist.contents import Entry, Interpreter
 from cni import VERSION
+from cni.dist.contents import BundleEntry, Interpreter
 
 NOT_SAID = "NOASSERTION"  # SPDX's word
 
 _ID = "(MIT|PSF-2.0|Python-2.0|Apache-2.0|BSD-2-Clause|BSD-3-Clause|MPL-2.0|GPL-2.0-or-later|ISC|Unlicense)"
-_EXPRESSION = re.compile(f"{_ID}( (AND|OR) {_ID})*")  # what distributions say in other words is left to their files
+_EXPRESSION = re.compile(f"{_ID}( (AND|OR) {_ID})*")  # other words of distributions are left to their files
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Package:
     terms: Path | None = None
 
 
-def attribute(entries: Sequence[Entry], python: Interpreter, installed: Sequence[Distribution]) -> list[Package]:
+def attribute(entries: Sequence[BundleEntry], python: Interpreter, installed: Sequence[Distribution]) -> list[Package]:
     """Set the origin of each entry, and return the packages that it then names, ordered by name.
 
     A file of the distribution belongs to its package (dpkg); any other of the interpreter's belongs to CPython.
@@ -48,14 +48,14 @@ def attribute(entries: Sequence[Entry], python: Interpreter, installed: Sequence
         assert entry.source is not None  # noqa: S101
         inside = entry.source.is_relative_to(python.prefix)
         entry.origin = owners.get(entry.source, "CPython" if inside else entry.source.name)
-        if entry.origin not in found:  # a library that is in no package: said as it is
+        if entry.origin not in found:  # a library that is in no package
             found[entry.origin] = Package(entry.origin, NOT_SAID)
     used = {e.origin for e in entries}
     return [found[name] for name in sorted(used)]
 
 
 def linked() -> list[str]:
-    """The versions that a fault report names: of the interpreter, and of what it is linked with."""
+    """The versions of the interpreter and its libraries, which a fault report names."""
     openssl = ssl.OPENSSL_VERSION
     return [
         f"CPython {platform.python_version()}",
@@ -71,12 +71,10 @@ def _own() -> Package:
 
 def _cpython() -> Package:
     version = platform.python_version()
-    return Package("CPython", version, f"pkg:generic/python@{version}", "Python-2.0.1", _licence_of_python())
-
-
-def _licence_of_python() -> Path | None:
-    file = Path(sys.base_prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "LICENSE.txt")
-    return file if file.exists() else None
+    terms = Path(sysconfig.get_path("stdlib"), "LICENSE.txt")
+    return Package(
+        "CPython", version, f"pkg:generic/python@{version}", "Python-2.0.1", terms if terms.exists() else None
+    )
 
 
 def _of_python(dist: Distribution) -> Package:
@@ -113,7 +111,7 @@ def _debian_packages(names: Sequence[str]) -> list[Package]:
     form = "${Package}\t${Version}\t${Architecture}\n"
     argv = ["dpkg-query", "--show", f"--showformat={form}", *names]
     listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    system = _system()
+    system = platform.freedesktop_os_release().get("ID", "debian")
     packages = []
     for line in listed.splitlines():
         name, version, architecture = line.split("\t")
@@ -121,7 +119,3 @@ def _debian_packages(names: Sequence[str]) -> list[Package]:
         terms = Path("/usr/share/doc", name, "copyright")
         packages.append(Package(name, version, purl, terms=terms if terms.exists() else None))
     return packages
-
-
-def _system() -> str:
-    return platform.freedesktop_os_release().get("ID", "debian")

@@ -1,4 +1,4 @@
-"""One file a link plugin: what it reads, what it plans (pure), and how it applies, checks and removes."""
+"""A folder for each link plugin: its configuration, its plan (pure), and how it applies, checks and removes the plan."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.plugins.base import LinkPlugin
 
+LINK_PLUGINS = ("macvlan", "host-device", "sriov")
+EXECUTABLES = (*LINK_PLUGINS, "rdma", "whereabouts")  # each also with the prefix "railcni-"
+
 
 def named(name: str) -> LinkPlugin:
     """The link plugin `name`; only its module is loaded."""
     if name == "macvlan":
-        from cni.plugins import macvlan
+        from cni.plugins.macvlan import plugin as macvlan
 
         return macvlan
     if name == "sriov":
-        from cni.plugins import sriov
+        from cni.plugins.sriov import plugin as sriov
 
         return sriov
-    from cni.plugins import host_device
+    if name == "host-device":
+        from cni.plugins.host_device import plugin as host_device
 
-    return host_device
+        return host_device
+    raise LookupError(f"no link plugin {name}")

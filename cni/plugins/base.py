@@ -1,26 +1,26 @@
-"""What a link plugin is to the verbs: the functions that its module has.
+"""The contract of a link plugin: the functions of its module, which `cni.verbs` calls.
 
-A module fits `LinkPlugin` by its functions alone; nothing imports this file when a plugin runs.
+A module fits `LinkPlugin` by its functions alone. After the contract come a class and a function that the plugins share.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
     from typing import Any, Protocol
 
-    from cni.attachment import Book
-    from cni.config import Fault, Key
-    from cni.kernel.links import Link, Rtnl
-    from cni.kernel.netlink import KernelError
-    from cni.kernel.netns import Namespace
-    from cni.log import Log
-    from cni.spec.request import Request
-    from cni.spec.result import IPConfig
+    from cni.shared.config import Fault, Key
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.kernel.netlink import KernelError
+    from cni.shared.kernel.netns import Namespace
+    from cni.shared.log import Log
+    from cni.shared.records import HeldLock, Records
+    from cni.shared.spec.request import Attachment, Request
 
     class Plan(Protocol):
-        """What an ADD will do, complete before its first side effect."""
+        """The decision of an ADD, complete before its first side effect."""
 
         @property
         def name(self) -> str:
@@ -34,19 +34,31 @@ if TYPE_CHECKING:
             """The plan as the record keeps it; `load` reads it back."""
 
     class LinkPlugin(Protocol):
-        """The steps that differ from plugin to plugin. Config, Facts and Plan are the plugin's own classes."""
+        """The steps that differ from plugin to plugin. Config, Facts and Plan are the plugin's own classes.
+
+        `host` and `inside` are route sockets: on the host, and in the sandbox.
+        """
 
         NAME: str
 
         @property
         def KEYS(self) -> Sequence[Key]:
-            """Its configuration: the README, `railcni nad lint` and the JSON Schema go by this table."""
+            """Its configuration: docs/reference.md, `railcni nad lint` and the JSON Schema are made from this table."""
 
         def read(self, request: Request, faults: list[Fault]) -> Any:
             """The checked configuration: `dns` and `dad` are attributes of it. All its faults go to `faults`."""
 
-        def survey(self, config: Any, request: Request, host: Rtnl, box: Rtnl, book: Book) -> Any:
-            """What is there now, on the host and in the sandbox: the only reading before the plan."""
+        def claim(self, config: Any, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
+            """Make the device of the configuration free to take, or name the attachment that has it.
+
+            This changes the host and the records: a device whose sandbox ended without a DEL is given back. A plugin that
+            takes no device claims nothing. `named` finds the plugin that made another attachment.
+            """
+
+        def survey(
+            self, config: Any, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
+        ) -> Any:
+            """Read what the plan depends on, on the host and in the sandbox; nothing is changed."""
 
         def plan(self, config: Any, request: Request, facts: Any) -> Any:
             """Decide (pure): the plan, or the CniError that says why there is none."""
@@ -54,40 +66,42 @@ if TYPE_CHECKING:
         def load(self, document: dict[str, Any]) -> Any:
             """The plan in a record."""
 
-        def adopt(self, request: Request, host: Rtnl, box: Rtnl | None) -> Any:
-            """The plan of an attachment without a record (Go's plugin made it), as far as it can be told; or None.
+        def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
+            """The plan of an attachment without a record (Go's plugin made it), as far as its link shows; None without one.
 
-            `box` is None when the sandbox is gone.
+            `inside` is None when the sandbox is gone.
             """
 
-        def apply(self, planned: Any, host: Rtnl, box: Rtnl, sandbox: Namespace) -> Link | None:
-            """Bring the link into the sandbox, named and down; None when there is none to bring (DPDK)."""
+        def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
+            """Bring the link into the sandbox, named and down; None for a device without a link (DPDK)."""
 
         def refused_up(self, planned: Any, fault: KernelError) -> str:
             """Why the kernel did not set the link up, in words."""
 
-        def remove(self, planned: Any, host: Rtnl, box: Rtnl | None, log: Log) -> None:
-            """Undo `apply`, however much of it was done, any number of times. `box` is None when the sandbox is gone.
+        def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+            """Undo `apply`, also one that failed half-way; it may be repeated. `inside` is None when the sandbox is gone.
 
-            Lingers while the link or device is elsewhere, and the kernel or a person has to bring its end.
+            Lingers while the link or device is in neither place, and only the kernel or a person can end that.
             """
 
-        def recognises(self, planned: Any, box: Rtnl) -> bool:
-            """Whether what `apply` brings is in `box` beyond doubt, for kernels that do not tell one namespace from a later one."""
+        def recognises(self, planned: Any, inside: Rtnl) -> bool:
+            """Whether the plan's link is certainly in `inside`: some kernels cannot tell a namespace from a later one."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
-            """Whether what `apply` has brought is in use in a sandbox that is not found, as far as the host's namespace shows."""
+            """Whether the plan's link is in use in a sandbox that is not found, as far as the host's namespace shows."""
 
-        def present(self, planned: Any, box: Rtnl) -> Link | None:
-            """The link in the sandbox, under whatever name; None when it is not there."""
+        def present(self, planned: Any, inside: Rtnl) -> Link | None:
+            """The link in the sandbox, under any name; None when the sandbox does not have it."""
 
         def unmoved(self, planned: Any) -> tuple[str, int] | None:
-            """None, or of a device that serves the pod without a link in the sandbox (DPDK) its MAC and MTU, "" and 0
-            for those that are not known."""
+            """The MAC and MTU of a device that serves the pod without a link in the sandbox (DPDK), "" and 0 if they are
+            not known; None for any other plan."""
 
-        def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, box: Rtnl) -> list[str]:
-            """What of the link, or the device without one, is not as planned, or not as `config` wants it: the checked
-            configuration of this call, whose absent keys want nothing. Addresses, routes, MAC and MTU are compared elsewhere.
+        def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+            """The differences of the link, or of the device without one, from the plan and from `config`.
+
+            `config` is the checked configuration of this call; a key that it does not have is not compared. Addresses,
+            routes, MAC and MTU are compared in `cni.verbs.check`.
             """
 
         def carrier(self, planned: Any) -> tuple[str, bool]:
@@ -96,11 +110,51 @@ if TYPE_CHECKING:
         def pci_id(self, planned: Any) -> str:
             """The PCI address for the result; "" for none."""
 
-        def check_addresses(self, planned: Any, ips: list[IPConfig]) -> None:
-            """Refuse addresses that this link cannot have."""
-
         def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
             """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now.
 
-            Else the netdev of the host that an ADD would use; None when it is not known before, or away.
+            Otherwise returns the netdev of the host that an ADD would use; None when only the ADD decides, or it is away.
             """
+
+    Named = Callable[[str], LinkPlugin]
+
+
+class DeviceClaim:
+    """The claim of a device by an ADD before it plans: a `with` block that lasts until the record is written.
+
+    `holder` has the device: an attachment, or the path of a sandbox that Go's plugin attached; None when it is free.
+    `links` are those of the host, as far as the plugin has read them. `lock` keeps other ADDs from claiming the device.
+    """
+
+    __slots__ = ("_lock", "holder", "links")
+
+    def __init__(self, lock: HeldLock | None = None) -> None:
+        self.holder: Attachment | str | None = None
+        self.links: Sequence[Link] = ()
+        self._lock = lock
+
+    def __enter__(self) -> DeviceClaim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock:
+            self._lock.__exit__(kind, fault, trace)
+
+
+_UNKNOWN = (None, "")
+
+
+def differs(key: str, now: Any, was: Any, configured: Any = None) -> list[str]:
+    """At most one sentence about `key`.
+
+    None or "" is not compared: as `now` the kernel does not show the key, as `was` ADD left the key to the kernel, as
+    `configured` the configuration does not have the key.
+    """
+    if now in _UNKNOWN:
+        return []
+    words = "" if was in (*_UNKNOWN, now) else f", was {was}"
+    if configured not in (*_UNKNOWN, now) and (not words or configured != was):
+        words += f", configured is {configured}"
+    return [f"{key} is {now}{words}"] if words else []

@@ -1,4 +1,4 @@
-"""Which links carry the node's default routes: taken from the node, such a link cuts it off.
+"""The links that carry the node's default routes: without such a link the node is cut off.
 
 A default route counts in either family, whoever set it, in each table that a rule leads to, whatever its metric, and by
 each of its next hops; so do the large prefixes that stand in for one (`routes.default_routes`). With the link that a
@@ -7,22 +7,24 @@ route names, the links below that link count: a VLAN's or macvlan's lower link, 
 
 from __future__ import annotations
 
-from cni.kernel import routes, rules
+from cni.shared.kernel import ip_rules, routes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cni.kernel.links import Link, Rtnl
-    from cni.kernel.routes import Route
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.kernel.routes import Route
 
 _OF_A_VRF = 0  # the table of a rule that leads to the table of each packet's VRF (FRA_L3MDEV)
 
 
-def default_routes(host: Rtnl) -> list[Route]:
-    """The default routes in use, once for each next hop; KernelError."""
-    tables = {routes.MAIN_TABLE} | rules.tables(host)  # a kernel without rules has the main table alone
-    return [route for route in routes.default_routes(host) if _OF_A_VRF in tables or route.table in tables]
+def default_routes(host: Rtnl, bodies: Sequence[bytes] | None = None) -> list[Route]:
+    """The default routes in use, once for each next hop; of `bodies`, all routes of the host, which are read unless
+    given. KernelError."""
+    tables = {routes.MAIN_TABLE} | ip_rules.tables(host)  # a kernel without rules has the main table alone
+    found = routes.default_routes(host, routes.all_bodies(host) if bodies is None else bodies)
+    return [route for route in found if _OF_A_VRF in tables or route.table in tables]
 
 
 def needed(device: Link, links: Sequence[Link], defaults: Sequence[Route]) -> str:
@@ -53,9 +55,9 @@ def _with_those_below(index: int, known: Mapping[int, Link]) -> set[int]:
 
 def _reason(route: Route, carrier: Link, device: Link) -> str:
     table = "main" if route.table == routes.MAIN_TABLE else str(route.table)
-    what = f"the default route ({route.dst}, table {table})"
+    carried = f"the default route ({route.dst}, table {table})"
     if route.protocol == routes.RA_PROTOCOL:
-        what += " by a router advertisement, which the sysctl accept_ra 0 forbids"
+        carried += " by a router advertisement, which the sysctl accept_ra 0 forbids"
     if carrier.index == device.index:
-        return f'"{device.name}" carries {what}'
-    return f'"{carrier.name}", on top of "{device.name}", carries {what}'
+        return f'"{device.name}" carries {carried}'
+    return f'"{carrier.name}", on top of "{device.name}", carries {carried}'

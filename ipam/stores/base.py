@@ -1,159 +1,97 @@
 """What every store of leases promises.
 
-A lease says that an address of a pool belongs to an attachment. An address belongs to at most one lease of its pool,
-and to at most one of those leases that share a reservation scope, whatever their pools: so ranges that overlap give
-no address twice. `claim` and `release` change several leases at once or none.
+An address has at most one lease in its pool, and at most one among the leases of a reservation scope, whatever their pools:
+so ranges that overlap give no address twice. `claim` makes all leases that it is asked for, or none. `release` may free some
+of them before an error: the caller keeps its record and calls again.
 
-A store may be shared by processes and by nodes. `turn` is how callers take turns at it where it can arrange that;
-only speed depends on it: without turns, or across nodes, `claim` decides, and it may answer Taken.
+Processes and nodes may share a store. Only speed depends on sessions: across nodes `claim` decides, and may answer Taken.
 """
 
 from __future__ import annotations
 
-from cni.spec.errors import TryAgainLater
-from cni.spec.request import Attachment
+import posix
+import time
+
+from cni.shared.spec.errors import TryAgainLater
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
-    from cni.spec.errors import CniError
+    from cni.shared.spec.errors import CniError
+    from cni.shared.spec.request import Attachment
+    from ipam.leases import Lease, Owner, Pool, Want
+
+    Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
 
 READ, CHANGE, CREATE = range(3)  # what a store is opened for; where there is none, CREATE makes it, else it is empty
 
 SHARED_SECONDS = 2.0  # how long a request to a store that nodes share may take, unless it is for an ADD
-COOLDOWN = 86_400  # the longest cooldown, in seconds: what ends later was written by a clock that was wrong
+_SECOND_PAUSE = 0.005  # seconds, after a first of none
 FORMER = 10_000  # how many former addresses a store remembers; the oldest are forgotten
 
 
 class Unreachable(TryAgainLater):
-    """A store that is shared by nodes cannot be reached, or does not serve now."""
+    """A store that nodes share cannot be reached, or does not serve now."""
 
 
-class Want:
-    """An address to claim: `value` as an integer, and the `scope` in which it is reserved across pools; None: in none."""
-
-    __slots__ = ("family", "pool", "scope", "value")
-
-    def __init__(self, pool: str, family: int, value: int, scope: str | None) -> None:
-        self.pool = pool
-        self.family = family
-        self.value = value
-        self.scope = scope
+class Open(Unreachable):
+    """A request was sent and no answer came: the store may have carried it out."""
 
 
-def returns(pod: tuple[str, str, str]) -> bool:
-    """Whether a pod may come back under its name: those of a StatefulSet do, whose names end in "-" and their number."""
-    stem, _, ordinal = pod[1].rpartition("-")
-    return bool(stem) and ordinal.isascii() and ordinal.isdigit()
+class Pauses:
+    """The pauses between the attempts of a change that others forestall, until `deadline` (time.monotonic).
 
-
-class Owner:
-    """Who claims: an attachment, its pod (namespace, name, uid; "" for what is not known), its node, boot and netns.
-
-    `sequence` tells this claim from every other one: the time of the claim in ns since 1970. `machine` tells machines apart
-    that go by the same node name (cni.kernel.node.machine_id), in a store that nodes share.
+    Each is about a time that doubles from `first` to `longest` seconds, and begins with half of the time of an attempt: a
+    server is asked the less often the slower it is. The less time is left, the shorter is the pause: an old change wins against
+    newer ones. A `first` of 0 is no pause at all.
     """
 
-    __slots__ = ("attachment", "boot_id", "machine", "netns", "node", "pod", "sequence")
+    __slots__ = ("_deadline", "_longest", "_pause", "_seconds", "_since")
+
+    def __init__(self, deadline: float, first: float = 0.02, longest: float = 1.0) -> None:
+        self._deadline = deadline
+        self._since = time.monotonic()
+        self._seconds = max(deadline - self._since, 1e-3)
+        self._pause = first
+        self._longest = longest
+
+    def wait(self) -> bool:
+        """Pause; False, at once, when no time is left for another attempt."""
+        now = time.monotonic()
+        left = self._deadline - now
+        if self._pause:
+            self._pause = min(max(self._pause, (now - self._since) / 2), self._longest)
+        if left < self._pause:
+            return False
+        time.sleep(self._pause * min(1.0, left / self._seconds) * (0.5 + posix.urandom(1)[0] / 256))
+        self._pause = min(2 * self._pause, self._longest) or _SECOND_PAUSE
+        self._since = time.monotonic()
+        return True
+
+
+class Survey:
+    """A store's answer before an address is chosen.
+
+    `own`: the leases of the attachment. `pods`: those of the pod's (namespace, name) and ifname, whatever the uid, at least as
+    far as this node's records tell of them: a sandbox is made anew on its node. `former`: the former addresses, (family,
+    value), of a pod that `returns`, for this ifname. `crowded`: a free address is sooner found elsewhere than in `windows`.
+    """
+
+    __slots__ = ("crowded", "former", "own", "pods")
 
     def __init__(
-        self,
-        attachment: Attachment,
-        pod: tuple[str, str, str] = ("", "", ""),
-        node: str = "",
-        boot_id: str = "",
-        netns: str = "",
-        sequence: int = 0,
-        machine: str = "",
+        self, own: list[Lease], pods: list[Lease], former: list[tuple[int, int]], crowded: bool = False
     ) -> None:
-        self.attachment = attachment
-        self.machine = machine
-        self.pod = pod
-        self.node = node
-        self.boot_id = boot_id
-        self.netns = netns
-        self.sequence = sequence
-
-
-class Lease:
-    """An address and whose it is; the fields are those of Want and Owner."""
-
-    __slots__ = (
-        "boot_id",
-        "container_id",
-        "family",
-        "ifname",
-        "machine",
-        "netns",
-        "network",
-        "node",
-        "pod",
-        "pool",
-        "scope",
-        "sequence",
-        "value",
-    )
-
-    def __init__(self, want: Want, owner: Owner) -> None:
-        self.pool = want.pool
-        self.family = want.family
-        self.value = want.value
-        self.scope = want.scope
-        self.network, self.container_id, self.ifname = owner.attachment.key()
-        self.pod = owner.pod
-        self.node = owner.node
-        self.boot_id = owner.boot_id
-        self.netns = owner.netns
-        self.machine = owner.machine
-        self.sequence = owner.sequence
-
-    @property
-    def attachment(self) -> Attachment:
-        return Attachment(self.network, self.container_id, self.ifname)
-
-    @property
-    def created(self) -> float:
-        """When it was claimed, in seconds since 1970."""
-        return self.sequence / 1e9
-
-    def key(self) -> tuple[Any, ...]:
-        """All that makes this lease this one: equal keys are the same lease."""
-        return (self.pool, self.family, self.value, self.container_id, self.ifname, self.network, self.sequence)
-
-    def holder(self) -> str:
-        """Whose lease it is, for messages."""
-        namespace, name, _ = self.pod
-        pod = f"pod {namespace}/{name}, " if name else ""
-        node = f", node {self.node}" if self.node else ""
-        return f"{pod}container {self.container_id}, {self.ifname}, network {self.network}{node}"
-
-
-def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """Those leases whose addresses are not claimed again by `wants`, neither in their pools nor in their scopes."""
-
-    def is_claimed(lease: Lease) -> bool:
-        same = [w for w in wants if (w.family, w.value) == (lease.family, lease.value)]
-        return any(w.pool == lease.pool or (w.scope is not None and w.scope == lease.scope) for w in same)
-
-    return [lease for lease in instead_of if not is_claimed(lease)]
-
-
-class Pool:
-    """A pool that has leases: its name, its family, and how many."""
-
-    __slots__ = ("family", "name", "used")
-
-    def __init__(self, name: str, family: int, used: int) -> None:
-        self.name = name
-        self.family = family
-        self.used = used
+        self.own = own
+        self.pods = pods
+        self.former = former
+        self.crowded = crowded
 
 
 class Claimed:
-    """Answer of `claim`: these leases are now in the store."""
+    """Answer of `claim`: the store has these leases now."""
 
     __slots__ = ("leases",)
 
@@ -162,9 +100,9 @@ class Claimed:
 
 
 class Taken:
-    """Answer of `claim`: nothing was changed. `wants` are what another holds, or what a lease given up no longer held.
+    """Answer of `claim`: nothing was changed. Others hold `wants`, or a lease to be given up no longer held them.
 
-    None of them: others changed the store at the same time, and the same claim may succeed when it is made again.
+    Without any, others changed the store at the same time, and the same claim may succeed next time.
     """
 
     __slots__ = ("wants",)
@@ -174,7 +112,7 @@ class Taken:
 
 
 class Unknown:
-    """Answer of `claim`: the change may or may not have been made; only a new turn's `find` tells. `reason` is why."""
+    """Answer of `claim`: whether the change was made is open until a new session's `find`. `reason` is the error."""
 
     __slots__ = ("reason",)
 
@@ -182,154 +120,113 @@ class Unknown:
         self.reason = reason
 
 
-class Turn:
-    """The time from `enter` to `leave` of a store."""
-
-    __slots__ = ("_store",)
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __enter__(self) -> Store:
-        self._store.enter()
-        return self._store
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._store.leave()
-
-
 class Store:
-    """A store of leases. Every method may raise a CniError that names the store; then nothing was changed.
+    """A store of leases. Every method may raise a CniError that names the store; then nothing was changed, but by `release`.
 
-    Each method takes a turn of its own unless the caller is in one.
+    Each method begins a session of its own unless the caller is in one. A store remembers freed addresses as far as it has room:
+    the last address of a pod that `returns`, a preference (`survey`), and for `cooldown` seconds the former pod, which alone may
+    get the address (`cooling`).
 
-    An address that is freed may be remembered in two ways, for as long and as many as the store has room for. Of a pod
-    that `returns` under its name it is known which address it had in a pool last (`former`): a preference. And with a
-    `cooldown`, in seconds, it is known for so long who had it (`cooling`): it is given to no other.
+    `is_claimed_here` says whether another call of this node is about to claim an address, else this call is. A search that
+    asks it spares calls at once the claims that they would lose to one another.
     """
 
-    __slots__ = ("cooldown",)
+    __slots__ = ("_depth", "cooldown", "is_claimed_here")
 
     kind = ""
-    cooldown: int
-    window = 4096  # how many addresses a search looks at in one step: a power of two, at most the allocator's WINDOW
-    spreads = (
-        True  # whether claims of different addresses of a pool can succeed at once: then a lost one looks elsewhere
-    )
+    window = 4096  # addresses of one step of a search: a power of two, at most the allocator's WINDOW
+    spreads = True  # whether claims of different addresses of a pool succeed at once
+    places = 0  # places of a pool that a search tries before it reads on from a full window
+
+    def __init__(self) -> None:
+        self.cooldown = 0
+        self.is_claimed_here: Callable[[Want], bool] = lambda want: False
+        self._depth = 0
 
     def record(self) -> dict[str, Any]:
-        """What a record must keep to find this store again: JSON with the member `kind`."""
+        """The reference to this store in a record: JSON with the member `kind`."""
         raise NotImplementedError
 
-    def turn(self) -> Turn:
-        """`with store.turn():` what is read in it holds until its end, as far as the store can arrange that."""
-        return Turn(self)
+    def session(self) -> Store:
+        """`with store.session():` its readings hold until its end, as far as the store can ensure that."""
+        return self
 
-    def enter(self) -> None:
-        """Begin a turn, or a turn within one; TryAgainLater when it is not got in time."""
-        raise NotImplementedError
+    def __enter__(self) -> Store:
+        self._depth += 1
+        if self._depth == 1:
+            try:
+                self.begin()
+            except BaseException:
+                self.__exit__()
+                raise
+        return self
 
-    def leave(self) -> None:
-        """End the turn that `enter` began."""
-        raise NotImplementedError
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.end()
 
-    def sync(self) -> None:
-        """Make durable what is read in this turn: a process that was killed may have left it half-way to the disk.
+    def begin(self) -> None:
+        """Begin the outermost session; TryAgainLater when the store cannot do so in time."""
 
-        For who answers by what it finds and changes nothing. A store that shows only what is durable does nothing.
-        """
+    def end(self) -> None:
+        """End the outermost session, also after `begin` has failed."""
+
+    def take_locks(self) -> None:
+        """Take the locks that this node's sessions have one after another, which are else taken at the first reading."""
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """Let no claim of `attachment` with this sequence or a lower one succeed from now on, should it still be under way.
-
-        For who found no lease and says so. As `sync`, unless a store is reached by messages.
-        """
-        self.sync()
+        """From now on a claim of `attachment` with this or an older sequence fails, also one that is still on its way to a server."""
 
     def ready(self) -> None:
-        """Nothing; a CniError when no new lease could be written although reads are answered. It writes nothing."""
+        """Test, without a change, that the store can write a new lease; CniError."""
 
     def find(self, attachment: Attachment) -> list[Lease]:
         """The leases of an attachment, by pool and address."""
-        raise NotImplementedError
-
-    def find_pod(self, pod: tuple[str, str, str], ifname: str) -> list[Lease]:
-        """The leases of every attachment of the pod's (namespace, name) as `ifname`; none for a pod without a name.
-
-        The uid is not compared.
-        """
-        raise NotImplementedError
-
-    def former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
-        """The addresses, (family, value), that a pod which `returns` had as `ifname` in its pools until they were freed."""
         raise NotImplementedError
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         """The addresses of low..high that were freed less than their cooldown ago, and not by the pod of `owner`."""
         raise NotImplementedError
 
-    def expect_nothing(self) -> None:
-        """Nothing was ever claimed for the attachment that `survey` is asked about: its record would tell."""
+    def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
+        """The readings that an ADD begins with, in few requests; `windows` are probable next questions to `occupied`.
 
-    def survey(
-        self,
-        attachment: Attachment,
-        pod: tuple[str, str, str],
-        windows: Sequence[tuple[str, str | None, int, int, int]],
-    ) -> tuple[list[Lease], list[Lease], list[tuple[int, int]]]:
-        """What `find`, `find_pod` and `former` answer. `windows` are what `occupied` will probably be asked next.
-
-        A store that is reached by messages reads all of it with one.
+        `new`: the attachment never had a lease, and readings may be a moment old: a claim finds any change since.
         """
-        return self.find(attachment), self.find_pod(pod, attachment.ifname), self.former(pod, attachment.ifname)
-
-    def are_full(self, windows: Sequence[tuple[str, str | None, int, int, int]]) -> bool:
-        """Whether all of one of `windows` is taken, and to go on from there would cost much reading."""
-        return False
-
-    def looks_again(self) -> bool:
-        """Whether what was read may be a moment old, and will not be when it is read again."""
-        return False
+        raise NotImplementedError
 
     def finish_by(self, deadline: float) -> None:
-        """Let no request take longer than until `deadline`, by time.monotonic; for stores that are reached by messages."""
+        """Bound all requests by `deadline` (time.monotonic), in a store behind a server."""
 
     def holder(self, want: Want) -> Lease | None:
         """The lease that keeps `want` from being claimed."""
         raise NotImplementedError
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
-        """The bitset of what cannot be claimed of the addresses low..high, both included: bit i stands for low + i.
-
-        Both lie in one window of the allocator.
-        """
+        """The bitset of the addresses low..high, of one window, that cannot be claimed: bit i stands for low + i."""
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """An address from `value` on below which nothing of value..high can be claimed; high + 1 when nothing of it can.
-
-        It may be `value` itself: an answer that is farther on only saves reading what is full.
-        """
+        """An address from `value` on below which none of value..high can be claimed, at most high + 1; it only saves reading."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        """Give up `instead_of` and lease all `wants` to `owner`, in one step; or change nothing.
+        """Give up `instead_of`, which begins its cooldown, and lease all `wants` to `owner` in one step; or change nothing.
 
-        What is given up and not leased again has its cooldown before it.
+        The callers ask for the addresses of one attachment, or of one index of a group of rails: up to 48 (ipam.group.indexes).
         """
         raise NotImplementedError
 
     def release(self, leases: Sequence[Lease]) -> int:
-        """Free those of `leases` that are still in the store as they are here, in one step; how many."""
+        """Free those of `leases` that the store still has as they are here; their number. After an error some may be free."""
         raise NotImplementedError
 
-    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
-        """Up to `limit` leases of a pool in the order of their addresses, those behind the lease `after`.
+    def forget(self) -> None:
+        """Remove old memories of freed addresses, in a store that does not do so at each change."""
 
-        With `node` those alone that were claimed on it.
-        """
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+        """Up to `limit` leases of a pool behind `after`, in the order of their addresses; with `node` those of it alone."""
         raise NotImplementedError
 
     def pools(self) -> list[Pool]:
@@ -338,4 +235,9 @@ class Store:
 
     def of_earlier_boots(self, pool: str, node: str, boot_id: str, limit: int = 1000) -> list[Lease]:
         """Up to `limit` leases of `pool` that were claimed on `node` when its boot was not `boot_id`."""
-        raise NotImplementedError
+        found: list[Lease] = []
+        page = self.leases(pool, node=node)
+        while page and len(found) < limit:
+            found += [lease for lease in page if lease.boot_id != boot_id]
+            page = self.leases(pool, page[-1], node=node)
+        return found[:limit]

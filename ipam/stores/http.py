@@ -1,16 +1,15 @@
 """HTTP/1.1 over `_socket` and `_ssl`: one connection, kept for all requests of a call.
 
-`http.client` with `ssl` costs an exec 21 ms of imports, these two C modules 4, and without TLS nothing. What is
-understood is what servers answer to a plain request: a body with Content-Length, in chunks, or up to the end of the
-connection. No redirects, no proxies, no compression.
-
-Every wait has an end. `Lost` says that a request was sent and its reply has not come: it may have been served.
+Imports of `http.client` and `ssl` cost a process 21 ms, these two C modules 4, and without TLS nothing. A reply's body has
+a Content-Length, comes in chunks, or ends with the connection; there are no redirects, proxies or compression. Every wait
+has an end.
 """
 
 from __future__ import annotations
 
 import _socket
 import errno
+import posix
 import select
 from time import monotonic
 
@@ -18,14 +17,15 @@ from cni import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-AGENT = f"railcni/{VERSION}"  # who asks, for the server's logs; Kubernetes notes what stands before the / as a field's manager
+AGENT = f"railcni/{VERSION}"  # Kubernetes notes the part before the / as a field's manager
 
-_STAGGER = 0.25  # seconds that a place has to itself before the next one is tried beside it
+_MOMENT = 0.25  # seconds for a place that others come after
 _MOST_BYTES = 512 << 20
 _PIECE = 1 << 16
+_MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # servers close what is idle after a minute and more
 _PROTOCOL_TLS_CLIENT = 16  # it verifies the certificate and the host name unless told otherwise
 
 
@@ -39,11 +39,11 @@ class _Socket(_socket.socket):
 
 
 class Lost(OSError):
-    """A request was sent, at least in part, and no whole reply came."""
+    """A request was sent, at least in part, and no whole reply came: the server may have served it."""
 
 
 class Refused(OSError):
-    """No place can be connected to; `reasons` has a text for each."""
+    """No place accepts a connection; `reasons` has a text for each."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__(errno.ECONNREFUSED, "; ".join(reasons))
@@ -51,7 +51,7 @@ class Refused(OSError):
 
 
 class Untrusted(OSError):
-    """TLS: the two sides do not accept each other. `by_peer`: the server refused us. strerror says why."""
+    """TLS: one side does not accept the other; `by_peer`: the server does not accept us."""
 
     def __init__(self, reason: str, by_peer: bool) -> None:
         super().__init__(errno.EACCES, reason)
@@ -59,7 +59,7 @@ class Untrusted(OSError):
 
 
 def tls_context(authority: str, certificate: str, key: str) -> Any:
-    """What TLS connections are made with: PEM files, "" for the system's authorities or for no client certificate.
+    """The context of TLS connections, from PEM files; "" for the system's authorities or for no client certificate.
 
     ValueError names the file that cannot be used.
     """
@@ -84,10 +84,37 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
     return context
 
 
+kept: dict[Any, Connection] | None = None
+"""The open connections of a warm worker, by the keys for their use; None in a process that serves one call."""
+at_end: list[Callable[[], None]] = []
+"""A warm worker calls these functions when a call is over: each keeps or closes a connection."""
+
+
+def keep(key: Any, connection: Connection) -> None:
+    """Keep a connection for the next call with this `key`, or close it; None closes it."""
+    if kept is None or key is None or not connection.reused or connection.closed:
+        connection.close()
+        return
+    while len(kept) >= _MOST_KEPT:
+        kept.pop(next(iter(kept))).close()
+    connection.used = monotonic()
+    kept[key] = connection
+
+
+def take(key: Any) -> Connection | None:
+    """The connection that was kept for `key`, unless the server has closed it or soon may."""
+    connection = kept.pop(key, None) if kept else None
+    if connection and (connection.is_silent() and monotonic() - connection.used < _KEPT_SECONDS):
+        return connection
+    if connection:
+        connection.close()
+    return None
+
+
 class Connection:
     """A connected socket, with TLS when there is a `context`, which `dial` made for `host`."""
 
-    __slots__ = ("_buffer", "_host", "_socket", "_tls", "retry_after", "reused")
+    __slots__ = ("_buffer", "_host", "_socket", "_tls", "answers", "retry_after", "reused", "used")
 
     def __init__(self, socket: Any, host: str, context: Any, deadline: float) -> None:
         """Untrusted or OSError when TLS fails; the socket is closed then."""
@@ -96,6 +123,8 @@ class Connection:
         self._buffer = b""
         self._tls: Any = None
         self.reused = False
+        self.answers = context is not None  # whether the other side has said anything, to TLS at least
+        self.used = 0.0  # when it was kept
         self.retry_after = 0  # seconds that the last reply asks to wait for before another request
         if context:
             try:
@@ -133,12 +162,18 @@ class Connection:
         except ValueError:
             self.close()
             raise Lost(errno.EPROTO, "what came is not an HTTP reply") from None
-        self.reused = True
+        self.reused = self.answers = True
         asked = fields.get("retry-after", "")
         self.retry_after = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
         if fields.get("connection", "").lower() == "close":
             self.close()
         return status, reply
+
+    def is_silent(self) -> bool:
+        """Whether nothing has come since the last reply, not even the end of the connection."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not self._buffer and not poll.poll(0)
 
     @property
     def closed(self) -> bool:
@@ -229,40 +264,78 @@ class Connection:
         return self._buffer
 
 
-def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, Any]:
-    """(index of the place, connected socket): the first of `places`, a host and a port each, that answers.
+def split_url(text: str) -> tuple[str, str, str, str]:
+    """(scheme, host, port, path) of [scheme://]host[:port][/path], "" for a part that is absent; ValueError."""
+    scheme, found, rest = text.rpartition("://")
+    if found and scheme not in ("http", "https"):
+        raise ValueError("want http:// or https://")
+    place, slash, path = rest.partition("/")
+    if place.startswith("["):
+        host, closed, port = place[1:].partition("]")
+        if not closed or (port and not port.startswith(":")):
+            raise ValueError("want [address]:port")
+        port = port[1:]
+    else:
+        host, port = (place, "") if place.count(":") > 1 else place.partition(":")[::2]
+    if not host or not text.isascii() or any(c in text for c in " @?#\t\r\n"):
+        raise ValueError("want host:port, such as 10.0.0.1:2379")
+    if port and not (port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("want a port from 1 to 65535")
+    return scheme, host, port, slash + path
 
-    They are tried in their order. One that is silent gets company after a moment, so that a dead machine costs that
-    moment and not the whole time. Refused after `seconds`, or when all have refused.
+
+class Client:
+    """The one connection of a client, which a warm worker keeps for its next call."""
+
+    __slots__ = ("_connection", "_context", "_kept_as")
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+        self._context: Any = None  # of TLS
+        self._kept_as: Any = None
+
+    def close(self) -> None:
+        """Close the connection, or keep it for the next call."""
+        if self._connection:
+            keep(self._kept_as, self._connection)
+            self._connection = None
+
+    def drop(self) -> None:
+        """Close the connection for good."""
+        self._kept_as = None
+        self.close()
+
+    def kept(self, key: Callable[[], Any]) -> Connection | None:
+        """The connection, or the one that an earlier call has kept under `key`; None when neither serves."""
+        if self._connection is None or self._connection.closed:
+            self._connection = None
+            if kept is not None:
+                self._kept_as = key()
+                at_end.append(self.close)
+                self._connection = take(self._kept_as)
+        return self._connection
+
+
+def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, Any]:
+    """(index of the place, connected socket): the first of `places`, a host and a port each, that accepts.
+
+    It tries all in their order for a moment each, so that a dead machine costs that moment alone, and then the silent ones
+    for the rest of the time. Refused after `seconds`, or when all have refused.
     """
     deadline = monotonic() + seconds
     reasons = ["did not answer"] * len(places)
-    trying: dict[int, tuple[int, Any]] = {}
-    poll = select.poll()
-    left = _candidates(places, reasons)
-    more = True
-    try:
-        while more or trying:
-            started = _start(left, reasons) if more else None
-            more = more and started is not None
-            if started:
-                trying[started[1].fileno()] = started
-                poll.register(started[1], select.POLLOUT)
-            wait = deadline - monotonic()
-            if wait <= 0 or not trying:
-                break
-            for fd, _ in poll.poll(1000 * (min(wait, _STAGGER) if more else wait)):
-                index, socket = trying.pop(fd)
-                poll.unregister(fd)
-                fault = socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
-                if fault == 0:
-                    socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-                    return index, socket
-                reasons[index] = _why(OSError(fault, ""))
-                socket.close()
-    finally:
-        for _, socket in trying.values():
-            socket.close()
+    left = list(_candidates(places, reasons))
+    for patience in (_MOMENT, seconds / max(len(left), 1)):
+        silent = []
+        for index, entry in left:
+            wait = min(patience, deadline - monotonic())
+            try:
+                return index, _connected(entry, max(wait, 0.01))
+            except TimeoutError:
+                silent.append((index, entry))
+            except OSError as fault:
+                reasons[index] = _why(fault)
+        left = silent
     raise Refused(reasons)
 
 
@@ -277,21 +350,17 @@ def _candidates(places: Sequence[tuple[str, int]], reasons: list[str]) -> Iterat
             yield index, entry
 
 
-def _start(left: Iterator[tuple[int, Any]], reasons: list[str]) -> tuple[int, Any] | None:
-    """The next candidate whose connection is under way; None when none is left."""
-    for index, (family, kind, protocol, _, address) in left:
-        try:
-            socket = _Socket(family, kind | _socket.SOCK_CLOEXEC, protocol)
-        except OSError as fault:
-            reasons[index] = _why(fault)
-            continue
-        socket.settimeout(0)
-        fault_number = socket.connect_ex(address)
-        if fault_number in (0, errno.EINPROGRESS):
-            return index, socket
-        reasons[index] = _why(OSError(fault_number, ""))
+def _connected(entry: Any, seconds: float) -> Any:
+    family, kind, protocol, _, address = entry
+    socket = _Socket(family, kind | _socket.SOCK_CLOEXEC, protocol)
+    try:
+        socket.settimeout(seconds)
+        socket.connect(address)
+        socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+    except BaseException:
         socket.close()
-    return None
+        raise
+    return socket
 
 
 def _tls_fault(fault: OSError) -> OSError:
@@ -309,8 +378,6 @@ def _tls_fault(fault: OSError) -> OSError:
 
 def _why(fault: OSError) -> str:
     """A fault in words, without Python's."""
-    import posix
-
     reason = getattr(fault, "reason", None)
     if reason:
         return str(reason).replace("_", " ").lower()

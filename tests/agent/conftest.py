@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from ipam.stores.kubernetes import locks
+from tests import command
 from tests.agent.rig import Rig
 from tests.stores import kubernetes_proxy
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "locks"))
+    monkeypatch.setenv(command.LOCKS, str(tmp_path / "locks"))
     server = kubernetes_proxy.start()
     server.core.add_node("n1")
     server.core.add_node("n2")

@@ -11,17 +11,20 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
-from cni.attachment import Book
-from cni.kernel.node import boot_id
-from cni.spec.request import Attachment
-from ipam import records
+from cni.shared.kernel.node import boot_id
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
+from ipam import records as ipam_records
+from ipam.leases import Lease, Owner, Want
 from ipam.stores.addresslease import AddressLeaseStore
-from ipam.stores.base import Claimed, Lease, Owner, Want
-from ipam.stores.kubernetes_objects import reservation
+from ipam.stores.addresslease import objects as addresses
+from ipam.stores.base import Claimed
+from ipam.stores.kubernetes.objects import entry_of, reservation
 from tests import command
 from tests.node import until
-from tests.stores.kubernetes_api import ApiServer
+from tests.stores.kubernetes_api import ADDRESSES, ApiServer
 
 POOLS, RESERVATIONS, POOL = "ippools", "overlappingrangeipreservations", "10.0.0.0-24"
 TEN = 10 << 24
@@ -145,24 +148,51 @@ class Rig:
             spec = {"podref": pod, "ifname": "net1"}
             self.server.put(RESERVATIONS, "kube-system", name, spec)
             return
-        document = reservation(name, Lease(Want(POOL, 4, TEN + offset, ""), owner))
+        document = reservation(Lease(Want(POOL, 4, TEN + offset, ""), owner))
         metadata = {key: value for key, value in document["metadata"].items() if key != "name"}
         self.server.put(RESERVATIONS, "kube-system", name, document["spec"], **metadata)
 
+    def hold(self, kind: str, offset: int, owner: Owner, scope: str | None = "") -> None:
+        """Have the store of `kind` hold a lease of `owner`, as our plugin leaves it."""
+        lease = Lease(Want(POOL, 4, TEN + offset, scope), owner)
+        if kind == "addresslease":
+            document = addresses.document(lease)
+            metadata = {key: value for key, value in document["metadata"].items() if key != "name"}
+            self.server.put(ADDRESSES, "kube-system", document["metadata"]["name"], document["spec"], **metadata)
+            return
+        spec = self.server.spec(POOLS, POOL) or {"range": "10.0.0.0/24", "allocations": {}}
+        self.server.put(
+            POOLS, "kube-system", POOL, {**spec, "allocations": {**spec["allocations"], str(offset): entry_of(owner)}}
+        )
+        if scope is not None:
+            self.reserve(offset, owner)
+
+    def held(self, kind: str) -> list[int]:
+        """The offsets of the addresses that the store of `kind` holds."""
+        if kind == "kubernetes":
+            return sorted(map(int, self.offsets()))
+        found = ((name, self.server.spec(ADDRESSES, name)) for name in self.server.names(ADDRESSES))
+        return sorted(addresses.address_of(name)[1] - TEN for name, spec in found if spec and spec["state"] == "held")
+
     def record(
-        self, node: str, offset: int, owner: Owner, pending: bool = False, pool: str = POOL, scope: str | None = ""
+        self,
+        node: str,
+        offset: int,
+        owner: Owner,
+        pending: bool = False,
+        pool: str = POOL,
+        scope: str | None = "",
+        kind: str = "kubernetes",
     ) -> Attachment:
         """The record of a lease of `owner` on a node; `scope` None: enable_overlapping_ranges is off."""
-        store = {
-            "kind": "kubernetes",
-            "kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig",
-            "pools": [pool],
-        }
+        store: dict[str, Any] = {"kind": kind, "kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}
+        if kind == "kubernetes":
+            store["pools"] = [pool]
         want = Want(pool, 4, TEN + offset, scope)
-        document = {**records.document(store, [want], owner), "pending": pending}
-        self.book(node).write(owner.attachment, records.PART, document)
+        document = {**ipam_records.document(store, [want], owner), "pending": pending}
+        self.records(node).write(owner.attachment, ipam_records.PART, document)
         if pending:
-            self.book(node).remind(True)
+            self.records(node).remind(True)
         return owner.attachment
 
     def lease(self, offset: int, owner: Owner, leased: bool) -> None:
@@ -174,15 +204,15 @@ class Rig:
             assert isinstance(opened.claim([want], owner), Claimed)
             opened.close()
             self.server.asked.clear()
-        self.book("n1").write(
-            owner.attachment, records.PART, {**records.document(store, [want], owner), "pending": True}
+        self.records("n1").write(
+            owner.attachment, ipam_records.PART, {**ipam_records.document(store, [want], owner), "pending": True}
         )
-        self.book("n1").remind(True)
+        self.records("n1").remind(True)
 
-    def book(self, node: str) -> Book:
+    def records(self, node: str) -> Records:
         state = self.host(node) / "state"
         state.mkdir(mode=0o700, exist_ok=True)
-        return Book(str(state))
+        return Records(str(state))
 
     def offsets(self) -> list[str]:
         spec = self.server.spec(POOLS, POOL)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -37,19 +37,12 @@ def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig) -> None:
     assert agent.metric("ipam_allocations_gc_candidates") is None
 
 
-def test_an_address_that_is_freed_cools_down_as_the_flat_file_says(rig: Rig) -> None:
-    files = rig.host("n1") / "etc/cni/net.d/whereabouts.d"
-    files.mkdir(parents=True)
-    (files / "whereabouts.conf").write_text('{"cooldown_seconds": 600}')
+def test_the_locks_of_pools_lie_in_the_tests_own_folder(rig: Rig, tmp_path: Path) -> None:
     rig.allocate(a2=("c2", "team/gone"))
     rig.reserve(2, owner("c2", "team/gone"))
-    agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == [], 20), agent.log
-    ((offset, (until_when, whose)),) = json.loads(
-        rig.server.metadata(POOLS, POOL)["annotations"]["railcni.io/cooling"]
-    ).items()
-    assert (offset, whose) == ("2", "team/gone/net1")
-    assert 500 < until_when - time.time() < 700
+    assert rig.agent("n1").says("freed in pool")
+    names = {path.name for path in (tmp_path / "locks").iterdir()}
+    assert names and not any((Path("/run/railcni") / name).exists() for name in names)
 
 
 def test_a_lease_that_a_del_has_freed_is_no_suspect(rig: Rig) -> None:
@@ -63,7 +56,8 @@ def test_a_lease_that_a_del_has_freed_is_no_suspect(rig: Rig) -> None:
     rig.server.remove_pod("team", "web")
     agent.passes()
     assert "freed" not in agent.log
-    assert len([path for path, query in rig.server.queries if "labelSelector" in query]) == 1, "not listed at each look"
+    listed = [path for path, query in rig.server.queries if "railcni.io/node=n1" in query.get("labelSelector", [""])[0]]
+    assert sorted(listed) == ["addressleases", "overlappingrangeipreservations"], "not listed at each look"
 
 
 def test_only_after_a_grace_is_it_freed_and_a_new_agent_begins_anew(rig: Rig) -> None:
@@ -79,45 +73,6 @@ def test_only_after_a_grace_is_it_freed_and_a_new_agent_begins_anew(rig: Rig) ->
     assert second.says("freed if it is so in 600 s still")
     second.passes(2)
     assert rig.offsets() == ["2"]
-
-
-def test_a_pod_that_is_back_at_the_last_look_keeps_its_lease(rig: Rig) -> None:
-    rig.allocate(a2=("c2", "team/back"))
-    rig.reserve(2, owner("c2", "team/back"))
-
-    back = threading.Event()
-
-    def comes_back(method: str, resource: str, number: int) -> None:
-        if rig.server.seen[number - 1][1] == "pods/back" and not back.is_set():
-            back.set()
-            rig.server.core.add_pod("team", "back", "n1")
-
-    rig.server.faults = comes_back
-    agent = rig.agent("n1")
-    assert agent.says("10.0.0.2 is not freed: it is in use, or has changed"), agent.log
-    agent.passes()
-    assert rig.offsets() == ["2"]
-    assert rig.reservations() == ["10.0.0.2"]
-
-
-def test_a_lease_that_another_takes_at_the_last_moment_stays_with_its_reservation(rig: Rig) -> None:
-    rig.allocate(a2=("c2", "team/gone"))
-    rig.reserve(2, owner("c2", "team/gone"))
-    taken = threading.Event()
-
-    def takes(method: str, resource: str, number: int) -> None:
-        if (method, resource) == ("PATCH", "ippools") and not taken.is_set():
-            taken.set()
-            rig.allocate(a2=("c9", "team/gone"))
-            rig.server.core.add_pod("team", "gone", "n1")
-
-    rig.server.faults = takes
-    agent = rig.agent("n1")
-    assert until(taken.is_set, 20), agent.log
-    agent.passes()
-    assert rig.offsets() == ["2"]
-    assert rig.reservations() == ["10.0.0.2"]
-    assert agent.metric("railcni_api_conflicts_total") == 1
 
 
 @pytest.mark.parametrize("leased", [True, False])
@@ -138,21 +93,6 @@ def test_a_reservation_that_an_add_takes_over_at_the_last_moment_stays(rig: Rig,
     rig.server.faults = takes
     agent = rig.agent("n1")
     assert until(taken.is_set, 20), agent.log
-    agent.passes()
-    assert rig.offsets() == ["2"]
-    assert rig.reservations() == ["10.0.0.2"]
-
-
-def test_another_pod_of_the_name_does_not_keep_a_lease_alive_but_a_pending_one_does(rig: Rig) -> None:
-    rig.server.add_pod("team", "web-0", node="n1", status=status_of("10.0.0.77"))
-    rig.server.add_pod("team", "web-1", node="n1", phase="Pending")
-    ended = rig.server.add_pod("team", "done", node="n1", phase="Succeeded")
-    rig.allocate(a1=("c1", "team/web-0"), a2=("c2", "team/web-1"), a3=("c3", "team/done"))
-    rig.reserve(1, owner("c1", "team/web-0", uid="old"))
-    rig.reserve(2, owner("c2", "team/web-1", uid="old"))
-    rig.reserve(3, owner("c3", "team/done", uid=ended))
-    agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == ["2"], 20), agent.log
     agent.passes()
     assert rig.offsets() == ["2"]
     assert rig.reservations() == ["10.0.0.2"]
@@ -186,8 +126,8 @@ def test_a_definition_without_ifname_is_told_of_and_its_leases_are_freed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kubernetes_proxy.path():
-        pytest.skip("a real server has the definitions of conf/kubernetes")
-    monkeypatch.delitem(kubernetes_api.ENTRY["properties"], "ifname")
+        pytest.skip("a real server has the definitions of conf/kubernetes: runs without RAILCNI_TEST_KUBECONFIG")
+    kubernetes_api.outdate(monkeypatch)
     rig.allocate(a2={"id": "c2", "podref": "team/gone"})
     rig.reserve(2, owner("c2", "team/gone"))
     agent = rig.agent("n1")
@@ -209,7 +149,7 @@ def test_when_the_pods_cannot_be_told_nothing_is_freed(rig: Rig) -> None:
     }
     rig.server.faults = lambda method, resource, number: (404, not_found) if resource == "pods" else None
     agent = rig.agent("n1")
-    assert agent.says("refuses to list pods"), agent.log
+    assert agent.says("does not know pods"), agent.log
     assert until(lambda: len([s for s in rig.server.seen if s[1] == "pods"]) > 3, 20)
     assert rig.offsets() == ["2"]
     rig.server.faults = lambda method, resource, number: None
@@ -238,19 +178,7 @@ def test_a_recorded_lease_is_freed_with_its_record_once_its_namespace_is_gone(ri
     agent.passes()
     assert rig.offsets() == ["1", "2"]
     assert rig.reservations() == ["10.0.0.1", "10.0.0.2"]
-    assert sorted(a.container_id for a, _, _ in rig.book("n1").all()) == ["c1", "c2"]
-
-
-def test_a_lease_without_a_record_stays_while_the_namespace_that_its_reservation_names_is_there(rig: Rig) -> None:
-    rig.allocate(a1=("c1", "team/gone"), a2=("c2", "team/gone"))
-    rig.reserve(1, owner("c1", "team/gone", netns="/proc/self/ns/net"))
-    rig.reserve(2, owner("c2", "team/gone"))
-    agent = rig.agent_on_the_host("n1")
-    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
-    assert agent.says("10.0.0.1 is not freed: it is in use"), agent.log
-    agent.passes(2)
-    assert rig.offsets() == ["1"]
-    assert rig.reservations() == ["10.0.0.1"]
+    assert sorted(a.container_id for a, _, _ in rig.records("n1").all()) == ["c1", "c2"]
 
 
 def test_a_namespace_of_a_process_that_the_agents_container_does_not_see_is_not_taken_for_gone(rig: Rig) -> None:
@@ -267,18 +195,6 @@ def test_a_namespace_of_a_process_that_the_agents_container_does_not_see_is_not_
     assert rig.offsets() == ["1"]
 
 
-def test_what_an_add_or_del_is_at_work_on_is_left_alone(rig: Rig) -> None:
-    whose = owner("c2", "team/gone")
-    rig.allocate(a2=("c2", "team/gone"))
-    rig.reserve(2, whose)
-    rig.record("n1", 2, whose)
-    with rig.book("n1").locked(whose.attachment, "link"):
-        agent = rig.agent("n1")
-        assert agent.says("10.0.0.2 is not freed"), agent.log
-        assert rig.offsets() == ["2"]
-    assert until(lambda: rig.offsets() == [], 20), agent.log
-
-
 def test_a_lost_reservation_is_restored(rig: Rig) -> None:
     whose = owner("c1", "team/live", uid=rig.server.add_pod("team", "live", node="n1"))
     rig.allocate(a1=("c1", "team/live"))
@@ -288,9 +204,11 @@ def test_a_lost_reservation_is_restored(rig: Rig) -> None:
     assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"containerid": "c1", "podref": "team/live", "ifname": "net1"}
     assert until(lambda: ("ReservationRestored", "Pod live") in [e[:2] for e in rig.events()]), rig.events()
     assert agent.metric("railcni_reservations_restored_total") == 1
+    assert agent.metric("railcni_addresses_contended_total") == 0
     rig.server.remove(RESERVATIONS, "10.0.0.1")
     rig.reserve(1, pod="other/pod")
     assert agent.says("10.0.0.1 of pool 10.0.0.0-24 is held by other/pod too"), agent.log
+    assert agent.metric("railcni_addresses_contended_total") == 1
     assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"podref": "other/pod", "ifname": "net1"}
 
 
@@ -325,20 +243,6 @@ def test_what_the_records_hold_is_put_back_where_the_pool_has_lost_it(
 # --- what no node looks after ---
 
 
-def test_a_node_that_is_gone_or_out_of_service_is_looked_after_by_the_elected_agent(rig: Rig) -> None:
-    rig.server.core.add_node("off", ready=False, out_of_service=True)
-    rig.server.core.add_node("silent", ready=False)
-    rig.allocate(a1=("c1", "team/p1"), a2=("c2", "team/p2"), a3=("c3", "team/p3"), a4=("c4", "team/p4"))
-    for offset, node in ((1, "deleted"), (2, "off"), (3, "silent"), (4, "n2")):
-        rig.reserve(offset, owner(f"c{offset}", f"team/p{offset}", node=node))
-    agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == ["3", "4"], 20), agent.log
-    agent.passes(4)
-    assert rig.offsets() == ["3", "4"]
-    rig.agent("n2")
-    assert until(lambda: rig.offsets() == ["3"], 20)
-
-
 def test_a_lease_of_an_unknown_node_whose_pod_may_run_on_a_node_that_answers_is_not_freed(rig: Rig) -> None:
     """A pod that is deleted by force leaves the API at once, and its node within its termination grace period.
 
@@ -361,19 +265,6 @@ def test_a_lease_of_an_unknown_node_whose_pod_may_run_on_a_node_that_answers_is_
     assert agent.says("node n2 is not ready, and the pod may run there still"), agent.log
     rig.server.core.add_node("n2", ready=False, out_of_service=True)
     assert until(lambda: rig.offsets() == ["1"], 20), agent.log
-
-
-def test_a_new_agent_waits_for_a_silent_node_that_may_be_the_one_that_a_lease_names_otherwise(rig: Rig) -> None:
-    """Its plugins take the host's name for the node's, and the API knows another."""
-    rig.server.core.add_node("silent.example.org", ready=False)
-    rig.allocate(a1=("c1", "team/web"))
-    rig.reserve(1, owner("c1", "team/web", node="silent"))
-    agent = rig.agent("n1")
-    assert agent.says("node silent.example.org is not ready, and the pod may run there still"), agent.log
-    agent.passes(4)
-    assert rig.offsets() == ["1"]
-    rig.server.core.add_node("silent.example.org", ready=False, out_of_service=True)
-    assert until(lambda: rig.offsets() == [], 20), agent.log
 
 
 def test_a_reservation_without_a_lease_goes_when_its_pod_is_gone(rig: Rig) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cni.spec.errors import CniError, TryAgainLater
-from ipam.stores import kubernetes_turns
+from cni.shared.spec.errors import CniError, TryAgainLater
+from ipam.stores.kubernetes import locks
 from tests.agent.rig import Rig, owner, status_of
 from tests.node import until
 from tests.stores import kubernetes_api
@@ -24,7 +24,7 @@ BUSY = {"kind": "Status", "code": 504, "reason": "Timeout", "message": "context 
 
 @pytest.fixture
 def cluster(tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     server = ApiServer()
     yield Cluster(server, tmp_path)
     server.close()

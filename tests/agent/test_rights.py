@@ -45,8 +45,8 @@ def test_the_agent_has_each_right_that_it_uses_and_no_other(rig: Rig) -> None:
     pending = owner("c5", "team/live")
     rig.reserve(5, pending)
     rig.record("n1", 5, pending, pending=True)
-    for offset, pod, leased in ((6, "team/web-0", True), (7, "team/gone", True), (8, "team/gone", False)):
-        rig.lease(offset, owner(f"c{offset}", pod), leased)  # of the store addresslease
+    for offset, pod, leased in ((6, "web-0", True), (7, "gone", True), (8, "gone", False), (10, "web-0", True)):
+        rig.lease(offset, owner(f"c{offset}", f"team/{pod}"), leased)  # of the store addresslease; web-0 is remembered
     lost = owner("c9", "team/live", uid=live, netns="/proc/self/ns/net")
     rig.record("n1", 256, lost, pool="10.0.1.0-24", scope=None)  # somebody has deleted its pool
     agent = rig.agent_on_the_host("n1", "--plugin-account=kube-system/railcni")
@@ -64,5 +64,5 @@ def test_the_agent_has_each_right_that_it_uses_and_no_other(rig: Rig) -> None:
 
 
 def asked_names(rig: Rig) -> set[tuple[str, str]]:
-    places = (path.split("/") for method, path, _ in rig.server.seen if method in ("GET", "PUT"))
+    places = (path.split("/") for method, path, _ in rig.server.seen if method in ("GET", "PATCH"))
     return {(place[0], place[1]) for place in places if len(place) > 1}

@@ -8,6 +8,8 @@ import socket as sockets
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.blackbox.test_kubernetes import ARGS, DIRECTORY, PORT, Server, network
 from tests.node import Node, until
 from tests.view import View
@@ -29,7 +31,7 @@ def rail(index: int) -> dict[str, Any]:
     return {**network(range=ranges[index]), "name": f"rail-{index}", "rail": key}
 
 
-def installed(node: Node) -> Server:
+def installed(node: Node, *options: str) -> Server:
     """A node with a master on which the agent has written its files; the API server."""
     node.master()
     node.path("/etc/cni/net.d").mkdir(parents=True)
@@ -37,7 +39,7 @@ def installed(node: Node) -> Server:
     account.mkdir(parents=True)
     (account / "token").write_text("a.b.c")
     server = Server(node)
-    code, log = agent(node)
+    code, log = agent(node, *options)
     assert code == 0, log
     return server
 
@@ -107,3 +109,38 @@ def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(nod
     for config, ifname in ((network(), "net1"), (rail(1), "rail1")):
         late = {"ifname": ifname, "netns": pod.path, "args": ARGS.format("gone")}
         node.cni("macvlan", "DEL", config, **late).succeeded()
+
+
+@pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_lease_of_another_link_plugin_stays_while_something_keeps_its_namespace(
+    node: Node, datastore: str, recorded: bool
+) -> None:
+    """Go's macvlan, or a DRA driver, has called whereabouts: no record of ours tells of the link."""
+    installed(node, f"--datastore={datastore}")
+    pod = node.pod(f"{datastore}-{recorded}")  # nodes of other tests have a pod1 with this address too
+    own = {"netns": pod, "args": ARGS.format("gone")}
+    node.cni("whereabouts", "ADD", network(), **own).succeeded()
+    with pod.view.rtnl() as ipr:
+        ipr.link("add", ifname="net1", kind="veth", peer={"ifname": "peer"})
+        ipr.addr("add", index=ipr.link_lookup(ifname="net1")[0], address="192.168.111.1", prefixlen=24)
+    if not recorded:
+        node.run(["sh", "-c", "rm -rf /var/lib/cni/railcni/attachments"]).check_returncode()
+    with pod.view.entered():
+        descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    node.delete_pod(pod)
+    report = "/run/report.json"
+    code, log = agent(node)
+    assert code == 0, log
+    assert leases(node) == ["192.168.111.1"], log
+    cluster = ["--kubeconfig", f"{DIRECTORY}/whereabouts.kubeconfig", "--config", f"{DIRECTORY}/whereabouts.conf"]
+    node.railcni("ipam", "audit", "--report", report, *cluster)
+    reclaim = ["ipam", "reclaim", "--from-report", report, "--grace", "0", "-o", "json", *cluster]
+    (done,) = json.loads(node.railcni(*reclaim).stdout)
+    assert (done["result"], done["why"]) == ("skipped", "it is in use on this node, or may be")
+    os.close(descriptor)
+    assert until(lambda: agent(node)[0] == 0 and leases(node) == [])
+
+
+def leases(node: Node) -> list[str]:
+    return [lease["address"] for lease in json.loads(node.railcni("ipam", "leases", "-o", "json").stdout)]

@@ -2,12 +2,13 @@
 
 The parts: "plugins", the link plugins with node-local addresses, beside Go's; "kubernetes", the IPAM plugin at the API
 server of RAILCNI_TEST_KUBECONFIG, beside the Go whereabouts that RAILCNI_BENCH_WHEREABOUTS names; "etcd"; and "users",
-2,048 ADDs by 32 workers over Kubernetes, etcd and file.
+2,048 ADDs by 32 workers over Kubernetes, etcd and file. Warm workers serve ours in each of them.
 
 A round does each operation once on every side, in an order that changes from round to round, so that whatever else
 the machine does falls on all of them. Times are of the whole process, from its start to its end. Nothing but the
 ratio of the medians carries over to another machine. Writes build/bench.json (all samples) and build/bench.svg.
-RAILCNI_BENCH_PEERS names a folder of other plugins to measure too; RAILCNI_BENCH_BIN one of ours.
+RAILCNI_BENCH_PEERS names a folder of other plugins to measure too, such as those of an earlier version, which the parts
+"kubernetes" and "users" then measure over IPPools; RAILCNI_BENCH_BIN one of ours.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tests import etcd
-from tests.bench import breakdown, chart, report, users
+from tests.bench import breakdown, chart, limits, report, users
 from tests.bench.apiserver import Server
 from tests.bench.calls import adopt_orphans
 from tests.bench.etcd import Etcd
 from tests.bench.hosts import hosts
-from tests.bench.kubernetes import PEER, Kubernetes
+from tests.bench.kubernetes import PEER, SCENES, Kubernetes
 from tests.bench.progress import Progress
 from tests.bench.run import Run
 from tests.bench.samples import Results
@@ -40,7 +41,7 @@ from tests.bench.scene import bench_node, directory, load, machine
 from tests.node import BIN, GO_PLUGINS, unusable
 
 PARTS = ("plugins", "kubernetes", "etcd", "users")
-STORES = ("kubernetes", "addresslease", "etcd", "file")
+STORES = ("kubernetes", "former", "addresslease", "etcd", "file")  # former: an earlier version's over IPPools
 COLUMNS = 170  # of the tables, where the output is no terminal
 
 
@@ -50,7 +51,8 @@ def choose_sides(folder: Path, peers: str) -> list[Side]:
     if all((GO_PLUGINS / name).exists() for name in ("macvlan", "host-local", "host-device")):
         sides.append(Side(GO, GO_PLUGINS, 2))
     if peers:
-        sides.append(Side(Path(peers).resolve().name, Path(peers).resolve(), 3))
+        folder = Path(peers).resolve()
+        sides.append(Side(folder.parent.name if folder.name == "bin" else folder.name, folder, 3))
     return sides
 
 
@@ -75,7 +77,7 @@ def main() -> int:
         "--store",
         choices=STORES,
         action="append",
-        help="of the part users: not all; addresslease first: the store of the part kubernetes too",
+        help="of the part users: not all",
     )
     parser.add_argument(
         "--layout",
@@ -83,6 +85,7 @@ def main() -> int:
         action="append",
         help="of the part users: a range for each network, one for all, or rails",
     )
+    parser.add_argument("--scene", choices=SCENES, action="append", help="of the part kubernetes: not all")
     parser.add_argument("--pods", type=int, default=128, help="pods of the part users (default 128)")
     options = parser.parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=COLUMNS)
@@ -103,7 +106,7 @@ def main() -> int:
                 facts["ended early"] = f"in the part {part}"
                 break
     facts["load average before and after"] = f"{before:.1f} and {load():.1f}"
-    names = [side.name for side in sides]
+    names = list(dict.fromkeys([*(side.name for side in sides), *results.sides()]))
     (BUILD / "bench.json").write_text(json.dumps(report.document(results, facts, options.rounds), indent=1) + "\n")
     (BUILD / "bench.svg").write_text(chart.svg(results, names, facts, options.rounds))
     _show(console, results, names, facts, options.rounds)
@@ -118,6 +121,7 @@ class Parts:
         self._pods: int = options.pods
         self._stores: Sequence[str] = options.store or STORES
         self._layouts: Sequence[str] = options.layout or tuple(users.LAYOUTS)
+        self._scenes: Sequence[str] = options.scene or SCENES
         self._ours = sides[0].folder
         self._sides = sides
         self._results = results
@@ -133,8 +137,8 @@ class Parts:
 
     def kubernetes(self) -> dict[str, str]:
         with Server() as server, hosts(NODES, BUILD, server.configuration) as nodes:
-            datastore = "addresslease" if self._stores[0] == "addresslease" else "kubernetes"
-            Kubernetes(self._results, self._progress, self._rounds, self._ours, server, datastore).everything(nodes)
+            part = Kubernetes(self._results, self._progress, self._rounds, self._sides, server)
+            part.everything(nodes, self._scenes)
             return self._server_facts(server)
 
     def etcd(self) -> dict[str, str]:
@@ -147,18 +151,19 @@ class Parts:
     def users(self) -> dict[str, str]:
         with ExitStack() as stack:
             server = stack.enter_context(Server())
-            stores: list[users.Store] = []
-            if "kubernetes" in self._stores:
-                stores.append(users.KubernetesStore(server))
+            stores: list[tuple[users.Store, Path]] = []
             if "addresslease" in self._stores:
-                stores.append(users.AddressLeaseStore(server))
+                stores.append((users.AddressLeaseStore(server), self._ours))
+            if "kubernetes" in self._stores:
+                stores.append((users.KubernetesStore(server), self._ours))
+            for side in self._sides[1:] if "former" in self._stores else ():
+                if side.name != GO and side.executable("whereabouts").exists():
+                    stores.append((users.KubernetesStore(server, side.name), side.folder))
             if "etcd" in self._stores and not etcd.unusable():
-                stores.append(users.EtcdStore(stack.enter_context(etcd.Cluster(flags=etcd.LARGE))))
+                stores.append((users.EtcdStore(stack.enter_context(etcd.Cluster(flags=etcd.LARGE))), self._ours))
             if "file" in self._stores:
-                stores.append(users.FileStore())
-            users.run(
-                self._results, self._progress, self._ours, stores, self._pods, server.configuration, self._layouts
-            )
+                stores.append((users.FileStore(), self._ours))
+            users.run(self._results, self._progress, stores, self._pods, server.configuration, self._layouts)
             return self._server_facts(server)
 
     def _server_facts(self, server: Server) -> dict[str, str]:
@@ -178,7 +183,7 @@ def _show(console: Console, results: Results, names: list[str], facts: dict[str,
     if results.memory_kib:
         tables.append(report.memory(results, names))
     if results.figures:
-        tables.append(report.figures(results, [OURS, GO]))
+        tables.append(report.figures(results, names))
     if results.crowds:
         tables.append(report.crowds(results))
     if results.breakdown:
@@ -187,6 +192,8 @@ def _show(console: Console, results: Results, names: list[str], facts: dict[str,
         console.print(table)
     for failure in results.failures:
         console.print(f"[bold red]failed:[/] {failure}", highlight=False)
+    for sentence in limits.crowd_ratios(results.crowds):
+        console.print(sentence, highlight=False, markup=False)
     told = [(c, text) for c in results.crowds for text in (*c.faults, *([] if c.audit == "clean" else [c.audit]))]
     for remark in (*results.remarks, *(f"{crowd.store}, {crowd.what}: {text}" for crowd, text in told)):
         console.print(remark, highlight=False, markup=False)

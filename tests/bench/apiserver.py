@@ -22,9 +22,11 @@ from typing import Any
 
 import yaml
 
-from cni.spec.request import Attachment
-from ipam.stores import addresslease_objects, http, kubeconfig
-from ipam.stores.base import Lease, Owner, Want
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Want
+from ipam.stores import http
+from ipam.stores.addresslease import objects
+from ipam.stores.apiserver import kubeconfig
 from tests import etcd
 from tests.bench.hosts import ETC
 from tests.node import ROOT, until
@@ -151,7 +153,7 @@ class Server:
 
     def _serves(self) -> bool:
         try:
-            return all(self.send("GET", f"/apis/{group_of(kind)}/{VERSION}/{kind}")[0] == 200 for kind in KINDS)
+            return all(self.send("GET", f"/apis/{group_of(kind)}/{VERSION}/{kind}?limit=1")[0] == 200 for kind in KINDS)
         except OSError:
             return False
 
@@ -214,7 +216,7 @@ class Namespace:
         first = int(ipaddress.ip_network(cidr)[0])
         owner = Owner(Attachment("bench", f"full-{i}", "net1"), ("full", f"pod-{i}", ""), "node-0", "", "", i)
         lease = Lease(Want(cidr.replace("/", "-"), 4, first + i, ""), owner)
-        status, said = self.server.send("POST", self._place(ADDRESSES), addresslease_objects.document(lease))
+        status, said = self.server.send("POST", self._place(ADDRESSES), objects.document(lease))
         assert status < 300, said
 
     def _create(self, resource: str, name: str, spec: dict[str, Any]) -> None:

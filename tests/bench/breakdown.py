@@ -33,15 +33,20 @@ scope["main"](sys.argv[1], first)
 def script_of(executable: Path) -> tuple[list[str], Path] | None:
     """The interpreter of an executable of ours with its options, and the script that it runs; None when it has none.
 
-    A launcher in a checkout is that script. In a bundle bin/python3 runs libexec/NAME.pyc for bin/NAME.
+    bin/NAME of a checkout runs the script libexec/NAME. In a bundle bin/python3 runs libexec/NAME.pyc for it.
     """
-    with open(executable, "rb") as file:
-        line = file.readline(4096)
-    if line.startswith(b"#!"):
-        argv = line.removeprefix(b"#!").decode(errors="replace").split()
-        return (argv, executable) if "python" in Path(argv[0]).name else None
-    python, script = executable.with_name("python3"), executable.parent.parent / "libexec" / f"{executable.name}.pyc"
+    inside = executable.parent.parent / "libexec"
+    for script in (inside / executable.name, executable):
+        if script.exists() and (line := _first_line(script)).startswith("#!"):
+            argv = line.removeprefix("#!").split()
+            return (argv, script) if "python" in Path(argv[0]).name else None
+    python, script = executable.with_name("python3"), inside / f"{executable.name}.pyc"
     return ([str(python), "-IS"], script) if python.exists() and script.exists() else None
+
+
+def _first_line(path: Path) -> str:
+    with open(path, "rb") as file:
+        return file.readline(4096).decode(errors="replace")
 
 
 def measure(

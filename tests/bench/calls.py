@@ -25,7 +25,8 @@ class Failed(Exception):
 class Call:
     """A call of a plugin, with the variables of the specification and no others in its environment.
 
-    `args` is CNI_ARGS, and `node` the name of the node that it poses as; neither is set when it is "".
+    `args` is CNI_ARGS, and `node` the name of the node that it poses as; neither is set when it is "". A `cold` call has a
+    variable, without effect, that only the loader of a new process could heed: no warm worker serves it.
     """
 
     argv: Sequence[str | Path]
@@ -37,6 +38,7 @@ class Call:
     args: str = ""
     node: str = ""
     ifname: str = "net1"
+    cold: bool = False
 
     def environ(self) -> dict[str, str]:
         named = {
@@ -46,6 +48,8 @@ class Call:
             "CNI_IFNAME": self.ifname,
             "CNI_PATH": self.path,
         }
+        if self.cold:
+            named["LD_BIND_NOW"] = ""
         return named | {name: value for name, value in (("CNI_ARGS", self.args), ("NODENAME", self.node)) if value}
 
 

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cni.spec.request import Attachment
-from ipam.stores.base import Claimed, Owner, Want
+from cni.shared.spec.request import Attachment
+from ipam.leases import Owner, Want
+from ipam.stores.base import Claimed
 from ipam.stores.etcd import EtcdStore
 from tests import etcd
 from tests.bench.calls import Call, timed
@@ -45,13 +46,14 @@ _BATCH = 500
 _WORKER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from cni.spec.request import Attachment
+from cni.shared.spec.request import Attachment
 from ipam import acquire
-from ipam.leases import Need
+from ipam.rules import Need
 from ipam.ranges import Range
-from ipam.stores.base import Claimed, Owner
+from ipam.leases import Owner
+from ipam.stores.base import Claimed
 from ipam.stores.etcd import EtcdStore
-from cni.spec import codec
+from cni.shared.spec import codec
 store, node, count = EtcdStore(codec.loads(sys.argv[2].encode()), seconds=20), sys.argv[3], int(sys.argv[4])
 store.find(Attachment("rdma-net", node, "net1"))
 print("ready", flush=True)
@@ -77,7 +79,7 @@ class Etcd:
         self._progress = progress
         self._rounds = rounds
         self._ours = Side(OURS, ours, 1)
-        self._described = description(cluster.endpoints, prefix="/railcni-bench")
+        self._store_ref = description(cluster.endpoints, prefix="/railcni-bench")
         self._host = cluster.endpoints[0].removeprefix("http://")
 
     def everything(self, host: Host) -> None:
@@ -103,7 +105,7 @@ class Etcd:
             self.results.note(ETCD_SEARCHES, OURS, self._rate("search", number))
 
     def _block(self, cidr: str) -> dict[str, Any]:
-        more = {"etcd_host": self._host, "etcd_prefix": self._described["prefix"]}
+        more = {"etcd_host": self._host, "etcd_prefix": self._store_ref["prefix"]}
         return {"datastore": "etcd", "range": cidr, **more}
 
     def _call(self, verb: str, block: dict[str, Any], number: int) -> Call:
@@ -114,7 +116,7 @@ class Etcd:
         return Call([executable], verb, stdin, f"e{number}", "/run/netns/none", folder, args, "node-0")
 
     def _fill(self) -> None:
-        store = EtcdStore(self._described, seconds=120)
+        store = EtcdStore(self._store_ref, seconds=120)
         crowded = random.Random(7).sample(range(1, 65_535), int(65_534 * _CROWDED))
         pools = {
             "10.0.0.0-16": [_FIRST + 1 + i for i in range(_FILLED)],
@@ -132,7 +134,7 @@ class Etcd:
         """Addresses a second that processes get which keep their connections: `how` "claim" each those that are its
         own, "search" the lowest free one, which all want at once."""
         each = _EACH[how]
-        argv = [sys.executable, "-IS", "-c", _WORKER, str(ROOT), json.dumps(self._described)]
+        argv = [sys.executable, "-IS", "-c", _WORKER, str(ROOT), json.dumps(self._store_ref)]
         pipe = subprocess.PIPE
         running = [
             subprocess.Popen([*argv, f"n{i}", str(each), how, str(number * each)], stdin=pipe, stdout=pipe, stderr=pipe)

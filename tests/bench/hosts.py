@@ -7,16 +7,21 @@ this process ends.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from tests.bench.calls import Call, Running
+from cni.cli.warm import found as found_workers
+from tests import warm
+from tests.bench.calls import Call, Running, timed
 from tests.bench.scene import directory
+from tests.bench.workers import Workers
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
@@ -49,6 +54,7 @@ class Host:
 
     def __exit__(self, *_: object) -> None:
         self._workers.shutdown(cancel_futures=True)
+        warm.end_in(os.fstat(self._namespace).st_ino)
         os.close(self._namespace)
 
     def submit(self, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
@@ -58,6 +64,14 @@ class Host:
     def start(self, call: Call) -> Running:
         """Start a plugin here."""
         return self.submit(Running, call).result()
+
+    def warm_up(self, executable: Path) -> Workers:
+        """Let warm workers of `executable` wait for calls, if it has any: they end when none has come for a minute."""
+        return self.submit(_begun, executable).result()
+
+    def cold(self) -> int:
+        """How many calls workers have refused or turned away, or lost."""
+        return self.submit(lambda: sum(one.cold for one in found_workers())).result()
 
     def records(self) -> list[str]:
         """The files that stand for an attachment."""
@@ -96,6 +110,17 @@ def hosts(count: int, build: Path, configuration: Path, workers: int = 1) -> Ite
             own.mkdir()
             made.append(stack.enter_context(Host(f"node-{number}", own, configuration, workers)))
         yield made
+
+
+def _begun(executable: Path) -> Workers:
+    """In a worker of a node, whose /run it sees."""
+    if (executable.parent.parent / "libexec").is_dir() and not any(one.workers for one in found_workers()):
+        timed(Call([executable], "STATUS", json.dumps(warm.NOTHING).encode(), "c0", "", str(executable.parent)))
+        deadline = time.monotonic() + warm.BEGIN_SECONDS
+        while not any(one.workers for one in found_workers()):
+            assert time.monotonic() < deadline, "no workers have begun"
+            time.sleep(0.01)
+    return Workers()
 
 
 def _mount(source: str, target: str, kind: str, flags: int) -> None:

@@ -1,11 +1,17 @@
-"""The IPAM plugin over Kubernetes, beside Go whereabouts at the same API server, each in a namespace of its own."""
+"""The IPAM plugin over Kubernetes, beside Go whereabouts at the same API server, each in a namespace of its own.
+
+Ours keeps an object for each address; the same plugins over whereabouts' IPPools are a side of their own, and so is an
+earlier version of ours over IPPools where RAILCNI_BENCH_PEERS names its folder. Warm workers serve ours.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,19 +25,25 @@ from tests.bench.progress import Progress
 from tests.bench.samples import Operation, Results, Sample
 from tests.bench.scenarios import (
     GO,
+    IPPOOLS,
     KUBE,
+    KUBE_EMPTY,
+    KUBE_FILLED,
     KUBE_FULL,
     KUBE_NODE,
     KUBE_NODES,
     LEASES,
+    MANY_LEASES,
     OURS,
     TLS,
+    Side,
 )
 
 PEER = "RAILCNI_BENCH_WHEREABOUTS"
 RANGE = "10.1.0.0/16"
 _FULL_RANGE = "10.2.0.0/16"
 _COUNTED = 5  # calls whose requests are counted
+SCENES = ("single", "node", "nodes", "full", "sizes")
 _NONE = "/run/netns/none"  # neither opens it
 
 
@@ -43,8 +55,14 @@ class Client:
     executable: Path
     namespace: Namespace
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is the version that is measured, in whichever store."""
+        return self.name in (OURS, IPPOOLS)
+
     def call(self, verb: str, container: str, *, cidr: str = RANGE, node: str = "node-0", flat: str = "") -> Call:
-        """A call for a pod that is called as its container is."""
+        """A call for a pod that is called as its container is: by `container`, and by the side, for they share nodes."""
+        container = f"{container}-{self.namespace.name}"
         block = {"type": "whereabouts", "range": cidr, "configuration_path": flat or self.namespace.flat}
         network = {"cniVersion": "1.0.0", "name": "bench", "type": "macvlan", "ipam": block}
         args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME={container}"
@@ -53,27 +71,46 @@ class Client:
 
 
 class Kubernetes:
-    """Everything on `hosts`, 16 nodes; Go's column when the environment names it and the server is a real one."""
+    """Everything on `hosts`, 16 nodes; Go's column when the environment names it and the server is a real one.
+
+    `sides` are those of the run, ours first; of the others those count that have the plugin.
+    """
 
     def __init__(
-        self, results: Results, progress: Progress, rounds: int, ours: Path, server: Server, datastore: str
+        self, results: Results, progress: Progress, rounds: int, sides: Sequence[Side], server: Server
     ) -> None:
         self.results = results
         self._progress = progress
         self._rounds = rounds
         self._server = server
-        self._clients = [Client(OURS, ours / "whereabouts", server.namespace("ours", datastore))]
+        ours = sides[0].executable("whereabouts")
+        self._clients = [
+            Client(OURS, ours, server.namespace("ours", "addresslease")),
+            Client(IPPOOLS, ours, server.namespace("ippools")),
+        ]
+        for side in sides[1:]:
+            if side.executable("whereabouts").exists():
+                self._clients.append(Client(side.name, side.executable("whereabouts"), server.namespace("former")))
         peer = os.environ.get(PEER, "")
         if peer and server.real:
             self._clients.append(Client(GO, Path(peer).resolve(), server.namespace("go")))
 
-    def everything(self, hosts: list[Host]) -> None:
+    def everything(self, hosts: list[Host], scenes: Sequence[str] = SCENES) -> None:
+        for scene in scenes:
+            getattr(self, f"_{scene}")(hosts)
+
+    def _single(self, hosts: list[Host]) -> None:
         self._one(hosts[0])
         self._requests(hosts[0])
         self._breakdown(hosts[0])
-        waves = max(1, self._rounds // 40)
-        self._at_once(KUBE_NODE, hosts[:1], 100, RANGE, waves)
-        self._at_once(KUBE_NODES, hosts, 100, RANGE, waves)
+
+    def _node(self, hosts: list[Host]) -> None:
+        self._at_once(KUBE_NODE, hosts[:1], 100, RANGE, max(1, self._rounds // 40))
+
+    def _nodes(self, hosts: list[Host]) -> None:
+        self._at_once(KUBE_NODES, hosts, 100, RANGE, max(1, self._rounds // 40))
+
+    def _full(self, hosts: list[Host]) -> None:
         for client in self._clients:
             for _ in self._progress.track(f"{LEASES:,} leases in a pool: {client.name}", 1):
                 client.namespace.fill(_FULL_RANGE, LEASES)
@@ -90,6 +127,25 @@ class Kubernetes:
             return found
 
         alternately(self.results, self._progress, KUBE, self._clients, max(5, self._rounds // 4), attachment)
+
+    def _sizes(self, hosts: list[Host]) -> None:
+        """An ADD in an empty pool, and in one with many leases, each in a namespace of its own: an object for each address."""
+        ours = self._clients[0]
+        pools = {
+            KUBE_EMPTY: replace(ours, namespace=self._server.namespace("empty", "addresslease")),
+            KUBE_FILLED: replace(ours, namespace=self._server.namespace("filled", "addresslease")),
+        }
+        for _ in self._progress.track(f"{MANY_LEASES:,} leases in a pool", 1):
+            pools[KUBE_FILLED].namespace.fill(_FULL_RANGE, MANY_LEASES)
+
+        def attachments(client: Client, number: int) -> Round:
+            found: Round = {}
+            for operation in random.sample(list(pools), len(pools)):
+                calls = _attachment(pools[operation], hosts[0], number, cidr=_FULL_RANGE)
+                found[operation] = calls[Operation(KUBE, "ADD")]
+            return found
+
+        alternately(self.results, self._progress, KUBE_EMPTY.group, [ours], max(5, self._rounds // 4), attachments)
 
     def _requests(self, host: Host) -> None:
         """What a call asks of the server in a pool that is there; through a proxy, so not in the other rounds."""
@@ -130,7 +186,10 @@ class Kubernetes:
     def _wave(self, group: str, hosts: list[Host], calls: int, cidr: str, client: Client, number: int) -> Round:
         """ADDs, started before one is waited for, then so the DELs: the time until the last one is done."""
         found: Round = {}
+        workers = [host.warm_up(client.executable) for host in hosts]
+        cold = sum(host.cold() for host in hosts)
         for verb in ("ADD", "DEL"):
+            before = [each.cpu_ms() for each in workers]
             began = time.perf_counter()
             running: list[Running] = []
             for i in range(calls):
@@ -143,15 +202,23 @@ class Kubernetes:
                     cpu_ms += sample.cpu_ms or 0.0
                 except Failed as fault:
                     faults.append(str(fault))
-            found[Operation(group, verb)] = Sample((time.perf_counter() - began) * 1e3, cpu_ms)
+            ms = (time.perf_counter() - began) * 1e3
+            if client.is_ours:
+                cpu_ms += sum(each.since(then) for each, then in zip(workers, before, strict=True))
+            found[Operation(group, verb)] = Sample(ms, cpu_ms)
             self.results.note(Operation(group, f"failures of {verb}"), client.name, len(faults))
             if faults:
                 self.results.remarks.append(f"{client.name}, {group}: {len(faults)} failed, such as {faults[0]}")
+        if client.is_ours:
+            self.results.note(Operation(group, "served cold"), client.name, sum(host.cold() for host in hosts) - cold)
         return found
 
 
-def _attachment(client: Client, host: Host, number: int) -> Round:
+def _attachment(client: Client, host: Host, number: int, cidr: str = RANGE) -> Round:
+    workers = host.warm_up(client.executable)
+    measure = workers.timed if client.is_ours else timed
     found = {}
     for verb in ("ADD", "DEL"):
-        found[Operation(KUBE, verb)], _ = host.submit(timed, client.call(verb, f"c{number}")).result()
+        call = client.call(verb, f"c{number}", cidr=cidr)
+        found[Operation(KUBE, verb)], _ = host.submit(measure, call).result()
     return found

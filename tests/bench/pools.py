@@ -22,10 +22,10 @@ def fill(side: Side, leases: int) -> None:
 
 def _fill_store(side: Side, leases: int) -> None:
     """Through the file store, which is fast when many leases are claimed at once."""
-    from cni.kernel import node
-    from cni.spec.request import Attachment
+    from cni.shared.kernel import node
+    from cni.shared.spec.request import Attachment
+    from ipam.leases import Owner, Want
     from ipam.ranges import Range
-    from ipam.stores.base import Owner, Want
     from ipam.stores.file import FileStore
 
     subnet = ipaddress.ip_network(side.subnet())

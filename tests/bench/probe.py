@@ -29,38 +29,39 @@ OWN = "probe"  # what the probe itself takes
 # The functions of each phase, by module; all that a module or class in the list defines when it is named alone.
 PHASES = {
     "parsing": (
-        "cni.spec.codec:loads",
-        "cni.spec.codec:dumps",
-        "cni.spec.request:parse",
-        "cni.spec.result:parse",
-        "cni.spec.result:Result.document",
-        "cni.config:fill",
-        "cni.plugins.macvlan:read",
-        "cni.plugins.host_device:read",
+        "cni.shared.spec.codec:loads",
+        "cni.shared.spec.codec:dumps",
+        "cni.shared.spec.request:parse",
+        "cni.shared.spec.result:parse",
+        "cni.shared.spec.result:Result.document",
+        "cni.shared.config:fill",
+        "cni.plugins.macvlan.plugin:read",
+        "cni.plugins.host_device.plugin:read",
         "ipam.plugin:configured",
     ),
-    "record": ("cni.attachment:Book.*", "cni.attachment:Held.__exit__"),
+    "record": ("cni.shared.records:Records.*", "cni.shared.records:HeldLock.__exit__"),
     "store": (
         "ipam.acquire:acquire",
         "ipam.upkeep:release",
         "ipam.stores:open_store",
-        "ipam.stores.base:Turn.*",
+        "ipam.stores.base:Store.__enter__",
+        "ipam.stores.base:Store.__exit__",
         "ipam.stores.file:FileStore.*",
         "ipam.stores.kubernetes:KubernetesStore.*",
-        "ipam.stores.kubernetes_turns:Turns.*",
-        "ipam.stores.kubeconfig:load",
+        "ipam.stores.kubernetes.locks:PoolLocks.*",
+        "ipam.stores.apiserver.kubeconfig:load",
         "ipam.stores.etcd:EtcdStore.*",
     ),
     "TLS": ("ipam.stores.http:tls_context", "ipam.stores.http:dial", "ipam.stores.http:Connection.__init__"),
     "store's server": ("ipam.stores.http:Connection.request",),
     "netlink": (
-        "cni.kernel.netlink:Socket.*",
-        "cni.kernel.links:Rtnl.*",
-        "cni.kernel.addresses:*",
-        "cni.kernel.routes:*",
+        "cni.shared.kernel.netlink:Socket.*",
+        "cni.shared.kernel.links:Rtnl.*",
+        "cni.shared.kernel.addresses:*",
+        "cni.shared.kernel.routes:*",
     ),
-    "delegated plugin": ("cni.delegate:_execute",),
-    "kernel": ("cni.kernel.netns:_setns", "cni.kernel.netns:_open", "cni.kernel.sysctl:*"),
+    "delegated plugin": ("cni.verbs.delegate:_execute",),
+    "kernel": ("cni.shared.kernel.netns:_setns", "cni.shared.kernel.netns:_open", "cni.shared.kernel.sysctl:*"),
 }
 
 
@@ -119,7 +120,7 @@ def instrument(module: Any, clock: Clock) -> None:
                 function = vars(holder).get(attribute)
                 if type(function) is type(timed) and function.__module__ == name:
                     setattr(holder, attribute, timed(function, phase, clock))
-    if module.__name__ == "cni.kernel.netlink":
+    if module.__name__ == "cni.shared.kernel.netlink":
         module._socket = Sockets(module._socket, clock)
 
 
@@ -137,15 +138,6 @@ class Sockets:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
-
-
-class WatchedBuiltins(type(builtins)):  # type: ignore[misc]
-    """The module builtins; an `__import__` that is put there (cni/packed.py) is timed, and so is what it loads."""
-
-    clock: Clock
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, imports_timed(value, self.clock) if name == "__import__" else value)
 
 
 def imports_timed(importer: Callable[..., Any], clock: Clock) -> Callable[..., Any]:
@@ -187,7 +179,6 @@ def main(launcher: str, first: float) -> None:
     posix._exit = report
     sys.argv = [launcher]
     clock = Clock()
-    WatchedBuiltins.clock = clock
-    builtins.__class__ = WatchedBuiltins
     ready = perf_counter()
+    builtins.__import__ = imports_timed(builtins.__import__, clock)
     exec(code, {"__name__": "__main__", "__file__": launcher})

@@ -6,10 +6,12 @@ import os
 from functools import partial
 
 from tests.bench import breakdown, operations, pools
+from tests.bench.calls import timed
 from tests.bench.operations import Round, alternately
 from tests.bench.progress import Progress
 from tests.bench.samples import Results
-from tests.bench.scenarios import FULL, PODS, SCENARIOS, SIZES, Scenario, Side
+from tests.bench.scenarios import FULL, OURS, PODS, SCENARIOS, SIZES, WORKERS_BUSY, WORKERS_IDLE, Scenario, Side
+from tests.bench.workers import Workers
 from tests.node import GO_PLUGINS, Pod
 
 _QUICK = 1_000  # leases: with more than these host-local, which reads a file for each, takes most of the run
@@ -26,6 +28,7 @@ class Run:
         self._progress = progress
         script = breakdown.script_of(sides[0].executable(SCENARIOS[0].plugin))
         self._python = script[0] if script else []
+        self._workers = Workers()
 
     def everything(self) -> None:
         for scenario in SCENARIOS:
@@ -47,7 +50,8 @@ class Run:
 
     def _attachment(self, scenario: Scenario, side: Side, number: int) -> Round:
         """An attachment, and with ours the floors under it: measured in the same rounds."""
-        found = operations.attachment(scenario, self._pods[0], side, number)
+        measure = self._workers.timed if side is self._sides[0] and not scenario.cold else timed
+        found = operations.attachment(scenario, self._pods[0], side, number, measure)
         if side is self._sides[0] and scenario is SCENARIOS[0] and self._python:
             found |= operations.interpreter(self._python)
         if side is self._sides[0] and scenario.plugin == "host-device":
@@ -58,14 +62,16 @@ class Run:
         if not self._python:
             return
         rounds = max(5, self._rounds // 4)
-        for scenario in (s for s in SCENARIOS if s.source == "pool" or s.plugin == "host-device"):
+        for scenario in (s for s in SCENARIOS if s.cold):
             calls = partial(operations.attachment, scenario, self._pods[0], self._sides[0])
             breakdown.measure(self.results, self._progress, scenario.group, rounds, calls)
 
     def _at_once(self) -> None:
         sides = [s for s in self._sides if s.executable("macvlan").exists()]
-        call = partial(operations.at_once, self._pods)
+        call = partial(operations.at_once, self._pods, self._workers)
+        self.results.note(WORKERS_IDLE, OURS, self._workers.memory_mb())
         alternately(self.results, self._progress, f"{PODS} at once", sides, max(5, self._rounds // 8), call)
+        self.results.note(WORKERS_BUSY, OURS, self._workers.memory_mb())
 
     def _addresses_alone(self) -> None:
         """The IPAM plugins without a link plugin, in pools of all sizes."""
@@ -81,10 +87,10 @@ class Run:
             "IPAM alone",
             sides,
             self._rounds,
-            lambda side, number: operations.addresses(sizes[side.name], side, number),
+            lambda side, number: operations.addresses(sizes[side.name], self._workers, side, number),
         )
         for size in SIZES:  # far apart from ours: no need to alternate with them
             slow = [s for s in sides if size not in sizes[s.name]]
             rounds = max(3, self._rounds // (20 if size == FULL else 5))
-            call = partial(operations.addresses, [size])
+            call = partial(operations.addresses, [size], self._workers)
             alternately(self.results, self._progress, f"IPAM alone, {size:,} leases", slow, rounds, call)

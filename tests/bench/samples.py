@@ -71,6 +71,10 @@ class Results:
     def noted(self, operation: Operation, side: str) -> list[float]:
         return self.figures.get(operation, {}).get(side, [])
 
+    def sides(self) -> list[str]:
+        """All that anything was measured of, or that was counted."""
+        return list(dict.fromkeys(s for found in (*self.samples.values(), *self.figures.values()) for s in found))
+
     def times(self, operation: Operation, side: str) -> list[float]:
         """Milliseconds of each call; [] when there was none."""
         return [sample.ms for sample in self.samples.get(operation, {}).get(side, [])]

@@ -14,6 +14,7 @@ from tests.node import GO_PLUGINS, ROOT, STATE
 BUILD = ROOT / "build"
 
 OURS, GO = "ours", "Go"
+IPPOOLS = "ours, IPPools"  # over whereabouts' objects, where ours alone has one of its own for each address
 SIZES = (0, 1_000, 10_000, 65_000)
 FULL = SIZES[-1]
 PODS = 50
@@ -24,8 +25,13 @@ HOST_LOCAL = "macvlan, host-local on both sides"
 STATIC = "macvlan, static on both sides"
 BARE = "macvlan, no addresses"
 HOST_DEVICE = "host-device, static on both sides"
+POOL_COLD = "cold: macvlan, addresses from a pool"
+HOST_DEVICE_COLD = "cold: host-device, static on both sides"
 AT_ONCE = f"{PODS} at once: {POOL}"
 FLOORS = "floors"
+WORKERS_IDLE, WORKERS_BUSY = (
+    Operation("memory of the warm workers, MB", what) for what in ("idle", f"after {PODS} at once")
+)
 MOVE = Operation(FLOORS, "netlink move of a device")
 INTERPRETER = Operation(FLOORS, "bare interpreter, -IS")
 TLS = Operation(FLOORS, "TLS of an ADD over Kubernetes")
@@ -37,6 +43,13 @@ KUBE = "Kubernetes"
 KUBE_NODE = "Kubernetes: 100 at once on one node"
 KUBE_NODES = f"Kubernetes: 100 at once as {NODES} nodes"
 KUBE_FULL = f"Kubernetes: 30 at once, {LEASES:,} leases"
+# The part users.
+NETWORKS = 16
+RANGES, SHARED, RAILS = f"{NETWORKS} ranges", "one /16", f"{NETWORKS} rails"
+ADDRESS_LEASES, SHARED_POOLS = "AddressLeases", "IPPools"
+MANY_LEASES = 20_000
+KUBE_SIZES = "Kubernetes: full pools"
+KUBE_EMPTY, KUBE_FILLED = (Operation(KUBE_SIZES, w) for w in ("ADD, empty pool", f"ADD, {MANY_LEASES:,} leases"))
 ETCD = "etcd, and the file store"
 ETCD_EMPTY, ETCD_FILLED, ETCD_CROWDED = (
     Operation(ETCD, what) for what in ("ADD, empty pool", "ADD, 45,000 leases", "ADD, 95 % of a /16 full")
@@ -116,6 +129,7 @@ class Scenario:
     plugin: str
     source: str
     verbs: tuple[str, ...] = ("ADD", "CHECK", "DEL")
+    cold: bool = False  # ours start Python for each call
 
     def config(self, side: Side, **more: Any) -> bytes:
         keys: dict[str, Any] = {"type": self.plugin}
@@ -132,9 +146,11 @@ SCENARIOS = (
     Scenario(STATIC, "macvlan", "static"),
     Scenario(BARE, "macvlan", "none"),
     Scenario(HOST_DEVICE, "host-device", "static"),
+    Scenario(POOL_COLD, "macvlan", "pool", cold=True),
+    Scenario(HOST_DEVICE_COLD, "host-device", "static", cold=True),
 )
 
-_SHARED = (KUBE, KUBE_NODE, KUBE_NODES, KUBE_FULL, ETCD)
+_SHARED = (KUBE, KUBE_NODE, KUBE_NODES, KUBE_FULL, KUBE_SIZES, ETCD)
 # In the order of the table.
 GROUPS = (*(s.group for s in SCENARIOS), AT_ONCE, *map(ipam_group, SIZES), *_SHARED, FLOORS)
 

@@ -21,7 +21,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 @contextmanager
 def bench_node(build: Path, sides: Sequence[Side]) -> Iterator[Node]:
     """A node that this process has entered. /var/lib/cni is a directory in `build`; each side has a netdev to move."""
-    with directory(build) as state, Node() as node:
+    with directory(build) as state, Node(sides[0].folder, is_warm=True) as node:
         node.path("/var/lib/cni").mkdir()
         node.run(["mount", "--bind", state, "/var/lib/cni"]).check_returncode()
         node.master()

@@ -25,13 +25,12 @@ from tests.bench.calls import Call, Failed, timed
 from tests.bench.hosts import ETC, Host, hosts
 from tests.bench.progress import Progress
 from tests.bench.samples import Crowd, Results
-from tests.bench.scenarios import BUILD, NODES
+from tests.bench.scenarios import ADDRESS_LEASES, BUILD, NETWORKS, NODES, RAILS, RANGES, SHARED, SHARED_POOLS
 from tests.node import ROOT
 from tests.stores import etcd_dump
 
-NETWORKS, WORKERS = 16, 32
+WORKERS = 32
 _PREFIX = "/railcni-users"
-RANGES, SHARED, RAILS = f"{NETWORKS} ranges", "one /16", f"{NETWORKS} rails"
 LAYOUTS = {"ranges": RANGES, "shared": SHARED, "rails": RAILS}
 Holding = tuple[str, str, str]  # address, containerID, ifname
 
@@ -58,9 +57,9 @@ class Store(Protocol):
 class KubernetesStore:
     machines = NODES
 
-    def __init__(self, server: Server) -> None:
-        self.name = "Kubernetes" if server.real else "Kubernetes, not a real server"
-        self._namespace = server.namespace("users")
+    def __init__(self, server: Server, version: str = "") -> None:
+        self.name = _named(SHARED_POOLS, server) + (f", {version}" if version else "")
+        self._namespace = server.namespace(f"users-ippools{version and '-former'}")
 
     def flat(self, configuration: Path) -> str:
         return self._namespace.flat
@@ -83,7 +82,7 @@ class AddressLeaseStore:
     machines = NODES
 
     def __init__(self, server: Server) -> None:
-        self.name = "AddressLeases" if server.real else "AddressLeases, not a real server"
+        self.name = _named(ADDRESS_LEASES, server)
         self._namespace = server.namespace("users-addresslease", "addresslease")
 
     def flat(self, configuration: Path) -> str:
@@ -149,18 +148,18 @@ class FileStore:
 def run(
     results: Results,
     progress: Progress,
-    ours: Path,
-    stores: Sequence[Store],
+    stores: Sequence[tuple[Store, Path]],
     pods: int,
     configuration: Path,
     layouts: Sequence[str] = tuple(LAYOUTS),
 ) -> None:
-    """All stores, with a range for each network, with one for all, and with the networks as rails of one group."""
-    for store in stores:
+    """All stores, each with the folder of the plugins that use it, with a range for each network, with one for all, and with
+    the networks as rails of one group. Each node has a supervisor of warm workers of its own."""
+    for store, plugins in stores:
         with hosts(store.machines, BUILD, configuration, WORKERS // store.machines) as machines:
             flat = store.flat(configuration)
             for layout in layouts:
-                results.crowds.append(_crowd(progress, ours, store, flat, machines, pods, LAYOUTS[layout]))
+                results.crowds.append(_crowd(progress, plugins, store, flat, machines, pods, LAYOUTS[layout]))
 
 
 def _crowd(
@@ -170,6 +169,8 @@ def _crowd(
     took, times, failures = {}, {}, {}
     given: list[Holding] = []
     wrong = 0
+    for machine in machines:
+        machine.warm_up(ours / "whereabouts")
     for verb in ("ADD", "DEL"):
         for _ in progress.track(f"{len(jobs):,} {verb}s over {store.name}, {what}", 1):
             began = time.perf_counter()
@@ -247,6 +248,10 @@ def _call(ours: Path, flat: str, verb: str, what: str, pod: int, net: int) -> tu
         return (time.perf_counter() - began) * 1e3, ("", "", ""), str(fault)
     address = json.loads(out)["ips"][0]["address"].partition("/")[0] if verb == "ADD" else ""
     return sample.ms, (address, container, ifname), ""
+
+
+def _named(what: str, server: Server) -> str:
+    return what if server.real else f"{what}, not a real server"
 
 
 def _written(configuration: Path, name: str, keys: dict[str, Any]) -> str:

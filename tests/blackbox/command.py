@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cni.cli import ipam_audit
+from cni.cli.ipam import audit as ipam_audit
 from cni.cli.main import main
 
 

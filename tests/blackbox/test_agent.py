@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cni.cli.agent.health import Health
-from cni.cli.installation import change
-from cni.cli.installation.apply import Folder
+from cni.agent.health import Health
+from cni.library.installation import change
+from cni.library.installation.change import Folder
 from tests.blackbox.test_install import COMMAND, make_bundle
 
 
@@ -23,7 +23,7 @@ from tests.blackbox.test_install import COMMAND, make_bundle
 def plugins(tmp_path: Path) -> Path:
     folder = tmp_path / "plugins"
     folder.mkdir()
-    change.install(Folder(str(folder), str(folder)), make_bundle(tmp_path / "bundle", "A"), False)
+    change.install(Folder(str(folder), str(folder)), make_bundle(tmp_path / "bundle", "A"))
     return folder
 
 

@@ -99,6 +99,17 @@ def test_it_runs_in_a_root_without_any_other_file(empty_root: Path) -> None:
     )
 
 
+def test_what_it_has_installed_removes_itself(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "opt/cni/bin").mkdir(parents=True)
+    where = [f"--root={tmp_path}", "--to=/opt/cni/bin"]
+    subprocess.run([bundle / "bin/railcni", "install", *where], env={}, check=True, capture_output=True)
+    installed = tmp_path / "opt/cni/bin/railcni-bundle/current/bin/railcni"
+    done = subprocess.run([installed, "uninstall", *where], env={}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "railcni is no longer in" in done.stdout
+    assert list((tmp_path / "opt/cni/bin").iterdir()) == []
+
+
 @pytest.mark.skipif(bool(unusable()), reason=unusable())
 def test_the_demo_runs_from_it(bundle: Path) -> None:
     done = subprocess.run([bundle / "bin/railcni", "demo"], env={}, capture_output=True, text=True)

@@ -14,13 +14,17 @@ from typing import Any
 
 import pytest
 
-from cni import rail, rdma
-from cni.config import Fault
-from cni.extras import rdma as extra_rdma
-from cni.kernel import sysfs
-from cni.plugins import host_device, macvlan, sriov, sriov_vf
-from cni.spec.errors import AttachmentDiffers
-from cni.spec.request import Request, parse
+from cni.features import verbs_device as extra_rdma
+from cni.plugins.host_device import plugin as host_device
+from cni.plugins.macvlan import plugin as macvlan
+from cni.plugins.rdma import plugin as rdma
+from cni.plugins.sriov import plugin as sriov
+from cni.plugins.sriov import vf as sriov_vf
+from cni.shared import rail
+from cni.shared.config import Fault
+from cni.shared.kernel import sysfs
+from cni.shared.spec.errors import AttachmentDiffers
+from cni.shared.spec.request import Request, parse
 from ipam import keys as ipam
 from tests.blackbox.test_host_device import PCI, bus
 from tests.node import GO_PLUGINS, Node, Pod
@@ -79,7 +83,7 @@ def pf_sets(key: str, value: Any, now: Any, **more: Any) -> Case:
 
     def compare(patch: pytest.MonkeyPatch) -> None:
         state = {**test_sriov_plan.STATE, **({"vlan": 100} if "vlan" in more else {})}
-        function = sriov_vf.Function(test_sriov_plan.link(name="ens1f0"), 3, state)
+        function = sriov_vf.VirtualFunction(test_sriov_plan.link(name="ens1f0"), 3, state)
         patch.setattr(sriov_vf, "find", lambda pci, host: function)
         plan = test_sriov_plan.planned(test_sriov_plan.facts())
         config, faults = test_sriov_plan.read(**more, **{key: value})
@@ -128,11 +132,11 @@ def differs(patch: pytest.MonkeyPatch, config: dict[str, Any], words: str) -> No
     def opened(request: Request) -> Iterator[None]:
         yield
 
-    class Book:
+    class Records:
         def read(self, *_: Any) -> dict[str, Any]:
             return {"device": "mlx5_0", "index": 1, "parent": PCI}
 
-    patch.setattr(rdma.sandbox, "opened", opened)
+    patch.setattr(rdma.sandboxes, "opened", opened)
     patch.setattr(rdma, "_exclusive", lambda kind: None)
     environ = {
         "CNI_COMMAND": "CHECK",
@@ -143,7 +147,7 @@ def differs(patch: pytest.MonkeyPatch, config: dict[str, Any], words: str) -> No
     }
     whole = {"cniVersion": "1.1.0", "name": "n", "type": "rdma", "prevResult": {"cniVersion": "1.1.0"}, **config}
     with pytest.raises(AttachmentDiffers, match=words):
-        rdma.check(parse(environ, json.dumps(whole).encode()), Book(), None)  # type: ignore[arg-type]
+        rdma.check(parse(environ, json.dumps(whole).encode()), Records(), None)  # type: ignore[arg-type]
 
 
 def link_local(_: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,19 @@ real plugins: Go's macvlan, host-local and tuning.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cni.cli.main import _parser
 from tests.node import BIN, GO_PLUGINS, INTERPRETER, Node, Pod, railcni
 
 GO = pytest.mark.skipif(
@@ -320,7 +322,7 @@ def test_the_newest_version_that_all_plugins_speak_is_used(recorded: Recorded) -
     assert {c["config"]["cniVersion"] for c in recorded.calls} == {"1.0.0"}
     recorded.plan({"b VERSION": {"answer": {"code": 4, "msg": "unknown CNI_COMMAND: VERSION"}, "exit": 1}})
     told = failed(recorded.run("attach"))
-    assert "network rec wants cniVersion 0.4.0 or 1.0.0 or 1.1.0: b speaks 0.1.0" in told
+    assert "network rec needs cniVersion 0.4.0 or 1.0.0 or 1.1.0: b speaks 0.1.0" in told
     assert recorded.order == []
 
 
@@ -444,7 +446,7 @@ def test_a_detach_of_what_is_not_attached_is_done_all_the_same(recorded: Recorde
 
 def test_a_plugin_that_is_missing_or_breaks_the_protocol_is_named(recorded: Recorded) -> None:
     recorded.plan({"a ADD": {"answer": "no JSON"}})
-    assert "a ADD answered what is not JSON: 'no JSON'" in failed(recorded.run("attach"))
+    assert "a ADD answered something that is not JSON: 'no JSON'" in failed(recorded.run("attach"))
     recorded.plan({"a ADD": {"answer": "", "exit": 3, "stderr": "why\n"}})
     told = failed(recorded.run("attach"))
     assert "a ADD ended with exit code 3 and without an error message\n  why\n" in told
@@ -485,7 +487,10 @@ def test_a_result_without_a_version_is_of_the_version_asked(recorded: Recorded) 
         (["attach", "rec", "ns", "-i", "a/b"], '"a/b" has a character that no link may have'),
         (["attach", "rec", "ns", "--container-id=-x"], "start with a letter or digit"),
         (["ipam", "show", "10.0.0"], '"10.0.0" is neither an IP address nor NAMESPACE/POD'),
-        (["support-bundle", "-o", "json"], '"json" is a form, and a bundle has one alone: name its file'),
+        (["doctro"], 'there is no "doctro": did you mean "doctor"?'),
+        (["nad", "lnt"], 'there is no "lnt": did you mean "lint"?'),
+        (["ipam", "leses"], 'there is no "leses": did you mean "leases"?'),
+        (["doctor", "-o", "jsn"], 'there is no "jsn": did you mean "json"?'),
     ],
 )
 def test_a_wrong_call_is_exit_code_2_and_says_what_is_wrong(argv: Sequence[str], told: str) -> None:
@@ -611,6 +616,28 @@ def test_a_namespace_that_is_missing_is_the_plugins_error_and_leaves_nothing(han
     assert "macvlan ADD failed" in told
     assert "/run/netns/nowhere" in told
     assert hand.node.leftovers() == []
+
+
+def test_every_command_and_verb_describes_itself() -> None:
+    def bare(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        if words and not parser.description:
+            yield words
+        for action in parser._actions:
+            for name, inner in (action.choices or {}).items() if isinstance(action, argparse._SubParsersAction) else ():
+                yield from bare(inner, (*words, name))
+
+    assert list(bare(_parser(), ())) == []
+
+
+@GO
+def test_check_of_a_link_without_carrier_is_no_success(hand: Hand) -> None:
+    pod = hand.node.pod()
+    ok(hand("attach", "go", pod))
+    ok(hand("check", "go", pod))
+    hand.node.host.set("ens2f0", state="down")
+    told = failed(hand("check", "go", pod))
+    assert f"eth0 has no carrier: its master or port is down; `railcni doctor --pod {pod.path}`" in told
+    ok(hand("detach", "go", pod))
 
 
 def test_the_launcher_in_bin_runs_the_command_from_anywhere(tmp_path: Path) -> None:

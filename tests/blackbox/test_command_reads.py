@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.cli.cache import Cache
-from cni.spec.errors import IoFailure
+from cni.library.runtime.cache import Cache
+from cni.shared.spec.errors import IoFailure
 from tests.blackbox.command import run
-from tests.node import COMMAND, STATE, Node, Pod
+from tests.node import COMMAND, ROOT, STATE, Node, Pod
 from tests.users import AnotherUser
 
 CONFIG = {
@@ -62,7 +62,7 @@ class Site:
     def rows(self, *argv: str) -> list[list[str]]:
         """The words of each line of a table, without its head."""
         done = self.run(*argv)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (0, "" if done.stdout else "no lease in /var/lib/cni/railcni\n")
         return [line.split() for line in done.stdout.splitlines()[1:]]
 
     def read(self, *argv: str) -> Any:
@@ -195,20 +195,20 @@ def test_a_damaged_store_is_told_about_and_left_where_it_is(site: Site) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-def test_output_that_nobody_reads_any_more_is_no_failure(tmp_path: Path, form: str) -> None:
+def test_output_that_nobody_reads_any_more_is_no_failure(form: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        argv = [*COMMAND, "ipam", "leases", "--data-dir", str(tmp_path), "-o", form]
+        argv = [*COMMAND, "rails", "render", str(ROOT / "conf/rails/rails.yaml"), "-o", form]
         done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, env={})
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_output_that_its_disk_has_no_room_for_is_one_line_on_stderr(tmp_path: Path) -> None:
+def test_output_that_its_disk_has_no_room_for_is_one_line_on_stderr() -> None:
     with open("/dev/full", "wb") as full:
-        argv = [*COMMAND, "ipam", "leases", "--data-dir", str(tmp_path)]
+        argv = [*COMMAND, "rails", "render", str(ROOT / "conf/rails/rails.yaml"), "-o", "table"]
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, env={}, text=True)
     assert (done.returncode, done.stderr) == (1, "railcni: the output cannot be written: No space left on device\n")
 
@@ -232,3 +232,9 @@ def test_results_that_this_user_may_not_read_say_who_may(tmp_path: Path, another
     (tmp_path / "results").mkdir(mode=0)
     with another_user, pytest.raises(IoFailure, match="cannot be listed: Permission denied; run as root"):
         Cache(str(tmp_path)).all()
+
+
+def test_a_machine_without_any_store_is_told_how_a_cluster_is_named(node: Node) -> None:
+    said = "/var/lib/cni/railcni, which is not there: --kubeconfig FILE names a cluster\n"
+    for command, text in (("pools", "no pool in "), ("leases", "no lease in ")):
+        assert node.railcni("ipam", command).stderr.decode() == text + said

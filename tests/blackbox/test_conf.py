@@ -1,5 +1,5 @@
 """Every network in conf/ attached, checked and detached with `railcni` in a real namespace: what comes of it, and
-that nothing is left. The list of them is that of tests/unit/test_conf.py, which also knows every other file."""
+that nothing is left. The list of them is that of tests/cli/test_conf.py, which also knows every other file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from tests.blackbox.test_command import GO
 from tests.blackbox.test_host_device import bus
+from tests.cli.test_conf import CONF, CONFLISTS, NADS, NETWORKS
 from tests.fabric import rules
 from tests.node import GO_PLUGINS, Node, Pod
-from tests.unit.test_conf import CONF, CONFLISTS, NADS, NETWORKS
 
 FLAT_FILE = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 ARGS = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=rdma-pod-1;K8S_POD_INFRA_CONTAINER_ID=a1;K8S_POD_UID=u1"

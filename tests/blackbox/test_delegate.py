@@ -22,7 +22,7 @@ cd {ROOT}
 echo "a line of the IPAM plugin for $CNI_COMMAND" >&2
 cat reply.$CNI_COMMAND 2>/dev/null
 cat > stdin.$CNI_COMMAND
-[ -e slow.$CNI_COMMAND ] && touch waiting.$CNI_COMMAND && sleep 1
+while [ -e slow.$CNI_COMMAND ]; do touch waiting.$CNI_COMMAND; sleep 0.02; done
 env | grep ^CNI_ | sort > env.$CNI_COMMAND
 echo $CNI_COMMAND >> calls
 [ -e signal.$CNI_COMMAND ] && kill -9 $$
@@ -189,21 +189,44 @@ def test_addresses_are_given_back_when_what_follows_fails(node: Node, pod: Pod, 
         ({"cniVersion": "1.1.0"}, 102, ["recorder", "address"]),
         ({"cniVersion": "1.1.0", "ips": [{"address": 7}]}, 6, ["recorder"]),
         ({"cniVersion": "9.9.9", "ips": []}, 6, ["recorder", "9.9.9"]),
-        ([], 6, ["recorder"]),
+        ([], 6, ["recorder", "not a JSON object"]),
+        ("null", 6, ["recorder", "not a JSON object"]),
+        ({"cniVersion": "1.1.0", "ips": [7]}, 6, ["recorder", "ips is not a list of objects"]),
+        ({"cniVersion": "1.1.0", "ips": 7}, 6, ["recorder", "ips is not a list of objects"]),
+        ({"cniVersion": "0.2.0", "ip4": [7]}, 6, ["recorder", "ip4 is not an object"]),
         ({"cniVersion": "1.1.0", "ips": [{"address": "10.5.0.700/24"}]}, 6, ["recorder", "10.5.0.700/24"]),
+        ({"code": 11, "msg": "no address today"}, 11, ["recorder", "no address today"]),  # with exit code 0
     ],
+    ids=str,
 )
 def test_an_add_that_answers_nonsense_is_refused_and_undone(
     node: Node, pod: Pod, ipam: Ipam, plugin: str, answer: Any, code: int, words: list[str]
 ) -> None:
     ipam.replies("ADD", answer)
-    call(node, plugin, "ADD", network(plugin), pod).refused(code, *words)
+    reply = call(node, plugin, "ADD", network(plugin), pod)
+    reply.refused(code, *words)
+    assert not any(word in reply.msg for word in ("NoneType", "attribute", "iterable")), "Python's own words"
     assert ipam.calls == ["ADD", "DEL"]
     assert node.leftovers() == []
 
 
 @each_plugin
-@pytest.mark.parametrize("answer", ["", "nonsense", "[]", "{}", '{"code": "11", "msg": 7}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "{}",
+        '{"code": "11", "msg": 7}',
+        '{"code": true, "msg": "bad"}',
+        '{"code": 0, "msg": "bad"}',
+        '{"code": -1, "msg": "bad"}',
+        '{"code": 11}',
+        '{"code": 11, "msg": ""}',
+        '{"code": 11, "msg": {"a": 1}}',
+    ],
+)
 def test_an_error_that_is_none_is_reported_as_the_plugins_failure(
     node: Node, pod: Pod, ipam: Ipam, plugin: str, answer: str
 ) -> None:
@@ -278,6 +301,7 @@ def test_a_delete_waits_for_an_add_that_still_runs_and_clears_what_it_did(
     thread = threading.Thread(target=lambda: outcome.append(adding.finish()))
     thread.start()
     assert until((ipam.folder / "waiting.ADD").exists)
+    threading.Timer(0.3, (ipam.folder / "slow.ADD").unlink).start()
     reply = deleting.finish()
     thread.join()
     assert (reply.document, outcome[0].status) == (None, 0)
@@ -294,8 +318,8 @@ def test_what_a_killed_add_left_is_cleared(node: Node, pod: Pod, ipam: Ipam, plu
         adding.finish(timeout=0.3)
     assert until((ipam.folder / "waiting.ADD").exists)
     adding.process.kill()
-    adding.process.communicate()
     (ipam.folder / "slow.ADD").unlink()
+    adding.process.communicate()  # it ends when the IPAM plugin has, which has its stderr
     if after == "GC":
         call(node, plugin, "GC", network(plugin) | {"cni.dev/valid-attachments": []}, pod).succeeded()
     else:
@@ -316,6 +340,7 @@ def test_gc_leaves_a_pod_alone_that_is_being_set_up(node: Node, pod: Pod, ipam: 
     call(node, plugin, "GC", network(plugin) | {"cni.dev/valid-attachments": []}, pod).succeeded()
     told = json.loads(ipam.heard("stdin", "GC"))["cni.dev/valid-attachments"]
     assert told == [{"containerID": "c1", "ifname": "net1"}]  # for the IPAM plugin must spare it too
+    (ipam.folder / "slow.ADD").unlink()
     thread.join()
     assert outcome[0].addresses == ["10.5.0.7/24"] == pod.view.link("net1").texts
     assert "DEL" not in ipam.calls

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -14,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
-from cni.cli import iproute
-from tests.node import ROOT, Node, unusable
+from tests.node import ROOT, unusable
 from tests.users import AnotherUser
-from tests.view import View, entered
+from tests.view import View
 
 WHY_NOT = unusable()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -105,11 +104,12 @@ def test_the_demo_shows_two_pods_and_leaves_the_machine_as_it_was(checkout: Chec
     done = checkout.demo()
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert_complete(done.stdout)
+    assert "\x1b" not in done.stdout
     assert state() == before
 
 
 def test_the_demo_gives_its_plugins_the_cni_variables_and_nothing_else(checkout: Checkout) -> None:
-    plugin = checkout.folder / "bin/macvlan"
+    plugin = checkout.folder / "libexec/macvlan"
     plugin.rename(plugin.with_name("ours"))
     plugin.write_text(f'#!/bin/sh\nenv >> {checkout.folder}/env\nexec "{plugin.with_name("ours")}"\n')
     plugin.chmod(0o755)
@@ -151,7 +151,7 @@ def test_the_demo_says_what_is_missing_where_it_gets_no_namespaces(checkout: Che
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"mtu": 1500}, "its MTU is 9000: 1500"),
+        pytest.param({"mtu": 1500}, "its MTU is 9000: 1500", marks=pytest.mark.long),
         ({"master": "ens9"}, "no step fails: code 7: "),
         ({"ipam": {"type": "whereabouts", "range": "192.168.111.0/25"}}, "rdma-pod-1 gets 192.168.111.1/24: ['192.168.111.1/25']"),
     ],
@@ -168,10 +168,9 @@ def test_the_demo_fails_when_the_outcome_is_not_as_it_must_be(
     assert "not met" in done.stdout
 
 
-def test_the_report_is_coloured_on_a_terminal_and_plain_elsewhere(checkout: Checkout) -> None:
+def test_the_report_is_coloured_on_a_terminal(checkout: Checkout) -> None:
     if not shutil.which("script"):
         pytest.skip("needs script(1): install bsdutils")
-    assert "\x1b" not in checkout.demo().stdout
     code = f"import sys; sys.path.insert(0, '{checkout.folder}'); from cni.cli.main import main; sys.exit(main())"
     command = f'{sys.executable} -IPB -c "{code}" demo'
     done = subprocess.run(
@@ -186,26 +185,53 @@ def test_the_report_is_coloured_on_a_terminal_and_plain_elsewhere(checkout: Chec
     assert "The demo found all as it must be" in done.stdout
 
 
-def test_links_are_shown_as_iproute2_shows_them(node: Node) -> None:
-    if not shutil.which("ip"):
-        pytest.skip("needs iproute2's ip to compare with")
-    node.master()
-    pod = node.pod()
-    config = {"cniVersion": "1.0.0", "name": "n", "type": "macvlan", "master": "ens2f0"}
-    config["ipam"] = {"type": "whereabouts", "ipRanges": [{"range": "10.1.0.0/16"}, {"range": "fd00::/64"}]}  # type: ignore[assignment]
-    assert node.cni("macvlan", "ADD", config, netns=pod).status == 0
-    node.host.add_veth("lone", "other")
-    node.host.set("other", state="down")
-    for where, name in ((pod.view, "net1"), (pod.view, "lo"), (node.host, "ens2f0"), (node.host, "lone")):
-        with entered(where.path):
-            shown = iproute.show(name)
-            real = subprocess.run(["ip", "addr", "show", "dev", name], capture_output=True, text=True, check=True)
-        assert shown is not None
-        assert shown.text == "\n".join(line.rstrip() for line in real.stdout.splitlines())
+def test_the_demo_needs_no_iproute2(checkout: Checkout) -> None:
+    hide = 'for ip in /usr/sbin/ip /usr/bin/ip /sbin/ip /bin/ip; do [ -e $ip ] && mount --bind /dev/null $ip; done; exec "$@"'
+    done = checkout.demo("unshare", "--mount", "sh", "-c", hide, "sh")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "the program ip is not installed" in done.stdout
 
 
-def test_make_demo_is_that_command() -> None:
-    command = ["make", "--no-print-directory", "-n", "demo"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert said.splitlines()[-1] == "bin/railcni demo"
-    assert stat.S_ISREG((ROOT / "bin/launcher.in").stat().st_mode)
+def made_by(target: str, folder: Path) -> str:
+    """What make would do for `target` in a clone where nothing is made."""
+    for name in ("cni", "ipam", ".ci"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "bin").mkdir()
+    for file in (ROOT / "Makefile", *ROOT.glob("bin/*.in"), *ROOT.glob("requirements*.txt")):
+        shutil.copy(file, folder / file.relative_to(ROOT))
+    command = ["make", "--no-print-directory", "-n", target]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_make_demo_is_that_command_and_installs_no_more_than_the_command_needs(tmp_path: Path) -> None:
+    said = made_by("demo", tmp_path).splitlines()
+    assert said[-1] == "bin/railcni demo"
+    assert [line.split()[3] for line in said if ".ci/venv" in line] == ["requirements-command.txt"]
+    assert [line.split()[3] for line in made_by("all", tmp_path / "all").splitlines() if ".ci/venv" in line] == [
+        "requirements-command.txt",
+        "requirements.txt",
+        "requirements-etcd3.txt",
+    ]
+
+
+def test_what_the_command_needs_is_what_its_requirements_name() -> None:
+    from cni.dist.contents import distributions
+
+    lines = (ROOT / "requirements-command.txt").read_text().splitlines()
+    named = {canonicalize_name(line.partition("==")[0]) for line in lines if not line.startswith("#")}
+    assert named == {canonicalize_name(one.name) for one in distributions(extra="device-plugin")}
+
+
+def test_without_a_network_the_way_to_packages_is_told_and_nothing_half_made_stays(tmp_path: Path) -> None:
+    made_by("demo", tmp_path)
+    environ = {**os.environ, "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_CONFIG_FILE": os.devnull}
+    environ = {k: v for k, v in environ.items() if k not in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")}
+    environ |= {"UV_INDEX_URL": environ["PIP_INDEX_URL"], "UV_OFFLINE": "1"}
+    command = ["sh", ".ci/venv", os.path.realpath(sys.executable), "requirements-command.txt"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "Python packages, by requirements-command.txt" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("they cannot be had: is there a network")
+    assert not (tmp_path / ".venv").exists()

@@ -9,18 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.blackbox.test_macvlan import (
-    frames,
-    is_gratuitous_arp,
-    is_unsolicited_neighbour_advertisement,
-    listen,
-)
+from tests.blackbox.test_macvlan import gratuitous_arp, hears, listen, unsolicited_neighbour_advertisement
 from tests.node import GO_PLUGINS, Node, Pod, Reply, until
 from tests.view import View
 
@@ -35,6 +30,7 @@ BOTH = {
     "routes": [{"dst": "10.99.0.0/16"}],
 }
 HOST_LOCAL = {"type": "host-local", "ranges": [[{"subnet": "10.6.0.0/24"}]]}
+SELECTED = {"macvlan": {"master": MASTER}, "host-device": {"device": MASTER}}  # and sriov in the lab
 STATIC = {"type": "static", "addresses": [{"address": "10.7.0.9/24"}]}
 
 # It notes the link as it was at each call: "up" or "down", then its global addresses.
@@ -51,7 +47,7 @@ if [ -e "$CNI_NETNS" ] && nsenter --net="$CNI_NETNS" ip link show "$CNI_IFNAME" 
 else
     echo $CNI_COMMAND gone >> calls
 fi
-[ -e slow.$CNI_COMMAND ] && touch waiting.$CNI_COMMAND && sleep 1
+while [ -e slow.$CNI_COMMAND ]; do touch waiting.$CNI_COMMAND; sleep 0.02; done
 cat reply.$CNI_COMMAND 2>/dev/null
 exit $(cat status.$CNI_COMMAND 2>/dev/null || echo 0)
 """
@@ -110,8 +106,14 @@ def ipam(node: Node) -> Ipam:
 
 
 def network(plugin: str, version: str = "1.1.0", **more: Any) -> dict[str, Any]:
-    own = {"macvlan": {"master": MASTER}, "host-device": {"device": MASTER}}[plugin]
-    return {"cniVersion": version, "name": "n", "type": plugin, **own, "ipam": {"type": "recorder"}, **more}
+    return {
+        "cniVersion": version,
+        "name": "n",
+        "type": plugin,
+        **SELECTED[plugin],
+        "ipam": {"type": "recorder"},
+        **more,
+    }
 
 
 def call(node: Node, verb: str, config: dict[str, Any], pod: Pod | str | None, **how: Any) -> Reply:
@@ -166,8 +168,8 @@ def test_what_an_add_left_that_was_killed_at_the_ipam_plugin_is_given_back_by_th
         adding.finish(timeout=0.1)
     assert until((ipam.folder / "waiting.ADD").exists)
     adding.process.kill()
-    adding.process.communicate()
     (ipam.folder / "slow.ADD").unlink()
+    adding.process.communicate()  # it ends when the IPAM plugin has, which has its stderr
     assert pod.view.link("net1").up
     config = network(plugin)
     call(node, after, config | {"cni.dev/valid-attachments": []}, None if after == "GC" else pod).succeeded()
@@ -253,9 +255,7 @@ def test_addresses_that_come_after_the_link_is_up_are_announced(
 ) -> None:
     with listen(wire) as listener:
         mac = call(node, "ADD", network(plugin, dad=dad), pod).succeeded()["interfaces"][0]["mac"]
-        seen = list(frames(listener, 1.0))
-    assert any(is_gratuitous_arp(frame, mac, "10.5.0.7") for frame in seen)
-    assert any(is_unsolicited_neighbour_advertisement(frame, "fd00:5::7") for frame in seen)
+        assert hears(listener, gratuitous_arp(mac, "10.5.0.7"), unsolicited_neighbour_advertisement("fd00:5::7"))
 
 
 # --- what it speaks ---
@@ -319,6 +319,124 @@ def test_a_delete_fails_when_the_ipam_plugin_does_not_speak_the_version_of_its_a
     assert node.leftovers() == []
 
 
+# --- whose DEL fails ---
+
+
+def is_nowhere(ipam: Ipam) -> None:
+    (ipam.folder / "recorder").unlink()
+
+
+def lost_its_interpreter(ipam: Ipam) -> None:
+    (ipam.folder / "recorder").write_text("#!/nonexistent\n")
+
+
+def speaks_another_version(ipam: Ipam) -> None:
+    ipam.speaks("1.0.0")
+    ipam.fails("DEL", 1, "incompatible CNI versions")
+
+
+def refuses(ipam: Ipam) -> None:
+    ipam.fails("DEL", 11, "the server is away")
+
+
+def is_back(ipam: Ipam) -> None:
+    (ipam.folder / "recorder").write_text(STAND_IN)
+    (ipam.folder / "recorder").chmod(0o755)
+    ipam.speaks("1.1.0")
+    ipam.replies("DEL", None)
+
+
+@each_plugin
+@pytest.mark.parametrize(
+    ("why", "way"),
+    [
+        (is_nowhere, "DEL"),
+        (is_nowhere, "flush"),
+        (lost_its_interpreter, "DEL"),
+        (speaks_another_version, "DEL"),
+        (refuses, "DEL"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_an_ipam_plugin_whose_delete_fails_fails_one_of_ours_and_is_asked_again_later(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str, why: Callable[[Ipam], None], way: str
+) -> None:
+    """A pod whose DEL failed for ever would never end; and no address is lost."""
+    call(node, "ADD", network(plugin), pod).succeeded()
+    why(ipam)
+    told = call(node, "DEL", network(plugin), pod)
+    assert told.status == 1 and "recorder" in told.msg, told.document
+    assert pod.view.names() == []
+    for _ in range(2):
+        call(node, "DEL", network(plugin), pod).succeeded()
+    is_back(ipam)
+    called = len(ipam.calls)
+    if way == "DEL":
+        call(node, "DEL", network(plugin), pod).succeeded()
+    else:
+        assert node.railcni("ipam", "flush").returncode == 0
+    assert ipam.calls[called:] == ["DEL gone"]
+    assert node.leftovers() == []
+
+
+@each_plugin
+def test_an_attachment_without_a_record_ends_though_its_ipam_plugin_is_nowhere(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    """As Go's plugins have made it: what its IPAM plugin gave is known to nobody here, so one DEL says so."""
+    call(node, "ADD", network(plugin), pod).succeeded()
+    for name in node.files():
+        if "/attachments/" in name:
+            node.path(f"/var/lib/cni/{name}").unlink()
+    is_nowhere(ipam)
+    call(node, "DEL", network(plugin), pod).refused(7, "recorder", "install that plugin there")
+    call(node, "DEL", network(plugin), pod).succeeded()
+    assert pod.view.names() == []
+
+
+@each_plugin
+@pytest.mark.parametrize(
+    ("block", "code"),
+    [
+        ({"type": "recorder"}, 7),
+        ({"type": "macvlan"}, 7),
+        ({"type": "railcni-sriov"}, 7),
+        ({"type": "../recorder"}, 7),
+        pytest.param({"type": "host-local"}, 999, marks=needs_go),
+        pytest.param({"type": "dhcp"}, 999, marks=needs_go),
+        pytest.param({"type": "static"}, 102, marks=needs_go),
+    ],
+    ids=str,
+)
+def test_a_delete_ends_what_an_add_could_not_begin(
+    node: Node, pod: Pod, plugin: str, block: dict[str, Any], code: int
+) -> None:
+    """An IPAM plugin that fails at DEL as at ADD has given nothing: there is no such one, no range, no daemon."""
+    config = network(plugin, "1.0.0", ipam=block)
+    reply = node.cni(plugin, "ADD", config, netns=pod, path=[ROOT, GO_PLUGINS, node.executables])
+    reply.refused(code, block["type"][:8])
+    for _ in range(2):
+        node.cni(plugin, "DEL", config, netns=pod, path=[ROOT, GO_PLUGINS, node.executables]).succeeded()
+        assert node.leftovers() == []
+
+
+@each_plugin
+def test_an_add_whose_ipam_plugin_fails_and_then_cannot_give_back_is_given_back_later(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    ipam.fails("ADD", 11, "half of the addresses are there")
+    ipam.fails("DEL", 11, "the server is away")
+    reply = call(node, "ADD", network(plugin), pod)
+    reply.refused(11, "half of the addresses are there")
+    assert "the server is away" in reply.document["details"]
+    call(node, "DEL", network(plugin), pod).refused(11, "the server is away")
+    call(node, "DEL", network(plugin), pod).succeeded()
+    ipam.replies("DEL", None)
+    call(node, "DEL", network(plugin), pod).succeeded()
+    assert ipam.calls == ["ADD up", "DEL up", *["DEL gone"] * 3]
+    assert node.leftovers() == []
+
+
 # --- plugins of others ---
 
 
@@ -364,7 +482,7 @@ def test_a_whereabouts_of_another_path_serves_each_verb(node: Node, pod: Pod, tm
         assert node.leases() == ["192.168.111.1"]
     assert pod.view.link("net1").texts == ["192.168.111.1/24"]
     for verb in ("CHECK", "STATUS", "DEL", "DEL", "GC"):
-        if verb == "STATUS" and plugin == "host-device":
+        if verb == "STATUS" and plugin != "macvlan":
             continue  # the device is away
         more = {"prevResult": result, "cni.dev/valid-attachments": []}
         node.cni(plugin, verb, {**config, **more}, **how).succeeded()

@@ -6,11 +6,14 @@ which the tests in the lab cover. Where a selector goes by a bus, a tree of its 
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 
-from tests.node import GO_PLUGINS, VERSIONS, Node, Pod, until
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
+from tests.node import GO_PLUGINS, STATE, VERSIONS, Node, Pod, until
 from tests.view import Link
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
@@ -116,6 +119,20 @@ def test_a_device_may_go_without_addresses(node: Node, pod: Pod, version: str) -
         assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
+@pytest.mark.parametrize("place", ["key", "device", "key, host-local"])
+def test_an_mtu_that_is_too_small_for_ipv6_is_refused(node: Node, pod: Pod, device: Link, place: str) -> None:
+    mtu = 1279 if place.startswith("key") else 0
+    if not mtu:
+        node.host.set("ens9", mtu=1279)
+    ranges = [{"range": "192.168.111.0/24"}, {"range": "fd00:111::/64"}]
+    ipam: dict[str, Any] = {"type": "whereabouts", "datastore": "file", "ipRanges": ranges}
+    if "host-local" in place:
+        if not (GO_PLUGINS / "host-local").exists():
+            pytest.skip("needs the package containernetworking-plugins")
+        ipam = {"type": "host-local", "ranges": [[{"subnet": "fd00:111::/64"}]]}
+    refused(node, pod, network("1.0.0", mtu=mtu, ipam=ipam), 7, "mtu 1279", "fd00:111::", "1280")
+
+
 @pytest.mark.parametrize("version", VERSIONS[:2])
 def test_an_old_version_that_cannot_say_no_address_is_refused(node: Node, pod: Pod, version: str) -> None:
     refused(node, pod, network(version, ipam={}), 1, version, "0.3.0")
@@ -143,7 +160,10 @@ def by(selector: str) -> dict[str, Any]:
     return {"device" if selector == "altname" else selector: value}
 
 
-@pytest.mark.parametrize("selector", ["device", "altname", "hwaddr", "pciBusID", "PCI deviceID", "auxiliary deviceID"])
+SELECTORS = ("device", "altname", "hwaddr", "pciBusID", "PCI deviceID", "auxiliary deviceID")
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_each_selector_finds_the_device(node: Node, pod: Pod, device: Link, selector: str) -> None:
     bus(node, "pci", PCI, "ens9")
     bus(node, "auxiliary", AUXILIARY, "ens9")
@@ -238,6 +258,30 @@ def test_a_device_that_another_attachment_holds_is_refused_with_the_holders_name
     reply = node.cni("host-device", "ADD", network(), netns=pod)
     reply.refused(11, "ens9", "holder", "net7", "pf-net")
     assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("selector", [*SELECTORS, "kernelpath"])
+def test_a_device_that_is_away_is_in_use_by_whatever_it_is_selected(node: Node, pod: Pod, selector: str) -> None:
+    path = f"/sys/devices/ours/{PCI}"
+    bus(node, "pci", PCI, "ens9")
+    bus(node, "auxiliary", AUXILIARY, "ens9")
+    config = network(**{"device": None} | ({"kernelpath": path} if selector == "kernelpath" else by(selector)))
+    add(node, node.pod("pod2"), network() if selector == "kernelpath" else config, container_id="holder")
+    records, holder = Records(str(node.path(STATE))), Attachment("pf-net", "holder", "net1")
+    record = records.read(holder, "link") or {}
+    hardware = {"auxiliary deviceID": ("auxiliary", AUXILIARY), "kernelpath": ("virtio", PCI)}  # which a veth is not
+    if selector in hardware:
+        kind, parent = hardware[selector]
+        record["link"]["device"] |= {"bus": kind, "parent": parent}
+        devices = node.path(f"/sys/bus/{kind}/devices")
+        shutil.rmtree(devices, ignore_errors=True)
+        devices.mkdir(parents=True)
+        (devices / parent).symlink_to(f"../../../devices/ours/{parent}")
+        records.write(holder, "link", record)
+    node.cni("host-device", "ADD", config, netns=pod).refused(11, "holder", "in use")
+    node.cni("host-device", "STATUS", config).succeeded()
+    for another in ({"device": "ens77"}, {"kernelpath": "/sys/devices/ours/none"}, {"pciBusID": "0000:77:00.0"}):
+        node.cni("host-device", "ADD", network(**{"device": None} | another), netns=pod).refused(7, "names no netdev")
 
 
 def test_the_link_of_the_default_route_is_refused(node: Node, pod: Pod) -> None:

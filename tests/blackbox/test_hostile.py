@@ -447,12 +447,10 @@ LARGE = {
 @pytest.mark.parametrize("case", LARGE)
 def test_as_much_as_is_taken_is_served_within_bounds(node: Node, pod: Pod, case: str) -> None:
     config = json.dumps({**network(), **LARGE[case]}, ensure_ascii=False).encode()
-    for verb in ("ADD", "DEL", "GC") if case == "valid" else ("ADD", "DEL"):
-        for plugin in ("whereabouts",) if case == "addresses" else ("macvlan", "whereabouts"):
+    for plugin in ("whereabouts",) if case == "addresses" else ("macvlan", "whereabouts"):
+        for verb in ("ADD", "DEL", "GC") if case == "valid" else ("ADD", "DEL"):
             answer = bounded(node, plugin, config, pod, verb)
             assert answer is None or "code" not in answer, answer
-            if verb == "ADD":
-                bounded(node, plugin, config, pod, "DEL")
     assert node.leftovers() == []
 
 
@@ -576,7 +574,7 @@ def test_what_is_no_file_in_place_of_state_is_refused_without_waiting(
 
 
 @pytest.mark.parametrize("part", ["link", "ipam"])
-@pytest.mark.parametrize("how", ["link", "fifo", "directory", "endless", "changed", "swapped", "empty"])
+@pytest.mark.parametrize("how", ["link", "fifo", "directory", "endless", "changed", "swapped"])
 def test_a_record_that_is_not_as_it_was_written_is_set_aside(node: Node, pod: Pod, part: str, how: str) -> None:
     for container in ("c1", "c2"):
         node.cni("macvlan", "ADD", network(), netns=pod, container_id=container, ifname=f"net-{container}").succeeded()
@@ -586,8 +584,6 @@ def test_a_record_that_is_not_as_it_was_written_is_set_aside(node: Node, pod: Po
         record.write_text(text.replace("net-c1", "net-c2"))
     elif how == "swapped":
         record.write_text(other.read_text())
-    elif how == "empty":
-        record.write_text("")
     elif how == "endless":
         os.truncate(record, 1 << 40)
     else:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from cni import VERSION
+from cni.cli.cluster import Agent, doctor_pod
 from tests import bundles
 from tests.blackbox import test_podman
 from tests.blackbox.test_podman import Podman
@@ -109,3 +110,19 @@ def test_the_agent_is_ready_when_the_plugins_run_and_says_what_is_wrong_when_not
     status, text = asked()
     assert status == 503
     assert "/opt/cni/bin/railcni-macvlan is missing" in text
+
+
+def test_doctor_runs_on_the_node_in_the_pod_that_kubectl_railcni_makes(node: Node, podman: Podman) -> None:
+    install(podman)
+    agent = Agent("n1", "railcni-x", "railcni", {"containers": [{"image": IMAGE, "args": [f"--to={PLUGINS}"]}]}, "")
+    node.master("ens7f0")
+    spec = doctor_pod(agent, ["--output=json"])["spec"]
+    (container,) = spec["containers"]
+    assert (spec["hostNetwork"], spec["hostPID"], container["securityContext"]) == (True, True, {"privileged": True})
+    program, *arguments = container["command"]
+    rights = ("--privileged", "--network=host", "--volume=/:/host:rslave")  # without cgroups podman gives no --pid=host
+    done = podman.call("run", "--rm", *RUN, *rights, f"--entrypoint={program}", IMAGE, *arguments)
+    assert done.returncode in (0, 1), done.stderr
+    told = json.loads(done.stdout)
+    assert told["faults"] == len([one for one in told["findings"] if one["level"] == "fault"])
+    assert "modules" in {one["check"] for one in told["findings"]}

@@ -31,9 +31,15 @@ INHERITED = {
 
 
 @pytest.mark.skipif(bool(CHROOT), reason="the caller that sets the signals is Python: unset RAILCNI_CHROOT")
-@pytest.mark.parametrize("inherited", INHERITED)
-@pytest.mark.parametrize("ipam", ["anothers-ipam", "whereabouts"])
-@pytest.mark.parametrize("plugin", LINK_PLUGINS[:2])
+@pytest.mark.parametrize(
+    ("plugin", "ipam", "inherited"),
+    [  # each state of the signals with both plugins and both IPAM plugins; `make long`: with each pair of these
+        pytest.param(plugin, ipam, inherited, marks=() if (n + plugins + ipams) % 2 == 0 else pytest.mark.long)
+        for n, inherited in enumerate(INHERITED)
+        for plugins, plugin in enumerate(LINK_PLUGINS[:2])
+        for ipams, ipam in enumerate(("anothers-ipam", "whereabouts"))
+    ],
+)
 def test_a_call_is_served_whatever_its_caller_has_done_with_signals(
     node: Node, plugin: str, ipam: str, inherited: str
 ) -> None:

@@ -5,30 +5,32 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cni.attachment import Book
 from cni.cli import main as command
-from cni.cli.installation import change, running, source
-from cni.cli.installation.apply import Folder
-from cni.cli.installation.layout import BUNDLE, NAMES, PLAIN, PREFIXED
-from cni.cli.installation.lock import only_installer
-from cni.spec.errors import CniError, IoFailure, TryAgainLater
-from cni.spec.request import Attachment
+from cni.cli.install import command as install_command
+from cni.library.installation import change, content, running
+from cni.library.installation.change import Folder
+from cni.library.installation.layout import BUNDLE, NAMES, PLAIN, PREFIXED
+from cni.shared.records import Records
+from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
+from cni.shared.spec.request import Attachment
 from tests.node import CHROOT, ROOT, Node
 from tests.users import AnotherUser
 
-COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
+NOWHERE = "/nowhere"  # in place of /usr/local/bin, which is this machine's
+COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.install import command as install; install.COMMANDS = {NOWHERE!r}; from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
 
 EVERY = bool(os.environ.get("EVERY"))  # every point of the sweeps, not a dozen of them at random
 
@@ -40,7 +42,7 @@ read a < "$top/lib/a"; read b < "$top/lib/deep/b"; echo "$a$b"
 """
 
 
-def make_bundle(top: Path, mark: str) -> source.Source:
+def make_bundle(top: Path, mark: str) -> content.Content:
     """A bundle whose plugins print what two of its files hold."""
     for folder in ("bin", "lib/deep", "empty"):
         (top / folder).mkdir(parents=True)
@@ -51,11 +53,11 @@ def make_bundle(top: Path, mark: str) -> source.Source:
         (top / "bin" / f"railcni-{name}").symlink_to(name)
     (top / "lib/a").write_text(f"{mark}\n")
     (top / "lib/deep/b").write_text(f"{mark}\n")
-    return source.bundle(str(top))
+    return content.bundle(str(top))
 
 
 @pytest.fixture(scope="session")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[source.Source, source.Source]:
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[content.Content, content.Content]:
     top = tmp_path_factory.mktemp("bundles")
     return make_bundle(top / "one", "A"), make_bundle(top / "two", "B")
 
@@ -105,8 +107,8 @@ def said(program: Path, **environ: str) -> str:
     return done.stdout.strip()
 
 
-def install(plugins: Path, wanted: source.Source, replace: bool = False) -> None:
-    change.install(the(plugins), wanted, replace)
+def install(plugins: Path, wanted: content.Content, replace: bool = False) -> None:
+    change.install(the(plugins), wanted, PLAIN if replace else ())
 
 
 def uninstall(plugins: Path) -> None:
@@ -121,7 +123,7 @@ def railcni(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[
 
 
 def test_by_default_only_the_prefixed_names_are_added_and_uninstall_leaves_no_trace(
-    plugins: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     before = listing(plugins)
     install(plugins, bundles[0])
@@ -134,7 +136,7 @@ def test_by_default_only_the_prefixed_names_are_added_and_uninstall_leaves_no_tr
     assert listing(plugins) == before
 
 
-def test_what_replace_takes_comes_back(plugins: Path, bundles: tuple[source.Source, source.Source]) -> None:
+def test_what_replace_takes_comes_back(plugins: Path, bundles: tuple[content.Content, content.Content]) -> None:
     (plugins / "host-device").unlink()
     (plugins / "whereabouts").unlink()
     (plugins / "whereabouts").symlink_to("bridge")
@@ -149,7 +151,7 @@ def test_what_replace_takes_comes_back(plugins: Path, bundles: tuple[source.Sour
 
 
 def test_the_folder_works_under_another_path(
-    plugins: Path, work: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     install(plugins, bundles[0], replace=True)
     moved = plugins.rename(work / "mounted")
@@ -157,23 +159,23 @@ def test_the_folder_works_under_another_path(
 
 
 def test_an_upgrade_keeps_the_version_before_and_it_can_be_gone_back_to(
-    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     one, two = bundles
     install(plugins, one)
     install(plugins, two)
     assert (said(plugins / PREFIXED[0]), (plugins / BUNDLE / "previous").readlink().name) == ("BB", one.version)
-    install(plugins, source.bundle(str(plugins / BUNDLE / one.version)))
+    install(plugins, content.bundle(str(plugins / BUNDLE / one.version)))
     assert (said(plugins / PREFIXED[0]), (plugins / BUNDLE / "previous").readlink().name) == ("AA", two.version)
-    assert change.steps_to(the(plugins), one, False) == []
+    assert change.steps_to(the(plugins), one) == []
     install(plugins, make_bundle(tmp_path / "three", "C"))
     assert {p.name for p in (plugins / BUNDLE).iterdir() if p.is_dir() and not p.is_symlink()} == {
-        one.version, source.bundle(str(tmp_path / "three")).version,
+        one.version, content.bundle(str(tmp_path / "three")).version,
     }  # fmt: skip
 
 
 def test_a_version_that_something_still_runs_from_is_not_removed(
-    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     one, two = bundles
     install(plugins, one)
@@ -196,7 +198,7 @@ def test_a_version_that_something_still_runs_from_is_not_removed(
 
 
 def test_where_processes_cannot_be_seen_an_old_version_stays_for_an_hour(
-    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source], monkeypatch: pytest.MonkeyPatch
+    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "sees_all", lambda: False)  # as in a container with PIDs of its own
     install(plugins, bundles[0])
@@ -210,7 +212,7 @@ def test_where_processes_cannot_be_seen_an_old_version_stays_for_an_hour(
 
 
 def test_what_an_installer_of_others_writes_through_a_plain_name_stays_there(
-    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     """whereabouts' own image runs `cp -f /whereabouts /opt/cni/bin` at every start."""
     install(plugins, bundles[0], replace=True)
@@ -226,7 +228,7 @@ def test_what_an_installer_of_others_writes_through_a_plain_name_stays_there(
 
 
 def test_what_root_may_not_link_is_kept_as_a_copy(
-    plugins: Path, bundles: tuple[source.Source, source.Source], monkeypatch: pytest.MonkeyPatch
+    plugins: Path, bundles: tuple[content.Content, content.Content], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root in a container without capabilities, and a plugin that is another user's: fs.protected_hardlinks."""
     before = listing(plugins)
@@ -242,7 +244,7 @@ def test_what_root_may_not_link_is_kept_as_a_copy(
 
 
 def test_a_plugin_that_others_put_in_the_place_of_ours_is_what_uninstall_leaves(
-    plugins: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     install(plugins, bundles[0], replace=True)
     (plugins / "new").write_text("newer\n")
@@ -311,14 +313,14 @@ def all_whole(folder: Path, others: tuple[str, ...] = ()) -> None:
 
 
 def test_an_install_that_is_killed_anywhere_leaves_a_folder_that_works_and_can_be_finished(
-    plugins: Path, work: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     changes = sweep(plugins, work, lambda f: install(f, bundles[0], True), lambda f: all_whole(f, PLAIN))
     assert changes > 40
 
 
 def test_an_upgrade_that_is_killed_anywhere_leaves_the_old_version_or_the_new(
-    plugins: Path, work: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     install(plugins, bundles[0], True)
 
@@ -330,14 +332,14 @@ def test_an_upgrade_that_is_killed_anywhere_leaves_the_old_version_or_the_new(
 
 
 def test_an_uninstall_that_is_killed_anywhere_can_be_finished(
-    plugins: Path, work: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     install(plugins, bundles[0], True)
     assert sweep(plugins, work, uninstall, lambda folder: all_whole(folder, PLAIN)) > 20
 
 
 def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(
-    plugins: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     install(plugins, bundles[0])
     stop = plugins.parent / "stop"
@@ -361,7 +363,7 @@ def test_pods_are_attached_and_detached_while_versions_change(node: Node, plugin
             shutil.copytree(ROOT / part, top / part, symlinks=True, ignore=ignored)
     with open(work / "two/ipam/plugin.py", "a") as module:
         module.write("\nOTHER = True\n")
-    wanted = [source.checkout(str(work / "one")), source.checkout(str(work / "two"))]
+    wanted = [content.checkout(str(work / "one")), content.checkout(str(work / "two"))]
     install(plugins, wanted[0], replace=True)
     node.master()
     pod = node.pod()
@@ -388,10 +390,10 @@ def test_pods_are_attached_and_detached_while_versions_change(node: Node, plugin
 
 
 def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(
-    plugins: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     with (
-        only_installer(str(plugins), str(plugins)),
+        the(plugins).locked(),
         pytest.raises(TryAgainLater, match="another railcni install or uninstall"),
     ):
         install(plugins, bundles[0])
@@ -400,21 +402,76 @@ def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(
     assert said(plugins / PREFIXED[0]) == "AA"
 
 
-def test_uninstall_waits_for_the_calls_that_run(plugins: Path, bundles: tuple[source.Source, source.Source]) -> None:
+def test_uninstall_waits_for_the_calls_that_run(
+    plugins: Path, bundles: tuple[content.Content, content.Content]
+) -> None:
     install(plugins, bundles[0])
+    began = time.monotonic()
     with open(plugins / BUNDLE / bundles[0].version / "lib/a") as held:
         child = subprocess.Popen(["sleep", "0.4"], stdin=held)
-    began = time.monotonic()
     uninstall(plugins)
+    assert time.monotonic() - began >= 0.4
     assert child.wait() == 0
-    assert time.monotonic() - began >= 0.2
     assert not (plugins / BUNDLE).exists()
+
+
+def dry_run(act: Callable[[], object], capfd: pytest.CaptureFixture[str]) -> list[str]:
+    assert act() == 0
+    return [line.strip() for line in capfd.readouterr().out.splitlines()[1:]]
+
+
+def test_a_dry_run_lists_the_steps_that_are_then_carried_out(
+    plugins: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    real = Folder.carry_out
+
+    def watched(folder: Folder, steps: Iterable[change.Step], say: Callable[[str], object] = str) -> None:
+        real(folder, steps, done.append)
+
+    monkeypatch.setattr(Folder, "carry_out", watched)
+    links = plugins.with_name("links")
+    links.mkdir()
+    options = ("--to", plugins, "--link-dir", links)
+    for verb in (("install",), ("install", "--replace"), ("uninstall", "--force")):
+        foreseen = dry_run(lambda verb=verb: run(*verb, "--dry-run", *options), capfd)  # type: ignore[misc]
+        assert run(*verb, *options) == 0
+        capfd.readouterr()
+        assert done == foreseen
+        assert done
+        done.clear()
+
+
+def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
+    plugins: Path, bundles: tuple[content.Content, content.Content], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> str:
+        assert run("uninstall", "--dry-run", "--to", plugins) == 1
+        foreseen = capfd.readouterr().err
+        assert run("uninstall", "--to", plugins) == 1
+        assert capfd.readouterr().err == foreseen
+        return foreseen
+
+    assert "railcni is not installed in" in refused()
+    install(plugins, bundles[0])
+    with the(plugins).locked():
+        assert "another railcni install or uninstall is at work" in refused()
+    with open(plugins / BUNDLE / bundles[0].version / "lib/a") as held:
+        child = subprocess.Popen(["sleep", "60"], stdin=held)
+    try:
+        steps = dry_run(lambda: run("uninstall", "--dry-run", "--to", plugins), capfd)
+        wait = f"wait up to 60 s for process {child.pid}, which runs from version {bundles[0].version}"
+        assert wait in steps
+    finally:
+        child.kill()
+        child.wait()
+    assert all(said(plugins / name) == "AA" for name in PREFIXED)
 
 
 # --- what goes wrong ---
 
 
-def refused(plugins: Path, wanted: source.Source, kind: type[CniError], *words: str) -> None:
+def refused(plugins: Path, wanted: content.Content, kind: type[CniError], *words: str) -> None:
     with pytest.raises(kind) as caught:
         install(plugins, wanted)
     shown = caught.value.msg[:250]
@@ -422,12 +479,12 @@ def refused(plugins: Path, wanted: source.Source, kind: type[CniError], *words: 
 
 
 def test_a_version_that_does_not_run_here_is_not_used(
-    plugins: Path, tmp_path: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     install(plugins, bundles[0])
     broken = make_bundle(tmp_path / "broken", "X")
     (tmp_path / "broken/bin/whereabouts").write_text("#!/no/such/interpreter\n")
-    broken = source.bundle(str(tmp_path / "broken"))
+    broken = content.bundle(str(tmp_path / "broken"))
     refused(plugins, broken, IoFailure, "does not run on this host", "whereabouts", "No such file")
     assert all(said(plugins / name) == "AA" for name in PREFIXED)
     install(plugins, bundles[1])  # what is left of it goes
@@ -473,7 +530,7 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
 
 
 def test_files_of_others_under_our_names_are_left_alone(
-    plugins: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     (plugins / "railcni-macvlan").write_text("somebody's\n")
     with pytest.raises(CniError, match="railcni-macvlan in the plugin folder is not railcni's: move it away"):
@@ -484,14 +541,14 @@ def test_files_of_others_under_our_names_are_left_alone(
 
 
 def test_a_changed_version_is_noticed_and_put_beside_anew(
-    plugins: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     install(plugins, bundles[0])
     (plugins / BUNDLE / "current/lib/a").write_text("Z\n")
     install(plugins, bundles[0])
     assert said(plugins / PREFIXED[0]) == "AA"
     assert (plugins / BUNDLE / "current").readlink().name == f"{bundles[0].version}.1"
-    assert change.steps_to(the(plugins), bundles[0], False) == []
+    assert change.steps_to(the(plugins), bundles[0]) == []
 
 
 # --- the command ---
@@ -525,7 +582,7 @@ def test_a_checkout_installs_the_plugins_for_its_own_python(
         assert result["ips"][0]["address"] == "10.9.0.1/24"
         node.cni(plugins / name, "DEL", config, netns=pod, path=[plugins]).succeeded()
     assert node.leftovers() == []
-    assert source.is_whole(str(plugins / BUNDLE / version)), "running a plugin has changed what is installed"
+    assert content.is_whole(str(plugins / BUNDLE / version)), "running a plugin has changed what is installed"
     assert run("status", *options) == 0
     table = capfd.readouterr().out
     assert "whole" in table
@@ -535,8 +592,56 @@ def test_a_checkout_installs_the_plugins_for_its_own_python(
     assert said(plugins / "macvlan") == "macvlan of others"
 
 
+def test_status_as_another_user_says_that_the_attachments_are_not_known(
+    public: Path, plugins: Path, another_user: AnotherUser, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = public / "state"
+    Records(str(state)).write(Attachment("net", "c1", "net1"), "ipam", {"netns": "/proc/self/ns/net"})
+    options = ("--to", public, "--state-dir", state)
+    with another_user:
+        assert run("status", "-o", "json", *options) == 1
+        document = json.loads(capfd.readouterr().out)
+        assert run("status", *options) == 1
+    assert document["attachments"] is None
+    assert any("Permission denied; run as root" in fault for fault in document["faults"])
+    assert re.search(r"^attachments +not known$", capfd.readouterr().out, re.M)
+
+
+def test_the_command_is_linked_for_administrators_and_goes_with_the_installation(
+    plugins: Path, work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    links = work / "links"
+    options = ("--to", plugins, "--link-dir", links)
+    own = f"{ROOT}/bin/railcni"
+    assert run("install", *options) == 0
+    assert f"the command: {own}\n" in capfd.readouterr().out, "without the folder it is named by its own path"
+    links.mkdir()
+    assert run("install", *options) == 0
+    assert f"the command: {links}/railcni\n" in capfd.readouterr().out
+    assert os.readlink(links / "railcni") == own
+    assert run("uninstall", *options) == 0
+    assert os.listdir(links) == []
+    (links / "railcni").write_text("another's")
+    assert run("install", *options) == 0 and run("uninstall", *options) == 0
+    assert (links / "railcni").read_text() == "another's"
+
+
+def test_of_the_plain_names_those_are_taken_that_are_asked_for(
+    plugins: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run("install", "--replace", "--plugins", "macvlan,macvlna", "--to", plugins)
+    assert '"macvlna": want some of macvlan,' in capfd.readouterr().err
+    assert run("install", "--replace", "--plugins", "macvlan,whereabouts", "--to", plugins) == 0
+    assert "kept, to be put back by uninstall: macvlan, whereabouts\n" in capfd.readouterr().out
+    assert {name for name in PLAIN if (plugins / name).is_symlink()} == {"macvlan", "whereabouts"}
+    assert run("status", "--to", plugins) == 0
+    assert run("uninstall", "--to", plugins) == 0
+    assert {said(plugins / name) for name in PLAIN} == {f"{name} of others" for name in PLAIN}
+
+
 def test_the_plugin_folder_is_found_below_the_root_of_a_host(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    interpreter = Path(source.checkout(str(ROOT)).interpreter)
+    interpreter = Path(content.checkout(str(ROOT)).interpreter)
     config = tmp_path / "etc/containerd/config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('version = 3\n[plugins."io.containerd.cri.v1.runtime".cni]\nbin_dirs = ["/opt/other"]')
@@ -563,6 +668,7 @@ def run(*arguments: str | Path) -> int:
     """The command in this process: its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["railcni", *map(str, arguments)])
+        patch.setattr(install_command, "COMMANDS", NOWHERE)
         return command.main()
 
 
@@ -572,12 +678,12 @@ BOOT = {"bootID": "of an earlier boot"}
 
 
 def held(state: Path, netns: str, link: dict[str, Any] | None, ipam: dict[str, Any] | None) -> None:
-    book = Book(str(state))
+    records = Records(str(state))
     attachment = Attachment("rail", "c1", "net1")
     if link is not None:
-        book.write(attachment, "link", {"netns": netns, "pod": ["ns", "pod1", ""], **link})
+        records.write(attachment, "link", {"netns": netns, "pod": ["ns", "pod1", ""], **link})
     if ipam is not None:
-        book.write(attachment, "ipam", {"netns": netns, "pod": ["ns", "pod1", ""], **ipam})
+        records.write(attachment, "ipam", {"netns": netns, "pod": ["ns", "pod1", ""], **ipam})
 
 
 MACVLAN = {"plugin": "macvlan", "config": '{"type": "macvlan"}'}
@@ -591,9 +697,9 @@ LEASED = {"addresses": ["10.9.0.1"]}
         (MACVLAN, LEASED, False, ""),
         (MACVLAN, None, True, ""),
         (None, LEASED, True, "10.9.0.1 would be given to others too"),
-        (MACVLAN | {"config": '{"type": "railcni-macvlan"}'}, None, True, "nobody else detaches"),
+        (MACVLAN | {"config": '{"type": "railcni-macvlan"}'}, None, True, "no other plugin detaches"),
         (MACVLAN | {"plugin": "host-device", "config": '{"type": "host-device"}'}, None, False, "without its MTU"),
-        (MACVLAN | {"plugin": "sriov", "config": '{"type": "sriov"}'}, None, False, "the VF would keep what was set"),
+        (MACVLAN | {"plugin": "sriov", "config": '{"type": "sriov"}'}, None, False, "the VF would keep the settings"),
         (MACVLAN | BOOT, LEASED | BOOT, True, ""),
     ],
 )
@@ -601,7 +707,7 @@ def test_uninstall_refuses_what_the_plugins_of_others_could_not_take_over(
     plugins: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
-    bundles: tuple[source.Source, source.Source],
+    bundles: tuple[content.Content, content.Content],
     link: dict[str, Any] | None,
     ipam: dict[str, Any] | None,
     alive: bool,
@@ -611,9 +717,15 @@ def test_uninstall_refuses_what_the_plugins_of_others_could_not_take_over(
     netns = "/proc/self/ns/net" if alive else "/run/netns/gone"
     held(tmp_path / "state", netns, link, ipam)
     options = ("--to", plugins, "--state-dir", tmp_path / "state")
+    installed = listing(plugins)
+    assert run("uninstall", "--dry-run", *options) == int(bool(reason))
+    foreseen = capfd.readouterr().err
+    assert listing(plugins) == installed
     assert run("uninstall", *options) == int(bool(reason))
     if reason:
         told = capfd.readouterr().err
+        assert foreseen == told
+        assert run("uninstall", "--force", "--dry-run", *options) == 0
         assert "an attachment lives that only railcni can detach" in told
         assert "--force" in told
         assert f"rail net1 of ns/pod1: {reason}" in told or reason in told
@@ -624,7 +736,7 @@ def test_uninstall_refuses_what_the_plugins_of_others_could_not_take_over(
 
 
 def test_what_was_attached_while_uninstall_began_puts_the_names_back(
-    plugins: Path, bundles: tuple[source.Source, source.Source]
+    plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     install(plugins, bundles[0], replace=True)
     before = listing(plugins)

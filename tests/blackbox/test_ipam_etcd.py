@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from cni.spec.request import Attachment
+from cni.shared.spec.request import Attachment
+from ipam.leases import Owner, Want
 from ipam.ranges import parse_address
-from ipam.stores.base import Claimed, Owner, Want
+from ipam.stores.base import Claimed
 from ipam.stores.etcd import EtcdStore
 from tests import etcd
 from tests.blackbox.command import run

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tests.blackbox.test_kubernetes import Server, network, pod, server  # noqa: F401
+import pytest
+
+from tests.blackbox.test_kubernetes import DIRECTORY, Server, network, pod, prepared, server  # noqa: F401
 from tests.node import Node, Pod
 
 
-def flush(node: Node) -> tuple[int, bytes]:
-    done = node.railcni("ipam", "flush")
+def flush(node: Node, *options: str) -> tuple[int, bytes]:
+    done = node.railcni("ipam", "flush", *options)
     assert b"Traceback" not in done.stderr
     return done.returncode, done.stdout
 
@@ -22,6 +24,23 @@ def test_what_a_del_left_in_a_cluster_out_of_reach_is_released(node: Node, pod: 
     assert len(server.allocations()) == 1
     assert flush(node) == (0, b"")
     assert (server.allocations(), server.reservations()) == ({}, [])
+
+
+@pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
+def test_a_kubeconfig_alone_reaches_what_a_del_left_in_either_store(node: Node, datastore: str) -> None:
+    """The node's own kubeconfig, which the record names, is of no use any more."""
+    node.master()
+    cluster, netns = prepared(node, datastore), node.pod()
+    args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"
+    config = network(store_timeout=1)
+    node.cni("macvlan", "ADD", config, netns=netns, args=args).succeeded()
+    own = node.path(DIRECTORY) / "whereabouts.kubeconfig"
+    own.rename(node.path("/etc/cni/admin.kubeconfig"))
+    node.cni("macvlan", "DEL", config, netns=netns, args=args)
+    assert flush(node) == (1, b"1 pending\n")
+    assert flush(node, "--kubeconfig", "/etc/cni/admin.kubeconfig") == (0, b"")
+    assert (cluster.allocations(), cluster.reservations()) == ({}, [])
+    assert node.railcni("ipam", "leases", "--kubeconfig", "/etc/cni/admin.kubeconfig").stdout == b""
 
 
 def test_what_a_del_left_in_files_out_of_reach_is_released(node: Node) -> None:

@@ -13,18 +13,20 @@ from typing import Any
 
 import pytest
 
-from cni.attachment import Book
-from cni.cli import host_local, ipam_migrate, ipam_move
-from cni.spec.errors import InvalidConfig
-from cni.spec.request import Attachment
-from ipam import records
+from cni.cli.ipam import host_local
+from cni.cli.ipam import migrate as ipam_migrate
+from cni.cli.ipam import move as ipam_move
+from cni.shared.records import Records
+from cni.shared.spec.errors import InvalidConfig
+from cni.shared.spec.request import Attachment
+from ipam import records as ipam_records
+from ipam.leases import Lease, Owner, Want
 from ipam.ranges import format_address, parse_address
-from ipam.stores import kubernetes_turns
 from ipam.stores.addresslease import AddressLeaseStore
-from ipam.stores.base import Claimed, Lease, Owner, Store, Want
+from ipam.stores.base import Claimed, Store
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
-from ipam.stores.kubernetes import KubernetesStore
+from ipam.stores.kubernetes import KubernetesStore, locks
 from tests import etcd
 from tests.blackbox.command import run
 from tests.blackbox.test_etcd import Etcd, member, network  # noqa: F401
@@ -52,7 +54,7 @@ class Site:
         self.server = ClusterServer()
         self.server.add_network("rdma-net", ipRanges=[{"range": "fd00:111::/64"}])
         self.kubeconfig = self.server.kubeconfig(folder)
-        self.book = Book(str(folder / "state"))
+        self.records = Records(str(folder / "state"))
         self._etcd: EtcdStore | None = None
 
     def close(self) -> None:
@@ -78,9 +80,9 @@ class Site:
             return f"file:{self.folder}/leases"
         if kind in ("kubernetes", "addresslease"):
             return f"{kind}:{self.kubeconfig}"
-        described = self.store("etcd").record()
+        store_ref = self.store("etcd").record()
         flat = self.folder / "etcd.conf"
-        flat.write_text(json.dumps({"etcd_host": described["endpoints"][0], "etcd_prefix": described["prefix"]}))
+        flat.write_text(json.dumps({"etcd_host": store_ref["endpoints"][0], "etcd_prefix": store_ref["prefix"]}))
         return f"config:{flat}"
 
     def lease(self, kind: str, n: int, container: str = "", pool: str = POOL) -> Lease:
@@ -98,7 +100,7 @@ class Site:
     def leases(self, kind: str) -> list[tuple[Any, ...]]:
         """All that is known of each lease of a store."""
         store, found = self.store(kind), []
-        with store.turn():
+        with store.session():
             for pool in store.pools():
                 for lease in store.leases(pool.name):
                     whole = store.find(lease.attachment) if lease.network else [_held(store, lease)]
@@ -116,7 +118,7 @@ class Site:
 
 
 def _held(store: Store, lease: Lease) -> Lease:
-    found = store.holder(Want(lease.pool, lease.family, lease.value, lease.scope))
+    found = store.holder(lease.want)
     assert found
     return found
 
@@ -126,7 +128,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(ipam_migrate, "STATE", str(tmp_path / "state"))
     monkeypatch.setattr(ipam_migrate, "DIRECTORY", str(tmp_path / "cache"))
     monkeypatch.setattr(ipam_migrate, "SECONDS", 2.0)
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     site = Site(tmp_path)
     yield site
     site.close()
@@ -216,16 +218,20 @@ def test_records_of_this_node_name_the_new_store_so_that_del_finds_it(site: Site
     lease = site.lease("file", 1)
     owner = Owner(lease.attachment, lease.pod, NODE, "boot-1", lease.netns, lease.sequence)
     want = Want(lease.pool, lease.family, lease.value, "")
-    site.book.write(lease.attachment, records.PART, records.document(site.store("file").record(), [want], owner))
+    site.records.write(
+        lease.attachment, ipam_records.PART, ipam_records.document(site.store("file").record(), [want], owner)
+    )
     foreign = Attachment("rdma-net", "c9", "net1")
-    site.book.write(foreign, records.PART, records.document({"kind": "file", "path": "/elsewhere"}, [], Owner(foreign)))
+    site.records.write(
+        foreign, ipam_records.PART, ipam_records.document({"kind": "file", "path": "/elsewhere"}, [], Owner(foreign))
+    )
     assert site.migrate(site.place("file"), site.place("kubernetes"))["records"] == 1
-    record = site.book.read(lease.attachment, records.PART)
+    record = site.records.read(lease.attachment, ipam_records.PART)
     assert record
     assert record["store"] == {"kind": "kubernetes", "kubeconfig": site.kubeconfig, "pools": [POOL]}
-    (recorded,) = records.leases(lease.attachment, record)
+    (recorded,) = ipam_records.leases(lease.attachment, record)
     assert recorded.key() == lease.key()
-    untouched = site.book.read(foreign, records.PART)
+    untouched = site.records.read(foreign, ipam_records.PART)
     assert untouched and untouched["store"]["path"] == "/elsewhere"
 
 
@@ -253,12 +259,12 @@ def recorded(site: Site, kind: str, n: int) -> Lease:
     owner = Owner(lease.attachment, lease.pod, NODE, "boot-1", lease.netns, lease.sequence)
     store = {**site.store(kind).record(), **({"pools": [lease.pool]} if kind == "kubernetes" else {})}
     want = Want(lease.pool, lease.family, lease.value, "")
-    site.book.write(lease.attachment, records.PART, records.document(store, [want], owner))
+    site.records.write(lease.attachment, ipam_records.PART, ipam_records.document(store, [want], owner))
     return lease
 
 
 def stores_named(site: Site) -> set[str]:
-    return {record["store"]["kind"] for _, _, record in site.book.all(records.PART)}
+    return {record["store"]["kind"] for _, _, record in site.records.all(ipam_records.PART)}
 
 
 def test_the_pools_of_whereabouts_become_addressleases_and_pools_again(site: Site) -> None:
@@ -313,11 +319,11 @@ def test_an_add_that_comes_while_a_pool_is_moved_is_moved_too(site: Site, monkey
 
 def test_another_nodes_records_are_switched_when_the_pools_have_moved(site: Site) -> None:
     lease = recorded(site, "kubernetes", 1)
-    record = site.book.read(lease.attachment, records.PART)
+    record = site.records.read(lease.attachment, ipam_records.PART)
     there = (site.place("kubernetes"), site.place("addresslease"))
     site.migrate(*there)
     assert record
-    site.book.write(lease.attachment, records.PART, record)  # as on a node where the command has not run
+    site.records.write(lease.attachment, ipam_records.PART, record)  # as on a node where the command has not run
     assert site.migrate(*there)["records"] == 1
     assert stores_named(site) == {"addresslease"}
     assert [found[1] for found in site.leases("addresslease")] == ["192.168.111.1"]

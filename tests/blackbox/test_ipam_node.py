@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cni.attachment import Book
-from cni.cli import ipam_free, ipam_look
-from cni.spec.request import Attachment
-from ipam.stores.base import Owner, Want
+from cni.cli.ipam import reclaim as ipam_reclaim
+from cni.library.audit import snapshot
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
+from ipam.leases import Owner, Want
 from ipam.stores.file import FileStore
 from tests.blackbox.command import run
 from tests.fabric import Fabric
@@ -35,10 +36,10 @@ REPORT = "/run/report.json"
 _HOLD = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from cni.attachment import Book
-from cni.spec.request import Attachment
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
 *attachment, part = sys.argv[1:]
-held = Book().locked(Attachment(*attachment), part)
+held = Records().locked(Attachment(*attachment), part)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -174,19 +175,21 @@ def test_a_lease_whose_caller_named_no_namespace_is_not_called_dead(site: Site) 
 def test_a_namespace_that_comes_right_before_the_change_keeps_its_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (ipam_look, ipam_free):
+    for module in (snapshot, ipam_reclaim):
         monkeypatch.setattr(module, "STATE", str(tmp_path))
     owner = Owner(Attachment("rail", "c1", "net1"), ("team", "a", ""), "node-1", "boot-1", "/run/netns/x", 1)
     FileStore(str(tmp_path)).claim([Want("10.0.0.0-24", 4, 0x0A000001, "")], owner)
-    Book(str(tmp_path)).write(owner.attachment, "ipam", {"store": {"kind": "file", "path": str(tmp_path)}, "pools": []})
+    Records(str(tmp_path)).write(
+        owner.attachment, "ipam", {"store": {"kind": "file", "path": str(tmp_path)}, "pools": []}
+    )
     options, report = ("--data-dir", str(tmp_path)), str(tmp_path / "report")
     answers: list[bool] = []
-    monkeypatch.setattr(ipam_look, "is_there", lambda *of: answers.pop(0) if answers else False)
+    monkeypatch.setattr(snapshot, "is_there", lambda *of: answers.pop(0) if answers else False)
     run("audit", "--report", report, *options, code=1)
     argv = ("reclaim", "--from-report", report, "--grace", "0", *options)
     answers[:] = [False, False, True]
     (done,) = run(*argv, data=True)
-    assert (done["result"], done["why"]) == ("skipped", "its namespace is there again")
+    assert (done["result"], done["why"]) == ("skipped", "it is in use")
     (done,) = run(*argv, data=True)
     assert done["result"] == "freed"
 

@@ -14,14 +14,17 @@ from typing import Any
 
 import pytest
 import yaml
+from lightkube import Client, KubeConfig
 from lightkube.core.exceptions import ApiError
+from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import Namespace, Pod, ServiceAccount, ServiceAccountToken
 from lightkube.resources.rbac_authorization_v1 import ClusterRole, ClusterRoleBinding
 
-from cni.cli import cluster as clusters
-from cni.cli import ipam_migrate
-from cni.cli.cluster import Cluster, IPPool, NetworkAttachmentDefinition, OverlappingRangeIPReservation
-from ipam.stores import kubernetes_turns
+from cni.cli.ipam import migrate as ipam_migrate
+from cni.library.audit import cluster as clusters
+from cni.library.audit.cluster import Cluster
+from ipam.stores.kubernetes import locks
+from tests.attachment_definitions import Nad, define
 from tests.blackbox.command import run
 
 KUBECONFIG = os.environ.get("RAILCNI_TEST_KUBECONFIG", "")
@@ -32,6 +35,12 @@ pytestmark = pytest.mark.skipif(
 SUBNET = f"10.199.{os.getpid() % 250}"
 POOL = f"{SUBNET}.0-24"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
+
+
+GROUP = "whereabouts.cni.cncf.io", "v1alpha1"
+IPPool = create_namespaced_resource(*GROUP, "IPPool", "ippools")
+RESERVATION = "OverlappingRangeIPReservation"
+OverlappingRangeIPReservation = create_namespaced_resource(*GROUP, RESERVATION, "overlappingrangeipreservations")
 
 
 class Site:
@@ -46,7 +55,8 @@ class Site:
         Path(self.kubeconfig).write_text(yaml.safe_dump(document))
         self.report = str(folder / "report.json")
         self.cluster = Cluster(self.kubeconfig)
-        self.client = self.cluster.client
+        self.client = Client(KubeConfig.from_file(self.kubeconfig).get(), trust_env=False)
+        define(self.client)
         self.client.create(Namespace.from_dict({"metadata": {"name": self.namespace}}))
 
     def close(self) -> None:
@@ -55,14 +65,13 @@ class Site:
                 assert found.metadata and found.metadata.name
                 self.client.delete(kind, found.metadata.name, **({"grace_period": 0} if kind is Pod else {}))  # type: ignore[type-var]
         self.client.delete(Namespace, self.namespace)
+        self.client.close()
         self.cluster.close()
 
     def network(self) -> None:
         ipam = {"type": "whereabouts", "range": f"{SUBNET}.0/24", "cooldown_seconds": 600}
         config = {"cniVersion": "1.0.0", "name": "rdma-net", "type": "macvlan", "ipam": ipam}
-        self.client.create(
-            NetworkAttachmentDefinition(metadata={"name": "rdma-net"}, spec={"config": json.dumps(config)})
-        )
+        self.client.create(Nad(metadata={"name": "rdma-net"}, spec={"config": json.dumps(config)}))
 
     def lease(self, *numbers: int) -> None:
         """Allocations as Go whereabouts writes them, for the pods pN."""
@@ -91,7 +100,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(ipam_migrate, "STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     site = Site(tmp_path)
     yield site
     site.close()
@@ -156,7 +165,7 @@ def test_an_audit_needs_the_rights_to_get_and_list_alone(site: Site, tmp_path: P
         assert site.audit(reader) == [("lease-without-pod", "reclaim", "1")]
         done = site.read("reclaim", "--from-report", site.report, "--grace", "0", kubeconfig=reader, code=1)
         assert done[0]["result"] == "failed"
-        assert "forbids to patch ippools" in done[0]["why"]
+        assert "forbids to delete overlappingrangeipreservations" in done[0]["why"]
         assert list(site.client.get(IPPool, POOL).spec["allocations"]) == ["1"]
     finally:
         for kind in (ClusterRoleBinding, ClusterRole):
@@ -181,10 +190,9 @@ def test_leases_move_between_files_and_a_cluster(site: Site, tmp_path: Path) -> 
 def test_pods_are_read_in_pages_and_by_node(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(5):
         site.pod(n)
-    monkeypatch.setattr(clusters, "PAGE", 2)
-    met: list[int] = []
-    found = site.cluster.pods(f"{site.namespace}-node", met.append)
-    assert sorted(pod.name for pod in found) == [f"p{n}" for n in range(5)]
-    assert met == [2, 4]
+    monkeypatch.setattr(clusters, "_PAGE", 2)
+    pages = list(site.cluster.pods(f"{site.namespace}-node"))
+    assert [len(page) for page in pages] == [2, 2, 1]
+    assert sorted(pod.name for page in pages for pod in page) == [f"p{n}" for n in range(5)]
     with pytest.raises(ApiError):
         site.client.get(Pod, "none")

@@ -6,7 +6,7 @@ import ipaddress
 import json
 import sys
 import urllib.request
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,15 +81,20 @@ def network(**ipam: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def server(node: Node) -> Iterator[Server]:
+def server(node: Node) -> Server:
     node.master()
+    return prepared(node, "kubernetes")
+
+
+def prepared(node: Node, datastore: str) -> Server:
+    """The flat file and kubeconfig of a node, and its API server."""
     directory = node.path(DIRECTORY)
     directory.mkdir(parents=True)
     (directory / "whereabouts.kubeconfig").write_text(KUBECONFIG)
-    flat = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": f"{DIRECTORY}/whereabouts.kubeconfig"}}
+    flat = {"datastore": datastore, "kubernetes": {"kubeconfig": f"{DIRECTORY}/whereabouts.kubeconfig"}}
     (directory / "whereabouts.conf").write_text(json.dumps(flat))
     node.remember()
-    yield Server(node)
+    return Server(node)
 
 
 @pytest.fixture
@@ -134,3 +139,27 @@ def test_attachments_made_at_once_get_an_address_each(node: Node, pod: Pod, serv
     assert [reply.status for reply in call("DEL")] == [0] * 24
     assert server.allocations() == {}
     assert server.reservations() == []
+
+
+@pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
+def test_a_warm_worker_keeps_its_connection_from_call_to_call(executables: Path, datastore: str) -> None:
+    with Node(executables, is_warm=True) as node:
+        prepared(node, datastore)
+
+        def cycles(first: int) -> set[str]:
+            for i in range(first, first + 8):
+                call = {"container_id": f"c{i}", "netns": "/dev/null", "args": ARGS.format(f"p{i}")}
+                node.cni("whereabouts", "ADD", network(), **call).succeeded()
+                node.cni("whereabouts", "DEL", network(), **call).succeeded()
+            return connections(node)
+
+        before = cycles(0)
+        assert before, "no worker has a connection when its call has ended"
+        assert before <= cycles(8)
+
+
+def connections(node: Node) -> set[str]:
+    """The ports from which processes have connections to the server (proc_net_tcp in the kernel's documentation)."""
+    with node.host.entered(), open("/proc/thread-self/net/tcp") as file:
+        entries = [line.split() for line in file][1:]
+    return {entry[1] for entry in entries if entry[2].endswith(f":{PORT:04X}") and entry[3] == "01"}

@@ -1,4 +1,4 @@
-"""The launcher of a bundle (cni/dist/launcher.c): what it starts, from wherever it is called, and what it says when the
+"""The launcher of a bundle (cni/warm/launcher.c): what it starts, from wherever it is called, and what it says when the
 bundle around it is not whole.
 
 The dynamic loader of these bundles is a script that tells how it was called.
@@ -60,7 +60,14 @@ def wanted(top: Path) -> list[str]:
 
 
 def test_it_starts_the_bundles_interpreter_with_the_script_of_its_name(top: Path) -> None:
-    assert told([top / "bin/macvlan", "a b", ""])[:10] == [*wanted(top), "a b", ""]
+    assert told([top / "bin/macvlan"])[:9] == [*wanted(top), "cwd /"]
+
+
+def test_a_plugin_takes_no_arguments_and_the_command_all(top: Path) -> None:
+    """An argument of a plugin's script means that workers may be made (cni/compiled/packed.py)."""
+    shutil.copy(top / "bin/macvlan", top / "bin/railcni")
+    assert told([top / "bin/macvlan", "a b", ""])[:9] == [*wanted(top), "cwd /"]
+    assert told([top / "bin/railcni", "a b", ""])[7:10] == [f"{top}/libexec/railcni.pyc", "a b", ""]
 
 
 def test_python3_gets_its_arguments_alone(top: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cni.attachment import _sealed, _unsealed
+from cni.shared.records import _sealed, _unsealed
 from tests.blackbox.test_host_device import PCI, bus
 from tests.faults.inject import STOP, Command, Injector, begin, finished, unavailable
 from tests.node import STATE, Node, Pod
@@ -130,10 +130,13 @@ def test_an_address_is_freed_when_the_sandbox_ended_with_master_and_link(node: N
 
 
 @pytest.mark.parametrize("kind", ["ipvlan", "ipvtap"])
-def test_an_ipvlan_is_refused_as_master_by_its_kind(node: Node, pod: Pod, kind: str) -> None:
+def test_an_ipvlan_and_a_netdev_that_has_one_are_refused_as_master(node: Node, pod: Pod, kind: str) -> None:
     made(node, kind, "link", "ens2f0", "name", "upper0", "type", kind, "mode", "l2")
     node.remember()
-    node.cni("macvlan", "ADD", network(master="upper0"), netns=pod).refused(7, f'"upper0" is an {kind}')
+    refusal = node.cni("macvlan", "ADD", network(master="upper0"), netns=pod)
+    refusal.refused(7, f'"upper0" is an {kind}', "without ipvlans")
+    refusal = node.cni("macvlan", "ADD", network(), netns=pod)
+    refusal.refused(refusal.code, '"ens2f0"', "taken by", "use another netdev")
     assert node.leftovers() == []
 
 
@@ -168,9 +171,9 @@ def test_a_master_that_is_replaced_before_the_link_is_made_is_taken_for_what_it_
     environ["CNI_PATH"] = str(node.executables)
     with Injector(node) as injector:
         command = Command(node.executables / "macvlan", environ, json.dumps(config).encode())
-        adding = injector.start(command, STOP, "renameat:1")  # the record is in its place
+        adding = injector.start(command, STOP, "rename:1")  # the record is in its place
         begin(adding)
-        stopped = injector.stopped("renameat:1", adding)
+        stopped = injector.stopped("rename:1", adding)
         assert stopped and recorded(node)["lower"] == index
         replace_by_a_macvtap(node, "ens9", index)
         os.kill(stopped, signal.SIGCONT)
@@ -391,8 +394,10 @@ def test_the_link_of_any_default_route_is_not_taken_from_the_node(
         assert reply.status == 0 or "taken by a bridge" in reply.msg, reply.document
 
 
-def routes(node: Node) -> bytes:
-    return b"".join(node.run(["ip", family, "route", "show", "table", "all"]).stdout for family in ("-4", "-6"))
+def routes(node: Node) -> list[bytes]:
+    """The routes, but for those that the kernel makes by itself: of an IPv6 address some time after its link is up."""
+    said = b"".join(node.run(["ip", family, "route", "show", "table", "all"]).stdout for family in ("-4", "-6"))
+    return [line for line in said.splitlines() if b"proto kernel" not in line]
 
 
 def of_no_rule(node: Node) -> None:

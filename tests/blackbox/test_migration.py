@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 from cni.cli import ipam as ipam_command
-from cni.cli import ipam_migrate
-from cni.cli.installation import running, source
-from cni.cli.installation.layout import PLAIN, PREFIXED
-from cni.spec.errors import CniError
-from ipam.stores import kubernetes_turns
+from cni.cli.ipam import migrate as ipam_migrate
+from cni.library.installation import content, running
+from cni.library.installation.layout import PLAIN, PREFIXED
+from cni.shared.spec.errors import CniError
+from ipam.stores.kubernetes import locks
 from tests.agent.rig import Rig
 from tests.blackbox.command import run
 from tests.blackbox.test_install import install, make_bundle, said, uninstall
@@ -106,7 +106,7 @@ class Site:
         self.server = rig.server
         self.cluster = Cluster(rig.server, directory)
         self.go = Go(self.cluster)
-        rig.book("n1")
+        rig.records("n1")
 
     def ours(self, verb: str, container: str, pod: str = "", ipam: dict[str, Any] | None = None, **more: Any) -> Any:
         environ = {"NODENAME": "n1"}
@@ -133,7 +133,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     monkeypatch.setattr(running, "sees_all", lambda: True)
     api = kubernetes_proxy.start()
     api.core.add_node("n1")
@@ -156,7 +156,7 @@ def plugins(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> source.Source:
+def bundle(tmp_path: Path) -> content.Content:
     return make_bundle(tmp_path / "bundle", "ours")
 
 
@@ -198,7 +198,7 @@ def test_2_what_the_reconciler_takes_from_a_pending_pod_is_missed_by_check(site:
     assert "whereabouts-reconciler" in DOCUMENT and "ip-control-loop" in DOCUMENT and "ip-reconciler" in DOCUMENT
 
 
-def test_3_the_prefixed_names_leave_whereabouts_what_it_has(plugins: Path, bundle: source.Source) -> None:
+def test_3_the_prefixed_names_leave_whereabouts_what_it_has(plugins: Path, bundle: content.Content) -> None:
     """3. Install railcni beside whereabouts."""
     install(plugins, bundle)
     assert {name: said(plugins / name) for name in PLAIN} == {name: f"{name} of Go" for name in PLAIN}
@@ -207,7 +207,7 @@ def test_3_the_prefixed_names_leave_whereabouts_what_it_has(plugins: Path, bundl
 
 def test_3_the_account_of_the_shared_kubeconfig_gets_whereabouts_rights_before_the_agent_writes_it() -> None:
     """3. Install railcni beside whereabouts."""
-    (binding,) = set(re.findall(r"^kubectl create clusterrolebinding .*$", DOCUMENT, re.M))
+    (binding,) = set(re.findall(r"^kubectl create clusterrolebinding .*[^\\\n]$", DOCUMENT, re.M))
     rbac = yaml.safe_load_all((ROOT / "conf/kubernetes/rbac.yaml").read_text())
     (account,) = [d["metadata"] for d in rbac if d["kind"] == "ServiceAccount"]
     assert binding.endswith(f" --serviceaccount={account['namespace']}:{account['name']}")
@@ -259,7 +259,7 @@ def test_5_a_network_of_the_prefixed_types_is_served_out_of_the_same_pool(node: 
     assert node.leftovers() == []
 
 
-def test_6_the_plain_names_become_ours_and_what_had_them_is_kept(plugins: Path, bundle: source.Source) -> None:
+def test_6_the_plain_names_become_ours_and_what_had_them_is_kept(plugins: Path, bundle: content.Content) -> None:
     """6. Take the plain names."""
     install(plugins, bundle)
     install(plugins, bundle, replace=True)
@@ -330,12 +330,12 @@ def test_10_releases_that_wait_are_made_before_the_records_are_left(
     site.ours("DEL", "c1", seconds=1)
     site.server.faults = lambda method, resource, number: None
     assert list(site.held().values()) == ["c1"]
-    monkeypatch.setattr(ipam_command, "Book", lambda: site.rig.book("n1"))
+    monkeypatch.setattr(ipam_command, "Records", lambda: site.rig.records("n1"))
     run("flush", "--kubeconfig", site.cluster.kubeconfig)
     assert (site.held(), site.reserved(), site.cluster.recorded(RECORDS)) == ({}, [], {})
 
 
-def test_11_the_plain_names_are_gos_again_and_nothing_of_ours_is_left(plugins: Path, bundle: source.Source) -> None:
+def test_11_the_plain_names_are_gos_again_and_nothing_of_ours_is_left(plugins: Path, bundle: content.Content) -> None:
     """11. To go back: give whereabouts its names."""
     before = sorted(path.name for path in plugins.iterdir())
     install(plugins, bundle, replace=True)

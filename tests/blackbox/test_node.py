@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tests.node import ROOT, STATE, Node, until
@@ -13,7 +14,7 @@ from tests.node import ROOT, STATE, Node, until
 KEEPER = """
 import sys, time
 from tests.node import Node
-with Node() as node:
+with Node(is_warm=False) as node:  # workers end when they have been idle
     node.master(), node.pod()
     slow = node.start(["cat"])
     print(node.root, flush=True)
@@ -75,3 +76,16 @@ def test_leftovers_names_whatever_is_there_or_missing(node: Node) -> None:
     node.remember()
     node.host.delete("ens2f0")
     assert node.leftovers() == ["missing: host: link ens2f0"]
+
+
+def test_a_link_is_the_same_before_and_after_the_kernel_has_set_what_it_sets_later(node: Node) -> None:
+    node.host.add_veth("early", "peer")
+    with node.host.rtnl() as ipr:
+        ipr.link("set", index=ipr.link_lookup(ifname="early")[0], state="down")
+    down = node.host.link("early")
+    assert not any(a.text.startswith("fe80:") for a in down.addresses)
+    node.host.set("early", state="up")
+    assert until(lambda: any(a.text.startswith("fe80:") for a in node.host.link("early").addresses))
+    assert replace(down, up=True) == node.host.link("early") != down
+    node.host.add_address("early", "10.9.0.1/24")
+    assert replace(down, up=True) != node.host.link("early")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cni.attachment import Book
-from cni.spec.request import Attachment
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
 from tests.faults.inject import begin
 from tests.node import GO_PLUGINS, STATE, Node, Pod, until
 
@@ -125,10 +125,10 @@ def test_a_delete_of_what_no_add_could_have_made_succeeds(node: Node, pod: Pod) 
 def test_gc_collects_what_was_attached_before_the_clock_was_set_back(node: Node, pod: Pod) -> None:
     config = {**L2, "cniVersion": "1.1.0", "ipam": {"type": "whereabouts", "range": "10.2.0.0/24"}}
     node.cni("macvlan", "ADD", config, netns=pod).succeeded()
-    book, attachment = Book(str(node.path(STATE))), Attachment("rdma", "c1", "net1")
+    records, attachment = Records(str(node.path(STATE))), Attachment("rdma", "c1", "net1")
     for part, member in (("link", "created"), ("ipam", "sequence")):
-        record = book.read(attachment, part) or {}
-        book.write(attachment, part, {**record, member: time.time_ns() + 3600 * 10**9})
+        record = records.read(attachment, part) or {}
+        records.write(attachment, part, {**record, member: time.time_ns() + 3600 * 10**9})
     node.cni("macvlan", "GC", {**config, "cni.dev/valid-attachments": []}).succeeded()
     assert node.leftovers() == []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,8 +75,11 @@ class Podman:
         (top / "storage.conf").write_text(STORAGE_CONF)
         self.networks = top / "net.d"
 
+    def call(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return self.node.run(["podman", *arguments], env=self._environment(), stdin=stdin)
+
     def __call__(self, *arguments: str, stdin: bytes = b"") -> str:
-        done = self.node.run(["podman", *arguments], env=self._environment(), stdin=stdin)
+        done = self.call(*arguments, stdin=stdin)
         assert done.returncode == 0, f"podman {' '.join(arguments)}: {done.stderr.decode()}"
         return done.stdout.decode()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.node import Node, Pod
+from tests.node import Node, Pod, until
 from tests.sysfs import Tree
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
@@ -47,7 +47,7 @@ def test_without_a_verbs_device_an_attachment_is_what_it_is_without_the_key(node
         result = node.cni(plugin, "ADD", config, netns=pod).succeeded()
         results.append(result)
         assert node.cni(plugin, "CHECK", {**config, "prevResult": result}, netns=pod).succeeded() is None
-        assert "fe80::/64" in [route.dst for route in pod.view.link("net1").routes]
+        assert until(lambda: pod.view.link("net1").route("fe80::/64"))  # once the kernel has seen the carrier
         node.cni(plugin, "DEL", config, netns=pod).succeeded()
         assert node.leftovers() == []
     assert all(result == results[0] for result in results)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.attachment import FORMAT
+from cni.shared.records import FORMAT
 from tests.faults import trace
 from tests.faults.inject import KILL, STOP, Command, Injector, begin, end, unavailable
 from tests.node import CHROOT, STATE, Node, Pod

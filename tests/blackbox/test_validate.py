@@ -15,10 +15,10 @@ import pytest
 import yaml
 from lightkube import codecs
 
-from cni.cli import networks
-from cni.cli.lint import lint
+from cni.library.documents import networks
+from cni.library.lint import lint
+from tests.cli.test_conf import CONF
 from tests.node import Node, Pod
-from tests.unit.test_conf import CONF
 
 FOLDER = CONF / "kubernetes/validate"
 ROLES = ("server", "client")

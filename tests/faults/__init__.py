@@ -13,7 +13,7 @@ stopped     a DEL while an ADD is stopped
 devices     the devices of that node
 whole       all of the node that a continuation can meet: one text for one state
 filestate, kernelstate   its files, its namespaces
-met         in which states all is known to go well
+known_good         in which states all is known to go well
 runner      goes through faults at points, and on from every state that they leave
 sweep       every operation x fault x point x continuation
 table       and the table
@@ -22,5 +22,6 @@ history     calls that are recorded so, and what must stand at any point of them
 powerloss   every such disk brought back to life by the plugins
 churn       many attachments at once and random kills: a history, and whether it keeps the promises
 soak        the same for an hour: what stands must not grow
+delays      what trouble with warm workers costs a call, printed
 plugin_machine, plugin_model   random calls in random order, against a model that is plain dicts
 """

@@ -5,6 +5,7 @@ python -m tests.faults sweep ...            the sweep alone; --help says how to 
 python -m tests.faults powerloss ...        the power losses alone
 python -m tests.faults --store etcd         of the sweep one store alone: file, etcd, kubernetes, addresslease; may be repeated
 python -m tests.faults --sample K --jobs N  one in K points and disks of everything, N at a time
+RAILCNI_TEST_WARM=1 python -m ...           the calls are served by warm workers, at which strace is put
 python -m tests.faults --every              also what cannot come out otherwise than before: hours
 """
 

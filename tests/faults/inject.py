@@ -1,4 +1,8 @@
-"""One call of a plugin under strace, with a fault at a point of it, or none to see the points."""
+"""One call of a plugin under strace, with a fault at a point of it, or none to see the points.
+
+On a node with warm workers strace is attached to the only worker, which is new and has served one call that changed
+nothing: each case then meets a worker in the same state. When a worker is killed, the cold path serves the call.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,22 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import warm
 from tests.faults import trace
 from tests.faults.trace import Call
+from tests.node import STATE, Node, Reply, until, unusable
 from tests.node import Call as Started
-from tests.node import Node, Reply, until, unusable
 
 KILL, STOP = "KILL", "STOP"
 ERRORS = ("ENOSPC", "EIO", "EINTR", "EBUSY", "EAGAIN")
-NONE_OF_OURS = 999  # cni.spec.errors.Internal: a cause that nobody has thought of
+NONE_OF_OURS = 999  # cni.shared.spec.errors.Internal: a cause that nobody has thought of
+_DETACH_SECONDS = 10.0
 
 
 def unavailable() -> str:
@@ -54,6 +61,7 @@ class Injector:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._tracer: subprocess.Popen[bytes] | None = None  # at the warm worker
 
     def __enter__(self) -> Injector:
         self._folder = tempfile.TemporaryDirectory(prefix="faults-")
@@ -61,6 +69,7 @@ class Injector:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._detach()
         self._folder.cleanup()
 
     def record(self, command: Command, *options: str) -> tuple[Outcome, str]:
@@ -72,7 +81,8 @@ class Injector:
         """Call with `fault` (KILL or the name of an error) at `point`."""
         outcome = self._finish(self.start(command, fault, point))
         outcome.hit = self._hit(point)
-        done = outcome.killed if fault == KILL else outcome.hit and "INJECTED" in outcome.hit.result
+        was_killed = "+++ killed by SIGKILL" in self._file.read_text() if self._node.is_warm else outcome.killed
+        done = was_killed if fault == KILL else outcome.hit and "INJECTED" in outcome.hit.result
         if not done:
             outcome.faults.append(f"{fault} had no effect at {point}: {outcome.hit}, {outcome.reply}")
         return outcome
@@ -82,7 +92,8 @@ class Injector:
         name, _, ordinal = point.partition(":")
         what = f"signal={fault}" if fault in (KILL, STOP) else f"error={fault}"
         self._file.unlink(missing_ok=True)
-        quick = [] if fault in (KILL, STOP) else ["--seccomp-bpf"]  # with it strace 6.1 loses the signal
+        is_quick = fault not in (KILL, STOP) and not self._node.is_warm  # with it strace 6.1 loses the signal
+        quick = ["--seccomp-bpf"] if is_quick else []
         options = [*quick, "-e", f"trace={name}", "-e", f"inject={name}:{what}:when={ordinal}"]
         return self._start(command, "-y", *options)
 
@@ -100,10 +111,42 @@ class Injector:
 
     def _start(self, command: Command, *options: str) -> Started:
         strace = [shutil.which("strace") or "strace", "-f", "-qq", "-o", str(self._file), *options]
+        if self._node.is_warm:
+            self._attach([*strace, "-p", str(self._new_worker(command))])
+            strace = []
         return Started(self._node.start([*strace, command.executable], env=command.environ), command.stdin)
 
     def _finish(self, call: Started) -> Outcome:
-        return finished(call)
+        outcome = finished(call)
+        self._detach()
+        return outcome
+
+    def _new_worker(self, command: Command) -> int:
+        """The process of the only worker. Where there is a state already, it has looked into it for an attachment that
+        there never was, and keeps the lease file or the connection open."""
+        worker = warm.only_worker(self._node)
+        if self._node.path(STATE).exists():
+            nobody = {"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "nobody", "CNI_IFNAME": "none0", "CNI_NETNS": ""}
+            environ = {**command.environ, **nobody, "CNI_ARGS": ""}
+            Started(self._node.start([command.executable], env=environ), command.stdin).finish().succeeded()
+            assert until(lambda: warm.waits(worker)), "the worker has ended after a call that changes nothing"
+        return worker
+
+    def _attach(self, strace: list[str]) -> None:
+        self._file.unlink(missing_ok=True)
+        self._tracer = subprocess.Popen(strace, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        worker = strace[-1]
+        assert until(lambda: b"TracerPid:\t0\n" not in Path(f"/proc/{worker}/status").read_bytes(), 30)
+
+    def _detach(self) -> None:
+        if self._tracer:
+            self._tracer.terminate()
+            try:
+                self._tracer.wait(_DETACH_SECONDS)
+            except subprocess.TimeoutExpired:  # it waits for a worker that ends just now, and the worker for it
+                self._tracer.kill()
+                self._tracer.wait()
+        self._tracer = None
 
     def _hit(self, point: str) -> Call | None:
         name, _, ordinal = point.partition(":")

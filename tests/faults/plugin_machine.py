@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cni.attachment import Book
-from cni.spec.request import Attachment
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
 from tests.faults import state, tree
 from tests.faults.plugin_model import DEVICE, Answer, Model, Network
 from tests.node import BIN, STATE, Node, Reply, unusable
@@ -61,7 +61,7 @@ class PluginMachine(RuleBasedStateMachine):
         self.make_device()
         self.start_boot()
         self.node.run(["mount", "--bind", "/run/boot_id", _CLOCK_FILE]).check_returncode()
-        self.book = Book(str(self.node.path(STATE)))
+        self.records = Records(str(self.node.path(STATE)))
 
     def teardown(self) -> None:
         if hasattr(self, "node"):
@@ -198,7 +198,7 @@ class PluginMachine(RuleBasedStateMachine):
         attachments = [{"containerID": c, "ifname": ifname} for c in listed]
         config = {**self.config(name), "cni.dev/valid-attachments": attachments}
         expected = self.model.collect(name, listed, busy)
-        held = [self.book.locked(Attachment(name, c, ifname), "link") for c in busy]
+        held = [self.records.locked(Attachment(name, c, ifname), "link") for c in busy]
         try:
             reply = self.node.cni(self.model.networks[name].type, "GC", config, path=[self.executables])
         finally:

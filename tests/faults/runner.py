@@ -21,7 +21,7 @@ from typing import Any
 from tests.faults import served, stopped
 from tests.faults.cases import OPERATIONS, Operation, continuations
 from tests.faults.inject import STOP, Injector, Outcome
-from tests.faults.met import Met
+from tests.faults.known_good import KnownGood
 from tests.faults.scene import Scene
 from tests.faults.trace import Call
 
@@ -61,11 +61,11 @@ class Tally:
 
 
 class Runner:
-    """Goes through units, in one node for as many of them as leave it as it was. Without `met` nothing is left out."""
+    """Goes through units, in one node for as many of them as leave it as it was. Without `known_good` nothing is left out."""
 
-    def __init__(self, executables: Path, met: Met | None = None) -> None:
+    def __init__(self, executables: Path, known_good: KnownGood | None = None) -> None:
         self._executables = executables
-        self._met = met
+        self._known_good = known_good
         self._scene: Scene | None = None
         self._kind: tuple[str, str, bool] | None = None
 
@@ -73,7 +73,7 @@ class Runner:
         tally = Tally({unit.case("")})
         self._state = ""
         for way in unit.continuations:
-            if self._met and self._state and self._met.has(*self._key(unit, way)):
+            if self._known_good and self._state and self._known_good.has(*self._key(unit, way)):
                 tally.again += 1
                 continue
             faults = self._case(unit, way, tally)
@@ -110,16 +110,18 @@ class Runner:
                     outcome = injector.strike(command, unit.fault, unit.call.point)
             if outcome.hit is None or outcome.hit.alike() != unit.call.alike():
                 return [f"another call is at this point now: {outcome.hit.what if outcome.hit else 'none'}"]
-            if self._met is None or scene.held:  # what is held back is a part of no state
+            if self._known_good is None or scene.held:  # what is held back is a part of no state
                 tally.cases[way] += 1
                 return scene.at_rest(outcome, operation.verb) + continuations(operation)[way](scene)
-            return self._goes_on(unit, way, tally, scene, outcome, self._met)
+            return self._goes_on(unit, way, tally, scene, outcome, self._known_good)
         except Exception as fault:
             return [f"{type(fault).__name__}: {fault}", *traceback.format_exc().splitlines()[-9:-1]]
 
-    def _goes_on(self, unit: Unit, way: str, tally: Tally, scene: Scene, outcome: Outcome, met: Met) -> list[str]:
+    def _goes_on(
+        self, unit: Unit, way: str, tally: Tally, scene: Scene, outcome: Outcome, known_good: KnownGood
+    ) -> list[str]:
         operation = OPERATIONS[unit.operation]
-        self._state = scene.settled(met)
+        self._state = scene.settled(known_good)
         tally.states.add(f"{operation.kind} {self._state}")
         rest = self._key(
             unit,
@@ -129,11 +131,11 @@ class Runner:
             outcome.reply and (outcome.reply.status, outcome.reply.status or repr(outcome.reply.document)),
         )
         faults = outcome.faults
-        if not met.has(*rest):
+        if not known_good.has(*rest):
             faults = scene.at_rest(outcome, operation.verb)
             if not faults:
-                met.add(*rest)
-        if met.has(*self._key(unit, way)):
+                known_good.add(*rest)
+        if known_good.has(*self._key(unit, way)):
             tally.again += 1
             if not scene.tidy():
                 self.close()
@@ -141,7 +143,7 @@ class Runner:
         tally.cases[way] += 1
         after = continuations(operation)[way](scene)
         if not after:
-            met.add(*self._key(unit, way))
+            known_good.add(*self._key(unit, way))
         return faults + after
 
     def _ready(self, operation: Operation) -> Scene:
@@ -149,7 +151,7 @@ class Runner:
             self.close()
         self._kind = operation.kind
         if self._scene is None:
-            scene = Scene(operation.plugin, self._executables, operation.first, self._met, operation.store)
+            scene = Scene(operation.plugin, self._executables, operation.first, self._known_good, operation.store)
             scene.__enter__()
             self._scene = scene
         return self._scene
@@ -157,24 +159,26 @@ class Runner:
 
 def run(units: Sequence[Unit], executables: Path, jobs: int = 1, every: bool = False) -> Iterator[tuple[Unit, Tally]]:
     """Go through `units` in `jobs` processes; each result as it comes. With `every`, every continuation of each."""
-    with tempfile.TemporaryDirectory(prefix="faults-met-") as folder:
-        met = None if every else Met(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        known_good = None if every else KnownGood(Path(folder))
         if jobs == 1:
-            runner = Runner(executables, met)
+            runner = Runner(executables, known_good)
             try:
                 for unit in units:
                     yield unit, runner.run(unit)
             finally:
                 runner.close()
             return
-        yield from _at_once(units, executables, jobs, met)
+        yield from _at_once(units, executables, jobs, known_good)
 
 
-def _at_once(units: Sequence[Unit], executables: Path, jobs: int, met: Met | None) -> Iterator[tuple[Unit, Tally]]:
+def _at_once(
+    units: Sequence[Unit], executables: Path, jobs: int, known_good: KnownGood | None
+) -> Iterator[tuple[Unit, Tally]]:
     context = multiprocessing.get_context("fork")
     queue: Any = context.Queue()
     taken: Any = context.Value("l", 0)  # so many of the units
-    named = (units, executables, met, taken, queue)
+    named = (units, executables, known_good, taken, queue)
     processes = [context.Process(target=_work, args=named, daemon=True) for _ in range(jobs)]
     for process in processes:
         process.start()
@@ -190,8 +194,8 @@ def _at_once(units: Sequence[Unit], executables: Path, jobs: int, met: Met | Non
         process.join()
 
 
-def _work(units: Sequence[Unit], executables: Path, met: Met | None, taken: Any, queue: Any) -> None:
-    runner = Runner(executables, met)
+def _work(units: Sequence[Unit], executables: Path, known_good: KnownGood | None, taken: Any, queue: Any) -> None:
+    runner = Runner(executables, known_good)
     while True:
         with taken.get_lock():
             start, taken.value = taken.value, taken.value + _AT_A_TIME

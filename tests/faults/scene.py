@@ -18,11 +18,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests import warm
 from tests.fabric import rules
 from tests.faults import devices, state
 from tests.faults.backing import BACKINGS
 from tests.faults.inject import Command, Outcome
-from tests.faults.met import Met
+from tests.faults.known_good import KnownGood
 from tests.faults.state import State
 from tests.faults.whole import Whole
 from tests.hosts import dump
@@ -42,7 +43,7 @@ BESIDE = "ens7"
 RAIL = "rail"  # a macvlan on one rail of a group of two, which have one index
 OTHER_RAIL = ("192.168.112.", "fd00:112::")
 GATEWAY = "192.168.111.254"
-TURNS = "/run/railcni"  # the Kubernetes store's locks
+LOCKS = "/run/railcni"  # the Kubernetes store's locks
 _STORE_SECONDS = 5
 _LOOKS, _SETTLE_SECONDS = 10, 0.02
 
@@ -59,10 +60,15 @@ class Attachment:
 
 class Scene:
     """`with Scene("macvlan", executables) as scene`. `first`: nothing has ever been attached, and nobody stands by.
-    `met`: what is known to go well, so that it need not be gone through. `store`: where the leases are kept."""
+    `known_good`: what is known to go well, so that it need not be gone through. `store`: where the leases are kept."""
 
     def __init__(
-        self, plugin: str, executables: Path, first: bool = False, met: Met | None = None, store: str = "file"
+        self,
+        plugin: str,
+        executables: Path,
+        first: bool = False,
+        known_good: KnownGood | None = None,
+        store: str = "file",
     ) -> None:
         self.kind = plugin
         self.plugin = {RAIL: "macvlan", ROUTED: "host-device"}.get(plugin, plugin)
@@ -73,7 +79,7 @@ class Scene:
         self.late_reservation = False  # a request for one has come after its call
         self.eyes: dump.Host | None = None
         self._seconds = _STORE_SECONDS
-        self._met = met
+        self._known_good = known_good
         self.node = Node(executables)
         self._kept = -1  # a descriptor of the victim's namespace
         self._first = first
@@ -116,6 +122,10 @@ class Scene:
                 self.make_device(name)
         self.next = Attachment("next", "next", self.node.pod("next"), DEVICE)
         self.bystander: Attachment | None = None
+        if (
+            self._first or self.node.is_warm
+        ):  # at first nothing stands in the place of the workers' directory (tests/node.py)
+            warm.allow(self.node, int(self.node.is_warm))
         if not self._first:
             self.bystander = Attachment("bystander", "bystander", self.node.pod("bystander"), DEVICES["bystander"])
             devices.quieten(self.bystander.sandbox.view)
@@ -145,8 +155,8 @@ class Scene:
         shutil.rmtree(directory, ignore_errors=True)
         if self._first:
             shutil.rmtree(directory.parent, ignore_errors=True)
-            shutil.rmtree(self.node.path(TURNS), ignore_errors=True)
-        for lock in self.node.path(TURNS).glob("pool-*"):
+            shutil.rmtree(self.node.path(LOCKS), ignore_errors=True)
+        for lock in self.node.path(LOCKS).glob("pool-*"):
             lock.write_bytes(b"")  # it says when a patch was refused: other requests are made for a while then
         self.held = None
         self.late_reservation = False
@@ -410,27 +420,27 @@ class Scene:
 
     def is_well(self, what: str, check: Callable[[], list[str]]) -> list[str]:
         """What `check` finds; nothing, without calling it, when it found nothing in the same state before."""
-        if self._met is None:
+        if self._known_good is None:
             return check()
-        key = (what, self.kind, self.store, self._first, self.settled(self._met))
-        if self._met.has(*key):
+        key = (what, self.kind, self.store, self._first, self.settled(self._known_good))
+        if self._known_good.has(*key):
             return []
         faults = check()
         if not faults:
-            self._met.add(*key)
+            self._known_good.add(*key)
         return faults
 
-    def settled(self, met: Met) -> str:
+    def settled(self, known_good: KnownGood) -> str:
         """The fingerprint once the kernel's deferred work is done: local routes and multicast groups of an address, and
         the carrier, come some milliseconds after it. A state that was settled once is not waited for."""
         found = self.fingerprint()
         for _ in range(_LOOKS):
-            if met.has("settled", found):
+            if known_good.has("settled", found):
                 break
             time.sleep(_SETTLE_SECONDS)
             before, found = found, self.fingerprint()
             if before == found:
-                met.add("settled", found)
+                known_good.add("settled", found)
         return found
 
     def fingerprint(self) -> str:

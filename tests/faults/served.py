@@ -190,19 +190,21 @@ class Late(Trouble):
 
 
 class Overtaken(Late):
-    """It is served during the next call, right after that has been told how things are."""
+    """It is served during the next call, between what that reads and the first change that goes by it."""
+
+    _has_read = False
 
     def over(self) -> None:
         self.backing.gate.begin(self._following)
 
     def _following(self, request: Request, serve: Serve) -> Answer | str:
-        answer = serve()
-        if request.number == 1:
+        if request.changes and self._has_read and self.backing.gate.holds:
             self.let_go()
-        return answer
+        self._has_read = not request.changes
+        return serve()
 
     def next_is_over(self) -> None:
-        if self.backing.gate.holds:  # the next call has asked for nothing
+        if self.backing.gate.holds:  # the next call has changed nothing
             self.let_go()
 
 

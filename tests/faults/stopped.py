@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from cni.attachment import WAIT_SECONDS
+from cni.shared.records import WAIT_SECONDS
 from tests.faults.inject import STOP, Command, Injector, Outcome, begin, end, finished
 from tests.faults.scene import Scene
 from tests.node import Call

@@ -26,6 +26,7 @@ from tests.faults.runner import Runner, Tally, Unit, run
 from tests.faults.scene import Scene
 from tests.faults.table import table
 from tests.faults.trace import Call
+from tests.node import IS_WARM
 
 FAULTS = (KILL, *ERRORS, STOP, *served.TROUBLES)
 _SHOWN = 40  # failures that are printed in full
@@ -51,6 +52,8 @@ def points(operation: Operation, executables: Path) -> list[Call]:
         calls = trace.parse(text)
         if names := trace.unknown(calls):
             raise RuntimeError(f"tests/faults/trace.py does not know whether these calls change something: {names}")
+        replies = [n for n, c in enumerate(calls) if IS_WARM and trace.answers(c)]
+        calls = calls[: replies[-1] + 1] if replies else calls  # what a worker does after its reply concerns no caller
         if (
             operation.kept
         ):  # its search goes through all processes of the machine: so often do calls of these names come
@@ -75,7 +78,7 @@ def plan(operations: Sequence[str], faults: Sequence[str], executables: Path) ->
             elif fault == KILL:
                 units += [Unit(name, fault, c, ways) for c in found if trace.changes(c) or c.name == "exit_group"]
             elif operation.verb == "ADD":
-                told = tuple(stopped.WAYS)
+                told = ("goes-on",) if IS_WARM else tuple(stopped.WAYS)  # a call of a killed worker goes the cold path
                 units += [Unit(name, fault, c, told) for c in found if trace.changes(c) and not trace.answers(c)]
     return units
 

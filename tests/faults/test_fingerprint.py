@@ -15,7 +15,7 @@ from tests import etcd
 from tests.faults.backing import POOLS, RESERVATIONS, EtcdBacking, KubernetesBacking
 from tests.faults.backing import unavailable as unavailable_store
 from tests.faults.inject import unavailable
-from tests.faults.met import Met
+from tests.faults.known_good import KnownGood
 from tests.faults.scene import IFNAME, MASTER, NETWORK, Scene
 from tests.node import STATE
 
@@ -164,12 +164,12 @@ SERVED: dict[str, dict[str, Callable[[Any], object]]] = {
 def test_what_a_server_holds_is_a_part_of_the_state(executables: Path, tmp_path: Path, store: str) -> None:
     if unavailable_store(store):
         pytest.skip(unavailable_store(store))
-    met = Met(tmp_path)
+    known_good = KnownGood(tmp_path)
     with Scene("macvlan", executables, store=store) as scene:
         scene.call("ADD", scene.renew()).succeeded()
-        first = scene.settled(met)
+        first = scene.settled(known_good)
         for what, change in SERVED[store].items():
             scene.call("ADD", scene.renew()).succeeded()
-            assert scene.settled(met) == first, f"before {what}"
+            assert scene.settled(known_good) == first, f"before {what}"
             change(scene.backing)
-            assert scene.settled(met) != first, what
+            assert scene.settled(known_good) != first, what

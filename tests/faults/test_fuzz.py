@@ -18,19 +18,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cni import policy, rail
-from cni import rdma as chained
-from cni.attachment import Book
-from cni.extras import rdma
-from cni.log import Log
-from cni.plugins import host_device, macvlan, sriov
-from cni.spec import codec, request, result
-from cni.spec.errors import CniError, Internal
-from cni.spec.request import Attachment, Request
+from cni.features import verbs_device
+from cni.plugins.host_device import plugin as host_device
+from cni.plugins.macvlan import plugin as macvlan
+from cni.plugins.rdma import plugin as chained
+from cni.plugins.sriov import plugin as sriov
+from cni.shared import policy, rail
+from cni.shared.log import Log
+from cni.shared.records import Records
+from cni.shared.spec import codec, request, result
+from cni.shared.spec.errors import CniError, Internal
+from cni.shared.spec.request import Attachment, Request
 from ipam import config as ipam_config
 from ipam import flatfile
 from ipam import plugin as ipam_plugin
-from tests import each
+from tests import each, warm
 from tests.blackbox.test_host_device import PCI, bus
 from tests.faults import hostile
 from tests.node import GO_PLUGINS, STATE, Node, unusable
@@ -92,7 +94,7 @@ def test_environment_and_stdin_are_read_or_refused(environ: dict[str, str], stdi
             answer(lambda read=read: read(parsed, []))
         answer(lambda: chained.read(parsed))
         answer(lambda: rail.read(parsed.config, []))
-        answer(lambda: rdma.read(request.member(parsed.config, "rdma"), parsed, []))
+        answer(lambda: verbs_device.read(request.member(parsed.config, "rdma"), parsed, []))
         answer(lambda: ipam_config.read(parsed, Files(None)))
         previous = answer(lambda: result.parse(request.member(parsed.config, "prevResult")))
         if isinstance(previous, result.Result):
@@ -134,7 +136,7 @@ def attached() -> Iterator[Path]:
             patch.setattr(policy, "_current", policy.Policy({"dataRoots": ["/"]}))
             for container in ("c1", "c2", "c3"):
                 call("ADD", Path(folder), container)
-            Book(folder).write(
+            Records(folder).write(
                 Attachment("fuzz", "c1", "net1"), "link", {"netns": "/run/netns/pod1", "link": {"mtu": 7}}
             )
         yield Path(folder)
@@ -176,9 +178,9 @@ def copy(attached: Path, tmp_path: Path, free_paths: None) -> Callable[[], Path]
 def test_a_damaged_record_is_never_believed(copy: Callable[[], Path], data: st.DataObject) -> None:
     state = copy()
     victim = data.draw(st.sampled_from(sorted((state / "attachments").iterdir())))
-    whole = Book(str(state)).all()
+    whole = Records(str(state)).all()
     victim.write_bytes(hostile.damage(victim.read_bytes(), data.draw(hostile.damages)))
-    left = answer(lambda: Book(str(state)).all())
+    left = answer(lambda: Records(str(state)).all())
     assert all(entry in whole for entry in left)
     for verb in data.draw(st.lists(st.sampled_from(hostile.VERBS), min_size=1, max_size=3)):
         answer(lambda verb=verb: call(verb, state))
@@ -230,6 +232,8 @@ class Site:
         """The answer of a plugin: its result, None or its error; AssertionError when it is none, or out of bounds."""
         bounds = ["prlimit", f"--as={MEGABYTES << 20}", f"--cpu={SECONDS}"]
         environ = {"PATH": "/usr/bin:/bin", "CNI_PATH": f"{self.node.executables}:{GO_PLUGINS}", **environ}
+        if self.node.is_warm and not warm.sockets(self.node):  # the bounds and a hostile policy leave none
+            self.node.start_cni("whereabouts", "STATUS", warm.NOTHING).finish()
         done = self.node.run([*bounds, self.node.executables / plugin], env=environ, stdin=stdin, timeout=20)
         shown = f"exit {done.returncode}: {done.stdout[:1000]!r} {done.stderr[-1000:]!r}"
         assert done.returncode in (0, 1), shown

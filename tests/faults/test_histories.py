@@ -23,13 +23,13 @@ SECONDS = 6.0
 SELDOM = 0.25  # seconds
 ANSWERED_BEFORE_GONE: Sequence[Edit] = [  # a process that stays behind removes the link while DEL is answered
     Edit(
-        "cni/detach.py",
-        r"( {16})_remove\(plugin, planned, host, there\.rtnl, log, until\)\n {4}except Unrestored",
+        "cni/verbs/detach.py",
+        r"( {16})_remove\(plugin, planned, host, sandbox\.rtnl, log, until\)\n {4}except Unrestored",
         r"\1p = __import__('posix')\n"
         r"\1if p.fork():\n\1    return faults\n"
         r"\1p.close(1)\n"
         r"\1__import__('time').sleep(0.3)\n"
-        r"\1try:\n\1    _remove(plugin, planned, host, there.rtnl, log, until)\n"
+        r"\1try:\n\1    _remove(plugin, planned, host, sandbox.rtnl, log, until)\n"
         r"\1finally:\n\1    p._exit(0)\n    except Unrestored",
     )
 ]
@@ -37,21 +37,23 @@ PLANTED: dict[str, Sequence[Edit]] = {
     "DEL is answered before the link is gone": ANSWERED_BEFORE_GONE,
     "DEL releases before the link is gone": [  # the pause makes it likely that a kill falls in between
         Edit(
-            "cni/detach.py",
+            "cni/verbs/detach.py",
             r"( {4}faults: .* = \[\]\n {4}gone = True\n)",
             r"\1    release.finish()\n    __import__('time').sleep(0.05)\n",
         )
     ],
     "a claim takes what another has": [
-        Edit("ipam/stores/file.py", r"return bits\n\n\ndef _lease", "return 0\n\n\ndef _lease"),
-        Edit("ipam/stores/schema.py", "INSERT INTO lease", "INSERT OR REPLACE INTO lease"),
+        Edit("ipam/stores/file/__init__.py", r"return bits\n\n\ndef _lease", "return 0\n\n\ndef _lease"),
+        Edit("ipam/stores/file/schema.py", "INSERT INTO lease", "INSERT OR REPLACE INTO lease"),
     ],
-    "ADD does not lock its attachment": [Edit("cni/attach.py", r", book\.locked\(request\.attachment, PART\):", ":")],
+    "ADD does not lock its attachment": [
+        Edit("cni/verbs/attach.py", r", records\.locked\(request\.attachment, PART\):", ":")
+    ],
     "GC does not heed locks": [
         Edit(
-            "cni/upkeep.py",
-            r"book\.try_locked\(attachment, PART\)",
-            'book.try_locked(Attachment("", attachment.container_id, ""), PART)',
+            "cni/verbs/collect.py",
+            r"records\.try_locked\(attachment, PART\)",
+            'records.try_locked(Attachment("", attachment.container_id, ""), PART)',
         )
     ],
 }

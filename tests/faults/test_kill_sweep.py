@@ -68,7 +68,7 @@ def test_a_device_that_is_not_given_back_whole_is_refused_to_others_until_it_is(
     assert failures([replace(u, continuations=("other",)) for u in units[:: len(units) // 4]], plugins) == {}
 
 
-def test_a_power_loss_takes_no_acknowledged_lease_and_leaves_no_record_that_lies(plugins: Path) -> None:
+def test_after_a_power_loss_the_node_goes_on_and_nothing_is_left_or_given_twice(plugins: Path) -> None:
     recording = record("first", plugins)
     cases = [Case("first", point, disk) for point in range(0, len(recording.journal.entries), 120) for disk in range(3)]
     wrong = {c.name(0): faults for c, faults in powerloss.run(recording, cases, 12, 0, plugins) if faults}

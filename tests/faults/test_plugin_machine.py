@@ -13,7 +13,7 @@ from tests.node import unusable
 
 pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable())
 
-FORGETFUL = Edit("ipam/leases.py", r"for lease in \(\*own, \*former\)", "for lease in former")
+FORGETFUL = Edit("ipam/rules.py", r"for lease in \(\*own, \*former\)", "for lease in former")
 
 
 def test_the_plugins_do_what_dictionaries_would(executables: Path, tmp_path: Path) -> None:

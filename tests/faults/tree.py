@@ -26,7 +26,7 @@ def copy(target: Path, edits: Sequence[Edit] = ()) -> Path:
 
     AssertionError when an edit does not fit: then it must be written anew for the code as it is now.
     """
-    for part in ("bin", "cni", "ipam"):
+    for part in ("bin", "cni", "ipam", "libexec"):
         shutil.copytree(ROOT / part, target / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "cli"))
     for edit in edits:
         path = target / edit.file
@@ -34,7 +34,7 @@ def copy(target: Path, edits: Sequence[Edit] = ()) -> Path:
         text, count = re.subn(edit.old, edit.new, text)
         assert count == 1, f"{edit.file} has {count} times: {edit.old}"
         path.write_text(text)
-    launcher = (target / "bin" / "macvlan").read_text()
+    launcher = (target / "libexec" / "macvlan").read_text()
     interpreter = launcher.partition("\n")[0][2:].split()[0]
-    subprocess.run([interpreter, "-I", target / "cni" / "pack.py"], check=True)
+    subprocess.run([interpreter, "-I", target / "cni" / "compiled" / "pack.py"], check=True)
     return target / "bin"

@@ -25,10 +25,11 @@ from tests.view import View
 NETWORK, IFNAME, CONTAINER = "hosts", "net1", "c1"
 _RANGE = "192.168.111.0/24"
 _FULL = "192.168.112.0/24"
-_QUIET = "sysctl -qw net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitations=0"
-_SOLICITS = "sysctl -qw net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitation_delay=0"
+_QUIET = ("accept_dad", "router_solicitations")  # set to 0
+_SOLICITS = ("accept_dad", "router_solicitation_delay")
+_ADDRESSES = ("ip addr add 10.3.0.2/24 dev ens3f0", "ip addr add fd00:3::2/64 dev ens3f0 nodad")
 _STOPPED = "--- stopped by SIGSTOP"
-_STOPPED_SECONDS = 30.0
+_STOPPED_SECONDS = 120.0  # it hangs then: a guest that is emulated is slow
 
 
 class Host:
@@ -62,16 +63,17 @@ class Host:
 
     def furnish(self) -> None:
         """Two network cards, and what the scene says of them."""
-        self._shell(_SOLICITS if self.scene.router else _QUIET)
+        for key in _SOLICITS if self.scene.router else _QUIET:
+            self.node.host.set_sysctl(f"net/ipv6/conf/default/{key}", 0)
         self.wires = [self.node.master(name, mtu=9000) for name in (DEVICE, OTHER)]
-        self._shell("ip addr add 10.3.0.2/24 dev ens3f0; ip addr add fd00:3::2/64 dev ens3f0 nodad")
-        self._shell(self.scene.commands)
-        self.node.remember()
+        self.set_up(*_ADDRESSES)
 
-    def _shell(self, commands: str) -> None:
-        if commands:
-            done = self.node.run(["sh", "-e"], stdin=commands.encode())
-            assert done.returncode == 0 and not done.stderr, (commands, done.stderr.decode())
+    def set_up(self, *addresses: str) -> None:
+        """Run the commands that give the cards their addresses, and those of the scene."""
+        commands = "\n".join([*addresses, self.scene.commands])
+        done = self.node.run(["sh", "-e"], stdin=commands.encode())
+        assert done.returncode == 0 and not done.stderr, (commands, done.stderr.decode())
+        self.node.remember()
 
     def _route(self, wire: View) -> None:
         wire.add_address("peer", "fe80::1/64")  # which it has at once
@@ -112,7 +114,7 @@ class Host:
         return reply
 
     def collect(self) -> Reply:
-        """A GC that is told of no attachment."""
+        """A GC whose list of valid attachments is empty."""
         return self.call("GC", self.config() | {"cni.dev/valid-attachments": []})
 
     def exhaust(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 
 KEPT, REFUSED, LOST = "kept", "refused", "lost"
-_MODULE = "cni.plugins.hoststate"
+_MODULE = "cni.plugins.host_device.hoststate"
 _TOLD = "log"  # in the note of a line: the log of ADD says what is lost
 
 

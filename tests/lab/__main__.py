@@ -109,6 +109,7 @@ def _test(machine: Machine, files: list[Path], expression: str, long: bool, repo
         command += [f"--deselect={nodeid}" for nodeid in sorted(done)]
         command += [str(path.relative_to(ROOT)) for path in files]
         environ = {"RAILCNI_LAB": machine.name, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        environ |= {name: value for name, value in os.environ.items() if name == "RAILCNI_TEST_MULTUS"}
         follower = report.follow(out / "results", done)
         began = time.time()
         ended = guest.run(

@@ -7,8 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.namespaces import Namespaces, join
 from tests.node import BIN, Node
-from tests.view import View
 
 STATE_TOPS = ("/var/lib/cni", "/var/log", "/run/railcni", "/run/netns", "/etc/cni", "/run/k8s.cni.cncf.io")
 
@@ -21,9 +21,9 @@ class Machine(Node):
         super().__init__(executables)
 
     def __enter__(self) -> Machine:
-        self.root = "/proc/1/root"
-        self.host = View("/proc/1/ns/net")
-        self._enter = [shutil.which("nsenter") or "nsenter", "--target=1", "--net", "--mount"]
+        self._there = Namespaces(lambda: join("/proc/1"))
+        self._found()
+        self._have_no_workers()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,6 +40,7 @@ class Machine(Node):
         for top in STATE_TOPS:
             for path in Path(top).glob("*"):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        self._there.end()
 
     def dummy(self, name: str = "ens2f0", mtu: int = 9000) -> None:
         """A master: a link of the kind dummy, up. Its index is the lowest that is free, as that of a pod's first link is:

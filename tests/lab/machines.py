@@ -48,7 +48,7 @@ MACHINES = {
             "hosts",
             "stable",
             "links of kinds that a kernel may lack",
-            before="modprobe -a bonding 8021q ipvlan macvtap dummy vxlan sch_htb sch_ingress",
+            before="modprobe -a bonding 8021q ipvlan ipvtap macvtap dummy vxlan team vrf sch_htb sch_ingress",
         ),
         Machine(
             "sriov", "stable", "two network cards with VFs", (*_port(1), *_port(2)), before="modprobe -a igb igbvf"

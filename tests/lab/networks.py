@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tests.faults.inject import KILL, Command, Injector, finished
 from tests.lab.machine import Machine
 from tests.node import ROOT, Pod, Reply
 
@@ -33,3 +34,12 @@ def call(machine: Machine, verb: str, config: dict[str, Any], pod: Pod, **more: 
     args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod.name};K8S_POD_INFRA_CONTAINER_ID=c-{pod.name}"
     how = {"container_id": f"c-{pod.name}", "args": args, "path": [machine.executables], **more}
     return machine.cni(config["type"], verb, config, netns=pod, **how)
+
+
+def killed(machine: Machine, verb: str, config: dict[str, Any], pod: Pod, point: str) -> bool:
+    """Call the plugin of `config` for net1 and kill it at `point`, such as sendto:3; whether it got as far as that."""
+    environ = {"CNI_COMMAND": verb, "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
+    environ["CNI_PATH"] = str(machine.executables)
+    with Injector(machine) as injector:
+        command = Command(machine.executables / config["type"], environ, json.dumps(config).encode())
+        return finished(injector.start(command, KILL, point)).killed

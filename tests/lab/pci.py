@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.faults.scene import lasting
-from tests.lab.machine import command
-from tests.view import View
+from tests.lab.machine import Machine, command
+from tests.node import until
 
 DEVICES, DRIVERS = Path("/sys/bus/pci/devices"), Path("/sys/bus/pci/drivers")
 _SECONDS = 60
@@ -36,31 +39,45 @@ def netdev(address: str) -> str:
     return next((p.name for p in top.iterdir()), "") if top.exists() else ""
 
 
-def wait_for_netdev(address: str) -> str:
-    deadline = time.monotonic() + _SECONDS
-    while not (name := netdev(address)):
-        assert time.monotonic() < deadline, f"{address} has no netdev"
-        time.sleep(0.1)
-    return name
+def wait_for_netdev(address: str, name: str = "") -> str:
+    """The netdev of the function, once it is here; `name`: once it is here under that name."""
+    assert until(lambda: netdev(address) if not name else netdev(address) == name, _SECONDS), f"no netdev: {address}"
+    return netdev(address)
 
 
-def furnish(host: View, address: str, name: str, number: int) -> dict[str, object]:
-    """Name the function's netdev, and give it something of everything that a move takes away; how it is then."""
-    card = (DEVICES / address / "physfn").resolve()
-    command("ip", "link", "set", netdev(card.name), "up")  # else its functions have no carrier
-    host.set(netdev(address), state="down")
-    if netdev(address) != name:
-        host.set(netdev(address), ifname=name)
-    host.set(name, address=f"02:00:00:00:00:0{number}")
-    host.set(name, ifalias=f"rail {number}", mtu=1400)
-    if f"rdma-rail-{number}" not in host.link(name).altnames:
-        command("ip", "link", "property", "add", "dev", name, "altname", f"rdma-rail-{number}")
-    host.set(name, state="up")
-    command("ip", "address", "flush", "dev", name)  # of an earlier time
-    host.add_address(name, f"10.{number}.0.1/24")
-    host.add_address(name, f"fd00:{number}::1/64")
-    host.add_route(name, f"10.1{number}.0.0/16", gateway=f"10.{number}.0.254", priority=50)
-    return lasting(host.link(name))
+@dataclass(frozen=True)
+class Card:
+    """`pf` is the netdev of the physical function, `vfs` the PCI addresses of its virtual ones."""
+
+    pf: str
+    vfs: Sequence[str]
+
+    def state(self, number: int) -> dict[str, Any]:
+        """What the VF has, by ip-link(8)."""
+        (link,) = json.loads(command("ip", "-j", "-d", "link", "show", self.pf))
+        found: dict[str, Any] = link["vfinfo_list"][number]
+        return found
+
+
+@contextmanager
+def card(machine: Machine, vfs: int = 2) -> Iterator[Card]:
+    """The first card, up, with VFs whose netdevs are named ens1f0v0, ens1f0v1, ... and have an alias, an alternative name,
+    an MTU of their own, and are up."""
+    machine.host.set_sysctl("net/ipv6/conf/default/accept_ra", 0)  # QEMU's network would give the VFs a default route
+    place = cards()[0]
+    pf = netdev(place.name)
+    command("ip", "link", "set", pf, "up")
+    assert until(lambda: machine.host.link(pf).carrier, _SECONDS)
+    addresses = set_vfs(place, vfs)
+    try:
+        for n, address in enumerate(addresses):
+            name = f"ens1f0v{n}"
+            command("ip", "link", "set", netdev(address), "name", name)
+            command("ip", "link", "property", "add", "dev", name, "altname", f"enp1s16f{n}")
+            command("ip", "link", "set", name, "alias", f"vf {n}", "mtu", "1400", "up")
+        yield Card(pf, addresses)
+    finally:
+        set_vfs(place, 0)
 
 
 def rebind(address: str, driver: str) -> None:

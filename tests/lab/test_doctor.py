@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cni.cli.doctor import report
-from cni.cli.doctor.facts import Facts, Places
-from cni.cli.doctor.finding import ADVICE, FAULT, Finding
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
+from cni.cli.doctor.finding import ADVICE, FAULT, Observation
 from cni.cli.main import main
 from tests.lab.machine import Machine, command
 from tests.node import BIN, Pod
@@ -42,15 +42,15 @@ def pod(machine: Machine) -> Pod:
     return pod
 
 
-def examined(pod: str = "") -> report.Report:
-    return report.examine(Facts(Places(plugins=(str(BIN),)), pod))
+def examined(pod: str = "") -> report.DoctorReport:
+    return report.examine(NodeFacts(NodePlaces(plugins=(str(BIN),)), pod))
 
 
-def faults(pod: str = "") -> list[Finding]:
+def faults(pod: str = "") -> list[Observation]:
     return examined(pod).faults
 
 
-def checks(found: list[Finding]) -> list[str]:
+def checks(found: list[Observation]) -> list[str]:
     return sorted({fault.check for fault in found})
 
 
@@ -73,7 +73,7 @@ def railcni(patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv
     return code, capsys.readouterr().out
 
 
-def told(found: list[Finding], say: Callable[[str], None]) -> str:
+def told(found: list[Observation], say: Callable[[str], None]) -> str:
     for fault in found:
         say(f"{fault.check}: {fault.subject}: {fault.found}; remedy: {fault.remedy}")
     return " ".join(f"{fault.subject} {fault.found}" for fault in found)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cni.cli.doctor import report
-from cni.cli.doctor.facts import Facts, Places
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from tests.lab.machine import Machine, command
 from tests.node import BIN
 
@@ -21,7 +21,7 @@ def test_exclusive_mode_is_named_as_it_hides_the_device_from_pods_that_share_it(
     command("modprobe", "rdma_ucm")
     machine.dummy()
     machine.soft_roce()
-    found = report.examine(Facts(Places(plugins=(str(tmp_path),)))).faults
+    found = report.examine(NodeFacts(NodePlaces(plugins=(str(tmp_path),)))).faults
     for fault in found:
         say(f"{fault.check}: {fault.subject}: {fault.found}; remedy: {fault.remedy}")
     assert [fault.check for fault in found] == ["netns-mode"]

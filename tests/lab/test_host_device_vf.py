@@ -1,8 +1,7 @@
-"""host-device with virtual functions of a network card, by their PCI address."""
+"""host-device with virtual functions of a network card, by their PCI address; killed it is in test_sriov.py."""
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,32 +12,22 @@ import pytest
 from tests.faults.scene import lasting
 from tests.lab import networks, pci
 from tests.lab.machine import Machine
-from tests.lab.vf_scene import WAYS, VfScene
-from tests.node import BIN, until
+from tests.node import until
 
 MACHINES = ("sriov",)
 RANGE = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 Say = Callable[[str], None]
 
 
-@pytest.fixture(scope="module")
-def functions() -> Iterator[list[str]]:
-    """The PCI addresses of the virtual functions of a card."""
-    card = pci.cards()[0]
-    yield pci.set_vfs(card, 2)
-    pci.set_vfs(card, 0)
-
-
 @pytest.fixture
-def vf(machine: Machine, functions: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def vf(machine: Machine) -> Iterator[tuple[str, dict[str, Any]]]:
     """The address of a function whose netdev is `ens1f0v0`, and how that is."""
-    machine.host.set(pci.netdev(functions[0]), state="down")
-    known = pci.furnish(machine.host, functions[0], "ens1f0v0", 7)
-    machine.remember()
-    yield functions[0], known
-    name = pci.wait_for_netdev(functions[0])
-    subprocess.run(["ip", "link", "property", "del", "dev", name, "altname", "rdma-rail-7"], capture_output=True)
-    subprocess.run(["ip", "address", "flush", "dev", name], check=True)
+    with pci.card(machine) as nic:
+        machine.host.add_address("ens1f0v0", "10.7.0.1/24")
+        machine.host.add_address("ens1f0v0", "fd00:7::1/64")
+        machine.host.add_route("ens1f0v0", "10.17.0.0/16", gateway="10.7.0.254", priority=50)
+        machine.remember()
+        yield nic.vfs[0], lasting(machine.host.link("ens1f0v0"))
 
 
 def config(address: str, **more: Any) -> dict[str, Any]:
@@ -54,7 +43,7 @@ def test_a_VF_goes_into_the_pod_and_comes_back_whole(machine: Machine, vf: tuple
     reply.succeeded()
     inside = pod.view.link("net1")
     say(f"{address} is net1 {inside.mac} {inside.texts} of the pod, and {pci.netdev(address) or 'no netdev'} here")
-    assert inside.texts == ["192.168.111.1/24"] and inside.up and inside.mac == "02:00:00:00:00:07"
+    assert inside.texts == ["192.168.111.1/24"] and inside.up and inside.mac == before["identity"][2]
     assert pci.netdev(address) == ""
     networks.call(machine, "CHECK", config(address) | {"prevResult": reply.document}, pod).succeeded()
     networks.call(machine, "DEL", config(address), pod).succeeded()
@@ -110,29 +99,3 @@ def test_a_VF_without_a_visible_PF_is_attached(machine: Machine, vf: tuple[str, 
         subprocess.run(["umount", place], check=True)
         subprocess.run(["umount", tmp_path], check=True)
     assert machine.leftovers() == []
-
-
-@pytest.mark.parametrize(("verb", "some"), [("ADD", 3), ("DEL", 4)])
-def test_a_VF_comes_back_whole_after_a_kill_at_some_points(
-    functions: list[str], verb: str, some: int, say: Say
-) -> None:
-    swept(functions, verb, say, some)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("verb", ["DEL", "ADD"])
-def test_a_VF_comes_back_whole_after_a_kill_at_every_point(functions: list[str], verb: str, say: Say) -> None:
-    swept(functions, verb, say, 0)
-
-
-def swept(functions: list[str], verb: str, say: Say, some: int) -> None:
-    """Kill at `some` points, spread over the call, or at all for 0; each time it goes on in another way."""
-    with VfScene(BIN, functions) as scene:
-        every = scene.points(verb)
-        chosen = [every[(2 * n + 1) * len(every) // (2 * some)] for n in range(some)] or every
-        failed = []
-        for point, way in zip(chosen, itertools.cycle(reversed(WAYS)), strict=False):
-            faults = scene.kill(verb, point, way)
-            failed += [f"{verb}/{point.point}/{way} at {point.what}: {fault}" for fault in faults]
-        say(f"{verb}: killed at {', '.join(p.point for p in chosen)}, which are {len(chosen)} of {len(every)} points")
-    assert not failed, "\n".join(failed)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -10,18 +11,19 @@ import pytest
 from tests.hosts import cells
 from tests.hosts.endings import ENDINGS
 from tests.hosts.host import Host
+from tests.hosts.judge import parameters
 from tests.hosts.scenes import DEVICE, HOST_DEVICE, OTHER, SCENES
 from tests.lab import pci
 from tests.lab.machine import Machine, command
+from tests.lab.test_hosts import judge, none_differs
 from tests.node import until
 
 MACHINES = ("sriov",)
 SRIOV = "sriov"
 _SCENES = ("plain", "on-link-gateway", "dhcp-lease", "ecmp-over-two-nics", "sysctls-of-firewalld")
-_CELLS = [
-    *(("plain", plugin, ending) for plugin in (SRIOV, HOST_DEVICE) for ending in ENDINGS),
-    *((scene, plugin, "del") for scene in _SCENES[1:] for plugin in (SRIOV, HOST_DEVICE)),
-]
+_EVERY = [(scene, plugin, ending) for scene in _SCENES for plugin in (SRIOV, HOST_DEVICE) for ending in ENDINGS]
+_CELLS = [cell for cell in _EVERY if cell[0] == "plain" or cell[2] == "del"]
+_outcomes: Counter[str] = Counter()
 
 
 class VfHost(Host):
@@ -39,9 +41,7 @@ class VfHost(Host):
             self.node.host.set(pci.netdev(address), ifname=name)
             self.node.host.set(name, mtu=1400, state="up")
         assert until(lambda: all(self.node.host.link(name).carrier for name in (DEVICE, OTHER)), 60)
-        self._shell("ip addr add 10.3.0.2/24 dev ens3f0; ip addr add fd00:3::2/64 dev ens3f0 nodad")
-        self._shell(self.scene.commands)
-        self.node.remember()
+        self.set_up("ip addr add 10.3.0.2/24 dev ens3f0", "ip addr add fd00:3::2/64 dev ens3f0 nodad")
 
     def _selected(self) -> dict[str, Any]:
         key = "deviceID" if self.plugin == SRIOV else "pciBusID"
@@ -63,10 +63,22 @@ def without_vfs() -> Iterator[None]:
     pci.set_vfs(pci.cards()[0], 0)
 
 
-@pytest.mark.parametrize("cell", [pytest.param(cell, id=cells.name(cell)) for cell in _CELLS])
+@pytest.mark.parametrize("cell", parameters(_CELLS))
 def test_a_vf_comes_home_with_all_that_it_had(machine: Machine, without_vfs: None, cell: cells.Cell) -> None:
+    run(machine, cell)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cell", parameters(_EVERY))
+def test_every_vf_comes_home_with_all_that_it_had(machine: Machine, without_vfs: None, cell: cells.Cell) -> None:
+    run(machine, cell)
+
+
+def test_no_cell_of_a_vf_differs_or_is_skipped(say: Callable[[str], None]) -> None:
+    none_differs(_outcomes, say)
+
+
+def run(machine: Machine, cell: cells.Cell) -> None:
     scene, plugin, ending = cell
     with VfHost(SCENES[scene], plugin, machine) as host:
-        verdict = cells.judged(host, ending)
-    if verdict.outcome == cells.DIFFERENT:
-        pytest.fail(f"{cells.name(cell)}\n{verdict}", pytrace=False)
+        judge(cell, cells.judged(host, ending), _outcomes)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.lab.cards import card
 from tests.lab.machine import Machine
+from tests.lab.pci import card
 from tests.lab.test_doctor import railcni
 
 MACHINES = ("sriov",)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.blackbox import test_chains as chains
+from tests.lab import networks
 from tests.lab.machine import Machine, command, verbs_devices
 from tests.node import Pod
 
@@ -81,20 +83,7 @@ def test_a_sandbox_that_died_has_given_its_verbs_device_back(machine: Machine, p
 def test_an_add_that_is_repeated_or_comes_after_a_killed_one_ends_alike(machine: Machine, pod: Pod) -> None:
     config = network(pod)
     for number in range(1, 14):
-        strace = [
-            "strace",
-            "-qq",
-            "-o",
-            "/dev/null",
-            "-e",
-            "trace=sendto",
-            "-e",
-            f"inject=sendto:signal=KILL:when={number}",
-        ]
-        environ = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
-        environ["CNI_PATH"] = str(machine.executables)
-        command_line = [*strace, machine.executables / "rdma"]
-        machine.run(command_line, env={**os.environ, **environ}, stdin=json.dumps(config).encode())
+        networks.killed(machine, "ADD", config, pod, f"sendto:{number}")
         if number % 2:
             machine.cni("rdma", "ADD", config, netns=pod).succeeded()
             assert of_pod(pod) == ["mlx5_0"]
@@ -119,3 +108,33 @@ def test_what_cannot_be_told_or_found_is_said_so(machine: Machine, pod: Pod) -> 
     unknown = network(pod, verbsDevice="", deviceID="0000:ff:1f.7")
     machine.cni("rdma", "ADD", unknown, netns=pod).refused(7, "0000:ff:1f.7", "not on the host")
     assert (verbs_devices(), machine.files()) == (["mlx5_0"], [])
+
+
+@chains.needs_go
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        (chains.SELF, "rdma", "tuning"),
+        ("loopback", chains.SELF, "tuning", "rdma", "portmap"),
+        (chains.SELF, "sbr", "rdma"),
+    ],
+    ids=" ".join,
+)
+def test_rdma_stands_behind_and_before_plugins_of_others(
+    machine: Machine, pod: Pod, chain: tuple[str, ...], plugin: str, say: Callable[[str], None]
+) -> None:
+    """host-device moves another netdev: with its own the soft-RoCE device would be deleted."""
+    machine.dummy("ens3f0")
+    machine.remember()
+    own = {"rdma": {"type": "rdma", "verbsDevice": "mlx5_0"}}
+    own[chains.SELF] = chains.member(chains.SELF, plugin)
+    own[chains.SELF] |= {"device": "ens3f0"} if plugin == "host-device" else {}
+    calls = chains.Chain(machine, pod, "1.0.0", [own.get(name) or chains.MEMBERS[name] for name in chain])
+    result = calls.add()
+    assert (of_pod(pod), verbs_devices()) == (["mlx5_0"], [])
+    say(f"net1 {result['ips'][0]['address']} with mlx5_0 in {pod.name}")
+    calls.check()
+    for _ in range(1 if "sbr" in chain else 2):  # sbr's DEL refuses where there is no link
+        calls.delete()
+        assert (of_pod(pod), verbs_devices(), machine.leftovers()) == ([], ["mlx5_0"], [])

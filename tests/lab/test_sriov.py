@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.lab import networks
-from tests.lab.cards import Card, card, netdev, until
 from tests.lab.machine import Machine, command
+from tests.lab.pci import Card, card, netdev, wait_for_netdev
 from tests.node import Pod
 from tests.view import Link
 
@@ -184,7 +184,7 @@ def test_a_late_delete_resets_nothing_of_a_vf_that_another_pod_has(machine: Mach
     old = network(nic.vfs[0], **EVERYTHING)
     machine.cni("sriov", "ADD", old, netns=machine.pod("pod1"), container_id="old").succeeded()
     machine.delete_pod(machine.pods["pod1"])
-    until(lambda: netdev(nic.vfs[0]) == "net1")
+    wait_for_netdev(nic.vfs[0], "net1")
     second = machine.pod("pod2")
     new = network(nic.vfs[0], vlan=300)
     machine.cni("sriov", "ADD", new, netns=second, container_id="new").succeeded()
@@ -201,7 +201,7 @@ def test_a_vf_of_a_sandbox_that_died_is_restored_by_gc(machine: Machine, nic: Ca
     config = network(nic.vfs[0], **EVERYTHING)
     machine.cni("sriov", "ADD", config, netns=machine.pod("pod1")).succeeded()
     machine.delete_pod(machine.pods["pod1"])
-    until(lambda: netdev(nic.vfs[0]) == "net1")
+    wait_for_netdev(nic.vfs[0], "net1")
     machine.cni("sriov", "GC", {**config, "cni.dev/valid-attachments": []}).succeeded()
     assert (whole(machine, nic), machine.leases(), machine.files()) == (before, [], [])
 
@@ -274,28 +274,7 @@ def test_a_delete_ends_what_gos_sriov_cni_has_attached(machine: Machine, nic: Ca
     assert machine.files() == []
 
 
-def killed(machine: Machine, verb: str, config: dict[str, Any], pod: Pod, call: str, number: int) -> bool:
-    """Run sriov and kill it at its `number`th system call `call`; whether it got as far as that."""
-    environ = {"CNI_COMMAND": verb, "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
-    strace = [
-        "strace",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-e",
-        f"trace={call}",
-        "-e",
-        f"inject={call}:signal=KILL:when={number}",
-    ]
-    done = machine.run(
-        [*strace, machine.executables / config["type"]],
-        env={**os.environ, **environ, "CNI_PATH": str(machine.executables)},
-        stdin=json.dumps(config).encode(),
-    )
-    return done.returncode != 0
-
-
-WAYS = ("DEL", "GC", "ADD again and DEL", "the sandbox's end and DEL")
+WAYS = ("DEL", "GC", "ADD again and DEL", "the sandbox's end and DEL", "the sandbox's end and GC")
 
 
 def _goes_on(machine: Machine, vf: str, asked: dict[str, Any], pod: Pod, way: str) -> Pod:
@@ -304,15 +283,15 @@ def _goes_on(machine: Machine, vf: str, asked: dict[str, Any], pod: Pod, way: st
     def call(verb: str, **more: Any) -> None:
         machine.cni(asked["type"], verb, {**asked, **more}, netns=pod.path).succeeded()
 
-    if way == "GC":
-        call("GC", **{"cni.dev/valid-attachments": []})
-        return pod
     if way.startswith("ADD"):
         call("ADD")
     elif way.startswith("the sandbox"):
         machine.delete_pod(pod)
-        until(lambda: netdev(vf))
-    call("DEL")
+        wait_for_netdev(vf)
+    if way.endswith("GC"):
+        call("GC", **{"cni.dev/valid-attachments": []})
+    else:
+        call("DEL")
     return pod if Path(pod.path).exists() else machine.pod("pod1")
 
 
@@ -327,7 +306,7 @@ def _sweep(
         for number in numbers:
             if verb == "DEL":
                 machine.cni(asked["type"], "ADD", asked, netns=pod).succeeded()
-            if not killed(machine, verb, asked, pod, call, number):
+            if not networks.killed(machine, verb, asked, pod, f"{call}:{number}"):
                 if verb == "ADD":
                     machine.cni(asked["type"], "DEL", asked, netns=pod).succeeded()
                 break

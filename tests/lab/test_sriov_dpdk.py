@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-from tests.lab.cards import PCI, card
 from tests.lab.machine import Machine, command
+from tests.lab.pci import card, rebind
 from tests.lab.test_sriov import MAC, network
 
 MACHINES = ("iommu",)
 
 
-def bind(address: str) -> None:
-    """Give the VF to vfio-pci."""
-    command("modprobe", "vfio-pci")
-    (PCI / address / "driver_override").write_text("vfio-pci")
-    (PCI / address / "driver" / "unbind").write_text(address)
-    Path("/sys/bus/pci/drivers_probe").write_text(address)
-    assert (PCI / address / "driver").resolve().name == "vfio-pci"
-
-
 def test_a_vf_of_vfio_is_set_through_its_pf_and_stays_where_it_is(machine: Machine, say: Callable[[str], None]) -> None:
     with card(machine) as nic:
-        bind(nic.vfs[0])
+        rebind(nic.vfs[0], "vfio-pci")
         before = nic.state(0)
         pod, other = machine.pod("pod1"), machine.pod("pod2")
         config = network(nic.vfs[0], vlan=100, spoofchk="off", mac=MAC)

@@ -68,7 +68,7 @@ def test_the_pods_of_the_validation_pass_with_the_bandwidths_of_ib_write_bw(
     assert rows["gid"][0] == "PASS" and rows["gid"][1].startswith("mlx5_0, index ")
     for name in ("ib_write_bw -x", "ib_write_bw -R"):
         result, bandwidth = rows[name]
-        assert result == "PASS" and float(bandwidth.removesuffix(" Gb/s")) > 0
+        assert result == "PASS" and (bandwidth == "? Gb/s" or float(bandwidth.removesuffix(" Gb/s")) > 0)
     assert rows["ib_write_bw, GPU"] == ["SKIP", "no GPU here, or a perftest without CUDA"]
     assert (of_server[0], of_server[2]) == (0, "PASS")
 

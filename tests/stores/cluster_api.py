@@ -14,6 +14,7 @@ READABLE = {
     "pods": ("api/v1", "Pod"),
     "nodes": ("api/v1", "Node"),
     "network-attachment-definitions": ("apis/k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition"),
+    "resourceclaims": ("apis/resource.k8s.io/v1", "ResourceClaim"),
     "nodeslicepools": ("apis/whereabouts.cni.cncf.io/v1alpha1", "NodeSlicePool"),
 }
 STATUS = "k8s.v1.cni.cncf.io/network-status"

@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cni.spec.request import Attachment
-from ipam.stores import kubernetes_turns
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Want
 from ipam.stores.addresslease import AddressLeaseStore
-from ipam.stores.base import Claimed, Lease, Owner, Store, Want
+from ipam.stores.addresslease.objects import name_of
+from ipam.stores.base import Claimed, Store
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
-from ipam.stores.kubernetes import KubernetesStore
-from ipam.stores.kubernetes_objects import PoolObject
-from ipam.stores.kubernetes_view import Names
+from ipam.stores.kubernetes import KubernetesStore, locks
+from ipam.stores.kubernetes.objects import IPPool
+from ipam.stores.kubernetes.view import Names
 from tests import etcd
 from tests.stores import etcd_dump, kubernetes_proxy
 from tests.stores.kubernetes_api import ApiServer
@@ -35,7 +36,7 @@ class FileKind:
     leaf = 4096  # addresses that are skipped as one when all are taken
     examples = 12  # runs of the state machine
     cools_scopes = True  # whether an address that cools does so in other pools of its scope
-    remembers_beside = True  # whether what is remembered of an address outlives that another has it
+    remembers_beside = True  # whether an address that cools still does when another has it, and has left it again
 
     def unusable(self) -> str:
         """Why there can be no such store here; "" when there can."""
@@ -63,23 +64,23 @@ class EtcdKind:
     def make(self, whole: bool = True) -> tuple[Callable[[], Store], Callable[[], None]]:
         """`whole`: in the end all keys must belong together."""
         cluster = etcd.shared(etcd.LARGE)
-        described = description(cluster.endpoints, prefix=f"/railcni-{os.getpid()}-{next(self._prefixes)}")
+        store_ref = description(cluster.endpoints, prefix=f"/railcni-{os.getpid()}-{next(self._prefixes)}")
         opened: list[EtcdStore] = []
 
         def reopen() -> EtcdStore:
-            opened.append(EtcdStore(described, seconds=20))
+            opened.append(EtcdStore(store_ref, seconds=20))
             return opened[-1]
 
         def remove() -> None:
             for store in opened:
                 store.close()
-            assert not whole or etcd_dump.faults(etcd_dump.dump(cluster.endpoints[0], described["prefix"])) == []
+            assert not whole or etcd_dump.faults(etcd_dump.dump(cluster.endpoints[0], store_ref["prefix"])) == []
 
         return reopen, remove
 
 
 def description(endpoints: list[str], **more: str) -> dict[str, Any]:
-    """What ipam.stores.describe says of an etcd store."""
+    """The reference that ipam.stores.ref_of makes to an etcd store."""
     absent = dict.fromkeys(("user", "password", "ca", "cert", "key"), "")
     return {"kind": "etcd", "endpoints": endpoints, "prefix": "/railcni", **absent, **more}
 
@@ -96,7 +97,7 @@ class AnyNames(Names):
     def range_of(self, pool: str, family: int, value: int) -> str:
         return "0.0.0.0/0" if family == 4 else f"{ipaddress.IPv6Address(value >> 62 << 62)}/66"
 
-    def scope_of(self, pool: PoolObject) -> str | None:
+    def scope_of(self, pool: IPPool) -> str | None:
         return ""
 
 
@@ -106,8 +107,8 @@ class RecordingStore(KubernetesStore):
     It looks at the reservations from the first, not only when it has met one of another pool.
     """
 
-    def __init__(self, described: dict[str, Any], records: list[Lease]) -> None:
-        super().__init__(described, 20, lambda: records, names=AnyNames())
+    def __init__(self, store_ref: dict[str, Any], records: list[Lease]) -> None:
+        super().__init__(store_ref, 20, lambda: records, names=AnyNames())
         self._view.thorough = True
         self._records = records
 
@@ -138,7 +139,7 @@ class KubernetesKind:
             atexit.register(self._server.close)
         directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
         kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
-        kubernetes_turns.DIRECTORY = str(directory / "run")
+        locks.DIRECTORY = str(directory / "run")
         records: list[Lease] = []
         opened: list[KubernetesStore] = []
 
@@ -152,6 +153,33 @@ class KubernetesKind:
             shutil.rmtree(directory)
 
         return reopen, remove
+
+
+class RecordingLeaseStore(AddressLeaseStore):
+    """A store `addresslease` with the records that a node would keep of its claims.
+
+    Of an attachment and an object there is one record, of the last claim: a node has one record for each attachment.
+    """
+
+    def __init__(self, store_ref: dict[str, Any], records: dict[tuple[str, Attachment], Lease]) -> None:
+        super().__init__(store_ref, 20, lambda: list(records.values()))
+        self._records = records
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
+        answer = super().claim(wants, owner, instead_of)
+        if isinstance(answer, Claimed):
+            for lease in answer.leases:
+                name = name_of(lease.pool, lease.scope, lease.family, lease.value)
+                self._records[name, lease.attachment] = lease
+        return answer
+
+    def find(self, attachment: Attachment) -> list[Lease]:
+        """As without a record: here leases of an attachment come and go one by one."""
+        recorded, self._known = self._known, list
+        try:
+            return super().find(attachment)
+        finally:
+            self._known = recorded
 
 
 class AddressLeaseKind:
@@ -174,10 +202,11 @@ class AddressLeaseKind:
             atexit.register(self._server.close)
         directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
         kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
+        records: dict[tuple[str, Attachment], Lease] = {}
         opened: list[AddressLeaseStore] = []
 
         def reopen() -> AddressLeaseStore:
-            opened.append(AddressLeaseStore({"kind": "addresslease", "kubeconfig": kubeconfig}, 20))
+            opened.append(RecordingLeaseStore({"kind": "addresslease", "kubeconfig": kubeconfig}, records))
             return opened[-1]
 
         def remove() -> None:

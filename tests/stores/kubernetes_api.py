@@ -19,11 +19,14 @@ import uuid
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from tests.stores.kubernetes_core import LEASES, Core, Exists, Missing, Unfit
+
+if TYPE_CHECKING:
+    import pytest
 
 GROUP, VERSION = "whereabouts.cni.cncf.io", "v1alpha1"
 KINDS = {
@@ -43,30 +46,25 @@ def group_of(resource: str) -> str:
     return "railcni.io" if resource == ADDRESSES else GROUP
 
 
-def _schema() -> dict[str, Any]:
-    """What the definition of AddressLease says of `spec`."""
-    path = Path(__file__).resolve().parents[2] / "conf/kubernetes/crds/addressleases.yaml"
+def _schema(resource: str, part: str = "spec") -> dict[str, Any]:
+    """What the definition of a resource says of `spec` or `status`."""
+    path = Path(__file__).resolve().parents[2] / f"conf/kubernetes/crds/{resource}.yaml"
     (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
-    found: dict[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    found: dict[str, Any] = version["schema"]["openAPIV3Schema"]["properties"][part]
     return found
 
 
-TEXT: dict[str, Any] = {"type": "string"}
-ENTRY: dict[str, Any] = {
-    "properties": {"id": TEXT, "podref": TEXT, "ifname": TEXT, "ipamclaimref": TEXT},
-    "required": ["id", "podref"],
-}
-SPECS: dict[str, dict[str, Any]] = {
-    "ippools": {"properties": {"range": TEXT, "allocations": {"each": ENTRY}}, "required": ["range", "allocations"]},
-    "overlappingrangeipreservations": {
-        "properties": {"podref": TEXT, "ifname": TEXT, "containerid": TEXT},
-        "required": ["podref"],
-    },
-    "nodeslicepools": {"properties": {"range": TEXT, "sliceSize": TEXT}, "required": ["range", "sliceSize"]},
-    ADDRESSES: _schema(),
-}
-SLICE = {"properties": {"nodeName": TEXT, "sliceRange": TEXT}, "required": ["nodeName", "sliceRange"]}
-STATUS = {"properties": {"allocations": {"items": SLICE}}, "required": ["allocations"]}  # of a NodeSlicePool
+SPECS = {resource: _schema(resource) for resource in KINDS}
+STATUS = _schema("nodeslicepools", "status")
+KEEPS = "x-kubernetes-preserve-unknown-fields"
+_ALLOCATION = SPECS["ippools"]["properties"]["allocations"]["additionalProperties"]
+
+
+def outdate(patch: pytest.MonkeyPatch) -> None:
+    """Let the definition of IPPool be that of a whereabouts that knew no ifname."""
+    patch.delitem(_ALLOCATION["properties"], "ifname")
+    patch.delitem(_ALLOCATION, KEEPS)
+
 
 Answer = tuple[int, dict[str, Any]]
 DROP_BEFORE, DROP_AFTER = "drop before", "drop after"  # the connection is closed, before or after the request is served
@@ -123,7 +121,8 @@ class Objects(dict[Place, dict[str, Any]]):
 
 
 class ApiServer:
-    """`url` is where it listens. `tokens`: who may come in, anybody when empty. `forbidden`: (verb, resource) pairs.
+    """`url` is where it listens. `tokens`: who may come in, anybody when empty, but for those `refused`. `forbidden`: (verb,
+    resource) pairs.
 
     `faults` is asked for each request: (method, resource, number of the request) to a Fault, or None for none.
     """
@@ -132,6 +131,7 @@ class ApiServer:
         self.objects = Objects()
         self.resources = set(KINDS)
         self.tokens: set[str] = set()
+        self.refused: set[str] = set()
         self.forbidden: set[tuple[str, str]] = set()
         self.absent: set[str] = set()  # namespaces that there are not
         self.ending: set[str] = set()  # namespaces that are being deleted
@@ -293,7 +293,8 @@ class ApiServer:
         return None if fault == DROP_AFTER else answer
 
     def _authenticate(self, headers: Any) -> None:
-        if self.tokens and headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
+        token = headers.get("Authorization", "").removeprefix("Bearer ")
+        if token in self.refused or (self.tokens and token not in self.tokens):
             raise Refusal(401, "Unauthorized", "Unauthorized")
 
     def _serve(
@@ -545,15 +546,17 @@ def _prune(value: Any, schema: dict[str, Any], path: str, resource: str) -> Any:
         return [_prune(inner, schema["items"], f"{path}[{i}]", resource) for i, inner in enumerate(value)]
     if not isinstance(value, dict):
         raise refuse("must be of type object")
-    if "each" in schema:
-        return {key: _prune(inner, schema["each"], f"{path}.{key}", resource) for key, inner in value.items()}
+    if each := schema.get("additionalProperties"):
+        return {key: _prune(inner, each, f"{path}.{key}", resource) for key, inner in value.items()}
     for key in schema.get("required", ()):
         if key not in value:
             raise Refusal(
                 422, "Invalid", f"{KINDS[resource]}.{group_of(resource)} is invalid: {path}.{key}: Required value"
             )
     known = schema["properties"]
-    return {key: _prune(inner, known[key], f"{path}.{key}", resource) for key, inner in value.items() if key in known}
+    kept = {key: inner for key, inner in value.items() if schema.get(KEEPS) and key not in known}
+    named = {key: _prune(inner, known[key], f"{path}.{key}", resource) for key, inner in value.items() if key in known}
+    return named | kept
 
 
 if __name__ == "__main__":  # a server for executables, until it is killed

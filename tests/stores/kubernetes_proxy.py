@@ -2,6 +2,9 @@
 
 RAILCNI_TEST_KUBECONFIG names its kubeconfig. Every namespace of a test is one of its own there, made when it is first
 named, and deleted in the end; the custom resources are made when the server does not know them.
+
+A request with a token comes from an agent or a plugin that has one: it is made as their service account, which has the
+rights of conf/kubernetes and no other. Whatever else asks is the administrator.
 """
 
 from __future__ import annotations
@@ -12,18 +15,23 @@ import os
 import threading
 import time
 import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ipam.stores import http, kubeconfig
-from tests.stores.kubernetes_api import KINDS, VERSION, ApiServer, group_of
+from ipam.stores import http
+from ipam.stores.apiserver import kubeconfig
+from tests.stores.kubernetes_api import ADDRESSES, KINDS, VERSION, ApiServer, group_of
 from tests.stores.kubernetes_core import LEASES
 from tests.stores.kubernetes_real_core import RealCore
 
+AGENT, PLUGIN = ("railcni", "railcni"), ("kube-system", "railcni")  # service accounts of conf/kubernetes
 VARIABLES = ("RAILCNI_TEST_KUBECONFIG", "RAILCNI_KUBECONFIG")
 CRDS = Path(__file__).resolve().parents[2] / "conf/kubernetes/crds"
+_RIGHTS = ("rbac.yaml", "serviceaccount.yaml", "agent-rbac.yaml")
 _SECONDS = 30.0
 _IDLE = 10.0  # seconds after which a server may have closed a connection
 
@@ -49,21 +57,29 @@ class Proxy(ApiServer):
         self._local = threading.local()
         self._namespaces: dict[str, str] = {}
         self._prefix = f"railcni-test-{os.getpid()}-{next(self._numbers)}"
+        self._granted: list[str] = []  # what has no namespace, and is removed in the end
+        self._grants = threading.Lock()
         self.core: RealCore = RealCore(self._send, self._real, self._prefix)
         for file in CRDS.glob("*.yaml"):
             document = yaml.safe_load(file.read_text())
-            self._send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
+            place = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+            if self._send("POST", place, document)[0] == 409:  # it may be an older one
+                merge = "application/merge-patch+json"
+                self._send("PATCH", f"{place}/{document['metadata']['name']}", document, merge)
         deadline = time.monotonic() + _SECONDS
-        while any(self._send("GET", f"/apis/{group_of(kind)}/{VERSION}/{kind}")[0] != 200 for kind in KINDS):
+        while any(self._send("GET", f"/apis/{group_of(kind)}/{VERSION}/{kind}?limit=1")[0] != 200 for kind in KINDS):
             assert time.monotonic() < deadline, "the server does not serve the custom resources"
             time.sleep(0.1)
 
     def close(self) -> None:
         super().close()
         self.core.close()
+        for target in self._granted:
+            self._send("DELETE", target)
         for name in self._namespaces.values():
             for kind in KINDS:
                 self._send("DELETE", f"/apis/{group_of(kind)}/{VERSION}/namespaces/{name}/{kind}")
+            self._send("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")  # others list all pods
             self._send("DELETE", f"/api/v1/namespaces/{name}")
 
     def put(
@@ -113,6 +129,14 @@ class Proxy(ApiServer):
     def _serve(
         self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
     ) -> tuple[int, Any]:
+        token = (headers.get("Authorization") or "").removeprefix("Bearer ")
+        issued = any(token == text for _, text in self.core.tokens)
+        with self._as(self._account(*(PLUGIN if issued else AGENT)) if token else ""):
+            return self._pass_on(method, parts, query, headers, body)
+
+    def _pass_on(
+        self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
+    ) -> tuple[int, Any]:
         if parts[0] == "api" or parts[:2] == ["apis", LEASES]:
             return super()._serve(method, parts, query, headers, body)
         if len(parts) < 6 or parts[5] not in self.resources:
@@ -124,6 +148,57 @@ class Proxy(ApiServer):
         kind = headers.get("Content-Type") or "application/json"
         return self._send(method, target, json.loads(body) if body else None, kind, headers.get("Accept") or "*/*")
 
+    def _account(self, namespace: str, name: str) -> str:
+        """The name of a service account as a user, which has the rights of conf/kubernetes from now on."""
+        with self._grants:
+            if not self._granted:
+                for file in _RIGHTS:
+                    for document in yaml.safe_load_all((CRDS.parent / file).read_text()):
+                        self._grant(document)
+                for account in (AGENT, PLUGIN):
+                    self._wait_for_rights(f"system:serviceaccount:{self._real(account[0])}:{account[1]}")
+        return f"system:serviceaccount:{self._real(namespace)}:{name}"
+
+    def _grant(self, document: dict[str, Any]) -> None:
+        kind, metadata, reference = document["kind"], document["metadata"], document.get("roleRef", {})
+        for subject in document.get("subjects", ()):
+            subject["namespace"] = self._real(subject["namespace"])
+        if reference.get("kind") == "ClusterRole":
+            reference["name"] = f"{self._prefix}-{reference['name']}"
+        target = f"/apis/{document['apiVersion']}" if "/" in document["apiVersion"] else "/api/v1"
+        if kind.startswith("Cluster"):
+            metadata["name"] = f"{self._prefix}-{metadata['name']}"
+            target += f"/{kind.lower()}s"
+            self._granted.append(f"{target}/{metadata['name']}")
+        else:
+            metadata["namespace"] = self._real(metadata["namespace"])
+            target += f"/namespaces/{metadata['namespace']}/{kind.lower()}s"
+        code, said = self._send("POST", target, document)
+        assert code == 201, said
+
+    def _wait_for_rights(self, account: str) -> None:
+        """The server learns of a new binding a moment later."""
+        asked = (
+            {"resource": "pods"},
+            {"resource": ADDRESSES, "group": "railcni.io", "namespace": self._real(PLUGIN[0])},
+        )
+        deadline = time.monotonic() + _SECONDS
+        for attributes in asked:
+            review = {"spec": {"user": account, "resourceAttributes": {"verb": "get", **attributes}}}
+            target = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+            while not self._send("POST", target, review)[1]["status"]["allowed"]:
+                assert time.monotonic() < deadline, f"{account} has no right to get {attributes}"
+                time.sleep(0.02)
+
+    @contextmanager
+    def _as(self, account: str) -> Iterator[None]:
+        """What this thread asks is asked by `account`, "" for the administrator."""
+        former, self._local.account = getattr(self._local, "account", ""), account
+        try:
+            yield
+        finally:
+            self._local.account = former
+
     def _real(self, namespace: str) -> str:
         self._place(namespace, "")
         return self._namespaces[namespace]
@@ -132,7 +207,8 @@ class Proxy(ApiServer):
         with self._lock:
             if namespace not in self._namespaces:
                 name = self._namespaces[namespace] = f"{self._prefix}-{len(self._namespaces)}"
-                status, said = self._send("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+                with self._as(""):
+                    status, said = self._send("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
                 assert status in (201, 409), said
         return f"/apis/{group_of(resource)}/{VERSION}/namespaces/{self._namespaces[namespace]}/{resource}"
 
@@ -150,6 +226,9 @@ class Proxy(ApiServer):
         headers = f"Accept: {accept}\r\nContent-Type: {kind}\r\n" + (
             f"Authorization: Bearer {token}\r\n" if token else ""
         )
+        account = getattr(self._local, "account", "")
+        if account:
+            headers += f"Impersonate-User: {account}\r\nImpersonate-Group: system:authenticated\r\n"
         body = b"" if document is None else json.dumps(document).encode()
         status, reply = connection.request(method, access.base + target, headers, body, deadline)
         try:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cni.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
-from ipam import acquire, leases
-from ipam.leases import Need
+from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable, StateDamaged, TryAgainLater
+from ipam import acquire, rules
+from ipam.leases import Lease
 from ipam.ranges import Range, parse_address
-from ipam.stores import addresslease_objects as objects
-from ipam.stores.addresslease import AddressLeaseStore
-from ipam.stores.base import Claimed, Lease, Store, Taken, Unknown
-from ipam.stores.kubernetes_api import RIGHTS
-from tests.stores import kubernetes_proxy
+from ipam.rules import Need
+from ipam.stores import addresslease
+from ipam.stores.addresslease import AddressLeaseStore, objects
+from ipam.stores.apiserver.resources import RIGHTS
+from ipam.stores.base import Claimed, Store, Taken, Unknown
+from tests.stores import kubernetes_api, kubernetes_proxy
 from tests.stores.kinds import owner, want
 from tests.stores.kubernetes_api import DROP_AFTER, DROP_BEFORE, ApiServer, Refusal
 from tests.stores.test_lease_life import MAKERS, Place
@@ -147,40 +150,93 @@ def test_the_definition_admits_what_is_written_and_no_object_without_an_address(
 # --- what a call costs ---
 
 
-def test_a_first_add_asks_four_times_and_a_del_twice(place: Place) -> None:
+def test_a_first_add_asks_three_times_and_a_del_twice(place: Place) -> None:
     place.add("c0", "b")
     asked(place.server)
     assert place.add("c1", "a") == "10.0.0.2"
-    lists = [f"GET {ADDRESSES}"] * 2
     twin = f"GET {ADDRESSES}/10.0.0.2.pool.10.0.0.0-24"
-    assert asked(place.server) == [*lists, f"POST {ADDRESSES}", twin]
+    assert asked(place.server) == [f"GET {ADDRESSES}", f"POST {ADDRESSES}", twin]
     place.delete("c1", "a")
     assert asked(place.server) == [f"GET {ADDRESSES}/10.0.0.2", f"DELETE {ADDRESSES}/10.0.0.2"]
 
 
+def test_a_pod_that_returns_costs_one_request_more_and_its_del_one_that_remembers_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresslease, "_FORGETS", 0)  # else one of 32 releases removes old memories
+    place.add("c0", "web-0")
+    place.delete("c0", "web-0")
+    memory = objects.memory_name(("ns", "web-0", ""), "net1")
+    assert asked(place.server)[-2:] == [f"DELETE {ADDRESSES}/10.0.0.1", f"POST {ADDRESSES}"]
+    assert place.add("c1", "web-0") == "10.0.0.1"
+    assert f"GET {ADDRESSES}/{memory}" in asked(place.server)
+    assert place.server.names(ADDRESSES) == ["10.0.0.1", memory]
+
+
+WIDE = "10.0.0.0/16"
+
+
 @needs_own_server
-def test_an_add_among_20000_leases_asks_once_more_and_is_sent_no_more_than_two_blocks(place: Place) -> None:
-    fill(place, 20_000)
-    sent = []
-
-    def noted(method: str, resource: str, number: int) -> None:
-        query = place.server.queries[-1][1] if method == "GET" and place.server.queries else {}
-        sent.append(query.get("labelSelector", [""])[0])
-
-    place.server.faults = noted
-    place.add("c1", "a", range="10.0.0.0/16")
-    requests = asked(place.server)
-    assert len(requests) <= 10, requests
-    assert all("railcni.io/block=" in selector or "railcni.io/pod=" in selector for selector in sent[:2])
-    assert not [
-        selector for selector in sent if selector and "block" not in selector and "railcni.io/pod=" not in selector
-    ]
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_add_and_a_del_among_20000_leases_list_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    monkeypatch.setattr("ipam.stores.addresslease._FORGETS", 0)
+    monkeypatch.setattr(acquire.allocator, "search_start", lambda *arguments: TEN + 30_000)  # not where all is taken
+    fill(place, 20_000, scope="" if overlap else None)
+    for pod in ("a", "web-0"):
+        for verb in ("ADD", "DEL"):
+            asked(place.server)
+            place.call(verb, pod, pod, range=WIDE, enable_overlapping_ranges=overlap)
+            requests = asked(place.server)
+            assert len(requests) <= 12 and f"GET {ADDRESSES}" not in requests, requests
 
 
-def fill(place: Place, count: int, pool: str = "10.0.0.0-16") -> None:
+def test_the_lowest_free_address_is_given_until_the_last_one_of_the_first_block_is_held(place: Place) -> None:
+    fill(place, 254)
+    assert place.add("c1", "a", range=WIDE) == "10.0.0.255"
+    place.server.remove(ADDRESSES, "10.0.0.7")
+    elsewhere = place.add("c2", "b", range=WIDE)
+    assert elsewhere != "10.0.0.7" and elsewhere.startswith("10.0.")
+    place.delete("c1", "a", range=WIDE)
+    assert place.add("c3", "c", range=WIDE) == "10.0.0.7"
+    assert place.add("c4", "d", range=WIDE) == "10.0.0.255"
+
+
+def test_calls_of_a_node_at_once_claim_one_address_each(place: Place) -> None:
+    """Each is about to create its object when the others look for the lowest free address."""
+    calls, looked = 5, threading.Barrier(5)
+    place.server.faults = lambda method, resource, number: looked.wait(20) and None if method == "POST" else None
+    with ThreadPoolExecutor(calls) as workers:
+        given = list(workers.map(lambda number: place.add(f"c{number}"), range(calls)))
+    assert sorted(given) == [f"10.0.0.{number + 1}" for number in range(calls)]
+    assert sum(line.startswith("POST") for line in asked(place.server)) == calls
+
+
+def test_after_a_lost_claim_a_search_begins_near_the_start_and_then_anywhere() -> None:
+    """Nodes that claim at once lose the lowest address to one another: the first block fills by their second attempts."""
+    owners = [owner(f"c{number}") for number in range(100)]
+    starts = [[acquire.start_of(Range(4, TEN, 16), who, place) - TEN for who in owners] for place in (1, 2, 3)]
+    assert max(starts[0]) <= 256
+    assert min(max(starts[1]), max(starts[2])) > 1 << 15
+    assert all(len(set(found)) > 60 for found in starts)
+
+
+def test_an_add_that_finds_two_places_taken_lists_names_and_gives_what_is_free(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(place, 300)
+    monkeypatch.setattr(acquire.allocator, "search_start", lambda *arguments: TEN + 5)
+    asked(place.server)
+    assert place.add("c1", "a", range=WIDE) == "10.0.1.45"
+    lists = [request for request in asked(place.server) if request == f"GET {ADDRESSES}"]
+    assert 1 <= len(lists) <= 4
+
+
+def fill(place: Place, count: int, scope: str | None = "") -> None:
     """Let the first `count` addresses of a pool be held."""
     for i in range(count):
-        lease = Lease(want(TEN + 1 + i, pool), owner(f"f{i}", i))
+        lease = Lease(want(TEN + 1 + i, "10.0.0.0-16", scope=scope), owner(f"f{i}", i))
         document = objects.document(lease)
         metadata = document["metadata"]
         place.server.put(ADDRESSES, "kube-system", metadata["name"], document["spec"], labels=metadata["labels"])
@@ -333,10 +389,10 @@ def test_node_slices_are_refused_with_what_to_do(place: Place) -> None:
 
 def test_the_plugin_has_each_right_that_it_uses_and_no_other(place: Place) -> None:
     place.server.asked.clear()
-    place.add("c1", "web-0")
-    place.delete("c1", "web-0")
-    place.add("c2", "a")
-    place.delete("c2", "a")
+    for _ in range(2):
+        place.add("c1", "web-0")
+        place.add("c2", "web-0")
+        place.delete("c2", "web-0")
     used = {verb for verb, group, resource, _ in place.server.asked if (group, resource) == ("railcni.io", ADDRESSES)}
     assert used == set(RIGHTS[ADDRESSES].split())
 
@@ -352,6 +408,16 @@ def test_a_missing_definition_and_a_missing_right_are_named(place: Place) -> Non
         place.add("c1", "a")
 
 
+@needs_own_server
+def test_a_definition_that_drops_a_member_is_named_by_status(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.call("STATUS")
+    for member in ("former", "machineID", "scope"):
+        with monkeypatch.context() as patch:
+            patch.delitem(kubernetes_api.SPECS[ADDRESSES]["properties"], member)
+            with pytest.raises(NotAvailable, match=f"addressleases.railcni.io is too old: the server drops {member}"):
+                place.call("STATUS")
+
+
 def test_what_is_remembered_too_long_is_forgotten(
     server: ApiServer, opened: Callable[..., AddressLeaseStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,7 +430,8 @@ def test_what_is_remembered_too_long_is_forgotten(
     store.cooldown = 1
     store.release(leases)
     store.forget()
-    assert server.names(ADDRESSES) == ["10.0.0.2", "10.0.0.3", "10.0.0.9"]
+    kept = {objects.memory_name(("ns", f"web-{i}", ""), "net1") for i in (2, 3)}
+    assert set(server.names(ADDRESSES)) == {*kept, "10.0.0.9"}
 
 
 def test_what_a_claim_has_made_goes_also_when_others_change_it_meanwhile(
@@ -396,7 +463,7 @@ def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sa
     ranges = [Range(4, TEN, 24), Range(4, TEN + 256, 24)]
     needs = [Need(rng, rng.pool_name(), "") for rng in ranges]
     pod, late = ("ns", "a", "u1"), Lease(want(TEN + 257, "10.0.1.0-24"), owner("old", 1, pod=("ns", "a", "u1")))
-    claimed(opened(), TEN + 1, container="old", pod=pod)  # killed before the second one
+    (first,) = claimed(opened(), TEN + 1, container="old", pod=pod)  # killed before the second one
 
     def arrives(method: str, resource: str, number: int) -> None:
         if method == "PATCH" and "10.0.1.1" not in server.names(ADDRESSES):
@@ -404,14 +471,15 @@ def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sa
 
     server.faults = arrives
 
-    def plan(*arguments: Any) -> leases.Plan:
+    def plan(*arguments: Any) -> rules.Plan:
         """As a group of rails plans: the index that the pod has, on all rails, unless an address of it is another's."""
-        found = leases.plan(*arguments)
+        found = rules.plan(*arguments)
         index = 2 if arguments[-1] else 1
-        return leases.Plan([TEN + index, TEN + 256 + index], found.given_up, found.settled)
+        return rules.Plan([TEN + index, TEN + 256 + index], found.given_up, found.settled)
 
     choice: Any = SimpleNamespace(windows=lambda *_: [], plan=plan, search=lambda *found: list(found[2]))
     whose = owner("new", 2, pod=pod)
-    got = acquire.acquire(opened(), needs, whose, acquire.Terms(lambda *_: None, choice=choice))
+    store = opened(lambda: [first, late])
+    got = acquire.acquire(store, needs, whose, acquire.Terms(lambda *_: None, choice=choice))
     assert got == [TEN + 1, TEN + 257]
-    assert {lease.container_id for lease in opened().find_pod(pod, "net1")} == {"new"}
+    assert {lease.container_id for pool in ("10.0.0.0-24", "10.0.1.0-24") for lease in opened().leases(pool)} == {"new"}

@@ -80,7 +80,7 @@ class Side:
             f";K8S_POD_INFRA_CONTAINER_ID={container}",
         }
         # the node's files, and the network namespace of this process: the server is somewhere there
-        argv = ["nsenter", f"--target={self.node._holder.pid}", "--mount", self.executable]
+        argv = ["nsenter", f"--target={self.node.holder}", "--mount", self.executable]
         began = time.monotonic()
         done = subprocess.run(argv, input=json.dumps(config).encode(), capture_output=True, env=environ, timeout=300)
         with self.lock:
@@ -178,7 +178,7 @@ def test_go_and_ours_share_a_pool_at_once_and_leave_nothing(server: ApiServer) -
         assert [container for container in left.values() if not container.startswith(go.name)] == []
         for container in left.values():
             assert ours.call("DEL", 0, container)["code"] == 0
-        check(server, held)
+        assert allocations(server) == {} and server.names(RESERVATIONS) == []
         assert ours.failed == []
         assert (ours.done, go.done["ADD"]) == ({"ADD": EACH, "DEL": EACH}, EACH)
         assert go.done["DEL"] >= EACH
@@ -190,7 +190,7 @@ def finish(node: Node) -> None:
     """Make the releases that a DEL of ours put off, where the server gave no answer in time."""
     records = node.path("/var/lib/cni/railcni/attachments")
     print(f"releases that DELs of ours put off: {len(list(records.iterdir()))}")
-    argv = ["nsenter", f"--target={node._holder.pid}", "--mount", *COMMAND, "ipam", "flush"]
+    argv = ["nsenter", f"--target={node.holder}", "--mount", *COMMAND, "ipam", "flush"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -202,9 +202,14 @@ def allocations(server: ApiServer) -> dict[str, str]:
 
 
 def check(server: ApiServer, held: dict[str, str]) -> None:
-    """The pool says of each address who holds it, and the reservations are of the same addresses."""
+    """The pool says of each address who holds it, and the reservations are of the same addresses.
+
+    Beside these may stand what calls of Go's left: an ADD that ran out of time, a DEL that said success.
+    """
     found = allocations(server)
+    left = {address for address, container in found.items() if held.get(address) != container}
     reserved = set(server.names(RESERVATIONS))
-    print(f"pool {POOL}: {len(found)} allocations, {len(reserved)} reservations, {len(held)} held")
-    assert found == held
-    assert reserved == held.keys()
+    print(f"pool {POOL}: {len(found)} allocations, {len(reserved)} reservations, {len(held)} held, left by Go: {left}")
+    assert held.items() <= found.items()
+    assert all(found[address].startswith("go") for address in left)
+    assert held.keys() <= reserved <= held.keys() | left

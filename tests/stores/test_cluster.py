@@ -1,4 +1,4 @@
-"""cni/cli/cluster.py: lightkube with the credentials that the plugin uses, and what it does when a server is busy."""
+"""cni/library/audit/cluster.py: a cluster as the command reads it, and what it does when a server is busy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from cni.cli import cluster as clusters
-from cni.cli.cluster import Cluster, IPPool
-from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam.stores import kubeconfig
+from cni.library.audit import cluster as clusters
+from cni.library.audit.cluster import Cluster, whole
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from ipam.stores import apiserver
+from ipam.stores.apiserver import kubeconfig
 from ipam.stores.base import Unreachable
 from tests.stores.cluster_api import ClusterServer
 from tests.stores.kubernetes_api import DROP_BEFORE, ApiServer
@@ -102,9 +103,9 @@ def test_in_a_pod_the_service_account_is_used_and_its_namespace(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", str(tmp_path))
     environ = {b"KUBERNETES_SERVICE_HOST": b"127.0.0.1", b"KUBERNETES_SERVICE_PORT": str(server.port).encode()}
-    monkeypatch.setattr(clusters.posix, "environ", environ)
+    monkeypatch.setattr(apiserver.posix, "environ", environ)
     one = connect()
-    assert one.namespace == "networks"
+    assert one.api.access.namespace == "networks"
     assert works(one)
     server.tokens = {"token-2"}
     (tmp_path / "token").write_text("token-2")  # kubelet renews it
@@ -113,10 +114,10 @@ def test_in_a_pod_the_service_account_is_used_and_its_namespace(
 
 def test_the_namespace_is_the_contexts_unless_another_is_given(tmp_path: Path, start: Start) -> None:  # noqa: F811
     server = start(tls=False)
-    assert cluster(tmp_path, server).namespace == "kube-system"
+    assert cluster(tmp_path, server).api.access.namespace == "kube-system"
     path = write(tmp_path / "k", None, {"server": server.url}, {"namespace": "networks"})
-    assert connect(path).namespace == "networks"
-    assert connect(path, "own").namespace == "own"
+    assert connect(path).api.access.namespace == "networks"
+    assert connect(path, "own").api.access.namespace == "own"
 
 
 BUSY = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "busy"}
@@ -136,13 +137,13 @@ def test_a_read_is_repeated_while_the_server_is_busy_or_drops_it(tmp_path: Path,
 def test_a_change_is_not_repeated(tmp_path: Path, start: Start) -> None:  # noqa: F811
     server = start(tls=False)
     server.faults = lambda method, resource, number: (500, {**BUSY, "code": 500})
-    with pytest.raises(clusters.ApiError):
-        cluster(tmp_path, server).client.create(IPPool(metadata={"name": "a"}, spec={}))
+    with pytest.raises(Unreachable, match="500"):
+        cluster(tmp_path, server).api.create("ippools", {"metadata": {"name": "a"}, "spec": {}})
     assert len(server.seen) == 1
 
 
 def test_a_list_whose_pages_expire_is_read_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "PAGE", 2)
+    monkeypatch.setattr(clusters, "_PAGE", 2)
     server = ClusterServer()
     try:
         for n in range(5):
@@ -150,8 +151,8 @@ def test_a_list_whose_pages_expire_is_read_from_its_beginning(tmp_path: Path, mo
         gone = {**BUSY, "code": 410, "reason": "Expired"}
         server.faults = lambda method, resource, number: (410, gone) if number == 2 else None
         one = connect(server.kubeconfig(tmp_path))
-        assert [pod.name for pod in one.pods()] == [f"p{n}" for n in range(5)]
-        assert one.pods("node-2") == []
+        assert [pod.name for pod in whole(one.pods)] == [f"p{n}" for n in range(5)]
+        assert list(one.pods("node-2")) == [[]]
         assert len(server.seen) > 4
     finally:
         server.close()
@@ -171,4 +172,4 @@ def test_what_the_plugins_helper_cannot_do_is_told(tmp_path: Path) -> None:
     path = tmp_path / "k"
     path.write_text(json.dumps({"clusters": []}))
     with pytest.raises(InvalidConfig, match="current-context"):
-        Cluster(str(path))
+        connect(str(path)).pool("none")

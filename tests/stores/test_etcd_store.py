@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 
-from cni.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
+from cni.shared.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
 from ipam import acquire
-from ipam.leases import Need
+from ipam.leases import Lease, Want
 from ipam.ranges import Range
-from ipam.stores import etcd_gateway, etcd_search, etcd_tokens, http
-from ipam.stores.base import READ, Claimed, Lease, Taken, Unknown, Unreachable, Want
-from ipam.stores.etcd import EtcdStore
-from ipam.stores.etcd_gateway import endpoint
-from ipam.stores.etcd_search import Search
+from ipam.rules import Need
+from ipam.stores import http
+from ipam.stores.base import READ, Claimed, Taken, Unknown, Unreachable
+from ipam.stores.etcd import EtcdStore, gateway, search
+from ipam.stores.etcd.gateway import endpoint
+from ipam.stores.etcd.search import Search
 from tests import etcd
 from tests.etcd import Cluster, Member
 from tests.proxy import Proxy
@@ -130,6 +131,30 @@ def test_a_value_that_another_wrote_is_an_error_that_names_the_key(store: EtcdSt
     assert isinstance(answer, Taken)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "lease/pool/0a00000z",
+        "lease/pool/0a0000010",
+        "lease/pool/0a0000_1",
+        "reserved//0a00000z",
+        "reserved//0a0000010",
+    ],
+)
+def test_a_key_that_another_wrote_is_an_error_that_names_it(store: EtcdStore, key: str) -> None:
+    root = f"{store.record()['prefix']}/v1/"
+    etcd.shared(etcd.LARGE).ctl("put", root + key, "--", "x")
+    with pytest.raises(StateDamaged, match=f"etcdctl del {root}{key}"):
+        store.occupied("pool", "", 4, TEN & -256, TEN | 255)
+
+
+@pytest.mark.parametrize("value", ["", "nonsense", "0a00000z", "0a0000010", "-a000001", "0a_00001"])
+def test_a_memory_that_another_wrote_is_passed_over(store: EtcdStore, value: str) -> None:
+    pod = ("default", "web-0", "uid")
+    etcd.shared(etcd.LARGE).ctl("put", f"{store.record()['prefix']}/v1/former/default/web-0/net1/pool", "--", value)
+    assert store.survey(owner(pod=pod), (), True).former == []
+
+
 def test_leases_of_a_node_are_read_without_those_of_others(store: EtcdStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(6):
         store.claim([want(TEN + i)], owner(f"c{i}", i, node=f"node-{i % 2}"))
@@ -173,7 +198,7 @@ def test_a_pool_that_was_filled_without_searches_is_searched_in_few_requests_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a migration leaves it."""
-    monkeypatch.setattr(etcd_search, "_MARKED", 50)
+    monkeypatch.setattr(search, "_MARKED", 50)
     open_store, remove = EtcdKind().make()
     store = open_store()
     assert isinstance(store, EtcdStore)
@@ -301,7 +326,7 @@ def test_a_claim_that_was_lost_on_the_way_is_unknown_and_can_be_made_again(store
 def test_a_claim_that_arrives_after_it_was_given_up_comes_to_nothing(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_gateway, "_ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(gateway, "_ATTEMPT_SECONDS", 0.5)
     with Proxy(shared_port(), Once("hold")) as proxy:
         own = through(proxy, store, etcd.shared(etcd.LARGE).endpoints[0])
         assert isinstance(own.claim([want(TEN + 1)], owner("c1", 1)), Unknown)
@@ -318,6 +343,39 @@ def test_a_claim_that_arrives_after_the_release_comes_to_nothing(
     assert isinstance(store.claim([want(TEN + 1)], owner("c1", 5)), Unknown)
     assert isinstance(store.claim([want(TEN + 1)], owner("c1", 6)), Claimed)
     assert isinstance(store.claim([want(TEN + 2)], owner("c2", 5)), Claimed)
+
+
+def test_after_a_restore_from_an_older_backup_claims_as_recorded_put_back_what_was_lost_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    with Cluster() as former:
+        own = EtcdStore(description(former.endpoints), seconds=20)
+        claim(own, 1, container="kept", sequence=1)
+        claim(own, 2, container="gone", sequence=2)
+        former.ctl("snapshot", "save", str(tmp_path / "backup"))
+        (lost,) = claim(own, 3, container="lost", sequence=3)
+        (moved,) = claim(own, 4, container="moved", sequence=4)
+        own.release(own.find(owner("gone").attachment))
+    with restored(tmp_path / "backup", tmp_path / "data") as cluster:
+        own = EtcdStore(description(cluster.endpoints), seconds=20)
+        claim(own, 4, container="new", sequence=5)  # an ADD before an agent has looked
+        again = [own.claim([want(lease.value)], owner(lease.container_id, lease.sequence)) for lease in (lost, moved)]
+        assert [type(answer) for answer in again] == [Claimed, Taken]
+        held = {lease.value - TEN: lease.container_id for lease in own.leases("pool")}
+        assert held == {1: "kept", 2: "gone", 3: "lost", 4: "new"}  # `gone` is its node's to release
+        assert etcd_dump.faults(etcd_dump.dump(cluster.endpoints[0])) == []
+        assert own.release([lost]) == 1
+
+
+@contextmanager
+def restored(backup: Path, data: Path) -> Iterator[Cluster]:
+    """A cluster of one member that begins with a backup."""
+    cluster = Cluster(flags=("--data-dir", str(data)))
+    (member,) = cluster.members
+    peers = ("--initial-cluster", f"{member.name}={member.peer}", "--initial-advertise-peer-urls", member.peer)
+    cluster.ctl("snapshot", "restore", str(backup), "--name", member.name, "--data-dir", str(data), *peers)
+    with cluster:
+        yield cluster
 
 
 def test_an_add_whose_claim_is_lost_gets_its_address_in_the_next_try(store: EtcdStore) -> None:
@@ -357,7 +415,7 @@ def test_dead_endpoints_cost_a_moment_each(store: EtcdStore) -> None:
         own = EtcdStore({**store.record(), "endpoints": [*dead, *store.record()["endpoints"]], "password": ""})
         began = time.monotonic()
         claim(own, 1)
-        assert time.monotonic() - began < etcd_gateway._ATTEMPT_SECONDS
+        assert time.monotonic() - began < gateway._ATTEMPT_SECONDS
     finally:
         for s in (*fillers, silent):
             s.close()
@@ -366,7 +424,7 @@ def test_dead_endpoints_cost_a_moment_each(store: EtcdStore) -> None:
 def test_an_endpoint_that_accepts_and_never_answers_is_left_for_the_next(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_gateway, "_ATTEMPT_SECONDS", 0.3)
+    monkeypatch.setattr(gateway, "_ATTEMPT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         first = f"http://127.0.0.1:{mute.getsockname()[1]}"
         own = EtcdStore({**store.record(), "endpoints": [first, *store.record()["endpoints"]], "password": ""})
@@ -521,14 +579,15 @@ _WORKER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from ipam import acquire
-from ipam.leases import Need
+from ipam.rules import Need
 from ipam.ranges import Range
-from ipam.stores.base import Owner, Unreachable
+from ipam.leases import Owner
+from ipam.stores.base import Unreachable
 from ipam.stores.etcd import EtcdStore
-from cni.spec.request import Attachment
+from cni.shared.spec.request import Attachment
 import json
-described, node, count = json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-store = EtcdStore(described, seconds=20)
+store_ref, node, count = json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+store = EtcdStore(store_ref, seconds=20)
 need = Need(Range(4, 10 << 24, 16), "pool", "")
 for i in range(count):
     who = Owner(Attachment("rdma-net", f"{node}-{i}", "net1"), node=node, sequence=time.time_ns())
@@ -540,9 +599,9 @@ for i in range(count):
 """
 
 
-def run_workers(described: dict[str, Any], count: int, each: int, meanwhile: Callable[[], None]) -> dict[int, str]:
+def run_workers(store_ref: dict[str, Any], count: int, each: int, meanwhile: Callable[[], None]) -> dict[int, str]:
     """What `count` processes hold in the end, as they were told: container by address. No address may be held twice."""
-    argv = [sys.executable, "-IS", "-c", _WORKER, str(ROOT), json.dumps(described)]
+    argv = [sys.executable, "-IS", "-c", _WORKER, str(ROOT), json.dumps(store_ref)]
     running = [
         subprocess.Popen([*argv, f"n{i}", str(each)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for i in range(count)
@@ -584,9 +643,9 @@ def test_many_processes_claim_while_leaders_die_and_return(three: Cluster) -> No
             time.sleep(1.5)
             leader.signal(18)
 
-    described = description(three.endpoints)
-    held = run_workers(described, 12, 60, disturb)
-    own = EtcdStore(described)
+    store_ref = description(three.endpoints)
+    held = run_workers(store_ref, 12, 60, disturb)
+    own = EtcdStore(store_ref)
     assert {lease.value: lease.container_id for lease in own.leases("pool")} == held
 
 
@@ -653,7 +712,7 @@ def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
         EtcdStore(description(cluster.endpoints, ca=f"{pems}/ca.pem"), seconds=5).find(owner().attachment)
     assert "mismatch" in caught.value.msg
     plain = etcd.shared().endpoints[0].replace("http:", "https:")
-    monkeypatch.setattr(etcd_gateway, "_FIRST_PAUSE", 60)  # one attempt, which the end of the time does not cut off
+    monkeypatch.setattr(gateway, "_FIRST_PAUSE", 60)  # one attempt, which the end of the time does not cut off
     with pytest.raises(Unreachable, match="does it speak TLS"):
         EtcdStore(description([plain]), seconds=30).find(owner().attachment)
 
@@ -661,7 +720,7 @@ def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
 @pytest.fixture(autouse=True)
 def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are kept below a directory of the test."""
-    monkeypatch.setattr(etcd_tokens, "DIRECTORY", str(tmp_path / "tokens"))
+    monkeypatch.setattr(gateway, "TOKENS", str(tmp_path / "tokens"))
 
 
 @pytest.fixture(scope="module")
@@ -716,7 +775,7 @@ def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
         return asked.count("/v3/auth/authenticate")
 
     call("c10", 10)
-    (kept,) = Path(etcd_tokens.DIRECTORY).iterdir()
+    (kept,) = Path(gateway.TOKENS).iterdir()
     assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert call("c11", 11) == 0
     with pytest.raises(InvalidConfig):

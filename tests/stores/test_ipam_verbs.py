@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from cni.attachment import Book
-from cni.kernel.node import boot_id
-from cni.log import Log
-from cni.spec import request as requests
-from cni.spec.errors import (
+from cni.shared.kernel.node import boot_id
+from cni.shared.log import Log
+from cni.shared.records import Records
+from cni.shared.spec import request as requests
+from cni.shared.spec.errors import (
     AttachmentDiffers,
     CniError,
     InvalidConfig,
@@ -25,10 +25,12 @@ from cni.spec.errors import (
     StateDamaged,
     TryAgainLater,
 )
-from cni.spec.request import Attachment
-from ipam import acquire, leases, plugin, records, stores
+from cni.shared.spec.request import Attachment
+from ipam import acquire, plugin, rules, stores
+from ipam import records as ipam_records
+from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, format_address
-from ipam.stores.base import Claimed, Lease, Owner, Taken, Unknown, Want
+from ipam.stores.base import Claimed, Taken, Unknown
 from ipam.stores.file import FileStore
 from tests.unit.test_formats import make_newer
 
@@ -44,7 +46,7 @@ class Host:
         self.state = str(directory / "state")
         self.data = str(directory / "data")
         self.store = FileStore(self.data)
-        self.book = Book(self.state)
+        self.records = Records(self.state)
         self.log_file = directory / "log"
 
     def call(self, verb: str, container: str = "c1", ipam: dict[str, Any] | None = None, **more: Any) -> list[str]:
@@ -82,11 +84,11 @@ class Host:
 
     def recorded(self) -> dict[str, list[str]]:
         """Addresses by container."""
-        return {a.container_id: document["addresses"] for a, _, document in self.book.all()}
+        return {a.container_id: document["addresses"] for a, _, document in self.records.all()}
 
     def agree(self) -> None:
         """Each lease has its record, which says of it what the store says."""
-        told = [lease.key() for a, _, document in self.book.all() for lease in records.leases(a, document)]
+        told = [lease.key() for a, _, document in self.records.all() for lease in ipam_records.leases(a, document)]
         held = [lease.key() for pool in self.store.pools() for lease in self.store.leases(pool.name)]
         assert sorted(told) == sorted(held)
 
@@ -104,8 +106,8 @@ class Host:
         node = os.uname().nodename
         who = Owner(attachment, node=node, boot_id=DEAD_BOOT, netns=netns, sequence=1)
         wants = [Want(POOL, 4, (10 << 24) + value, "") for value in values]
-        document = records.document(self.store.record(), wants, who)
-        self.book.write(attachment, "ipam", {**document, "bootID": DEAD_BOOT})
+        document = ipam_records.document(self.store.record(), wants, who)
+        self.records.write(attachment, "ipam", {**document, "bootID": DEAD_BOOT})
         assert isinstance(self.store.claim(wants, who), Claimed)
 
 
@@ -285,7 +287,7 @@ def test_a_delete_killed_between_release_and_record_is_completed_by_the_next(
 
     host.add()
     with monkeypatch.context() as patch:
-        patch.setattr(Book, "remove", killed)
+        patch.setattr(Records, "remove", killed)
         with pytest.raises(Killed):
             host.delete()
     assert host.leased() == {}
@@ -318,7 +320,7 @@ def test_a_release_that_fails_stays_in_the_record_and_gc_makes_up_for_it(
         patch.setattr(FileStore, "release", refuse)
         with pytest.raises(IoFailure):
             host.delete()
-    ((_, _, document),) = host.book.all()
+    ((_, _, document),) = host.records.all()
     assert document["pending"] is True
     host.gc("c1")  # the runtime may list it: its DEL has failed
     assert host.leased() == host.recorded() == {}
@@ -414,7 +416,8 @@ def test_claims_that_are_lost_for_too_long_end_in_an_error_to_retry(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acquire, "CLAIM_SECONDS", 0.1)
-    Answers(monkeypatch, *[lambda real, wants: Taken(list(wants))] * 50)
+    monkeypatch.setattr(acquire, "CONTENDED_SECONDS", 0.1)
+    Answers(monkeypatch, *[lambda real, wants: Taken(list(wants))] * 5000)
     with pytest.raises(TryAgainLater, match=POOL):
         host.add()
     assert host.recorded() == {}
@@ -423,13 +426,18 @@ def test_claims_that_are_lost_for_too_long_end_in_an_error_to_retry(
 # --- damage ---
 
 
+def spoil(file: Path) -> None:
+    """Overwrite all but the header, by which the file tells that it was sound in this boot."""
+    file.write_bytes(file.read_bytes()[:100] + b"nonsense" * 999)
+
+
 def test_a_damaged_store_is_rebuilt_from_the_records(host: Host) -> None:
     for container in ("c1", "c2", "c3"):
         host.add(container, {"ipRanges": [{"range": "fd00::/64"}]}, pod=container)
     host.add("c3-new", {"ipRanges": [{"range": "fd00::/64"}]}, pod="c3")  # the record of c3 is stale from now on
     host.delete("c2")
     before = host.leased()
-    Path(host.data, "leases.db").write_bytes(b"nonsense" * 999)
+    spoil(Path(host.data, "leases.db"))
     with pytest.raises(StateDamaged, match="Try again"):
         host.add("c4")
     assert host.add("c4") == ["10.0.0.2/24"]
@@ -452,7 +460,7 @@ def test_a_lost_store_gives_nothing_twice(host: Host) -> None:
 def test_a_delete_after_the_damage_frees_the_address(host: Host) -> None:
     host.add("c1")
     host.add("c2")
-    Path(host.data, "leases.db").write_bytes(b"nonsense" * 999)
+    spoil(Path(host.data, "leases.db"))
     with pytest.raises(StateDamaged):
         host.delete("c1")
     host.delete("c1")
@@ -475,9 +483,9 @@ BAD_MEMBERS: dict[str, Any] = {
 def test_a_record_with_a_bad_member_hinders_neither_retry_nor_delete_nor_gc(host: Host, member: str) -> None:
     def spoil() -> None:
         attachment = Attachment("rdma-net", "c1", "net1")
-        document = host.book.read(attachment, "ipam")
+        document = host.records.read(attachment, "ipam")
         assert document
-        host.book.write(attachment, "ipam", {**document, member: BAD_MEMBERS[member]})
+        host.records.write(attachment, "ipam", {**document, member: BAD_MEMBERS[member]})
 
     host.add()
     spoil()
@@ -490,7 +498,7 @@ def test_a_record_with_a_bad_member_hinders_neither_retry_nor_delete_nor_gc(host
     spoil()
     host.gc()
     assert host.leased() == {}
-    assert list(host.book.all()) == []
+    assert list(host.records.all()) == []
 
 
 def test_a_lease_whose_record_was_lost_is_collected(host: Host) -> None:
@@ -523,9 +531,9 @@ def test_a_delete_without_record_and_with_an_unusable_configuration_says_so_in_t
 def test_a_record_of_an_unknown_store_is_an_error_and_stays(host: Host) -> None:
     host.add()
     attachment = Attachment("rdma-net", "c1", "net1")
-    document = host.book.read(attachment, "ipam")
+    document = host.records.read(attachment, "ipam")
     assert document
-    host.book.write(attachment, "ipam", {**document, "store": {"kind": "punched cards"}})
+    host.records.write(attachment, "ipam", {**document, "store": {"kind": "punched cards"}})
     with pytest.raises(CniError, match="punched cards") as caught:
         host.delete()
     assert caught.value.code == 2
@@ -535,10 +543,10 @@ def test_a_record_of_an_unknown_store_is_an_error_and_stays(host: Host) -> None:
 def test_a_delete_waits_for_the_add_that_still_runs(host: Host) -> None:
     host.add()
     with (
-        host.book.locked(Attachment("rdma-net", "c1", "net1"), "ipam"),
+        host.records.locked(Attachment("rdma-net", "c1", "net1"), "ipam"),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(Book.locked, "__defaults__", (0.1,))
+        patch.setattr(Records.locked, "__defaults__", (0.1,))
         with pytest.raises(TryAgainLater, match="c1"):
             host.delete()
     assert host.leased() == {"10.0.0.1": "c1"}
@@ -551,8 +559,8 @@ def test_gc_passes_by_what_is_locked(host: Host) -> None:
     for container in ("c1", "c2", "c3"):
         host.add(container)
     with (
-        host.book.locked(Attachment("rdma-net", "c1", "net1"), "ipam"),
-        host.book.locked(Attachment("rdma-net", "c2", "net1"), "link"),
+        host.records.locked(Attachment("rdma-net", "c1", "net1"), "ipam"),
+        host.records.locked(Attachment("rdma-net", "c2", "net1"), "link"),
     ):
         host.gc()
     assert host.leased() == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
@@ -560,14 +568,14 @@ def test_gc_passes_by_what_is_locked(host: Host) -> None:
 
 def test_gc_passes_by_what_was_claimed_after_it_began(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.add("old")
-    real = Book.of_network
+    real = Records.of_network
 
-    def add_one_meanwhile(book: Book, network: str, part: str) -> object:
-        monkeypatch.setattr(Book, "of_network", real)
+    def add_one_meanwhile(records: Records, network: str, part: str) -> object:
+        monkeypatch.setattr(Records, "of_network", real)
         host.add("new")
-        return real(book, network, part)
+        return real(records, network, part)
 
-    monkeypatch.setattr(Book, "of_network", add_one_meanwhile)
+    monkeypatch.setattr(Records, "of_network", add_one_meanwhile)
     host.gc()
     assert host.leased() == {"10.0.0.2": "new"}
 
@@ -579,8 +587,8 @@ def test_gc_collects_what_was_claimed_before_the_clock_was_set_back(host: Host) 
     for container in ("c1", "c2"):
         host.add(container)
         attachment = Attachment("rdma-net", container, "net1")
-        record = host.book.read(attachment, "ipam") or {}
-        host.book.write(attachment, "ipam", {**record, "sequence": record["sequence"] + HOUR})
+        record = host.records.read(attachment, "ipam") or {}
+        host.records.write(attachment, "ipam", {**record, "sequence": record["sequence"] + HOUR})
     host.store.leases(POOL)
     host.gc("c2")
     assert list(host.recorded()) == ["c2"]
@@ -591,8 +599,8 @@ def test_a_rebuilt_store_gives_no_address_that_a_record_of_a_newer_format_names(
         host.add(container)
     newer, damaged = (Path(host.state, f"attachments/rdma-net:{c}:net1:ipam") for c in ("c1", "c2"))
     make_newer(newer)
-    record = host.book.read(Attachment("rdma-net", "c2", "net1"), "ipam") or {}
-    host.book.write(Attachment("rdma-net", "c2", "net1"), "ipam", {**record, "addresses": 7})
+    record = host.records.read(Attachment("rdma-net", "c2", "net1"), "ipam") or {}
+    host.records.write(Attachment("rdma-net", "c2", "net1"), "ipam", {**record, "addresses": 7})
     make_newer(damaged)
     Path(host.data, "leases.db").unlink()
     assert host.add("c4") == ["10.0.0.2/24"]  # the address of c2, which nothing can tell any more, is named in the log
@@ -649,7 +657,7 @@ def test_an_attachment_of_an_earlier_boot_whose_namespace_is_there_is_left_alone
 def test_an_attachment_of_an_earlier_boot_that_is_locked_is_left_alone(host: Host) -> None:
     host.dead("dead", 1, 2, 3)
     with (
-        host.book.locked(Attachment("rdma-net", "dead", "net1"), "ipam"),
+        host.records.locked(Attachment("rdma-net", "dead", "net1"), "ipam"),
         pytest.raises(TryAgainLater, match="exhausted"),
     ):
         host.add("new", TINY)
@@ -658,7 +666,7 @@ def test_an_attachment_of_an_earlier_boot_that_is_locked_is_left_alone(host: Hos
 def test_an_attachment_that_comes_back_while_its_earlier_boots_leases_are_looked_through_keeps_its_new_ones(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another node's turn, in a store that nodes share. /dev/null as its namespace tells nothing of its life."""
+    """Another node's claim, in a store that nodes share. /dev/null as its namespace tells nothing of its life."""
     host.dead("dead", 1, 2, 3, netns="/dev/null")
     real = FileStore.of_earlier_boots
 
@@ -764,11 +772,11 @@ def test_nothing_of_a_full_pool_is_read_to_find_the_free_address_behind_it(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = Range(4, 10 << 24, 12)  # 256 leaves
-    need = leases.Need(rng, rng.pool_name(), "")
+    need = rules.Need(rng, rng.pool_name(), "")
     held = [
         Lease(need.want((10 << 24) + i), Owner(Attachment("n", f"c{i}", "net1"), sequence=i)) for i in range(1, 10_000)
     ]
-    with FileStore(host.data, restore=lambda: held).turn():
+    with FileStore(host.data, restore=lambda: held).session():
         pass
     asked = []
     real = FileStore.occupied

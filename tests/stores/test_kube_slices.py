@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cni.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
+from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 from ipam.ranges import Range
-from ipam.stores import kubernetes_turns
+from ipam.stores.kubernetes import locks
 from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.test_kubernetes_store import POOL, POOLS, RESERVATIONS, TEN, Cluster, divided, message
@@ -32,7 +32,7 @@ def server() -> Iterator[ApiServer]:
 
 @pytest.fixture
 def cluster(server: ApiServer, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     return Cluster(server, tmp_path)
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml as oracle
 
-from cni.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam.stores import kubeconfig, yaml
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from ipam.stores.apiserver import Api, kubeconfig, yaml
+from ipam.stores.apiserver.faults import Gone
+from ipam.stores.apiserver.resources import POOLS
 from ipam.stores.base import Unreachable
-from ipam.stores.kubernetes_api import POOLS, Api, Gone
 from tests.stores import certificates
 from tests.stores.kubernetes_api import ApiServer
 
@@ -43,10 +44,10 @@ contexts:
 current-context: whereabouts-context
 preferences: {}
 """,
-    "flow": "a: [{name: c, cluster: {server: \"http://127.0.0.1:8001\"}}, [x, \"y z\", 'it''s'], {}]\nb: {c: }\n",
+    "flow": 'a: [{"name": "c", "cluster": {"server": "http://127.0.0.1:8001"}}, ["x", "y z"], {}]\nb: {}  # none\n',
     "JSON": '{"a": ["x", {"b": "c\\n"}], "d": null}',
     "literal": "---\n# c\na:\n  -\n    b: |\n      one\n        two\n\n    c: d e # f\n  - g: 'h'\n\n  - - i\n    - j\nk:\nl: true\n",
-    "deep sequence": "users:\n    - name: a\n      user:\n          exec:\n              args: []\n              env:\n              - {name: A, value: 'b c'}\n",
+    "deep sequence": 'users:\n    - name: a\n      user:\n          exec:\n              args: []\n              env:\n              - {"name": "A", "value": "b c"}\n',
     "no value": "# nothing\n",
 }
 
@@ -153,8 +154,8 @@ PLACES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("where", "key"), PLACES)
-def test_no_value_of_a_kubeconfig_is_told_whatever_is_wrong(tmp_path: Path, where: str, key: str) -> None:
-    """A network names the path of one, and it may be anybody's. Where its server is said to be is told: nothing listens."""
+def test_no_message_shows_a_value_of_a_kubeconfig_whatever_is_wrong(tmp_path: Path, where: str, key: str) -> None:
+    """A network names the path of a kubeconfig, which may belong to anybody. The message names the server alone, where nothing listens."""
     exec_of = {"apiVersion": "client.authentication.k8s.io/v1", "command": f"/bin/{SECRET}"}
     values: list[Any] = [SECRET, f"/{SECRET}", f"ftp://{SECRET}", [SECRET], {SECRET: SECRET}, 4711_4711, exec_of]
     values += [{**exec_of, "apiVersion": SECRET}, {**exec_of, "command": "/bin/false", "args": [SECRET]}]

@@ -20,20 +20,22 @@ import pytest
 import yaml
 
 from cni import VERSION as RAILCNI
-from cni.attachment import Book
-from cni.cli import cluster as clusters
-from cni.log import Log
-from cni.spec import request as requests
-from cni.spec.errors import CniError, InvalidConfig, IoFailure, NotAvailable, TryAgainLater
-from cni.spec.request import Attachment
-from ipam import acquire, leases, plugin
+from cni.library.audit import cluster as clusters
+from cni.shared.log import Log
+from cni.shared.records import Records
+from cni.shared.spec import request as requests
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, NotAvailable, TryAgainLater
+from cni.shared.spec.request import Attachment
+from ipam import acquire, plugin, rules
+from ipam.leases import Lease, Want
 from ipam.ranges import Range, format_address
-from ipam.stores import kubernetes_api as stores_api
-from ipam.stores import kubernetes_turns
-from ipam.stores.base import Claimed, Lease, Taken, Unknown, Unreachable, Want
-from ipam.stores.kubernetes import KubernetesStore
-from ipam.stores.kubernetes_api import RIGHTS, Api, Conflict
-from ipam.stores.kubernetes_size import LIMIT
+from ipam.stores import apiserver as stores_api
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Conflict
+from ipam.stores.apiserver.resources import RIGHTS
+from ipam.stores.base import Claimed, Taken, Unknown, Unreachable
+from ipam.stores.kubernetes import KubernetesStore, locks
+from ipam.stores.kubernetes.objects import LIMIT
 from tests.node import ROOT
 from tests.stores import kubernetes_api, kubernetes_proxy
 from tests.stores.kinds import owner
@@ -60,10 +62,10 @@ class Cluster:
         self.kubeconfig = server.kubeconfig(directory)
 
     def store(self, *pools: str, known: list[Lease] | None = None, seconds: float = 5) -> KubernetesStore:
-        described: dict[str, Any] = {"kind": "kubernetes", "kubeconfig": self.kubeconfig}
+        store_ref: dict[str, Any] = {"kind": "kubernetes", "kubeconfig": self.kubeconfig}
         if pools:
-            described["pools"] = list(pools)
-        return KubernetesStore(described, seconds, lambda: known or [])
+            store_ref["pools"] = list(pools)
+        return KubernetesStore(store_ref, seconds, lambda: known or [])
 
     def call(self, verb: str, container: str = "c1", ipam: dict[str, Any] | None = None, **more: Any) -> list[str]:
         node = more.pop("node", "node-1")
@@ -86,7 +88,7 @@ class Cluster:
         return [a.address for a in result.ips] if result else []
 
     def recorded(self, node: str = "node-1") -> dict[str, list[str]]:
-        return {a.container_id: d["addresses"] for a, _, d in Book(str(self.directory / node)).all()}
+        return {a.container_id: d["addresses"] for a, _, d in Records(str(self.directory / node)).all()}
 
     def allocations(self, pool: str = POOL) -> dict[str, Any]:
         spec = self.server.spec(POOLS, pool)
@@ -101,7 +103,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(server: ApiServer, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     return Cluster(server, tmp_path)
 
 
@@ -166,7 +168,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run.mkdir(), os.chown(run, 4321, 4321)),
         "its owner is user 4321.*chown it to root",
     ),
-    "a file": (lambda run: run.touch(), "Not a directory.*wants a local directory with mode 700"),
+    "a file": (lambda run: run.touch(), "Not a directory.*must be a local directory of root with mode 700"),
     "a link": (lambda run: ((run.parent / "other").mkdir(), run.symlink_to("other")), "it is no directory.*remove it"),
 }
 
@@ -193,8 +195,8 @@ def test_no_add_goes_without_the_nodes_locks_in_silence(cluster: Cluster, tmp_pa
 def test_where_there_can_be_no_locks_the_log_says_so(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", "/proc/self/none")  # the kernel refuses to make it
-    monkeypatch.setattr(kubernetes_turns.files, "take_directory", refuse_read_only)
+    monkeypatch.setattr(locks, "DIRECTORY", "/proc/self/none")  # the kernel refuses to make it
+    monkeypatch.setattr(locks.files, "take_directory", refuse_read_only)
     assert cluster.call("ADD", pod="a") == ["10.0.0.1/24"]
     assert "the node's locks cannot be kept in /proc/self/none: Read-only file system" in capfd.readouterr().err
 
@@ -350,7 +352,7 @@ def test_a_turn_lasts_from_the_reading_of_a_pool_to_its_patch(cluster: Cluster) 
 def test_a_turn_that_does_not_come_delays_a_call_and_does_not_fail_it(
     cluster: Cluster, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes_turns, "_SECONDS", 0.5)
+    monkeypatch.setattr(locks, "_SECONDS", 0.5)
     cluster.call("ADD", "c1")
     (lock,) = (cluster.directory / "run").iterdir()
     with lock.open() as file:
@@ -359,11 +361,49 @@ def test_a_turn_that_does_not_come_delays_a_call_and_does_not_fail_it(
     assert list(cluster.allocations()) == (["1", "2"] if verb == "ADD" else [])
 
 
-def test_a_pool_that_is_refused_each_time_ends_the_add_in_time_and_is_asked_less_and_less(cluster: Cluster) -> None:
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+def test_a_lock_is_waited_for_as_long_as_others_release_it(cluster: Cluster, verb: str) -> None:
+    """On many nodes whose claims forestall one another a turn takes seconds; without the lock there would be more of them."""
     cluster.call("ADD", "c1")
-    status = {"kind": "Status", "reason": "Conflict", "message": "the object has been modified", "code": 409}
+    (lock,) = (cluster.directory / "run").iterdir()
+
+    def take_turns() -> None:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            others.wait()
+            for _ in range(12):
+                time.sleep(0.2)
+                os.utime(lock)
+            cluster.asked()
+
+    others = threading.Barrier(2)
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    others.wait()
+    cluster.call(verb, "c2" if verb == "ADD" else "c1", seconds=1)
+    thread.join()
+    assert f"PATCH {POOLS}/{POOL}" in cluster.asked(), "the call went on without the lock"
+
+
+REFUSED_PATCH = 409, {"kind": "Status", "reason": "Conflict", "message": "the object has been modified", "code": 409}
+
+
+def test_an_add_that_others_forestall_goes_on_when_the_time_is_over_in_which_a_server_must_answer(
+    cluster: Cluster,
+) -> None:
+    cluster.call("ADD", "c1")
+    over = time.monotonic() + 3
+    cluster.server.faults = lambda method, *_: REFUSED_PATCH if method == "PATCH" and time.monotonic() < over else None
+    assert cluster.call("ADD", "c2", seconds=1) == ["10.0.0.2/24"]
+
+
+def test_a_pool_that_is_refused_each_time_ends_the_add_in_time_and_is_asked_less_and_less(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acquire, "CONTENDED_SECONDS", 3.0)
+    cluster.call("ADD", "c1")
     cluster.server.faults = (
-        lambda method, resource, _: (409, status) if (method, resource) == ("PATCH", POOLS) else None
+        lambda method, resource, _: REFUSED_PATCH if (method, resource) == ("PATCH", POOLS) else None
     )
     cluster.asked()
     with pytest.raises(TryAgainLater, match="others claim from there at the same time"):
@@ -677,7 +717,7 @@ def test_a_definition_without_ifname_is_named_by_status_and_its_leases_are_relea
     if kubernetes_proxy.path():
         pytest.skip("a real server has the definitions of conf/kubernetes")
     cluster.call("STATUS", "")
-    monkeypatch.delitem(kubernetes_api.ENTRY["properties"], "ifname")
+    kubernetes_api.outdate(monkeypatch)
     with pytest.raises(NotAvailable, match=r"ippools\.whereabouts\.cni\.cncf\.io is too old: it has no ifname"):
         cluster.call("STATUS", "")
     assert cluster.call("ADD") == ["10.0.0.1/24"]
@@ -688,27 +728,28 @@ def test_a_definition_without_ifname_is_named_by_status_and_its_leases_are_relea
     assert cluster.server.names(RESERVATIONS) == []
 
 
-def test_the_definitions_are_what_the_server_of_these_tests_prunes_by(cluster: Cluster) -> None:
-    def simple(schema: dict[str, Any]) -> dict[str, Any]:
-        if schema["type"] == "string":
-            return kubernetes_api.TEXT
-        if "items" in schema:
-            return {"items": simple(schema["items"])}
-        if "additionalProperties" in schema:
-            return {"each": simple(schema["additionalProperties"])}
-        properties = {key: simple(inner) for key, inner in schema["properties"].items()}
-        return {"properties": properties, "required": sorted(schema["required"])}
+def test_no_definition_of_whereabouts_objects_is_narrower_than_a_newer_one_of_whereabouts() -> None:
+    def levels(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Every object whose members are named."""
+        if "properties" in schema:
+            yield schema
+        inner = [schema.get("items"), schema.get("additionalProperties"), *schema.get("properties", {}).values()]
+        for found in filter(None, inner):
+            yield from levels(found)
 
-    for resource, spec in kubernetes_api.SPECS.items():
-        if resource == kubernetes_api.ADDRESSES:
-            continue  # read from its definition
-        document = yaml.safe_load((ROOT / f"conf/kubernetes/crds/{resource}.yaml").read_text())
-        (version,) = document["spec"]["versions"]
-        found = simple(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
-        assert found == {**spec, "required": sorted(spec["required"])}
-        assert document["spec"]["names"]["kind"] == kubernetes_api.KINDS[resource]
-        assert version["name"] == kubernetes_api.VERSION
-    assert simple(version["schema"]["openAPIV3Schema"]["properties"]["status"]) == kubernetes_api.STATUS
+    for resource in (POOLS, RESERVATIONS, "nodeslicepools"):
+        for schema in (kubernetes_api.SPECS[resource], kubernetes_api.STATUS):
+            assert all(level.get(kubernetes_api.KEEPS) is True for level in levels(schema)), resource
+
+
+def test_what_a_newer_whereabouts_writes_outlives_every_change_of_ours(cluster: Cluster) -> None:
+    newer = {"id": "vm", "podref": "ns/vm", "ifname": "net1", "ipamclaimref": "ns/claim", "newer": {"a": ["b"]}}
+    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {"9": newer}, "later": "x"})
+    cluster.call("ADD")
+    cluster.call("ADD", "c2", pod="b")
+    cluster.call("DEL")
+    spec = cluster.server.spec(POOLS, POOL) or {}
+    assert (spec["allocations"]["9"], spec["later"]) == (newer, "x")
 
 
 def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) -> None:
@@ -815,7 +856,7 @@ def test_a_refusal_without_a_reason_has_no_gap_in_its_message(cluster: Cluster) 
 def test_every_request_says_who_asks(cluster: Cluster) -> None:
     cluster.call("ADD")
     of_the_command = clusters.Cluster(cluster.kubeconfig)
-    of_the_command.pools()
+    list(clusters.PoolReading(of_the_command).read())
     of_the_command.close()
     assert cluster.server.agents == {f"railcni/{RAILCNI}"}
 
@@ -859,9 +900,9 @@ def test_a_pool_near_the_limit_of_an_object_is_warned_of_and_then_refused(cluste
         cluster.server.put(POOLS, "kube-system", "10.0.0.0-16", {"range": "10.0.0.0/16", "allocations": allocations})
 
     said: list[str] = []
-    described = {"kind": "kubernetes", "kubeconfig": cluster.kubeconfig}
+    store_ref = {"kind": "kubernetes", "kubeconfig": cluster.kubeconfig}
     fill(int(LIMIT * 0.85))
-    store = KubernetesStore(described, 5, warn=said.append)
+    store = KubernetesStore(store_ref, 5, warn=said.append)
     assert isinstance(store.claim([want(TEN + 1, "10.0.0.0-16")], owner("c1")), Claimed)
     assert "1536 KiB" in said[0]
     assert "8" in said[0].partition(" % ")[0][-2:]
@@ -891,7 +932,7 @@ def test_nodes_that_claim_at_once_get_an_address_each_and_leave_none(cluster: Cl
     nodes, each = 8, 6
     given: list[int] = []
     faults: list[BaseException] = []
-    need = leases.Need(Range(4, TEN, 24), POOL, "")
+    need = rules.Need(Range(4, TEN, 24), POOL, "")
 
     def work(node: int) -> None:
         store = cluster.store(POOL, seconds=20)
@@ -949,7 +990,9 @@ def test_a_takeover_that_fails_gives_back_what_it_had_taken(cluster: Cluster) ->
     answer = cluster.store().claim([want(TEN + 9), ELSEWHERE], owner("new", 2, pod=("ns", "a", "u")), first.leases)
     assert isinstance(answer, Taken)
     assert (cluster.allocations(), cluster.server.spec(RESERVATIONS, "10.0.0.9")) == before
-    assert [lease.container_id for lease in cluster.store().find_pod(("ns", "a", ""), "net1")] == ["old"]
+    assert [
+        lease.container_id for lease in cluster.store().survey(owner("x", pod=("ns", "a", "")), [], False).pods
+    ] == ["old"]
 
 
 def test_a_release_spares_a_reservation_that_has_become_another_s(cluster: Cluster) -> None:

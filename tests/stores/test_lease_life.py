@@ -13,15 +13,19 @@ from typing import Any
 
 import pytest
 
-from cni.attachment import Book
-from cni.kernel import node
-from cni.log import Log
-from cni.spec import request as requests
-from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
-from ipam import plugin, records, stores, upkeep
+from cni.shared.kernel import node
+from cni.shared.log import Log
+from cni.shared.records import Records
+from cni.shared.spec import request as requests
+from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
+from ipam import plugin, stores, upkeep
+from ipam import records as ipam_records
+from ipam.group import verbs
 from ipam.ranges import format_address
-from ipam.stores import etcd_gateway, kubernetes_turns
+from ipam.stores import base
 from ipam.stores.base import CREATE, Store
+from ipam.stores.etcd import gateway
+from ipam.stores.kubernetes import locks
 from tests import etcd
 from tests.proxy import Proxy
 from tests.stores import kubernetes_proxy
@@ -45,6 +49,7 @@ class Place:
         self.proxy = proxy
         self.shared = proxy is not None
         self.pods: dict[tuple[str, str], str] = {}  # uids
+        self.hurry = pytest.MonkeyPatch()  # undone by `mend`
 
     def call(self, verb: str, container: str = "c1", pod: str = "", **more: Any) -> list[str]:
         """What an ADD gives, without lengths. `node`, `uid`, `ip`, `config`: else as `ipam`, into the block."""
@@ -80,24 +85,24 @@ class Place:
         listed = [{"containerID": container, "ifname": "net1"} for container in valid]
         self.call("GC", config={"cni.dev/valid-attachments": listed}, **more)
 
-    def book(self, node: str = "node-1") -> Book:
-        return Book(str(self.directory / node))
+    def records(self, node: str = "node-1") -> Records:
+        return Records(str(self.directory / node))
 
     def pending(self) -> list[str]:
-        return sorted(a.container_id for a, _, record in self.book().all("ipam") if record["pending"])
+        return sorted(a.container_id for a, _, record in self.records().all("ipam") if record["pending"])
 
     @property
-    def described(self) -> dict[str, Any]:
+    def store_ref(self) -> dict[str, Any]:
         """The store itself, past the proxy."""
-        ((_, _, record),) = self.book().all()
+        ((_, _, record),) = self.records().all()
         found: dict[str, Any] = record["store"]
         return found
 
-    def store(self, described: dict[str, Any]) -> Store:
-        return stores.open_store(described, CREATE, upkeep.restorer(described, self.book(), Log()), 5)
+    def store(self, store_ref: dict[str, Any]) -> Store:
+        return stores.open_store(store_ref, CREATE, upkeep.restorer(store_ref, self.records(), Log()), 5)
 
-    def leased(self, described: dict[str, Any]) -> dict[str, str]:
-        store = self.store(described)
+    def leased(self, store_ref: dict[str, Any]) -> dict[str, str]:
+        store = self.store(store_ref)
         found = [lease for pool in store.pools() for lease in store.leases(pool.name)]
         return {format_address(lease.family, lease.value): lease.container_id for lease in found}
 
@@ -152,16 +157,21 @@ MAKERS: dict[str, Callable[[Path], Iterator[Place]]] = {
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     yield from MAKERS[request.param](tmp_path)
 
 
-@pytest.fixture(params=["etcd", "kubernetes", "addresslease"])
+SHARED = ("etcd", "kubernetes", "addresslease")
+
+
+@pytest.fixture(params=SHARED)
 def shared(
     request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
-    yield from MAKERS[request.param](tmp_path)
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
+    for made in MAKERS[request.param](tmp_path):
+        yield made
+        made.hurry.undo()
 
 
 # --- pods that return ---
@@ -244,8 +254,8 @@ class Machines:
         self._patch.setattr(node, "machine_id", lambda: identity, raising=False)
 
     def lose_records(self) -> None:
-        for attachment, part, _ in self._place.book().all():
-            self._place.book().remove(attachment, part)
+        for attachment, part, _ in self._place.records().all():
+            self._place.records().remove(attachment, part)
 
 
 @pytest.fixture
@@ -261,14 +271,14 @@ def test_what_another_machine_of_the_same_node_name_has_leased_is_freed_neither_
     machines.be("one", identity=identity)
     for container in ("c1", "c2"):
         shared.add(container, **TINY)
-    described = next(record["store"] for _, _, record in shared.book().all())
+    store_ref = next(record["store"] for _, _, record in shared.records().all())
     machines.be("other", identity=identity)
     with pytest.raises(TryAgainLater, match="exhausted"):
         shared.add("c3", **TINY)
     with pytest.raises(NotAvailable, match="exhausted"):
         shared.call("STATUS", **TINY)
     shared.collect(**TINY)
-    assert shared.leased(described) == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
+    assert shared.leased(store_ref) == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
 
 
 def test_what_an_earlier_boot_of_the_machine_left_is_freed_also_without_its_records(
@@ -282,9 +292,9 @@ def test_what_an_earlier_boot_of_the_machine_left_is_freed_also_without_its_reco
     machines.lose_records()
     machines.be("one", boot="2")
     assert shared.add("c3", **TINY) in ("10.0.0.1", "10.0.0.2")
-    described = shared.described
+    store_ref = shared.store_ref
     shared.collect("c3", **TINY)
-    assert list(shared.leased(described).values()) == ["c3"]
+    assert list(shared.leased(store_ref).values()) == ["c3"]
 
 
 def test_the_lease_of_a_version_that_told_no_machine_is_freed_by_the_machine_whose_record_tells_of_it(
@@ -312,9 +322,9 @@ def test_a_pod_without_a_uid_takes_no_address_of_a_pod_of_its_name_on_another_ma
 
 def test_a_freed_address_is_given_to_no_other_pod_before_its_cooldown_is_over(place: Place) -> None:
     place.add("c1", "a", cooldown_seconds=600)
-    described = place.described
+    store_ref = place.store_ref
     place.delete("c1", "a", cooldown_seconds=600)
-    assert place.leased(described) == {}
+    assert place.leased(store_ref) == {}
     assert place.add("c2", "b", cooldown_seconds=600) == "10.0.0.2"
     with pytest.raises(
         TryAgainLater, match=r"10\.0\.0\.1 \(pool 10\.0\.0\.0-24\) was freed .*ipam.cooldown_seconds"
@@ -364,7 +374,7 @@ def test_a_requested_address_is_given_or_its_holder_named(place: Place, ways: di
         with pytest.raises(InvalidConfig, match=word) as refused:
             place.add("c3", "c", **ways, **block)
         assert refused.value.code == 7
-    assert [record["addresses"] for _, _, record in place.book().all()] == [["10.0.0.77"]]
+    assert [record["addresses"] for _, _, record in place.records().all()] == [["10.0.0.77"]]
 
 
 # --- the annotation ---
@@ -431,20 +441,30 @@ def test_leases_elsewhere_do_not_wait_for_an_api_server_that_is_away(place: Plac
 # --- a store out of reach ---
 
 
+HURRY_SECONDS = 0.3  # in place of SHARED_SECONDS, for a store that gives no answer anyway
+
+
 def silent(place: Place, when: Callable[[bytes], bool] = lambda data: True) -> None:
     """From now on requests `when` so get no answer."""
-    assert place.proxy
-    place.proxy.fault = lambda data: "hold" if when(data) else ""
+    fail(place, lambda data: "hold" if when(data) else "")
 
 
 def cut(place: Place) -> None:
+    fail(place, lambda data: "request")
+
+
+def fail(place: Place, fault: Callable[[bytes], str]) -> None:
     assert place.proxy
-    place.proxy.fault = lambda data: "request"
+    place.proxy.fault = fault
+    for module in (base, plugin, verbs):
+        place.hurry.setattr(module, "SHARED_SECONDS", HURRY_SECONDS)
+    place.hurry.setattr(upkeep, "_FLUSH_SECONDS", HURRY_SECONDS)
 
 
 def mend(place: Place) -> None:
     assert place.proxy
     place.proxy.fault = lambda data: ""
+    place.hurry.undo()
 
 
 def changes(data: bytes) -> bool:
@@ -455,7 +475,7 @@ def changes(data: bytes) -> bool:
 def test_an_add_over_a_store_that_is_silent_ends_within_store_timeout(
     shared: Place, monkeypatch: pytest.MonkeyPatch, when: Callable[[bytes], bool]
 ) -> None:
-    monkeypatch.setattr(etcd_gateway, "_ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(gateway, "_ATTEMPT_SECONDS", 0.5)
     shared.add("c1")
     silent(shared, when)
     began = time.monotonic()
@@ -469,7 +489,7 @@ def test_an_add_over_a_store_that_is_silent_ends_within_store_timeout(
 
 def test_the_time_of_an_add_is_that_of_all_its_requests_together(shared: Place) -> None:
     shared.add("c1")
-    described = shared.described
+    store_ref = shared.store_ref
     assert shared.proxy
     shared.proxy.fault = lambda data: time.sleep(0.7) or ""
     with pytest.raises(CniError) as caught:
@@ -478,7 +498,7 @@ def test_the_time_of_an_add_is_that_of_all_its_requests_together(shared: Place) 
     mend(shared)
     shared.delete("c2")
     shared.delete("c1")
-    assert shared.leased(described) == {}
+    assert shared.leased(store_ref) == {}
 
 
 def test_verbs_over_a_silent_store_are_bounded_and_say_so(shared: Place) -> None:
@@ -501,30 +521,51 @@ def test_verbs_over_a_silent_store_are_bounded_and_say_so(shared: Place) -> None
 
 def test_a_delete_without_its_store_succeeds_and_is_pending_with_and_without_a_record(shared: Place) -> None:
     shared.add("c1")
-    described = shared.described
+    store_ref = shared.store_ref
     cut(shared)
     shared.delete("c1", store_timeout=1)
     shared.delete("unheard-of", store_timeout=1)
     shared.delete("c1", store_timeout=1)
     assert shared.pending() == ["c1", "unheard-of"]
     mend(shared)
-    assert shared.leased(described) == {"10.0.0.1": "c1"}
-    assert upkeep.flush(shared.book(), Log(), described, 10) == 0
-    assert shared.leased(described) == {}
-    assert shared.book().all() == []
+    assert shared.leased(store_ref) == {"10.0.0.1": "c1"}
+    assert upkeep.flush(shared.records(), Log(), store_ref, 10) == 0
+    assert shared.leased(store_ref) == {}
+    assert shared.records().all() == []
+
+
+@pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
+def test_a_del_waits_for_a_server_that_answers_and_has_much_to_do(
+    datastore: str, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
+    for place in MAKERS[datastore](tmp_path):
+        place.add("c0")
+        place.server.faults = lambda method, resource, number: None if method == "GET" else time.sleep(1.5)
+        place.delete("c0", store_timeout=1)
+        assert place.pending() == []
+        assert place.records().all() == []
+
+
+def test_what_a_del_left_pending_is_released_by_the_next_call_that_reaches_the_store(shared: Place) -> None:
+    shared.add("c0")
+    shared.add("c1")
+    cut(shared)
+    shared.delete("c0", store_timeout=1)
+    mend(shared)
+    shared.delete("c1")
+    assert shared.pending() == []
 
 
 def test_what_is_pending_is_made_up_for_by_a_later_operation_and_not_at_each(
     shared: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for i in range(4):
+    for i in range(3):
         shared.add(f"c{i}")
     cut(shared)
     for i in range(3):
         shared.delete(f"c{i}", store_timeout=1)
     mend(shared)
-    shared.delete("c3")
-    assert shared.pending() == ["c0", "c1", "c2"]  # the last attempt was a moment ago
     attempts = []
     real = upkeep.release
 
@@ -533,7 +574,6 @@ def test_what_is_pending_is_made_up_for_by_a_later_operation_and_not_at_each(
         cut(shared)
         real(*arguments, **named)
 
-    shared.age()
     with monkeypatch.context() as patch:
         patch.setattr(upkeep, "release", release)
         began = time.monotonic()
@@ -542,25 +582,33 @@ def test_what_is_pending_is_made_up_for_by_a_later_operation_and_not_at_each(
     assert attempts == ["c0"]  # the store is away again: one attempt, and the others wait
     mend(shared)
     shared.add("c5")
-    assert shared.pending() == ["c0", "c1", "c2"]
+    assert shared.pending() == ["c0", "c1", "c2"]  # the last attempt was a moment ago
     shared.age()
     monkeypatch.setattr(upkeep, "_FLUSH_SECONDS", 30.0)
     shared.add("c6")
     assert shared.pending() == []
-    assert shared.book().is_reminded(0) is False
+    assert shared.records().is_reminded(0) is False
 
 
 IMPOSSIBLE = {
     "a retired etcd": {"kind": "etcd", "endpoints": ["http://127.0.0.1:1"], "prefix": "/gone"},
     "a silent etcd": {"kind": "etcd", "endpoints": ["http://127.0.0.1:SILENT"], "prefix": "/gone"},
     "a kubeconfig that has gone": {"kind": "kubernetes", "kubeconfig": "/etc/cni/none", "pools": ["10.9.0.0-24"]},
-    "a directory that is none": {"kind": "file", "path": "/dev/null"},
+    "a path that is no directory": {"kind": "file", "path": "/dev/null"},
     "a store of a newer version": {"kind": "tape"},
 }
 
 
-@pytest.mark.parametrize("how", IMPOSSIBLE)
-@pytest.mark.parametrize("verb", ["flush", "GC"])
+@pytest.mark.parametrize(
+    ("shared", "verb", "how"),
+    [
+        pytest.param(shared, verb, how, marks=() if (verbs + hows) % 3 == shareds else pytest.mark.long)
+        for verbs, verb in enumerate(("flush", "GC"))
+        for hows, how in enumerate(IMPOSSIBLE)
+        for shareds, shared in enumerate(SHARED)
+    ],
+    indirect=["shared"],
+)
 def test_a_release_that_cannot_be_made_holds_up_none_that_sorts_after_it(shared: Place, verb: str, how: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as never_answers:
         text = json.dumps(IMPOSSIBLE[how]).replace("SILENT", str(never_answers.getsockname()[1]))
@@ -569,28 +617,28 @@ def test_a_release_that_cannot_be_made_holds_up_none_that_sorts_after_it(shared:
         lost = {"store": {**json.loads(text), **absent}, "pools": ["10.9.0.0-24"], "addresses": ["10.9.0.1"]}
         for i in range(3):
             shared.add(f"c{i}")
-        *_, (_, _, last) = shared.book().all()
-        described = last["store"]
-        for attachment, part, record in shared.book().all():
+        *_, (_, _, last) = shared.records().all()
+        store_ref = last["store"]
+        for attachment, part, record in shared.records().all():
             broken = lost if attachment.container_id in ("c0", "c1") else {}
-            shared.book().write(attachment, part, {**record, "pending": True, **broken})
+            shared.records().write(attachment, part, {**record, "pending": True, **broken})
         if verb == "GC":
             with pytest.raises(CniError):
                 shared.collect()
         else:
-            assert upkeep.flush(shared.book(), Log(), described, 1) == 2
+            assert upkeep.flush(shared.records(), Log(), store_ref, 1) == 2
         assert shared.pending() == ["c0", "c1"]
         shared.server.remove("ippools", "10.9.0.0-24")
-        assert "c2" not in shared.leased(described).values()
+        assert "c2" not in shared.leased(store_ref).values()
 
 
 def test_a_release_that_was_pending_cools_from_when_it_is_made(shared: Place) -> None:
     shared.add("c1", "a", cooldown_seconds=600)
-    described = shared.described
+    store_ref = shared.store_ref
     cut(shared)
     shared.delete("c1", "a", cooldown_seconds=600, store_timeout=1)
     mend(shared)
-    assert upkeep.flush(shared.book(), Log(), described, 10) == 0
+    assert upkeep.flush(shared.records(), Log(), store_ref, 10) == 0
     assert shared.add("c2", "b", cooldown_seconds=600) == "10.0.0.2"
 
 
@@ -600,13 +648,13 @@ def test_a_release_that_was_pending_cools_from_when_it_is_made(shared: Place) ->
 def test_a_delete_visits_every_range_though_one_has_no_lease_of_it(place: Place) -> None:
     ranges = [{"range": "10.1.0.0/24"}, {"range": "fd00::/64"}]
     assert place.add("c1", ipRanges=ranges) == "10.0.0.1 10.1.0.1 fd00::1"
-    described = place.described
-    store = place.store(described)
+    store_ref = place.store_ref
+    store = place.store(store_ref)
     (first, *_) = store.find(requests.Attachment("rdma-net", "c1", "net1"))
     assert store.release([first]) == 1
     place.delete("c1", ipRanges=ranges)
-    assert place.leased(described) == {}
-    assert place.book().all() == []
+    assert place.leased(store_ref) == {}
+    assert place.records().all() == []
 
 
 def test_ranges_are_given_together_or_not_at_all(place: Place) -> None:
@@ -621,6 +669,6 @@ def test_ranges_are_given_together_or_not_at_all(place: Place) -> None:
 def test_a_record_says_nothing_of_a_cooldown_that_there_is_not(place: Place) -> None:
     place.add("c1")
     place.add("c2", cooldown_seconds=5)
-    told = {a.container_id: record.get("cooldown") for a, _, record in place.book().all()}
+    told = {a.container_id: record.get("cooldown") for a, _, record in place.records().all()}
     assert told == {"c1": None, "c2": 5}
-    assert [records.cooldown({"cooldown": bad}) for bad in (None, "7", -1, 1 << 40)] == [0] * 4
+    assert [ipam_records.cooldown({"cooldown": bad}) for bad in (None, "7", -1, 1 << 40)] == [0] * 4

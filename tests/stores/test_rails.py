@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from cni.attachment import Book
-from cni.log import Log
-from cni.spec import request as requests
-from cni.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
-from cni.spec.request import Attachment
-from ipam import members, plugin, upkeep
-from ipam.stores import kubernetes_turns
-from ipam.stores.database import Database
-from ipam.stores.etcd_gateway import Gateway
-from ipam.stores.kubernetes_api import Api
+from cni.shared.log import Log
+from cni.shared.records import Records
+from cni.shared.spec import request as requests
+from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
+from cni.shared.spec.request import Attachment
+from ipam import plugin, upkeep
+from ipam.group import members
+from ipam.stores.apiserver import Api
+from ipam.stores.etcd.gateway import Gateway
+from ipam.stores.file.database import Database
+from ipam.stores.kubernetes import locks
 from tests.stores.test_lease_life import MAKERS, Place
 
 COUNT = 4
@@ -67,7 +68,7 @@ class Rails:
         """Leave the record that a link plugin of ours keeps from before its IPAM's ADD until after its DEL."""
         config = {"rail": {"index": rail, "group": "gpu", "addressing": "same-index", "ranges": self.ranges} | key}
         link = Attachment(f"rail-{rail}", container, f"net{rail}")
-        self.book.write(link, "link", {"config": json.dumps(config), "created": 1})
+        self.records.write(link, "link", {"config": json.dumps(config), "created": 1})
         return link
 
     def attach(self, *rails: int) -> dict[str, Any]:
@@ -75,17 +76,17 @@ class Rails:
         for rail in rails:
             self.link(rail)
             self.add(rail)
-        described = self.described
+        store_ref = self.store_ref
         self.lose()
-        return described
+        return store_ref
 
     def detach(self, rail: int) -> None:
         """DEL with our link plugin."""
         self.delete(rail)
-        self.book.remove(Attachment(f"rail-{rail}", "c1", f"net{rail}"), "link")
+        self.records.remove(Attachment(f"rail-{rail}", "c1", f"net{rail}"), "link")
 
     def lose(self) -> None:
-        self.book.remove(members.attachment_of("gpu", "c1"), "ipam")
+        self.records.remove(members.attachment_of("gpu", "c1"), "ipam")
 
     def cut(self) -> None:
         """Let the store be out of reach, which a file is not."""
@@ -96,25 +97,25 @@ class Rails:
         if self.place.proxy:
             self.place.proxy.fault = lambda data: ""
 
-    def flush(self, described: dict[str, Any]) -> int:
+    def flush(self, store_ref: dict[str, Any]) -> int:
         """As by the command or the agent, which know the store of a configuration: with all pools."""
-        pools = {"pools": [text.replace("/", "-") for text in RANGES]} if described["kind"] == "kubernetes" else {}
-        return upkeep.flush(self.book, Log(), {**described, **pools}, 10)
+        pools = {"pools": [text.replace("/", "-") for text in RANGES]} if store_ref["kind"] == "kubernetes" else {}
+        return upkeep.flush(self.records, Log(), {**store_ref, **pools}, 10)
 
     def foreign(self, rail: int, index: int, container: str = "other") -> None:
         """A pod of a plain network on the subnet of a rail."""
         self.place.call("ADD", container, ip=f"10.0.{rail}.{index}", range=RANGES[rail])
 
     @property
-    def book(self) -> Book:
-        return self.place.book()
+    def records(self) -> Records:
+        return self.place.records()
 
-    def all_leased(self, described: dict[str, Any]) -> dict[str, str]:
-        return self.place.leased({key: value for key, value in described.items() if key != "pools"})
+    def all_leased(self, store_ref: dict[str, Any]) -> dict[str, str]:
+        return self.place.leased({key: value for key, value in store_ref.items() if key != "pools"})
 
     @property
-    def described(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.book.of_groups("ipam")[0][1]["store"]
+    def store_ref(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.records.of_groups("ipam")[0][1]["store"]
         return {key: value for key, value in found.items() if key != "pools"}
 
 
@@ -124,7 +125,7 @@ class Rails:
 def rails(
     request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rails]:
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     for place in MAKERS[request.param](tmp_path):
         yield Rails(place)
 
@@ -133,7 +134,7 @@ def rails(
 def shared_rails(
     request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Rails]:
-    monkeypatch.setattr(kubernetes_turns, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     for place in MAKERS[request.param](tmp_path):
         yield Rails(place)
 
@@ -142,11 +143,11 @@ def test_stores_that_nodes_share_give_an_index_once_too(shared_rails: Rails) -> 
     shared_rails.foreign(1, 1)
     assert [shared_rails.add(rail) for rail in (1, 0)] == ["10.0.1.2", "10.0.0.2"]
     assert shared_rails.add(0, "c2", node="node-2") == "10.0.0.3"
-    described = shared_rails.described
+    store_ref = shared_rails.store_ref
     for rail in (0, 1):
-        assert "c1" in shared_rails.all_leased(described).values()
+        assert "c1" in shared_rails.all_leased(store_ref).values()
         shared_rails.delete(rail)
-    assert "c1" not in shared_rails.all_leased(described).values()
+    assert "c1" not in shared_rails.all_leased(store_ref).values()
 
 
 def test_a_pod_has_the_same_index_on_every_rail_in_whatever_order_they_are_attached(rails: Rails) -> None:
@@ -155,18 +156,18 @@ def test_a_pod_has_the_same_index_on_every_rail_in_whatever_order_they_are_attac
         given = {rail: rails.add(rail, container, container) for rail in order}
         index = 2 if container == "c1" else 3
         assert given == {rail: f"10.0.{rail}.{index}" for rail in order}
-    described = rails.described
+    store_ref = rails.store_ref
     for rail in (2, 0, 1):
         rails.delete(rail)
-        assert sum(container == "c1" for container in rails.all_leased(described).values()) == COUNT
+        assert sum(container == "c1" for container in rails.all_leased(store_ref).values()) == COUNT
     rails.delete(3)
-    assert "c1" not in rails.all_leased(described).values()
+    assert "c1" not in rails.all_leased(store_ref).values()
     assert [rails.add(rail, "c3") for rail in (0, 1)] == ["10.0.0.2", "10.0.1.2"]
     for rail in (0, 0, 1, 2, 3):
         rails.delete(rail, "c3")
         rails.delete(rail, "c2")
-    assert list(rails.all_leased(described).values()) == ["other"]
-    assert rails.book.of_groups("ipam") == []
+    assert list(rails.all_leased(store_ref).values()) == ["other"]
+    assert rails.records.of_groups("ipam") == []
 
 
 def test_a_retried_add_of_a_rail_gets_the_same_and_writes_nothing(rails: Rails) -> None:
@@ -182,10 +183,10 @@ def test_a_restarted_sandbox_takes_the_index_over_and_a_late_delete_frees_nothin
     rails.foreign(0, 1)
     assert [rails.add(rail, "c1", "web", uid="u") for rail in range(COUNT)] == [f"10.0.{n}.2" for n in range(COUNT)]
     assert [rails.add(rail, "c2", "web", uid="u") for rail in (2, 3)] == ["10.0.2.2", "10.0.3.2"]
-    described = rails.described
+    store_ref = rails.store_ref
     for rail in range(COUNT):
         rails.delete(rail, "c1", "web", uid="u")
-    held = rails.all_leased(described)
+    held = rails.all_leased(store_ref)
     assert sum(container == "c2" for container in held.values()) == COUNT, held
     assert rails.add(0, "c9", "web", uid="another") == "10.0.0.3"
 
@@ -240,7 +241,7 @@ def test_check_finds_what_is_no_longer_leased_on_a_rail(rails: Rails) -> None:
         check(rail, 1)
     with pytest.raises(AttachmentDiffers, match="10.0.1.2 is not leased; its index is 2, and the group's is 1"):
         check(1, 2)
-    store = rails.place.store(rails.described)
+    store = rails.place.store(rails.store_ref)
     who = Attachment("@gpu", "c1", "rails of gpu")
     store.release([lease for lease in store.find(who) if lease.pool == "10.0.1.0-28"])
     check(0, 1)
@@ -252,7 +253,7 @@ def test_check_finds_what_is_no_longer_leased_on_a_rail(rails: Rails) -> None:
 
 def test_an_index_that_was_lost_to_another_while_rails_are_attached_is_refused_and_not_changed(rails: Rails) -> None:
     rails.add(0)
-    store = rails.place.store(rails.described)
+    store = rails.place.store(rails.store_ref)
     who = Attachment("@gpu", "c1", "rails of gpu")
     store.release([lease for lease in store.find(who) if lease.pool == "10.0.1.0-28"])
     rails.foreign(1, 1)
@@ -269,28 +270,28 @@ def test_gc_takes_the_rails_that_the_runtime_no_longer_lists_and_with_the_last_o
     for container in ("c1", "c2"):
         for rail in range(2):
             rails.add(rail, container)
-    described = rails.described
+    store_ref = rails.store_ref
     collect(0, "c1", "c2")
     collect(0, "c1")
     collect(2)
-    assert sorted(set(rails.all_leased(described).values())) == ["c1", "c2"]
+    assert sorted(set(rails.all_leased(store_ref).values())) == ["c1", "c2"]
     assert rails.add(1, "c2") == "10.0.1.2"
     collect(1, "c1")
-    assert set(rails.all_leased(described).values()) == {"c1"}
-    assert [a.container_id for a, _ in rails.book.of_groups("ipam")] == ["c1"]
+    assert set(rails.all_leased(store_ref).values()) == {"c1"}
+    assert [a.container_id for a, _ in rails.records.of_groups("ipam")] == ["c1"]
 
 
 def test_without_a_record_each_rail_frees_its_own(rails: Rails) -> None:
     for rail in (0, 1):
         rails.add(rail)
-    described = rails.described
-    rails.book.remove(Attachment("@gpu", "c1", "rails of gpu"), "ipam")
+    store_ref = rails.store_ref
+    rails.records.remove(Attachment("@gpu", "c1", "rails of gpu"), "ipam")
     rails.delete(0)
-    assert sorted(rails.all_leased(described)) == ["10.0.1.1", "10.0.2.1", "10.0.3.1"]
+    assert sorted(rails.all_leased(store_ref)) == ["10.0.1.1", "10.0.2.1", "10.0.3.1"]
     assert rails.add(1) == "10.0.1.1"
     for rail in (1, 0):
         rails.delete(rail)
-    assert rails.all_leased(described) == {}
+    assert rails.all_leased(store_ref) == {}
 
 
 def test_a_plain_rail_is_given_addresses_like_any_network(rails: Rails) -> None:
@@ -299,7 +300,7 @@ def test_a_plain_rail_is_given_addresses_like_any_network(rails: Rails) -> None:
     assert [rails.add(rail, key=plain) for rail in (0, 1)] == ["10.0.0.1", "10.0.1.2"]
     for rail in (0, 1):
         rails.delete(rail, key=plain)
-    assert rails.book.all() == [] or [a.container_id for a, _, _ in rails.book.all()] == ["other"]
+    assert rails.records.all() == [] or [a.container_id for a, _, _ in rails.records.all()] == ["other"]
 
 
 # --- configurations ---
@@ -365,8 +366,8 @@ class Killer:
         self._after = False
         self.steps = itertools.count()
         for owner, name in (
-            (Book, "write"),
-            (Book, "remove"),
+            (Records, "write"),
+            (Records, "remove"),
             (Database, "commit"),
             (Gateway, "call"),
             (Api, "get"),
@@ -401,7 +402,7 @@ def test_an_add_that_is_killed_anywhere_is_completed_by_a_retry_or_cleared_by_a_
 ) -> None:
     rails.ranges = rails.ranges[:3]
     rails.foreign(0, 1)
-    described = {key: value for key, value in rails.place.described.items() if key != "pools"}
+    store_ref = {key: value for key, value in rails.place.store_ref.items() if key != "pools"}
     killer = Killer(monkeypatch)
     at, killed = 0, True
     while killed:
@@ -414,7 +415,7 @@ def test_an_add_that_is_killed_anywhere_is_completed_by_a_retry_or_cleared_by_a_
             except Killed:
                 killed = True
             killer.spare()
-            others = set(rails.all_leased(described).values()) - {container}
+            others = set(rails.all_leased(store_ref).values()) - {container}
             assert others == {"other"}
             if at % 2:  # another pod takes what the killed one was about to have on another rail
                 rails.add(2, "beside", key={"addressing": "plain"})
@@ -431,8 +432,8 @@ def test_an_add_that_is_killed_anywhere_is_completed_by_a_retry_or_cleared_by_a_
                 pass
             killer.spare()
             rails.delete(0, container)
-            assert set(rails.all_leased(described).values()) == {"other"}
-            assert rails.book.of_groups("ipam") == []
+            assert set(rails.all_leased(store_ref).values()) == {"other"}
+            assert rails.records.of_groups("ipam") == []
         at += 1
     assert at > 3
 
@@ -443,7 +444,7 @@ def test_a_delete_that_is_killed_anywhere_is_completed_by_the_next(
 ) -> None:
     rails.ranges = rails.ranges[:3]
     rails.foreign(0, 1)
-    described = {key: value for key, value in rails.place.described.items() if key != "pools"}
+    store_ref = {key: value for key, value in rails.place.store_ref.items() if key != "pools"}
     killer = Killer(monkeypatch)
     at, killed = 0, True
     while killed:
@@ -460,8 +461,8 @@ def test_a_delete_that_is_killed_anywhere_is_completed_by_the_next(
             killer.spare()
             rails.delete(0)
             rails.delete(2)
-            assert set(rails.all_leased(described).values()) == {"other"}
-            assert rails.book.of_groups("ipam") == []
+            assert set(rails.all_leased(store_ref).values()) == {"other"}
+            assert rails.records.of_groups("ipam") == []
         at += 1
     assert at > 2
 
@@ -471,7 +472,7 @@ def test_a_release_that_no_server_answers_is_made_later(rails: Rails) -> None:
         pytest.skip("a file is always within reach")
     for rail in (0, 1):
         rails.add(rail)
-    described = rails.described
+    store_ref = rails.store_ref
     rails.delete(0)
     rails.place.proxy.fault = lambda data: "request"
     rails.delete(1)
@@ -479,7 +480,7 @@ def test_a_release_that_no_server_answers_is_made_later(rails: Rails) -> None:
     rails.place.proxy.fault = lambda data: ""
     rails.place.age()
     rails.add(3, "c5")
-    assert {a for a, c in rails.all_leased(described).items() if c == "c1"} == set()
+    assert {a for a, c in rails.all_leased(store_ref).items() if c == "c1"} == set()
 
 
 # --- lost records ---
@@ -488,57 +489,57 @@ def test_a_release_that_no_server_answers_is_made_later(rails: Rails) -> None:
 def test_without_its_record_too_a_group_keeps_all_addresses_until_the_last_rail_that_has_a_link_is_deleted(
     rails: Rails,
 ) -> None:
-    described = rails.attach(0, 1, 2)
+    store_ref = rails.attach(0, 1, 2)
     rails.cut()
     for rail in (1, 0):
         rails.detach(rail)
         assert rails.place.pending() == []
     rails.delete(0)  # again
     rails.mend()
-    assert rails.flush(described) == 0
-    assert sorted(rails.all_leased(described)) == [f"10.0.{rail}.1" for rail in range(COUNT)]
+    assert rails.flush(store_ref) == 0
+    assert sorted(rails.all_leased(store_ref)) == [f"10.0.{rail}.1" for rail in range(COUNT)]
     rails.detach(2)
-    assert rails.all_leased(described) == {}  # those too of the rail that was never attached
-    assert rails.book.all() == []
+    assert rails.all_leased(store_ref) == {}  # those too of the rail that was never attached
+    assert rails.records.all() == []
 
 
 def test_the_last_delete_without_a_record_that_reaches_no_server_is_made_up_for_with_all_addresses(
     shared_rails: Rails,
 ) -> None:
     rails = shared_rails
-    described = rails.attach(1)
+    store_ref = rails.attach(1)
     rails.cut()
     rails.detach(1)
     assert rails.place.pending() == ["c1"]
     rails.mend()
-    assert len(rails.all_leased(described)) == COUNT
-    assert rails.flush(described) == 0
-    assert rails.all_leased(described) == {}
-    assert rails.book.all() == []
+    assert len(rails.all_leased(store_ref)) == COUNT
+    assert rails.flush(store_ref) == 0
+    assert rails.all_leased(store_ref) == {}
+    assert rails.records.all() == []
 
 
 def test_deletes_at_once_without_a_record_free_everything_together(rails: Rails) -> None:
     """The record of a link goes after IPAM's DEL, so another rail's DEL may still see it."""
-    described = rails.attach(0, 1)
+    store_ref = rails.attach(0, 1)
     rails.delete(0)
     rails.delete(1)
-    assert rails.all_leased(described) == {}
+    assert rails.all_leased(store_ref) == {}
 
 
 def test_a_rail_without_a_link_frees_and_records_nothing_while_others_have_theirs(rails: Rails) -> None:
-    described = rails.attach(0, 1)
+    store_ref = rails.attach(0, 1)
     rails.delete(2)
-    assert len(rails.all_leased(described)) == COUNT
-    assert rails.book.of_groups("ipam") == []
+    assert len(rails.all_leased(store_ref)) == COUNT
+    assert rails.records.of_groups("ipam") == []
 
 
 def test_links_of_other_containers_groups_and_of_plain_rails_keep_nothing(rails: Rails) -> None:
-    described = rails.attach(0)
+    store_ref = rails.attach(0)
     rails.link(1, "c2")
     rails.link(2, group="other")
     rails.link(3, addressing="plain")
     rails.detach(0)
-    assert rails.all_leased(described) == {}
+    assert rails.all_leased(store_ref) == {}
 
 
 @pytest.mark.parametrize(
@@ -547,30 +548,30 @@ def test_links_of_other_containers_groups_and_of_plain_rails_keep_nothing(rails:
 def test_where_a_link_record_is_damaged_its_rail_may_be_attached_and_a_delete_frees_its_own_alone(
     rails: Rails, link: dict[str, Any] | None
 ) -> None:
-    described = rails.attach(0, 1)
+    store_ref = rails.attach(0, 1)
     damaged = rails.link(2)
     if link is None:
-        (path,) = Path(rails.book.directory, "attachments").glob(f"{damaged.network}:*:link")
+        (path,) = Path(rails.records.directory, "attachments").glob(f"{damaged.network}:*:link")
         path.write_text("nonsense")
     else:
-        rails.book.write(damaged, "link", link)
+        rails.records.write(damaged, "link", link)
     for rail, left in ((0, ["10.0.1.1", "10.0.2.1", "10.0.3.1"]), (1, ["10.0.2.1", "10.0.3.1"])):
         rails.detach(rail)
-        assert sorted(rails.all_leased(described)) == left
+        assert sorted(rails.all_leased(store_ref)) == left
 
 
 def test_a_link_of_another_group_that_names_no_rail_keeps_nothing(rails: Rails) -> None:
-    described = rails.attach(0)
-    rails.book.write(Attachment("plain", "c1", "net7"), "link", {"config": "{}", "created": 1})
+    store_ref = rails.attach(0)
+    rails.records.write(Attachment("plain", "c1", "net7"), "link", {"config": "{}", "created": 1})
     rails.detach(0)
-    assert rails.all_leased(described) == {}
+    assert rails.all_leased(store_ref) == {}
 
 
 def test_a_rail_that_is_attached_after_the_record_was_lost_has_the_index_of_the_others_or_none(rails: Rails) -> None:
-    described = rails.attach(0, 1, 2)
+    store_ref = rails.attach(0, 1, 2)
     rails.detach(0)
     who = members.attachment_of("gpu", "c1")
-    store = rails.place.store(described)
+    store = rails.place.store(store_ref)
     lost = [lease for lease in store.find(who) if lease.pool in ("10.0.0.0-28", "10.0.3.0-28")]
     store.release(lost)
     rails.foreign(3, 1)
@@ -582,14 +583,14 @@ def test_a_rail_that_is_attached_after_the_record_was_lost_has_the_index_of_the_
 
 
 def test_gc_collects_a_group_whose_record_was_made_anew(rails: Rails) -> None:
-    described = rails.attach(0, 1)
+    store_ref = rails.attach(0, 1)
     rails.detach(0)
     for rail, leased in ((0, COUNT), (1, COUNT)):
         rails.call("GC", rail, config={"cni.dev/valid-attachments": []})
-        assert len(rails.all_leased(described)) == leased  # rail 1's link is there
-    rails.book.remove(Attachment("rail-1", "c1", "net1"), "link")
+        assert len(rails.all_leased(store_ref)) == leased  # rail 1's link is there
+    rails.records.remove(Attachment("rail-1", "c1", "net1"), "link")
     rails.call("GC", 1, config={"cni.dev/valid-attachments": []})
-    assert rails.all_leased(described) == {}
+    assert rails.all_leased(store_ref) == {}
 
 
 def test_where_neither_group_nor_link_has_a_record_nothing_is_freed_later_than_by_the_delete_itself(
@@ -599,17 +600,17 @@ def test_where_neither_group_nor_link_has_a_record_nothing_is_freed_later_than_b
     rails = shared_rails
     for rail in (0, 1):
         rails.add(rail)
-    described = rails.described
+    store_ref = rails.store_ref
     rails.lose()
     rails.cut()
     rails.delete(0)
     rails.mend()
     assert "what it has stays leased until" in rails.place.log()
-    assert rails.book.all() == []
-    assert rails.flush(described) == 0
-    assert len(rails.all_leased(described)) == COUNT
+    assert rails.records.all() == []
+    assert rails.flush(store_ref) == 0
+    assert len(rails.all_leased(store_ref)) == COUNT
     rails.delete(1)
-    assert sorted(rails.all_leased(described)) == ["10.0.0.1", "10.0.2.1", "10.0.3.1"]
+    assert sorted(rails.all_leased(store_ref)) == ["10.0.0.1", "10.0.2.1", "10.0.3.1"]
 
 
 # --- damaged records ---
@@ -634,24 +635,24 @@ def test_a_record_that_is_not_as_it_should_be_stops_no_delete_and_no_gc(
     for place in MAKERS["file"](tmp_path):
         rails = Rails(place)
         rails.add(0)
-        ((who, record),) = rails.book.of_groups("ipam")
-        described = rails.described
-        rails.book.write(who, "ipam", {**(record if whole else {}), **damage})
+        ((who, record),) = rails.records.of_groups("ipam")
+        store_ref = rails.store_ref
+        rails.records.write(who, "ipam", {**(record if whole else {}), **damage})
         rails.call("GC", 0, config={"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net0"}]})
         rails.delete(0)
-        assert "10.0.0.1" not in rails.all_leased(described)
+        assert "10.0.0.1" not in rails.all_leased(store_ref)
 
 
 def test_what_is_attached_while_a_release_is_pending_is_released_with_its_own_rails(rails: Rails) -> None:
     """The rails that were attached before are not: their DELs have come."""
     rails.add(0)
-    who, record = rails.book.of_groups("ipam")[0]
-    rails.book.write(who, "ipam", {**record, "pending": True})  # as a DEL leaves it that reached no server
-    described = rails.described
+    who, record = rails.records.of_groups("ipam")[0]
+    rails.records.write(who, "ipam", {**record, "pending": True})  # as a DEL leaves it that reached no server
+    store_ref = rails.store_ref
     rails.add(1)  # where a release may be on its way it gets another index
     rails.delete(1)
-    assert rails.all_leased(described) == {}
-    assert rails.book.of_groups("ipam") == []
+    assert rails.all_leased(store_ref) == {}
+    assert rails.records.of_groups("ipam") == []
 
 
 def test_faults_of_rails_are_cni_errors(rails: Rails) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.spec import codec
+from cni.shared.spec import codec
 
 values = st.recursive(
     st.none()

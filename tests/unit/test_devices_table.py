@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cni.plugins.hoststate import LOST, REFUSED, SAVED, STAYS, TABLE
+from cni.plugins.host_device.hoststate import LOST, REFUSED, SAVED, STAYS, TABLE
 from tests.blackbox import test_host_device, test_host_state
 
 DOCUMENT = Path(__file__).parents[2] / "docs/devices.md"

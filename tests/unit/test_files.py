@@ -1,4 +1,4 @@
-"""cni/kernel/files.py: small files that survive a crash."""
+"""cni/shared/kernel/files.py: small files that survive a crash."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from cni.kernel.files import make_private_directory, read_whole, remove_durably, write_durably
+from cni.shared.kernel.files import make_private_directory, read_whole, remove, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_file_holds_what_was_written_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    write_durably(str(tmp_path), "record", b"first")
-    write_durably(str(tmp_path), "record", b"second")
+    write_whole(str(tmp_path), "record", b"first")
+    write_whole(str(tmp_path), "record", b"second")
     assert read_whole(str(tmp_path / "record")) == b"second"
     assert stat.S_IMODE((tmp_path / "record").stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["record"]
@@ -27,14 +27,14 @@ def test_a_file_holds_what_was_written_and_only_its_owner_reads_it(tmp_path: Pat
 
 def test_a_large_file_is_read_whole(tmp_path: Path) -> None:
     data = os.urandom(300_001)
-    write_durably(str(tmp_path), "record", data)
+    write_whole(str(tmp_path), "record", data)
     assert read_whole(str(tmp_path / "record")) == data
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_its_target_untouched(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"kept")
     (tmp_path / "record").symlink_to("target")
-    write_durably(str(tmp_path), "record", b"new")
+    write_whole(str(tmp_path), "record", b"new")
     assert not (tmp_path / "record").is_symlink()
     assert (tmp_path / "target").read_bytes() == b"kept"
 
@@ -42,7 +42,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_its_target_untouched(tmp_
 def test_a_failed_write_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "record").mkdir()  # a directory there makes the last step, the renaming, fail
     with pytest.raises(IsADirectoryError):
-        write_durably(str(tmp_path), "record", b"new")
+        write_whole(str(tmp_path), "record", b"new")
     assert os.listdir(tmp_path) == ["record"]
 
 
@@ -53,9 +53,9 @@ def test_a_full_disk_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> 
     if mounted.returncode:
         pytest.skip("needs root to mount a small file system: run the tests with sudo")
     try:
-        write_durably(str(disk), "record", b"former")
+        write_whole(str(disk), "record", b"former")
         with pytest.raises(OSError, match="No space left"):
-            write_durably(str(disk), "record", bytes(1 << 20))
+            write_whole(str(disk), "record", bytes(1 << 20))
         assert os.listdir(disk) == ["record"]
         assert read_whole(str(disk / "record")) == b"former"
     finally:
@@ -64,12 +64,12 @@ def test_a_full_disk_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> 
 
 def test_a_reader_sees_the_former_content_or_the_new_but_no_part(tmp_path: Path) -> None:
     sizes = (1 << 12, 1 << 18)
-    write_durably(str(tmp_path), "record", b"a" * sizes[0])
+    write_whole(str(tmp_path), "record", b"a" * sizes[0])
     source = (
-        "import sys; from cni.kernel.files import write_durably\n"
+        "import sys; from cni.shared.kernel.files import write_whole\n"
         "while True:\n"
         f"    for letter, size in ((b'b', {sizes[1]}), (b'a', {sizes[0]})):\n"
-        "        write_durably(sys.argv[1], 'record', letter * size)\n"
+        "        write_whole(sys.argv[1], 'record', letter * size)\n"
     )
     writer = subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], cwd=ROOT)
     try:
@@ -87,10 +87,10 @@ def test_a_reader_sees_the_former_content_or_the_new_but_no_part(tmp_path: Path)
 
 
 def test_removing_says_whether_the_file_was_there(tmp_path: Path) -> None:
-    write_durably(str(tmp_path), "record", b"x")
-    assert remove_durably(str(tmp_path), "record") is True
-    assert remove_durably(str(tmp_path), "record") is False
-    assert remove_durably(str(tmp_path / "missing"), "record") is False
+    write_whole(str(tmp_path), "record", b"x")
+    assert remove(str(tmp_path), "record") is True
+    assert remove(str(tmp_path), "record") is False
+    assert remove(str(tmp_path / "missing"), "record") is False
     assert os.listdir(tmp_path) == []
 
 

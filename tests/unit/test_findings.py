@@ -1,4 +1,4 @@
-"""cni/cli/judge.py: what is found between pools, reservations and pods, and what is never called dead."""
+"""cni/library/audit/lease_rules.py: what is found between pools, reservations and pods, and what is never called dead."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from cni.cli import findings as kinds
-from cni.cli.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, Inventory
-from cni.cli.judge import find
-from cni.cli.objects import nad_name, parse_networks, parse_node, parse_pod, parse_pool, parse_reservation
-from ipam.stores.kubernetes_size import LIMIT
+from cni.library.audit import findings as kinds
+from cni.library.audit.documents import nad_name, parse_networks, parse_node, parse_pod, parse_pool
+from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding
+from cni.library.audit.lease_rules import find
+from cni.library.audit.model import Snapshot
+from ipam.stores.kubernetes.objects import LIMIT, Reservation
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 NAD = "team/rdma-net"
@@ -73,13 +74,14 @@ def found(
     nads = [nad()] if nads is None else nads
     networks = [n for d in nads for n in parse_networks(d)]
     scopes = {"", *(n.network_name for n in networks)}
-    reserved = [parse_reservation(d, scopes) for d in reservations]
-    states = [parse_pool(d, reserved, networks) for d in pools]
+    reserved = [Reservation(d, scopes) for d in reservations]
+    named = {one.name: one for one in reserved}
+    states = [parse_pool(d, named.get, networks) for d in pools]
     parsed = [parse_pod(d) for d in pods]
     return find(
-        Inventory(
+        Snapshot(
             kind="kubernetes",
-            held=[h for s in states for h in s.held],
+            leases=[lease for s in states for lease in s.leases],
             pools=states,
             reserved=reserved,
             pods={(p.namespace, p.name): p for p in parsed},
@@ -109,7 +111,7 @@ def test_a_pool_whose_pods_show_their_addresses_is_in_order() -> None:
 def test_a_lease_whose_pod_does_not_exist_is_dead() -> None:
     finding = one(found([pool(1)], [reservation(1)]))
     assert brief([finding]) == [(kinds.LEASE_WITHOUT_POD, RECLAIM, IP(1))]
-    assert finding.entry == {"id": "c1", "podref": "team/p1", "ifname": "net1"}
+    assert (finding.container_id, finding.pod, finding.ifname) == ("c1", "team/p1", "net1")
     assert finding.reservation == ("192.168.111.1", "r1")
 
 
@@ -259,6 +261,6 @@ def test_keys_that_are_no_offsets_are_told() -> None:
 
 
 def test_where_pods_cannot_be_read_no_lease_is_called_dead() -> None:
-    state = parse_pool(pool(1), [])
-    findings = find(Inventory("kubernetes", state.held, [state], reserved=[]))
+    state = parse_pool(pool(1), {}.get)
+    findings = find(Snapshot("kubernetes", state.leases, [state], reserved=[]))
     assert brief(findings) == [(kinds.LOST_RESERVATION, RESTORE, IP(1))]

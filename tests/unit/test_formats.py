@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from cni import attachment
-from cni.attachment import Book
-from cni.log import Log
-from cni.spec import codec
-from cni.spec.errors import IoFailure
-from cni.spec.request import Attachment
-from ipam.stores import schema
+from cni.shared.log import Log
+from cni.shared.records import FORMAT, Records, _sealed
+from cni.shared.spec import codec
+from cni.shared.spec.errors import IoFailure
+from cni.shared.spec.request import Attachment
 from ipam.stores.base import CREATE, READ
-from ipam.stores.database import open_database
+from ipam.stores.file import schema
+from ipam.stores.file.database import open_database
 
 NET1, OTHER = Attachment("rdma", "c1", "net1"), Attachment("rdma", "c2", "net1")
 
@@ -27,18 +26,18 @@ def make_newer(record: Path) -> bytes:
     document = codec.loads(record.read_bytes())
     del document["checksum"]
     document["format"] += 1
-    record.write_bytes(attachment._sealed({**document, "unheard-of": [1]}))
+    record.write_bytes(_sealed({**document, "unheard-of": [1]}))
     return record.read_bytes()
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> str:
     """The state directory of a node with two records of part link, that of NET1 of a newer format."""
-    book = Book(str(tmp_path / "state"))
-    book.write(NET1, "link", {"device": {"mac": "02:00:00:00:09:09"}, "pci": "0000:3b:00.2"})
+    records = Records(str(tmp_path / "state"))
+    records.write(NET1, "link", {"device": {"mac": "02:00:00:00:09:09"}, "pci": "0000:3b:00.2"})
     make_newer(next((tmp_path / "state/attachments").iterdir()))
-    book.write(OTHER, "link", {"netns": "/run/netns/pod2"})
-    return book.directory
+    records.write(OTHER, "link", {"netns": "/run/netns/pod2"})
+    return records.directory
 
 
 def files_of(state: str) -> dict[str, bytes]:
@@ -48,19 +47,19 @@ def files_of(state: str) -> dict[str, bytes]:
 def test_a_record_of_a_newer_format_is_refused_by_name_to_whoever_asks_for_it_and_stays(state: str) -> None:
     before = files_of(state)
     with pytest.raises(IoFailure) as caught:
-        Book(state).read(NET1, "link")
+        Records(state).read(NET1, "link")
     shown = caught.value.msg[:250]
-    assert f"format {attachment.FORMAT + 1}, and this railcni knows {attachment.FORMAT}" in shown
+    assert f"format {FORMAT + 1}, and this railcni knows {FORMAT}" in shown
     assert "install that version again" in caught.value.msg
     assert "rdma:c1:net1:link" in shown
     assert files_of(state) == before
 
 
-LISTINGS: dict[str, Callable[[Book], list[Any] | None]] = {
-    "all": lambda book: [a for a, _, _ in book.all()],
-    "all of a part": lambda book: [a for a, _, _ in book.all("link")],
-    "of a network": lambda book: [a for a, _ in book.of_network("rdma", "link")],
-    "of another container": lambda book: [a for a, _ in book.of_container("c2", "link") or ()],
+LISTINGS: dict[str, Callable[[Records], list[Any] | None]] = {
+    "all": lambda records: [a for a, _, _ in records.all()],
+    "all of a part": lambda records: [a for a, _, _ in records.all("link")],
+    "of a network": lambda records: [a for a, _ in records.of_network("rdma", "link")],
+    "of another container": lambda records: [a for a, _ in records.of_container("c2", "link") or ()],
 }
 
 
@@ -68,9 +67,9 @@ LISTINGS: dict[str, Callable[[Book], list[Any] | None]] = {
 def test_a_record_of_a_newer_format_is_passed_by_in_listings_and_named_once(
     state: str, listing: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before, book = files_of(state), Book(state, Log())
+    before, records = files_of(state), Records(state, Log())
     for _ in range(2):
-        assert LISTINGS[listing](book) == [OTHER]
+        assert LISTINGS[listing](records) == [OTHER]
     told = [line for line in capfd.readouterr().err.splitlines() if "install that version again" in line]
     assert len(told) == (listing != "of another container")
     assert all("rdma:c1:net1:link" in line for line in told)
@@ -78,16 +77,16 @@ def test_a_record_of_a_newer_format_is_passed_by_in_listings_and_named_once(
 
 
 def test_what_a_container_has_cannot_be_told_when_one_of_its_records_is_of_a_newer_format(state: str) -> None:
-    assert Book(state).of_container("c1", "link") is None
+    assert Records(state).of_container("c1", "link") is None
 
 
 def test_a_device_that_a_record_of_a_newer_format_speaks_of_is_refused_by_any_of_its_addresses(state: str) -> None:
-    book = Book(state)
-    book.all()
-    book.refuse_newer("", "0000:3b:00.3", "02:00:00:00:09:0a")
+    records = Records(state)
+    records.all()
+    records.refuse_newer("", "0000:3b:00.3", "02:00:00:00:09:0a")
     for address in ("0000:3b:00.2", "02:00:00:00:09:09"):
         with pytest.raises(IoFailure, match=r"rdma:c1:net1:link has format .* install that version again"):
-            book.refuse_newer("", address)
+            records.refuse_newer("", address)
 
 
 @pytest.mark.parametrize("use", [CREATE, READ])

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from cni import policy
-from cni.attachment import Book
-from cni.config import Fault
-from cni.extras import deviceinfo, gids, rdma
-from cni.log import Log
-from cni.spec.errors import InvalidConfig, IoFailure, TryAgainLater
-from cni.spec.request import Attachment, Request
+from cni.features import deviceinfo, gids, verbs_device
+from cni.shared import policy
+from cni.shared.config import Fault
+from cni.shared.log import Log
+from cni.shared.records import Records
+from cni.shared.spec.errors import InvalidConfig, IoFailure, TryAgainLater
+from cni.shared.spec.request import Attachment, Request
 from tests.sysfs import EMPTY_GID, Tree
 
 PORTS = [("mlx5_0", 1)]
@@ -32,9 +32,11 @@ def tree(tmp_path: Path) -> Tree:
     return tree
 
 
-def read(value: Any, runtime: Any = None) -> tuple[rdma.Config | None, list[str]]:
+def read(value: Any, runtime: Any = None) -> tuple[verbs_device.Config | None, list[str]]:
     faults: list[Fault] = []
-    config = rdma.read(value, Request({"CNI_COMMAND": "ADD"}, b"", {"name": "n", "runtimeConfig": runtime}, {}), faults)
+    config = verbs_device.read(
+        value, Request({"CNI_COMMAND": "ADD"}, b"", {"name": "n", "runtimeConfig": runtime}, {}), faults
+    )
     return config, [str(f) for f in faults]
 
 
@@ -146,28 +148,28 @@ def test_else_the_state_of_the_port_and_the_use_of_its_table_are_said(tree: Tree
 
 
 def test_a_netdev_whose_roce_mtu_is_the_largest_and_whose_table_has_room_needs_no_remark(tree: Tree) -> None:
-    assert rdma.remarks(PORTS, "ens2f0", "net1", 4192, str(tree)) == []
+    assert verbs_device.remarks(PORTS, "ens2f0", "net1", 4192, str(tree)) == []
 
 
 @pytest.mark.parametrize(("mtu", "size"), [(4191, 2048), (1500, 1024)])
 def test_a_small_mtu_is_remarked_with_its_roce_mtu_and_what_is_needed(tree: Tree, mtu: int, size: int) -> None:
-    (text,) = rdma.remarks(PORTS, "ens2f0", "net1", mtu, str(tree))
+    (text,) = verbs_device.remarks(PORTS, "ens2f0", "net1", mtu, str(tree))
     assert f"MTU {mtu} of net1" in text and f"RoCE MTU of {size}" in text and "4192" in text and "ens2f0" in text
 
 
 def test_from_80_percent_on_the_table_is_remarked(tree: Tree) -> None:
     for n in range(11):
         tree.gid("mlx5_0", f"192.168.112.{n}", ndev="net1")
-    assert rdma.remarks(PORTS, "ens2f0", "net1", 9000, str(tree)) == []  # 12 of 16
+    assert verbs_device.remarks(PORTS, "ens2f0", "net1", 9000, str(tree)) == []  # 12 of 16
     tree.gid("mlx5_0", "192.168.113.1", ndev="net1")
-    (text,) = rdma.remarks(PORTS, "ens2f0", "net1", 9000, str(tree))
+    (text,) = verbs_device.remarks(PORTS, "ens2f0", "net1", 9000, str(tree))
     assert "mlx5_0 port 1 (ens2f0) has 13 of 16" in text
 
 
 def test_a_port_that_is_not_active_is_a_fault_with_its_states(tree: Tree) -> None:
-    assert rdma.port_fault(PORTS, "ens2f0", str(tree)) == ""
+    assert verbs_device.port_fault(PORTS, "ens2f0", str(tree)) == ""
     tree.put(tree.root / "class/infiniband/mlx5_0/ports/1", {"state": "1: DOWN", "phys_state": "3: Disabled"})
-    text = rdma.port_fault(PORTS, "ens2f0", str(tree))
+    text = verbs_device.port_fault(PORTS, "ens2f0", str(tree))
     assert "port 1 of verbs device mlx5_0" in text and "ens2f0" in text and "DOWN, Disabled" in text
 
 
@@ -207,11 +209,11 @@ PCI = "0000:3b:00.0"
 
 
 @pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
     """The node's records, in a directory of the test."""
     state = str(tmp_path / "state")
-    monkeypatch.setattr(deviceinfo, "Book", lambda log=None: Book(state, log))
-    return Book(state)
+    monkeypatch.setattr(deviceinfo, "Records", lambda log=None: Records(state, log))
+    return Records(state)
 
 
 def of_pci(address: str) -> dict[str, Any]:
@@ -219,7 +221,7 @@ def of_pci(address: str) -> dict[str, Any]:
     return {"type": "pci", "version": "1.0.0", "pci": {"pci-address": address, "vhost-net": "/dev/vhost-net"}}
 
 
-def test_the_file_is_whole_and_what_was_there_of_a_device_plugin_stays(tmp_path: Path, book: Book) -> None:
+def test_the_file_is_whole_and_what_was_there_of_a_device_plugin_stays(tmp_path: Path, records: Records) -> None:
     path = tmp_path / "devinfo/cni/net1.json"
     deviceinfo.write(str(path), DESCRIBED, ME, Log())
     assert json.loads(path.read_text()) == MARKED
@@ -239,7 +241,7 @@ def test_the_file_is_whole_and_what_was_there_of_a_device_plugin_stays(tmp_path:
     "theirs", [{"type": "vdpa", "version": "1.1.0"}, {"type": "memif"}, of_pci("0000:3b:00.1"), of_pci("")], ids=str
 )
 def test_what_describes_another_device_is_neither_changed_nor_removed(
-    tmp_path: Path, book: Book, theirs: dict[str, Any], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, records: Records, theirs: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "net1.json"
     path.write_text(json.dumps(theirs))
@@ -261,7 +263,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("which", OTHERS)
-def test_a_file_is_overwritten_and_removed_for_its_own_attachment_alone(tmp_path: Path, book: Book, which: str) -> None:
+def test_a_file_is_overwritten_and_removed_for_its_own_attachment_alone(
+    tmp_path: Path, records: Records, which: str
+) -> None:
     mark, pod, may = OTHERS[which]
     path = tmp_path / "net1.json"
     theirs = {
@@ -270,7 +274,7 @@ def test_a_file_is_overwritten_and_removed_for_its_own_attachment_alone(tmp_path
     }
     path.write_text(json.dumps(theirs))
     if pod:
-        book.write(Attachment(*mark), "link", {"pod": pod})
+        records.write(Attachment(*mark), "link", {"pod": pod})
     if may:
         deviceinfo.write(str(path), DESCRIBED, ME, Log())
         assert json.loads(path.read_text()) == MARKED
@@ -281,10 +285,10 @@ def test_a_file_is_overwritten_and_removed_for_its_own_attachment_alone(tmp_path
     assert json.loads(path.read_text()) == theirs
 
 
-def test_a_late_delete_leaves_the_file_of_the_sandbox_that_came_after(tmp_path: Path, book: Book) -> None:
+def test_a_late_delete_leaves_the_file_of_the_sandbox_that_came_after(tmp_path: Path, records: Records) -> None:
     path = tmp_path / "net1.json"
     former = {**ME, "attachment": ["rdma", "c0", "net1"]}
-    book.write(Attachment("rdma", "c0", "net1"), "link", {"pod": ME["pod"]})
+    records.write(Attachment("rdma", "c0", "net1"), "link", {"pod": ME["pod"]})
     deviceinfo.write(str(path), DESCRIBED, former, Log())
     deviceinfo.write(str(path), DESCRIBED, ME, Log())
     deviceinfo.remove(str(path), former, ["mlx5_0"], Log())
@@ -293,7 +297,7 @@ def test_a_late_delete_leaves_the_file_of_the_sandbox_that_came_after(tmp_path: 
     assert not path.exists()
 
 
-def test_a_file_of_version_0_1_0_goes_with_its_record(tmp_path: Path, book: Book) -> None:
+def test_a_file_of_version_0_1_0_goes_with_its_record(tmp_path: Path, records: Records) -> None:
     path = tmp_path / "net1.json"
     path.write_text(json.dumps(DESCRIBED))
     deviceinfo.remove(str(path), None, ["mlx5_1"], Log())
@@ -303,20 +307,20 @@ def test_a_file_of_version_0_1_0_goes_with_its_record(tmp_path: Path, book: Book
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"type": 5}', '{"type": "pci", "pci": []}'])
-def test_what_describes_nothing_is_replaced(tmp_path: Path, book: Book, content: str) -> None:
+def test_what_describes_nothing_is_replaced(tmp_path: Path, records: Records, content: str) -> None:
     path = tmp_path / "net1.json"
     path.write_text(content)
     deviceinfo.write(str(path), DESCRIBED, ME, Log())
     assert json.loads(path.read_text()) == MARKED
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, book: Book) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, records: Records) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(IoFailure, match=r"file/net1\.json cannot be written"):
         deviceinfo.write(str(tmp_path / "file/net1.json"), DESCRIBED, ME, Log())
 
 
-def test_a_file_that_is_not_there_is_removed_also_where_nothing_can_be(tmp_path: Path, book: Book) -> None:
+def test_a_file_that_is_not_there_is_removed_also_where_nothing_can_be(tmp_path: Path, records: Records) -> None:
     (tmp_path / "file").write_text("")
     deviceinfo.remove(str(tmp_path / "file/net1.json"), ME, [], Log())
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from cni.config import Fault, refuse
-from cni.kernel.links import Link
-from cni.plugins import devices, host_device, moved
-from cni.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
-from cni.spec.request import Attachment, Request, parse
+from cni.plugins.host_device import devices
+from cni.plugins.host_device import planned as plans
+from cni.plugins.host_device import plugin as host_device
+from cni.shared.config import Fault, refuse
+from cni.shared.kernel.links import Link
+from cni.shared.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
+from cni.shared.spec.request import Attachment, Request, parse
 
 ENVIRON = {
     "CNI_COMMAND": "ADD",
@@ -171,4 +173,4 @@ def test_a_record_holds_the_whole_plan() -> None:
     before = host_device.plan(read(asked), asked, facts())
     after = host_device.load(json.loads(json.dumps(before.document())))
     assert after.mtu == 4200
-    assert all(getattr(after, name) == getattr(before, name) for name in moved.Plan.__slots__)
+    assert all(getattr(after, name) == getattr(before, name) for name in plans.Plan.__slots__)

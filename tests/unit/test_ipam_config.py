@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from cni.spec.errors import InvalidConfig, IoFailure
-from cni.spec.request import Request
+from cni.shared.spec.errors import InvalidConfig, IoFailure
+from cni.shared.spec.request import Request
 from ipam import flatfile
 from ipam.config import IpamConfig, read
 from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, IPAM_KEYS, RANGE_KEYS, ROUTE_KEYS
+from ipam.leases import COOLDOWN
 from ipam.ranges import format_address
-from ipam.stores.base import COOLDOWN
 
 INSTALLED = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 RANGE = {"range": "10.0.0.0/24"}

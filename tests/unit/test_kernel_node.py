@@ -1,4 +1,4 @@
-"""cni/kernel/node.py: the node and its boots."""
+"""cni/shared/kernel/node.py: the node and its boots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.kernel import node
+from cni.shared.kernel import node
 
 
 def test_the_boot_has_a_uuid_that_stays() -> None:

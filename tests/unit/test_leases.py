@@ -1,13 +1,13 @@
-"""ipam/leases.py: the lease rules, without a store."""
+"""ipam/rules.py: the lease rules, without a store."""
 
 from __future__ import annotations
 
 import pytest
 
-from cni.spec.request import Attachment
-from ipam.leases import Need, may_take_over, plan
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, parse_address
-from ipam.stores.base import Lease, Owner, Want
+from ipam.rules import Need, may_take_over, plan
 
 BASE = parse_address("10.0.0.0")[1]
 RANGE = Range(4, BASE, 24)

@@ -1,4 +1,4 @@
-"""cni/kernel/locks.py: locks between processes, waited for with a bound."""
+"""cni/shared/kernel/locks.py: locks between processes, waited for with a bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.kernel import locks
+from cni.shared.kernel import locks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,7 +78,7 @@ def test_a_waiter_gets_the_lock_as_soon_as_the_holder_is_killed(
 ) -> None:
     call = "lock_byte(fd, 7, 5)" if kind == "byte" else "lock_file(fd, 5)"
     source = (
-        "import os, sys, time; from cni.kernel.locks import *\n"
+        "import os, sys, time; from cni.shared.kernel.locks import *\n"
         f"fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600); {call}; print(flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", source, str(tmp_path / "lock")], cwd=ROOT, stdout=subprocess.PIPE)
@@ -169,7 +169,7 @@ def test_a_read_only_descriptor_cannot_lock_a_byte_and_says_so(tmp_path: Path) -
 
 def test_many_waiters_are_served_one_after_another_and_none_is_lost(tmp_path: Path) -> None:
     source = (
-        "import os, sys; from cni.kernel.locks import *\n"
+        "import os, sys; from cni.shared.kernel.locks import *\n"
         "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)\n"
         "lock_byte(fd, 3, 60)\n"
         "n = int(os.pread(fd, 20, 0) or 0); os.pwrite(fd, str(n + 1).encode(), 0)"
@@ -204,7 +204,7 @@ def test_a_wait_has_its_bound_whatever_the_caller_has_done_with_signals(
     locks.lock_byte(holder, 7, 1)
     locks.lock_file(holder, 1)
     waits = (
-        "import os, signal, sys, time; from cni.kernel.locks import *\n"
+        "import os, signal, sys, time; from cni.shared.kernel.locks import *\n"
         "mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
         f"fd = os.open({str(tmp_path / 'lock')!r}, os.O_RDWR); began = time.monotonic()\n"
         f"try: {call}\n"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cni import policy
-from cni.config import Fault, refuse
-from cni.kernel.links import Link
-from cni.plugins import macvlan
-from cni.spec.errors import CniError, InvalidConfig, InvalidEnvironment
-from cni.spec.request import Request, parse
+from cni.plugins.macvlan import plugin as macvlan
+from cni.shared import policy
+from cni.shared.config import Fault, refuse
+from cni.shared.kernel.links import Link
+from cni.shared.spec.errors import CniError, InvalidConfig, InvalidEnvironment
+from cni.shared.spec.request import Request, parse
 
 
 def request(config: dict[str, Any] | None = None, args: str = "", container: str = "c1") -> Request:

@@ -1,9 +1,9 @@
-"""cni/cli/occupancy.py: how full a pool is, and where."""
+"""cni/library/audit/occupancy.py: how full a pool is, and where."""
 
 from __future__ import annotations
 
-from cni.cli import occupancy
-from cni.cli.occupancy import spans_of
+from cni.library.audit import occupancy
+from cni.library.audit.occupancy import spans_of
 from ipam.ranges import Range, parse_address
 
 NET = parse_address("10.0.0.0")[1]

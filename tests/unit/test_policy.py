@@ -11,13 +11,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni import policy
-from cni.policy import Policy, matches
-from cni.spec.errors import InvalidConfig
+from cni.shared import policy
+from cni.shared.policy import Policy, matches
+from cni.shared.spec.errors import InvalidConfig
 from ipam import flatfile
 from ipam.keys import CONFINED, IPAM_KEYS
 
 STORES = "/var/lib/cni/railcni/stores"
+
+
+@pytest.mark.parametrize(
+    ("document", "wanted"),
+    [
+        ({}, (60, 20)),
+        ({"warm": {}}, (60, 20)),
+        ({"warm": {"workers": 0}}, (60, 0)),
+        ({"warm": {"idleSeconds": 5, "workers": 256}}, (5, 256)),
+    ],
+)
+def test_the_node_says_how_many_warm_workers_there_are_and_for_how_long(
+    document: dict[str, object], wanted: tuple[int, int]
+) -> None:
+    assert Policy(document).warm == wanted
+
+
+@pytest.mark.parametrize("block", [[], {"worker": 1}, {"workers": -1}, {"workers": 257}, {"idleSeconds": "60"}])
+def test_a_block_of_warm_workers_that_is_wrong_is_refused(block: object) -> None:
+    with pytest.raises(InvalidConfig, match="warm"):
+        Policy({"warm": block})
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=8))
@@ -52,7 +73,7 @@ def test_without_a_file_every_device_is_permitted_and_paths_are_confined() -> No
         ("dataRoots", "relative"),
         ("logRoots", "/tmp/other.log"),
         ("logRoots", "/var/log/../spool/cron/root"),
-        ("configRoots", "/root/.kube/config"),
+        ("configRoots", "/home/admin/.kube/config"),
         ("configRoots", "/proc/self/environ"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The README's configuration reference is what the tables in the code say; and links in documents lead somewhere.
+"""The configuration reference, docs/reference.md, is what the tables in the code say; and links in documents lead somewhere.
 
 `python -m tests.unit.test_readme` writes it anew.
 """
@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
-from cni import extras, policy, rail, rdma
-from cni.config import Key
-from cni.plugins import host_device, macvlan, sriov
+from cni import features
+from cni.plugins.host_device import plugin as host_device
+from cni.plugins.macvlan import plugin as macvlan
+from cni.plugins.rdma import plugin as rdma
+from cni.plugins.sriov import plugin as sriov
+from cni.shared import policy, rail
+from cni.shared.config import Key
 from ipam import keys
 
 README = Path(__file__).parents[2] / "README.md"
+REFERENCE = README.parent / "docs/reference.md"
 DOCUMENTS = (README, README.with_name("SECURITY.md"), *sorted(README.parent.glob("docs/*.md")))
 BEGIN = "<!-- reference: tests/unit/test_readme.py compares it with the tables in the code -->\n"
 END = "<!-- end of reference -->\n"
@@ -26,9 +31,9 @@ SECTIONS: tuple[tuple[str, Sequence[Key]], ...] = (
     ("`macvlan`", macvlan.KEYS),
     ("`host-device`", host_device.KEYS),
     ("`sriov`", sriov.KEYS),
-    ("`macvlan`, `host-device` and `sriov`", [extras.named(name).KEY for name in extras.NAMES]),
+    ("`macvlan`, `host-device` and `sriov`", [features.named(name).KEY for name in features.NAMES]),
     ("`rail`", rail.KEYS),
-    ("an object as `rdma`", extras.named("rdma").KEYS),
+    ("an object as `rdma`", features.named("rdma").KEYS),
     ("`rdma`, the chained plugin", rdma.KEYS),
     ('`ipam` of `"type": "whereabouts"`, and the flat file: the range', keys.RANGE_KEYS),
     ("the same: everything else", keys.IPAM_KEYS),
@@ -73,7 +78,7 @@ def split(text: str) -> tuple[str, str, str]:
 
 
 def test_the_reference_is_what_the_tables_say() -> None:
-    assert split(README.read_text())[1] == reference(), "write it anew: python -m tests.unit.test_readme"
+    assert split(REFERENCE.read_text())[1] == reference(), "write it anew: python -m tests.unit.test_readme"
 
 
 def anchors(text: str) -> set[str]:
@@ -103,5 +108,5 @@ def test_files_that_documents_name_exist(document: Path) -> None:
 
 
 if __name__ == "__main__":
-    before, _, after = split(README.read_text())
-    README.write_text(before + BEGIN + reference() + END + after)
+    before, _, after = split(REFERENCE.read_text())
+    REFERENCE.write_text(before + BEGIN + reference() + END + after)

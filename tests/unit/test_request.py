@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.spec import request
-from cni.spec.errors import CniError
+from cni.shared.spec import request
+from cni.shared.spec.errors import CniError
 
 WHOLE = {
     "CNI_COMMAND": "ADD",

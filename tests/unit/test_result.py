@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.spec import result
-from cni.spec.errors import DecodingFailure, IncompatibleVersion
-from cni.spec.result import Interface, IPConfig, Result, Route
-from cni.spec.versions import SUPPORTED
+from cni.shared.spec import result
+from cni.shared.spec.errors import DecodingFailure, IncompatibleVersion
+from cni.shared.spec.result import Interface, IPConfig, Result, Route
+from cni.shared.spec.versions import SUPPORTED
 
 
 def full() -> Result:

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from cni.config import Fault
-from cni.kernel import sysfs
-from cni.kernel.links import Link
-from cni.log import Log
-from cni.plugins import devices, moved, sriov, sriov_vf
-from cni.plugins.moved import Plan as MovedPlan
-from cni.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
-from cni.spec.request import Attachment, Request, parse
+from cni.plugins.host_device import devices
+from cni.plugins.host_device import planned as plans
+from cni.plugins.host_device.moved import Plan as MovedPlan
+from cni.plugins.sriov import plugin as sriov
+from cni.plugins.sriov import vf as sriov_vf
+from cni.shared.config import Fault
+from cni.shared.kernel import sysfs
+from cni.shared.kernel.links import Link
+from cni.shared.log import Log
+from cni.shared.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
+from cni.shared.spec.request import Attachment, Request, parse
 from tests.unit.test_host_device_plan import ENVIRON, link
 
 VF = "0000:3b:00.2"
@@ -46,7 +49,7 @@ def facts(**found: Any) -> sriov.Facts:
     made.device = found.get("device", link(parent_bus="pci", parent_device=VF))
     made.state = devices.identity_of(made.device) if made.device else {}
     made.driver = "mlx5_core"
-    made.function = sriov_vf.Function(link(name="ens1f0", mtu=9000), 3, dict(STATE))
+    made.function = sriov_vf.VirtualFunction(link(name="ens1f0", mtu=9000), 3, dict(STATE))
     for name, value in found.items():
         setattr(made, name, value)
     return made
@@ -171,7 +174,7 @@ def test_a_vf_of_a_userspace_driver_is_not_moved_and_told_with_its_administrativ
     bound = {"device": None, "driver": "vfio-pci"}
     made = planned(facts(**bound), vlan=7)
     assert (made.device, made.mtu, sriov.unmoved(made)) == ({}, 0, ("", 9000))
-    function = sriov_vf.Function(link(name="ens1f0", mtu=1500), 3, STATE | {"mac": "02:00:00:00:00:0a"})
+    function = sriov_vf.VirtualFunction(link(name="ens1f0", mtu=1500), 3, STATE | {"mac": "02:00:00:00:00:0a"})
     assert sriov.unmoved(planned(facts(**bound, function=function))) == ("02:00:00:00:00:0a", 1500)
     assert sriov.unmoved(planned(facts(**bound, function=None))) == ("", 0)
     with pytest.raises(InvalidConfig, match="^mac: the PF"):
@@ -197,7 +200,7 @@ def test_a_vf_whose_permanent_mac_follows_its_own_is_known_again() -> None:
 
 def test_the_document_of_a_device_that_was_given_back_says_so() -> None:
     document = planned(facts()).document() | {"returned": True}
-    assert moved.Plan(document).returned
+    assert plans.Plan(document).returned
     assert not sriov.load(planned(facts()).document()).returned
 
 
@@ -207,6 +210,9 @@ def test_no_setting_of_a_vf_is_reset_while_it_is_in_a_sandbox_that_cannot_be_fou
     """Its VLAN keeps it apart from others as long as it lives."""
 
     class Host:
+        def link(self, index: int) -> None:
+            return None
+
         def links(self) -> list[Link]:
             return []
 

@@ -1,4 +1,4 @@
-"""cni/kernel/sysfs.py on trees as they were seen on machines with the hardware."""
+"""cni/shared/kernel/sysfs.py on trees as they were seen on machines with the hardware."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.kernel import sysfs
+from cni.shared.kernel import sysfs
 
 PF = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 VF = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.2"

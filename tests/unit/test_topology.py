@@ -1,19 +1,19 @@
-"""cni.cli.topology: distances between GPUs and NICs, from the PCI paths in sysfs."""
+"""cni.library.inventory.topology: distances between GPUs and NICs, from the PCI paths in sysfs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from cni.cli import topology
-from cni.cli.topology import Device
+from cni.library.inventory import topology
+from cni.library.inventory.topology import PciDevice
 from tests.machines import ASPEED, COMPUTE, ETHERNET, MELLANOX, NVIDIA, VGA, Machine
 
 SWITCH = "pci0000:15/0000:15:01.0/0000:16:00.0"  # a root port, and the upstream port of a switch below it
 
 
-def device(path: str, numa: int = 0) -> Device:
+def device(path: str, numa: int = 0) -> PciDevice:
     *above, address = path.split("/")
-    return Device(address, tuple(above), numa)
+    return PciDevice(address, tuple(above), numa)
 
 
 def test_a_gpu_and_a_nic_on_one_switch_are_pix() -> None:

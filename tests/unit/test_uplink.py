@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cni.kernel.links import Link
-from cni.kernel.routes import BOOT_PROTOCOL, MAIN_TABLE, RA_PROTOCOL, Route
 from cni.plugins import uplink
+from cni.shared.kernel.links import Link
+from cni.shared.kernel.routes import BOOT_PROTOCOL, MAIN_TABLE, RA_PROTOCOL, Route
 
 
 def link(name: str, index: int, **attributes: Any) -> Link:

@@ -1,6 +1,6 @@
 """What keeps RoCE from losing packets: priority flow control, what priorities are told by, and ECN.
 
-PFC and DSCP come from the driver by netlink (cni.kernel.dcb). NVIDIA's own driver package also has files: qos/trust
+PFC and DSCP come from the driver by netlink (cni.shared.kernel.dcb). NVIDIA's own driver package also has files: qos/trust
 and ecn/roce_{np,rp}/enable/PRIORITY below /sys/class/net/NETDEV. What nobody says is unknown, and no fault.
 """
 
@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cni.cli.doctor.finding import ADVICE, NOTE, OK, UNKNOWN, Finding
-from cni.cli.topology import text
-from cni.kernel import dcb
-from cni.kernel.links import Rtnl
+from cni.cli.doctor.finding import ADVICE, NOTE, OK, UNKNOWN, Observation
+from cni.library.inventory.topology import text
+from cni.shared.kernel import dcb
+from cni.shared.kernel.links import Rtnl
 
 _PRIORITIES = range(8)
 
@@ -48,7 +48,7 @@ def _ecn(folder: str) -> tuple[int, ...] | None:
     return tuple(p for p in _PRIORITIES if all(text(f"{folder}/{end}/enable/{p}") == "1" for end in ends))
 
 
-def check(read: Mapping[str, Congestion]) -> Iterator[Finding]:
+def check(read: Mapping[str, Congestion]) -> Iterator[Observation]:
     """For each netdev one finding: whether its RoCE is lossless by PFC, or slowed down by ECN before it loses."""
     for netdev, told in read.items():
         parts = [
@@ -58,11 +58,11 @@ def check(read: Mapping[str, Congestion]) -> Iterator[Finding]:
         ]
         found = ", ".join(parts)
         if told.pfc is None and told.ecn is None:
-            yield Finding(UNKNOWN, netdev, f"{found}: the driver does not say; mlnx_qos or its vendor's tool may")
+            yield Observation(UNKNOWN, netdev, f"{found}: the driver does not say; mlnx_qos or its vendor's tool may")
         elif told.pfc or told.ecn:
-            yield Finding(OK, netdev, found)
+            yield Observation(OK, netdev, found)
         elif told.pfc == () and told.ecn == ():
-            yield Finding(
+            yield Observation(
                 ADVICE,
                 netdev,
                 f"{found}: RoCE loses packets under load, and then slows down by far",
@@ -70,7 +70,7 @@ def check(read: Mapping[str, Congestion]) -> Iterator[Finding]:
                 f"mlnx_qos -i {netdev} --trust dscp --pfc 0,0,0,1,0,0,0,0 (or `dcb pfc set`), as your switches have it",
             )
         else:
-            yield Finding(NOTE, netdev, found)
+            yield Observation(NOTE, netdev, found)
 
 
 def _listed(priorities: tuple[int, ...] | None) -> str:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cni.attachment import STATE, Book
-from cni.cli import topology
-from cni.cli.cache import DIRECTORY
+from cni.cli import warm
 from cni.cli.doctor import congestion, gpus, modules, namespaces, pcie, pods, runtime, setup
-from cni.cli.doctor.namespaces import Parameters
-from cni.cli.installation.runtimes import DEFAULT, candidates
-from cni.cli.places import NET_DIRECTORY
-from cni.cli.rdma import inventory, sandboxes
-from cni.cli.rdma.inventory import Port
-from cni.cli.rdma.sandboxes import Interface, Sandbox
-from cni.cli.topology import text
-from cni.kernel import rdma
-from cni.log import Log
-from cni.spec.errors import CniError
+from cni.cli.doctor.namespaces import LinkParameters
+from cni.library.installation.runtimes import DEFAULT, candidates
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import functions, sandboxes, topology
+from cni.library.inventory.devices import Port
+from cni.library.inventory.places import NET_DIRECTORY
+from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.library.inventory.topology import text
+from cni.library.runtime.cache import DIRECTORY
+from cni.shared.kernel import rdma_sysfs
+from cni.shared.kernel.files import read_whole
+from cni.shared.log import Log
+from cni.shared.records import STATE, Records
+from cni.shared.spec.errors import CniError
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where a node keeps what is read. A recorded node has them below a directory of its own."""
+class NodePlaces:
+    """The folders of a node that doctor reads. A recorded node has them below a directory of its own."""
 
     sys: str = "/sys"
     proc: str = "/proc"
@@ -33,42 +36,52 @@ class Places:
     state: str = STATE
     cache: str = DIRECTORY
     networks: str = NET_DIRECTORY
+    kubelet: str = "/var/lib/kubelet"
     plugins: tuple[str, ...] = ()  # default: where the node's runtimes search
     live: bool = True  # whether namespaces and netlink of this kernel belong to it
 
 
 @dataclass
-class Facts:
+class NodeFacts:
     """Facts about this node, as `places` show it; `pod` is the one pod that is asked for, NAMESPACE/POD or a namespace."""
 
-    places: Places = field(default_factory=Places)
+    places: NodePlaces = field(default_factory=NodePlaces)
     pod: str = ""
+    peer: str = ""
 
     @cached_property
     def loaded(self) -> modules.Modules:
-        return modules.read(self.places.sys)
+        """The kernel modules; of one pod with those functions alone that its links are on."""
+        found = modules.read(self.places.sys)
+        if not self.pod:
+            return found
+        masters = {interface.lower for interface in self.chosen.interfaces}
+        return replace(found, functions=tuple(f for f in found.functions if masters.intersection(f.netdevs)))
 
     @cached_property
-    def nodes(self) -> list[modules.Node]:
-        return modules.nodes(self.places.sys, self.places.dev)
+    def nodes(self) -> list[modules.DeviceNode]:
+        """The device nodes of all verbs devices; of one pod those that its links need."""
+        found = modules.nodes(self.places.sys, self.places.dev)
+        needed = {"rdma_cm", *(need.node for need in self.pod_needs)} if self.pod else ()
+        return [node for node in found if not self.pod or os.path.basename(node.path) in needed]
 
     @cached_property
-    def _seen(self) -> tuple[list[Sandbox], list[str]]:
+    def _seen(self) -> tuple[list[NamespaceView], list[str]]:
         unread: list[str] = []
         found = sandboxes.read(self.places.state, self.places.cache, unread) if self.places.live else []
         return found, unread
 
     @property
-    def sandboxes(self) -> list[Sandbox]:
+    def sandboxes(self) -> list[NamespaceView]:
         return self._seen[0]
 
     @property
     def unread(self) -> list[str]:
-        """What of the namespaces and their pods could not be read, and why."""
+        """The namespaces and pods that could not be read, each with the reason."""
         return self._seen[1]
 
     @cached_property
-    def chosen(self) -> Sandbox:
+    def chosen(self) -> NamespaceView:
         """The namespace of `pod`; InvalidConfig when there is none."""
         try:
             return sandboxes.find(self.pod, self.sandboxes, self.places.state, self.places.cache)
@@ -82,12 +95,17 @@ class Facts:
 
     @property
     def ports(self) -> list[Port]:
+        """All ports; of one pod those below its links."""
+        if self.pod:
+            return [*dict.fromkeys(port for link in self.attached for port in link.ports)]
         return inventory.ports(self.devices)
 
     @property
     def nics(self) -> list[tuple[str, str]]:
-        """Verbs devices of physical functions, with their PCI addresses."""
-        return [(d.name, d.pci) for d in self.devices if d.pci and not d.is_virtual_function]
+        """Verbs devices of physical functions, with their PCI addresses; of one pod those below its links."""
+        devices = {port.device for port in self.ports}
+        physical = [d for d in self.devices if d.pci and not d.is_virtual_function]
+        return [(d.name, d.pci) for d in physical if not self.pod or d.name in devices]
 
     @property
     def active_netdevs(self) -> list[str]:
@@ -105,20 +123,20 @@ class Facts:
 
     @cached_property
     def management(self) -> frozenset[str]:
-        return namespaces.default_route_links(f"{self.places.proc}/self" if self.places.live else self.places.proc)
+        return topology.default_route_links(f"{self.places.proc}/self" if self.places.live else self.places.proc)
 
     @cached_property
     def administrative_states(self) -> dict[str, bool]:
-        return namespaces.administrative_states(self.places.sys)
+        return topology.administrative_states(self.places.sys)
 
     @cached_property
-    def parameters(self) -> dict[str, Parameters]:
+    def parameters(self) -> dict[str, LinkParameters]:
         own = self._own_interfaces
         networks = {name: own[name].networks if name in own else () for name in self.active_netdevs}
         return {name: namespaces.read(name, networks[name], self.places.proc) for name in networks}
 
     @property
-    def _own_interfaces(self) -> dict[str, Interface]:
+    def _own_interfaces(self) -> dict[str, SandboxInterface]:
         return {i.name: i for i in self.sandboxes[0].interfaces} if self.sandboxes else {}
 
     @property
@@ -134,47 +152,74 @@ class Facts:
 
     @cached_property
     def uses(self) -> dict[str, str]:
-        """Netdevs that are used: by networks of this node, by links of pods, by addresses of its own."""
+        """Netdevs that are used: by networks of this node, by links of pods, by addresses of its own; or by the one pod."""
         found: dict[str, str] = {}
+        if self.pod:
+            return {port.netdev: str(link) for link in self.attached for port in link.ports}
         for file in self.network_files:
             found |= {master: f"network {', '.join(file.names)}" for master in file.masters}
         for sandbox in self.sandboxes:
             for interface in sandbox.interfaces:
-                for port in rdma.ports_of_netdev(interface.lower, self.places.sys) if interface.lower else ():
-                    netdev = rdma.netdev_of(*port, self.places.sys)
+                for port in rdma_sysfs.ports_of_netdev(interface.lower, self.places.sys) if interface.lower else ():
+                    netdev = rdma_sysfs.netdev_of(*port, self.places.sys)
                     found[netdev] = f"{interface.name} of {sandbox.owner}" if sandbox.owner else interface.name
                 if not sandbox.netns and interface.global_addresses:
                     found.setdefault(interface.name, interface.global_addresses[0])
         return found
 
     @cached_property
-    def attached(self) -> list[pods.Attached]:
+    def attached(self) -> list[pods.AttachedLink]:
         """The links over RoCE ports, of all pods or of the chosen one."""
         wanted = [self.chosen] if self.pod else [s for s in self.sandboxes if s.netns]
         lowers = {i.lower for s in wanted for i in s.interfaces if i.lower}
-        over = {name: rdma.ports_of_netdev(name, self.places.sys) for name in lowers}
-        return pods.attached(wanted, self.ports, {d.name: d.pci for d in self.devices}, over, self._recorded)
+        over = {name: rdma_sysfs.ports_of_netdev(name, self.places.sys) for name in lowers}
+        ports = inventory.ports(self.devices)
+        return pods.attached(wanted, ports, {d.name: d.pci for d in self.devices}, over, self._recorded)
 
     @property
+    def links_up(self) -> dict[str, bool]:
+        """Whether each link of this namespace is set up."""
+        return {name: interface.up for name, interface in self._own_interfaces.items()}
+
+    @property
+    def pod_records(self) -> list[str]:
+        """The links that the pod has by its records."""
+        return [ifname for netns, ifname in self._recorded if netns == self.chosen.netns]
+
+    @cached_property
     def _recorded(self) -> dict[tuple[str, str], list[str]]:
         found: dict[tuple[str, str], list[str]] = {}
         try:
-            records = Book(self.places.state, Log("railcni")).all("ipam")
+            records = Records(self.places.state, Log("railcni")).all()
         except CniError:  # `unread` says so
             return {}
         for attachment, _, record in records:
             if not record.get("pending"):
-                addresses = [str(a).partition("/")[0] for a in record.get("addresses") or ()]
-                found[str(record.get("netns") or ""), attachment.ifname] = addresses
+                known = found.setdefault((str(record.get("netns") or ""), attachment.ifname), [])
+                known += [str(a).partition("/")[0] for a in record.get("addresses") or ()]
         return found
 
     @cached_property
-    def pod_parameters(self) -> dict[str, Parameters]:
+    def pod_parameters(self) -> dict[str, LinkParameters]:
         return pods.read_parameters(self.chosen, [link.interface for link in self.attached])
 
     @cached_property
-    def pod_processes(self) -> list[pods.Process]:
+    def pod_processes(self) -> list[pods.PodProcess]:
         return pods.processes(self.chosen, self.places.proc)
+
+    @cached_property
+    def pod_needs(self) -> list[pods.PodNeed]:
+        return pods.needs(self.attached, functions.read(self.places.sys), self._registered)
+
+    @property
+    def _registered(self) -> dict[str, list[str]]:
+        """The devices of each resource that kubelet's device manager has in its checkpoint; {} where that is not readable."""
+        try:
+            document = json.loads(read_whole(f"{self.places.kubelet}/device-plugins/kubelet_internal_checkpoint"))
+            found: dict[str, list[str]] = document["Data"]["RegisteredDevices"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     @cached_property
     def congestion(self) -> dict[str, congestion.Congestion]:
@@ -184,7 +229,7 @@ class Facts:
         return {name: congestion.read(name, drivers.get(name, ""), self.places.sys) for name in self.active_netdevs}
 
     @cached_property
-    def functions(self) -> list[pcie.Function]:
+    def functions(self) -> list[pcie.PcieFunction]:
         return pcie.read(self.nics, self.places.sys)
 
     @cached_property
@@ -196,7 +241,7 @@ class Facts:
         return gpus.read(self.places.sys, self.places.proc)
 
     @cached_property
-    def runtimes(self) -> list[runtime.Process]:
+    def runtimes(self) -> list[runtime.RuntimeProcess]:
         return runtime.read(self.places.proc)
 
     @cached_property
@@ -215,8 +260,12 @@ class Facts:
         return [folder for folder in found if os.path.isdir(folder)]
 
     @cached_property
-    def plugins(self) -> list[setup.Plugin]:
+    def plugins(self) -> list[setup.InstalledPlugin]:
         return setup.plugins(self.folders)
+
+    @cached_property
+    def workers(self) -> list[warm.Workers]:
+        return warm.found()
 
     @cached_property
     def network_files(self) -> list[setup.NetworkFile]:
@@ -225,6 +274,11 @@ class Facts:
     @cached_property
     def store(self) -> setup.Reached:
         return setup.reach()
+
+    @property
+    def answers(self) -> list[pods.Answer]:
+        """What came back from the peer that is named."""
+        return pods.ask(self.chosen, self.attached, self.peer) if self.peer else []
 
     @property
     def moves_devices(self) -> bool:

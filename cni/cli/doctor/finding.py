@@ -12,13 +12,13 @@ MEANINGS = {
     NOTE: "said for information",
     ADVICE: "works, and could be faster or safer",
     UNKNOWN: "cannot be read here: the driver or the kernel does not say, or this user may not",
-    SKIPPED: "not looked at, because of a fault before",
+    SKIPPED: "not looked at, and why",
     FAULT: "keeps RDMA of pods from working, or soon will",
 }
 
 
 @dataclass(frozen=True)
-class Finding:
+class Observation:
     """One thing that was looked at: `subject` is what, `found` how it is, `healthy` how it should be, `remedy` what to
     do; the last two are "" where nothing is wrong."""
 
@@ -30,6 +30,7 @@ class Finding:
     check: str = ""
 
     def document(self) -> dict[str, Any]:
+        """The observation for programs."""
         return {
             "check": self.check,
             "level": self.level,
@@ -47,6 +48,6 @@ class Check:
 
     name: str
     title: str
-    run: Callable[[Any], Iterable[Finding]]
+    run: Callable[[Any], Iterable[Observation]]
     needs: tuple[str, ...] = ()
-    of_pod: bool = False  # whether it is also made for one pod
+    of_pod: bool = False  # whether it is made for one pod too: the facts are then those of what the pod uses

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cni.cli.doctor.finding import FAULT, NOTE, OK, UNKNOWN, Finding
-from cni.cli.topology import SYS, Topology, text
+from cni.cli.doctor.finding import FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.library.inventory.topology import SYS, Topology, text
 
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 _NVIDIA = 0x10DE
@@ -29,30 +29,32 @@ class PeerMemory:
 
     @property
     def has_dma_buf(self) -> bool:
+        """Whether kernel and driver can share GPU memory by dma-buf, without such a module."""
         release = re.match(r"(\d+)\.(\d+)", self.release)
         new = release is not None and (int(release[1]), int(release[2])) >= _DMA_BUF
         return new and "Open Kernel Module" in self.driver
 
 
 def read(root: str = "/sys", proc: str = "/proc") -> PeerMemory:
+    """The module for peer memory that is loaded, and the versions of NVIDIA's driver and of the kernel."""
     module = next((m for m in _PEER_MODULES if os.path.isdir(f"{root}/module/{m}")), "")
     driver = text(f"{proc}/driver/nvidia/version").partition("\n")[0]
     return PeerMemory(module, driver, text(f"{proc}/sys/kernel/osrelease"))
 
 
-def check_memory(peer: PeerMemory, topology: Topology) -> Iterator[Finding]:
+def check_memory(peer: PeerMemory, topology: Topology) -> Iterator[Observation]:
     """Whether the memory of the node's NVIDIA GPUs can be reached."""
     if not any(gpu.vendor == _NVIDIA for gpu in topology.gpus):
         return
     subject = "memory of the GPUs"
     if peer.module:
-        yield Finding(OK, subject, f"reached by {peer.module}")
+        yield Observation(OK, subject, f"reached by {peer.module}")
     elif peer.has_dma_buf:
-        yield Finding(OK, subject, "reached by DMA-BUF (NVIDIA's open kernel modules)")
+        yield Observation(OK, subject, "reached by DMA-BUF (NVIDIA's open kernel modules)")
     elif not peer.driver:
-        yield Finding(UNKNOWN, subject, "NVIDIA's driver is not seen here: in a container, or not installed")
+        yield Observation(UNKNOWN, subject, "NVIDIA's driver is not seen here: in a container, or not installed")
     else:
-        yield Finding(
+        yield Observation(
             FAULT,
             subject,
             "NICs do not reach it: neither nvidia_peermem nor NVIDIA's open kernel modules are loaded, so all that GPUs"
@@ -62,7 +64,7 @@ def check_memory(peer: PeerMemory, topology: Topology) -> Iterator[Finding]:
         )
 
 
-def check_distance(topology: Topology) -> Iterator[Finding]:
+def check_distance(topology: Topology) -> Iterator[Observation]:
     """For each GPU its nearest NICs."""
     for number, gpu in enumerate(topology.gpus):
         near = topology.nearest(gpu)
@@ -72,4 +74,4 @@ def check_distance(topology: Topology) -> Iterator[Finding]:
         found = f"{distance} to {', '.join(near)}"
         if distance == SYS:
             found += ": no NIC is on its NUMA node"
-        yield Finding(NOTE, f"GPU{number} ({gpu.address})", found)
+        yield Observation(NOTE, f"GPU{number} ({gpu.address})", found)

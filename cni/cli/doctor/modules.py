@@ -11,10 +11,12 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cni.cli import topology
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, Finding
-from cni.cli.topology import text
-from cni.kernel import rdma
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, Observation
+from cni.library.inventory import functions
+from cni.library.inventory.functions import Function
+from cni.library.inventory.topology import text
+from cni.shared.kernel import rdma_sysfs
+from cni.shared.kernel.files import names_in
 
 _NEEDED = (
     ("ib_core", "class/infiniband", "nothing of RDMA works without it"),
@@ -23,18 +25,7 @@ _NEEDED = (
 )
 # the driver of a NIC's netdev, and the module that makes a verbs device of the same function
 _COMPANIONS = {"mlx5_core": "mlx5_ib", "mlx4_core": "mlx4_ib", "bnxt_en": "bnxt_re", "ice": "irdma", "qede": "qedr"}
-_MELLANOX = 0x15B3
-_NETWORK = 0x02  # class of PCI functions
-
-
-@dataclass(frozen=True)
-class Function:
-    """A network function on PCI: its driver ("" for none) and whether it has a verbs device."""
-
-    address: str
-    vendor: int
-    driver: str
-    has_verbs: bool
+_MELLANOX = "15b3"
 
 
 @dataclass(frozen=True)
@@ -46,8 +37,8 @@ class Modules:
 
 
 @dataclass(frozen=True)
-class Node:
-    """A device node that there should be: `wanted` is its "major:minor", `found` what stands there, "" for nothing."""
+class DeviceNode:
+    """An expected device node: `wanted` is its "major:minor", `found` the file that is there, "" for none."""
 
     path: str
     wanted: str
@@ -56,49 +47,45 @@ class Node:
 
 
 def read(root: str = "/sys") -> Modules:
+    """The kernel modules that are loaded, and the physical functions that need them."""
     loaded = {name for name, sign, _ in _NEEDED if os.path.isdir(f"{root}/{sign}")}
     for name in {*_COMPANIONS.values(), *(name for name, _, _ in _NEEDED)}:
         if os.path.isdir(f"{root}/module/{name}"):
             loaded.add(name)
-    functions = []
-    for address in sorted(filter(topology.is_address, _listed(f"{root}/bus/pci/devices"))):
-        device = topology.device(address, root)
-        if device.kind >> 8 == _NETWORK and not device.is_virtual_function:
-            has_verbs = bool(_listed(f"{root}/bus/pci/devices/{address}/infiniband"))
-            functions.append(Function(address, device.vendor, device.driver, has_verbs))
-    return Modules(frozenset(loaded), tuple(functions))
+    physical = [f for f in functions.read(root) if not f.is_virtual and not f.is_software]
+    return Modules(frozenset(loaded), tuple(physical))
 
 
-def check(modules: Modules) -> Iterator[Finding]:
+def check(modules: Modules) -> Iterator[Observation]:
     """Modules that are missing, and NICs whose driver or whose verbs driver is."""
     for name, _, why in _NEEDED:
         if name in modules.loaded:
-            yield Finding(OK, name, "loaded")
+            yield Observation(OK, name, "loaded")
         else:
-            yield Finding(
+            yield Observation(
                 FAULT, name, f"not loaded: {why}", "loaded", f"modprobe {name}, and add it to /etc/modules-load.d"
             )
     for function in modules.functions:
         companion = _COMPANIONS.get(function.driver, "")
-        if function.has_verbs:
-            yield Finding(OK, function.address, f"{function.driver}, with a verbs device")
+        if function.verbs:
+            yield Observation(OK, function.id, f"{function.driver}, with a verbs device")
         elif function.vendor == _MELLANOX and not function.driver:
-            yield Finding(
-                FAULT, function.address, "an NVIDIA NIC without a driver", "mlx5_core", "modprobe mlx5_core; see dmesg"
+            yield Observation(
+                FAULT, function.id, "an NVIDIA NIC without a driver", "mlx5_core", "modprobe mlx5_core; see dmesg"
             )
         elif companion and companion not in modules.loaded:
             level = FAULT if function.vendor == _MELLANOX else ADVICE
             found = f"{function.driver} without {companion}: a NIC without a verbs device"
-            yield Finding(level, function.address, found, f"{companion} loaded", f"modprobe {companion}")
+            yield Observation(level, function.id, found, f"{companion} loaded", f"modprobe {companion}")
         elif companion:
             found = f"{function.driver} and {companion}, and no verbs device is seen here"
-            yield Finding(NOTE, function.address, found)
+            yield Observation(NOTE, function.id, found)
 
 
-def nodes(root: str = "/sys", dev: str = "/dev") -> list[Node]:
+def nodes(root: str = "/sys", dev: str = "/dev") -> list[DeviceNode]:
     """The nodes of each verbs device that sysfs shows, and rdma_cm."""
     wanted = {}
-    for name in sorted(_listed(f"{root}/class/infiniband_verbs")):
+    for name in sorted(names_in(f"{root}/class/infiniband_verbs")):
         if name.startswith("uverbs"):
             wanted[name] = text(f"{root}/class/infiniband_verbs/{name}/dev")
     if os.path.isdir(f"{root}/class/misc/rdma_cm"):
@@ -106,50 +93,45 @@ def nodes(root: str = "/sys", dev: str = "/dev") -> list[Node]:
     return [_node(f"{dev}/infiniband/{name}", number) for name, number in wanted.items()]
 
 
-def _node(path: str, wanted: str) -> Node:
+def _node(path: str, wanted: str) -> DeviceNode:
     try:
         status = os.stat(path)
     except OSError:
-        return Node(path, wanted, "")
+        return DeviceNode(path, wanted, "")
     if not stat.S_ISCHR(status.st_mode):
-        return Node(path, wanted, "no character device")
+        return DeviceNode(path, wanted, "no character device")
     number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-    return Node(path, wanted, number, stat.S_IMODE(status.st_mode))
+    return DeviceNode(path, wanted, number, stat.S_IMODE(status.st_mode))
 
 
-def check_nodes(nodes: Sequence[Node]) -> Iterator[Finding]:
+def check_nodes(nodes: Sequence[DeviceNode]) -> Iterator[Observation]:
     """Nodes that are not there, or are others."""
     for node in nodes:
         if node.found == node.wanted or (node.found and not node.wanted):
-            yield Finding(OK, node.path, f"{node.found}, mode {node.mode:o}")
+            yield Observation(OK, node.path, f"{node.found}, mode {node.mode:o}")
         elif node.found:
-            yield Finding(
+            yield Observation(
                 FAULT, node.path, node.found, f"character device {node.wanted}", "udevadm trigger; see udev's log"
             )
         else:
             remedy = "udevadm trigger; in a container: mount /dev/infiniband, as a device plugin does"
-            yield Finding(FAULT, node.path, "not there", f"character device {node.wanted}", remedy)
+            yield Observation(FAULT, node.path, "not there", f"character device {node.wanted}", remedy)
 
 
-def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterator[Finding]:
+def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterator[Observation]:
     """That there is a verbs device at all. `moved`: pods may have them all, each in its own namespace."""
     if names:
-        yield Finding(OK, "verbs devices", ", ".join(names))
+        yield Observation(OK, "verbs devices", ", ".join(names))
         return
     if moved:
-        yield Finding(NOTE, "verbs devices", "none in this namespace: the plugin rdma may have moved them into pods")
+        yield Observation(
+            NOTE, "verbs devices", "none in this namespace: the plugin rdma may have moved them into pods"
+        )
         return
-    nics = [f.address for f in modules.functions if f.driver in _COMPANIONS or f.vendor == _MELLANOX]
+    nics = [f.id for f in modules.functions if f.driver in _COMPANIONS or f.vendor == _MELLANOX]
     remedy = (
         f"load the verbs driver of {', '.join(nics)}"
         if nics
         else "this node has no RDMA NIC; for soft-RoCE: rdma link add rxe0 type rxe netdev NETDEV"
     )
-    yield Finding(FAULT, "verbs devices", f"none in /sys{rdma.CLASS}", "one for each RDMA NIC", remedy)
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    yield Observation(FAULT, "verbs devices", f"none in /sys{rdma_sysfs.CLASS}", "one for each RDMA NIC", remedy)

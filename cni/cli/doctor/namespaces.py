@@ -7,14 +7,13 @@ rp_filter, arp_ignore and arp_announce the larger one of `all` and the link's co
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Finding
-from cni.cli.topology import text
-from cni.kernel import answers, rdma_netlink
-from cni.kernel.links import Rtnl
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.library.inventory.topology import text
+from cni.shared.kernel import rdma_netlink, route_lookup
+from cni.shared.kernel.links import Rtnl
 
 STRICT = 1
 ELSEWHERE = "0.0.0.0/0"  # stands for peers outside a link's subnets
@@ -23,7 +22,7 @@ _STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # of nobody: RFC 5737
 
 
 @dataclass(frozen=True)
-class Parameters:
+class LinkParameters:
     """What counts for a link; None: not read. `answers` tells, of a link with a strict filter, by which link answers to
     peers in each of its IPv4 subnets leave, and to those ELSEWHERE; "": by none."""
 
@@ -47,19 +46,19 @@ def mode() -> str:
         socket.close()
 
 
-def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterator[Finding]:
+def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterator[Observation]:
     """Exclusive mode is a fault unless the node `moves_devices` into pods (the CNI plugin `rdma` is installed) and
     nobody is `sharing`: macvlans and the like over a verbs device's netdev."""
     subject = "RDMA netns mode"
     if not mode:
-        yield Finding(UNKNOWN, subject, "the kernel does not say: RDMA netlink is not there, or refused")
+        yield Observation(UNKNOWN, subject, "the kernel does not say: RDMA netlink is not there, or refused")
     elif mode == rdma_netlink.SHARED:
-        yield Finding(OK, subject, mode)
+        yield Observation(OK, subject, mode)
     elif moves_devices and not sharing:
-        yield Finding(NOTE, subject, f"{mode}: the plugin rdma moves each verbs device into its pod")
+        yield Observation(NOTE, subject, f"{mode}: the plugin rdma moves each verbs device into its pod")
     else:
         who = f" {', '.join(sharing)} among them" if sharing else ""
-        yield Finding(
+        yield Observation(
             FAULT,
             subject,
             f"{mode}: pods that share a NIC see no verbs device{';' if who else ''}{who}",
@@ -69,13 +68,13 @@ def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterat
         )
 
 
-def read(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> Parameters:
+def read(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> LinkParameters:
     """The parameters of a link of this thread's namespace; `networks` are its IPv4 addresses with their lengths."""
     values = {}
     for name in ("rp_filter", "arp_ignore", "arp_announce"):
         each = [text(f"{proc}/sys/net/ipv4/conf/{where}/{name}") for where in ("all", netdev)]
         values[name] = max(int(v) for v in each) if all(v.isdigit() for v in each) else None
-    return Parameters(**values, answers=_answers(networks) if values["rp_filter"] == STRICT else {})
+    return LinkParameters(**values, answers=_answers(networks) if values["rp_filter"] == STRICT else {})
 
 
 def _answers(networks: Sequence[str]) -> dict[str, str]:
@@ -87,8 +86,8 @@ def _answers(networks: Sequence[str]) -> dict[str, str]:
         for own in map(ipaddress.IPv4Interface, networks):
             strangers = [s for s in map(ipaddress.IPv4Address, _STRANGERS) if s not in own.network]
             for subnet, peers in ((str(own.network), _neighbours(own)), (ELSEWHERE, strangers)):
-                links = (answers.link_towards(rtnl, str(peer), str(own.ip)) for peer in peers)
-                by = next((index for index in links if index != answers.LOOPBACK), None)
+                links = (route_lookup.link_towards(rtnl, str(peer), str(own.ip)) for peer in peers)
+                by = next((index for index in links if index != route_lookup.LOOPBACK), None)
                 if by is not None:
                     found.setdefault(subnet, names.get(by, ""))
     finally:
@@ -103,7 +102,7 @@ def _neighbours(own: ipaddress.IPv4Interface) -> list[ipaddress.IPv4Address]:
     return [first + n for n in range(min(count, _MOST_NEIGHBOURS)) if first + n != own.ip]
 
 
-def check_parameters(read: Mapping[str, Parameters], subnets: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, Sequence[str]]) -> Iterator[Observation]:
     """Strict reverse path filters that drop what the link gets; and where several links are in one of `subnets`,
     answers to ARP on the wrong one."""
     for netdev, parameters in read.items():
@@ -112,7 +111,7 @@ def check_parameters(read: Mapping[str, Parameters], subnets: Mapping[str, Seque
         wrong = [n for n in netdevs if n in read and (read[n].arp_ignore == 0 or read[n].arp_announce == 0)]
         if len(netdevs) < 2 or not wrong:
             continue
-        yield Finding(
+        yield Observation(
             FAULT,
             ", ".join(netdevs),
             f"all in {subnet}, and {', '.join(wrong)} with arp_ignore or arp_announce 0: any link answers ARP for the"
@@ -122,13 +121,13 @@ def check_parameters(read: Mapping[str, Parameters], subnets: Mapping[str, Seque
         )
 
 
-def _check_filter(netdev: str, parameters: Parameters) -> Finding:
+def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
     """A fault where neighbours are answered by another link, advice where it is peers behind routers alone."""
     value = parameters.rp_filter
     if value is None:
-        return Finding(UNKNOWN, netdev, "rp_filter cannot be read")
+        return Observation(UNKNOWN, netdev, "rp_filter cannot be read")
     if value != STRICT:
-        return Finding(OK, netdev, f"rp_filter {value}")
+        return Observation(OK, netdev, f"rp_filter {value}")
     subnets = [subnet for subnet in parameters.answers if subnet != ELSEWHERE]
     away = {subnet: link for subnet, link in parameters.answers.items() if link != netdev}
     healthy = "0 or 2 (loose), or answers that leave by the link itself (the key `rail` sees to both)"
@@ -138,36 +137,14 @@ def _check_filter(netdev: str, parameters: Parameters) -> Finding:
     for subnet in subnets:
         if subnet in away:
             found = f"rp_filter is 1, strict, and answers to {subnet} leave {_by(away[subnet])}: what comes in here is dropped"
-            return Finding(FAULT, netdev, found, healthy, remedy)
+            return Observation(FAULT, netdev, found, healthy, remedy)
     if ELSEWHERE in away:
         within = f" but from {', '.join(subnets)}" if subnets else ""
         found = f"rp_filter is 1, strict, and other answers leave {_by(away[ELSEWHERE])}: what comes in here{within} is dropped"
-        return Finding(ADVICE, netdev, found, healthy, remedy)
+        return Observation(ADVICE, netdev, found, healthy, remedy)
     why = "answers leave by the link itself" if subnets else "the link has no IPv4 address"
-    return Finding(OK, netdev, f"rp_filter 1, strict: {why}")
+    return Observation(OK, netdev, f"rp_filter 1, strict: {why}")
 
 
 def _by(link: str) -> str:
     return f"by {link}" if link else "by no link"
-
-
-def default_route_links(proc: str = "/proc") -> frozenset[str]:
-    """The links of IPv4 and IPv6 default routes (proc(5): /proc/net/route; net/ipv6/route.c)."""
-    found = set()
-    for line in text(f"{proc}/net/route").splitlines()[1:]:
-        fields = line.split()
-        if len(fields) > 7 and fields[1] == fields[7] == "00000000":
-            found.add(fields[0])
-    for line in text(f"{proc}/net/ipv6_route").splitlines():
-        fields = line.split()
-        if len(fields) == 10 and fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
-            found.add(fields[9])
-    return frozenset(found)
-
-
-def administrative_states(root: str = "/sys") -> dict[str, bool]:
-    """Whether each netdev that sysfs shows is set up (IFF_UP, in `flags`)."""
-    folder = f"{root}/class/net"
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    flags = {name: text(f"{folder}/{name}/flags") for name in names}
-    return {name: bool(int(value, 16) & 1) for name, value in flags.items() if value.startswith("0x")}

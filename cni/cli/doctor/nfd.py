@@ -10,11 +10,11 @@ import os
 import re
 import sys
 
-from cni.spec.errors import IoFailure
+from cni.shared.spec.errors import IoFailure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cni.cli.doctor.report import Report
+    from cni.cli.doctor.report import DoctorReport
 
 FOLDER = "/etc/kubernetes/node-feature-discovery/features.d"
 DEFAULT = f"{FOLDER}/railcni"
@@ -22,7 +22,7 @@ _PREFIX = "railcni.io"
 _RATE = re.compile(r"(\d+)(?:\.\d+)? Gb/sec")
 
 
-def features(report: Report) -> dict[str, str]:
+def features(report: DoctorReport) -> dict[str, str]:
     """What changes seldom: labels are written to the API server at each change."""
     ports = [p for p in report.facts.ports if p.is_active]
     rates = [int(found[1]) for p in ports if (found := _RATE.match(p.rate))]
@@ -42,7 +42,7 @@ def features(report: Report) -> dict[str, str]:
     return {f"{_PREFIX}/{name}": value for name, value in known.items() if value}
 
 
-def write(report: Report, path: str) -> None:
+def write(report: DoctorReport, path: str) -> None:
     """Write the file in one step, "-" is stdout; IoFailure."""
     lines = "".join(f"{name}={value}\n" for name, value in features(report).items())
     if path == "-":

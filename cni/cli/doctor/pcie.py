@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cni.cli.doctor import config_space
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Finding
-from cni.cli.topology import PIX, PXB, Topology, device, is_address, text
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.library.inventory.topology import PIX, PXB, Topology, device, is_address, text
 
 
 @dataclass(frozen=True)
-class Link:
+class PcieLink:
     """A PCIe link: GT/s and lanes, 0 where nobody says."""
 
     speed: float = 0.0
@@ -29,15 +29,15 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Function:
+class PcieFunction:
     """A NIC's PCI function. `slot_best` is the best that the port above can do. `domain` is the type of its IOMMU
     group: "identity" passes DMA through, "DMA" and "DMA-FQ" translate it, "" there is none. None: cannot be read."""
 
     name: str
     address: str
-    now: Link
-    best: Link
-    slot_best: Link
+    now: PcieLink
+    best: PcieLink
+    slot_best: PcieLink
     relaxed_ordering: bool | None = None
     domain: str = ""
     virtual_functions: int = 0
@@ -51,20 +51,20 @@ class Bridges:
     redirecting: dict[str, bool | None]
 
 
-def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[Function]:
+def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFunction]:
     """The functions of `nics`: names of verbs devices with their PCI addresses."""
     return [_function(name, address, f"{root}/bus/pci/devices/{address}", root) for name, address in nics]
 
 
-def _function(name: str, address: str, place: str, root: str) -> Function:
+def _function(name: str, address: str, place: str, root: str) -> PcieFunction:
     above = device(address, root).above[-1:]
     port = f"{root}/bus/pci/devices/{above[0]}" if above and is_address(above[0]) else ""
-    return Function(
+    return PcieFunction(
         name=name,
         address=address,
         now=_link(place, "current"),
         best=_link(place, "max"),
-        slot_best=_link(port, "max") if port else Link(),
+        slot_best=_link(port, "max") if port else PcieLink(),
         relaxed_ordering=config_space.relaxed_ordering(_config(place)),
         domain=text(f"{place}/iommu_group/type"),
         virtual_functions=_number(text(f"{place}/sriov_numvfs")),
@@ -82,43 +82,45 @@ def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
     return Bridges({b: config_space.redirects_peers(_config(f"{root}/bus/pci/devices/{b}")) for b in sorted(near)})
 
 
-def check_links(functions: Sequence[Function]) -> Iterator[Finding]:
+def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
     """Links that run slower or narrower than both of their ends can."""
     for function in functions:
         subject = f"{function.name} ({function.address})"
         now, best, slot = function.now, function.best, function.slot_best
         if not now.width or not best.width:
-            yield Finding(UNKNOWN, subject, "its PCIe link is not told, as of a virtual function")
+            yield Observation(UNKNOWN, subject, "its PCIe link is not told, as of a virtual function")
             continue
-        here = Link(min(best.speed, slot.speed or best.speed), min(best.width, slot.width or best.width))
+        here = PcieLink(min(best.speed, slot.speed or best.speed), min(best.width, slot.width or best.width))
         if now.rate < here.rate:
             remedy = "reseat the card or its riser; see `lspci -vv` of it and of the port above for errors"
-            yield Finding(FAULT, subject, f"PCIe {now}", f"{here}, which both ends can", remedy)
+            yield Observation(FAULT, subject, f"PCIe {now}", f"{here}, which both ends can", remedy)
         elif now.rate < best.rate:
             remedy = "move the card to a slot that can, if its network is faster than this one"
-            yield Finding(ADVICE, subject, f"PCIe {now}, as fast as its slot", f"{best}, as the card can", remedy)
+            yield Observation(ADVICE, subject, f"PCIe {now}, as fast as its slot", f"{best}, as the card can", remedy)
         else:
-            yield Finding(OK, subject, f"PCIe {now}")
+            yield Observation(OK, subject, f"PCIe {now}")
 
 
-def check_settings(functions: Sequence[Function], bridges: Bridges) -> Iterator[Finding]:
+def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Iterator[Observation]:
     """What costs speed: ordered writes, translated DMA, and ACS that sends what GPU and NIC exchange to the host."""
     for function in functions:
         subject = f"{function.name} ({function.address})"
         if function.relaxed_ordering is None:
-            yield Finding(UNKNOWN, subject, "relaxed ordering: only root can read it")
+            yield Observation(UNKNOWN, subject, "relaxed ordering: only root can read it")
         elif not function.relaxed_ordering:
             remedy = "in the firmware: PCI_WR_ORDERING=1 (mlxconfig); or in the BIOS"
-            yield Finding(ADVICE, subject, "relaxed ordering is off", "on: writes to memory go faster", remedy)
+            yield Observation(ADVICE, subject, "relaxed ordering is off", "on: writes to memory go faster", remedy)
         else:
-            yield Finding(OK, subject, "relaxed ordering is on")
+            yield Observation(OK, subject, "relaxed ordering is on")
         if function.domain.startswith("DMA"):
             remedy = "iommu=pt on the kernel's command line"
-            yield Finding(ADVICE, subject, f"the IOMMU translates its DMA ({function.domain})", "pass-through", remedy)
+            yield Observation(
+                ADVICE, subject, f"the IOMMU translates its DMA ({function.domain})", "pass-through", remedy
+            )
     wrong = [bridge for bridge, redirects in bridges.redirecting.items() if redirects]
     unread = [bridge for bridge, redirects in bridges.redirecting.items() if redirects is None]
     if wrong:
-        yield Finding(
+        yield Observation(
             ADVICE,
             "ACS",
             f"on at {', '.join(wrong[:4])}{', …' if len(wrong) > 4 else ''}: GPU and NIC of one switch talk by the host",
@@ -126,25 +128,25 @@ def check_settings(functions: Sequence[Function], bridges: Bridges) -> Iterator[
             "disable ACS in the BIOS, or with setpci ECAP_ACS+0x6.w=0000 on each of these bridges at boot",
         )
     elif unread:
-        yield Finding(UNKNOWN, "ACS", f"only root can read it ({len(unread)} bridges)")
+        yield Observation(UNKNOWN, "ACS", f"only root can read it ({len(unread)} bridges)")
     elif bridges.redirecting:
-        yield Finding(OK, "ACS", f"off on the {len(bridges.redirecting)} bridges between GPUs and NICs")
+        yield Observation(OK, "ACS", f"off on the {len(bridges.redirecting)} bridges between GPUs and NICs")
 
 
-def check_virtual_functions(functions: Sequence[Function]) -> Iterator[Finding]:
+def check_virtual_functions(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
     """How many virtual functions there are, and may be."""
     for function in functions:
         if function.most_virtual_functions:
             found = f"{function.virtual_functions} of {function.most_virtual_functions} virtual functions"
-            yield Finding(NOTE, f"{function.name} ({function.address})", found)
+            yield Observation(NOTE, f"{function.name} ({function.address})", found)
 
 
-def _link(place: str, which: str) -> Link:
+def _link(place: str, which: str) -> PcieLink:
     speed = text(f"{place}/{which}_link_speed").split(" ")[0]  # "32.0 GT/s PCIe"; "Unknown" of virtual functions
     try:
-        return Link(float(speed), _number(text(f"{place}/{which}_link_width")))
+        return PcieLink(float(speed), _number(text(f"{place}/{which}_link_width")))
     except ValueError:
-        return Link()
+        return PcieLink()
 
 
 def _number(digits: str) -> int:

@@ -1,30 +1,33 @@
 """What pods have of RDMA: each address of theirs over a RoCE port wants a GID, in the name of their link.
 
 A link is over a port when it is a macvlan or the like on the port's netdev, through VLANs and bonds too, or the
-port's own netdev, moved into the pod. Pure, but for `read_parameters` and `processes`.
+port's own netdev, moved into the pod. Pure, but for `read_parameters`, `processes` and `ask`.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cni.cli.doctor import namespaces, runtime
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Finding
-from cni.cli.doctor.namespaces import Parameters
-from cni.cli.rdma.inventory import Port
-from cni.cli.rdma.sandboxes import Interface, Sandbox
-from cni.kernel import netns, rdma
-from cni.spec.errors import CniError
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Observation
+from cni.cli.doctor.namespaces import LinkParameters
+from cni.library.inventory.devices import Port
+from cni.library.inventory.functions import Function
+from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.library.runtime import icmp
+from cni.shared.kernel import netns, rdma_sysfs
+from cni.shared.spec.errors import CniError
 
 
 @dataclass(frozen=True)
-class Attached:
+class AttachedLink:
     """A link of a pod over a RoCE port. `recorded` are addresses that railcni's record says it has."""
 
-    sandbox: Sandbox
-    interface: Interface
+    sandbox: NamespaceView
+    interface: SandboxInterface
     ports: tuple[Port, ...]
     recorded: tuple[str, ...] = ()
 
@@ -33,21 +36,50 @@ class Attached:
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process in a pod: its device nodes of RDMA, and what it may lock; None: this user may not see it."""
+class PodNeed:
+    """What a link of a pod needs in its containers: the node of the verbs device `device`, and the `resources` of this node
+    that bring it."""
+
+    link: str
+    device: str
+    node: str
+    resources: tuple[str, ...]
+
+    @property
+    def remedy(self) -> str:
+        """The advice for a container that lacks the resource."""
+        names = " or ".join(self.resources) or "a resource of the device plugin that offers this NIC"
+        return f"ask for {names} in the container: limits and requests of 1"
+
+
+@dataclass(frozen=True)
+class PodProcess:
+    """A process in a pod: its device nodes of RDMA, and what it may lock; None: this user may not see it. `gpus`: whether
+    it has device nodes of NVIDIA's GPUs."""
 
     pid: int
     nodes: tuple[str, ...] | None
     memlock: int | None
+    gpus: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An echo of `size` bytes on the wire to the peer, from `source`: the round trip in ms, or why none came back."""
+
+    size: int
+    source: str
+    milliseconds: float = 0.0
+    fault: str = ""
 
 
 def attached(
-    sandboxes: Sequence[Sandbox],
+    sandboxes: Sequence[NamespaceView],
     ports: Sequence[Port],
     pci_of: Mapping[str, str],
     over: Mapping[str, Sequence[tuple[str, int]]],
     recorded: Mapping[tuple[str, str], Sequence[str]],
-) -> list[Attached]:
+) -> list[AttachedLink]:
     """The links of `sandboxes` that are over RoCE ports. `pci_of` is by verbs device; `over` tells of a netdev of this
     namespace which ports carry it; `recorded` the addresses by (path of the namespace, link)."""
     found = []
@@ -58,21 +90,40 @@ def attached(
             mine = tuple(p for p in ports if (p.device, p.number) in below or p in own)
             if any(p.is_roce for p in mine):
                 known = tuple(recorded.get((sandbox.netns, interface.name), ()))
-                found.append(Attached(sandbox, interface, mine, known))
+                found.append(AttachedLink(sandbox, interface, mine, known))
     return found
 
 
-def check_unread(unread: Sequence[str]) -> Iterator[Finding]:
+def needs(
+    links: Iterable[AttachedLink], functions: Sequence[Function], registered: Mapping[str, Collection[str]]
+) -> list[PodNeed]:
+    """The need of each link. `registered` are the devices that kubelet knows, by resource: railcni's device plugin and the
+    SR-IOV device plugin call them by the NIC or function."""
+    found = []
+    for link in links:
+        devices = {port.device for port in link.ports}
+        for function in functions:
+            uverbs = [name for name in function.nodes if name.startswith("uverbs")]
+            if uverbs and devices & {*function.verbs}:
+                own = (function.id, f"{function.id}-")
+                names = [n for n, ids in registered.items() if any(i == own[0] or i.startswith(own[1]) for i in ids)]
+                found.append(PodNeed(link.interface.name, ", ".join(function.verbs), uverbs[0], tuple(sorted(names))))
+    return found
+
+
+def check_unread(unread: Sequence[str]) -> Iterator[Observation]:
     """What is not known of pods, so that the checks of them see less than there is."""
     for text in unread:
-        yield Finding(FAULT, "namespaces of pods", text)
+        yield Observation(FAULT, "namespaces of pods", text)
 
 
-def check(links: Sequence[Attached]) -> Iterator[Finding]:
+def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
     """Addresses without a GID, addresses that are lost, and links whose MTU is less than RDMA CM needs."""
     for link in links:
         interface = link.interface
-        entries = [(g, p) for p in link.ports for g in p.gids if g.ndev == interface.name and g.kind == rdma.ROCE_V2]
+        entries = [
+            (g, p) for p in link.ports for g in p.gids if g.ndev == interface.name and g.kind == rdma_sysfs.ROCE_V2
+        ]
         with_gid = {g.address: f"{p.device} port {p.number} index {g.index}" for g, p in entries}
         lost = [a for a in link.recorded if a not in interface.addresses]
         bare = [a for a in interface.global_addresses if a not in with_gid]
@@ -80,7 +131,7 @@ def check(links: Sequence[Attached]) -> Iterator[Finding]:
         if lost:
             found = f"{', '.join(lost)} is recorded for it, and is not on it any more; so there is no GID either"
             remedy = "detach and attach it anew (delete the pod); see who removes addresses in its namespace"
-            yield Finding(FAULT, str(link), found, "the addresses of its record", remedy)
+            yield Observation(FAULT, str(link), found, "the addresses of its record", remedy)
         if bare:
             state = "" if interface.up else f"; {interface.name} is down"
             remedy = (
@@ -89,44 +140,139 @@ def check(links: Sequence[Attached]) -> Iterator[Finding]:
                 else f"ip link set {interface.name} up, in the pod"
             )
             found = f"no RoCE v2 GID of {', '.join(bare)} on {devices}{state}"
-            yield Finding(FAULT, str(link), found, "a GID for each address: without one RDMA fails", remedy)
+            yield Observation(FAULT, str(link), found, "a GID for each address: without one RDMA fails", remedy)
         if not interface.global_addresses and not lost:
-            yield Finding(NOTE, str(link), f"no address, so no GID on {devices} but that of its link-local address")
+            yield Observation(NOTE, str(link), f"no address, so no GID on {devices} but that of its link-local address")
         if not bare and not lost and interface.global_addresses:
             each = ", ".join(f"{a}: {with_gid[a]}" for a in interface.global_addresses)
-            yield Finding(OK, str(link), each)
-        if interface.mtu < rdma.LEAST_MTU and any((p.mtu or 0) >= rdma.LEAST_MTU for p in link.ports):
-            found = f"MTU {interface.mtu}, so connections of RDMA CM use {rdma.roce_mtu(interface.mtu)} bytes"
+            yield Observation(OK, str(link), each)
+        if interface.mtu < rdma_sysfs.LEAST_MTU and any((p.mtu or 0) >= rdma_sysfs.LEAST_MTU for p in link.ports):
+            found = f"MTU {interface.mtu}, so connections of RDMA CM use {rdma_sysfs.roce_mtu(interface.mtu)} bytes"
             remedy = "raise `mtu` in the NAD to its master's"
-            yield Finding(ADVICE, str(link), found, f"{rdma.LEAST_MTU} or more", remedy)
+            yield Observation(ADVICE, str(link), found, f"{rdma_sysfs.LEAST_MTU} or more", remedy)
+
+
+def check_links(
+    sandbox: NamespaceView, links: Sequence[AttachedLink], recorded: Sequence[str], up: Mapping[str, bool]
+) -> Iterator[Observation]:
+    """Links of the pod that are gone or down, and masters that are down. `up`: as an administrator set the links here."""
+    over_ports = {link.interface.name for link in links}
+    names = [interface.name for interface in sandbox.interfaces]
+    for name in recorded:
+        if name not in names:
+            remedy = "delete the pod, so that it is attached anew; see who removes or renames links in its namespace"
+            yield Observation(
+                FAULT, name, "recorded as attached, and no link of this name is there", "the link", remedy
+            )
+    for interface in sandbox.interfaces:
+        if interface.name == "lo":
+            continue
+        below = f" on {interface.lower}" if interface.lower else ""
+        found = f"{interface.kind or 'device'}{below}, MTU {interface.mtu}"
+        if not interface.up:
+            level = FAULT if interface.name in over_ports else NOTE
+            yield Observation(
+                level, interface.name, f"{found}, down", "up", f"ip link set {interface.name} up, in the pod"
+            )
+        elif up.get(interface.lower) is False:
+            remedy = f"ip link set {interface.lower} up, and let the node's network configuration do so at each boot"
+            yield Observation(FAULT, interface.name, f"{found}, which is down", f"{interface.lower} up", remedy)
+        elif not interface.carrier:
+            remedy = f"see the port of {interface.lower or interface.name}: cable, transceiver and switch port"
+            yield Observation(FAULT, interface.name, f"{found}, up without carrier", "a carrier", remedy)
+        else:
+            yield Observation(OK, interface.name, f"{found}, up")
 
 
 def check_pod(
-    sandbox: Sandbox, links: Sequence[Attached], parameters: Mapping[str, Parameters], processes: Sequence[Process]
-) -> Iterator[Finding]:
-    """What is asked of one pod besides: that it has RDMA at all, its parameters, nodes and limits."""
+    sandbox: NamespaceView,
+    links: Sequence[AttachedLink],
+    parameters: Mapping[str, LinkParameters],
+    processes: Sequence[PodProcess],
+    needed: Sequence[PodNeed] = (),
+) -> Iterator[Observation]:
+    """The checks of one pod in addition: whether it has RDMA at all, its parameters, device nodes and limits."""
     who = sandbox.owner or "this namespace"
     if not links:
         names = ", ".join(i.name for i in sandbox.interfaces if i.name != "lo") or "none"
         remedy = "attach it to a network whose master is the netdev of a RoCE port (`railcni rdma` names them)"
-        yield Finding(FAULT, who, f"none of its links is over a RoCE port: {names}", "net1 over one", remedy)
+        yield Observation(FAULT, who, f"none of its links is over a RoCE port: {names}", "net1 over one", remedy)
     yield from namespaces.check_parameters(parameters, {})
+    for need in needed:
+        offered = ", ".join(need.resources) or "no resource of kubelet's device manager on this node"
+        yield Observation(
+            OK if need.resources else NOTE, f"resource of {need.link}", f"{need.device} is offered by {offered}"
+        )
+    if sandbox.netns and not processes:
+        found = "none is seen with files of its own: its device nodes and what it may lock were not looked at"
+        yield Observation(UNKNOWN, f"processes of {who}", found)
     for process in processes:
         subject = f"process {process.pid} of {who}"
         if process.nodes is None:
-            yield Finding(UNKNOWN, subject, "this user may not see its files")
+            yield Observation(UNKNOWN, subject, "this user may not see its files")
         elif not process.nodes:
             healthy = "/dev/infiniband/uverbsN and rdma_cm"
             remedy = "ask for the device plugin's resource in the pod, such as rdma/hca_shared_devices_a: 1"
-            yield Finding(FAULT, subject, "it has no /dev/infiniband", healthy, remedy)
+            remedies = "; ".join(dict.fromkeys(need.remedy for need in needed if need.resources)) or remedy
+            yield Observation(FAULT, subject, "it has no /dev/infiniband", healthy, remedies)
+        elif lacking := [need for need in needed if need.node not in process.nodes]:
+            for need in lacking:
+                found = f"{need.link} is over {need.device}, and /dev/infiniband has {', '.join(process.nodes)} alone"
+                yield Observation(FAULT, subject, found, f"/dev/infiniband/{need.node}", need.remedy)
+        elif "rdma_cm" not in process.nodes:
+            found = (
+                f"/dev/infiniband: {', '.join(process.nodes)}; without rdma_cm RDMA CM fails (rping, ib_write_bw -R)"
+            )
+            remedy = "see that the device plugin gives /dev/infiniband/rdma_cm too"
+            yield Observation(ADVICE, subject, found, "/dev/infiniband/rdma_cm", remedy)
         else:
-            yield Finding(OK, subject, f"/dev/infiniband: {', '.join(process.nodes)}")
-    limits = [runtime.Process(f"process {p.pid} of {who}", p.pid, p.memlock) for p in processes]
+            yield Observation(OK, subject, f"/dev/infiniband: {', '.join(process.nodes)}")
+    limits = [runtime.RuntimeProcess(f"process {p.pid} of {who}", 0, p.memlock) for p in processes]
     if limits:
         yield from runtime.check_memlock(limits)
 
 
-def read_parameters(sandbox: Sandbox, links: Sequence[Interface]) -> dict[str, Parameters]:
+def check_peer(peer: str, answers: Sequence[Answer]) -> Iterator[Observation]:
+    """Whether echoes of both sizes came back from the peer."""
+    if not peer:
+        yield Observation(SKIPPED, "a peer", "not looked at: name the address of another pod with --peer")
+    healthy = "answers to packets of every size up to the link's MTU"
+    for number, answer in enumerate(answers):
+        subject = f"{peer} from {answer.source}" if answer.source else peer
+        if not answer.fault:
+            yield Observation(OK, subject, f"{answer.size} bytes came back in {answer.milliseconds:.2f} ms")
+        elif number and not answers[0].fault:
+            remedy = "raise the MTU of the switch ports, of the peer's master and of its NAD to that of this link"
+            yield Observation(
+                FAULT, subject, f"{answer.size} bytes: {answer.fault}; small packets come back", healthy, remedy
+            )
+        else:
+            remedy = "see that the peer runs and its link is up, and subnet, VLAN and switch ports between both"
+            yield Observation(FAULT, subject, f"{answer.size} bytes: {answer.fault}", healthy, remedy)
+
+
+def ask(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str, seconds: float = 2.0) -> list[Answer]:
+    """Send the peer a small echo and one of the link's whole MTU, from inside the namespace."""
+    wanted = ipaddress.ip_address(peer)
+    headers = 28 if wanted.version == 4 else 48  # IP and ICMP
+    interfaces = [link.interface for link in links]
+    near = [i for i in interfaces if any(wanted in ipaddress.ip_interface(n).network for n in i.networks)]
+    chosen = next(iter(near or interfaces), None)
+    own = [a for a in chosen.global_addresses if (":" in a) == (wanted.version == 6)] if chosen else []
+    if chosen is None or not own:
+        return [Answer(0, "", fault=f"no link over a RoCE port has an address of IPv{wanted.version}")]
+    found = []
+    with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
+        for number, size in enumerate((56 + headers, chosen.mtu)):
+            try:
+                taken = icmp.ping(peer, size - headers, number + 1, seconds, own[0])
+                found.append(Answer(size, own[0], taken * 1000))
+            except OSError as fault:
+                found.append(Answer(size, own[0], fault=fault.strerror or str(fault)))
+    return found
+
+
+def read_parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> dict[str, LinkParameters]:
     """The parameters of `links` inside the namespace."""
     try:
         with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
@@ -135,7 +281,7 @@ def read_parameters(sandbox: Sandbox, links: Sequence[Interface]) -> dict[str, P
         return {}
 
 
-def processes(sandbox: Sandbox, proc: str = "/proc", most: int = 8) -> list[Process]:
+def processes(sandbox: NamespaceView, proc: str = "/proc", most: int = 8) -> list[PodProcess]:
     """Processes in the namespace, but not those that see the host's files: a runtime's helpers, or a shell of ours."""
     if not sandbox.netns:
         return []
@@ -154,7 +300,8 @@ def processes(sandbox: Sandbox, proc: str = "/proc", most: int = 8) -> list[Proc
             continue
         if (root.st_dev, root.st_ino) != (ours.st_dev, ours.st_ino):
             memlock = runtime.memlock_of(f"{proc}/{pid}")
-            found.append(Process(pid, _nodes(f"{proc}/{pid}/root/dev/infiniband"), memlock))
+            gpus = any(name.startswith("nvidia") for name in _nodes(f"{proc}/{pid}/root/dev") or ())
+            found.append(PodProcess(pid, _nodes(f"{proc}/{pid}/root/dev/infiniband"), memlock, gpus))
     return found[:most]
 
 

@@ -1,34 +1,34 @@
-"""Ports of verbs devices: their state, MTU and GID tables. Pure: cni.cli.rdma.inventory reads them."""
+"""Ports of verbs devices: their state, MTU and GID tables. Pure: cni.library.inventory.devices reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Finding
-from cni.cli.rdma.inventory import Port
-from cni.kernel import rdma
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.library.inventory.devices import Port
+from cni.shared.kernel import rdma_sysfs
 
 NEARLY_FULL = 0.8  # of a GID table: the plugins warn from here on too
 
 Uses = Mapping[str, str]  # netdevs that something on this node uses, with what that is
 
 
-def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> Iterator[Finding]:
+def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> Iterator[Observation]:
     """Ports that are not ACTIVE: a fault of those that are used, and of all when none is. `up`: as an administrator
     set the netdevs that are seen here."""
     any_active = any(port.is_active for port in ports)
     for port in ports:
         subject = _subject(port)
         if port.is_active:
-            yield Finding(OK, subject, f"ACTIVE, {port.rate}, {port.link_layer}")
+            yield Observation(OK, subject, f"ACTIVE, {port.rate}, {port.link_layer}")
             continue
         found = f"{port.state or 'of unknown state'} ({port.physical_state or 'physical state unknown'})"
         if any_active and port.netdev not in uses:
-            yield Finding(NOTE, subject, f"{found}; nothing here uses it")
+            yield Observation(NOTE, subject, f"{found}; nothing here uses it")
             continue
         if port.netdev in uses:
             found += f"; used by {uses[port.netdev]}"
-        yield Finding(FAULT, subject, found, "ACTIVE (LinkUp)", _remedy(port, up.get(port.netdev)))
+        yield Observation(FAULT, subject, found, "ACTIVE (LinkUp)", _remedy(port, up.get(port.netdev)))
 
 
 def _remedy(port: Port, up: bool | None) -> str:
@@ -43,35 +43,35 @@ def _remedy(port: Port, up: bool | None) -> str:
     )
 
 
-def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Finding]:
+def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Observation]:
     """Netdevs whose MTU leaves RDMA less than 4096 bytes. `management`: those with the node's default route."""
     for port in ports:
         if not port.is_active or not port.is_roce:
             continue
         subject = _subject(port)
         if port.mtu is None or port.roce_mtu is None:
-            yield Finding(UNKNOWN, subject, "its netdev is not in this namespace")
+            yield Observation(UNKNOWN, subject, "its netdev is not in this namespace")
             continue
         found = f"MTU {port.mtu} of {port.netdev}, so RoCE MTU {port.roce_mtu}"
-        if port.mtu >= rdma.LEAST_MTU:
-            yield Finding(OK, subject, found)
+        if port.mtu >= rdma_sysfs.LEAST_MTU:
+            yield Observation(OK, subject, found)
             continue
         level = ADVICE if port.netdev in management else FAULT
-        healthy = f"MTU {rdma.LEAST_MTU} or more, so RoCE MTU {rdma.WHOLE_ROCE_MTU}; 9000 is usual"
+        healthy = f"MTU {rdma_sysfs.LEAST_MTU} or more, so RoCE MTU {rdma_sysfs.WHOLE_ROCE_MTU}; 9000 is usual"
         remedy = f"ip link set {port.netdev} mtu 9000, on all nodes and their switch ports; then the NAD's mtu"
-        yield Finding(level, subject, found, healthy, remedy)
+        yield Observation(level, subject, found, healthy, remedy)
 
 
-def check_gids(ports: Sequence[Port]) -> Iterator[Finding]:
+def check_gids(ports: Sequence[Port]) -> Iterator[Observation]:
     """GID tables that are full, nearly full, or without an entry of RoCE v2."""
     for port in ports:
         if not port.is_roce or not port.room:
             continue
         used, subject = len(port.gids), _subject(port)
-        if port.is_active and not any(gid.kind == rdma.ROCE_V2 for gid in port.gids):
+        if port.is_active and not any(gid.kind == rdma_sysfs.ROCE_V2 for gid in port.gids):
             healthy = "at least one GID of RoCE v2"
             remedy = f"give {port.netdev or 'its netdev'} an address; see that its driver and firmware do RoCE v2"
-            yield Finding(FAULT, subject, f"{used} GIDs, none of RoCE v2", healthy, remedy)
+            yield Observation(FAULT, subject, f"{used} GIDs, none of RoCE v2", healthy, remedy)
         elif used >= port.room * NEARLY_FULL:
             state = "full" if used == port.room else "nearly full"
             link_local = sum(gid.address.startswith("fe80:") for gid in port.gids)
@@ -80,9 +80,9 @@ def check_gids(ports: Sequence[Port]) -> Iterator[Finding]:
                 " else let fewer pods share it: a lower rdmaHcaMax of the device plugin, or SR-IOV"
             )
             healthy = f"less than {NEARLY_FULL:.0%} in use: a pod without a GID has no RDMA"
-            yield Finding(FAULT, subject, f"GID table {state}: {used} of {port.room}", healthy, remedy)
+            yield Observation(FAULT, subject, f"GID table {state}: {used} of {port.room}", healthy, remedy)
         else:
-            yield Finding(OK, subject, f"{used} of {port.room} GIDs in use")
+            yield Observation(OK, subject, f"{used} of {port.room} GIDs in use")
 
 
 def _subject(port: Port) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Finding
-from cni.cli.topology import text
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.library.inventory.topology import text
 
 _RUNTIMES = ("containerd", "crio", "dockerd", "k3s-server", "k3s-agent", "rke2", "podman")
 _ENOUGH = 1 << 30  # bytes; a message ring of one process alone takes tens of MiB
@@ -24,21 +24,25 @@ _TIMEX_BYTES = 208
 
 
 @dataclass(frozen=True)
-class Process:
-    """A container runtime; `memlock` in bytes, -1 without a limit, None when this user may not read it."""
+class RuntimeProcess:
+    """A container runtime, or a process in a pod; `memlock` in bytes, -1 without a limit, None when this user may not
+    read it."""
 
     name: str
     pid: int
     memlock: int | None
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.pid})" if self.pid else self.name
 
-def read(proc: str = "/proc") -> list[Process]:
+
+def read(proc: str = "/proc") -> list[RuntimeProcess]:
     """The container runtimes that run."""
     found = []
     for pid in sorted((int(n) for n in os.listdir(proc) if n.isdigit()), key=int) if os.path.isdir(proc) else ():
         name = text(f"{proc}/{pid}/comm")
         if name in _RUNTIMES:
-            found.append(Process(name, pid, memlock_of(f"{proc}/{pid}")))
+            found.append(RuntimeProcess(name, pid, memlock_of(f"{proc}/{pid}")))
     return found
 
 
@@ -51,23 +55,23 @@ def memlock_of(process: str) -> int | None:
     return None
 
 
-def check_memlock(processes: Sequence[Process]) -> Iterator[Finding]:
+def check_memlock(processes: Sequence[RuntimeProcess]) -> Iterator[Observation]:
     """Runtimes whose containers can lock little memory."""
     if not processes:
-        yield Finding(NOTE, "memlock", "no container runtime is seen to run here")
+        yield Observation(NOTE, "memlock", "no container runtime is seen to run here")
     for process in processes:
-        subject = f"memlock of {process.name} ({process.pid})"
+        subject = f"memlock of {process}"
         if process.memlock is None:
-            yield Finding(UNKNOWN, subject, "cannot be read")
+            yield Observation(UNKNOWN, subject, "cannot be read")
         elif process.memlock == _UNLIMITED or process.memlock >= _ENOUGH:
-            yield Finding(OK, subject, "unlimited" if process.memlock == _UNLIMITED else _size(process.memlock))
+            yield Observation(OK, subject, "unlimited" if process.memlock == _UNLIMITED else _size(process.memlock))
         else:
-            yield Finding(
+            yield Observation(
                 ADVICE,
                 subject,
                 f"{_size(process.memlock)}: containers without IPC_LOCK cannot register more memory (ENOMEM)",
                 "unlimited",
-                f"LimitMEMLOCK=infinity in {process.name}'s systemd unit, or the capability IPC_LOCK in each pod",
+                "LimitMEMLOCK=infinity in the container runtime's systemd unit, or the capability IPC_LOCK in the container",
             )
 
 
@@ -77,7 +81,7 @@ def _size(count: int) -> str:
 
 @dataclass(frozen=True)
 class Clock:
-    """`synchronized` as the kernel is told by NTP or PTP; None: it does not say."""
+    """`synchronized`: whether NTP or PTP has told the kernel so; None: unknown."""
 
     now: datetime
     synchronized: bool | None
@@ -90,15 +94,15 @@ def clock() -> Clock:
     return Clock(datetime.now(UTC), None if state < 0 else state != _TIME_ERROR)
 
 
-def check_clock(clock: Clock) -> Iterator[Finding]:
+def check_clock(clock: Clock) -> Iterator[Observation]:
     """A clock that is wrong or that nobody sets: certificates, tokens and cooldowns go by it."""
     shown = clock.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     remedy = "start chronyd, systemd-timesyncd or ptp4l"
     if clock.now < _NOT_BEFORE:
         healthy = "the time: certificates and tokens are refused otherwise"
-        yield Finding(FAULT, "clock", f"{shown}: certainly wrong", healthy, remedy)
+        yield Observation(FAULT, "clock", f"{shown}: certainly wrong", healthy, remedy)
     elif clock.synchronized is False:
         healthy = "synchronized: leases' cooldowns and certificates go by it"
-        yield Finding(ADVICE, "clock", f"{shown}, set by nobody (NTP or PTP)", healthy, remedy)
+        yield Observation(ADVICE, "clock", f"{shown}, set by nobody (NTP or PTP)", healthy, remedy)
     else:
-        yield Finding(OK, "clock", f"{shown}{', synchronized' if clock.synchronized else ''}")
+        yield Observation(OK, "clock", f"{shown}{', synchronized' if clock.synchronized else ''}")

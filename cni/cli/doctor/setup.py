@@ -9,11 +9,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cni.cli import lint, networks, store
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Finding
-from cni.cli.installation import facts as installation
-from cni.cli.installation.layout import NAMES
-from cni.spec.errors import CniError
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.cli.warm import Workers
+from cni.library import lint
+from cni.library.audit import store
+from cni.library.documents import networks
+from cni.library.installation import layout
+from cni.library.installation.layout import NAMES
+from cni.shared import policy
+from cni.shared.spec.errors import CniError
 from ipam import flatfile
 from ipam.stores.base import READ
 
@@ -24,7 +28,7 @@ _VERSION = re.compile(r"\b(?:version|plugin|railcni|whereabouts)[: ]\s*(v?\d[^\s
 
 
 @dataclass(frozen=True)
-class Plugin:
+class InstalledPlugin:
     """An executable in a plugin folder: whose it is ("railcni", "another's"), what it says its version is ("" for
     nothing), the newest CNI version that it speaks; or its `fault`, or that it did not answer in time (`late`)."""
 
@@ -45,7 +49,7 @@ class NetworkFile:
     names: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     masters: tuple[str, ...] = ()
-    faults: tuple[lint.Finding, ...] = ()
+    faults: tuple[lint.Diagnostic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,11 @@ class Reached:
     fault: str = ""
 
 
-def plugins(folders: Sequence[str]) -> list[Plugin]:
+def plugins(folders: Sequence[str]) -> list[InstalledPlugin]:
     """The plugins in `folders` that have to do with RDMA networks, each asked for its versions."""
     found = []
     for folder in folders:
-        ours = installation.read(folder).ours if os.path.isdir(folder) else frozenset()
+        ours = layout.read(folder).ours if os.path.isdir(folder) else frozenset()
         for name in _OF_INTEREST:
             path = os.path.join(folder, name)
             if os.path.lexists(path):
@@ -69,7 +73,7 @@ def plugins(folders: Sequence[str]) -> list[Plugin]:
     return found
 
 
-def _plugin(path: str, ours: bool) -> Plugin:
+def _plugin(path: str, ours: bool) -> InstalledPlugin:
     """Go's say of themselves when they are called without a verb (skel of containernetworking/cni), those that have
     nothing to say there with --version (rdma, multus-shim)."""
     try:
@@ -77,14 +81,14 @@ def _plugin(path: str, ours: bool) -> Plugin:
         answer = _run([path], {"CNI_COMMAND": "VERSION"})
         version = _VERSION.search(about) or _VERSION.search(_run([path, "--version"], {}))
     except subprocess.TimeoutExpired:
-        return Plugin(path, "railcni" if ours else "another's", late=True)
+        return InstalledPlugin(path, "railcni" if ours else "another's", late=True)
     except OSError as fault:
-        return Plugin(path, "railcni" if ours else "another's", fault=f"cannot be run: {fault.strerror}")
+        return InstalledPlugin(path, "railcni" if ours else "another's", fault=f"cannot be run: {fault.strerror}")
     ours = ours or "railcni" in about
     speaks = re.findall(r"\d+\.\d+\.\d+", answer.partition("supportedVersions")[2])
     newest = max(speaks, key=lambda v: [int(n) for n in v.split(".")], default="")
     silent = "" if newest else "answers nothing to VERSION: no CNI plugin, or one for another processor"
-    return Plugin(path, "railcni" if ours else "another's", version[1] if version else "", newest, silent)
+    return InstalledPlugin(path, "railcni" if ours else "another's", version[1] if version else "", newest, silent)
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> str:
@@ -93,18 +97,35 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> str:
     return (done.stdout + done.stderr).decode("utf-8", "replace")
 
 
-def check_plugins(found: Sequence[Plugin], folders: Sequence[str]) -> Iterator[Finding]:
+def check_plugins(found: Sequence[InstalledPlugin], folders: Sequence[str]) -> Iterator[Observation]:
     if not found:
         where = f"in {', '.join(folders)}" if folders else "found: this node has no plugin folder"
-        yield Finding(NOTE, "CNI plugins", f"none of {', '.join(_OF_INTEREST)} {where}")
+        yield Observation(NOTE, "CNI plugins", f"none of {', '.join(_OF_INTEREST)} {where}")
     for plugin in found:
         if plugin.fault:
-            yield Finding(FAULT, plugin.path, plugin.fault, "a plugin that answers VERSION", "install it anew")
+            yield Observation(FAULT, plugin.path, plugin.fault, "a plugin that answers VERSION", "install it anew")
         elif plugin.late:
-            yield Finding(UNKNOWN, plugin.path, f"no answer to VERSION in {_PLUGIN_SECONDS} s: a busy node?")
+            yield Observation(UNKNOWN, plugin.path, f"no answer to VERSION in {_PLUGIN_SECONDS} s: a busy node?")
         else:
             version = f", version {plugin.version}" if plugin.version else ""
-            yield Finding(OK, plugin.path, f"{plugin.whose}{version}, CNI up to {plugin.speaks}")
+            yield Observation(OK, plugin.path, f"{plugin.whose}{version}, CNI up to {plugin.speaks}")
+
+
+def check_workers(found: Sequence[Workers]) -> Iterator[Observation]:
+    if not found:
+        yield Observation(OK, "warm workers", "none at the moment: they begin with a call, and end when no call comes")
+    for each in found:
+        subject = f"warm workers of process {each.supervisor}"
+        if each.workers:
+            yield Observation(NOTE if each.fault else OK, subject, str(each))
+        else:
+            yield Observation(
+                ADVICE,
+                subject,
+                str(each),
+                "workers that answer",
+                "run `railcni warm stop`; calls are served cold meanwhile",
+            )
 
 
 def network_files(directory: str) -> list[NetworkFile]:
@@ -130,22 +151,44 @@ def _network_file(path: str, directory: str) -> NetworkFile:
     return NetworkFile(path, tuple(n.name for n in found), tuple(types), tuple(masters), faults)
 
 
-def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directory: str) -> Iterator[Finding]:
+def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directory: str) -> Iterator[Observation]:
     """Files with faults, and plugins that no folder has."""
     if not files:
-        yield Finding(NOTE, directory, "no network is defined there (Multus keeps its own in the cluster's NADs)")
+        yield Observation(NOTE, directory, "no network is defined there (Multus keeps its own in the cluster's NADs)")
     for file in files:
         for fault in file.faults:
             level = FAULT if fault.severity == lint.ERROR else ADVICE
             text = f"{fault.key}: {fault.message}" if fault.key else fault.message
-            yield Finding(level, fault.place, text, "", fault.fix or "correct the file")
+            yield Observation(level, fault.place, text, "", fault.fix or "correct the file")
         missing = [t for t in file.types if not any(os.path.isfile(os.path.join(f, t)) for f in folders)]
         if missing and folders:
             found = f"plugin {', '.join(missing)} of {', '.join(file.names)} is in none of {', '.join(folders)}"
             remedy = "install it, or remove the file: a runtime may take its first network for all pods"
-            yield Finding(FAULT, file.path, found, "each plugin installed", remedy)
+            yield Observation(FAULT, file.path, found, "each plugin installed", remedy)
         elif not file.faults:
-            yield Finding(OK, file.path, f"{', '.join(file.names)}: {', '.join(file.types)}")
+            yield Observation(OK, file.path, f"{', '.join(file.names)}: {', '.join(file.types)}")
+
+
+def check_policy(masters: Sequence[str]) -> Iterator[Observation]:
+    """That the node's policy can be read, and allows `masters`, those of the links that are there."""
+    policy.forget()
+    try:
+        found = policy.current()
+    except CniError as fault:
+        yield Observation(
+            FAULT, "policy", fault.msg, "a file that root alone can write", "correct it: each ADD asks it"
+        )
+        return
+    refused = [name for name in masters if not any(policy.matches(one, name) for one in found.masters)]
+    if refused:
+        named = f"{', '.join(refused)} is not in its `masters` ({', '.join(found.masters) or 'none'})"
+        yield Observation(
+            FAULT, found.path, f"{named}: the next ADD is refused", "the masters of all networks", "add it"
+        )
+    else:
+        yield Observation(
+            OK, "policy", f"{found.path} allows it" if os.path.exists(found.path) else "none: the defaults hold"
+        )
 
 
 def reach(config: str = "") -> Reached:
@@ -166,15 +209,15 @@ def reach(config: str = "") -> Reached:
         return Reached(str(choice), fault=fault.msg)
 
 
-def check_store(reached: Reached) -> Iterator[Finding]:
+def check_store(reached: Reached) -> Iterator[Observation]:
     """A store that does not answer, or slowly."""
     if not reached.store:
-        yield Finding(NOTE, "store of leases", "no flat file names one; a network's own ipam block may")
+        yield Observation(NOTE, "store of leases", "no flat file names one; a network's own ipam block may")
     elif reached.fault:
         remedy = "see the server, the kubeconfig's token and the network between: each ADD fails meanwhile"
-        yield Finding(FAULT, f"store: {reached.store}", reached.fault, "it answers", remedy)
+        yield Observation(FAULT, f"store: {reached.store}", reached.fault, "it answers", remedy)
     elif reached.seconds > _SLOW_SECONDS:
         found = f"answered in {reached.seconds:.2f} s"
-        yield Finding(ADVICE, f"store: {reached.store}", found, f"less than {_SLOW_SECONDS:g} s", "see its load")
+        yield Observation(ADVICE, f"store: {reached.store}", found, f"less than {_SLOW_SECONDS:g} s", "see its load")
     else:
-        yield Finding(OK, f"store: {reached.store}", f"answered in {reached.seconds * 1000:.0f} ms")
+        yield Observation(OK, f"store: {reached.store}", f"answered in {reached.seconds * 1000:.0f} ms")

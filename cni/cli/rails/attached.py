@@ -1,4 +1,4 @@
-"""Which rails a pod has, as this node's records tell, and what stands of them in its sandbox."""
+"""The rails of a pod by the records of this node, and their state in its sandbox."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from cni import plugins
-from cni.attachment import STATE, Book
-from cni.cli.rdma.sandboxes import Sandbox
-from cni.config import Fault
-from cni.detach import PART, config_of
-from cni.extras import gids
-from cni.extras import rail as routing
-from cni.kernel import addresses, netns, rdma
-from cni.log import Log
-from cni.rail import Rail, read
-from cni.sandbox import Sandbox as Opened
-from cni.spec.request import member
-from cni.spec.result import Interface, IPConfig, Result
+from cni.features import gids, routing
+from cni.library.inventory.sandboxes import NamespaceView, inode_of
+from cni.shared.config import Fault
+from cni.shared.kernel import addresses, netns, rdma_sysfs
+from cni.shared.kernel.sandbox import Sandbox as Opened
+from cni.shared.log import Log
+from cni.shared.rail import Rail, read
+from cni.shared.records import STATE, Records
+from cni.shared.spec.request import member
+from cni.shared.spec.result import Interface, IPConfig, Result
+from cni.verbs.detach import PART, config_of
 
 Interfaces = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True)
-class Attached:
+class AttachedRail:
     """A rail of a pod by its record: the network, the link's name in the sandbox, the netdev of the host that carries it."""
 
     rail: Rail
@@ -50,7 +49,7 @@ class Attached:
 class Found:
     """What stands of a rail: its addresses, the index that they stand for, how it differs, and its GIDs by address."""
 
-    attached: Attached
+    attached: AttachedRail
     addresses: tuple[Interfaces, ...]
     differences: tuple[str, ...]
     gids: dict[str, str]
@@ -61,20 +60,20 @@ class Found:
         return [int(a.ip) - int(a.network.network_address) for a in self.addresses]
 
 
-def of_node(state: str = STATE) -> list[Attached]:
+def of_node(state: str = STATE) -> list[AttachedRail]:
     """All rails that this node's records tell of."""
     return list(_recorded(state)) if os.path.isdir(state) else []
 
 
-def of_sandbox(sandbox: Sandbox, state: str = STATE) -> list[Attached]:
+def of_sandbox(sandbox: NamespaceView, state: str = STATE) -> list[AttachedRail]:
     """The rails that are attached to one namespace, in their order."""
     inode = os.stat(sandbox.netns).st_ino
-    found = [a for a in of_node(state) if _inode(a.netns) == inode]
+    found = [a for a in of_node(state) if inode_of(a.netns) == inode]
     return sorted(found, key=lambda a: (a.rail.group, a.rail.index))
 
 
-def _recorded(state: str) -> Iterator[Attached]:
-    for attachment, _, record in Book(state, Log("railcni")).all(PART):
+def _recorded(state: str) -> Iterator[AttachedRail]:
+    for attachment, _, record in Records(state, Log("railcni")).all(PART):
         config = config_of(record)
         faults: list[Fault] = []
         rail = read(config, faults)
@@ -83,7 +82,7 @@ def _recorded(state: str) -> Iterator[Attached]:
         plugin = plugins.named(record["plugin"])
         carrier, _inside = plugin.carrier(plugin.load(record["link"]))
         namespace, name, *_ = record.get("pod") or ("", "")
-        yield Attached(
+        yield AttachedRail(
             rail,
             attachment.network,
             str(record["link"]["name"]),
@@ -95,7 +94,7 @@ def _recorded(state: str) -> Iterator[Attached]:
         )
 
 
-def look(attached: Attached) -> Found:
+def look(attached: AttachedRail) -> Found:
     """What there is of a rail now."""
     with Opened(netns.open_namespace(attached.netns)) as there:
         link = there.rtnl.link(name=attached.ifname)
@@ -122,9 +121,13 @@ def look(attached: Attached) -> Found:
     return Found(attached, tuple(held), tuple(differences), names)
 
 
-def _gids(attached: Attached, wanted: list[str]) -> tuple[dict[str, str], list[str]]:
+def _gids(attached: AttachedRail, wanted: list[str]) -> tuple[dict[str, str], list[str]]:
     """The RoCE v2 GIDs of a rail's addresses, and which are missing; nothing where its NIC has no verbs device."""
-    ports = [port for port in rdma.ports_of_netdev(attached.carrier) if rdma.is_roce(*port)] if attached.carrier else []
+    ports = (
+        [port for port in rdma_sysfs.ports_of_netdev(attached.carrier) if rdma_sysfs.is_roce(*port)]
+        if attached.carrier
+        else []
+    )
     if not ports:
         return {}, []
     found = gids.find(ports, wanted, attached.ifname)
@@ -136,10 +139,3 @@ def _subnet(text: str) -> Subnet:
     """The subnet of a range, "a.b.c.d/n" with or without host bits, or "first-last/n"."""
     addresses, _, length = text.partition("/")
     return ipaddress.ip_network(f"{addresses.partition('-')[0].strip()}/{length}", strict=False)
-
-
-def _inode(path: str) -> int:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return 0

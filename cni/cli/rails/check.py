@@ -1,4 +1,4 @@
-"""What `railcni rails check` compares: the rails of one pod with each other, with what they should be, and with a peer."""
+"""The comparisons of `railcni rails check`: the rails of a pod with each other, with their configuration and with a peer."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cni.cli import icmp
-from cni.cli.rails.attached import Attached, Found, Interfaces, look
-from cni.kernel import netns
+from cni.cli.rails.attached import AttachedRail, Found, Interfaces, look
+from cni.library.runtime import icmp
+from cni.shared.kernel import netns
 
 _PAYLOAD = 56  # bytes, as ping(8)
 _SECONDS = 2.0
 
 
 @dataclass
-class Report:
-    """One rail: what it has and what is wrong with it; round trips in ms by the peer's address."""
+class RailReport:
+    """One rail: its state, its faults, and round trips in ms by the address of the peer."""
 
     found: Found
     faults: list[str] = field(default_factory=list)
     trips: dict[str, float] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
+        """The report for programs."""
         attached = self.found.attached
         return {
             "group": attached.rail.group,
@@ -40,9 +41,9 @@ class Report:
         }
 
 
-def check(rails: Sequence[Attached]) -> list[Report]:
+def check(rails: Sequence[AttachedRail]) -> list[RailReport]:
     """Each rail by itself, and the indexes of all that should be equal."""
-    reports = [Report(found, list(found.differences)) for found in map(look, rails)]
+    reports = [RailReport(found, list(found.differences)) for found in map(look, rails)]
     groups = {report.found.attached.rail.group for report in reports}
     for group in groups:
         same = [r for r in reports if r.found.attached.rail.group == group and r.found.attached.rail.is_same_index]
@@ -58,12 +59,12 @@ def check(rails: Sequence[Attached]) -> list[Report]:
     return reports
 
 
-def of_pod(rails: Sequence[Attached]) -> dict[tuple[str, int], list[str]]:
+def of_pod(rails: Sequence[AttachedRail]) -> dict[tuple[str, int], list[str]]:
     """The addresses of a peer on this node, by group and rail."""
     return {(a.rail.group, a.rail.index): [str(i.ip) for i in look(a).addresses] for a in rails}
 
 
-def of_index(reports: Sequence[Report], index: int) -> dict[tuple[str, int], list[str]]:
+def of_index(reports: Sequence[RailReport], index: int) -> dict[tuple[str, int], list[str]]:
     """The addresses of a peer anywhere that has this index on every rail; of a subnet without it none."""
     return {
         (r.found.attached.rail.group, r.found.attached.rail.index): [
@@ -73,7 +74,7 @@ def of_index(reports: Sequence[Report], index: int) -> dict[tuple[str, int], lis
     }
 
 
-def index_of(reports: Sequence[Report], address: str) -> int | None:
+def index_of(reports: Sequence[RailReport], address: str) -> int | None:
     """The index that an address of any rail stands for."""
     wanted = ipaddress.ip_address(address)
     for report in reports:
@@ -83,7 +84,7 @@ def index_of(reports: Sequence[Report], address: str) -> int | None:
     return None
 
 
-def ping(reports: Sequence[Report], peer: dict[tuple[str, int], list[str]]) -> None:
+def ping(reports: Sequence[RailReport], peer: dict[tuple[str, int], list[str]]) -> None:
     """Send an echo from each address of each rail to the peer's on the same rail, and note what does not answer."""
     for report in reports:
         rail = report.found.attached.rail
@@ -114,7 +115,7 @@ def _source(own: Sequence[Interfaces], address: str) -> str:
 COLUMNS = ("group", "rail", "interface", "addresses", "index", "table", "GID", "ping ms", "faults")
 
 
-def row(report: Report) -> Sequence[object]:
+def row(report: RailReport) -> Sequence[object]:
     """A line of the table."""
     d = report.document()
     trips = " ".join(f"{ms:.2f}" for ms in report.trips.values())

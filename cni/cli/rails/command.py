@@ -7,13 +7,15 @@ import sys
 
 import yaml
 
-from cni.cli import output, subcommand
-from cni.spec.errors import CniError, InvalidConfig
+from cni.cli.rails import attached, check, nics
+from cni.cli.terminal import output, subcommand
+from cni.library.inventory import sandboxes
+from cni.shared.spec.errors import CniError, InvalidConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cni.cli.rails.check import Report
-    from cni.cli.rdma.sandboxes import Sandbox
+    from cni.cli.rails.check import RailReport
+    from cni.library.inventory.sandboxes import NamespaceView
 
 _FILE = """
 keys of the file: count, subnet; group, namespace, type (macvlan, host-device, sriov), one of master, pci and pairing (gpu, numa),
@@ -32,6 +34,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     render.add_argument("file", metavar="FILE", help="YAML; - for stdin")
     render.add_argument(
         "-o", "--output", choices=("yaml", "json", "table"), default="yaml", help="table: an overview, to read"
+    )
+    render.add_argument(
+        "--devices",
+        choices=("others", "railcni"),
+        default="others",
+        help="whose ConfigMap the NICs go into: that of the RDMA shared or SR-IOV device plugin, or of `railcni device-plugin`",
     )
     render.set_defaults(run=_render)
 
@@ -55,15 +63,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _render(options: argparse.Namespace) -> int:
     from cni.cli.rails import plan, render
+    from cni.library.documents import reader
 
-    path, text = _read(options.file)
-    wanted = plan.read(path, text)
+    wanted = plan.read(reader.shown_path(options.file), reader.require_text(options.file))
     rails = plan.rails_of(wanted, plan.nodes_nics(wanted.pairing) if wanted.pairing else [])
     if options.output == "table":
         output.print_table(render.COLUMNS, render.rows(wanted, rails))
         print(f"annotation k8s.v1.cni.cncf.io/networks: {render.annotation(wanted, rails)}")
         return 0
-    objects = render.objects(wanted, rails)
+    objects = render.objects(wanted, rails, options.devices == "railcni")
     if options.output == "json":
         output.print_json({"apiVersion": "v1", "kind": "List", "items": objects})
     else:
@@ -85,22 +93,7 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _read(path: str) -> tuple[str, str]:
-    try:
-        if path == "-":
-            return "stdin", sys.stdin.read()
-        with open(path, encoding="utf-8") as file:
-            return path, file.read()
-    except OSError as fault:
-        raise InvalidConfig(f"{path}: {fault.strerror}") from None
-    except UnicodeDecodeError as fault:
-        raise InvalidConfig(f"{path}: is no text in UTF-8: {fault.reason} at byte {fault.start}") from None
-
-
 def _check(options: argparse.Namespace) -> int:
-    from cni.cli.rails import attached, check
-    from cni.cli.rdma import sandboxes
-
     found = sandboxes.read()
     sandbox = sandboxes.find(options.pod, found)
     rails = attached.of_sandbox(sandbox) if sandbox.netns else []
@@ -120,11 +113,8 @@ def _check(options: argparse.Namespace) -> int:
     return int(any(report.faults for report in reports))
 
 
-def _peer(text: str, reports: list[Report], found: list[Sandbox]) -> dict[tuple[str, int], list[str]]:
+def _peer(text: str, reports: list[RailReport], found: list[NamespaceView]) -> dict[tuple[str, int], list[str]]:
     """The peer's addresses by rail."""
-    from cni.cli.rails import attached, check
-    from cni.cli.rdma import sandboxes
-
     if text.isdigit():
         return check.of_index(reports, int(text))
     try:
@@ -138,13 +128,11 @@ def _peer(text: str, reports: list[Report], found: list[Sandbox]) -> dict[tuple[
 
 
 def _show(options: argparse.Namespace) -> int:
-    from cni.cli.rails import attached, node
-
-    found = node.nics(attached.of_node())
+    found = nics.read(attached.of_node())
     if options.output != "table":
         output.print_data(found, options.output)
     elif not found:
         output.print_fault("railcni: no NIC here has a verbs device, and no rail is attached")
     else:
-        output.print_table(node.COLUMNS, node.rows(found))
+        output.print_table(nics.COLUMNS, nics.rows(found))
     return 0

@@ -1,8 +1,9 @@
-"""rails.yaml: what a person says of a group of rails, checked, and what each rail is by it. Pure but for `nodes_nics`."""
+"""rails.yaml: a group of rails as a person defines it, checked, and the rails that follow. Pure but for `nodes_nics`."""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,16 +13,17 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
-    model_validator,
 )
 
-from cni.cli import refusals, topology
-from cni.cli.models import Identifier
-from cni.cli.source import Source
-from cni.rail import MOST_RAILS, TABLE_BASE
-from cni.spec.errors import InvalidConfig
+from cni.library.documents import reader
+from cni.library.documents.diagnostic import Diagnostic, refusal
+from cni.library.documents.models import Identifier, Namespace
+from cni.library.documents.text import Keys
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import topology
+from cni.shared.rail import MOST_RAILS, TABLE_BASE
+from cni.shared.spec.errors import InvalidConfig
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 _RAIL = "{rail}"
@@ -70,7 +72,7 @@ class Rails(BaseModel):
     """the subnet of a rail, "192.168.{rail}.0/24"; a list for several addresses each"""
     group: Identifier = "rails"
     """the name of the group"""
-    namespace: Identifier = "default"
+    namespace: Namespace = "default"
     """the namespace of the NADs and of the test pod"""
     type: Literal["macvlan", "host-device", "sriov"] = "macvlan"
     """the link plugin"""
@@ -96,7 +98,7 @@ class Rails(BaseModel):
     addressing: Literal["same-index", "plain"] = "same-index"
     """same-index: a pod has one index on all rails"""
     resourcePrefix: Template = "rdma"
-    """the prefix of the resource names: rdma/rails-rail-0"""
+    """the prefix of the resource names: rdma/rails_rail_0"""
     shared: Annotated[int, Field(ge=1)] = 1000
     """how many pods share a NIC, for macvlan"""
     image: str = "busybox:1.36"
@@ -109,57 +111,52 @@ class Rails(BaseModel):
             raise ValueError("names a NIC twice")
         return addresses
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> Rails:
-        faults = [*self._of_nics(), *self._of_subnets()]
-        if faults:
-            raise ValueError("; ".join(faults))
-        return self
+    def faults(self) -> list[tuple[Keys, str]]:
+        """The faults of several keys together, each under the key to correct."""
+        return [*self._of_nics(), *self._of_subnets()]
 
-    def _of_nics(self) -> list[str]:
+    def _of_nics(self) -> Iterator[tuple[Keys, str]]:
         given = [name for name in ("master", "pci", "pairing") if getattr(self, name)]
         if len(given) != 1:
-            return [f"master, pci and pairing: want one of them, and there are {' and '.join(given) or 'none'}"]
-        if self.pci and len(self.pci) != self.count:
-            return [f"pci: has {len(self.pci)} addresses, and count is {self.count}"]
-        if self.master and self.count > 1 and filled(self.master, 0) == filled(self.master, 1):
-            return [f'master: "{self.master}" is the same netdev for every rail: want {_RAIL} in it']
-        if self.pci and self.type == "macvlan":
-            return ["pci: a macvlan needs the netdev's name: want master, or pairing on a node that has the NICs"]
-        return []
+            yield (), f"master, pci and pairing: want one of them, and there are {' and '.join(given) or 'none'}"
+        elif self.pci and len(self.pci) != self.count:
+            yield ("pci",), f"has {len(self.pci)} addresses, and count is {self.count}"
+        elif self.master and self.count > 1 and filled(self.master, 0) == filled(self.master, 1):
+            yield ("master",), f'"{self.master}" is the same netdev for every rail: want {_RAIL} in it'
+        elif self.pci and self.type == "macvlan":
+            yield ("pci",), "a macvlan needs the netdev's name: want master, or pairing on a node that has the NICs"
 
-    def _of_subnets(self) -> list[str]:
-        found = []
+    def _of_subnets(self) -> Iterator[tuple[Keys, str]]:
         seen: list[tuple[Subnet, str]] = []
         for rail in range(self.count):
             for i, text in enumerate(self.subnet):
                 try:
                     subnet = ipaddress.ip_network(filled(text, rail))
                 except ValueError:
-                    return [f'subnet[{i}]: "{filled(text, rail)}", of rail {rail}, is no subnet']
+                    yield ("subnet", i), f'"{filled(text, rail)}", of rail {rail}, is no subnet'
+                    return
                 other = next((name for s, name in seen if s.version == subnet.version and s.overlaps(subnet)), "")
                 if other:
-                    return [f'subnet[{i}]: {subnet} of rail {rail} overlaps {other}: want {_RAIL} in "{text}"']
+                    yield ("subnet", i), f'{subnet} of rail {rail} overlaps {other}: want {_RAIL} in "{text}"'
+                    return
                 seen.append((subnet, f"{subnet} of rail {rail}"))
         least = min(subnet.num_addresses for subnet, _ in seen)
         for name, index in (("base", self.base), ("gateway", self.gateway)):
             if index >= least - 1:
-                found.append(
-                    f"{name}: {index} is outside of the smallest subnet, of {least} addresses: want less than {least - 1}"
-                )
-        return found
+                wanted = f"want less than {least - 1}"
+                yield (name,), f"{index} is outside of the smallest subnet, of {least} addresses: {wanted}"
 
 
 @dataclass(frozen=True)
 class Nic:
-    """What carries a rail: its netdev's name, its PCI address, "" for what is not known."""
+    """The carrier of a rail: its netdev's name, its PCI address, "" where unknown."""
 
     netdev: str = ""
     pci: str = ""
 
 
 @dataclass(frozen=True)
-class Rail:
+class PlannedRail:
     """One rail of the plan. `ranges` are members of `rail.ranges`."""
 
     index: int
@@ -178,33 +175,21 @@ def filled(text: str, rail: int) -> str:
 
 def read(path: str, text: str) -> Rails:
     """The plan in `text`, the content of the file `path`; InvalidConfig has every fault with its place."""
-    import yaml
-
-    source = Source(path, text)
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as fault:
-        mark = getattr(fault, "problem_mark", None)
-        place = source.at(mark.index) if mark else path
-        raise InvalidConfig(f"{place}: is no YAML: {getattr(fault, 'problem', None) or fault}") from None
-    if not isinstance(document, dict):
+    faults: list[Diagnostic] = []
+    scope = next((scope for _, scope in reader.documents(path, text, faults)), None)
+    if faults:
+        raise refusal(path, faults)
+    if scope is None or not isinstance(scope.root.data, dict):
         raise InvalidConfig(f"{path}: want the keys count, subnet, and one of master, pci and pairing")
-    try:
-        return Rails.model_validate(document)
-    except ValidationError as invalid:
-        lines = []
-        for refusal in refusals.of(invalid):
-            if refusal.keys:
-                lines.append(f"{source.at_key(refusal.keys)}: {refusal}")
-                continue
-            for line in refusal.wanted.split("; "):  # of `_is_whole`, each with its key
-                key = line.partition(":")[0].partition("[")[0]
-                lines.append(f"{source.at_key((key,) if key in Rails.model_fields else ())}: {line}")
-        title = lines[0] if len(lines) == 1 else f"{len(lines)} faults in {path}: {'; '.join(lines)}"
-        raise InvalidConfig(title, "\n".join(lines)) from None
+    plan: Rails | None = scope.model(Rails, scope.root.data)
+    for keys, message in plan.faults() if plan else ():
+        scope.error(keys, message)
+    if plan is None or faults:
+        raise refusal(path, faults)
+    return plan
 
 
-def rails_of(plan: Rails, nics: list[Nic]) -> list[Rail]:
+def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
     """Every rail of the plan; `nics` as they lie on a node, for `pairing`. InvalidConfig when they are too few."""
     if plan.pairing:
         if len(nics) < plan.count:
@@ -221,7 +206,8 @@ def rails_of(plan: Rails, nics: list[Nic]) -> list[Rail]:
         subnets = tuple(ipaddress.ip_network(filled(text, rail)) for text in plan.subnet)
         name = f"{plan.group}-rail-{rail}".lower().replace("_", "-")  # a name of Kubernetes
         ranges = tuple(_range(plan, subnet) for subnet in subnets)
-        found.append(Rail(rail, name, chosen[rail], subnets, ranges, name))
+        resource = name.replace("-", "_").replace(".", "_")  # the device plugins take no other character
+        found.append(PlannedRail(rail, name, chosen[rail], subnets, ranges, resource))
     return found
 
 
@@ -237,8 +223,6 @@ def _range(plan: Rails, subnet: Subnet) -> dict[str, Any]:
 
 def nodes_nics(pairing: str, root: str = "/sys") -> list[Nic]:
     """This node's physical NICs with verbs devices, in the order of `pairing`."""
-    from cni.cli.rdma import inventory
-
     devices = [d for d in inventory.read(root=root) if d.pci and not d.is_virtual_function]
     netdevs = {d.name: next((p.netdev for p in d.ports if p.netdev), "") for d in devices}
     found = topology.read(((d.name, d.pci) for d in devices), root)

@@ -6,20 +6,21 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from cni.cli.rails.plan import Rail, Rails
+from cni.cli.rails.plan import PlannedRail, Rails
 
 _NAD = "k8s.cni.cncf.io/v1"
 _NETWORKS = "k8s.v1.cni.cncf.io/networks"
 _RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
-_PLUGINS = "kube-system"  # the namespace of the device plugins
+_OTHERS = "kube-system"  # the namespace of the other device plugins
+_OURS = ("railcni-device-plugin", "railcni")  # name and namespace, as conf/kubernetes/device-plugin has them
 
 
-def objects(plan: Rails, rails: Sequence[Rail]) -> list[dict[str, Any]]:
-    """All objects, in the order in which they are to be applied."""
-    return [resources(plan, rails), *(nad(plan, rails, rail) for rail in rails), pod(plan, rails)]
+def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> list[dict[str, Any]]:
+    """All objects, in the order in which they are to be applied. `ours`: for `railcni device-plugin`."""
+    return [resources(plan, rails, ours), *(nad(plan, rails, rail) for rail in rails), pod(plan, rails)]
 
 
-def nad(plan: Rails, rails: Sequence[Rail], rail: Rail) -> dict[str, Any]:
+def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
     """The NetworkAttachmentDefinition of one rail."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
     if plan.type != "macvlan":  # a shared NIC gives no device to the network
@@ -33,7 +34,7 @@ def nad(plan: Rails, rails: Sequence[Rail], rail: Rail) -> dict[str, Any]:
     }
 
 
-def network(plan: Rails, rails: Sequence[Rail], rail: Rail) -> dict[str, Any]:
+def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
     """The network of one rail, as a NAD holds it."""
     found: dict[str, Any] = {"cniVersion": "1.0.0", "name": rail.name, "type": plan.type}
     if plan.type == "macvlan":
@@ -56,14 +57,15 @@ def network(plan: Rails, rails: Sequence[Rail], rail: Rail) -> dict[str, Any]:
     return {**found, "rail": key, "ipam": ipam}
 
 
-def _member(rail: Rail) -> Any:
+def _member(rail: PlannedRail) -> Any:
     """A rail's member of `rail.ranges`, as short as it can be."""
     parts = [part["range"] if set(part) == {"range"} else part for part in rail.ranges]
     return parts[0] if len(parts) == 1 else parts
 
 
-def resources(plan: Rails, rails: Sequence[Rail]) -> dict[str, Any]:
-    """The ConfigMap of the device plugin that offers the NICs: shared ones, or functions of SR-IOV."""
+def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> dict[str, Any]:
+    """The ConfigMap of the device plugin that offers the NICs: shared ones, or functions of SR-IOV. The content is the same
+    for `railcni device-plugin`."""
     if plan.type == "macvlan":
         listed: list[dict[str, Any]] = [
             {
@@ -74,7 +76,8 @@ def resources(plan: Rails, rails: Sequence[Rail]) -> dict[str, Any]:
             }
             for rail in rails
         ]
-        return _config_map("rdma-devices", {"periodicUpdateInterval": 300, "configList": listed})
+        content = {"periodicUpdateInterval": 300, "configList": listed}
+        return _config_map(*(_OURS if ours else ("rdma-devices", _OTHERS)), content)
     listed = [
         {
             "resourcePrefix": plan.resourcePrefix,
@@ -83,30 +86,30 @@ def resources(plan: Rails, rails: Sequence[Rail]) -> dict[str, Any]:
         }
         for rail in rails
     ]
-    return _config_map("sriovdp-config", {"resourceList": listed})
+    return _config_map(*(_OURS if ours else ("sriovdp-config", _OTHERS)), {"resourceList": listed})
 
 
-def _selector(plan: Rails, rail: Rail) -> dict[str, Any]:
+def _selector(plan: Rails, rail: PlannedRail) -> dict[str, Any]:
     if rail.nic.netdev:
         return {"pfNames": [rail.nic.netdev]}
     return {"rootDevices" if plan.type == "sriov" else "pciAddresses": [rail.nic.pci]}
 
 
-def _config_map(name: str, content: dict[str, Any]) -> dict[str, Any]:
+def _config_map(name: str, namespace: str, content: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": _PLUGINS},
+        "metadata": {"name": name, "namespace": namespace},
         "data": {"config.json": json.dumps(content, indent=2) + "\n"},
     }
 
 
-def annotation(plan: Rails, rails: Sequence[Rail]) -> str:
+def annotation(plan: Rails, rails: Sequence[PlannedRail]) -> str:
     """What a pod's annotation k8s.v1.cni.cncf.io/networks says to have all rails, as rail0, rail1, ..."""
     return ", ".join(f"{plan.namespace}/{rail.name}@rail{rail.index}" for rail in rails)
 
 
-def pod(plan: Rails, rails: Sequence[Rail]) -> dict[str, Any]:
+def pod(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
     """A pod that has all rails, to try them with."""
     amounts = {f"{plan.resourcePrefix}/{rail.resource}": 1 for rail in rails}
     return {
@@ -132,8 +135,8 @@ def pod(plan: Rails, rails: Sequence[Rail]) -> dict[str, Any]:
     }
 
 
-def rows(plan: Rails, rails: Sequence[Rail]) -> list[Sequence[object]]:
-    """A row a rail: what it is made of."""
+def rows(plan: Rails, rails: Sequence[PlannedRail]) -> list[Sequence[object]]:
+    """A row for each rail: its NIC, networks and resource."""
     return [
         (
             rail.index,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 
-from cni.cli import output, subcommand
-from cni.cli.rdma import inventory, sandboxes, views
-from cni.kernel import rdma
+from cni.cli.rdma import views
+from cni.cli.terminal import output, subcommand
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import sandboxes
+from cni.shared.kernel import rdma_sysfs
 
 _ABOUT = "verbs devices with their netdevs, ports, PCI functions and GIDs, and which pod has each GID"
 
@@ -40,17 +43,20 @@ def _run(options: argparse.Namespace) -> int:
     devices = inventory.read(found)
     if options.env:
         variables = views.environment(sandboxes.find(options.env, found), devices)
-        if options.output != "table":
-            output.print_data(variables, options.output)
-        else:
-            sys.stdout.writelines(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
-    elif options.output != "table":
-        output.print_data(views.document(devices), options.output)
-    elif not devices:
-        output.print_fault(f"railcni: no verbs device: /sys{rdma.CLASS} is empty or not there; see `railcni doctor`")
+        lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        output.show(options.output, variables, lambda: print(*lines, sep="\n"))
     else:
-        output.print_table(views.PORTS, views.port_rows(devices))
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        output.print_table(views.GIDS, views.gid_rows(devices))
+        output.show(options.output, views.document(devices), lambda: _print(devices))
     return 0
+
+
+def _print(devices: Sequence[inventory.VerbsDevice]) -> None:
+    if not devices:
+        output.print_fault(
+            f"railcni: no verbs device: /sys{rdma_sysfs.CLASS} is empty or not there; see `railcni doctor`"
+        )
+        return
+    output.print_table(views.PORTS, views.port_rows(devices))
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    output.print_table(views.GIDS, views.gid_rows(devices))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cni.cli.rdma.inventory import Port, VerbsDevice
-from cni.cli.rdma.sandboxes import Sandbox
-from cni.kernel import rdma
-from cni.spec.errors import CniError
+from cni.library.inventory.devices import Port, VerbsDevice
+from cni.library.inventory.sandboxes import NamespaceView
+from cni.shared.kernel import rdma_sysfs
+from cni.shared.spec.errors import CniError
 
 PORTS = ("device", "port", "netdev", "pci", "numa", "state", "rate", "link layer", "mtu", "roce mtu", "gids")
 GIDS = ("device", "port", "index", "type", "address", "netdev", "pod")
@@ -87,7 +87,7 @@ def ibdev2netdev(devices: Sequence[VerbsDevice]) -> Iterator[str]:
                 yield f"{port.device} port {port.number} ==> {port.netdev} ({state})"
 
 
-def environment(sandbox: Sandbox, devices: Sequence[VerbsDevice]) -> dict[str, str]:
+def environment(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> dict[str, str]:
     """What NCCL is to be told in this namespace; CniError says which GID is missing, or what cannot be said to it.
 
     Of each link one GID counts, that of its first IPv4 address, else of its first IPv6 address. NCCL takes one GID
@@ -121,12 +121,12 @@ def _entry(ifname: str, address: str, devices: Sequence[VerbsDevice]) -> tuple[P
     for device in devices:
         for port in device.ports:
             for gid in port.gids:
-                if (gid.kind, gid.ndev, gid.address) == (rdma.ROCE_V2, ifname, address):
+                if (gid.kind, gid.ndev, gid.address) == (rdma_sysfs.ROCE_V2, ifname, address):
                     return port, gid.index
     return None
 
 
-def _missing(sandbox: Sandbox, devices: Sequence[VerbsDevice]) -> str:
+def _missing(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> str:
     has = [f"{i.name} {a}" for i in sandbox.interfaces for a in i.global_addresses if i.name != "lo"]
     who = sandbox.owner or "this namespace"
     if not devices:

@@ -1,1 +1,1 @@
-"""One file for who is to help from afar: what is gathered, what of it is secret, how it is packed."""
+"""The bundle for remote support: its parts, their secrets, and the archive."""

@@ -1,4 +1,4 @@
-"""railcni support-bundle: what somebody needs who is to find out from afar what is wrong, in one file without secrets."""
+"""railcni support-bundle: the state of a node for remote support, in one file without secrets."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from cni import VERSION
-from cni.attachment import STATE
-from cni.cli import output, subcommand
-from cni.cli.places import NET_DIRECTORY
-from cni.cli.progress import Progress
 from cni.cli.support import archive, secrets
 from cni.cli.support.archive import Part
 from cni.cli.support.parts import Places, gather
-from cni.kernel.node import host_name
+from cni.cli.terminal import output, subcommand
+from cni.cli.terminal.progress import Progress
+from cni.library.inventory.places import NET_DIRECTORY
+from cni.shared.kernel.node import host_name
+from cni.shared.records import STATE
 
 _ABOUT = "reports, configurations, records, leases and logs of this node in one .tar.gz, secrets removed"
 
@@ -26,15 +26,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         commands,
         "support-bundle",
         _ABOUT,
-        ". What cannot be read is named in its index.json. Passwords, tokens, private keys and the environment of exec"
+        ". Its index.json names the files that cannot be read. Passwords, tokens, private keys and the environment of exec"
         " helpers are removed wherever they stand; look through it all the same before it leaves your hands.",
     )
     parser.add_argument(
-        "-o",
-        "--output",
+        "-f",
+        "--file",
         default="",
         metavar="FILE",
-        type=_path,
         help="default: railcni-support-NODE-TIME.tar.gz, here; mode 0600",
     )
     parser.add_argument("--conf-dir", default=NET_DIRECTORY, metavar="DIR", help=f"default: {NET_DIRECTORY}")
@@ -48,13 +47,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="DIR:DIR",
         help=f"the plugin folders; default: {':'.join(Places.plugins)}",
     )
+    output.add_option(parser)
     parser.set_defaults(run=_run)
-
-
-def _path(text: str) -> str:
-    if text in ("table", "json", "yaml"):  # what -o means in other commands
-        raise argparse.ArgumentTypeError(f'"{text}" is a form, and a bundle has one alone: name its file')
-    return text
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -67,21 +61,24 @@ def _run(options: argparse.Namespace) -> int:
         flat=os.path.abspath(options.config) if options.config else "",
     )
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    path = options.output or f"railcni-support-{host_name()}-{now}.tar.gz"
+    path = options.file or f"railcni-support-{host_name()}-{now}.tar.gz"
     with Progress() as progress:
         parts = cleaned(gather(places, progress.say))
-    archive.write(path, archive.pack(parts, {"node": host_name(), "created": now, "railcni": VERSION}))
+    output.write_file(
+        "support bundle", path, archive.pack(parts, {"node": host_name(), "created": now, "railcni": VERSION})
+    )
     missing = [part for part in parts if part.fault]
     for part in missing:
         output.print_fault(f"railcni: not in the bundle: {part.name}: {part.fault}")
-    print(
-        f"{path}: {len(parts) - len(missing)} files, {os.path.getsize(path)} bytes; its index is {archive.TOP}/{archive.INDEX}"
-    )
+    count, size = len(parts) - len(missing), os.path.getsize(path)
+    document = {"file": path, "files": count, "bytes": size, "missing": [part.name for part in missing]}
+    text = f"{path}: {count} files, {size} bytes; its index is {archive.TOP}/{archive.INDEX}"
+    output.show(options.output, document, lambda: print(text))
     return 0
 
 
 def cleaned(parts: list[Part]) -> list[Part]:
-    """`parts` without their secrets: what is secret in one is removed from all."""
+    """`parts` without their secrets: a secret of one is removed from all."""
     known: set[str] = set()
     for part in parts:
         known |= secrets.collect(part.text)

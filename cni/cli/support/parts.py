@@ -1,4 +1,4 @@
-"""What a support bundle holds: each part by itself, so that one that cannot be had keeps no other from being there."""
+"""The parts of a support bundle: each is read by itself, so that a missing one does not affect the others."""
 
 from __future__ import annotations
 
@@ -14,21 +14,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cni import VERSION
-from cni.attachment import STATE
-from cni.cli.cache import DIRECTORY
-from cni.cli.places import NET_DIRECTORY
+from cni.cli import ipam
+from cni.cli.rdma import views
 from cni.cli.support.archive import Part
-from cni.spec.errors import CniError
+from cni.library.audit import holdings, store
+from cni.library.inventory import attachments as recorded
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import sandboxes
+from cni.library.inventory.places import NET_DIRECTORY
+from cni.library.runtime.cache import DIRECTORY
+from cni.shared.records import STATE
+from cni.shared.spec.errors import CniError
+from ipam import flatfile
 
 MOST_BYTES = 1 << 20  # of one file: of a log the end, of anything else nothing more
 _MOST_FILES = 500
 _USUAL_LOGS = ("/var/log/whereabouts.log", "/tmp/whereabouts.log", "/var/log/multus.log")  # noqa: S108
-_CERTIFICATES = (".key", ".pem", ".crt", ".p12", ".pfx")  # never read: what they hold is secret or of no use
+_CERTIFICATES = (".key", ".pem", ".crt", ".p12", ".pfx")  # never read: their content is secret or of no use
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a node keeps what is gathered."""
+    """The places on a node from which parts are gathered."""
 
     networks: str = NET_DIRECTORY
     state: str = STATE
@@ -39,12 +46,12 @@ class Places:
     usual_logs: tuple[str, ...] = field(default=_USUAL_LOGS)
 
 
-def gather(places: Places, met: Callable[[str], object]) -> list[Part]:
-    """All parts; what cannot be read is one that says why."""
+def gather(places: Places, report: Callable[[str], object]) -> list[Part]:
+    """All parts; one that cannot be read has the reason."""
     parts: list[Part] = []
     for about, make in (
         ("files of the node's networks", lambda: _tree("config/net.d", places.networks)),
-        ("attachment records", lambda: [_json("attachments.json", "what is attached, and as what", _attachments(places))]),
+        ("attachment records", lambda: [_json("attachments.json", "attachments and their records", _attachments(places))]),
         ("records as files", lambda: _tree("state/attachments", f"{places.state}/attachments")),
         ("results that runtimes keep", lambda: _tree("results", f"{places.results}/results")),
         ("leases", lambda: [_json("leases.json", "the leases of the node's store", _leases(places))]),
@@ -53,9 +60,9 @@ def gather(places: Places, met: Callable[[str], object]) -> list[Part]:
         ("lint", lambda: [_json("lint.json", "railcni nad lint -o json", _lint(places))]),
         ("logs", lambda: _logs(places)),
         ("the kernel's log", lambda: [Part("logs/kernel.log", "the kernel's log", _kernel_log())]),
-        ("versions", lambda: [_json("versions.json", "versions of what is installed", _versions(places))]),
+        ("versions", lambda: [_json("versions.json", "installed versions", _versions(places))]),
     ):  # fmt: skip
-        met(about)
+        report(about)
         parts += _attempt(about, make)
     return parts
 
@@ -67,7 +74,7 @@ def _attempt(about: str, make: Callable[[], list[Part]]) -> list[Part]:
         why = f"{fault.msg} {fault.details}".strip()
     except OSError as fault:
         why = f"{fault.filename or about}: {fault.strerror or fault}"
-    except Exception as fault:  # a bundle is made when something is wrong: that must not be its end
+    except Exception as fault:  # a bundle is made when something is wrong: it must not fail for that
         why = f"a fault of railcni itself: {type(fault).__name__}: {fault}"
     return [Part(about.replace(" ", "-").replace("'", ""), about, fault=why)]
 
@@ -95,7 +102,7 @@ def _tree(name: str, directory: str) -> list[Part]:
 
 
 def _walk(directory: str) -> Iterator[str]:
-    os.listdir(directory)  # its OSError tells why there is nothing
+    os.listdir(directory)  # its OSError is the reason for a missing part
     count = 0
     for folder, names, files in os.walk(directory):
         names.sort()
@@ -106,7 +113,7 @@ def _walk(directory: str) -> Iterator[str]:
 
 
 def _read(path: str, end: bool = False) -> str:
-    """The text of a file; of a log the `end`. OSError, or ValueError for what is none, or too large."""
+    """The text of a file; of a log the `end`. OSError, or ValueError for other files, and large ones."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with open(file, "rb") as opened:
         status = os.fstat(file)
@@ -177,37 +184,33 @@ def _kernel_log() -> str:
 
 
 def _attachments(places: Places) -> Any:
-    from cni.cli import attachments
-
-    return attachments.found(directory=places.state)
+    return recorded.found(directory=places.state)
 
 
 def _leases(places: Places) -> Any:
-    from cni.cli import holdings, ipam, store
-
     choice = store.of_flat_file(places.flat)
-    held = holdings.read(choice)
-    return {"store": choice.identity(), "leases": [ipam.document(one) for one in held.held], "faults": held.faults}
+    found = holdings.read(choice)
+    return {
+        "store": choice.identity(),
+        "leases": [ipam.document(one) for one in found.leases],
+        "faults": list(found.unread),
+    }
 
 
 def _rdma() -> Any:
-    from cni.cli.rdma import inventory, sandboxes, views
-
     return views.document(inventory.read(sandboxes.read()))
 
 
 def _doctor(places: Places) -> Any:
     from cni.cli.doctor import report
-    from cni.cli.doctor.facts import Facts
-    from cni.cli.doctor.facts import Places as Node
+    from cni.cli.doctor.facts import NodeFacts, NodePlaces
 
-    node = Node(state=places.state, networks=places.networks, cache=places.results, plugins=places.plugins)
-    return report.examine(Facts(node)).document()
+    node = NodePlaces(state=places.state, networks=places.networks, cache=places.results, plugins=places.plugins)
+    return report.examine(NodeFacts(node)).document()
 
 
 def _lint(places: Places) -> Any:
-    from cni.cli.lint import lint
-    from ipam import flatfile
+    from cni.library.lint import lint
 
     return [finding.document() for finding in lint([places.networks], flatfile)]
 
@@ -230,7 +233,7 @@ def _versions(places: Places) -> Any:
 
 
 def _executables(folder: str) -> dict[str, Any]:
-    """The files of a plugin folder, each with its digest: which version of Go's plugins it is can be told by it."""
+    """The files of a plugin folder, each with its digest, which identifies a version of Go's plugins."""
     found: dict[str, Any] = {}
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)

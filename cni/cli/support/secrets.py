@@ -1,9 +1,9 @@
-"""What of a text is secret, and the text without it. Pure.
+"""The secrets in a text, and the text without them. Pure.
 
-In two steps: `collect` finds secrets by where they stand (a key called password, a kubeconfig's token, an exec helper's
-environment, a Secret's data), and `scrub` takes each of them out of every text, wherever else it may stand, and
-besides what looks like one by itself: private keys, JSON web tokens, bearer headers, passwords in URLs. Rather too much is
-taken than too little.
+In two steps: `collect` finds secrets by their place (a key called password, a kubeconfig's token, an exec helper's
+environment, a Secret's data), and `scrub` removes each of them from every text, at any place, and also
+strings that look like a secret: private keys, JSON web tokens, bearer headers, passwords in URLs. It removes rather too
+much than too little.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _parts(secret: str) -> Iterator[str]:
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` without `secrets`, and without what looks like one."""
+    """`text` without `secrets`, and without strings that look like one."""
     for secret in sorted(secrets, key=len, reverse=True):
         if secret not in text:
             continue

@@ -31,6 +31,10 @@ def record(executables: Path, seconds: float, seed: int) -> list[Event]:
         while (left := began + seconds - time.monotonic()) > 0:
             churn.go(min(PHASE_SECONDS, left))
         churn.end()
+        if churn.killer:
+            print(
+                f"  {churn.killer.killed} warm workers and supervisors were killed; {churn.killer.served()} calls were warm"
+            )
         return churn.events()
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import select
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+from tests import warm
 from tests.faults import state
 from tests.faults.churn.events import Dissolved, Event, Operation, Rest, parse
 from tests.faults.churn.watcher import Watcher
@@ -21,6 +27,8 @@ from tests.node import BIN, ROOT, STATE, Node
 from tests.view import View
 
 MASTER = "ens2f0"
+_KILL_SECONDS = 0.4  # between two kills of a warm worker, at most
+_SUPERVISORS = 0.1  # of these kills
 _REST_SECONDS = 60.0  # a call that takes longer is a fault by itself
 
 
@@ -29,6 +37,42 @@ def network(prefix: int = 28) -> dict[str, Any]:
     ipam = {"type": "whereabouts", "datastore": "file", "range": f"192.168.7.0/{prefix}"}
     ipam["ipRanges"] = [{"range": "fd00:7::/64"}]  # type: ignore[assignment]
     return {"cniVersion": "1.1.0", "type": "macvlan", "master": MASTER, "ipam": ipam}
+
+
+class Killer:
+    """`with Killer(node, seed):` kills warm workers at random in the meantime, and supervisors now and then."""
+
+    def __init__(self, node: Node, seed: int) -> None:
+        self._node = node
+        self._random = random.Random(seed)
+        self.killed = 0
+        self._served = 0
+
+    def __enter__(self) -> Killer:
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def served(self) -> int:
+        """How many calls were warm, as far as the supervisors that were killed have told it."""
+        return self._served + warm.served(self._node)
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._random.random() * _KILL_SECONDS):
+            supervisors = [found.supervisor for found in warm.found(self._node) if found.supervisor]  # 0: no answer
+            processes = [p for p in warm.of_node(self._node) if p not in supervisors]
+            if self._random.random() < _SUPERVISORS:
+                self._served += warm.served(self._node)
+                processes = supervisors
+            if processes:
+                with suppress(ProcessLookupError):
+                    os.kill(self._random.choice(processes), signal.SIGKILL)
+                    self.killed += 1
 
 
 class Churn:
@@ -43,6 +87,7 @@ class Churn:
         ]
         self._workers: list[Popen[bytes]] = []
         self._read: dict[int, int] = {}  # how much of each worker's file
+        self.killer = Killer(self.node, seed) if self.node.is_warm else None
         self._events: list[Event] = []
         self.fresh: list[Event] = []  # what workers did in the last stretch
 
@@ -77,10 +122,11 @@ class Churn:
             assert worker.stdin is not None
             worker.stdin.write(b"%f\n" % seconds)
             worker.stdin.flush()
-        self._watcher.watch(seconds)
-        deadline = time.monotonic() + _REST_SECONDS
-        for worker in self._workers:
-            self._await(worker, deadline)
+        with self.killer or nullcontext():
+            self._watcher.watch(seconds)
+            deadline = time.monotonic() + _REST_SECONDS
+            for worker in self._workers:
+                self._await(worker, deadline)
         self._watcher.watch(0)
         rest = self._look()
         self.fresh = [event for orders in self._orders for event in self._news(orders)]

@@ -1,0 +1,242 @@
+"""The two stores of the API server, as an agent reads them (the leases of a node, or all, page by page) and keeps them.
+
+Of a whole reading it keeps the leases of no node's agent, and each pool's count. It first reads the names and labels of
+AddressLeases alone; a page of IPPools is a few objects.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cni.agent.grace import GraceTracker, is_abandoned
+from cni.library.audit.cluster import Cluster, PoolReading
+from cni.library.audit.model import Key, Name, Node, Pod
+from ipam.leases import Lease
+from ipam.ranges import BITS, range_of
+from ipam.stores.addresslease import AddressLeaseStore
+from ipam.stores.addresslease import objects as addresses
+from ipam.stores.apiserver.faults import Conflict, Undefined
+from ipam.stores.apiserver.resources import ADDRESSES, POOLS, RESERVATIONS
+from ipam.stores.base import Store
+from ipam.stores.kubernetes import KubernetesStore, objects
+from ipam.stores.kubernetes.objects import IPPool, Reservation, allocation
+
+_NAMES = 1000  # names and labels of objects in one reply
+
+
+class Usage:
+    """The leases of a pool, counted by node. `object_bytes` is the size of the pool's object, 0 for none.
+
+    `size` and `usable` count the addresses of its range; they are 0 when the pool's name has no range.
+    """
+
+    def __init__(self, name: str, family: int, value: int, object_bytes: int = 0) -> None:
+        self.name = name
+        self.used: Counter[str] = Counter()
+        self.object_bytes = object_bytes
+        self.size = self.usable = 0
+        try:
+            self.size = 1 << BITS[family] - int(range_of(name, family, value).rpartition("/")[2])
+            self.usable = self.size - (2 if family == 4 and self.size > 2 else 0)
+        except ValueError:
+            pass
+
+
+class ClusterSource(ABC):
+    """A store of the API server. `usage`, `named`, `lone` and `faults` are those of the last whole reading."""
+
+    kind = ""
+
+    def __init__(self) -> None:
+        self.cluster: Cluster
+        self.store: Store
+        self.usage: dict[str, Usage] = {}
+        self.named: set[str] = set()  # nodes that leases name
+        self.lone: list[Reservation] = []  # reservations without a lease, of no node's agent
+        self.faults: list[str] = []
+        self.records: dict[Key, Lease] = {}  # of this node
+        self.marked: dict[Key, Lease] = {}  # of this node's objects as of the last list, without those freed since
+        self.whole: set[Key] = set()  # the recorded leases that were found to be whole since
+        self.listed, self.listed_at = float("-inf"), 0  # monotonic, and nanoseconds since 1970 as sequences are
+        self.own, self.abandoned, self.waiting = GraceTracker(), GraceTracker(), GraceTracker()
+        self.seen_on: dict[Key, str] = {}  # the node of an abandoned lease's pod while it lived; "": of several
+
+    @abstractmethod
+    def connect(self, cluster: Cluster, seconds: float) -> None:
+        """Read `cluster` from now on; a request takes `seconds` at most."""
+
+    def forget(self) -> None:
+        """Forget the leases of other nodes: another agent is elected."""
+        self.abandoned.clear()
+        self.waiting.clear()
+        self.seen_on = {}
+
+    def remember_nodes(self, mine: Mapping[Key, Lease], pods: Mapping[Name, Pod]) -> None:
+        """Note the nodes of the pods of abandoned leases while they live; another pod of the same name does not count."""
+        known = {key: node for key, node in self.seen_on.items() if key in mine}
+        for key, lease in mine.items():
+            pod = pods.get(lease.pod_name)
+            if pod and pod.node and (not lease.pod[2] or pod.has_uid(lease.pod[2])):
+                known[key] = pod.node if known.get(key, pod.node) == pod.node else ""
+        self.seen_on = known
+
+    def fault(self) -> str:
+        """The fault of the served definition of the objects; "" for none."""
+        return ""
+
+    @abstractmethod
+    def of_node(self, node: str) -> list[Lease]:
+        """The leases with the label of `node`, as the server's cache has them."""
+
+    @abstractmethod
+    def unattended(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
+        """Read all; of each page the leases that no agent on one of `nodes` collects."""
+
+    @abstractmethod
+    def holder(self, lease: Lease) -> Lease | None:
+        """The lease of the address of `lease` now: itself for its own. ValueError for a pool that gives no addresses."""
+
+    def is_there(self, lease: Lease) -> bool:
+        """Whether the object that `of_node` read `lease` from still stands for it."""
+        return self.holder(lease) is lease
+
+    def is_whole(self, lease: Lease, marked: bool) -> bool:
+        """Whether the lease stands as it was made; `marked`: `of_node` has read it."""
+        return marked
+
+    def complete(self, lease: Lease) -> bool:
+        """Make the other objects of a lease that is held; whether one was missing."""
+        return False
+
+    def _count(self, pool: str, family: int, value: int, node: str) -> None:
+        if pool not in self.usage:
+            self.usage[pool] = Usage(pool, family, value)
+        self.usage[pool].used[node] += 1
+        self.named.add(node)
+
+
+class PoolSource(ClusterSource):
+    """IPPools and reservations, as whereabouts has them."""
+
+    kind = "kubernetes"
+
+    def connect(self, cluster: Cluster, seconds: float) -> None:
+        self.cluster = cluster
+        self.store = KubernetesStore({"kind": self.kind, "kubeconfig": cluster.path}, seconds)
+        self._read: dict[str, IPPool | None] = {}  # since `of_node`
+
+    def fault(self) -> str:
+        try:
+            return objects.pruned(self.cluster.api.try_create(POOLS, objects.probe()))
+        except Undefined:
+            return ""  # the cluster has no pools
+
+    def of_node(self, node: str) -> list[Lease]:
+        self._read = {}
+        if addresses.label(node) != node:
+            return []  # such a name is no label's value
+        pages = self.cluster.pages(RESERVATIONS, Reservation, labels=f"{objects.NODE_LABEL}={node}", recent=True)
+        return [one.lease for page in pages for one in page if one.address and one.lease.pool]
+
+    def unattended(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
+        self.usage, self.named, pools = {}, set(), PoolReading(self.cluster)
+        for page in pools.read():
+            for pool in page:
+                self.usage[pool.name] = Usage(pool.name, pool.family, pool.first, pool.size)
+                for lease in pool.leases:
+                    self._count(pool.name, *lease.address, lease.node)
+            yield [lease for pool in page for lease in pool.leases if is_abandoned(lease, nodes)]
+        lone = pools.lone()
+        self.named |= {one.lease.node for one in lone}
+        self.lone = [one for one in lone if one.address and is_abandoned(one.lease, nodes)]
+        self.faults = pools.faults
+
+    def holder(self, lease: Lease) -> Lease | None:
+        reserved = self.cluster.reservation(lease)
+        if reserved and not reserved.is_of(lease):
+            return reserved.lease
+        pool = self.cluster.pool(lease.pool)
+        entry = allocation(pool, lease)
+        if pool is None or entry is None:
+            return None
+        return lease if entry.is_of(lease) else pool.lease(entry, lease.pool, lease.scope)
+
+    def is_there(self, lease: Lease) -> bool:
+        reserved = self.cluster.reservation(lease)
+        return reserved is not None and reserved.is_of(lease)
+
+    def is_whole(self, lease: Lease, marked: bool) -> bool:
+        if lease.scope is not None:
+            return marked
+        if lease.pool not in self._read:
+            self._read[lease.pool] = self.cluster.pool(lease.pool)
+        entry = allocation(self._read[lease.pool], lease)
+        return entry is not None and entry.is_of(lease)
+
+    def complete(self, lease: Lease) -> bool:
+        if lease.scope is None or self.cluster.reservation(lease):
+            return False
+        try:
+            self.cluster.api.create(RESERVATIONS, objects.reservation(lease))
+        except Conflict:
+            return False
+        return True
+
+
+class AddressSource(ClusterSource):
+    """AddressLeases."""
+
+    kind = "addresslease"
+
+    def connect(self, cluster: Cluster, seconds: float) -> None:
+        self.cluster = cluster
+        self.store = AddressLeaseStore({"kind": self.kind, "kubeconfig": cluster.path}, seconds)
+
+    def of_node(self, node: str) -> list[Lease]:
+        pages = self._leases({addresses.NODE: addresses.label(node)}, recent=True)
+        return [lease for page in pages for lease in page]
+
+    def _leases(self, labels: Mapping[str, str], recent: bool = False) -> Iterator[list[Lease]]:
+        selector = addresses.selector({**labels, addresses.STATE: addresses.HELD})
+        for documents in self.cluster.pages(ADDRESSES, lambda document: document, labels=selector, recent=recent):
+            found = []
+            for document in documents:
+                try:
+                    found.append(addresses.Entry(document))
+                except ValueError:
+                    self.faults.append(f"AddressLease {document['metadata']['name']} tells no address")
+            yield [entry.lease for entry in found if entry.held]
+
+    def unattended(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
+        self.usage, self.named, self.faults = {}, set(), []
+        named = {addresses.label(name): name for name in nodes}
+        strange: set[str] = set()
+        selector = addresses.selector({addresses.STATE: addresses.HELD})
+        for page in self.cluster.pages(ADDRESSES, _metadata, labels=selector, brief=True, size=_NAMES):
+            for name, labels in page:
+                mark = labels.get(addresses.NODE, "")
+                try:
+                    self._count(labels.get(addresses.POOL, ""), *addresses.address_of(name), named.get(mark, mark))
+                except ValueError:
+                    self.faults.append(f"the name of AddressLease {name} tells no address")
+                if mark not in named or nodes[named[mark]].out_of_service:
+                    strange.add(mark)
+            yield []
+        for mark in sorted(strange):
+            for leases in self._leases({addresses.NODE: mark}):
+                yield [lease for lease in leases if is_abandoned(lease, nodes)]
+
+    def holder(self, lease: Lease) -> Lease | None:
+        try:
+            found = self.store.holder(lease.want)
+        except Undefined:
+            return None
+        return lease if found and found.attachment == lease.attachment else found
+
+
+def _metadata(document: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    metadata = document.get("metadata") or {}
+    return str(metadata.get("name")), metadata.get("labels") or {}

@@ -1,0 +1,101 @@
+"""The leader of all agents, for orphaned leases: it renews a Lease of coordination.k8s.io.
+
+The protocol is that of client-go (tools/leaderelection). The leader counts from the start of its last renewal, by a clock that
+goes on while the machine sleeps, and gives up a third before the others may take the Lease. They count from the renewal that
+they saw, by their own clocks, which may differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from cni.agent.server import Server
+
+NAME = "railcni-agent"
+BOOT_CLOCK = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # it goes on while the machine sleeps
+
+
+class Election:
+    """The candidate `identity`; a renewal lasts for `seconds`."""
+
+    def __init__(
+        self,
+        namespace: str,
+        identity: str,
+        seconds: float,
+        name: str = NAME,
+        clock: Callable[[], float] = BOOT_CLOCK,
+    ) -> None:
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._seconds = seconds
+        self._clock = clock
+        self._until = 0.0
+        self._observed: tuple[object, ...] = ()
+        self._observed_at = 0.0
+        self.holder = ""  # as far as it is known
+
+    def is_elected(self) -> bool:
+        """Whether this candidate holds the lease now; False once its last renewal is too old."""
+        return self._clock() < self._until
+
+    def renew(self, server: Server) -> None:
+        """Renew the lease, or take it when nobody holds it. A CniError of `server` leaves it as it was, to run out."""
+        sent = self._clock()
+        found = server.lease(self._namespace, self._name)
+        spec = (found or {}).get("spec") or {}
+        self.holder = spec.get("holderIdentity") or ""
+        if found and not self._is_free(spec, sent):
+            self._until = 0.0
+            return
+        was_ours = self.holder == self._identity
+        now = _text(datetime.now(UTC))
+        new = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": max(1, round(self._seconds)),
+            "acquireTime": spec.get("acquireTime") or now if was_ours else now,
+            "renewTime": now,
+            "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (0 if was_ours or not found else 1),
+        }
+        if self._put(server, found, new):
+            self.holder, self._until = self._identity, sent + self._seconds * 2 / 3
+        else:
+            self._until = 0.0
+
+    def resign(self, server: Server) -> None:
+        """Give the lease back, so that another need not wait for its end."""
+        self._until = 0.0
+        found = server.lease(self._namespace, self._name)
+        spec = (found or {}).get("spec") or {}
+        if found and spec.get("holderIdentity") == self._identity:
+            self._put(server, found, {**spec, "holderIdentity": "", "leaseDurationSeconds": 1})
+
+    def _is_free(self, spec: dict[str, Any], now: float) -> bool:
+        holder = spec.get("holderIdentity") or ""
+        if holder in ("", self._identity):
+            return True
+        record = (holder, str(spec.get("renewTime")), spec.get("leaseTransitions"))
+        if record != self._observed:
+            self._observed, self._observed_at = record, now
+        seconds = spec.get("leaseDurationSeconds")
+        return now >= self._observed_at + (seconds if isinstance(seconds, int) else self._seconds)
+
+    def _put(self, server: Server, found: dict[str, Any] | None, spec: dict[str, Any]) -> bool:
+        metadata = (found or {}).get("metadata") or {}
+        kept = {key: metadata[key] for key in ("resourceVersion", "labels", "annotations") if metadata.get(key)}
+        document = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {**kept, "name": self._name, "namespace": self._namespace},
+            "spec": spec,
+        }
+        return server.put_lease(self._namespace, document, not found)
+
+
+def _text(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,197 @@
+"""The files by which a node's plugins reach the API server: kubeconfig, flat file and the node's name. Pure, but `put`.
+
+They have the place (whereabouts.d below the runtime's net.d) and content that whereabouts' DaemonSet gives them, so that
+either may write them and either plugin read them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from cni.agent.server import Server
+from cni.shared.kernel import files
+from cni.shared.spec import codec
+from cni.shared.spec.errors import InvalidConfig, IoFailure
+from cni.shared.spec.request import member
+from ipam.stores import IN_CLUSTER
+
+TOKEN_SECONDS = 24 * 3600  # of a requested token; the server may grant less
+FOLDER, KUBECONFIG, FLAT_FILE, NODE_NAME = "whereabouts.d", "whereabouts.kubeconfig", "whereabouts.conf", "nodename"
+OWN = "agent.kubeconfig"  # in the state directory; it holds no secret
+_MOST_BYTES = 1 << 20
+_OWN_WORDS = "# Written by `railcni agent`, anew whenever the token or the authority changes."
+
+
+@dataclass(frozen=True)
+class ServerAccess:
+    """How the API server is reached: its URL, a bearer token, the authority's certificates (PEM), a namespace."""
+
+    server: str
+    token: str
+    authority: bytes
+    namespace: str
+
+
+def service_account(folder: str, server: str, namespace: str) -> ServerAccess | None:
+    """The access of the service account that the kubelet keeps in `folder`; None when no token is there.
+
+    IoFailure when it cannot be read, InvalidConfig for a token that is none.
+    """
+    token = read(f"{folder}/token")
+    if token is None:
+        return None
+    text = token.decode("ascii", "replace").strip()
+    if not text or not text.isprintable() or "\ufffd" in text or '"' in text or "\\" in text:
+        raise InvalidConfig(f"{folder}/token holds no token: want a service account's, as the kubelet writes it")
+    return ServerAccess(server, text, read(f"{folder}/ca.crt") or b"", namespace)
+
+
+def kubeconfig(access: ServerAccess) -> bytes:
+    """The kubeconfig, as whereabouts has it."""
+    authority = base64.b64encode(access.authority).decode()
+    cluster = f'    certificate-authority-data: "{authority}"\n' if authority else ""
+    return (
+        f"{_OWN_WORDS}\n"
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n"
+        f'    server: "{access.server}"\n{cluster}users:\n- name: whereabouts\n  user:\n    token: "{access.token}"\n'
+        "contexts:\n- name: whereabouts-context\n  context:\n    cluster: local\n    user: whereabouts\n"
+        f'    namespace: "{access.namespace}"\ncurrent-context: whereabouts-context\n'
+    ).encode()
+
+
+def is_own(data: bytes) -> bool:
+    """Whether an agent has written this kubeconfig: not whereabouts' DaemonSet, whose token rotates too."""
+    return data.startswith(_OWN_WORDS.encode())
+
+
+def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
+    """The agent's own: it names the files of the service account in `folder`, so what rotates is read anew."""
+    authority = f"{folder}/ca.crt"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "local", "cluster": {"server": server}}],
+        "users": [{"name": "agent", "user": {"tokenFile": f"{folder}/token"}}],
+        "contexts": [{"name": "agent", "context": {"cluster": "local", "user": "agent", "namespace": namespace}}],
+        "current-context": "agent",
+    }
+    if os.path.exists(authority):
+        document["clusters"] = [{"name": "local", "cluster": {"server": server, "certificate-authority": authority}}]
+    return json.dumps(document).encode()
+
+
+def flat_file(present: bytes | None, folder: str, datastore: str = "kubernetes") -> bytes:
+    """The flat file `present`, None for none, with its missing keys added; the keys that it has stay.
+
+    A file that chooses a store outside of the API server is given neither `datastore` nor a kubeconfig. `datastore` is for
+    a new file: one that names no store is whereabouts', whose leases are in IPPools. `folder` is whereabouts.d as the host
+    has it. InvalidConfig for a file that is no JSON object: it may be anybody's.
+    """
+    document: Any = {}
+    if present is not None and present.strip():
+        try:
+            document = codec.loads(present)
+        except ValueError as fault:
+            raise InvalidConfig(f"{folder}/{FLAT_FILE} is not JSON, and is left as it is: {fault}") from None
+        if not isinstance(document, dict):
+            raise InvalidConfig(
+                f"{folder}/{FLAT_FILE} is left as it is: want a JSON object with keys of the ipam block"
+            )
+    wanted = dict(document)
+    if member(wanted, "configuration_path") in (None, ""):
+        wanted["configuration_path"] = folder
+    store = member(document, "datastore") or ("etcd" if member(document, "etcd_host") else "kubernetes")
+    if store in IN_CLUSTER:
+        _add_kubernetes(wanted, f"{folder}/{KUBECONFIG}", datastore if present is None else "kubernetes")
+    if present is not None and wanted == document:
+        return present
+    return json.dumps(wanted, indent=2).encode() + b"\n"
+
+
+def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:
+    """Name the store over the API server, and the kubeconfig at `path`, where `wanted` does not."""
+    if member(wanted, "datastore") in (None, ""):
+        wanted["datastore"] = datastore
+    nested = member(wanted, "kubernetes")
+    if nested is None:
+        wanted["kubernetes"] = {"kubeconfig": path}
+    elif isinstance(nested, dict) and member(nested, "kubeconfig") in (None, ""):
+        name = next(key for key in wanted if key.lower() == "kubernetes")
+        wanted[name] = {**nested, "kubeconfig": path}
+
+
+def server_url(environ: dict[str, str]) -> str:
+    """The API server's URL as the kubelet tells a pod; "" outside of one."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port:
+        return ""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def read(path: str) -> bytes | None:
+    """What the file at `path` holds, None when there is none. IoFailure."""
+    try:
+        return files.read_regular(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as fault:
+        raise IoFailure(f"cannot read {path}: {getattr(fault, 'strerror', None) or fault}") from None
+
+
+def put(folder: str, name: str, data: bytes) -> bool:
+    """Let the file `name` in `folder` hold `data`, mode 0600, in one step; whether it did not. IoFailure.
+
+    `folder` is made when it is missing, but not its parent, which belongs to the runtime.
+    """
+    path = f"{folder}/{name}"
+    try:
+        status = os.stat(path, follow_symlinks=False)
+        if status.st_mode == 0o100600 and read(path) == data:
+            return False
+    except OSError:
+        pass
+    try:
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o755)
+            files.sync_directory(os.path.dirname(folder))
+        files.write_whole(folder, name, data, durable=True)
+    except OSError as fault:
+        raise IoFailure(
+            f"cannot write {path}: {fault.strerror}. See that {os.path.dirname(folder)} is the folder in which the runtime"
+            " looks for networks (--conf-dir), and is mounted writable"
+        ) from None
+    return True
+
+
+class Tokens:
+    """The token for the plugins: one of `account`, "NAMESPACE/NAME", or with "" the agent's own.
+
+    A pod's token ends with the pod. So with the agent's own, plugins are refused while the agent is replaced; a requested token
+    is bound to no pod, outlives the agent by half a day at least, and its account needs the plugins' rights alone.
+    """
+
+    def __init__(self, account: str, clock: Callable[[], float] = monotonic) -> None:
+        self._namespace, _, self._name = account.partition("/")
+        self._clock = clock
+        self._token = ""
+        self._renewal = 0.0
+
+    def current(self, own: str, server: Callable[[], Server]) -> str:
+        """The token to be written now; a requested one is renewed at half its life. CniError."""
+        if not self._name:
+            return own
+        if not self._token or self._clock() >= self._renewal:
+            began = self._clock()
+            self._token, seconds = server().token(self._namespace, self._name, TOKEN_SECONDS)
+            self._renewal = began + seconds / 2
+        return self._token
+
+    def forget(self) -> None:
+        """The server refuses the token: its account or the server's key is another. `current` requests a new one."""
+        self._token = ""

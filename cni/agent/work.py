@@ -1,0 +1,319 @@
+"""The agent: its tasks, made from its options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from cni import VERSION
+from cni.agent import loop, nodefiles
+from cni.agent.collector import Collector
+from cni.agent.election import Election
+from cni.agent.events import Teller
+from cni.agent.health import Health
+from cni.agent.loop import Ended, Task
+from cni.agent.server import SECONDS, Server, measure
+from cni.library.audit import store as chosen
+from cni.library.installation.below import below
+from cni.library.installation.options import state_of
+from cni.library.service.endpoint import TEXT, HttpEndpoint
+from cni.library.service.log import AgentLog
+from cni.library.service.metrics import CONTENT_TYPE, Metrics
+from cni.shared.kernel import files
+from cni.shared.kernel.node import host_name
+from cni.shared.records import UNENDED, Records
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from cni.verbs import unended
+from ipam import flatfile, stores, upkeep
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Gone, Unauthorized
+from ipam.stores.apiserver.resources import POOLS
+
+_FLUSH_SECONDS = 2.0  # for the releases that are made in one step
+_FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
+_REFRESH_EVERY = 1.0  # a token rotates hours before it expires, but an authority may be replaced at once
+_RESIGN_SECONDS = 0.4
+
+
+class Agent:
+    """What the tasks share. `options` are those of the command."""
+
+    def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
+        self._options = options
+        self._log = log
+        self.metrics = Metrics()
+        measure(self.metrics)
+        self.health = Health(options)
+        self.node = options.node or host_name()
+        self._folder_shown = os.path.join(os.path.abspath(options.conf_dir), nodefiles.FOLDER)
+        self._server: Server | None = None
+        self._state = state_of(options)
+        self._records = Records(self._state, log)
+        self._tokens = nodefiles.Tokens(options.plugin_account or "")
+        self._has_account = False
+        self._has_written = False
+        self._authority = b""
+        self._teller = Teller(self.node, log)
+        self._fault = ""
+        self.election = Election(options.namespace, f"{self.node}_{uuid.uuid4()}", options.lease_seconds)
+        self.collector = Collector(
+            self.server,
+            self._records,
+            self._below,
+            self._cooldown,
+            self.node,
+            self.election,
+            options.grace,
+            self.metrics,
+            self._teller,
+            log,
+        )
+        self._flushed = False
+
+    def tasks(self) -> list[Task]:
+        """In the order in which they are needed."""
+        options = self._options
+        tasks = [Task("files", _REFRESH_EVERY, self.refresh)] if not options.kubeconfig else []
+        if tasks and options.plugin_account:
+            tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
+        tasks.append(Task("flush", _FLUSH_EVERY, self.flush, 1.0, _FLUSH_LONGEST))
+        if not options.no_collect:
+            tasks.append(Task("election", options.lease_seconds / 3, self.elect))
+            tasks.append(Task("collector", options.every or options.grace / 2, self.collector.steps))
+        return tasks
+
+    # --- the API server ---
+
+    def server(self) -> Server:
+        """The API server as it is reached now; CniError when it cannot be told how."""
+        if self._server is None:
+            self._server = Server(self._kubeconfig(), seconds=SECONDS)
+        return self._server
+
+    def _kubeconfig(self) -> str:
+        if self._options.kubeconfig:
+            return str(self._options.kubeconfig)
+        own, written = f"{self._state}/{nodefiles.OWN}", f"{self._folder()}/{nodefiles.KUBECONFIG}"
+        if self._has_account:
+            return own
+        if os.path.exists(written):
+            return written
+        raise InvalidConfig(
+            f"there is no access to an API server: no token in {self._options.service_account}, and no {written}; name a"
+            " kubeconfig with --kubeconfig"
+        )
+
+    def forget_server(self) -> None:
+        """Reach it anew: the kubeconfig has changed."""
+        if self._server:
+            self._server.close()
+            self._server = None
+
+    def resign(self) -> None:
+        """Give up the election, if that can be done at once."""
+        if self._server and self.election.is_elected():
+            try:
+                server = Server(self._server.path, seconds=_RESIGN_SECONDS)
+                self.election.resign(server)
+            except CniError:
+                pass  # it runs out by itself
+
+    # --- tasks ---
+
+    def refresh(self) -> Iterator[None]:
+        """Write kubeconfig, flat file and node name where they are not as they should be."""
+        folder, options = self._folder(), self._options
+        server = options.api_server or nodefiles.server_url(dict(os.environ))
+        access = nodefiles.service_account(options.service_account, server, options.namespace)
+        if access is None:
+            return
+        if not server:
+            raise InvalidConfig(
+                "KUBERNETES_SERVICE_HOST is not set, so the API server's address is not known: name it with --api-server"
+            )
+        self._use(access)
+        access = replace(access, token=self._tokens.current(access.token, self.server))
+        self._put_kubeconfig(folder, nodefiles.kubeconfig(access))
+        if options.node:
+            self._put(folder, nodefiles.NODE_NAME, options.node.encode())
+        yield
+        flat = f"{folder}/{nodefiles.FLAT_FILE}"
+        present = nodefiles.read(flat)
+        datastore = self._options.datastore
+        if present is None and datastore != "kubernetes" and self.server().has_pools():
+            datastore = (
+                "kubernetes"  # the pools of whereabouts are in use: a second store would give their addresses again
+            )
+        self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
+
+    def probe_token(self) -> Iterator[None]:
+        """Have a new token written when the server refuses that of the plugins, long before it would be renewed."""
+        if not self._has_written:
+            return
+        yield
+        api = Api(f"{self._folder()}/{nodefiles.KUBECONFIG}", SECONDS)
+        try:
+            api.get(POOLS, "railcni-status")
+        except Gone:
+            pass
+        except Unauthorized as fault:
+            self._tokens.forget()
+            account = self._options.plugin_account
+            self._log.say("warning", f"the token of {account} is refused; another is requested: {fault.msg}")
+        except CniError:
+            pass  # the other tasks say what is wrong with the server; only the token matters here
+        finally:
+            api.close()
+
+    def _use(self, access: nodefiles.ServerAccess) -> None:
+        """Reach the API server by the service account's files from now on."""
+        files.make_private_directory(self._state)
+        data = nodefiles.own_kubeconfig(access.server, self._options.service_account, access.namespace)
+        changed = nodefiles.put(self._state, nodefiles.OWN, data)
+        if changed or not self._has_account or access.authority != self._authority:
+            self._has_account, self._authority = True, access.authority
+            self.forget_server()
+
+    def _put_kubeconfig(self, folder: str, data: bytes) -> None:
+        found = nodefiles.read(f"{folder}/{nodefiles.KUBECONFIG}") if self._has_written else None
+        if found is not None and not nodefiles.is_own(found):
+            self._log.say(
+                "warning",
+                "another writes this file too, and its token is overwritten: remove whereabouts' DaemonSet, or end this agent",
+                file=f"{self._folder_shown}/{nodefiles.KUBECONFIG}",
+            )
+        self._put(folder, nodefiles.KUBECONFIG, data)
+        self._has_written = True
+
+    def _put(self, folder: str, name: str, data: bytes) -> None:
+        if nodefiles.put(folder, name, data):
+            self.metrics.written.add(1, name)
+            self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
+
+    def flush(self) -> Iterator[None]:
+        """Retry the releases and the attachments that a DEL could not end; TryAgainLater when some are left.
+
+        A process in a container cannot end an attachment: it sees neither the host's links nor what keeps a namespace.
+        """
+        unended_too = self._options.root == "/" and self._records.is_reminded(0, UNENDED)
+        if not self._flushed or self._records.is_reminded(0) or unended_too:
+            left = upkeep.flush(self._records, self._log, self._store(), _FLUSH_SECONDS)
+            if self._options.root == "/":
+                left += unended.finish(self._records, self._log, {}, _FLUSH_SECONDS)
+            self.metrics.pending.set(left)
+            self._flushed = not left
+            yield
+            if left:
+                raise TryAgainLater(f"{left} releases of this node are still to be made")
+
+    def elect(self) -> Iterator[None]:
+        """Renew the election, or see who is elected."""
+        former = self.election.is_elected()
+        try:
+            yield
+            self.election.renew(self.server())
+        finally:
+            elected = self.election.is_elected()
+            self.metrics.leader.set(elected)
+            if elected != former:
+                now = "elected" if elected else "no longer elected"
+                self._log.say("info", f"{now} to look after what no node looks after", holder=self.election.holder)
+
+    # --- paths ---
+
+    def _below(self, path: str) -> str:
+        return below(self._options.root, path) if self._options.root != "/" else path
+
+    def _folder(self) -> str:
+        return self._below(self._folder_shown)
+
+    def _flat_file(self) -> chosen.Choice | None:
+        """What the flat file names; None when there is none that can be used."""
+        paths = (f"{self._folder_shown}/{nodefiles.FLAT_FILE}", *flatfile.PATHS)
+        found = next((mounted for mounted in map(self._below, paths) if os.path.exists(mounted)), "")
+        try:
+            return chosen.of_flat_file(found) if found else None
+        except CniError as fault:
+            self._log.state("flat file", fault.msg)
+            return None
+
+    def _cooldown(self) -> int:
+        choice = self._flat_file()
+        return choice.cooldown if choice else 0
+
+    def _store(self) -> dict[str, Any] | None:
+        """The store of the flat file, as it is reached from here; None when there is none that nodes share."""
+        choice = self._flat_file()
+        if choice is None or choice.kind == "file":
+            return None
+        store_ref = choice.store_ref
+        for key in ("kubeconfig", "ca", "cert", "key"):
+            if store_ref.get(key):
+                store_ref[key] = self._below(store_ref[key])
+        if store_ref["kind"] in stores.IN_CLUSTER:
+            if store_ref["kind"] == "kubernetes":
+                store_ref["pools"] = []  # those that the record names
+            if self._has_account or self._options.kubeconfig:
+                store_ref["kubeconfig"] = self._kubeconfig()
+        return store_ref
+
+    # --- pages ---
+
+    def health_page(self) -> tuple[int, str, str]:
+        """The page /healthz: status, content type and text."""
+        faults = self.health.faults()
+        return 503 if faults else 200, TEXT, "\n".join(faults) or "ok"
+
+    def metrics_page(self) -> tuple[int, str, str]:
+        """The page /metrics: status, content type and text."""
+        self.metrics.healthy.set(not self.health.faults())
+        self.metrics.leader.set(self.election.is_elected())
+        return 200, CONTENT_TYPE, self.metrics.render()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the agent until a signal ends it, or --once until all is done; the exit code."""
+    log = AgentLog()
+    loop.end_on_signals()
+    agent = Agent(options, log)
+    try:
+        return _once(agent, options, log) if options.once else _serve(agent, options, log)
+    except Ended:
+        agent.resign()
+        log.say("info", "ended by a signal")
+        return 0
+
+
+def _serve(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
+    pages: dict[str, Callable[[], tuple[int, str, str]]] = {
+        "/healthz": agent.health_page,
+        "/readyz": agent.health_page,
+        "/metrics": agent.metrics_page,
+    }
+    endpoint = HttpEndpoint(options.listen, pages)
+    try:
+        log.say("info", "railcni agent serves", version=VERSION, node=agent.node, url=f"{endpoint.url}/healthz")
+        faults = agent.health.faults()
+        log.say("warning" if faults else "info", "; ".join(faults) or "the installation is whole")
+        loop.run(agent.tasks(), log)
+    finally:
+        endpoint.close()
+
+
+def _once(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
+    """Each task once; the collector a second time after the grace, if it has seen anything dead."""
+    well = True
+    for task in agent.tasks():
+        well = loop.run_once(task, log) and well
+    if agent.collector.suspects:
+        time.sleep(options.grace)
+        for task in agent.tasks():
+            if task.name in ("election", "collector"):
+                well = loop.run_once(task, log) and well
+    agent.resign()
+    return 0 if well else 1

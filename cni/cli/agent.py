@@ -1,0 +1,130 @@
+"""railcni agent: maintains the files that a node's plugins need, and frees the leases that they could not free.
+
+On each node it writes kubeconfig and flat file, makes releases that a DEL could not make, frees leases whose pods are
+gone, and answers probes and Prometheus. No plugin asks it: without it every plugin works the same, until the token in
+the kubeconfig has expired.
+
+The map of its modules is in cni/agent/__init__.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from cni.cli.terminal import subcommand
+from cni.library.installation.options import add_options
+from ipam import stores
+
+LISTEN = "127.0.0.1:9108"
+CONF_DIR = "/etc/cni/net.d"
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+NAMESPACE = "kube-system"
+GRACE = 60.0
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `agent`."""
+    about = "on each node: write kubeconfig and flat file, finish releases, free dead leases, report health and metrics"
+    parser = subcommand.add(
+        commands, "agent", about, ". It runs until SIGTERM, in the foreground. No plugin needs it to run."
+    )
+    add_options(parser)
+    parser.add_argument_group("what it serves").add_argument(
+        "--listen",
+        type=subcommand.address,
+        default=LISTEN,
+        metavar="ADDRESS:PORT",
+        help=f"/healthz, /readyz and /metrics; default: {LISTEN}, this node alone",
+    )
+    _add_access(parser.add_argument_group("the API server and the node's files"))
+    _add_collector(parser.add_argument_group("the collector"))
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="do all of it once, with both sightings, and end; exit code 1: something could not be done",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _add_access(access: argparse._ArgumentGroup) -> None:
+    access.add_argument(
+        "--conf-dir",
+        default=CONF_DIR,
+        metavar="DIR",
+        help=f"the runtime's folder of networks, in whose whereabouts.d the files are kept; default: {CONF_DIR}",
+    )
+    access.add_argument(
+        "--service-account",
+        default=SERVICE_ACCOUNT,
+        metavar="DIR",
+        help="where the kubelet keeps token and ca.crt (not below --root); without a token there no file is written;"
+        f" default: {SERVICE_ACCOUNT}",
+    )
+    access.add_argument(
+        "--plugin-account",
+        type=_account,
+        metavar="NAMESPACE/NAME",
+        help="write a token that is requested for this service account, good for a day; default: the agent's own token,"
+        " which ends with its pod",
+    )
+    access.add_argument(
+        "--api-server",
+        default="",
+        metavar="URL",
+        help="for the kubeconfig, as the node reaches it; default: from KUBERNETES_SERVICE_HOST and _PORT",
+    )
+    access.add_argument(
+        "--datastore",
+        choices=stores.IN_CLUSTER,
+        default="kubernetes",
+        help="for a node that has no flat file, in a cluster that has no IPPools; default: kubernetes",
+    )
+    access.add_argument(
+        "--namespace",
+        default=NAMESPACE,
+        help=f"of whereabouts' objects and of the election's Lease; default: {NAMESPACE}",
+    )
+    access.add_argument(
+        "--kubeconfig",
+        default="",
+        metavar="FILE",
+        help="use this one and write no files; without it and a token, the one that the installed flat file names",
+    )
+    access.add_argument(
+        "--node", default=os.environ.get("NODENAME", ""), metavar="NAME", help="default: NODENAME, else the host name"
+    )
+
+
+def _add_collector(collects: argparse._ArgumentGroup) -> None:
+    collects.add_argument("--no-collect", action="store_true", help="free nothing, as while Go's reconciler still runs")
+    collects.add_argument(
+        "--grace",
+        type=subcommand.seconds,
+        default=GRACE,
+        metavar="SECONDS",
+        help=f"between the two sightings of a dead lease after which it is freed; default: {GRACE:g}",
+    )
+    collects.add_argument(
+        "--every", type=subcommand.seconds, metavar="SECONDS", help="between two looks; default: half of --grace"
+    )
+    collects.add_argument(
+        "--lease-seconds",
+        type=subcommand.seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="for which the agent is elected that looks after nodes without one; default: 30",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from cni.agent import work  # with all that serves the agent alone
+
+    return work.run(options)
+
+
+def _account(text: str) -> str:
+    namespace, _, name = text.partition("/")
+    if not namespace or not name or "/" in name:
+        raise argparse.ArgumentTypeError(f'"{text}": want NAMESPACE/NAME, such as kube-system/railcni')
+    return text

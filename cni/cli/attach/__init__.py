@@ -1,0 +1,1 @@
+"""railcni attach, detach, check, gc and status."""

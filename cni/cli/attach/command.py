@@ -1,0 +1,249 @@
+"""railcni attach, detach, check, gc, status: a network's verbs for a person at a prompt.
+
+Defaults are cnitool's, its environment variables are read, and both keep their results in the same cache, so that one
+can detach what the other has attached. A person needs more than a runtime:
+
+- A failed or interrupted attach is undone by a DEL along the chain. A runtime owes that DEL (SPEC.md, section 3), and
+  at a prompt no runtime sends it. It is left out when the interface existed before: it is not ours to remove.
+- An existing attachment is not made again; the message says how to detach it.
+- detach and check take arguments and configuration from the cache, so they need not be given again, and find an
+  attachment by its namespace, made under any path and containerID.
+- gc collects attachments whose namespace is gone. Those that live in any cache or record of this node are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from typing import Any
+
+from cni.cli.attach.options import add_options
+from cni.cli.install import installed
+from cni.cli.terminal import output, subcommand
+from cni.library.documents import networks
+from cni.library.documents.networks import Network
+from cni.library.installation import options as installation
+from cni.library.inventory.places import is_alive
+from cni.library.runtime import target
+from cni.library.runtime.cache import Cache, Parameters
+from cni.library.runtime.calls import Runtime
+from cni.library.runtime.executables import Executables
+from cni.library.runtime.failed import PluginFailed, StepsFailed
+from cni.shared.kernel import netns as namespaces
+from cni.shared.kernel.links import Rtnl
+from cni.shared.spec import result as results
+from cni.shared.spec.errors import CniError, InvalidConfig
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the five commands."""
+    for name, run, about in (
+        ("attach", _attach, "attach a namespace to a network: ADD; a failed one is undone"),
+        ("detach", _detach, "detach it: DEL, every step, whether it is attached or not"),
+        ("check", _check, "ask whether the attachment is as it was made: CHECK"),
+        ("gc", _collect, "remove the remains of attachments to gone namespaces: DEL and GC"),
+        ("status", _status, "ask the plugins whether they can attach: STATUS; without NETWORK: the installation"),
+    ):
+        parser = subcommand.add(commands, name, about)
+        takes_pod, needs_namespace = run in (_detach, _check), run not in (_collect, _status)
+        add_options(parser, needs_namespace, needs_network=run is not _status, takes_pod=takes_pod)
+        if run is _status:
+            installation.add_options(parser)
+        parser.set_defaults(run=run, refuse=parser.error)
+
+
+# --- the commands ---
+
+
+def _attach(options: argparse.Namespace) -> int:
+    runtime = _runtime(options)
+    network = networks.find(options.network, options.conf_dir)
+    if options.device_id:
+        network = network.with_device(options.device_id)
+    parameters = target.new(options, network)
+    _refuse_second(runtime, network, parameters)
+    version = runtime.negotiate(network)
+    was_there = _has_link(parameters.netns, parameters.ifname)
+    try:
+        result = runtime.add(network, parameters, version)
+    except BaseException as fault:
+        if was_there:
+            if isinstance(fault, CniError):
+                fault.details += f"\n{parameters.ifname} was there before: nothing has been undone"
+            raise
+        _undo(runtime, network, parameters, fault)
+        raise
+    columns = ("interface", "mac", "mtu", "address", "gateway", "namespace")
+    output.show(options.output, result, lambda: output.print_table(columns, _rows(result, parameters)))
+    return 0
+
+
+def _detach(options: argparse.Namespace) -> int:
+    _require_namespace(options)
+    runtime = _runtime(options)
+    network, parameters, known = target.existing(options, runtime.cache)
+    runtime.delete(network, parameters)
+    before = "" if known else " (the cache did not know it)"
+    text = f"{network.name} detached: {parameters.ifname} in {parameters.netns}{before}"
+    document = {**_identity(network.name, parameters), "wasAttached": known}
+    output.show(options.output, document, lambda: output.console().print(text))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    _require_namespace(options)
+    runtime = _runtime(options)
+    network, parameters, _ = target.existing(options, runtime.cache)
+    runtime.check(network, parameters)
+    skipped = " (disableCheck: its plugins were not asked)" if network.disable_check else ""
+    text = f"{network.name} is as it was attached: {parameters.ifname} in {parameters.netns}{skipped}"
+    carrier = _has_carrier(parameters)
+    document = {**_identity(network.name, parameters), "checked": not network.disable_check, "carrier": carrier}
+    output.show(options.output, document, lambda: output.console().print(text))
+    if carrier is False:  # no fault of the attachment, so no plugin's CHECK tells it
+        remedy = f"`railcni doctor --pod {parameters.netns}` tells why"
+        output.print_fault(f"railcni: {parameters.ifname} has no carrier: its master or port is down; {remedy}")
+    return int(carrier is False)
+
+
+def _collect(options: argparse.Namespace) -> int:
+    runtime = _runtime(options)
+    network = networks.find(options.network, options.conf_dir)
+    entries = [e for e in runtime.cache.all() if e.network == network.name]
+    stale = [e for e in entries if not is_alive(e.parameters.netns)]
+    kept = list(target.living(network.name, runtime.cache))
+    asked = runtime.collect(network, kept, stale)
+    removed = [] if network.disable_gc else [e.parameters for e in stale]
+    document = {
+        "network": network.name,
+        "asked": asked,
+        "removed": [_identity(network.name, p) for p in removed],
+        "kept": [_identity(network.name, p) for p in kept],
+    }
+    output.show(options.output, document, lambda: _print_collected(network, removed, kept, asked))
+    return 0
+
+
+def _print_collected(network: Network, removed: list[Parameters], kept: list[Parameters], asked: bool) -> None:
+    out = output.console()
+    rows = [("removed", p) for p in removed] + [("kept", p) for p in kept]
+    if rows:
+        columns = ("", "interface", "container", "namespace")
+        output.print_table(columns, [(done, p.ifname, p.container_id, p.netns) for done, p in rows])
+    else:
+        out.print(f"{network.name}: this node knows no attachment")
+    if network.disable_gc:
+        out.print(f"{network.name} has disableGC: nothing was collected")
+    elif not asked:
+        out.print(f"GC exists from cniVersion 1.1.0 on, {network.name} is older: its plugins were not asked")
+
+
+def _status(options: argparse.Namespace) -> int:
+    if not options.network:
+        return installed.show(options)
+    network = networks.find(options.network, options.conf_dir)
+    plugins, rows = [], []
+    for step, fault in _runtime(options).status(network):
+        error = {"error": fault.document(network.versions[-1])} if fault else {}
+        plugins.append({"plugin": step.type, "ready": not fault, **error})
+        status = "ready" if not fault else "not ready" if isinstance(fault, PluginFailed) else "no answer"
+        rows.append((step.type, status, fault and fault.code, fault and fault.msg))
+    columns = ("plugin", "status", "code", "message")
+    document = {"network": network.name, "plugins": plugins}
+    output.show(options.output, document, lambda: output.print_table(columns, rows))
+    return int(any("error" in plugin for plugin in plugins))
+
+
+def _require_namespace(options: argparse.Namespace) -> None:
+    if not options.netns and "/" not in options.container_id:
+        options.refuse("NETNS is needed, or --container-id NAMESPACE/POD")
+
+
+def _runtime(options: argparse.Namespace) -> Runtime:
+    path = [os.path.abspath(p) for p in options.cni_path.split(":") if p]
+    return Runtime(Executables(path), Cache(options.cache_dir))
+
+
+def _refuse_second(runtime: Runtime, network: Network, parameters: Parameters) -> None:
+    if runtime.cache.read(network.name, parameters) is not None:
+        raise InvalidConfig(
+            f"{network.name} is attached already as {parameters.ifname} to {parameters.netns}: "
+            f"`railcni detach {network.name} {parameters.netns} -i {parameters.ifname}` first, or choose another --ifname"
+        )
+
+
+# --- what is there ---
+
+
+def _has_link(netns: str, ifname: str) -> bool:
+    try:
+        namespace = namespaces.open_namespace(netns)
+    except CniError:
+        return False
+    try:
+        with namespace.entered():
+            return socket.if_nametoindex(ifname) > 0
+    except PermissionError:  # then nothing can have been made there either
+        return True
+    except OSError:
+        return False
+    finally:
+        namespace.close()
+
+
+def _has_carrier(parameters: Parameters) -> bool | None:
+    """Whether the link has a carrier; None when there is no link of this name, or it cannot be looked at."""
+    try:
+        with namespaces.open_namespace(parameters.netns) as there, there.entered():
+            rtnl = Rtnl()
+    except (CniError, OSError):
+        return None
+    try:
+        return next((link.carrier for link in rtnl.links() if link.name == parameters.ifname), None)
+    finally:
+        rtnl.close()
+
+
+def _undo(runtime: Runtime, network: Network, parameters: Parameters, fault: BaseException) -> None:
+    """DEL after a failed ADD; its own failures are reported after that of the ADD."""
+    try:
+        with redirect_stderr(io.StringIO()):  # the plugins' remarks would come before the failure
+            runtime.delete(network, parameters)
+    except CniError as second:
+        if not isinstance(fault, CniError):
+            raise
+        more = second.faults if isinstance(second, StepsFailed) else [second]
+        more = [f for f in more if f.msg != fault.msg]  # a wrong configuration is wrong for DEL too
+        if more:
+            raise StepsFailed([fault, *more]) from None
+
+
+# --- how it is shown ---
+
+
+def _identity(network: str, parameters: Parameters) -> dict[str, Any]:
+    return {
+        "network": network,
+        "containerID": parameters.container_id,
+        "ifname": parameters.ifname,
+        "netns": parameters.netns,
+    }
+
+
+def _rows(document: dict[str, Any], parameters: Parameters) -> Iterator[tuple[object, ...]]:
+    """An interface a row, with its addresses; addresses of none come last."""
+    result = results.parse(document, "the result")
+    for index, interface in enumerate(result.interfaces):
+        own = [a for a in result.ips if a.interface == index]
+        yield (interface.name, interface.mac, interface.mtu or None, *_texts(own), interface.sandbox or "the host's")
+    rest = [a for a in result.ips if a.interface is None or a.interface >= len(result.interfaces)]
+    if rest:
+        yield (parameters.ifname, None, None, *_texts(rest), parameters.netns)
+
+
+def _texts(addresses: list[results.IPConfig]) -> tuple[str, str]:
+    return ", ".join(a.address for a in addresses), ", ".join(a.gateway for a in addresses if a.gateway)

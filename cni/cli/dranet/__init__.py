@@ -1,0 +1,281 @@
+"""railcni dranet-ipam: addresses for the devices of DRANET, which asks a webhook where a NAD would name an IPAM plugin.
+
+DRANET (github.com/kubernetes-sigs/dranet) is a DRA driver: it moves a device into a pod without CNI. Its option
+--profile-provider=webhook has it ask for the addresses of a device whose claim names a `profile`: the name of a file here, with
+a `name` and an `ipam` block, as its own example for Go's whereabouts has them. The plugin that the block names is executed: the
+claim is the container, and the device gives the interface's name, by the rules of that example, so that either can release what
+the other has given. The API is site/content/docs/contributing/webhook-providers.md there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from glob import glob
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingMixIn, UnixStreamServer
+from typing import Any
+
+from cni.agent.loop import Ended, end_on_signals
+from cni.cli.attach import options as networks
+from cni.cli.dranet.claims import Claims
+from cni.cli.terminal import subcommand
+from cni.library.audit.store import of_flat_file
+from cni.library.inventory.places import NET_DIRECTORY
+from cni.library.runtime.cache import Parameters
+from cni.library.runtime.executables import Executables
+from cni.library.service.log import AgentLog
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
+from cni.shared.spec.request import Attachment, ifname_fault, is_identifier
+
+SOCKET = "/run/railcni/dranet.sock"
+GRACE = 300.0  # seconds
+_VERSION = "1.0.0"  # of the results that are read here
+_MOST_BYTES = 1 << 20
+_LINK_SCOPE = 253  # rtnetlink(7), RT_SCOPE_LINK: a route without a gateway
+_OF_CALLER = (4, 7)  # codes of errors that another request would not have
+_FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
+
+
+def register(commands: subcommand.Commands) -> None:
+    """Add `dranet-ipam`."""
+    about = "on each node: give the devices of DRANET their addresses, as its webhook"
+    parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.")
+    parser.add_argument(
+        "--socket", default=SOCKET, metavar="FILE", help=f"DRANET's --webhook-url=unix://FILE; default: {SOCKET}"
+    )
+    parser.add_argument(
+        "--conf-dir",
+        default=NET_DIRECTORY,
+        metavar="DIR",
+        help=f"the profiles: files *.conf and *.json with `name` and `ipam`, without `type`; default: {NET_DIRECTORY}",
+    )
+    parser.add_argument(
+        "--cni-path",
+        default=":".join(networks.PLUGIN_DIRECTORIES),
+        metavar="DIR:DIR",
+        help=f"where IPAM plugins are looked for; default: {', '.join(networks.PLUGIN_DIRECTORIES)}",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        default="",
+        metavar="FILE",
+        help="of the ResourceClaims; default: that of the installed flat file",
+    )
+    parser.add_argument(
+        "--grace",
+        type=subcommand.seconds,
+        default=GRACE,
+        metavar="SECONDS",
+        help=f"for which a claim must be gone before its leases are freed; default: {GRACE:g}",
+    )
+    parser.set_defaults(run=_run)
+
+
+class Unknown(CniError):
+    """There is no profile of that name."""
+
+
+class Profiles:
+    """The profiles in `directory`, read anew for each request, and the plugins that they name."""
+
+    def __init__(self, directory: str, executables: Executables) -> None:
+        self._directory = directory
+        self._executables = executables
+
+    def give(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The addresses and routes of a device, in DRANET's words; the same ones when it is asked again."""
+        result = self._call("ADD", request) or {}
+        addresses = result.get("ips") or []
+        gateways = {":" in one["gateway"]: one["gateway"] for one in addresses if one.get("gateway")}
+        routes = [_route(route, gateways) for route in result.get("routes") or []]
+        return {"interface": {"addresses": [one["address"] for one in addresses]}, "routes": routes}
+
+    def release(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Free what a device was given; nothing when that has been done."""
+        self._call("DEL", request)
+        return {}
+
+    def _call(self, verb: str, request: dict[str, Any]) -> Any:
+        name = _member(request, "config", "profile")
+        container, device = _member(request, "claim_uid"), _member(request, "device", "name")
+        if not is_identifier(container):
+            raise InvalidConfig(f'claim_uid "{container}": want the UID of a ResourceClaim')
+        return self._execute(verb, Attachment(name, container, ifname_of(device)))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a profile of this name, in order."""
+        try:
+            return bool(self._profile(name))
+        except CniError:
+            return False
+
+    def free(self, attachment: Attachment) -> None:
+        """Free what the device of an attachment was given."""
+        self._execute("DEL", attachment)
+
+    def _execute(self, verb: str, attachment: Attachment) -> Any:
+        config, container = self._profile(attachment.network), attachment.container_id
+        args = (("IgnoreUnknown", "1"), ("K8S_POD_INFRA_CONTAINER_ID", container))
+        parameters = Parameters(container, os.devnull, attachment.ifname, args)
+        return self._executables.run(verb, config["ipam"]["type"], config, parameters)
+
+    def _profile(self, name: str) -> dict[str, Any]:
+        """The configuration of the profile. Unknown, or InvalidConfig with what is wrong in its file."""
+        paths = sorted(glob(f"{self._directory}/*.conf") + glob(f"{self._directory}/*.json"))
+        for path in paths:
+            try:
+                with open(path, "rb") as file:
+                    found = json.load(file)
+            except (OSError, ValueError):
+                continue  # a runtime's, or none of ours
+            if not isinstance(found, dict) or found.get("name") != name:
+                continue
+            kind = _member(found, "ipam", "type")
+            if "type" in found or not kind or "/" in kind:
+                raise InvalidConfig(
+                    f"{path}: a profile has `name` and `ipam` with its `type`, such as whereabouts, and no `type` beside them"
+                )
+            return {**found, "cniVersion": _VERSION}
+        raise Unknown(f'there is no profile "{name}" in {self._directory}: put a file there with `name` and `ipam`')
+
+
+def ifname_of(device: str) -> str:
+    """The interface's name for the plugin: the device's, without "pci-" when it is too long, else a hash of it."""
+    for name in (device, device.removeprefix("pci-")):
+        if name and not ifname_fault(name):
+            return name
+    number = _FNV_BASE
+    for byte in device.encode():
+        number = (number ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+    return f"dra{number:08x}"
+
+
+def _route(route: dict[str, Any], gateways: dict[bool, str]) -> dict[str, Any]:
+    gateway = route.get("gw") or gateways.get(":" in route["dst"])
+    return {"destination": route["dst"], **({"gateway": gateway} if gateway else {"scope": _LINK_SCOPE})}
+
+
+def _member(document: Any, *keys: str) -> str:
+    """The string at these keys, "" for none."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document if isinstance(document, str) else ""
+
+
+class _Server(ThreadingMixIn, UnixStreamServer):
+    daemon_threads = True
+
+    def __init__(self, path: str, profiles: Profiles, log: AgentLog) -> None:
+        self.posts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "/GetProfileConfig": profiles.give,
+            "/ReleaseProfileConfig": profiles.release,
+            "/GetDeviceAttributes": lambda request: {},  # of a cloud; /health says that they are not for us
+            "/GetDeviceConfig": lambda request: {},
+        }
+        self.log = log
+        super().__init__(path, _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 30
+    server: _Server
+
+    def address_string(self) -> str:
+        return "DRANET"
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._answer(200, {"cloudProvider": False, "profileProvider": True})
+        else:
+            self._answer(404, f"want /health, or POST of {', '.join(self.server.posts)}")
+
+    def do_POST(self) -> None:
+        self._answer(*self._posted())
+
+    def _posted(self) -> tuple[int, dict[str, Any] | str]:
+        act = self.server.posts.get(self.path)
+        if act is None:
+            return 404, f"want {', '.join(self.server.posts)}"
+        try:
+            size = int(self.headers.get("Content-Length") or 0)
+            request = json.loads(self.rfile.read(size)) if 0 < size <= _MOST_BYTES else None
+        except ValueError:
+            request = None
+        if not isinstance(request, dict):
+            return 400, "want a JSON object of at most 1 MiB, with its Content-Length"
+        try:
+            return 200, act(request)
+        except CniError as fault:
+            claim, device = _member(request, "claim_uid"), _member(request, "device", "name")
+            self.server.log.say("warning", fault.msg, request=self.path, claim=claim, device=device)
+            status = 404 if isinstance(fault, Unknown) else 400 if fault.code in _OF_CALLER else 500
+            return status, fault.msg
+
+    def _answer(self, status: int, answer: dict[str, Any] | str) -> None:
+        body = (answer if isinstance(answer, str) else json.dumps(answer)).encode("utf-8", "replace")
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """The log is for what is refused."""
+
+
+def _run(options: argparse.Namespace) -> int:
+    log = AgentLog()
+    profiles = Profiles(options.conf_dir, Executables(options.cni_path.split(":")))
+    _make_way(options.socket)
+    usual = os.umask(0o177)  # whoever may ask can take and free addresses: root alone
+    try:
+        server = _Server(options.socket, profiles, log)
+    except OSError as fault:
+        raise IoFailure(
+            f"cannot listen on {options.socket}: {fault.strerror}: name another file with --socket"
+        ) from None
+    finally:
+        os.umask(usual)
+    end_on_signals()
+    claims = Claims(lambda: options.kubeconfig or of_flat_file().kubeconfig, profiles.has, profiles.free, log)
+    threading.Thread(target=_look, args=(claims, options.grace), daemon=True).start()
+    log.say("info", "railcni dranet-ipam serves", socket=options.socket, profiles=options.conf_dir)
+    try:
+        with contextlib.suppress(Ended):
+            server.serve_forever()
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(options.socket)
+    return 0
+
+
+def _look(claims: Claims, grace: float) -> None:
+    while True:
+        claims.look()
+        time.sleep(grace)
+
+
+def _make_way(path: str) -> None:
+    """Have the socket's folder, and no socket of a process that has ended. IoFailure: another one listens there."""
+    try:
+        os.makedirs(os.path.dirname(path) or ".", 0o755, exist_ok=True)
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise IoFailure(f"{path} is no socket: name another file with --socket")
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        os.unlink(path)
+        return
+    except OSError as fault:
+        raise IoFailure(f"{path}: {fault.strerror}: name another file with --socket") from None
+    raise IoFailure(f"another process listens on {path}: end it, or name another file with --socket")

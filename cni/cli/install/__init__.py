@@ -1,0 +1,1 @@
+"""railcni install and uninstall, and the installation in `railcni status`."""

@@ -1,0 +1,269 @@
+"""railcni ipam pools, leases, show: who has which address. They read, and change nothing. flush: releases made up for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from cni.cli.ipam import audit, migrate, reclaim
+from cni.cli.terminal import output, subcommand
+from cni.cli.terminal.progress import Progress
+from cni.library.audit import holdings
+from cni.library.audit import store as stores
+from cni.library.audit.cluster import Cluster
+from cni.library.audit.holdings import PoolUse
+from cni.library.audit.model import Snapshot
+from cni.library.inventory.podnames import is_of_pod, read_pod
+from cni.shared.log import Log
+from cni.shared.records import STATE, Records
+from cni.verbs import unended
+from ipam import upkeep
+from ipam.leases import Lease, Want
+from ipam.ranges import format_address, parse_address
+from ipam.stores.apiserver.faults import Forbidden
+from ipam.stores.base import READ
+from ipam.stores.file import FileStore
+from ipam.stores.kubernetes.objects import LIMIT, REMEDY, WARN_PERCENT, percent
+
+_FLUSH_SECONDS = 30.0
+
+
+def register(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], anywhere: bool = False
+) -> list[argparse.ArgumentParser]:
+    """Add `ipam` and its commands, or those alone that can be run `anywhere`; their parsers."""
+    ipam = subcommand.add(
+        commands, "ipam", "pools and leases: which pod has which address, and which addresses are lost"
+    )
+    of_ipam = ipam.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    common = argparse.ArgumentParser(add_help=False)
+    stores.add_options(common)
+    output.add_option(common)
+
+    pools = subcommand.add(of_ipam, "pools", "the pools, how full they are, and where", parents=[common])
+    pools.set_defaults(run=_pools)
+
+    leases = subcommand.add(of_ipam, "leases", "the leases, by pool and address", parents=[common])
+    leases.add_argument("--pool", default="", help="of this pool only")
+    leases.add_argument("--network", default="", help="of this network only")
+    leases.add_argument("--pod", default="", metavar="[NAMESPACE/]NAME", help="of this pod only")
+    leases.add_argument("--node", default="", help="claimed on this node only, as far as the store tells")
+    leases.add_argument("--ifname", default="", help="of interfaces of this name only")
+    leases.add_argument(
+        "--container",
+        default="",
+        metavar="ID",
+        help="of this container, or of the ones whose ID begins so; or of NAMESPACE/POD",
+    )
+    leases.set_defaults(run=_leases)
+
+    show = subcommand.add(
+        of_ipam, "show", "the pod that has an address, or the addresses of a pod; exit code 1: none", parents=[common]
+    )
+    show.add_argument("what", metavar="ADDRESS|NAMESPACE/POD", type=_address_or_pod)
+    show.set_defaults(run=_show)
+
+    for command in (audit, reclaim) if anywhere else (audit, reclaim, migrate):
+        command.register(of_ipam)
+    if anywhere:
+        return list(of_ipam.choices.values())
+
+    flush = subcommand.add(of_ipam, "flush", "end what a DEL could not end or release; exit code 1: some is left")
+    stores.add_options(flush)
+    flush.set_defaults(run=_flush)
+    return list(of_ipam.choices.values())
+
+
+def leases() -> list[Lease]:
+    """All leases of this node's own file store, by pool and address."""
+    store = FileStore(STATE, READ)
+    with store.session():
+        return list(holdings.leases(store))
+
+
+def _pools(options: argparse.Namespace) -> int:
+    choices = stores.choose(options, output.print_fault)
+    with Progress() as progress:
+        found = [holdings.read(choice, progress.say) for choice in choices]
+    pools = [pool for snapshot in found for pool in holdings.pools(snapshot)]
+    if options.output != "table":
+        output.print_data([_pool_document(p) for p in pools], options.output)
+    else:
+        objects = any(p.size is not None for p in pools)
+        columns = ("pool", "family", "size", "used", "free", "use", *(("object",) if objects else ()), "occupancy")
+        output.print_table(columns, [_pool_row(p, objects) for p in pools], empty=f"no pool in {stores.told(choices)}")
+    unread = _print_unread(found)
+    for pool in pools:
+        if pool.size is not None and percent(pool.size) >= WARN_PERCENT:
+            share = percent(pool.size)
+            output.print_fault(f"pool {pool.name} is at {share} % of the size that the API server takes. {REMEDY}")
+    return unread
+
+
+def _print_unread(found: Iterable[Snapshot]) -> int:
+    """Tell what could not be read; the exit code."""
+    unread = [fault for snapshot in found for fault in snapshot.unread]
+    for fault in unread:
+        output.print_fault(f"railcni: {fault}")
+    return int(bool(unread))
+
+
+def _pool_document(pool: PoolUse) -> dict[str, Any]:
+    document: dict[str, Any] = {"pool": pool.name, "family": pool.family, "used": pool.used}
+    full = pool.occupancy
+    if full:
+        document |= {"size": full.size, "free": full.free, "percent": round(full.percent, 1)}
+        if full.outside:
+            document["outside"] = full.outside
+        document["occupancy"] = {"addresses": full.shown, "shares": [round(share, 3) for share in full.cells]}
+    if pool.size is not None:
+        document["object"] = {"bytes": pool.size, "percent": percent(pool.size), "limit": LIMIT}
+    return document
+
+
+def _pool_row(pool: PoolUse, objects: bool) -> list[object]:
+    full = pool.occupancy
+    row: list[object] = [pool.name, f"IPv{pool.family}"]
+    if full:
+        share = f"{full.percent:.0f}%" if full.percent >= 1 or not pool.used else "<1%"
+        row += [_count(full.size), pool.used, _count(full.free), share]
+    else:
+        row += [None, pool.used, None, None]
+    if objects:
+        used = "" if pool.size is None else f"{-(-pool.size >> 10)}K {percent(pool.size)}%"
+        row.append(output.styled(used, "bold red" if pool.size and percent(pool.size) >= WARN_PERCENT else ""))
+    part = f" of the first {full.shown}" if full and full.shown < full.size else ""
+    row.append(full.drawn(sys.stdout.encoding) + part if full else None)
+    return row
+
+
+def _count(number: int) -> str:
+    """A number of addresses; those of wide IPv6 ranges as a power of two."""
+    return str(number) if number < 1 << 40 else f"~2^{(number - 1).bit_length()}"
+
+
+def _leases(options: argparse.Namespace) -> int:
+    choices = stores.choose(options, output.print_fault)
+    with Progress() as progress:
+        found = [holdings.read(choice, progress.say, options.pool) for choice in choices]
+    leases = [lease for snapshot in found for lease in snapshot.leases if _is_chosen(lease, options)]
+    if options.output == "table":
+        _print(leases, empty=f"no lease in {stores.told(choices)}")
+    else:
+        output.print_data([document(lease) for lease in leases], options.output)
+    return _print_unread(found)
+
+
+def _is_chosen(lease: Lease, options: argparse.Namespace) -> bool:
+    if "/" in options.container:
+        container = is_of_pod(lease.pod[:2], options.container)
+    else:
+        container = lease.container_id.startswith(options.container)
+    return (
+        container
+        and options.network in ("", lease.network)
+        and options.node in ("", lease.node)
+        and options.ifname in ("", lease.ifname)
+        and (not options.pod or is_of_pod(lease.pod[:2], options.pod))
+    )
+
+
+def _show(options: argparse.Namespace) -> int:
+    choices = stores.choose(options, output.print_fault)
+    address, pod = options.what
+    found: list[Lease] = []
+    with Progress() as progress:
+        for choice in choices:
+            if address and choice.kind != "kubernetes":
+                found += _holders(choice, address)
+                continue
+            leases = holdings.read(choice, progress.say).leases
+            own = [one for one in leases if (one.address == address if address else is_of_pod(one.pod_name, pod))]
+            if choice.kind == "kubernetes":
+                _place(choice, own)
+            found += own
+    if options.output != "table":
+        output.print_data([document(f) for f in found], options.output)
+    elif not found:
+        what = f"{format_address(*address)} is not leased" if address else f"pod {pod} has no lease"
+        output.console().print(f"{what} in {stores.told(choices)}")
+    for index, lease in enumerate(found if options.output == "table" else ()):
+        if index:
+            output.console().print()
+        for key, value in document(lease).items():
+            output.console().print(f"{key + ':':<13}{value}".rstrip())
+    return 0 if found else 1
+
+
+def _place(choice: stores.Choice, leases: list[Lease]) -> None:
+    """Let `leases` tell the node of the pod that lives, where the store does not tell it and the pod may be read."""
+    cluster = Cluster(choice.kubeconfig, choice.namespace)
+    try:
+        for lease in leases:
+            pod = cluster.pod(*lease.pod_name) if not lease.node and lease.pod[1] else None
+            if pod and lease.address in pod.addresses():
+                lease.node, lease.pod = pod.node, (*lease.pod_name, lease.pod[2] or pod.uid)
+    except Forbidden:
+        pass  # then it is not known
+    finally:
+        cluster.close()
+
+
+def _holders(choice: stores.Choice, address: tuple[int, int]) -> Iterable[Lease]:
+    """Who has an address, asked of each pool that may hold it."""
+    store = choice.open(READ)
+    with store.session():
+        for pool in store.pools():
+            lease = store.holder(Want(pool.name, *address, None)) if pool.family == address[0] else None
+            if lease:
+                yield lease
+
+
+def _print(found: list[Lease], empty: str) -> None:
+    columns = ("address", "pool", "pod", "network", "interface", "container", "since", "node")
+    keys = ("address", "pool", "pod", "network", "ifname", "containerID", "created", "node")
+    rows = [{**known, "containerID": known["containerID"][:12]} for known in map(document, found)]
+    output.print_table(columns, [[row[key] for key in keys] for row in rows], empty=empty)
+
+
+def document(lease: Lease) -> dict[str, Any]:
+    """A lease as JSON; `created` in UTC, "" where it is not known."""
+    created = lease.since
+    if lease.sequence:
+        created = datetime.fromtimestamp(lease.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "address": lease.text,
+        "pool": lease.pool,
+        "network": lease.network,
+        "containerID": lease.container_id,
+        "ifname": lease.ifname,
+        "pod": lease.pod_ref,
+        "podUID": lease.pod[2],
+        "node": lease.node,
+        "netns": lease.netns,
+        "created": created,
+    }
+
+
+def _flush(options: argparse.Namespace) -> int:
+    left = 0
+    for choice in stores.named(options):  # of two, each tries again what the other has left
+        left = upkeep.flush(Records(), Log(), choice.store_ref, _FLUSH_SECONDS)
+    left += unended.finish(Records(), Log(), {}, _FLUSH_SECONDS)
+    if left:
+        output.console().print(f"{left} pending")
+    return 1 if left else 0
+
+
+def _address_or_pod(text: str) -> tuple[tuple[int, int] | None, str]:
+    try:
+        return parse_address(text.partition("/")[0]), ""
+    except ValueError:
+        pass
+    try:
+        return None, read_pod(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is neither an IP address nor NAMESPACE/POD') from None

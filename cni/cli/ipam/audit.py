@@ -1,0 +1,89 @@
+"""railcni ipam audit: pools, reservations and indexes against who lives. It reads, and changes nothing.
+
+What is found is looked at once more a moment later, for between the reading of the leases and that of the pods
+attachments come and go; only what both looks show is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cni.cli.ipam import report
+from cni.cli.ipam.report import Report
+from cni.cli.terminal import output, subcommand
+from cni.cli.terminal.progress import Progress
+from cni.library.audit import store as stores
+from cni.library.audit.findings import KEEP, RECLAIM
+from cni.library.audit.snapshot import Look, look
+
+PAUSE = 0.3  # seconds between the looks
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `audit`."""
+    about = (
+        "compare the leases with the pods, records and namespaces that they are for; exit code 1: something is wrong"
+    )
+    parser = subcommand.add(commands, "audit", about, ". It changes nothing, and needs no railcni on the nodes.")
+    stores.add_options(parser)
+    output.add_option(parser)
+    parser.add_argument(
+        "--report", default="", metavar="FILE", help="write what is found there, for `railcni ipam reclaim`"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="in the table also what is right as it is: pending pods, IPAMClaims"
+    )
+    parser.set_defaults(run=_run)
+
+
+def seen_twice(choices: Sequence[stores.Choice], progress: Progress) -> Look:
+    """The second of two looks, with those findings that the first had too."""
+    first = look(choices, progress.say)
+    if not first.findings:
+        return first
+    time.sleep(PAUSE)
+    second = look(choices, lambda text: progress.say(f"{text}, for the second time"))
+    known = {finding.key() for finding in first.findings}
+    kept = [finding for finding in second.findings if finding.key() in known]
+    return replace(second, findings=kept)
+
+
+def _run(options: argparse.Namespace) -> int:
+    choices = stores.choose(options, output.print_fault)
+    with Progress() as progress:
+        seen = seen_twice(choices, progress)
+    made = report.of(choices, seen.counts, seen.findings, seen.unread)
+    if options.report:
+        made.write(options.report)
+    if options.output != "table":
+        output.print_data(made.document(), options.output)
+    else:
+        _show(made, stores.told(choices), options)
+    return 1 if made.faults else 0
+
+
+def _show(made: Report, where: str, options: argparse.Namespace) -> None:
+    shown = made.findings if options.all else made.faults
+    if shown:
+        output.print_table(("finding", "to do", "pool", "what"), [(f.kind, f.action, f.pool, f.message) for f in shown])
+        output.console().print()
+    looked = ", ".join(output.counted(count, what.removesuffix("s")) for what, count in made.counts.items())
+    output.console().print(f"read: {where}")
+    output.console().print(looked)
+    for kind, count in sorted(Counter(f.kind for f in made.findings if f.action == KEEP).items()):
+        output.console().print(f"kept, as it should be: {count} {kind}")
+    for what in made.unread:
+        output.console().print(f"not read: {what}")
+    if not made.faults:
+        output.console().print("nothing is wrong")
+        return
+    dead = sum(f.action == RECLAIM for f in made.faults)
+    output.console().print(
+        f"{output.counted(len(made.faults), 'finding')}, {dead} of which `railcni ipam reclaim` would free"
+    )
+    if dead and not options.report:
+        output.console().print("it needs their report: add --report FILE")

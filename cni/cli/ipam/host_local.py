@@ -1,0 +1,107 @@
+"""The leases of the IPAM plugin host-local: DATADIR/NETWORK/ADDRESS, a file an address.
+
+The first line of such a file is the containerID, the second the ifname (containernetworking/plugins,
+plugins/ipam/host-local/backend/disk). Pod and namespace are taken from what libcni keeps of the attachment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from cni.library.runtime.cache import Cache, CachedResult
+from cni.shared.kernel import node
+from cni.shared.spec.errors import InvalidConfig, IoFailure
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Want
+from ipam.ranges import Range, format_address, parse_address
+
+_NO_LEASES = ("lock",)
+_LAST = "last_reserved_ip."
+
+
+def read(
+    directory: str, network: str, network_name: str, ranges: Sequence[Range], node_name: str, cache: Cache
+) -> list[Lease]:
+    """The leases in `directory`, as leases of the pools of `ranges` in the scope `network_name`.
+
+    `network` is the CNI network's name, "" for that of the directory. InvalidConfig names addresses of no range.
+    """
+    network = network or os.path.basename(os.path.normpath(directory))
+    known = {(e.parameters.container_id, e.parameters.ifname): e for e in cache.all() if e.network == network}
+    found, strays = [], []
+    for name in _names(directory):
+        address = _address(name)
+        if address is None:
+            continue
+        rng = next((r for r in ranges if r.family == address[0] and r.contains(address[1])), None)
+        if rng is None:
+            strays.append(format_address(*address))
+            continue
+        try:
+            container, ifname, sequence = _entry(os.path.join(directory, name))
+        except FileNotFoundError:
+            continue  # a DEL has come meanwhile
+        want = Want(rng.pool_name(network_name), *address, network_name)
+        found.append(Lease(want, _owner(network, container, ifname, sequence, node_name, known)))
+    if strays:
+        raise InvalidConfig(
+            f"{directory} has leases of no range that is named: {', '.join(strays[:10])}; add --range CIDR for each subnet of"
+            " that network"
+        )
+    return sorted(found, key=lambda lease: (lease.pool, lease.value))
+
+
+def remove(directory: str, lease: Lease) -> bool:
+    """Remove the file of `lease`, if it still says the same; whether it did."""
+    path = os.path.join(directory, format_address(lease.family, lease.value))
+    try:
+        if _entry(path)[:2] != (lease.container_id, lease.ifname):
+            return False
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    except OSError as fault:
+        raise IoFailure(f"{path} cannot be removed: {fault.strerror}") from None
+    return True
+
+
+def _owner(
+    network: str, container: str, ifname: str, sequence: int, node_name: str, known: dict[tuple[str, str], CachedResult]
+) -> Owner:
+    entry = known.get((container, ifname))
+    args = dict(entry.parameters.args) if entry else {}
+    pod = tuple(args.get(f"K8S_POD_{key}", "") for key in ("NAMESPACE", "NAME", "UID"))
+    netns = entry.parameters.netns if entry else ""
+    where = (node_name, node.boot_id(), netns) if netns else ("", "", "")  # else it would be taken for one that is gone
+    return Owner(Attachment(network, container, ifname), (pod[0], pod[1], pod[2]), *where, sequence)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as fault:
+        raise IoFailure(f"{directory} cannot be listed: {fault.strerror}") from None
+    return [n for n in names if n not in _NO_LEASES and not n.startswith(_LAST)]
+
+
+def _address(name: str) -> tuple[int, int] | None:
+    try:
+        return parse_address(name)
+    except ValueError:
+        return None
+
+
+def _entry(path: str) -> tuple[str, str, int]:
+    """(containerID, ifname, ns since 1970 of its writing); older versions wrote no ifname, which was eth0 then."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read().split()
+        written = os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        raise
+    except OSError as fault:
+        raise IoFailure(f"{path} cannot be read: {fault.strerror}") from None
+    if not lines:
+        raise InvalidConfig(f"{path} is empty: find out whose address it is, or remove it")
+    return lines[0], lines[1] if len(lines) > 1 else "eth0", written

@@ -1,0 +1,400 @@
+"""railcni ipam migrate: copy leases from one store to another, verify, and let this node's records name the new one.
+
+Nothing is written while any address conflicts. No ADD of the networks may run meanwhile, on any node; what a DEL takes
+away while the copying goes on is taken back. The source stays as it was unless --remove-source is given.
+
+From the IPPools of a cluster to its AddressLeases and back nothing stays: a range is in one of them (cni.cli.ipam.move). On
+the way there ADDs may go on until their pool is closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from cni.cli.ipam import host_local
+from cni.cli.ipam.move import Pools
+from cni.cli.terminal import output, subcommand
+from cni.cli.terminal.progress import Progress
+from cni.library.audit import holdings
+from cni.library.audit import store as stores
+from cni.library.audit.model import Snapshot
+from cni.library.audit.store import Choice
+from cni.library.runtime.cache import DIRECTORY, Cache
+from cni.shared.kernel.node import host_name
+from cni.shared.log import Log
+from cni.shared.records import STATE, Records
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from ipam import stores as kinds
+from ipam.leases import Lease, Want
+from ipam.ranges import Range, parse_cidr
+from ipam.records import PART
+from ipam.stores.base import CHANGE, CREATE, Claimed, Pauses, Store, Taken, Unknown
+
+_AT_ONCE = 200  # attachments in one turn: the node's own plugins wait for it
+_PASSES = 5
+_SHOWN = 50  # conflicts
+SECONDS = 30.0  # for one request
+
+
+class Conflicts(CniError):
+    """Addresses that both stores have given, each to another."""
+
+    code = 7
+
+
+@dataclass
+class Outcome:
+    """What was done, in leases; `records` are those of this node that name the new store now."""
+
+    copied: int = 0
+    there: int = 0
+    taken_back: int = 0
+    removed: int = 0
+    records: int = 0
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `migrate`."""
+    about = "copy all leases to another store, and verify; no ADD may run meanwhile"
+    parser = subcommand.add(
+        commands,
+        "migrate",
+        about,
+        ". A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, or config:FILE with"
+        " the keys of the ipam block; the source also host-local:DIR, such as /var/lib/cni/networks/NETWORK. It can be run"
+        " again: what is there already stays. Run it on every node, for the records there.",
+    )
+    parser.add_argument("--from", dest="source", required=True, metavar="STORE")
+    parser.add_argument("--to", dest="target", required=True, metavar="STORE")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
+    parser.add_argument(
+        "--network",
+        default="",
+        help="the CNI network of leases that name none; of host-local: default the directory's name",
+    )
+    parser.add_argument(
+        "--range",
+        dest="ranges",
+        action="append",
+        default=[],
+        type=_range,
+        metavar="CIDR",
+        help="of host-local: a subnet",
+    )
+    parser.add_argument("--network-name", default="", help="of host-local: ipam.network_name of the new configuration")
+    parser.add_argument(
+        "--node", default=host_name(), help="whose leases a file store is to get; default: this node's name"
+    )
+    parser.add_argument("--remove-source", action="store_true", help="free in the source what has arrived")
+    output.add_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    target = stores.parse(options.target)
+    source = _source(options, target)
+    with Progress() as progress:
+        plan, outcome = _Migration(source, target, progress.say).run(options.dry_run, options.remove_source)
+    if options.output != "table":
+        output.print_data(_document(plan, outcome, options), options.output)
+        return 0
+    if options.dry_run:
+        output.console().print(
+            f"{output.counted(plan.missing, 'lease')} would be copied, {len(plan.there)} are there already"
+        )
+    else:
+        output.console().print(
+            f"{output.counted(outcome.copied, 'lease')} copied, {outcome.there} were there already; all verified"
+            + (f"; {outcome.taken_back} taken back, whose attachments have gone" if outcome.taken_back else "")
+            + (f"; {outcome.removed} removed from the source" if options.remove_source else "")
+        )
+        switched = output.counted(outcome.records, "record")
+        output.console().print(f"the new store is named by {switched} of this node now")
+    return 0
+
+
+def _document(plan: Plan, outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
+    document: dict[str, Any] = {"from": options.source, "to": options.target, "dryRun": options.dry_run}
+    if options.dry_run:
+        return document | {"toCopy": plan.missing, "there": len(plan.there)}
+    keys = {"copied": "copied", "there": "there", "takenBack": "taken_back", "removed": "removed", "records": "records"}
+    return document | {key: getattr(outcome, name) for key, name in keys.items()}
+
+
+# --- sources ---
+
+
+@dataclass(frozen=True)
+class LeaseSource:
+    """`read` gives all leases; `remove` frees some of them. `store_ref` is that of a record, None for a store that is not ours.
+
+    `pools` are IPPools whose leases become AddressLeases.
+    """
+
+    store_ref: dict[str, Any] | None
+    read: Callable[[], list[Lease]]
+    remove: Callable[[list[Lease]], int]
+    pools: Pools | None = None
+
+
+def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
+    kind, _, place = options.source.partition(":")
+    if kind == "host-local" and place:
+        directory = os.path.abspath(place)
+        if not options.ranges:
+            raise InvalidConfig("host-local keeps no subnets with its leases: name each with --range CIDR")
+        where = (directory, options.network, options.network_name, options.ranges, options.node, Cache(DIRECTORY))
+        return LeaseSource(
+            None,
+            lambda: host_local.read(*where),
+            lambda leases: sum(host_local.remove(directory, lease) for lease in leases),
+        )
+    choice = stores.parse(options.source)
+    if kinds.same(choice.store_ref, target.store_ref):
+        raise InvalidConfig(f"{options.source} and {options.target} are the same store")
+    if choice.kind == "file" and stores.is_missing(choice.store_ref["path"]):
+        raise InvalidConfig(f"{options.source}: there is no such directory, so there is nothing to copy")
+    if choice.kind == "kubernetes" and target.kind == "addresslease":
+        pools = Pools(choice, lambda found: _of_cluster(found, options))
+        return LeaseSource(choice.store_ref, pools.read, len, pools)
+    if choice.kind == "kubernetes":
+        return LeaseSource(
+            choice.store_ref,
+            lambda: _chosen(_of_cluster(holdings.read(choice), options), options, target),
+            lambda leases: _opened(choice, leases).release(leases),
+        )
+    return LeaseSource(
+        choice.store_ref,
+        lambda: _chosen(list(holdings.leases(choice.open(CHANGE))), options, target),
+        lambda leases: choice.open(CHANGE).release(leases),
+    )
+
+
+def _of_cluster(found: Snapshot, options: argparse.Namespace) -> list[Lease]:
+    if found.unread:
+        raise InvalidConfig(found.unread[0])
+    names: dict[str, set[str]] = {}
+    for network in found.networks:
+        for pool in network.pools():
+            names.setdefault(pool, set()).add(network.cni_name)
+    claimed = [lease.text for lease in found.leases if lease.claimed]
+    if claimed:
+        raise InvalidConfig(
+            f"addresses of IPAMClaims cannot be kept elsewhere: {', '.join(claimed[:10])}; leave their network where it is"
+        )
+    unreserved = {pool for n in found.networks if not n.overlap for pool in n.pools()}
+    for lease in found.leases:
+        _complete(lease, options.network, names.get(lease.pool, set()))
+        lease.scope = None if lease.pool in unreserved else lease.scope
+    return list(found.leases)
+
+
+def _complete(lease: Lease, network: str, known: set[str]) -> None:
+    """Complete a lease of a cluster's pool: its network; and its node, only if its boot and namespace are known too."""
+    lease.network = lease.network or network or (next(iter(known)) if len(known) == 1 else "")
+    if not lease.network:
+        raise InvalidConfig(
+            f"the network of {lease.text} of {lease.pool} ({lease.user()}) is not known: {len(known)} NADs name that pool;"
+            " name it with --network"
+        )
+    if not (lease.boot_id and lease.netns):  # its own node would take it for one that an earlier boot left
+        lease.node, lease.boot_id, lease.netns, lease.machine = "", "", "", ""
+
+
+def _chosen(leases: list[Lease], options: argparse.Namespace, target: Choice) -> list[Lease]:
+    """`leases`, or for a file store those of one node."""
+    if target.kind != "file" or stores.parse(options.source).kind == "file":
+        return leases
+    unknown = [lease for lease in leases if not lease.node]
+    if unknown:
+        raise InvalidConfig(
+            f"a file store has the leases of one node, and that of {shown(unknown[0])} ({unknown[0].holder()}) is not"
+            f" known, nor that of {len(unknown) - 1} others: release them first, or choose a store that nodes share"
+        )
+    return [lease for lease in leases if lease.node == options.node]
+
+
+def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
+    """Claim the leases of one attachment; again when others have changed the store at the same time."""
+    attempts = Pauses(monotonic() + SECONDS)
+    while True:
+        answer = store.claim([lease.want for lease in group], group[0].owner)
+        if not isinstance(answer, Taken) or answer.wants or not attempts.wait():
+            return answer
+
+
+def _opened(choice: Choice, leases: Iterable[Lease]) -> Store:
+    """A Kubernetes store locks the pools that its reference names."""
+    store_ref = {**choice.store_ref, "pools": sorted({lease.pool for lease in leases})}
+    return kinds.open_store(store_ref if choice.kind == "kubernetes" else choice.store_ref, CREATE, seconds=SECONDS)
+
+
+# --- the plan: pure ---
+
+
+@dataclass
+class Plan:
+    """`copy` are leases to be claimed, by owner; `there` those that are; `conflicts` those that another holds."""
+
+    copy: dict[tuple[object, ...], list[Lease]] = field(default_factory=dict)
+    there: list[Lease] = field(default_factory=list)
+    conflicts: list[tuple[Lease, Lease]] = field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        """The number of leases that are to be copied."""
+        return sum(map(len, self.copy.values()))
+
+
+def compared(leases: Iterable[Lease], holder: Callable[[Want], Lease | None]) -> Plan:
+    """The leases to copy. `holder` returns the lease that has an address in the destination."""
+    found = Plan()
+    for lease in leases:
+        other = holder(lease.want)
+        if other is None:
+            found.copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
+        elif is_same(other, lease):
+            found.there.append(lease)
+        else:
+            found.conflicts.append((lease, other))
+    return found
+
+
+def is_same(other: Lease, lease: Lease) -> bool:
+    """Whether `other`, of the destination, is that of the same attachment; a reservation of Go's names the pod alone."""
+    if other.ifname not in ("", lease.ifname):
+        return False
+    if other.container_id:
+        return other.container_id == lease.container_id
+    return bool(lease.pod[1]) and other.pod[:2] == lease.pod[:2]
+
+
+def shown(lease: Lease) -> str:
+    """A lease for messages."""
+    return f"{lease.text} of {lease.pool}"
+
+
+def conflict(pair: tuple[Lease, Lease]) -> str:
+    """What is said of an address that both stores have given."""
+    lease, other = pair
+    return f"{shown(lease)}: here {lease.holder()}; there {other.holder()}"
+
+
+# --- the migration ---
+
+
+class _Migration:
+    def __init__(self, source: LeaseSource, target: Choice, progress: Callable[[str], object]) -> None:
+        self._source = source
+        self._target = target
+        self._progress = progress
+        self._outcome = Outcome()
+        self._copied: dict[tuple[Any, ...], Lease] = {}
+        moves_back = target.kind == "kubernetes" and (source.store_ref or {}).get("kind") == "addresslease"
+        self._opens = Pools(target, lambda found: []) if moves_back else None
+
+    def run(self, dry_run: bool, remove_source: bool) -> tuple[Plan, Outcome]:
+        """Copy until nothing is left to copy; Conflicts, with nothing written, when both stores have an address."""
+        self._progress("reading the source")
+        leases = self._source.read()
+        closed = self._opens.closed() if self._opens else {}
+        waiting = [lease for lease in leases if lease.pool in closed]
+        if self._opens and not dry_run:
+            self._copied.update((lease.key(), lease) for lease in self._opens.open(leases))
+        first = plan = self._planned([lease for lease in leases if lease not in waiting])
+        if dry_run:
+            for lease in waiting:
+                first.copy.setdefault(lease.key(), []).append(lease)
+        if dry_run or (not leases and not self._source.store_ref):
+            return first, self._outcome
+        for _ in range(_PASSES):
+            self._copy(plan)
+            leases = self._source.read()
+            self._take_back(leases)
+            plan = self._planned(leases)
+            if not plan.copy and (self._source.pools is None or self._source.pools.close(leases)):
+                break
+        else:
+            raise TryAgainLater(
+                f"{plan.missing} leases were new in the source each time: let no ADD run meanwhile, and run this again",
+                "\n".join(shown(lease) for group in plan.copy.values() for lease in group[:1]),
+            )
+        self._outcome.there = len(first.there)
+        self._switch_records(leases)
+        if remove_source or self._opens or self._source.pools:
+            self._progress("removing from the source")
+            self._outcome.removed = self._source.remove(leases)
+        return first, self._outcome
+
+    def _planned(self, leases: list[Lease]) -> Plan:
+        self._progress(f"comparing {len(leases)} leases")
+        store = _opened(self._target, leases)
+        with store.session():
+            plan = compared(leases, store.holder)
+        if plan.conflicts:
+            told = [conflict(pair) for pair in plan.conflicts[:_SHOWN]]
+            more = f"\nand {len(plan.conflicts) - _SHOWN} more" if len(plan.conflicts) > _SHOWN else ""
+            raise Conflicts(
+                f"{len(plan.conflicts)} addresses are given to others in {self._target}, so nothing was copied: {told[0]}",
+                "\n".join(told) + more,
+            )
+        return plan
+
+    def _copy(self, plan: Plan) -> None:
+        groups = list(plan.copy.values())
+        store = _opened(self._target, [lease for group in groups for lease in group])
+        for start in range(0, len(groups), _AT_ONCE):
+            with store.session():
+                for group in groups[start : start + _AT_ONCE]:
+                    answer = _claim(store, group)
+                    if isinstance(answer, Taken):
+                        raise TryAgainLater(f"{shown(group[0])} was given to another meanwhile: run this again")
+                    if isinstance(answer, Unknown):
+                        raise answer.reason
+                    self._copied.update((lease.key(), lease) for lease in group)
+            self._progress(f"{len(self._copied)} leases copied")
+        self._outcome.copied = len(self._copied)
+
+    def _take_back(self, leases: list[Lease]) -> None:
+        """Release copied leases that are no longer in the source: a DEL has freed them there."""
+        there = {lease.key() for lease in leases}
+        gone = [lease for key, lease in self._copied.items() if key not in there]
+        if gone:
+            self._outcome.taken_back += _opened(self._target, gone).release(gone)
+            for lease in gone:
+                del self._copied[lease.key()]
+
+    def _switch_records(self, leases: list[Lease]) -> None:
+        """Let the records of this node that name the source name the target, each under its lock."""
+        if self._source.store_ref is None:
+            return
+        moved = {lease.attachment.key() for lease in leases}
+        closed = set(self._source.pools.closed() if self._source.pools else ())
+        records = Records(STATE, Log("railcni"))
+        for attachment, _, listed in records.all(PART):
+            here = attachment.key() in moved or bool(closed.intersection(listed.get("pools") or ()))
+            if not here or not self._is_of_source(listed):
+                continue
+            with records.locked(attachment, PART):
+                record = records.read(attachment, PART)
+                if record and self._is_of_source(record):
+                    store_ref = kinds.recorded(self._target.store_ref)
+                    if self._target.kind == "kubernetes":
+                        store_ref["pools"] = sorted(set(record["pools"]))
+                    records.write(attachment, PART, {**record, "store": store_ref})
+                    self._outcome.records += 1
+
+    def _is_of_source(self, record: dict[str, Any]) -> bool:
+        return kinds.same(record.get("store") or {}, self._source.store_ref or {})
+
+
+def _range(text: str) -> Range:
+    try:
+        return Range(*parse_cidr(text))
+    except ValueError as fault:
+        raise argparse.ArgumentTypeError(f'"{text}": {fault}') from None

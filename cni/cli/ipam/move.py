@@ -1,0 +1,118 @@
+"""A range is in one of a cluster's two stores: what closes an IPPool whose leases have moved to AddressLeases, and opens it.
+
+One patch, which tests the resourceVersion, takes the allocations out of the pool and puts a text in the place of its range
+that no CIDR is: Go whereabouts and older versions of railcni refuse an ADD from it. The way back is one patch too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cni.library.audit import holdings
+from cni.library.audit.model import Snapshot
+from cni.library.audit.store import Choice
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+from ipam.leases import Lease
+from ipam.ranges import parse_cidr
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
+from ipam.stores.kubernetes import objects
+
+_SECONDS = 30.0
+
+
+class Pools:
+    """The IPPools of the chosen cluster. `leases_of` makes leases from the pools that are read."""
+
+    def __init__(self, choice: Choice, leases_of: Callable[[Snapshot], list[Lease]]) -> None:
+        self._choice = choice
+        self._leases_of = leases_of
+        self._api = Api(choice.kubeconfig, _SECONDS)
+        self._versions: dict[str, str] = {}
+        self.moved: list[Lease] = []
+
+    def read(self) -> list[Lease]:
+        """The leases of all pools, those included that `close` has taken out of theirs."""
+        found = holdings.read(self._choice)
+        if sliced := [n.name for n in found.networks if n.sliced]:
+            raise InvalidConfig(
+                f"the addresses of {sliced[0]} cannot be moved: it has node_slice_size, which datastore addresslease does not"
+                " take. Leave it out of that network first"
+            )
+        self._versions = {state.name: state.version for state in found.pools}
+        return self.moved + self._leases_of(found)
+
+    def close(self, leases: list[Lease]) -> bool:
+        """Close each pool that is still as it was read, when its `leases` are; whether all were."""
+        whole = True
+        for name, version in self._versions.items():
+            try:
+                cidr = (self._api.get(POOLS, name)[0].get("spec") or {}).get("range")
+                self._replace(name, version, f"{objects.MOVED}{cidr}", {})
+            except (Conflict, Gone):
+                whole = False
+                continue
+            own = [lease for lease in leases if lease.pool == name]
+            self.moved += own
+            for lease in own:
+                self._unreserve(lease)
+        return whole
+
+    def _unreserve(self, lease: Lease) -> None:
+        if lease.scope is None:
+            return
+        name = objects.reservation_name(lease)
+        try:
+            found = objects.Reservation(self._api.get(RESERVATIONS, name)[0], (lease.scope,))
+            if found.is_of(lease):
+                self._api.delete(RESERVATIONS, name, found.uid, found.version)
+        except (Conflict, Gone):
+            pass  # it is another's
+
+    def _replace(self, name: str, version: str, cidr: str, entries: dict[str, Any]) -> None:
+        """Let a pool have this range and these allocations, if it still is as in `version`; Conflict, Gone."""
+        test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
+        spec = {"op": "add", "path": "/spec", "value": {"range": cidr, "allocations": entries}}
+        self._api.patch(POOLS, name, [test, spec])
+
+    def closed(self) -> dict[str, str]:
+        """The pools that are closed, with the range that each had."""
+        found = {}
+        for document in self._api.list_all(POOLS):
+            text = str((document.get("spec") or {}).get("range") or "")
+            if text.startswith(objects.MOVED):
+                found[str(document["metadata"]["name"])] = text.removeprefix(objects.MOVED)
+        return found
+
+    def open(self, leases: list[Lease]) -> list[Lease]:
+        """Open each pool that is closed, with those of `leases` that are its; which these are."""
+        opened = []
+        for name, cidr in self.closed().items():
+            _, first, _ = parse_cidr(cidr)
+            own = [lease for lease in leases if lease.pool == name]
+            for lease in own:
+                self._reserve(lease)
+            entries = {str(lease.value - first): objects.entry_of(lease.owner) for lease in own}
+            document, _ = self._api.get(POOLS, name)
+            version = document["metadata"]["resourceVersion"]
+            try:
+                self._replace(name, version, cidr, entries)
+            except (Conflict, Gone):
+                raise TryAgainLater(f"pool {name} was changed by another meanwhile: run this again") from None
+            opened += own
+        return opened
+
+    def _reserve(self, lease: Lease) -> None:
+        if lease.scope is None:
+            return
+        name = objects.reservation_name(lease)
+        try:
+            self._api.create(RESERVATIONS, objects.reservation(lease))
+        except Conflict:
+            found = objects.Reservation(self._api.get(RESERVATIONS, name)[0], (lease.scope,))
+            if not found.is_of(lease):
+                raise InvalidConfig(
+                    f"address {name} is reserved for another already: `railcni ipam audit` tells"
+                ) from None

@@ -1,0 +1,1 @@
+"""railcni nad: networks checked and written, and their JSON Schema."""

@@ -1,0 +1,133 @@
+"""railcni nad: looks at networks in files before anybody attaches them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import IO
+
+from cni.cli.terminal import output, subcommand
+from cni.library.documents.diagnostic import WIDTH
+from cni.library.installation.layout import PLAIN
+from cni.library.inventory.places import NET_DIRECTORY
+
+_MARGIN = 4 + len("12345 | ……")  # beside the text of a line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.library.lint import Diagnostic
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `nad` and its verbs."""
+    about = "networks in files: their faults, their JSON Schema, and NADs rendered from the resources of operators"
+    parser = subcommand.add(commands, "nad", about)
+    verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
+    about = "the faults of a NAD, conflist or conf: line, column, key and remedy"
+    lint = subcommand.add(verbs, "lint", about, ". Exit code 0: nothing, or warnings alone; 1: faults.")
+    lint.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help=f"a file (YAML or JSON, with several documents), a directory such as {NET_DIRECTORY}, or - for stdin",
+    )
+    lint.add_argument("--strict", action="store_true", help="exit code 1 for warnings too")
+    lint.add_argument(
+        "--config",
+        metavar="FLATFILE",
+        default="",
+        help="the flat file of the nodes; default: one that names the stores",
+    )
+    output.add_option(lint)
+    lint.set_defaults(run=_lint)
+    about = "the NADs that operators make of MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork and SriovNetwork"
+    render = subcommand.add(
+        verbs,
+        "render",
+        about,
+        ", without its labels, revision and owner. Nothing is written when one of them is wrong.",
+    )
+    render.add_argument(
+        "files", nargs="+", metavar="FILE", help="resources of NVIDIA's or the SR-IOV operator, or - for stdin"
+    )
+    render.add_argument(
+        "--resource-prefix",
+        default="openshift.io",
+        metavar="PREFIX",
+        help="of a SriovNetwork's resource; default: openshift.io; NVIDIA's operator has nvidia.com",
+    )
+    render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
+    render.set_defaults(run=_render)
+    about = "the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
+    schema = subcommand.add(verbs, "schema", about, ", made of the tables that the plugins read by.")
+    schema.add_argument(
+        "name",
+        nargs="?",
+        default="conflist",
+        metavar="NAME",
+        help=f"conflist (default), {', '.join(PLAIN)}",
+        choices=("conflist", *PLAIN),
+    )
+    schema.set_defaults(run=_schema)
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from cni.cli.nad import schema
+
+    output.print_json(schema.schema(options.name))
+    return 0
+
+
+def _render(options: argparse.Namespace) -> int:
+    from cni.library.lint import ERROR, nvidia
+
+    nads, findings = nvidia.render_files(options.files, options.resource_prefix)
+    print_findings(findings, sys.stderr)
+    if any(f.severity == ERROR for f in findings):
+        return 1
+    if options.output == "json":
+        output.print_json(nads[0] if len(nads) == 1 else {"apiVersion": "v1", "kind": "List", "items": nads})
+    else:
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump_all(nads, sort_keys=False, allow_unicode=True, width=1 << 16))
+    return 0
+
+
+def _lint(options: argparse.Namespace) -> int:
+    from cni.library.lint import ERROR, Named, lint
+
+    findings = lint(options.files, Named(options.config) if options.config else None)
+    errors = sum(f.severity == ERROR for f in findings)
+    warnings = len(findings) - errors
+    document = {"findings": [f.document() for f in findings], "errors": errors, "warnings": warnings}
+    output.show(options.output, document, lambda: _print_all(findings, _summary(errors, warnings)))
+    sys.stdout.flush()
+    return int(errors > 0 or (options.strict and bool(findings)))
+
+
+def _print_all(findings: list[Diagnostic], summary: str) -> None:
+    print_findings(findings)
+    output.console().print(summary)
+
+
+def print_findings(findings: list[Diagnostic], stream: IO[str] | None = None) -> None:
+    """Print each finding with the line that it is about, and the remedy."""
+    out = output.console(stream)
+    for finding in findings:
+        severe = finding.severity == "error"
+        line = output.styled(f"{finding.place}: ", "bold")
+        line.append(finding.severity, style="bold red" if severe else "bold yellow")
+        about = f" (network {finding.network})" if finding.network else ""
+        line.append(f": {finding.key + ': ' if finding.key else ''}{finding.message}{about}", style="not bold")
+        out.print(line)
+        for text in finding.snippet(min(WIDTH, out.width - _MARGIN)):
+            out.print(output.styled("    " + text, "dim"))
+        if finding.fix:
+            out.print(output.styled(f"    fix: {finding.fix}"))
+
+
+def _summary(errors: int, warnings: int) -> str:
+    if not errors and not warnings:
+        return "no faults"
+    return f"{output.counted(errors, 'error')}, {output.counted(warnings, 'warning')}"

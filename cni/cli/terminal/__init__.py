@@ -1,0 +1,1 @@
+"""The terminal: tables, colours, progress, and the parser of a command."""

@@ -1,0 +1,156 @@
+"""railcni warm: the warm workers of this node, and their end. What they are: cni/warm."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cni.cli.terminal import output, subcommand
+from cni.library.installation.below import below
+from cni.shared.kernel import locks
+from cni.shared.spec.errors import IoFailure, TryAgainLater
+from cni.warm import places, protocol
+
+END_SECONDS = 60.0  # a call that is served may wait so long for another
+_ANSWER_SECONDS = 1.0
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers of one supervisor: `calls` served warm, `cold` that they refused, turned away or lost."""
+
+    name: str
+    supervisor: int
+    workers: int = 0
+    busy: int = 0
+    calls: int = 0
+    cold: int = 0
+    since: int = 0
+    fault: str = ""
+
+    def __str__(self) -> str:
+        if not self.workers:
+            return self.fault
+        text = f"{self.workers} workers, {self.busy} busy; {self.calls} calls warm, {self.cold} cold"
+        return f"{text}; last fault: {self.fault}" if self.fault else text
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `warm`."""
+    about = "the processes that serve calls without a start of Python"
+    verbs = subcommand.add(commands, "warm", about).add_subparsers(required=True, metavar="VERB")
+    for name, run, does in (
+        ("status", _status, "show them"),
+        ("stop", _stop, "let them finish what they serve, and end; the next calls make new ones"),
+    ):
+        parser = subcommand.add(verbs, name, does)
+        parser.add_argument(
+            "--root", default="/", metavar="DIR", help="where the host's file system is mounted, in a container"
+        )
+        if run is _status:
+            output.add_option(parser)
+        parser.set_defaults(run=run)
+
+
+def found(root: str = "/") -> list[Workers]:
+    """All that there are on the node whose file system is mounted at `root`."""
+    return [_ask(path) for path in _sockets(root)]
+
+
+def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
+    """End all workers when they have finished what they serve; how many supervisors there were.
+
+    TryAgainLater when one is still there after `seconds`. A supervisor that calls have made meanwhile is left alone.
+    """
+    asked = {path: _ask_to_end(path) for path in _sockets(root)}
+    deadline = time.monotonic() + seconds
+    for path, supervisor in asked.items():
+        lock = path.removesuffix(places.SOCKET) + places.LOCK
+        while _is_held(lock) and not (supervisor and not os.path.exists(f"/proc/{supervisor}")):
+            if time.monotonic() > deadline:
+                raise TryAgainLater(f"warm workers of {path} are still at work: {_ask(path)}; try again, or end them")
+            time.sleep(0.02)
+            supervisor = supervisor or _ask_to_end(path)  # it has the lock before it listens
+    return len(asked)
+
+
+def _ask_to_end(path: str) -> int:
+    """Have the supervisor that listens at `path` end; its process, 0 when none listens."""
+    asked = _ask(path, protocol.STOP)
+    if not asked.workers and asked.supervisor:  # it serves nobody now
+        os.kill(asked.supervisor, signal.SIGTERM)
+    return asked.supervisor
+
+
+def _status(options: argparse.Namespace) -> int:
+    _be_root()
+    workers = found(options.root)
+    if options.output != "table":
+        output.print_data([asdict(w) for w in workers], options.output)
+    elif workers:
+        output.print_table(("supervisor", "workers"), [(w.supervisor or "", str(w)) for w in workers])
+    else:
+        output.console().print("no workers: they begin with the next call that succeeds, and end when no call comes")
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    _be_root()
+    ended = stop(options.root)
+    output.console().print("the workers have ended" if ended else "there are no workers")
+    return 0
+
+
+def _be_root() -> None:
+    if os.geteuid():
+        raise IoFailure(f"the workers are root's, and {places.DIRECTORY} can be read by root alone: run as root")
+
+
+def _sockets(root: str) -> list[str]:
+    directory = below(root, places.DIRECTORY)
+    try:
+        return sorted(f"{directory}/{name}" for name in os.listdir(directory) if name.endswith(places.SOCKET))
+    except OSError:
+        return []  # there is none, or not for this user
+
+
+def _ask(path: str, what: str = protocol.STATUS) -> Workers:
+    """What a worker that listens at `path` answers; without workers when none does."""
+    name = os.path.basename(path).removesuffix(places.SOCKET)
+    supervisor = 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(_ANSWER_SECONDS)
+        try:
+            connection.connect(path)
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            supervisor, _, _ = _CREDENTIALS.unpack(credentials)
+            if connection.recv(16) != protocol.HELLO:
+                return Workers(name, supervisor, fault="all workers are busy")
+            connection.send(protocol.asked(what))
+            told: dict[str, Any] = json.loads(connection.recv(1 << 16)[1:])
+        except TimeoutError:
+            return Workers(name, supervisor, fault="no worker answers")
+        except (OSError, ValueError) as fault:
+            return Workers(name, supervisor, fault=f"no worker answers: {fault}")
+    counts = {key: told[key] for key in ("workers", "busy", "calls", "cold", "since", "fault")}
+    return Workers(name, supervisor, **counts)
+
+
+def _is_held(path: str) -> bool:
+    """Whether a supervisor holds the lock at `path`."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return not locks.try_lock_file(fd)
+    finally:
+        os.close(fd)

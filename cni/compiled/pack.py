@@ -1,0 +1,94 @@
+"""Write the pack: the modules of the plugin path, compiled, in one file beside the launchers. See cni/compiled/packed.py.
+
+    python cni/compiled/pack.py
+
+writes bin/modules.TAG for the Python that runs it (TAG: cpython-311 and so on; code is of one version alone). The
+file begins with the marshalled pair (code of cni/compiled/packed.py, index), which ends within its first HEAD bytes, the last
+DIGEST of them a digest of all that is in it; then comes the code of each module. Docstrings, annotations and assertions are left out: nothing reads them in a plugin.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import hashlib
+import marshal
+import os
+import sys
+from types import CodeType
+
+ROOT = os.path.abspath(__file__).rpartition("/cni/")[0]
+HEAD = 12288  # bytes, of which a launcher reads the whole
+DIGEST = 32  # hexadecimal digits at their end, by which the executables know their warm workers (cni/warm)
+NOT_OF_PLUGINS = (
+    "cni.agent",
+    "cni.cli",
+    "cni.device_plugin",
+    "cni.dist",
+    "cni.library",
+    "cni.compiled.pack",
+    "cni.compiled.packed",
+)
+
+
+def main() -> None:
+    """Write the file, under its name only when it is whole."""
+    path = f"{ROOT}/bin/modules.{sys.implementation.cache_tag}"
+    new = f"{path}.{os.getpid()}"  # two may make it at once
+    with open(new, "wb") as file:
+        file.write(pack(ROOT))
+    os.rename(new, path)
+
+
+def pack(root: str) -> bytes:
+    """The content of the file for the sources below `root`."""
+    index = {}
+    codes = []
+    place = HEAD
+    for name, is_package, path in modules(root):
+        code = marshal.dumps(compiled(root, path))
+        index[name] = (is_package, place, len(code))
+        codes.append(code)
+        place += len(code)
+    head = marshal.dumps((compiled(root, f"{root}/cni/compiled/packed.py"), index))
+    if len(head) > HEAD - DIGEST:
+        raise ValueError(
+            f"the index has {len(head)} bytes: raise HEAD above that, here, in bin/launcher.in, cni/compiled/packed.py and cni/warm/launcher.c"
+        )
+    digest = hashlib.blake2b(b"".join([head, *codes]), digest_size=DIGEST // 2).hexdigest().encode()
+    return b"".join([head.ljust(HEAD - DIGEST, b"\0"), digest, *codes])
+
+
+def modules(root: str) -> list[tuple[str, bool, str]]:
+    """(name, whether it is a package, file) of each module that a plugin may import."""
+    found = []
+    for top in ("cni", "ipam"):
+        for directory, _, files in os.walk(f"{root}/{top}"):
+            for file in files:
+                path = f"{directory}/{file}"
+                name, kind = os.path.splitext(os.path.relpath(path, root).replace("/", "."))
+                is_package = name.endswith(".__init__")
+                name = name.removesuffix(".__init__")
+                if kind == ".py" and not f"{name}.".startswith(tuple(f"{n}." for n in NOT_OF_PLUGINS)):
+                    found.append((name, is_package, path))
+    return sorted(found)
+
+
+def compiled(root: str, path: str) -> CodeType:
+    """The code of one file. Tracebacks name it relative to `root`."""
+    with open(path, encoding="utf-8") as file:
+        tree = ast.parse(file.read(), path)
+    tree.body = [n for n in tree.body if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+            for argument in ast.walk(node.args):
+                if isinstance(argument, ast.arg):
+                    argument.annotation = None
+    flags = __future__.annotations.compiler_flag  # as each file asks; the import itself would be one more module
+    code: CodeType = compile(tree, os.path.relpath(path, root), "exec", flags, dont_inherit=True, optimize=2)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""gRPC services at a client's channel and at a server, by the descriptors in the generated modules of messages."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+
+def client(service: ServiceDescriptor, channel: Any) -> Any:
+    """An object with a function for each method of `service`, called at `channel`."""
+    calls = {}
+    for method in service.methods:
+        make = channel.unary_stream if method.server_streaming else channel.unary_unary
+        calls[method.name] = make(
+            f"/{service.full_name}/{method.name}",
+            request_serializer=GetMessageClass(method.input_type).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+    return SimpleNamespace(**calls)
+
+
+def serve(service: ServiceDescriptor, server: Any, servicer: object) -> None:
+    """Let `servicer` answer the calls of `service` at `server`; a method that it lacks is unimplemented for the caller."""
+    handlers = {}
+    for method in service.methods:
+        if answer := getattr(servicer, method.name, None):
+            streams = method.server_streaming
+            make = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+            handlers[method.name] = make(
+                answer,
+                request_deserializer=GetMessageClass(method.input_type).FromString,
+                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))

@@ -1,0 +1,73 @@
+"""kubelet, as a device plugin calls it: registration, and which devices kubelet has of a resource already."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from cni.device_plugin.api import device_plugin_v1beta1_pb2 as api
+from cni.device_plugin.api import pod_resources_v1_pb2 as pods
+from cni.device_plugin.api import services
+from cni.shared.spec.errors import TryAgainLater
+
+VERSION = "v1beta1"
+_REGISTRATION = api.DESCRIPTOR.services_by_name["Registration"]
+_LISTER = pods.DESCRIPTOR.services_by_name["PodResourcesLister"]
+_SECONDS = 5.0  # for an answer
+_MOST_BYTES = 64 << 20  # kubelet lists the devices of all plugins in one message
+
+
+@dataclass(frozen=True)
+class Kubelet:
+    """kubelet by its sockets: `folder` has that of the registration and those of the plugins, `pods` is the path of that of
+    the pod resources."""
+
+    folder: str
+    pods: str
+
+    @property
+    def socket(self) -> str:
+        return os.path.join(self.folder, "kubelet.sock")
+
+    def identity(self) -> tuple[int, ...]:
+        """What is another after each start of kubelet; () while it does not listen. A file system may give the number of
+        an inode again at once, so the time counts too."""
+        try:
+            status = os.stat(self.socket)
+        except OSError:
+            return ()
+        return status.st_dev, status.st_ino, status.st_ctime_ns
+
+    async def register(self, endpoint: str, resource: str) -> None:
+        """Register the socket named `endpoint` for the resource; TryAgainLater with what kubelet answers.
+
+        kubelet calls the plugin's GetDevicePluginOptions before it answers.
+        """
+        options = api.DevicePluginOptions(get_preferred_allocation_available=True)
+        request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options)
+        async with grpc.aio.insecure_channel(f"unix:{self.socket}") as channel:
+            try:
+                await services.client(_REGISTRATION, channel).Register(request, timeout=_SECONDS)
+            except grpc.aio.AioRpcError as fault:
+                raise TryAgainLater(
+                    f"kubelet does not register {resource}: {fault.details() or fault.code().name}"
+                ) from None
+
+    async def healthy(self, resource: str) -> frozenset[str] | None:
+        """The healthy devices that kubelet has of the resource, from whatever plugin; None when it does not say.
+
+        kubelet counts no device as healthy once its plugin's stream has ended.
+        """
+        if not os.path.exists(self.pods):
+            return None
+        options = [("grpc.max_receive_message_length", _MOST_BYTES)]
+        async with grpc.aio.insecure_channel(f"unix:{self.pods}", options=options) as channel:
+            stub = services.client(_LISTER, channel)
+            try:
+                answer = await stub.GetAllocatableResources(pods.AllocatableResourcesRequest(), timeout=_SECONDS)
+            except grpc.aio.AioRpcError:
+                return None
+        return frozenset(one for d in answer.devices if d.resource_name == resource for one in d.device_ids)

@@ -1,0 +1,72 @@
+"""What the device plugin reads of a node: its configuration files, its devices, and what tells that one of them changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from cni.device_plugin.choose import Host
+from cni.library.documents import reader
+from cni.library.documents.diagnostic import Diagnostic
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import functions
+from cni.library.inventory.topology import default_route_links, text
+from cni.library.resources import config
+from cni.library.resources.config import Config
+from cni.shared.kernel import rdma_sysfs
+from cni.shared.kernel.files import names_in
+
+_FOLDERS = ("infiniband", "vfio")  # of device nodes
+_NODES = ("/dev/vhost-net", "/dev/net/tun")
+
+
+def read_config(paths: Sequence[str]) -> Config:
+    """What the files say together; one that cannot be read is a finding."""
+    contents: list[tuple[str, str]] = []
+    faults: list[Diagnostic] = []
+    for path in paths:
+        try:
+            contents.append((path, reader.read_text(path)))
+        except OSError as fault:
+            faults.append(reader.unreadable(path, fault))
+    read = config.read(contents)
+    read.findings += faults
+    read.is_whole = read.is_whole and not faults
+    return read
+
+
+def config_state(paths: Sequence[str]) -> tuple[object, ...]:
+    """What is another after a change of one of the files."""
+    found: list[tuple[int, ...]] = []
+    for path in paths:
+        try:
+            status = os.stat(path)  # of what a link of a ConfigMap leads to
+            found.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+        except OSError:
+            found.append(())
+    return tuple(found)
+
+
+def read_host(root: str = "", before: Host | None = None) -> Host:
+    """The node whose sys, dev and proc are below `root`; `before` is a former answer."""
+    sys = f"{root}/sys"
+    paths = {f"/dev/{folder}/{name}" for folder in _FOLDERS for name in names_in(f"{root}/dev/{folder}")}
+    return Host(
+        functions=functions.read(sys, before.functions if before else ()),
+        devices={device.name: device for device in inventory.read(root=sys)},
+        netdevs=frozenset(names_in(f"{sys}/class/net")),
+        busy=default_route_links(f"{root}/proc/1"),
+        paths=paths | {path for path in _NODES if os.path.exists(root + path)},
+    )
+
+
+def host_state(host: Host, root: str = "") -> tuple[object, ...]:
+    """What is another when a device, a device node or the state of a port of `host` is. It is asked each second, and each
+    port asks the NIC, so virtual functions are left out: the state of theirs does not count where they are exclusive."""
+    sys = f"{root}/sys"
+    folders = (f"{sys}/class/infiniband", f"{sys}/bus/pci/devices", *(f"{root}/dev/{name}" for name in _FOLDERS))
+    names = [name for function in host.functions if not function.is_virtual for name in function.verbs]
+    states = [
+        f"{sys}{rdma_sysfs.CLASS}/{name}/ports/{port}/state" for name in names for port in rdma_sysfs.ports(name, sys)
+    ]
+    return (*(tuple(sorted(names_in(folder))) for folder in folders), *map(text, states))

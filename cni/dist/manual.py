@@ -1,0 +1,50 @@
+"""The command's manual pages, and its completion for bash, zsh and fish, made of its parser: share/ of a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+
+import shtab
+from argparse_manpage.manpage import Manpage
+
+from cni import VERSION
+from cni.cli import main
+from cni.cli.attach import options
+from cni.dist import archive
+from cni.dist.contents import BundleEntry
+
+# Where each shell looks below /usr/share, and what it calls the file.
+SHELLS = {
+    "bash": "bash-completion/completions/railcni",
+    "zsh": "zsh/site-functions/_railcni",
+    "fish": "fish/vendor_completions.d/railcni.fish",
+}
+
+
+def entries() -> Iterator[BundleEntry]:
+    """The files, as they are in a bundle."""
+    os.environ["COLUMNS"] = "100"  # of the lines of a synopsis
+    options.PLUGIN_DIRECTORIES = ("BUNDLE/bin", *options.PLUGIN_DIRECTORIES[1:])  # and not where this is built
+    parser = main._parser()
+    for shell, path in SHELLS.items():
+        yield BundleEntry(f"share/{path}", data=shtab.complete(parser, shell).encode(), origin="railcni")
+    for name, text in pages(parser, "networks for RDMA pods"):
+        yield BundleEntry(f"share/man/man1/{name}.1", data=text.encode(), origin="railcni")
+
+
+def pages(parser: argparse.ArgumentParser, about: str) -> Iterator[tuple[str, str]]:
+    """Name and text of the page of the parser, and of each of its commands."""
+    name = parser.prog.replace(" ", "-")
+    known = {"project_name": "railcni", "version": VERSION, "manual_title": "railcni", "description": about}
+    date = time.strftime("%Y-%m-%d", time.gmtime(archive.epoch()))
+    page = Manpage(parser, known | {"date": date}, "single-commands-section")
+    page.prog = name
+    yield name, str(page).replace(f".B {name}\n", ".B railcni\n", 1)  # the synopsis has the command as it is called
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {one.dest: one.help or "" for one in action._get_subactions()}
+            for verb, inner in action.choices.items():
+                yield from pages(inner, helps[verb])

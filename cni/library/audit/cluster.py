@@ -1,0 +1,178 @@
+"""A Kubernetes cluster as the command and the agent see it, by the client of the stores (ipam.stores.apiserver).
+
+Lists are read in pages: none is in memory as a whole unless the caller keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from cni.library.audit.documents import nad_name, parse_networks, parse_node, parse_pod, parse_pool
+from cni.library.audit.model import Name, Network, Node, Pod
+from ipam.leases import Lease
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Expired, Gone, Undefined
+from ipam.stores.apiserver.resources import ADDRESSES, EVERYWHERE, PODS, POOLS, RESERVATIONS, SLICES
+from ipam.stores.kubernetes.objects import MOVED, IPPool, Reservation, reservation_name
+
+T = TypeVar("T")
+
+SECONDS = 30.0  # for one request, with all its attempts
+NADS, NODES = "network-attachment-definitions", "nodes"
+_DEFINED = (POOLS, RESERVATIONS, SLICES, ADDRESSES, NADS)  # by a CustomResourceDefinition, which may be absent
+_PAGE = 250  # objects of some KiB in one reply
+_POOLS = 4  # in one reply: an IPPool may have 1.5 MiB, and ten times that in memory
+
+
+class Cluster:
+    """The cluster of the kubeconfig at `path`, "" for this pod's service account. CniErrors name the faults.
+
+    `namespace` has the leases; "" is that of the current context, else kube-system. `api` is the client.
+    """
+
+    def __init__(self, path: str = "", namespace: str = "", seconds: float = SECONDS) -> None:
+        self.path = path
+        self.api = Api(path, seconds, namespace)
+
+    def __str__(self) -> str:
+        return str(self.api)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.api.close()
+
+    def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:
+        """The objects of `resource`, a page at a time, each as `parse` reads it; none where the resource is not defined.
+
+        `choice` is that of Api.pages. Expired in between when the reader is too slow (`whole` begins again).
+        """
+        try:
+            for page in self.api.pages(resource, **{"size": _PAGE, **choice}):
+                yield [parse(document) for document in page]
+        except Undefined:
+            if resource not in _DEFINED:
+                raise
+
+    def _one(self, resource: str, name: str, namespace: str = "") -> dict[str, Any] | None:
+        try:
+            return self.api.get(resource, name, namespace=namespace)[0] if name else None
+        except Gone:
+            return None
+        except Undefined:
+            if resource not in _DEFINED:
+                raise
+            return None
+
+    # --- pods, nodes, networks ---
+
+    def pods(self, node: str = "") -> Iterator[list[Pod]]:
+        """The pods of all namespaces, or of one node."""
+        return self.pages(PODS, parse_pod, namespace=EVERYWHERE, fields=f"spec.nodeName={node}" if node else "")
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """A pod as it is now; None when there is none."""
+        document = self._one(PODS, name, namespace) if namespace else None
+        return parse_pod(document) if document else None
+
+    def nodes(self) -> dict[str, Node]:
+        """The nodes, by name."""
+        return {node.name: node for node in whole(lambda: self.pages(NODES, parse_node, namespace=EVERYWHERE))}
+
+    def node(self, name: str) -> Node | None:
+        """A node as it is now; None when there is none."""
+        document = self._one(NODES, name, EVERYWHERE)
+        return parse_node(document) if document else None
+
+    def networks(self) -> tuple[list[Network], set[str]]:
+        """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
+        found = whole(lambda: self.pages(NADS, lambda nad: (nad_name(nad), parse_networks(nad)), namespace=EVERYWHERE))
+        return [network for _, networks in found for network in networks], {name for name, _ in found}
+
+    # --- whereabouts' objects ---
+
+    def pool(self, name: str) -> IPPool | None:
+        """An IPPool as it stands now; None when there is none, ValueError for one that gives no addresses."""
+        document = self._one(POOLS, name)
+        return IPPool(document, 0) if document else None
+
+    def reservation(self, lease: Lease) -> Reservation | None:
+        """The reservation of the address of `lease`, for any owner; None when there is none."""
+        if lease.scope is None:
+            return None
+        document = self._one(RESERVATIONS, reservation_name(lease))
+        return Reservation(document, (lease.scope,)) if document else None
+
+
+class PoolReading:
+    """The IPPools of `cluster` with the reservations that go with them, read once, page by page.
+
+    `networks` tell which names a reservation's may begin with, and which pools are of node slices.
+    """
+
+    def __init__(self, cluster: Cluster, networks: list[Network] | None = None) -> None:
+        self._cluster = cluster
+        self._networks = networks or []
+        self._scopes = {"", *(n.network_name for n in self._networks)}
+        self._reserved: dict[str, Reservation] = {}
+        self._leased: set[str] = set()  # the names of reservations whose addresses pools hold
+        self.faults: list[str] = []  # the faults of pools that cannot be read
+
+    def read(self) -> Iterator[list[IPPool]]:
+        """The pools; the first pages, while reservations are read, have none. A second call reads all anew."""
+        self._reserved, self._leased, self.faults = {}, set(), []
+        for page in self._cluster.pages(RESERVATIONS, Reservation):
+            self._reserved.update((one.name, one) for one in page)
+            yield []
+        for documents in self._cluster.pages(POOLS, lambda document: document, size=_POOLS):
+            while documents:
+                state = self._parsed(documents.pop())
+                yield [state] if state else []
+
+    def _parsed(self, document: dict[str, Any]) -> IPPool | None:
+        if str((document.get("spec") or {}).get("range")).startswith(MOVED):
+            return None
+        try:
+            state = parse_pool(document, self._reservation, self._networks)
+        except ValueError as fault:
+            self.faults.append(f"spec.range of IPPool {(document.get('metadata') or {}).get('name')}: {fault}")
+            return None
+        self._scopes.add(state.scope or "")
+        return state
+
+    def _reservation(self, name: str) -> Reservation | None:
+        found = self._reserved.get(name)
+        if found:
+            self._leased.add(found.name)
+        return found
+
+    def reserved(self) -> list[Reservation]:
+        """All reservations, when the pools are read."""
+        for one in self._reserved.values():
+            one.place(self._scopes)
+        return list(self._reserved.values())
+
+    def lone(self) -> list[Reservation]:
+        """The reservations whose addresses no pool holds, when the pools are read."""
+        return [one for one in self.reserved() if one.name not in self._leased]
+
+
+def whole(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
+    """All that the pages of `read` have, from the start again when the snapshot that they are of is gone.
+
+    `progress` is called after each page with the count so far.
+    """
+    while True:
+        found: list[T] = []
+        try:
+            for page in read():
+                found += page
+                progress(f"{len(found)} {kind} read")
+            return found
+        except Expired:
+            continue
+
+
+def by_name(pods: Iterable[Pod]) -> dict[Name, Pod]:
+    """Pods by namespace and name."""
+    return {(pod.namespace, pod.name): pod for pod in pods}

@@ -1,0 +1,85 @@
+"""What can be wrong between pools, reservations and live pods. Pure.
+
+cni.library.audit.lease_rules says what is wrong with leases and reservations, cni.library.audit.pod_rules what is wrong with addresses in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ipam.leases import Lease
+
+RECLAIM = "reclaim"  # dead: `railcni ipam reclaim` frees it
+RESTORE = "restore"  # a reservation is to be made again: the agent does
+LOOK = "look"  # a person has to decide
+KEEP = "keep"  # right as it is: told, but no fault
+
+LEASE_WITHOUT_POD = "lease-without-pod"
+LEASE_OF_ENDED_POD = "lease-of-ended-pod"
+LEASE_OF_ANOTHER_UID = "lease-of-another-uid"
+LEASE_UNUSED = "lease-unused"
+LEASE_WITHOUT_OWNER = "lease-without-owner"
+LEASE_PENDING = "lease-of-pending-pod"
+LEASE_CLAIMED = "lease-of-ipamclaim"
+POD_WITHOUT_LEASE = "pod-without-lease"
+DUPLICATE_ADDRESS = "duplicate-address"
+DUPLICATE_LEASE = "duplicate-lease"
+LOST_RESERVATION = "lost-reservation"
+FOREIGN_RESERVATION = "foreign-reservation"
+RESERVATION_WITHOUT_LEASE = "reservation-without-lease"
+UNREADABLE = "unreadable"
+POOL_NEARS_LIMIT = "pool-nears-limit"
+LEASE_WITHOUT_NAMESPACE = "lease-without-namespace"
+LEASE_WITHOUT_RECORD = "lease-without-record"
+RECORD_WITHOUT_LEASE = "record-without-lease"
+RELEASE_PENDING = "release-pending"
+INDEX_DIFFERS = "index-differs"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found; what names a lease is all that makes it this one, and nothing is freed that is another.
+
+    `reservation` is the (name, uid) of the reservation that goes with it, or ("", ""); `store` the kind of the store that has
+    the lease or the reservation.
+    """
+
+    kind: str
+    action: str
+    message: str
+    pool: str = ""
+    address: str = ""
+    network: str = ""
+    container_id: str = ""
+    ifname: str = ""
+    pod: str = ""
+    pod_uid: str = ""
+    node: str = ""
+    sequence: int = 0
+    reservation: tuple[str, str] = ("", "")
+    store: str = ""
+
+    def key(self) -> tuple[object, ...]:
+        """What makes it the same finding at another look."""
+        lease = (self.pool, self.address, self.network, self.container_id, self.ifname, self.sequence)
+        return (self.kind, self.action, self.pod, *lease, self.reservation, self.store)
+
+
+def about(lease: Lease, kind: str, action: str, why: str, **changes: Any) -> Finding:
+    """A finding about a lease; `changes` replace its members."""
+    found = Finding(
+        kind=kind,
+        action=action,
+        message=f"{lease.text} of {lease.user()}: {why}",
+        pool=lease.pool,
+        address=lease.text,
+        network=lease.network,
+        container_id=lease.container_id,
+        ifname=lease.ifname,
+        pod=lease.pod_ref,
+        pod_uid=lease.pod[2],
+        node=lease.node,
+        sequence=lease.sequence,
+    )
+    return replace(found, **changes)

@@ -1,0 +1,152 @@
+"""Freeing one address that was found dead: all is read again right before, and tested by the change itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cni.library.audit import in_use
+from cni.library.audit.cluster import Cluster
+from cni.shared.kernel import node
+from cni.shared.log import Log
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
+from ipam import records as ipam_records
+from ipam import stores, upkeep
+from ipam.leases import Lease
+from ipam.records import PART
+from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.resources import RESERVATIONS
+from ipam.stores.base import Store
+from ipam.stores.kubernetes.objects import Reservation, allocation
+
+Check = Callable[[Lease], object]
+
+
+class Changed(Exception):
+    """It must not be freed, or not any more; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Freeing:
+    """Frees leases of `store`, and reservations of `cluster`, None where there is none.
+
+    A lease that this machine has a record of, or that was claimed in its present boot, is freed only under the locks of its
+    attachment, and not while it may be in use here. `records` are those of this machine, and `below` finds a path of the
+    host. A request may take `seconds`; 0: the default.
+    """
+
+    store: Store
+    cluster: Cluster | None
+    records: Records
+    log: Log
+    below: Callable[[str], str] = str
+    seconds: float = 0
+
+    def free_lease(self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False) -> None:
+        """Free the lease, unless `check` of it as it stands now, or anything here, raises Changed. CniError.
+
+        For `cooldown` seconds its address is given to no other pod, where its record does not say for how many.
+        """
+        lease = self._recorded(lease)
+        here = self.store.kind == "file" or lease.boot_id == node.boot_id()
+        if not here and self.records.read(lease.attachment, PART) is None:
+            self._release(lease, check, cooldown, dry_run)
+            return
+        with in_use.excluded(self.records, lease.attachment) as users:
+            if users is None:
+                raise Changed("an operation on its attachment is under way")
+            record = upkeep.read_record(lease.attachment, self.records, self.log)
+            if record and not self._is_of(record, lease):
+                raise Changed("its record tells of another lease or store, or of a release that is pending")
+            self._refuse_used(lease, users)
+            if record is None:
+                self._release(lease, check, cooldown, dry_run)
+                return
+            check(lease)
+            if not dry_run:  # the attachment loses all its leases at once
+                kept = ipam_records.cooldown(record) or cooldown
+                where = {**record["store"], **self.store.record()}  # the record may know pools that no network names
+                upkeep.release(lease.attachment, record, where, self.records, self.log, self.seconds, kept)
+
+    def _recorded(self, lease: Lease) -> Lease:
+        """`lease` as a record of this machine tells of it, where the store tells container and interface alone."""
+        if lease.network:
+            return lease
+        for attachment, record in self.records.of_container(lease.container_id, PART) or ():
+            try:
+                found = [one for one in ipam_records.leases(attachment, record) if one.identity == lease.identity]
+            except ValueError:
+                continue  # a verb that meets the record says so
+            if found:
+                return found[0]
+        return lease
+
+    def _is_of(self, record: dict[str, Any], lease: Lease) -> bool:
+        own = stores.same(record["store"], self.store.record())
+        return own and not record["pending"] and record["sequence"] == lease.sequence
+
+    def _refuse_used(self, lease: Lease, users: list[Attachment]) -> None:
+        try:
+            used = in_use.may_be(lease, users, self.records, self.below)
+        except OSError as fault:
+            raise Changed(f"it is not known whether it is in use: {fault}") from None
+        if used:
+            raise Changed("it is in use on this node, or may be")
+
+    def _release(self, lease: Lease, check: Check, cooldown: int, dry_run: bool) -> None:
+        found = self._again(lease)
+        check(lease)
+        if dry_run:
+            return
+        self.store.cooldown = cooldown
+        if not self.store.release([lease]) and found:
+            raise Changed("it has changed meanwhile")
+
+    def _again(self, lease: Lease) -> bool:
+        """Whether the lease stands as it was; False when its reservation alone is left. Changed when it is another's."""
+        if self.store.kind != "kubernetes" or not self.cluster:
+            found = self.store.holder(lease.want)
+            if found is None or found.key() != lease.key():
+                raise Changed(f"it is {found.user()}'s now" if found else "the lease is gone")
+            return True
+        reserved = self.cluster.reservation(lease)
+        own = reserved is not None and reserved.is_of(lease)
+        if reserved and own and lease.sequence not in (0, reserved.lease.sequence):
+            raise Changed("its attachment has claimed it anew")
+        try:
+            entry = allocation(self.cluster.pool(lease.pool), lease)
+        except ValueError as fault:
+            raise Changed(f"pool {lease.pool} cannot be read: {fault}") from None
+        if entry is None:
+            if not own:
+                raise Changed("the allocation is gone")
+            return False
+        if entry.claimed:
+            raise Changed("it belongs to an IPAMClaim")
+        if not entry.is_of(lease) or entry.pod != lease.pod_name:
+            raise Changed(f"it is pod {'/'.join(entry.pod)}'s now, of container {entry.container_id}")
+        return True
+
+    def delete_reservation(
+        self, reserved: Reservation, check: Callable[[Reservation], object], dry_run: bool = False
+    ) -> None:
+        """Delete a reservation whose address no pool holds, unless `check` of it as it stands now raises Changed. CniError.
+
+        An ADD that takes the address over changes it in place, so its UID alone would not do.
+        """
+        now = self.cluster.reservation(reserved.lease) if self.cluster else None
+        if now is None or not self.cluster:
+            raise Changed("the reservation is gone")
+        if now.uid != reserved.uid or (now.lease.pod_ref, now.lease.container_id) != (
+            reserved.lease.pod_ref,
+            reserved.lease.container_id,
+        ):
+            raise Changed("another has taken its place")
+        check(now)
+        if not dry_run:
+            try:
+                self.cluster.api.delete(RESERVATIONS, now.name, now.uid, now.version)
+            except (Conflict, Gone):
+                raise Changed("another has taken its place") from None

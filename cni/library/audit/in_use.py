@@ -1,0 +1,99 @@
+"""Whether the address of a lease may be in use on this machine: what the agent and reclaim ask, as DEL and GC do.
+
+It may while its namespace is there: at its path, or kept by a process, a mount or an open descriptor; while its link is
+seen in a namespace that is not found; and after a DEL that could not end it, until a later call does. Where no record of
+ours tells of the link (Go's plugin made it, or a DRA driver), every namespace that something keeps is looked into for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from cni import plugins
+from cni.shared.kernel import addresses, netns, netns_users, node, sandbox
+from cni.shared.kernel.links import Rtnl
+from cni.shared.records import UNENDED, Records
+from cni.shared.spec.request import Attachment
+from ipam.group import members
+from ipam.leases import Lease
+from ipam.records import PART
+
+LINK_PART = "link"
+
+
+@contextmanager
+def excluded(records: Records, who: Attachment) -> Iterator[list[Attachment] | None]:
+    """Hold the locks of `who`, which has the leases, and of the links that use them; None when an ADD or DEL of one runs.
+
+    Yields the attachments of these links: several for a group of rails (ipam.group.members).
+    """
+    users = members.users(who, records.read(who, PART))
+    with ExitStack() as locks:
+        for attachment, part in (*((user, LINK_PART) for user in users), (who, PART)):
+            held = records.try_locked(attachment, part)
+            if held is None:
+                yield None
+                return
+            locks.enter_context(held)
+        yield users if members.users(who, records.read(who, PART)) == users else None
+
+
+def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: Callable[[str], str] = str) -> bool:
+    """Whether the address may be in use by the links of `users`. OSError when this is unknown.
+
+    `below` finds a path of the host where it is mounted here. In a container, processes and links of the host are not
+    seen, and of mounts those alone that are passed on to it.
+    """
+    if lease.netns.startswith("/proc/") and not os.path.isdir(below("/proc/1")):
+        raise OSError(
+            f"the runtime names namespaces by processes of the host ({lease.netns}), which are not seen in this container: their"
+            " leases stay. DEL and GC free them, and `railcni ipam reclaim` on the node"
+        )
+    names = {lease.netns, lease.netns.removeprefix("/var")}  # /var/run is /run, if not where it is mounted here
+    if any(netns.exists(below(path)) for path in names if path):
+        return True
+    if lease.boot_id and lease.boot_id != node.boot_id():
+        return False  # the kernel has lost the links of that boot
+    links = [link for user in users if (link := records.read(user, LINK_PART)) and link.get("sandbox")]
+    if not links:
+        return _is_shown(lease)
+    return any(_is_in_use(link) for link in links if link.get("bootID") == node.boot_id())
+
+
+def _is_in_use(link: dict[str, Any]) -> bool:
+    """Whether the link that the record tells of may be in use although the path of its namespace is gone. OSError."""
+    if UNENDED in link:
+        return True
+    there = sandbox.kept(link["sandbox"])
+    if there:
+        there.close()
+        return True
+    plugin = plugins.named(link["plugin"])
+    host = Rtnl()
+    try:
+        return plugin.lingers(plugin.load(link["link"]), host)
+    finally:
+        host.close()
+
+
+def _is_shown(lease: Lease) -> bool:
+    """Whether a namespace that something keeps has a link of the lease's name with its address."""
+    wanted, mounted = lease.text, netns_users.mounted()
+    for namespace in netns.all_kept():
+        names = mounted.get(namespace.inode)
+        if names and lease.netns.rpartition("/")[2] not in names:
+            continue  # it is another sandbox
+        try:
+            found = sandbox.Sandbox(namespace)
+        except OSError:
+            continue  # it is not for this process to enter
+        try:
+            link = found.rtnl.link(name=lease.ifname)
+            if link and any(a.text.partition("/")[0] == wanted for a in addresses.list_of(found.rtnl, link.index)):
+                return True
+        finally:
+            found.rtnl.close()
+    return False

@@ -1,0 +1,221 @@
+"""Which store a command speaks of: the node's own files, a cluster's objects, or what a flat file names."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cni.shared.config import Fault, refuse
+from cni.shared.records import STATE
+from cni.shared.spec.errors import InvalidConfig
+from ipam import config as configuration
+from ipam import flatfile, stores
+from ipam.config import IpamConfig
+from ipam.keys import IPAM_KEYS
+from ipam.source import Source
+from ipam.stores.apiserver import Api, kubeconfig
+from ipam.stores.apiserver.faults import Forbidden, Undefined
+from ipam.stores.apiserver.resources import ADDRESSES, POOLS
+from ipam.stores.base import Store
+
+_RESOURCES = {"addresslease": ADDRESSES, "kubernetes": POOLS}  # by the kinds of stores in a cluster
+_NOUNS = {"addresslease": "AddressLeases", "kubernetes": "IPPools"}
+_SECONDS = 30.0  # for one request
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """--data-dir, --config, --kubeconfig; without them the store of the installed flat file, else the one in STATE."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--data-dir", default="", metavar="DIR", help=f"the file store in DIR; such as {STATE}")
+    which.add_argument(
+        "--config",
+        default="",
+        metavar="FILE",
+        help="the store that this flat file names, with the keys of the ipam block; default: the installed one",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        default="",
+        metavar="FILE",
+        help="the cluster of this kubeconfig's current context; alone: all its leases, AddressLeases and IPPools",
+    )
+    parser.add_argument(
+        "-n", "--namespace", default="", help="where the leases are; default: the context's, else kube-system"
+    )
+
+
+class Choice:
+    """The store that options choose. `store_ref` is ipam.stores.ref_of's, `kubeconfig` the cluster's, "" for none.
+
+    `cooldown`: the flat file's, in seconds.
+    """
+
+    def __init__(self, store_ref: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
+        self.store_ref = {**store_ref, "namespace": namespace} if namespace else store_ref
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+        self.cooldown = cooldown
+
+    @property
+    def kind(self) -> str:
+        return str(self.store_ref["kind"])
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether there is a cluster to compare leases with."""
+        return self.kind in stores.IN_CLUSTER or bool(self.kubeconfig)
+
+    def open(self, use: int) -> Store:
+        return stores.open_store(self.store_ref, use)
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this store from others, in a report, with no secret in it."""
+        if self.kind not in stores.IN_CLUSTER:
+            return {k: v for k, v in stores.recorded(self.store_ref).items() if v}
+        access = self.access()
+        return {"kind": self.kind, "server": str(access), "namespace": self.namespace or access.namespace}
+
+    def access(self) -> kubeconfig.Access:
+        """The cluster, as its kubeconfig or this pod's service account says."""
+        return kubeconfig.load(self.kubeconfig) if self.kubeconfig else kubeconfig.in_cluster(dict(os.environb))
+
+    def __str__(self) -> str:
+        """For messages."""
+        if self.kind == "file":
+            path = str(self.store_ref["path"])
+            return f"{path}, which is not there: --kubeconfig FILE names a cluster" if is_missing(path) else path
+        if self.kind == "etcd":
+            return f"etcd at {', '.join(self.store_ref['endpoints'])}, prefix {self.store_ref['prefix']}"
+        known = self.identity()
+        where = f"namespace {known['namespace']} of {known['server']}"
+        return f"{_NOUNS[self.kind]} in {where}"
+
+
+def named(options: argparse.Namespace) -> list[Choice]:
+    """The stores that the options name: both of a cluster's where they name it alone. InvalidConfig, UnsupportedField."""
+    if options.data_dir:
+        if is_missing(options.data_dir):
+            raise InvalidConfig(f'--data-dir "{options.data_dir}": there is no such directory')
+        return [Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}, options.kubeconfig)]
+    path = os.path.abspath(options.kubeconfig) if options.kubeconfig else ""
+    if not path or options.config:
+        found = of_flat_file(options.config)
+        if found.kubeconfig or found.kind not in stores.IN_CLUSTER:
+            return [Choice(found.store_ref, path or found.kubeconfig, options.namespace, found.cooldown)]
+    return [Choice({"kind": kind, "kubeconfig": path}, path, options.namespace) for kind in _RESOURCES]
+
+
+def choose(options: argparse.Namespace, warn: Callable[[str], object]) -> list[Choice]:
+    """The stores that the options name. A kubeconfig alone names those of the two kinds in a cluster that the cluster defines;
+    `warn` is called for a kind that the user may not read."""
+    found = named(options)
+    if len(found) == 1:
+        return found
+    api = Api(found[0].kubeconfig, _SECONDS, options.namespace)
+    known: list[Choice] = []
+    refused: list[Forbidden] = []
+    try:
+        for choice in found:
+            try:
+                next(api.pages(_RESOURCES[choice.kind], brief=True, size=1))
+                known.append(choice)
+            except Undefined:
+                pass
+            except Forbidden as fault:
+                refused.append(fault)
+    finally:
+        api.close()
+    if not known and refused:
+        raise refused[0]
+    if not known:
+        raise InvalidConfig(
+            f"{api} knows neither AddressLeases nor IPPools: `kubectl apply -k conf/kubernetes` makes both"
+        )
+    if refused:
+        warn(f"only {told(known)} are read: {refused[0].msg}")
+    return known
+
+
+def told(choices: Sequence[Choice]) -> str:
+    """For messages."""
+    *others, last = choices
+    return " and ".join([*(_NOUNS[choice.kind] for choice in others), str(last)])
+
+
+def of_flat_file(config: str = "") -> Choice:
+    """The store of a flat file, "" for the installed one. A pod without one has its cluster's."""
+    faults: list[Fault] = []
+    source = Source({"configuration_path": config}, _Files, faults)
+    if config and source.path != config:
+        faults.append(Fault("--config", config, "there is no such file"))
+    named = IpamConfig()
+    named.ranges = []  # all pools are meant
+    source.fill(named, IPAM_KEYS, faults)
+    refuse(faults)
+    if not source.path and "KUBERNETES_SERVICE_HOST" in os.environ:
+        return Choice({"kind": "kubernetes", "kubeconfig": ""})
+    named.datastore = configuration.datastore(named)
+    if named.datastore == "etcd" and not named.etcd_host:
+        refuse([Fault(source.where("etcd_host"), None, "want the endpoints of etcd")])
+    if named.datastore in stores.IN_CLUSTER:
+        if not named.kubeconfig:
+            refuse([Fault(source.where("kubernetes.kubeconfig"), None, "want the path of a kubeconfig")])
+        store_ref = {"kind": named.datastore, "kubeconfig": named.kubeconfig}
+    else:
+        store_ref = stores.ref_of(named)
+    return Choice(store_ref, named.kubeconfig, "", named.cooldown_seconds)
+
+
+def parse(text: str) -> Choice:
+    """A store that is written KIND:PLACE, for --from and --to; InvalidConfig."""
+    kind, _, place = text.partition(":")
+    if kind == "file" and place:
+        return Choice({"kind": "file", "path": os.path.abspath(place)})
+    if kind in stores.IN_CLUSTER and place:
+        path = os.path.abspath(place)
+        return Choice({"kind": kind, "kubeconfig": path}, path)
+    if kind == "config" and place:
+        if is_missing(place):
+            raise InvalidConfig(f"{text}: there is no such file")
+        return of_flat_file(os.path.abspath(place))
+    if kind == "etcd" and place:
+        named = IpamConfig()
+        named.ranges = []
+        Source({"datastore": "etcd", "etcd_host": place}, NoFiles, []).fill(named, IPAM_KEYS, [])
+        return Choice(stores.ref_of(named))
+    raise InvalidConfig(
+        f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, etcd:HOST:PORT,…, host-local:DIR or config:FILE,'
+        " where FILE has the keys of the ipam block"
+    )
+
+
+def is_missing(path: str) -> bool:
+    """Whether nothing is there: one who may not look there is told so when it is opened."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
+class _Files:
+    """Whoever runs the command may read what they may read: the policy is for networks."""
+
+    load = staticmethod(flatfile.load)
+    host_name = staticmethod(flatfile.host_name)
+
+    @staticmethod
+    def follow(path: str, roots: str = "", /) -> str:
+        return path
+
+
+class NoFiles(_Files):
+    """Without any flat file, as for the NADs of other nodes."""
+
+    @staticmethod
+    def load(path: str, /) -> bytes | None:
+        return None

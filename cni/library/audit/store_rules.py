@@ -1,0 +1,144 @@
+"""The faults of a store by itself: leases of one machine beside its records and namespaces, counts, and keys of etcd. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cni.library.audit import findings as kinds
+from cni.library.audit.findings import LOOK, RECLAIM, Finding, about
+from cni.library.audit.model import Snapshot
+from cni.shared.spec.errors import StateDamaged
+from cni.shared.spec.request import Attachment
+from ipam import records as ipam_records
+from ipam.group import members
+from ipam.leases import Lease
+from ipam.ranges import format_address
+from ipam.stores.etcd.keys import BLOCK, LEASE, parse, unescaped
+
+# Whether the address of a lease may be in use, by the links of these attachments; None when it cannot be told.
+InUse = Callable[[Lease, Sequence[Attachment]], bool | None]
+
+
+def find(snapshot: Snapshot, in_use: InUse) -> list[Finding]:
+    """All findings, those of one pool together."""
+    found = [*_leases(snapshot, in_use), *_records(snapshot, in_use), *_counts(snapshot)]
+    return sorted(found, key=lambda f: (f.pool, len(f.address), f.address, f.kind))
+
+
+def of_lease(lease: Lease, record: Mapping[str, Any] | None, in_use: InUse) -> Finding | None:
+    """What is to be said of one lease, and of the record of its attachment."""
+    if record and record.get("pending") is True:
+        why = "a DEL came and could not release it: `railcni ipam flush` does"
+        return about(lease, kinds.RELEASE_PENDING, LOOK, why)
+    users = members.users(lease.attachment, dict(record) if record else None)
+    if lease.netns and in_use(lease, users) is False:
+        return about(lease, kinds.LEASE_WITHOUT_NAMESPACE, RECLAIM, f"its namespace {lease.netns} is gone")
+    if record is None:
+        why = "no record tells of it: a DEL finds it by its network's configuration only"
+        return about(lease, kinds.LEASE_WITHOUT_RECORD, LOOK, why)
+    return None
+
+
+def _leases(snapshot: Snapshot, in_use: InUse) -> Iterator[Finding]:
+    known = {attachment.key(): record for attachment, record in snapshot.records or ()}
+    for lease in snapshot.leases:
+        finding = of_lease(lease, known.get(lease.attachment.key()), in_use)
+        if finding:
+            yield finding
+
+
+def _records(snapshot: Snapshot, in_use: InUse) -> Iterator[Finding]:
+    there = {(lease.pool, lease.address): lease for lease in snapshot.leases}
+    for attachment, record in snapshot.records or ():
+        if record.get("pending") is True:
+            continue
+        try:
+            recorded = ipam_records.leases(attachment, dict(record))
+        except ValueError as fault:
+            yield Finding(kinds.UNREADABLE, LOOK, f"the record of {attachment} is damaged: {fault}")
+            continue
+        for lease in recorded:
+            held = there.get((lease.pool, lease.address))
+            if held and (held.container_id, held.ifname) == (lease.container_id, lease.ifname):
+                continue
+            users = members.users(attachment, dict(record))
+            yield _unleased(lease, held, in_use(lease, users) if lease.netns else None)
+
+
+def _unleased(lease: Lease, held: Lease | None, there: bool | None) -> Finding:
+    holder = f"the store gives it to {held.user()}" if held else "the store does not hold it"
+    state = (
+        "its namespace is gone: GC removes the record"
+        if there is False
+        else "it may be in use: detach and attach it anew"
+    )
+    why = f"of container {lease.container_id} ({lease.ifname}) is in its record, and {holder}; {state}"
+    return about(lease, kinds.RECORD_WITHOUT_LEASE, LOOK, "", message=f"{lease.text} {why}")
+
+
+def _counts(snapshot: Snapshot) -> Iterator[Finding]:
+    for pool in snapshot.counted:
+        leases = sum((lease.pool, lease.family) == (pool.name, pool.family) for lease in snapshot.leases)
+        if leases != pool.used:
+            message = (
+                f"pool {pool.name} counts {pool.used} addresses as taken, and holds {leases} leases: move the file away when"
+                " no ADD runs, and it is made anew from the records"
+            )
+            yield Finding(kinds.INDEX_DIFFERS, LOOK, message, pool=pool.name)
+
+
+# --- the keys of etcd ---
+
+_ALONE = (b"cooling", b"former", b"full", b"void")  # keys that go with no single lease
+
+
+def find_in_keys(
+    entries: Mapping[bytes, bytes], root: bytes, expected: Callable[[Lease], Mapping[bytes, bytes]]
+) -> tuple[list[Lease], list[Finding]]:
+    """The leases among `entries`, all keys below `root`, and what is wrong; `expected` are the keys of a lease."""
+    leases: list[Lease] = []
+    found: list[Finding] = []
+    wanted: dict[bytes, tuple[bytes, Lease]] = {}
+    for key, value in entries.items():
+        if not key.startswith(root + LEASE.encode() + b"/"):
+            continue
+        try:
+            lease = parse(key, value)
+        except StateDamaged as fault:
+            found.append(Finding(kinds.UNREADABLE, LOOK, fault.msg))
+            continue
+        leases.append(lease)
+        wanted |= {name: (text, lease) for name, text in expected(lease).items()}
+    for key, (value, lease) in wanted.items():
+        if entries.get(key) != value:
+            state = "is not there" if key not in entries else "says something else"
+            found.append(about(lease, kinds.INDEX_DIFFERS, LOOK, f"key {_shown(key)} of this lease {state}"))
+    for key in entries.keys() - wanted.keys():
+        if key[len(root) :].partition(b"/")[0] not in _ALONE:
+            name = _shown(key)
+            message = f"key {name} goes with no lease: `etcdctl del {name}` when another look finds it again"
+            found.append(Finding(kinds.INDEX_DIFFERS, LOOK, message))
+    return leases, [*found, *_marks(entries, root)]
+
+
+def _marks(entries: Mapping[bytes, bytes], root: bytes) -> Iterator[Finding]:
+    """Marks of blocks that are not full: their addresses would never be given."""
+    for key in entries:
+        if not key.startswith(root + b"full/"):
+            continue
+        kind, space, size, place = key[len(root) :].split(b"/")[1:]
+        step = 1 if int(size) == BLOCK else BLOCK
+        below = kind + b"/" + space if step == 1 else b"full/" + kind + b"/" + space + b"/%d" % BLOCK
+        width = len(place)
+        parts = (root + below + b"/%0*x" % (width, int(place, 16) + i) for i in range(0, int(size), step))
+        if any(part not in entries for part in parts):
+            first = format_address(4 if width == 8 else 6, int(place, 16))
+            message = (
+                f"{int(size)} addresses from {first} on are marked as taken, and are not: `etcdctl del {_shown(key)}`"
+            )
+            yield Finding(kinds.INDEX_DIFFERS, LOOK, message, pool=unescaped(space), address=first)
+
+
+def _shown(key: bytes) -> str:
+    return key.decode("utf-8", "replace")

@@ -1,0 +1,140 @@
+"""Conflists, single configurations and NADs as pydantic models.
+
+They hold the keys that a runtime itself reads; the keys of a plugin pass through to it unread. As in Go's encoding/json, the
+keys of a plugin match without regard to case and null is absent; those of a list and a NAD match to the letter.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from cni.shared.spec.request import is_identifier
+from cni.shared.spec.versions import SUPPORTED
+
+
+def _identifier(text: str) -> str:
+    if not is_identifier(text):
+        raise ValueError("start with a letter or digit, then letters, digits, _ . -")
+    return text
+
+
+def is_namespace(text: str) -> bool:
+    """Whether Kubernetes can have a namespace of this name (RFC 1123, a label)."""
+    return bool(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text))
+
+
+def _namespace(text: str) -> str:
+    if not is_namespace(text):
+        raise ValueError("want the name of a namespace: small letters, digits and -, the first and last no -")
+    return text
+
+
+def _executable(text: str) -> str:
+    if not text or "/" in text or text in (".", ".."):
+        raise ValueError("want the name of an executable in CNI_PATH, without a directory")
+    return text
+
+
+def _boolean(value: object) -> object:
+    """libcni takes "true" and "false" in any case beside the JSON values."""
+    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+Identifier = Annotated[str, AfterValidator(_identifier)]
+Namespace = Annotated[str, AfterValidator(_namespace)]
+Switch = Annotated[StrictBool, BeforeValidator(_boolean)]
+
+
+class PluginModel(BaseModel):
+    """One plugin of a network: `type` is its executable, `capabilities` are the arguments that it takes from the runtime."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Annotated[str, AfterValidator(_executable)]
+    capabilities: dict[str, bool] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_case(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        folded = {str(k).lower(): v for k, v in value.items() if v is not None}
+        exact = {k: v for k, v in value.items() if v is not None}
+        return {k: exact.get(k, folded.get(k)) for k in cls.model_fields if k in folded}
+
+
+class Configuration(BaseModel):
+    """A conflist. `cniVersion` and `cniVersions` together are the versions it may be used with."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: Identifier
+    cniVersions: list[str] = []
+    cniVersion: Annotated[str, Field(validate_default=True)] = ""
+    disableCheck: Switch = False
+    disableGC: Switch = False
+    loadOnlyInlinedPlugins: Switch = False
+    plugins: Annotated[list[PluginModel] | None, Field(min_length=1, validate_default=True)] = None
+
+    @field_validator("cniVersion")
+    @classmethod
+    def _one_is_known(cls, version: str, info: ValidationInfo) -> str:
+        others = info.data.get("cniVersions", [])
+        if (version or others) and not {version, *others} & {*SUPPORTED}:
+            raise ValueError(f"want one of {', '.join(SUPPORTED)}")
+        return version
+
+    @field_validator("plugins")
+    @classmethod
+    def _some_are_named(cls, plugins: list[PluginModel] | None, info: ValidationInfo) -> list[PluginModel] | None:
+        if plugins is None and info.data.get("loadOnlyInlinedPlugins"):
+            raise ValueError("want a list, since loadOnlyInlinedPlugins is true")
+        return plugins
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The spec versions it may be used with, oldest first; one that names none is of the first."""
+        written = {*self.cniVersions, self.cniVersion} - {""} or {SUPPORTED[0]}
+        return tuple(v for v in SUPPORTED if v in written)
+
+
+class Metadata(BaseModel):
+    """The part of a Kubernetes object's metadata that matters here."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    namespace: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class Spec(BaseModel):
+    """The spec of a NAD: `config` is JSON text; without it, the node's net.d has the network."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    config: str = ""
+
+
+class NetworkAttachmentDefinition(BaseModel):
+    """A NAD, as Multus reads it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    apiVersion: Literal["k8s.cni.cncf.io/v1"]
+    kind: Literal["NetworkAttachmentDefinition"]
+    metadata: Metadata
+    spec: Spec = Spec()

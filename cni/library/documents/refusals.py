@@ -1,0 +1,62 @@
+"""The refusals of pydantic's models, in the words of this project: the key, its value, the values that are taken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from cni.library.documents.text import Keys
+
+_MOST_CHARACTERS = 60
+_PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+_WANTED = {
+    "string_type": "want a string",
+    "int_type": "want an integer",
+    "bool_type": "want true or false",
+    "list_type": "want a list",
+    "dict_type": "want an object",
+    "model_type": "want an object",
+    "extra_forbidden": "is no key here",
+    "invalid_key": "is no key here",
+    "greater_than_equal": "want {ge} or more",
+    "less_than_equal": "want {le} at most",
+    "too_short": "want {min_length} or more members",
+    "string_too_short": "want {min_length} or more characters",
+    "value_error": "{error}",
+}
+"""By pydantic's types of errors: those that the models of this command can have."""
+
+
+def refusals(invalid: ValidationError) -> Iterator[tuple[Keys, str]]:
+    """The keys of each value that was refused, and the reason, in the order of the model; "" for one that is missing."""
+    for error in invalid.errors(include_url=False):
+        kind, context = error["type"], error.get("ctx", {})
+        if kind == "literal_error":
+            choices = [*filter(None, re.findall("'([^']*)'", context["expected"]))]
+            wanted = f"want {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
+        else:
+            wanted = _WANTED[kind].format(**context) if kind in _WANTED else error["msg"].lower()
+        yield tuple(error["loc"]), "" if kind == "missing" else f"{shown(error['input'])}: {wanted}"
+
+
+def name_of(keys: Keys) -> str:
+    """ "plugins[0].mtu" of ("plugins", 0, "mtu")."""
+    return "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in keys).removeprefix(".")
+
+
+def keys_of(name: str) -> Keys:
+    """("plugins", 0, "mtu") of "plugins[0].mtu"."""
+    return tuple(int(number) if number else word for number, word in _PART.findall(name))
+
+
+def shown(value: Any) -> str:
+    """`value` as JSON, shortened; a value that JSON does not have, such as a date of YAML, as text."""
+    try:
+        text = json.dumps(value, default=str)
+    except (TypeError, ValueError, RecursionError):  # of a key; an alias of YAML that holds itself
+        text = str(value)
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."

@@ -1,0 +1,249 @@
+"""Install and uninstall in a plugin folder, as lists of steps: `--dry-run` prints the list that is otherwise carried out.
+
+The order of the steps makes them safe: a process that is killed between two of them, or within one, leaves a folder in
+which every name leads to a whole version, and the same command, repeated, finishes the work.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import NamedTuple
+
+from cni.library.installation import content, files, layout, running
+from cni.library.installation.health import fault_of
+from cni.library.installation.layout import (
+    BUNDLE,
+    CURRENT,
+    LOCK,
+    NAMES,
+    PREFIXED,
+    PREVIOUS,
+    REPLACED,
+    Installation,
+)
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, TryAgainLater
+
+CALLS_END_SECONDS = 60.0
+_REMEDIES = {
+    errno.ENOSPC: "free space there; nothing has changed for the runtime",
+    errno.EDQUOT: "free space there; nothing has changed for the runtime",
+    errno.EROFS: "it is mounted read-only: mount it writable, or name another plugin folder of the runtime with --to",
+    errno.EACCES: "run as root",
+    errno.EPERM: "run as root, and check that no file there is immutable (lsattr)",
+    errno.ENOENT: "something was removed from it in the meantime: run the command again",
+}
+_Say = Callable[[str], object]
+_Refuse = Callable[[Installation], None]
+
+
+class Step(NamedTuple):
+    """A durable change, or a check before one: its description and the function that does it."""
+
+    text: str
+    act: Callable[[], object]
+
+
+class Folder:
+    """The plugin folder at the real path `path`, which messages call `shown`."""
+
+    def __init__(self, path: str, shown: str) -> None:
+        self.path = path
+        self.shown = shown
+        self.bundle = f"{path}/{BUNDLE}"
+
+    def carry_out(self, steps: Iterable[Step], say: _Say = str) -> None:
+        """Carry out `steps`; `say` gets the text of each before. IoFailure names the step that failed."""
+        for step in steps:
+            say(step.text)
+            try:
+                step.act()
+            except OSError as fault:
+                raise self._refused(step.text, fault) from None
+
+    def put(self, text: str, path: str, make: Callable[[str], object]) -> Step:
+        """The step to put there, in one rename, the file that `make` creates at a temporary path."""
+        return Step(text, partial(files.put, path, f"{self.bundle}/{layout.TEMPORARY}file", make))
+
+    def link(self, text: str, path: str, target: str) -> Step:
+        """The step to make `path` a link to `target`, in place of any file there."""
+        return self.put(text, path, partial(os.symlink, target))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of this folder's installers, for which the bundle folder is made.
+
+        TryAgainLater: another installer holds it; IoFailure: it cannot be made.
+        """
+        import filelock  # with asyncio: 0.1 s, which `status` and the agent do not need
+
+        lock = filelock.FileLock(f"{self.bundle}/{LOCK}", timeout=0, mode=0o644)
+        while not lock.is_locked:
+            try:
+                os.makedirs(self.bundle, 0o755, exist_ok=True)
+                lock.acquire()
+            except filelock.Timeout:
+                raise TryAgainLater(
+                    f"another railcni install or uninstall is at work in {self.shown}: wait until it has ended",
+                    f"{self.shown}/{BUNDLE}/{LOCK} is locked; `lslocks` names the process",
+                ) from None
+            except OSError as fault:
+                raise self._refused("make the lock of the installers", fault) from None
+            if not os.path.exists(lock.lock_file):  # the uninstall that held it has removed it: lock a new file
+                lock.release()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _refused(self, action: str, fault: OSError) -> IoFailure:
+        remedy = _REMEDIES.get(fault.errno or 0, "look for errors of its disk in the kernel's log")
+        return IoFailure(
+            f"plugin folder {self.shown}: cannot {action}: {fault.strerror or fault}; {remedy}", str(fault)
+        )
+
+
+# --- install ---
+
+
+def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = (), say: _Say = str) -> list[Step]:
+    """Install `wanted`, or finish an interrupted install of it; the steps that were carried out. `replace`: the plain
+    names to take.
+
+    InvalidConfig, TryAgainLater, IoFailure: the version in use is as it was.
+    """
+    with folder.locked():
+        steps = steps_to(folder, wanted, replace)
+        folder.carry_out(steps, say)
+        return steps
+
+
+def steps_to(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()) -> list[Step]:
+    """The steps of an install of `wanted` now; InvalidConfig when another file has a prefixed name."""
+    found, bundle = layout.read(folder.path), folder.bundle
+    if taken := [name for name in PREFIXED if name in found.foreign]:
+        raise InvalidConfig(
+            f"{', '.join(taken)} in the plugin folder {'is' if len(taken) == 1 else 'are'} not railcni's: move it away, then"
+            " install again"
+        )
+    # A damaged version is not mended, since calls may run from it: a second copy gets a number.
+    numbered = (f"{wanted.version}.{number}".removesuffix(".0") for number in itertools.count())
+    current_first = sorted(found.versions, key=lambda name: name != found.current)
+    whole = (v for v in current_first if v.startswith(wanted.version) and content.is_whole(f"{bundle}/{v}"))
+    version = next(whole, "") or next(name for name in numbered if name not in found.versions)
+    before = found.previous if version == found.current else found.current
+    steps = [_removal(f"remove {n}, which an interrupted installer left", f"{bundle}/{n}") for n in found.unfinished]
+    if version not in found.versions:
+        make = partial(files.make_tree, entries=wanted.entries)
+        steps.append(folder.put(f"copy version {version}", f"{bundle}/{version}", make))
+    if version != found.current:
+        steps.append(Step(f"run the plugins of version {version}", partial(_try, folder, version)))
+        if before:
+            steps.append(folder.link(f"remember {before} as the version before", f"{bundle}/{PREVIOUS}", before))
+        steps.append(folder.link(f"switch to version {version}", f"{bundle}/{CURRENT}", version))
+    steps += _take(folder, found, (*PREFIXED, *replace))
+    old = [v for v in found.versions if v not in (version, before) and running.is_unused(folder.path, v)]
+    return steps + [_removal(f"remove version {v}", f"{bundle}/{v}") for v in old]
+
+
+def _removal(text: str, path: str) -> Step:
+    return Step(text, partial(files.remove, path))
+
+
+def _take(folder: Folder, found: Installation, names: Iterable[str]) -> Iterator[Step]:
+    """Make `names` our links, and keep the files that have them."""
+    for name in names:
+        path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
+        if name in found.foreign:
+            keep = f"keep the {name} that is there, to be put back by uninstall"
+            yield folder.put(keep, kept, partial(files.make_second, path))
+        if name not in found.ours:
+            yield folder.link(f"link {name}", path, layout.target(name))
+
+
+def _try(folder: Folder, version: str) -> None:
+    for name in NAMES:
+        if fault := fault_of(f"{folder.path}/{layout.target(name, version)}", name.removeprefix("railcni-")):
+            raise IoFailure(
+                f"version {version} does not run on this host, and is not used: {fault}",
+                f"it stays in {folder.shown}/{BUNDLE}/{version}; the next install removes or mends it",
+            )
+
+
+# --- uninstall ---
+
+
+def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object] = lambda: None) -> Installation:
+    """Remove the installation; returns its former content. `refuse` raises when it must stay, and is called twice: a
+    call that began while the names were there may attach a pod after the first time."""
+    with folder.locked():
+        before = layout.read(folder.path)
+        refuse(before)
+        folder.carry_out(_release(folder, before))
+        try:
+            end_workers()
+            _wait_for_calls(folder, before)
+            refuse(before)
+        except (CniError, KeyboardInterrupt):
+            if before.current:
+                folder.carry_out(_take(folder, layout.read(folder.path), sorted(before.ours)))
+            raise
+        folder.carry_out([_end(folder)])
+        return before
+
+
+def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
+    """The steps of an uninstall now. It is refused where `uninstall` is: by the lock, by missing rights, by `refuse`."""
+    with folder.locked() if os.path.isdir(folder.bundle) else nullcontext():  # the lock would make the folder
+        found = layout.read(folder.path)
+        refuse(found)
+        users = _users(folder, found)
+        wait = [Step(f"wait up to {CALLS_END_SECONDS:g} s for {users}", lambda: None)] if users else []
+        return [*_release(folder, found), *wait, _end(folder)]
+
+
+def _release(folder: Folder, found: Installation) -> Iterator[Step]:
+    """The first half: our links go, and the files that were kept come back."""
+    for name in reversed(NAMES):
+        path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
+        if name in found.ours and name in found.kept:
+            yield Step(f"put back the {name} that was there before", partial(os.rename, kept, path))
+        elif name in found.ours:
+            yield _removal(f"remove the link {name}", path)
+        elif name in found.kept:
+            yield _removal(f"drop the {name} that was kept: another has been installed in its place since", kept)
+
+
+def _users(folder: Folder, found: Installation) -> str:
+    """The processes that run from a version, without this command, which may run from one itself."""
+    own = (os.getpid(), os.getppid())
+    users = [(pid, v) for v in found.versions for pid in running.users(f"{folder.bundle}/{v}", own)]
+    return ", ".join(f"process {pid}, which runs from version {version}" for pid, version in users)
+
+
+def _wait_for_calls(folder: Folder, before: Installation) -> None:
+    deadline = time.monotonic() + CALLS_END_SECONDS
+    while users := _users(folder, before):
+        if time.monotonic() > deadline:
+            raise TryAgainLater(
+                f"railcni stays in {folder.shown} because of {users}: end it, or wait until it has ended"
+            )
+        time.sleep(0.1)
+
+
+def _end(folder: Folder) -> Step:
+    """The second half, when nothing runs from the versions any more. The lock goes last, for another may wait for it."""
+
+    def remove() -> None:
+        files.sync(folder.path)  # the names that came back are on the disk before the versions go
+        for name in (CURRENT, *sorted({*os.listdir(folder.bundle)} - {LOCK}), LOCK):
+            files.remove(f"{folder.bundle}/{name}")
+        os.rmdir(folder.bundle)
+        files.sync(folder.path)
+
+    return Step(f"remove {BUNDLE} with all versions", remove)

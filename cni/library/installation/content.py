@@ -1,0 +1,159 @@
+"""The content of a version: the bundle in which this command runs, or the plugins of a checkout.
+
+A bundle is a directory with `VERSION` and `bin/`, which needs nothing of the host; all of it is installed. A checkout is
+for hosts with a Python: its plugins are installed, their modules in one file (cni/compiled/pack.py), and executables that name
+this command's own interpreter by its absolute path. The command itself stays in the checkout: it needs more packages.
+
+The plugins are in a version twice: in bin/, and for their plain names as copies in plain/. An installer of the Go
+plugins that runs `cp -f whereabouts /opt/cni/bin`, as whereabouts' own does at every start, writes through our link:
+that is meant to change `whereabouts`, and must not change `railcni-whereabouts`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Literal, NamedTuple
+
+from cni import VERSION
+from cni.compiled import pack
+from cni.library.installation.below import below
+from cni.library.installation.layout import COPIES, PLAIN, PROGRAMS, SCRIPTS
+from cni.shared.spec.errors import IoFailure
+
+VERSION_FILE = "VERSION"
+_TEMPLATE = "bin/launcher.in"
+_DIGEST_BYTES = 6
+
+Read = Callable[[], bytes]
+
+
+class VersionEntry(NamedTuple):
+    """A directory, or a file or link with its content (of a link: its target); `path` is relative."""
+
+    path: str
+    kind: Literal["directory", "file", "program", "link"]
+    read: Read = bytes
+
+
+class Content(NamedTuple):
+    """The content of a version, with every directory before its content. `top` is the directory it comes from."""
+
+    top: str
+    release: str
+    entries: tuple[VersionEntry, ...]
+    interpreter: str = ""  # a checkout's; a bundle has its own
+
+    @property
+    def version(self) -> str:
+        """The name of its directory: the release and a digest of its content."""
+        return f"{self.release}-{digest(self.entries)}"
+
+
+def here(start: str = __file__) -> Content:
+    """The content that the file `start` belongs to; IoFailure when it belongs to none."""
+    folder = os.path.dirname(os.path.realpath(start))
+    while folder != "/":
+        if os.path.isfile(f"{folder}/{VERSION_FILE}") and os.path.isfile(f"{folder}/{PROGRAMS}/{PLAIN[0]}"):
+            return bundle(folder)
+        if os.path.isfile(f"{folder}/{_TEMPLATE}"):
+            return checkout(folder)
+        folder = os.path.dirname(folder)
+    raise IoFailure(f"{start} lies neither in a bundle nor in a checkout of railcni: run the command of one")
+
+
+def bundle(top: str) -> Content:
+    """The bundle in the directory `top`."""
+    release = _content(f"{top}/{VERSION_FILE}").decode().split()[0]
+    own = [entry for entry in tree(top) if entry.path.partition("/")[0] != COPIES]  # an installed version has them
+    programs = {name: partial(_content, f"{top}/{PROGRAMS}/{name}") for name in PLAIN}
+    return Content(top, release, (*own, *_programs(COPIES, programs)))
+
+
+def checkout(top: str) -> Content:
+    """The plugins of the checkout in the directory `top`, for this interpreter."""
+    interpreter = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+    template = _content(f"{top}/{_TEMPLATE}").decode().replace("@PYTHON@", interpreter)
+    scripts: dict[str, Read] = {name: partial(template.replace("@PLUGIN@", name).encode) for name in PLAIN}
+    native = _native(top)
+    programs = dict.fromkeys(PLAIN, native) if native else scripts
+    modules = pack.pack(top)
+    entries = (
+        VersionEntry(VERSION_FILE, "file", f"{VERSION}\n".encode),
+        *_programs(PROGRAMS, programs),
+        *_programs(SCRIPTS, scripts),
+        *_programs(COPIES, programs),
+        VersionEntry(f"{PROGRAMS}/modules.{sys.implementation.cache_tag}", "file", lambda: modules),
+    )
+    return Content(top, VERSION, entries, interpreter)
+
+
+def _native(top: str) -> Read | None:
+    """The native launcher that `make` has built; None where there was no compiler for it."""
+    path = f"{top}/build/launcher"
+    try:
+        return partial(_content, path) if os.path.getsize(path) else None
+    except OSError:
+        return None
+
+
+def _programs(directory: str, programs: Mapping[str, Read]) -> list[VersionEntry]:
+    files = [VersionEntry(f"{directory}/{name}", "program", read) for name, read in programs.items()]
+    return [VersionEntry(directory, "directory"), *files]
+
+
+def tree(top: str) -> Iterator[VersionEntry]:
+    """The content of a directory, in the order of the names."""
+    for folder, folders, files in os.walk(top):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            full = f"{folder}/{name}"
+            path, mode = os.path.relpath(full, top), os.lstat(full).st_mode
+            if stat.S_ISLNK(mode):
+                yield VersionEntry(path, "link", partial(_target, full))
+            elif stat.S_ISDIR(mode):
+                yield VersionEntry(path, "directory")
+            elif stat.S_ISREG(mode):
+                yield VersionEntry(path, "program" if mode & 0o100 else "file", partial(_content, full))
+            else:
+                raise IoFailure(f"{full} is neither a file, a directory nor a link: remove it from the bundle")
+
+
+def digest(entries: Iterable[VersionEntry]) -> str:
+    """A hash of paths, kinds and contents, in hexadecimal digits."""
+    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for entry in sorted(entries):
+        content = hashlib.blake2b(entry.read()).hexdigest()
+        whole.update(f"{entry.kind}\0{entry.path}\0{content}\n".encode("utf-8", "surrogateescape"))
+    return whole.hexdigest()
+
+
+def is_whole(directory: str) -> bool:
+    """Whether the content of an installed version matches the digest in its name."""
+    wanted = os.path.basename(directory).rpartition("-")[2].partition(".")[0]
+    try:
+        return digest(tree(directory)) == wanted
+    except (OSError, IoFailure):
+        return False
+
+
+def check_host(content: Content, root: str) -> None:
+    """IoFailure when the host below `root` lacks the interpreter that the executables name."""
+    if content.interpreter and not os.access(below(root, content.interpreter), os.X_OK):
+        raise IoFailure(
+            f"the host below {root} has no {content.interpreter}, which a checkout's executables name: install the bundle"
+            " there (make bundle), which brings its own"
+        )
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _target(path: str) -> bytes:
+    return os.fsencode(os.readlink(path))

@@ -1,0 +1,1 @@
+"""This node's RDMA devices, PCI topology, network namespaces and attachments."""

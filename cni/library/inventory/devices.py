@@ -1,0 +1,137 @@
+"""The verbs devices of a node as plain values: what each belongs to, its ports, and whose their GIDs are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cni.library.inventory import topology
+from cni.library.inventory.sandboxes import NamespaceView
+from cni.library.inventory.topology import text
+from cni.shared.kernel import rdma_sysfs
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An entry of a GID table: `kind` "RoCE v2", `ndev` its netdev's name where that lies, `owner` the pod or namespace
+    that has the address on a link of that name, "" for this namespace or when nobody is seen to have it."""
+
+    index: int
+    value: str
+    kind: str
+    address: str
+    ndev: str
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of a verbs device. `mtu` is its netdev's in bytes, `roce_mtu` what RDMA makes of it; None: not seen from
+    here, or InfiniBand. `carrier` is None where the netdev is not seen. `room` is the size of its GID table."""
+
+    device: str
+    number: int
+    netdev: str
+    state: str
+    physical_state: str
+    link_layer: str
+    rate: str
+    carrier: bool | None
+    mtu: int | None
+    roce_mtu: int | None
+    room: int
+    gids: tuple[Gid, ...]
+
+    def __str__(self) -> str:
+        return f"{self.device} port {self.number}"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the port can carry traffic."""
+        return self.state == rdma_sysfs.ACTIVE
+
+    @property
+    def is_roce(self) -> bool:
+        """Whether the port does RDMA over Ethernet."""
+        return self.link_layer == rdma_sysfs.ETHERNET
+
+
+@dataclass(frozen=True)
+class VerbsDevice:
+    """A verbs device; `pci` and `driver` are "" of a software one, `numa_node` -1 where nobody says."""
+
+    name: str
+    pci: str
+    numa_node: int
+    driver: str
+    firmware: str
+    is_virtual_function: bool
+    ports: tuple[Port, ...]
+
+
+def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
+    """All verbs devices that `root` shows."""
+    owners = _owners(sandboxes)
+    mtus = {(i.name, a): i.mtu for s in sandboxes for i in s.interfaces for a in i.addresses}
+    return [_device(name, owners, mtus, root) for name in rdma_sysfs.devices(root)]
+
+
+def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
+    """All ports of the devices."""
+    return [port for device in devices for port in device.ports]
+
+
+def _owners(sandboxes: Sequence[NamespaceView]) -> dict[tuple[str, str], str]:
+    """Who has (name of a link, address); of several the first, which is this namespace itself."""
+    found: dict[tuple[str, str], str] = {}
+    for sandbox in sandboxes:
+        for interface in sandbox.interfaces:
+            for address in interface.addresses:
+                found.setdefault((interface.name, address), sandbox.owner)
+    return found
+
+
+def _device(name: str, owners: dict[tuple[str, str], str], mtus: dict[tuple[str, str], int], root: str) -> VerbsDevice:
+    address = rdma_sysfs.pci_of(name, root)
+    function = topology.device(address, root) if address else topology.PciDevice("", ())
+    return VerbsDevice(
+        name=name,
+        pci=address,
+        numa_node=function.numa_node,
+        driver=function.driver,
+        firmware=text(f"{root}{rdma_sysfs.CLASS}/{name}/fw_ver"),
+        is_virtual_function=function.is_virtual_function,
+        ports=tuple(_port(name, number, owners, mtus, root) for number in rdma_sysfs.ports(name, root)),
+    )
+
+
+def _port(
+    device: str, number: int, owners: dict[tuple[str, str], str], mtus: dict[tuple[str, str], int], root: str
+) -> Port:
+    read = rdma_sysfs.Port(device, number, root)
+    gids = tuple(
+        Gid(g.index, g.value, g.kind, g.address, g.ndev, owners.get((g.ndev, g.address), ""))
+        for g in rdma_sysfs.gids(device, number, root)
+    )
+    netdev = rdma_sysfs.netdev_of(device, number, root)
+    seen = f"{root}/class/net/{netdev}"
+    mtu = text(f"{seen}/mtu") if netdev else ""
+    is_here = mtu.isdigit()
+    of_pod = [mtus[g.ndev, g.address] for g in gids if g.ndev == netdev and (g.ndev, g.address) in mtus]
+    size = int(mtu) if is_here else next(iter(of_pod), None)  # a device that was moved into a pod
+    is_roce = read.link_layer == rdma_sysfs.ETHERNET
+    return Port(
+        device=device,
+        number=number,
+        netdev=netdev,
+        state=read.state,
+        physical_state=read.physical_state,
+        link_layer=read.link_layer,
+        rate=read.rate,
+        carrier=text(f"{seen}/carrier") == "1" if is_here or os.path.isdir(seen) else None,
+        mtu=size,
+        roce_mtu=rdma_sysfs.roce_mtu(size) if is_roce and size is not None else None,
+        room=rdma_sysfs.gid_table_size(device, number, root),
+        gids=gids,
+    )

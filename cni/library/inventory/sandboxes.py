@@ -1,0 +1,190 @@
+"""The network namespaces of this node with their links and addresses, and which pod each is of.
+
+Pods are known from railcni's records and from libcni's cache, so those that other plugins attached are found too.
+Namespaces are found there, below /run/netns, and behind every process that this user may look at.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cni.library.inventory.denied import is_denied
+from cni.library.inventory.places import NAMED_NAMESPACES, namespace_path
+from cni.library.inventory.podnames import is_of_pod, read_pod
+from cni.library.runtime.cache import DIRECTORY, Cache
+from cni.shared.kernel import addresses
+from cni.shared.kernel import netns as namespaces
+from cni.shared.kernel.links import Link, Rtnl
+from cni.shared.log import Log
+from cni.shared.records import STATE, Records
+from cni.shared.spec.errors import CniError, InvalidConfig
+
+_LINK_LOCAL = "fe80:"
+
+
+@dataclass(frozen=True)
+class SandboxInterface:
+    """A link of a namespace; `addresses` are without their lengths, `networks` are the IPv4 ones with theirs. `lower` is
+    the name of the link below it when that lies in the command's own namespace, "" when there is none or it lies
+    elsewhere. `up` is what an administrator set, `carrier` what the wire says."""
+
+    name: str
+    kind: str
+    mtu: int
+    up: bool
+    addresses: tuple[str, ...]
+    lower: str = ""
+    bus: str = ""
+    device: str = ""
+    networks: tuple[str, ...] = ()
+    carrier: bool = True
+
+    @property
+    def global_addresses(self) -> list[str]:
+        """The addresses that are not link-local."""
+        return [a for a in self.addresses if not a.startswith(_LINK_LOCAL)]
+
+
+@dataclass(frozen=True)
+class NamespaceView:
+    """A network namespace: where it was found ("" for the command's own), its pod as "namespace/name" or "", its links."""
+
+    netns: str
+    pod: str
+    interfaces: tuple[SandboxInterface, ...]
+
+    @property
+    def owner(self) -> str:
+        """The pod, or else the path, for people."""
+        return self.pod or self.netns
+
+
+def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = None) -> list[NamespaceView]:
+    """All namespaces that can be entered, the command's own first.
+
+    What cannot be read goes to `unread`; without it pods that are not known are an error, and namespaces that this user
+    may not enter are passed over.
+    """
+    missed = [] if unread is None else unread
+    pods: dict[str, str] = {}
+    for known in (_recorded(state), _cached(cache)):
+        try:
+            pods |= dict(known)
+        except CniError as fault:
+            if unread is None:
+                raise
+            missed.append(f"which namespace is which pod's is not known: {fault.msg}")
+    denied = False
+    with namespaces.own() as own:
+        found = [NamespaceView("", "", tuple(_interfaces(own, own)))]
+        seen = {own.inode}
+        for path in (*pods, *_named(), *_of_processes()):
+            inode = inode_of(path)
+            if inode in seen:
+                continue
+            try:
+                with namespaces.open_namespace(path) as there:
+                    seen.add(there.inode)
+                    found.append(NamespaceView(path, pods.get(path, ""), tuple(_interfaces(there, own))))
+            except (CniError, OSError) as fault:  # gone meanwhile, or not for this user to enter
+                denied = denied or is_denied(fault)
+    if denied:
+        missed.append(f"those of others cannot be entered: {os.strerror(errno.EACCES)}")
+    return found
+
+
+def find(text: str, sandboxes: list[NamespaceView], state: str = STATE, cache: str = DIRECTORY) -> NamespaceView:
+    """The namespace that NAMESPACE/POD, a path or a name below /run/netns means; InvalidConfig when there is none."""
+    try:
+        wanted = read_pod(text)
+    except ValueError:
+        return _at(namespace_path(text), sandboxes)
+    found = [s for s in sandboxes if s.pod and is_of_pod((s.pod.partition("/")[0], s.pod.partition("/")[2]), wanted)]
+    if not found:
+        raise InvalidConfig(
+            f"no namespace of pod {wanted} on this node: neither a record in {state} nor libcni's cache in {cache}/results"
+            " names one that is still there; give the path of its namespace, /proc/PID/ns/net"
+        )
+    return found[0]
+
+
+def _at(path: str, sandboxes: list[NamespaceView]) -> NamespaceView:
+    with namespaces.open_namespace(path) as there, namespaces.own() as own:
+        if namespaces.same(there, own):
+            return sandboxes[0]
+        for sandbox in sandboxes[1:]:
+            if inode_of(sandbox.netns) == there.inode:
+                return sandbox
+        return NamespaceView(path, "", tuple(_interfaces(there, own)))
+
+
+def _recorded(state: str) -> Iterator[tuple[str, str]]:
+    """Paths of namespaces with their pods, as railcni's records know them."""
+    for attachment, _, record in Records(state, Log("railcni")).all():
+        namespace, name, *_ = record.get("pod") or ("", "")
+        if record.get("netns"):
+            yield str(record["netns"]), f"{namespace}/{name}" if name else f"container {attachment.container_id[:13]}"
+
+
+def _cached(cache: str) -> Iterator[tuple[str, str]]:
+    """As `_recorded`, as libcni's cache knows them."""
+    for entry in Cache(cache).all():
+        args = dict(entry.parameters.args)
+        if entry.parameters.netns and args.get("K8S_POD_NAME"):
+            yield entry.parameters.netns, f"{args.get('K8S_POD_NAMESPACE', '')}/{args['K8S_POD_NAME']}"
+
+
+def _named() -> list[str]:
+    try:
+        return [os.path.join(NAMED_NAMESPACES, name) for name in sorted(os.listdir(NAMED_NAMESPACES))]
+    except OSError:
+        return []
+
+
+def _of_processes() -> list[str]:
+    return [f"/proc/{pid}/ns/net" for pid in sorted(filter(str.isdigit, os.listdir("/proc")), key=int)]
+
+
+def inode_of(path: str) -> int:
+    """The inode of what `path` leads to; 0 when nothing is there, or it cannot be seen."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
+def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Iterator[SandboxInterface]:
+    host = Rtnl()
+    try:
+        if there.inode == own.inode:  # which every user may look at, and root alone enter
+            rtnl = Rtnl()
+        else:
+            with there.entered():
+                rtnl = Rtnl()
+    except BaseException:
+        host.close()
+        raise
+    try:
+        own_id = rtnl.netns_id(own.fd)
+        for link in rtnl.links():
+            below = _lower(link, host, own_id, there.inode == own.inode)
+            given = [a.text for a in addresses.list_of(rtnl, link.index)]
+            texts = tuple(a.partition("/")[0] for a in given)
+            inet = tuple(a for a in given if ":" not in a)
+            parent = link.parent_bus, link.parent_device
+            yield SandboxInterface(link.name, link.kind, link.mtu, link.up, texts, below, *parent, inet, link.carrier)
+    finally:
+        host.close()
+        rtnl.close()
+
+
+def _lower(link: Link, host: Rtnl, own_id: int | None, is_own: bool) -> str:
+    """The name of the link below, when it lies in the command's namespace."""
+    there = link.lower_netnsid is None if is_own else link.lower_netnsid is not None and link.lower_netnsid == own_id
+    if not link.lower_index or not there or link.kind == "veth":
+        return ""
+    found = host.link(index=link.lower_index)
+    return found.name if found else ""

@@ -1,0 +1,175 @@
+"""Which NIC is near which GPU: the PCI tree of a node, as sysfs shows it, and distances in it.
+
+A device's place is its path in sysfs, "pci0000:3a/0000:3a:00.0/0000:3b:00.0/...": the host bridge, then every PCI
+bridge down to the device (Documentation/ABI/testing/sysfs-bus-pci). Distances have the names that `nvidia-smi topo -m`
+and NCCL give them. `read` does the I/O; the rest is pure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cni.shared.kernel.files import names_in
+
+SELF, PIX, PXB, PHB, NODE, SYS = "X", "PIX", "PXB", "PHB", "NODE", "SYS"
+NEAREST_FIRST = (SELF, PIX, PXB, PHB, NODE, SYS)
+
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
+_NVIDIA, _AMD = 0x10DE, 0x1002
+_VGA, _COMPUTE = 0x0300, (0x0302, 0x0380, 0x1200)  # include/linux/pci_ids.h; a BMC's console is VGA too
+_UNKNOWN_NODE = -1
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """A PCI function. `above` are its host bridge and bridges, from the top; `numa_node` is -1 where nobody says."""
+
+    address: str
+    above: tuple[str, ...]
+    numa_node: int = _UNKNOWN_NODE
+    vendor: int = 0
+    kind: int = 0  # class and subclass, 0x0302
+    driver: str = ""
+    is_virtual_function: bool = False
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        if self.is_virtual_function:
+            return False
+        return self.kind in _COMPUTE or (self.kind == _VGA and self.vendor in (_NVIDIA, _AMD))
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The GPUs of a node, in order of address as nvidia-smi numbers them, and its NICs by the name of verbs device.
+
+    `one_node` says that the machine has a single NUMA node, so that one which nobody names is that one.
+    """
+
+    gpus: tuple[PciDevice, ...]
+    nics: tuple[tuple[str, PciDevice], ...]
+    one_node: bool = True
+
+    def matrix(self) -> list[list[str]]:
+        """A row a GPU, a column a NIC."""
+        return [[self.distance(gpu, nic) for _, nic in self.nics] for gpu in self.gpus]
+
+    def distance(self, one: PciDevice, other: PciDevice) -> str:
+        """The distance of two functions, as `distance` words it."""
+        return distance(one, other, self.one_node)
+
+    def nearest(self, gpu: PciDevice) -> list[str]:
+        """The names of the NICs that are as near to `gpu` as any."""
+        ranked = [(NEAREST_FIRST.index(self.distance(gpu, nic)), name) for name, nic in self.nics]
+        return [name for rank, name in ranked if rank == min(ranked)[0]]
+
+
+def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
+    """How far two PCI functions are from one another. `one_node`: an unknown NUMA node is the only one."""
+    if one.address == other.address:
+        return SELF
+    common = 0
+    for ours, theirs in zip(one.above, other.above, strict=False):
+        if ours != theirs:
+            break
+        common += 1
+    # The host bridge is the first. Of a switch they share the upstream port: each has a downstream port of its own.
+    if common >= 2:
+        apart = max(len(one.above), len(other.above)) - common
+        return PIX if apart <= 1 else PXB
+    if common == 1:
+        return PHB
+    if one_node or (one.numa_node == other.numa_node and one.numa_node != _UNKNOWN_NODE):
+        return NODE
+    return SYS
+
+
+def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
+    """The GPUs of the machine, and `nics`: names with their PCI addresses; those that have none are left out."""
+    folder = f"{root}/bus/pci/devices"
+    devices = [device(address, root) for address in names_in(folder) if is_address(address)]
+    gpus = tuple(sorted((d for d in devices if d.is_gpu), key=lambda d: _order(d.address)))
+    known = {d.address: d for d in devices}
+    return Topology(gpus, tuple((name, known[address]) for name, address in nics if address in known), _one_node(root))
+
+
+def device(address: str, root: str = "/sys") -> PciDevice:
+    """The PCI function with this address; what sysfs does not tell of it is left at its default."""
+    folder = f"{root}/bus/pci/devices/{address}"
+    parts = os.path.realpath(folder).split("/")
+    first = next((i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part), len(parts) - 1)
+    numa = text(f"{folder}/numa_node")
+    return PciDevice(
+        address=address,
+        above=tuple(parts[first:-1]),
+        numa_node=int(numa) if numa.lstrip("-").isdigit() else _UNKNOWN_NODE,
+        vendor=_hex(text(f"{folder}/vendor")),
+        kind=_hex(text(f"{folder}/class")) >> 8,
+        driver=os.path.basename(os.path.realpath(f"{folder}/driver")) if os.path.islink(f"{folder}/driver") else "",
+        is_virtual_function=os.path.islink(f"{folder}/physfn"),
+    )
+
+
+def is_address(name: str) -> bool:
+    """Whether `name` is a PCI address, "0000:3b:00.0"."""
+    return bool(_ADDRESS.fullmatch(name))
+
+
+def text(path: str) -> str:
+    """What a file of sysfs says, without the end of its line; "" when it is not there or does not answer."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def table(topology: Topology) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """The matrix with its heads: a row a GPU."""
+    columns = ("gpu", "pci", "numa", *(name for name, _ in topology.nics))
+    rows: list[Sequence[str]] = []
+    for number, (gpu, distances) in enumerate(zip(topology.gpus, topology.matrix(), strict=True)):
+        numa = str(gpu.numa_node) if gpu.numa_node != _UNKNOWN_NODE else ""
+        rows.append((f"GPU{number}", gpu.address, numa, *distances))
+    return columns, rows
+
+
+def _one_node(root: str) -> bool:
+    return text(f"{root}/devices/system/node/online") in ("", "0")  # "0-1" for two
+
+
+def _hex(digits: str) -> int:
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return 0
+
+
+def _order(address: str) -> tuple[int, ...]:
+    return tuple(int(part, 16) for part in re.split("[:.]", address))
+
+
+def default_route_links(proc: str = "/proc") -> frozenset[str]:
+    """The links of IPv4 and IPv6 default routes (proc(5): /proc/net/route; net/ipv6/route.c)."""
+    found = set()
+    for line in text(f"{proc}/net/route").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7 and fields[1] == fields[7] == "00000000":
+            found.add(fields[0])
+    for line in text(f"{proc}/net/ipv6_route").splitlines():
+        fields = line.split()
+        if len(fields) == 10 and fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
+            found.add(fields[9])
+    return frozenset(found)
+
+
+def administrative_states(root: str = "/sys") -> dict[str, bool]:
+    """Whether each netdev that sysfs shows is set up (IFF_UP, in `flags`)."""
+    folder = f"{root}/class/net"
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    flags = {name: text(f"{folder}/{name}/flags") for name in names}
+    return {name: bool(int(value, 16) & 1) for name, value in flags.items() if value.startswith("0x")}

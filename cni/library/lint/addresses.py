@@ -1,0 +1,221 @@
+"""The rules for the `ipam` block of a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cni.library.documents.refusals import keys_of
+from cni.library.documents.scope import Scope
+from cni.library.documents.text import Keys
+from cni.library.lint import known
+from cni.library.lint.table import executable, fix_of, message_of, reader_of, remedy, unknown_keys
+from cni.plugins import LINK_PLUGINS
+from cni.shared import rail as rails_key
+from cni.shared.config import Fault, Key
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError
+from cni.shared.spec.request import Request, member
+from ipam import config as ipam_config
+from ipam import flatfile
+from ipam import keys as tables
+from ipam.group import indexes
+from ipam.ranges import Range, format_address, parse_address
+
+BLOCK: Sequence[Key] = (*tables.RANGE_KEYS, *tables.IPAM_KEYS, *tables.ACCEPTED_KEYS)
+MEMBERS: Mapping[str, Sequence[Key]] = {
+    "ipRanges": tables.RANGE_KEYS,
+    "addresses": tables.ADDRESS_KEYS,
+    "routes": tables.ROUTE_KEYS,
+}
+"""The tables of the objects in a list of the block."""
+
+
+class FlatFiles(Protocol):
+    """A reader of the flat file: ipam.flatfile on a node."""
+
+    def load(self, path: str, /) -> bytes | None: ...
+    def follow(self, path: str, roots: str = "", /) -> str: ...
+    def host_name(self) -> str: ...
+
+
+class Assumed:
+    """A flat file as a cluster has it, where none is at hand: it names the stores, so that a NAD need not."""
+
+    _TEXT = codec.dumps(
+        {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}, "etcd_host": "localhost"}
+    )
+
+    def load(self, path: str, /) -> bytes | None:
+        return self._TEXT.encode() if path == flatfile.PATHS[0] else None
+
+    def follow(self, path: str, roots: str = "", /) -> str:
+        return flatfile.follow(path, roots)
+
+    def host_name(self) -> str:
+        return "node"
+
+
+class Named(Assumed):
+    """The flat file at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def load(self, path: str, /) -> bytes | None:
+        return flatfile.load(self._path) if path == flatfile.PATHS[0] else None
+
+
+def has_ipv6(document: Mapping[str, Any]) -> bool:
+    """Whether the plugin's block of whereabouts has a range or address of IPv6."""
+    block = member(document, "ipam")
+    if not isinstance(block, dict):
+        return False
+    listed = [m for name in ("ipRanges", "addresses") for m in member(block, name) or [] if isinstance(m, dict)]
+    texts = [member(block, "range"), *(member(m, name) for m in listed for name in ("range", "address"))]
+    return any(isinstance(text, str) and ":" in text for text in texts)
+
+
+@dataclass(frozen=True)
+class Use:
+    """The range `text` of a network or of another's pool, from `low` to `high`, which `keys` of `scope` has. `master` is ""
+    where no netdev is named; `guarded`: an address is given once among overlapping ranges of one `network_name`."""
+
+    owner: str
+    text: str
+    family: int
+    low: int
+    high: int
+    scope: Scope
+    keys: Keys
+    network_name: str = ""
+    guarded: bool = False
+    master: str = ""
+
+
+def overlaps(uses: Sequence[Use]) -> None:
+    """Warn of ranges of several networks that have addresses in common, unless they are one pool or on wires apart."""
+    for i, second in enumerate(uses):
+        for first in uses[:i]:
+            same_names = first.network_name == second.network_name
+            is_one = same_names and first.guarded and second.guarded and first.text == second.text
+            is_apart = first.family != second.family or first.low > second.high or second.low > first.high
+            if first.owner == second.owner or is_one or is_apart:
+                continue
+            about = f"{second.text} overlaps with {first.text} of {first.owner}"
+            if same_names and first.guarded and second.guarded:
+                message = f"{about}: pods of one subnet get another prefix length than those of the other"
+            elif first.master and second.master and first.master != second.master:
+                continue  # wires apart, and set apart on purpose
+            else:
+                message = f"{about}, and nothing keeps both from giving the same address"
+            second.scope.warn(second.keys, message, "write the same range in both, or ranges apart from one another")
+            break
+
+
+def examine(
+    scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: FlatFiles, uses: list[Use]
+) -> None:
+    """Note the faults of the block of the plugin `document`, which stands at `keys`; its ranges go to `uses`."""
+    block = member(document, "ipam")
+    at = (*keys, "ipam")
+    if not isinstance(block, dict):
+        if block is not None and known.own(str(member(document, "type"))) not in LINK_PLUGINS:
+            scope.error(at, "ipam is no JSON object", 'write {"type": "whereabouts", "range": "192.168.2.0/24"}')
+        return
+    kind = member(block, "type")
+    if kind is None or kind == "":
+        if block:
+            scope.error(at, "ipam has no type: no addresses are given", f'add "type": "{known.OWN_IPAM}"')
+        return
+    if not isinstance(kind, str):
+        return  # the plugin's own reader has said so, or will
+    if kind in known.PLUGINS - known.IPAMS:
+        scope.error((*at, "type"), f"{kind} is no IPAM plugin", f'write "{known.OWN_IPAM}"')
+    else:
+        executable(scope, (*at, "type"), kind, known.IPAMS, "IPAM plugin")
+    if known.meant(kind) == known.OWN_IPAM:
+        config = _whereabouts(scope, at, block, request, flat)
+        if config is not None:
+            owner, wire = f"the network {scope.network}", str(member(document, "master") or "")
+            for place, one in zip(_places(at, block), config.ranges, strict=False):
+                span = str(one), one.family, one.network, one.top
+                uses.append(Use(owner, *span, scope, place, config.network_name, config.overlap, wire))
+
+
+def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
+    """The places of the block's ranges, in their order."""
+    own: list[Keys] = [(*keys, "range")] if member(block, "range") else []
+    return [*own, *((*keys, "ipRanges", i, "range") for i in range(len(member(block, "ipRanges") or [])))]
+
+
+def _whereabouts(
+    scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: FlatFiles
+) -> ipam_config.IpamConfig | None:
+    """The block's configuration; None when it has faults, which are noted."""
+    unknown_keys(scope, keys, block, BLOCK, "whereabouts")
+    for name, table in MEMBERS.items():
+        listed = member(block, name)
+        for i, entry in enumerate(listed if isinstance(listed, list) else []):
+            if isinstance(entry, dict):
+                unknown_keys(scope, (*keys, name, i), entry, table, f"a member of {name}")
+    faults: list[Fault] = []
+    try:
+        config = ipam_config.examine(request, flat, faults)
+    except CniError as refusal:
+        scope.error(keys, refusal.msg)
+        return None
+    for fault in faults:
+        inside = keys_of(fault.key.removeprefix("ipam.")) if fault.key.startswith("ipam.") else ()
+        at = keys[:-1] if fault.key == "cniVersion" else (*keys, *inside)
+        scope.error(at, message_of(fault), fix_of(fault, reader_of(inside, BLOCK, MEMBERS)))
+    for note in config.notes:
+        name = note.split(" ", 1)[0]
+        if name.startswith("ipam."):
+            scope.warn((*keys[:-1], *keys_of(name)), note.partition(" ")[2], "correct it, or remove it", at_key=True)
+    if not faults:
+        _gateway(scope, keys, config)
+        _overlaps(scope, keys, block, config.ranges)
+        _rails(scope, keys[:-1], request, config)
+    return None if faults else config
+
+
+def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:
+    """The ranges of all indexes, which this block's plugin reads where a pod has one index on them."""
+    unread: list[Fault] = []  # the link plugin's to tell
+    rail = rails_key.read(request.config, unread)
+    if rail is None or unread or not rail.is_same_index:
+        return
+    faults: list[Fault] = []
+    indexes.needs_of(rail, config, faults)
+    for fault in faults:
+        scope.error((*keys, *keys_of(fault.key)), message_of(fault), remedy(fault.wanted))
+
+
+def _gateway(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
+    if not config.gateway:
+        return
+    family, value = parse_address(config.gateway)
+    same = [r for r in config.ranges if r.family == family]
+    if same and not any(r.contains(value) for r in same):
+        inside = format_address(same[0].family, same[0].network + 1)
+        message = f"gateway {config.gateway} is in none of the ranges: no pod reaches it"
+        scope.warn((*keys, "gateway"), message, f"write an address of {same[0]}, such as {inside}")
+
+
+def _overlaps(scope: Scope, keys: Keys, block: Mapping[str, Any], ranges: Sequence[Range]) -> None:
+    """Two ranges of one block that have addresses in common: a pod gets two of the same subnet."""
+    if len(ranges) < 2:
+        return
+    from netaddr import IPRange, IPSet  # 30 ms
+
+    places = _places(keys, block)
+    sets = [IPSet(IPRange(*(format_address(r.family, value) for value in (r.network, r.top)))) for r in ranges]
+    for i, second in enumerate(ranges):
+        first = next((r for r, addresses in zip(ranges[:i], sets, strict=False) if addresses & sets[i]), None)
+        if first is not None:
+            message = (
+                f"{second} overlaps with the range {first} of this network: a pod gets two addresses of one subnet"
+            )
+            scope.warn(places[i] if i < len(places) else keys, message, "write ranges apart from one another")

@@ -1,0 +1,149 @@
+"""Files and directories: the networks that they hold, and the findings about each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from cni.library.documents import reader
+from cni.library.documents.diagnostic import WARNING, Diagnostic
+from cni.library.documents.reader import JSON, STDIN, YAML, about
+from cni.library.documents.scope import Scope
+from cni.library.documents.text import Text
+from cni.library.lint import manifest, network, operators
+from cni.library.lint.addresses import Assumed, FlatFiles, overlaps
+from cni.library.lint.plugin import Surroundings
+
+
+def lint(paths: Iterable[str], flat: FlatFiles | None = None) -> list[Diagnostic]:
+    """The findings about `paths`: files, directories such as /etc/cni/net.d, or "-" for stdin; in their order.
+
+    `flat` reads the flat file of the node that is meant (ipam.flatfile for this one); without it one is assumed that
+    names a store, as clusters have it. A file that cannot be read is a finding too.
+    """
+    around = Surroundings(flat=flat or Assumed())
+    parts: list[list[Diagnostic]] = []
+    for path in paths:
+        if path != STDIN and os.path.isdir(path):
+            parts += _directory(path, around)
+        else:
+            parts.append(_File(path, around).findings)
+    return _ended(parts, around)
+
+
+def lint_text(text: str, path: str, flat: FlatFiles | None = None) -> list[Diagnostic]:
+    """The findings about `text`, which is that of the file `path`."""
+    around = Surroundings(flat=flat or Assumed())
+    return _ended([_File(path, around, text=text).findings], around)
+
+
+def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnostic]:
+    """The findings of all files, with those of several networks together; those of a file in the order of their places."""
+    overlaps(around.uses)
+    return [finding for part in parts for finding in sorted(part, key=lambda f: (f.line, f.column))]
+
+
+class _File:
+    """The file `path`, its findings, the number of networks, and the name of the one that a runtime reads there.
+
+    `inside` a directory, files of other kinds are passed over.
+    """
+
+    def __init__(self, path: str, around: Surroundings, text: str | None = None, inside: bool = False) -> None:
+        self.findings: list[Diagnostic] = []
+        self.name = ""
+        self._path = reader.shown_path(path)
+        self._extension = os.path.splitext(path)[1]
+        self._around = around
+        self.count = 0
+        try:
+            text = reader.read_text(path) if text is None else text
+        except OSError as fault:
+            self.findings.append(reader.unreadable(self._path, fault))
+            return
+        for is_json, scope in reader.documents(self._path, text, self.findings):
+            reader.duplicates(scope)
+            self.count += self._examine(is_json, scope)
+        if not self.count and not self.findings and not inside:
+            message = "there is no network here: neither a CNI configuration nor a NetworkAttachmentDefinition"
+            self.findings.append(about(self._path, message, "name another file"))
+
+    def _examine(self, is_json: bool, scope: Scope) -> int:
+        """Look at one document; the number of networks in it."""
+        document, around = scope.root.data, self._around
+        if isinstance(document, dict) and ("apiVersion" in document or ("kind" in document and not is_json)):
+            count = 0
+            for one in reader.objects(scope):
+                if manifest.is_nad(one.root.data):
+                    manifest.examine(one, around)
+                    count += 1
+                else:
+                    count += operators.examine(one, around)
+            return count
+        if is_json:
+            appended = _appended(scope.text.path, document)
+            for path in appended:
+                self._appended(path, document)
+            name = document.get("name") if isinstance(document, dict) else None
+            self.name = name if isinstance(name, str) and self._extension in JSON else ""
+            network.examine(scope, around, self._extension, len(appended))
+            return 1
+        if not isinstance(document, dict) or not _is_network(document):
+            return 0
+        if self._extension in JSON:
+            scope.error((), "this is YAML, and a runtime reads JSON alone", "write it as JSON")
+        else:
+            scope.warn((), "this is YAML: a runtime reads JSON, or a NetworkAttachmentDefinition", "write it as JSON")
+        network.examine(scope, around, self._extension if self._extension in JSON else "")
+        return 1
+
+    def _appended(self, path: str, outer: dict[str, Any]) -> None:
+        """Look at a file that holds one plugin of the network `outer`."""
+        try:
+            text = Text(path, reader.read_text(path))
+        except OSError as fault:
+            self.findings.append(reader.unreadable(path, fault))
+            return
+        scope = reader.of_json(text, self.findings, str(outer.get("name")))
+        if scope is not None and isinstance(scope.root.data, dict):
+            reader.duplicates(scope)
+            network.examine_plugin(scope, outer, self._around)
+
+
+def _is_network(document: dict[str, Any]) -> bool:
+    return "plugins" in document or ("type" in document and ("cniVersion" in document or "name" in document))
+
+
+def _appended(path: str, document: Any) -> list[str]:
+    """The files of further plugins, which libcni 1.3 appends from the directory of the network's name."""
+    name = document.get("name") if isinstance(document, dict) else None
+    if not isinstance(name, str) or "/" in name or not name or document.get("loadOnlyInlinedPlugins"):
+        return []
+    folder = os.path.join(os.path.dirname(path), name)
+    if "type" in document or not os.path.isdir(folder):
+        return []
+    return [os.path.join(folder, n) for n in sorted(os.listdir(folder)) if n.endswith(".conf")]
+
+
+def _directory(path: str, around: Surroundings) -> list[list[Diagnostic]]:
+    try:
+        names = sorted(n for n in os.listdir(path) if os.path.splitext(n)[1] in (*JSON, *YAML))
+    except OSError as fault:
+        return [[about(path, f"cannot be listed: {fault.strerror}", "run it as root, or name another directory")]]
+    parts: list[list[Diagnostic]] = []
+    count = 0
+    seen: dict[str, str] = {}
+    for name in sorted(names, key=lambda n: (os.path.splitext(n)[1] != ".conflist", n)):  # as libcni searches
+        one = os.path.join(path, name)
+        if os.path.isdir(one):
+            continue
+        file = _File(one, around, inside=True)
+        count += file.count
+        parts.append(file.findings)
+        if file.name and seen.setdefault(file.name, name) != name:
+            message = f"the network {file.name} is in {seen[file.name]} too, which libcni finds first"
+            parts.append([about(one, message, "give one of them another name, or remove it", WARNING)])
+    if not count and not any(parts):
+        parts.append([about(path, "there is no network in this folder", "name the folder or the files that have them")])
+    return parts

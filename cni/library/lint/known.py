@@ -1,0 +1,95 @@
+"""Names that the lint knows beside the keys of our own plugins: other plugins, and the keys that runtimes read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from cni.library.installation.layout import PLAIN
+from cni.plugins import LINK_PLUGINS
+
+OWN_IPAM = "whereabouts"
+OWN_CHAINED = "rdma"
+PREFIX = "railcni-"
+_LEAST_LETTERS = 5  # in shorter names one letter makes another word
+
+LINKS = {
+    "accelerated-bridge", "aws-cni", "azure-vnet", "bridge", "calico", "cilium-cni", "cnv-bridge", "dummy",
+    "flannel", "host-device", "ib-sriov", "ib-sriov-cni", "ipoib", "ipvlan", "kindnet", "kube-ovn", "macvlan",
+    "macvtap", "multus", "multus-shim", "ovn-k8s-cni-overlay", "ovs", "ptp", "sriov", "tap", "userspace",
+    "vlan", "weave-net",
+}  # fmt: skip
+"""Plugins that make an interface or move one: the first of a chain, and one alone (containernetworking/plugins and others)."""
+
+CHAINED = {
+    "bandwidth", "cnv-tuning", "coordinator", "firewall", "ifb", "istio-cni", "linkerd-cni", "loopback",
+    "portmap", "railcni-rdma", "rdma", "route-override", "sbr", "tuning", "vrf",
+}  # fmt: skip
+"""Plugins that change the interface of a plugin before them in the chain."""
+
+IPAMS = {
+    "calico-ipam", "dhcp", "host-local", "ipam-static", "kube-ovn", "nv-ipam", "railcni-whereabouts",
+    "spiderpool", "static", "whereabouts",
+}  # fmt: skip
+"""Plugins that an `ipam` block can name."""
+
+SHARING = {"bridge", "dummy", "ipvlan", "macvlan", "macvtap", "ptp", "railcni-macvlan", "tap", "vlan"}
+"""Plugins that make a link of their own, which no verbs device belongs to: `rdma` finds none to move."""
+
+OF_RUNTIMES = (
+    "type", "name", "cniVersion", "cniVersions", "capabilities", "runtimeConfig", "args", "prevResult", "dns",
+    "ipam",
+)  # fmt: skip
+"""Keys of every plugin (SPEC.md, section 1, and CONVENTIONS.md): the runtime reads or writes them."""
+
+OF_MULTUS = ("deviceID", "pciBusID", "resourceName")
+"""Keys that Multus writes for an allocated device, or reads."""
+
+OF_LISTS = ("cniVersion", "cniVersions", "name", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins")
+
+
+PLUGINS = LINKS | CHAINED | IPAMS | {*LINK_PLUGINS} | {PREFIX + name for name in PLAIN}
+
+
+def own(name: str) -> str:
+    """The executable of ours that `name` is: "" when none; "railcni-macvlan" is macvlan."""
+    plain = name.removeprefix(PREFIX)
+    return plain if plain in PLAIN else ""
+
+
+def meant(name: str) -> str:
+    """As `own`, for a name that may be misspelled."""
+    return own(name) or own(slip(name, (name for name in PLUGINS if own(name))))
+
+
+def near(word: str, names: Iterable[str]) -> str:
+    """The one of `names` that was most likely meant by `word`, or ""."""
+    folded: dict[str, str] = {}
+    for name in names:
+        folded.setdefault(_bare(name), name)
+    bare = _bare(word)
+    found = difflib.get_close_matches(bare, folded, n=1, cutoff=0.75)
+    swapped = [name for name in folded if len(bare) > 2 and sorted(name) == sorted(bare)]  # mut for mtu
+    return next((folded[name] for name in (*found, *swapped)), "")
+
+
+def slip(word: str, names: Iterable[str]) -> str:
+    """The one of `names` that `word` is but for its case, its - and _, or one letter too many, missing, wrong or swapped
+    with the next; "" when none is.
+
+    It is no slip where two plugins may well be called so: macvlan2 is somebody's own, ovn is not ovs.
+    """
+    candidates = (name for name in names if len(name) >= _LEAST_LETTERS or own(name))
+    return next((name for name in candidates if _is_slip(_bare(word), _bare(name))), "")
+
+
+def _is_slip(word: str, name: str) -> bool:
+    same = next((i for i, (a, b) in enumerate(zip(word, name, strict=False)) if a != b), min(len(word), len(name)))
+    if word[same : same + 1].isdigit():
+        return False
+    left, right = word[same:], name[same:]
+    return left == right[1:] or left[1:] == right or left[1:] == right[1:] or left[1::-1] + left[2:] == right
+
+
+def _bare(word: str) -> str:
+    return word.lower().replace("_", "").replace("-", "")

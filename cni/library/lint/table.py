@@ -1,0 +1,133 @@
+"""Keys and plugins that a network names, compared with those that exist: unknown ones, and the likely intention."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from cni import plugins
+from cni.library.documents.refusals import keys_of, name_of, shown
+from cni.library.documents.scope import Scope
+from cni.library.documents.text import Keys
+from cni.library.lint import known
+from cni.plugins import LINK_PLUGINS
+from cni.shared.config import Fault, Key
+from ipam import keys as tables
+
+Nested = Mapping[str, Sequence[Key]]
+"""The tables of the objects that some keys take."""
+
+
+def note_faults(scope: Scope, keys: Keys, faults: Sequence[Fault], table: Sequence[Key], nested: Nested) -> None:
+    """Note the `faults` of a reader, at the keys that they name; `nested` are the tables of inner objects and lists."""
+    for fault in faults:
+        parts = keys_of(fault.key)
+        scope.error((*keys, *parts), message_of(fault), fix_of(fault, reader_of(parts, table, nested)))
+
+
+def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
+    """The reader of the key `parts`, such as ("ipRanges", 0, "exclude"); None when no table has it."""
+    inner = {name.lower(): members for name, members in nested.items()}.get(str(parts[0]).lower()) if parts else None
+    rest = parts[2:] if len(parts) > 2 and isinstance(parts[1], int) else parts[1:]
+    for members, keys in ((inner or (), rest), (table, parts)):
+        if found := next((key.read for key in members if key.name.lower() == name_of(keys).lower()), None):
+            return found
+    return None
+
+
+def fix_of(fault: Fault, read: Any) -> str:
+    """The remedy for a fault: a value that was most likely meant, or the kind of value that is taken."""
+    return (read and proposal(read, fault.value)) or remedy(fault.wanted)
+
+
+def message_of(fault: Fault) -> str:
+    """A fault without its key, which a diagnostic has separately."""
+    return f"{shown(fault.value)}: {fault.wanted}" if fault.value is not None else fault.wanted
+
+
+def remedy(wanted: str) -> str:
+    """The remedy in a fault's "want ..."."""
+    _, found, what = wanted.rpartition("want ")
+    return f"write {what}" if found else ""
+
+
+def proposal(read: Any, value: Any) -> str:
+    """The value that was most likely meant by `value`: one like it that the reader takes; "" when there is no such value."""
+    for candidate in (value, *_like(value)):
+        try:
+            read(candidate)
+        except (ValueError, TypeError):
+            continue
+        return f"write {json.dumps(candidate)}" if candidate is not value else ""
+    try:
+        read(value)
+    except ValueError as fault:
+        _, listed, choices = str(fault).partition("want one of ")
+        meant = known.near(value, choices.split(", ")) if listed and isinstance(value, str) else ""
+        return f'write "{meant}"' if meant else ""
+    return ""
+
+
+def _like(value: Any) -> Iterable[Any]:
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lower() in ("true", "false"):
+            yield text.lower() == "true"
+        if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) < 20:
+            yield int(text)
+        yield from (text, text.lower(), text.replace("_", "-").lower())
+        yield [text]
+    elif isinstance(value, float) and value.is_integer():
+        yield int(value)
+    elif isinstance(value, int):
+        yield str(value)
+        if value in (0, 1):
+            yield bool(value)
+    elif isinstance(value, list) and len(value) == 1:
+        yield value[0]
+
+
+def unknown_keys(
+    scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
+) -> None:
+    """A warning for each key of `document` that is not read, or that is written differently from its documentation."""
+    names = [key.name for key in table]
+    tops = {n.partition(".")[0] for n in names} | ({*known.OF_RUNTIMES, *known.OF_MULTUS} if kind else set())
+    for name, value in document.items():
+        at = (*keys, name)
+        nested = [n.partition(".")[2] for n in names if "." in n and n.partition(".")[0].lower() == name.lower()]
+        if name in tops:
+            pass
+        elif same := next((n for n in sorted(tops) if n.lower() == name.lower()), ""):
+            scope.warn(at, f'"{name}" is read as "{same}"', f'write "{same}"', at_key=True)
+        else:
+            meant = known.near(name, sorted(tops))
+            message = f'{whose} has no key "{name}": it is ignored'
+            scope.warn(at, message, f'write "{meant}"' if meant else _elsewhere(name, kind), at_key=True)
+        if nested and isinstance(value, dict):
+            for inner in value:
+                if inner.lower() not in {n.lower() for n in nested}:
+                    meant = known.near(inner, nested)
+                    message = f'{whose} has no key "{name_of((name, inner))}": it is ignored'
+                    scope.warn((*at, inner), message, f'write "{meant}"' if meant else "remove it", at_key=True)
+
+
+def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
+    """An error for a `name` that is one of `names` misspelled; a warning for an unknown one, which may be installed."""
+    if name in names:
+        return
+    message, meant = f"no {what} of the name {name} is known", known.near(name, sorted(names))
+    if slip := known.slip(name, sorted(names)):
+        scope.error(at, f"{message}: the runtime finds none", f'write "{slip}"')
+    else:
+        scope.warn(at, message, f'write "{meant}"' if meant else "check that the runtime's plugin folder has it")
+
+
+def _elsewhere(name: str, kind: str) -> str:
+    """Where the key `name`, which the plugin does not have, belongs."""
+    if kind and name.lower() in {k.name.lower() for k in (*tables.RANGE_KEYS, *tables.IPAM_KEYS)}:
+        return f'move "{name}" into "ipam"'
+    if not kind and any(name.lower() == k.name.lower() for own in LINK_PLUGINS for k in plugins.named(own).KEYS):
+        return f'move "{name}" out of "ipam", to the plugin'
+    return "remove it"

@@ -1,0 +1,147 @@
+"""The cache of libcni, a file for each attachment: DIRECTORY/results/NETWORK-CONTAINERID-IFNAME, "cniCacheV1".
+
+The file names and fields are libcni's (libcni/api.go, cachedInfo), so that cnitool, containerd, podman and this command
+detach what another of them has attached. `config` is the conflist, in base64 as Go writes bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from cni.shared.kernel.files import make_private_directory, write_whole
+from cni.shared.spec.errors import IoFailure, StateDamaged
+
+DIRECTORY = "/var/lib/cni"
+_KIND = "cniCacheV1"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of one attachment, without its network (SPEC.md section 3, "Attachment Parameters").
+
+    `args` become CNI_ARGS; of `capability_args` a plugin gets those that its `capabilities` name.
+    """
+
+    container_id: str
+    netns: str
+    ifname: str
+    args: tuple[tuple[str, str], ...] = ()
+    capability_args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CachedResult:
+    """One attachment in the cache: `config` is its conflist as JSON, `result` that of the last plugin."""
+
+    network: str
+    parameters: Parameters
+    config: bytes
+    result: dict[str, Any] | None
+
+
+class Cache:
+    """The entries in one directory. Parameters find an entry by their container_id and ifname."""
+
+    def __init__(self, directory: str = DIRECTORY) -> None:
+        self.directory = directory
+        self._results = os.path.join(directory, "results")
+
+    def read(self, network: str, parameters: Parameters) -> CachedResult | None:
+        """The entry, or None; StateDamaged when the file there is not libcni's."""
+        return self._load(_name(network, parameters))
+
+    def write(self, entry: CachedResult) -> None:
+        """Keep `entry`; IoFailure when that cannot be done."""
+        known = entry.parameters
+        document = {
+            "kind": _KIND,
+            "containerId": known.container_id,
+            "config": base64.b64encode(entry.config).decode(),
+            "ifName": known.ifname,
+            "networkName": entry.network,
+            "netns": known.netns,
+            "cniArgs": [list(pair) for pair in known.args],
+            "capabilityArgs": known.capability_args,
+            "result": entry.result,
+        }
+        needed = ("kind", "containerId", "config", "ifName", "networkName")
+        document = {k: v for k, v in document.items() if v or k in needed}
+        try:
+            make_private_directory(self._results)
+            write_whole(self._results, _name(entry.network, known), json.dumps(document).encode())
+        except OSError as fault:
+            raise _refused(f"the result cannot be kept in {self._results}", fault) from None
+
+    def remove(self, network: str, parameters: Parameters) -> None:
+        """Forget the entry; there need not be one."""
+        try:
+            os.unlink(os.path.join(self._results, _name(network, parameters)))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as fault:
+            raise _refused(f"the result cannot be removed from {self._results}", fault) from None
+
+    def all(self) -> list[CachedResult]:
+        """Every entry, in the order of their names; other files are passed over."""
+        try:
+            names = sorted(os.listdir(self._results))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as fault:
+            raise _refused(f"{self._results} cannot be listed", fault) from None
+        found = []
+        for name in names:
+            try:
+                entry = self._load(name)
+            except (StateDamaged, IoFailure):
+                continue
+            if entry is not None and entry.network:
+                found.append(entry)
+        return found
+
+    def _load(self, name: str) -> CachedResult | None:
+        path = os.path.join(self._results, name)
+        try:
+            with open(path, "rb") as file:
+                document = json.loads(file.read())
+            if document.get("kind") != _KIND:  # before 0.8 libcni kept the bare result
+                return CachedResult("", Parameters("", "", ""), b"", document)
+            return _entry(document)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as fault:
+            raise _refused(f"{path} cannot be read", fault) from None
+        except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
+            raise StateDamaged(f"{path} is no cached result of libcni: detach, then remove the file") from None
+
+
+def _refused(action: str, fault: OSError) -> IoFailure:
+    return IoFailure(f"{action}: {fault.strerror}" + ("; run as root" if isinstance(fault, PermissionError) else ""))
+
+
+def _entry(document: dict[str, Any]) -> CachedResult:
+    result = document.get("result")
+    parameters = Parameters(
+        container_id=str(document["containerId"]),
+        netns=str(document.get("netns") or _sandbox(result)),
+        ifname=str(document["ifName"]),
+        args=tuple((str(key), str(value)) for key, value in document.get("cniArgs") or []),
+        capability_args=dict(document.get("capabilityArgs") or {}),
+    )
+    config = base64.b64decode(document["config"] or "", validate=True)
+    return CachedResult(str(document["networkName"]), parameters, config, dict(result) if result else None)
+
+
+def _sandbox(result: Any) -> str:
+    """The namespace's path from a result: libcni before 1.2 kept it only there."""
+    paths = [i.get("sandbox") for i in (result or {}).get("interfaces") or []]
+    return next((p for p in paths if p), "")
+
+
+def _name(network: str, parameters: Parameters) -> str:
+    return f"{network}-{parameters.container_id}-{parameters.ifname}"

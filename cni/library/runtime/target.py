@@ -1,0 +1,140 @@
+"""The attachment that the options of a command name, and the living attachments of a network."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cni.library.documents import networks
+from cni.library.documents.networks import Network
+from cni.library.inventory.places import is_alive, namespace_path
+from cni.library.runtime.cache import Cache, CachedResult, Parameters
+from cni.shared.log import Log
+from cni.shared.records import Records
+from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.request import is_identifier
+
+_MULTUS = "multus"  # Multus keeps a cache of its own below libcni's: its option cniDir
+
+
+def new(options: argparse.Namespace, network: Network) -> Parameters:
+    """The parameters of an attachment to be made."""
+    netns = namespace_path(options.netns)
+    capabilities = dict(options.capability_args)
+    if options.device_id:
+        capabilities.setdefault("deviceID", options.device_id)
+    return Parameters(
+        container_id=options.container_id or default_container_id(netns),
+        netns=netns,
+        ifname=options.ifname or ("net1" if network.nad else "eth0"),
+        args=options.args,
+        capability_args=capabilities,
+    )
+
+
+def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parameters, bool]:
+    """The attachment that is meant, with the configuration it was made with; and whether the cache knows it."""
+    network, missing = None, None
+    try:
+        network = networks.find(options.network, options.conf_dir)
+    except CniError as fault:  # the file may be gone since
+        missing = fault
+    name = network.name if network else options.network
+    if "/" in options.container_id:
+        options = _of_pod(options, cache, name)
+    entry = _entry(options, cache, name) if is_identifier(name) else None
+    if entry is None:
+        if network is None:
+            raise missing or InvalidConfig(f"no network {name}")
+        return network, new(options, network), False
+    given = {"args": options.args, "capability_args": options.capability_args}
+    parameters = replace(entry.parameters, **{k: v for k, v in given.items() if v})
+    return _as_attached(entry, network, missing), parameters, True
+
+
+def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
+    """`options` with the containerID, interface and namespace of the attachment that its pod has to the network `name`."""
+    pod, found = options.container_id, {}
+    for attachment, _, record in Records(log=Log("railcni")).all():
+        if attachment.network == name and "/".join((record.get("pod") or ("", ""))[:2]) == pod:
+            found[attachment.container_id, attachment.ifname] = str(record.get("netns") or "")
+    for entry in cache.all():
+        args, known = dict(entry.parameters.args), entry.parameters
+        if entry.network == name and f"{args.get('K8S_POD_NAMESPACE')}/{args.get('K8S_POD_NAME')}" == pod:
+            found.setdefault((known.container_id, known.ifname), known.netns)
+    chosen = {key: netns for key, netns in found.items() if options.ifname in ("", key[1])}
+    if len(chosen) != 1:
+        there = ", ".join(f"{ifname} of container {container}" for container, ifname in sorted(found))
+        state = f"it has {there}: choose with --ifname, or give the containerID" if there else "this node knows none"
+        raise InvalidConfig(f"no single attachment of pod {pod} to {name}: {state}")
+    ((container, ifname), netns) = next(iter(chosen.items()))
+    return argparse.Namespace(
+        **{**vars(options), "container_id": container, "ifname": ifname, "netns": options.netns or netns}
+    )
+
+
+def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult | None:
+    netns = namespace_path(options.netns)
+    wanted = options.container_id or default_container_id(netns)
+    found = [
+        e
+        for e in cache.all()
+        if e.network == name
+        and (e.parameters.ifname == options.ifname or not options.ifname)
+        and (e.parameters.container_id == wanted or (not options.container_id and _same(e.parameters.netns, netns)))
+    ]
+    if len(found) > 1:  # to take the usual one would take the other the next time
+        names = ", ".join(f"{e.parameters.ifname} ({e.parameters.container_id})" for e in found)
+        raise InvalidConfig(
+            f"{name} is attached to {netns} more than once: choose with --ifname and --container-id: {names}"
+        )
+    return found[0] if found else None
+
+
+def _as_attached(entry: CachedResult, network: Network | None, missing: CniError | None) -> Network:
+    try:
+        kept = networks.from_document(json.loads(entry.config), f"the cached configuration of {entry.network}")
+    except (ValueError, CniError):
+        if network is None:
+            raise missing or InvalidConfig(f"no network {entry.network}") from None
+        return network
+    if network is None:
+        return kept
+    if kept.document == network.document:  # the file's also has the plugins that stand in files of their own
+        return network
+    return replace(kept, disable_check=kept.disable_check or network.disable_check)
+
+
+def default_container_id(netns: str) -> str:
+    """The containerID that cnitool makes of a namespace's path."""
+    return f"cnitool-{hashlib.sha512(netns.encode()).digest()[:10].hex()}"
+
+
+def _same(a: str, b: str) -> bool:
+    """Whether two paths lead to one namespace, or would if it still were there."""
+    try:
+        return os.path.samefile(a, b)
+    except OSError:
+        return os.path.realpath(a) == os.path.realpath(b)
+
+
+def living(network: str, cache: Cache) -> Iterator[Parameters]:
+    """Every attachment to `network` that this node knows and whose namespace is there."""
+    seen = set()
+    for parameters in _known(network, cache):
+        key = (parameters.container_id, parameters.ifname)
+        if key not in seen and is_alive(parameters.netns):
+            seen.add(key)
+            yield parameters
+
+
+def _known(network: str, cache: Cache) -> Iterator[Parameters]:
+    for directory in (cache.directory, os.path.join(cache.directory, _MULTUS)):
+        yield from (e.parameters for e in Cache(directory).all() if e.network == network)
+    for attachment, _, record in Records(log=Log("railcni")).all():
+        if attachment.network == network:
+            yield Parameters(attachment.container_id, str(record.get("netns") or ""), attachment.ifname)

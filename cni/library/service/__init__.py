@@ -1,0 +1,1 @@
+"""Log, metrics and HTTP endpoint of a program that keeps running."""

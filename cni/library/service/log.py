@@ -1,0 +1,47 @@
+"""The agent's log: a line on stderr for each thing that was done or went wrong, of key=value pairs (logfmt)."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from cni.shared.log import Log
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/@+,[]()")
+
+
+class AgentLog(Log):
+    """Lines for people and machines, also of the plugins' code; a fault that lasts has one line."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        super().__init__(level="verbose")
+        self._last: dict[str, str] = {}
+
+    def say(self, level: str, text: str, **fields: object) -> None:
+        """Write a line: the time in UTC, `level`, `msg`, and `fields`; those that are "" are left out."""
+        pairs = {"ts": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "level": level, "msg": text, **fields}
+        line = " ".join(f"{key}={_value(str(value))}" for key, value in pairs.items() if value not in ("", None))
+        try:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        except OSError:
+            pass  # nobody listens
+
+    def state(self, about: str, text: str, level: str = "warning", **fields: object) -> None:
+        """As `say`, but only when `text` differs from what was last said `about` it; "" only takes note that all is well."""
+        if self._last.get(about, "") != text:
+            self._last[about] = text
+            if text:
+                self.say(level, text, **fields)
+
+    def _write(self, level: str, text: str) -> None:
+        self.say({"verbose": "info"}.get(level, level), text)
+
+
+def _value(text: str) -> str:
+    if text and _PLAIN.issuperset(text):
+        return text
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return '"' + shown.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,136 @@
+"""Numbers for Prometheus, in its text format 0.0.4. Pure.
+
+A writer of our own, since the format is three kinds of lines: prometheus_client would be one more package in every
+bundle, to be kept free of faults on every node. The names are those of Calico's IPAM (ipam_...) where they mean the
+same; so its dashboards and alerts serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
+
+
+class Family:
+    """A metric: a value for each tuple of label values. `kind` is "gauge" or "counter"."""
+
+    def __init__(self, name: str, kind: str, about: str, labels: Sequence[str] = ()) -> None:
+        self.name = name
+        self.kind = kind
+        self._about = about
+        self._labels = labels
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def set(self, value: float, *labels: str) -> None:
+        """Set the sample with these labels to `value`."""
+        self._values[labels] = value
+
+    def add(self, value: float, *labels: str) -> None:
+        """Add `value` to the sample with these labels."""
+        self._values[labels] = self._values.get(labels, 0.0) + value
+
+    def replace(self, values: dict[tuple[str, ...], float]) -> None:
+        """Have these values and no others."""
+        self._values = dict(values)
+
+    def lines(self) -> Iterator[str]:
+        """The lines of the exposition; a metric without a value has none."""
+        if self._values:
+            yield from self._head()
+        for labels, value in sorted(self._values.items()):
+            yield f"{self.name}{_labels(self._labels, labels)} {_number(value)}"
+
+    def _head(self) -> Iterator[str]:
+        about = self._about.replace("\\", "\\\\").replace("\n", "\\n")
+        yield f"# HELP {self.name} {about}"
+        yield f"# TYPE {self.name} {self.kind}"
+
+
+class Histogram(Family):
+    """How long something took, in seconds."""
+
+    def __init__(self, name: str, about: str, labels: Sequence[str] = ()) -> None:
+        super().__init__(name, "histogram", about, labels)
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        """Count one observation."""
+        self.add(seconds, *labels)
+        counts = self._counts.setdefault(labels, [0] * (len(_BOUNDS) + 1))
+        counts[next((i for i, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))] += 1
+
+    def lines(self) -> Iterator[str]:
+        if self._counts:
+            yield from self._head()
+        for labels, counts in sorted(self._counts.items()):
+            total = 0
+            for bound, count in zip((*map(_number, _BOUNDS), "+Inf"), counts, strict=True):
+                total += count
+                yield f"{self.name}_bucket{_labels((*self._labels, 'le'), (*labels, bound))} {total}"
+            yield f"{self.name}_sum{_labels(self._labels, labels)} {_number(self._values[labels])}"
+            yield f"{self.name}_count{_labels(self._labels, labels)} {total}"
+
+
+class Metrics:
+    """All that the agent counts."""
+
+    def __init__(self) -> None:
+        in_pool = ("ippool", "node")
+        self.in_use = Family(
+            "ipam_allocations_in_use", "gauge", "Leases, by pool and node; told by the elected agent.", in_pool
+        )
+        self.pool_size = Family("ipam_ippool_size", "gauge", "Addresses in the range of a pool.", ("ippool",))
+        self.candidates = Family(
+            "ipam_allocations_gc_candidates", "gauge", "Leases seen dead that are not freed yet.", in_pool
+        )
+        self.reclaimed = Family(
+            "ipam_allocations_gc_reclamations",
+            "counter",
+            "Leases that were freed, since their pods were gone.",
+            in_pool,
+        )
+        self.pool_bytes = Family("railcni_ippool_object_bytes", "gauge", "Size of a pool's object.", ("ippool",))
+        self.pool_limit = Family("railcni_ippool_object_limit_bytes", "gauge", "Size that the API server refuses.")
+        self.restored = Family(
+            "railcni_reservations_restored_total", "counter", "Lost reservations and leases that were put back."
+        )
+        self.contended = Family(
+            "railcni_addresses_contended_total", "counter", "Addresses of this node's pods that another pod has too."
+        )
+        self.contended.set(0)  # a counter that appears with its first event hides that event from `increase`
+        self.removed = Family("railcni_reservations_removed_total", "counter", "Reservations without a lease removed.")
+        self.pending = Family("railcni_pending_releases", "gauge", "Releases of this node that are still to be made.")
+        self.leader = Family("railcni_agent_leader", "gauge", "1 in the agent that looks after nodes without one.")
+        self.healthy = Family("railcni_installation_healthy", "gauge", "1 when this node's installation is whole.")
+        self.written = Family("railcni_node_files_written_total", "counter", "Writes of a node's file.", ("file",))
+        self.passes = Family("railcni_collector_passes_total", "counter", "Passes of the collector.", ("result",))
+        self.last = Family(
+            "railcni_collector_last_success_timestamp_seconds", "gauge", "When the last good pass ended."
+        )
+        self.durations = Histogram(
+            "railcni_api_request_duration_seconds", "Requests to the API server.", ("verb", "resource")
+        )
+        self.conflicts = Family(
+            "railcni_api_conflicts_total", "counter", "Changes that others forestalled.", ("resource",)
+        )
+        self.failures = Family("railcni_api_failures_total", "counter", "Requests that failed.", ("verb", "resource"))
+
+    def render(self) -> str:
+        """The text that a scrape gets."""
+        families = [value for value in vars(self).values() if isinstance(value, Family)]
+        return "".join(f"{line}\n" for family in families for line in family.lines())
+
+
+def _labels(names: Sequence[str], values: Sequence[str]) -> str:
+    pairs = (f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+    return f"{{{','.join(pairs)}}}" if names else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

@@ -1,0 +1,96 @@
+"""A device of the host: found by a selector, and known again in another namespace.
+
+What identifies a device, as the record keeps it:
+
+    name, index, kind, mac, permanentMac, bus, parent   of the link itself
+    lower                                               the index of the link below it, or of a veth's peer; 0 for none
+
+What it has on the host is the matter of cni.plugins.host_device.hoststate.
+"""
+
+from __future__ import annotations
+
+from cni.shared.kernel import sysfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cni.shared.kernel.links import Link
+
+
+def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
+    """The link that the first selector given names, in upstream's order of precedence; None when it names none."""
+    if name:
+        wanted = [name]
+    elif mac:
+        return next((link for link in links if mac in (link.mac, link.permanent_mac)), None)
+    elif kernelpath:
+        wanted = sysfs.netdevs_of_path(kernelpath)
+    elif pci:
+        wanted = sysfs.netdevs_of_pci(pci)
+    else:
+        wanted = sysfs.netdevs_of_auxiliary(device_id) if device_id else []
+    return next((link for link in links if link.name in wanted or set(link.altnames) & set(wanted)), None)
+
+
+def identity_of(link: Link) -> dict[str, Any]:
+    """What `is_same` compares."""
+    return {
+        "name": link.name,
+        "index": link.index,
+        "kind": link.kind,
+        "mac": link.mac,
+        "permanentMac": link.permanent_mac,
+        "bus": link.parent_bus,
+        "parent": link.parent_device,
+        "lower": link.lower_index,
+    }
+
+
+def is_same(remembered: dict[str, Any], link: Link, marked: bool = False) -> bool:
+    """Whether `link` can be the remembered device.
+
+    Hardware is compared by its parent device, or else its permanent MAC. Of several netdevs of one parent the permanent
+    MAC tells, or the mark (`marked`: the alias that it has in a sandbox), or the index: a VF's permanent MAC may follow
+    the one that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+
+    A virtual device has neither. It has a MAC, the mark, and an end outside of the sandbox (`_has_end_outside`). A move
+    keeps the index where that is free: a link with the remembered index needs one of these, any other link two.
+    """
+    if link.kind != remembered["kind"]:
+        return False
+    bears_mark = marked and link.alias == remembered["name"]
+    has_index = link.index == remembered["index"]
+    if remembered["parent"]:
+        same_mac = not remembered["permanentMac"] or link.permanent_mac == remembered["permanentMac"]
+        same_port = same_mac or bears_mark or has_index
+        return (link.parent_bus, link.parent_device) == (remembered["bus"], remembered["parent"]) and same_port
+    if remembered["permanentMac"]:
+        return bool(link.permanent_mac == remembered["permanentMac"])
+    signs: int = (link.mac == remembered["mac"]) + bears_mark + _has_end_outside(remembered, link)
+    return signs >= (1 if has_index else 2)
+
+
+def known_again(
+    remembered: dict[str, Any], links: Sequence[Link], marked: bool = False, away: bool = False
+) -> Link | None:
+    """The remembered device among `links`, those of a sandbox when it is `away`: first the link with its index."""
+    for link in sorted(links, key=lambda link: link.index != remembered["index"]):
+        if is_same(remembered, link, marked) and not (away and stands_on_its_own(remembered, link)):
+            return link
+    return None
+
+
+def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
+    """Whether the link below `link`, or its peer, is in its own namespace, though that of the device was on the host.
+
+    A pod can give a link of its own any index, MAC and alias, but no other end outside of its namespace.
+    """
+    return bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
+
+
+def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
+    lower = remembered.get("lower")
+    return bool(lower and link.lower_index == lower and link.lower_netnsid is not None)

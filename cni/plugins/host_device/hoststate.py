@@ -1,0 +1,244 @@
+"""The state of a device on the host, before it is moved into a sandbox.
+
+TABLE lists each part of the state: saved and restored, a reason to refuse the move, or lost. docs/devices.md shows it.
+`look` reads the state, and `cni.plugins.host_device.restore` restores it. A move to another network namespace
+(__dev_change_net_namespace, net/core/dev.c) closes the device, drops its qdiscs, addresses and routes, and resets its
+parameters to those of the other namespace.
+
+In the record the state has these members:
+
+    alias, altnames, mtu, up    decoded
+    kernel                      the rest, as the kernel shows it (cni.shared.kernel.raw_state)
+    addresses, routes           decoded too, as an older version reads them after a downgrade
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+import time
+
+from cni.plugins.host_device import devices
+from cni.shared.kernel import addresses, raw_state, routes, sysctl
+from cni.shared.kernel.netlink import KernelError, number_of
+from cni.shared.spec.errors import TryAgainLater
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cni.shared.kernel.addresses import Address
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.kernel.routes import Route
+
+SAVED, REFUSED, LOST, STAYS = "given back", "refused", "lost", "stays"
+
+TABLE = (
+    ("name, MAC, MTU, alias, up or down", SAVED, ""),
+    ("alternative names", SAVED, "those that no other link has taken meanwhile"),
+    ("transmit queue length, group, broadcast address of the link, link mode, protodown", SAVED, ""),
+    ("largest GSO and GRO packets and segments", SAVED, ""),
+    ("promiscuous, all multicast, no ARP and the other flags that can be set", SAVED, ""),
+    ("IPv4 and IPv6 addresses", SAVED, "with lifetimes, broadcast address, peer, label, scope, flags, metric, protocol; the kernel adds the link-local address of the present MAC where that was changed while the link was up"),
+    ("temporary IPv6 addresses (privacy extensions)", LOST, "the kernel makes others while the link has an address of SLAAC"),
+    ("routes of all tables", SAVED, "with all attributes, their order among routes of equal priority (IPv4), all legs of multipath"),
+    ("legs of these routes by other devices", STAYS, "the kernel drops an IPv4 multipath route as a whole; ADD sets it again without the device"),
+    ("IPv4 routes by other devices with an address of this one as their source", SAVED, "they are away while the device is"),
+    ("IPv6 routes by other devices with an address of this one as their source", STAYS, ""),
+    ("routes that a router has advertised", LOST, "the next advertisement brings them back"),
+    ("routes by nexthop objects, and these objects", LOST, "ADD's log says so"),
+    ("rules that name the device (ip rule)", STAYS, "they apply again when it is back"),
+    ("permanent neighbours, proxies", SAVED, ""),
+    ("parameters net.ipv4.conf, net.ipv6.conf", SAVED, "all of them; disable_ipv6 before the addresses"),
+    ("parameters net.ipv4.neigh, net.ipv6.neigh", SAVED, ""),
+    ("net.mpls.conf, the secret of stable addresses, the interface identifier (token)", SAVED, ""),
+    ("qdiscs, classes and filters of tc", LOST, "ADD's log says so"),
+    ("multicast groups that programs have joined, multicast addresses of the link", LOST, "ADD's log says so"),
+    ("verbs devices that are software on top of it (rxe, siw)", LOST, "ADD's log says so"),
+    ("rules of nftables in a chain of the netdev family", LOST, "they are not seen"),
+    ("XDP program, settings of ethtool and devlink", STAYS, "as the pod leaves them"),
+    ("membership in a bridge, bond, team, VRF or another master", REFUSED, ""),
+    ("links on top of it: VLAN, macvlan, macvtap, ipvlan, VXLAN, tunnels, HSR; those in pods by the MAC that they receive", REFUSED, ""),
+    ("further unicast addresses of the link (bridge fdb)", REFUSED, ""),
+    ("the node's default route, also by a link on top", REFUSED, ""),
+)  # fmt: skip
+
+_AUTOMATIC = (routes.KERNEL_PROTOCOL, routes.RA_PROTOCOL)
+_OF_THE_KERNEL = ("01:00:5e:00:00:01", "33:33:00:00:00:01", "33:33:00:00:00:02", "33:33:00:00:00:6a", "33:33:ff:")
+_SHOWN = 4
+_STABLE = "net/ipv6/conf/{}/stable_secret"
+UNLISTED = {  # parameters that rtnetlink does not show, with the default of the kernel
+    "net/ipv6/conf/{}/regen_min_advance": "2",
+    "net/ipv6/conf/{}/ra_honor_pio_life": "0",
+    "net/ipv6/conf/{}/ra_honor_pio_pflag": "0",
+    "net/mpls/conf/{}/input": "0",
+    _STABLE: "",
+}
+_ADDR_GEN_MODE, _BY_SECRET = slice(47 * 4, 48 * 4), 2  # DEVCONF_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_STABLE_PRIVACY
+
+
+class Seen:
+    """A device as `look` found it: its `state`, why it is `tied` to the host (or ""), and what will be `lost`."""
+
+    __slots__ = ("lost", "state", "tied")
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+        self.tied = ""
+        self.lost: list[str] = []
+
+
+def look(device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl) -> Seen:
+    """Read the state of the device on the host; TryAgainLater when it leaves meanwhile.
+
+    `links` and `every` are all links of the host, and all routes, as RTM_NEWROUTE bodies.
+    """
+    seen = Seen()
+    try:
+        others = raw_state.link_addresses(host, device.index) if device.kind not in ("vxlan", "bridge") else []
+        seen.tied = _tied(device, links, others)
+        if seen.tied:
+            return seen
+        bodies = raw_state.of_link(every, device.index)
+        seen.state = _state(device, bodies, every, host)
+        seen.lost = _lost(device, bodies, others, host)
+    except KernelError as fault:
+        if fault.errno != errno.ENODEV:
+            raise
+        raise TryAgainLater(
+            f'device "{device.name}" is gone from the host: another attachment may have taken it; retry', str(fault)
+        ) from None
+    return seen
+
+
+def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
+    """Why a move would cost another link its function, with the remedy; "" when it would not."""
+    if device.master_index:
+        master = next((link for link in links if link.index == device.master_index), None)
+        name = f'"{master.name}" ({master.kind})' if master else f"with index {device.master_index}"
+        return (
+            f"it belongs to master {name}, which would lose it: take it out (ip link set {device.name} nomaster), or"
+            " select another device"
+        )
+    uppers = [
+        f'"{link.name}" ({link.kind})' for link in links if device.index in link.lowers and link.lower_netnsid is None
+    ]
+    if uppers:
+        return (
+            f"{', '.join(uppers[:_SHOWN])} on top of it would go down with it: remove {'it' if len(uppers) == 1 else 'these'}"
+            " first, or select another device"
+        )
+    unicast = [octets.hex(":") for octets in others if not octets[0] & 1]
+    if unicast:
+        return (
+            f"it receives for {', '.join(unicast[:_SHOWN])} too, which a macvlan of a pod has, or `bridge fdb` set: delete"
+            f" these pods or entries (bridge fdb show dev {device.name}), or select another device"
+        )
+    return ""
+
+
+def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl) -> dict[str, Any]:
+    """The identity and state of a device of the host, complete enough to restore it."""
+    raw = raw_state.Raw(device.body)
+    held = raw_state.addresses(host, device.index)
+    found = raw.attributes
+    return {
+        **devices.identity_of(device),
+        "alias": device.alias,
+        "altnames": device.altnames,
+        "mtu": device.mtu,
+        "up": device.up,
+        "addresses": [_address(a) for a in map(addresses.Address, held) if a.permanent],
+        "routes": [_route(r) for r in routes.of_bodies(bodies, device.index) if r.protocol not in _AUTOMATIC],
+        "kernel": {
+            "read": int(time.monotonic()),
+            "flags": raw.flags & raw_state.SETTABLE_FLAGS,
+            "link": {str(kind): found[kind].hex() for kind in (*raw_state.SETTINGS, *raw_state.SIZES) if kind in found},
+            "inet": raw.inet.hex(),
+            "inet6": raw.inet6.hex(),
+            "token": raw.token.hex(),
+            "parameters": _unlisted(device.name, raw.inet6),
+            "neighbourParameters": raw_state.neighbour_parameters(host, device.index),
+            "neighbours": raw_state.neighbours(host, device.index),
+            "addresses": [body.hex() for body in held],
+            "routes": raw_state.routes(host, device.index, bodies, map(raw_state.address_source, held), every),
+        },
+    }
+
+
+def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
+    """The parameters of UNLISTED that differ from their default. The calling thread is in the namespace of the link."""
+    found = {}
+    has_secret = number_of(inet6[_ADDR_GEN_MODE]) == _BY_SECRET
+    for path, default in UNLISTED.items():
+        if path != _STABLE or has_secret:
+            try:
+                value = sysctl.read(path.format(link))
+            except OSError:
+                continue  # this kernel does not have it
+            if value != default:
+                found[path] = value
+    return found
+
+
+def _lost(device: Link, bodies: list[bytes], others: list[bytes], host: Rtnl) -> list[str]:
+    """The parts of the state that cannot be restored."""
+    found = []
+    if raw_state.has_qdisc(host, device.index):
+        found.append("its qdiscs and filters (tc)")
+    number = raw_state.by_nexthop_object(bodies, device.index)
+    if number:
+        found.append(f"{number} routes by nexthop objects")
+    found += _software_verbs(device.name)
+    groups = [text for text in (o.hex(":") for o in others) if not text.startswith(_OF_THE_KERNEL)]
+    if groups:
+        found.append(f"its multicast addresses {', '.join(groups[:_SHOWN])}{' ...' if len(groups) > _SHOWN else ''}")
+    return found
+
+
+def _software_verbs(name: str) -> list[str]:
+    """The soft-RoCE or soft-iWARP devices on the netdev `name`, which end with its move (rxe_notify and siw_netdev_event
+    at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
+    try:
+        posix.stat("/sys/class/infiniband")
+    except OSError:
+        return []
+    from cni.shared.kernel import rdma_sysfs
+
+    return [
+        f"its verbs device {verbs}, which is software"
+        for verbs in rdma_sysfs.devices()
+        if not rdma_sysfs.pci_of(verbs)
+        and any(rdma_sysfs.netdev_of(verbs, port) == name for port in rdma_sysfs.ports(verbs))
+    ]
+
+
+def _address(a: Address) -> dict[str, Any]:
+    """An address in the form that an older version reads."""
+    return {
+        "text": a.text,
+        "broadcast": bool(a.broadcast),
+        "scope": a.scope,
+        "label": a.label,
+        "peer": a.peer,
+        "nodad": False,
+        "flags": a.flags & (addresses.NOPREFIXROUTE | addresses.NODAD),
+        "metric": a.metric,
+    }
+
+
+def _route(r: Route) -> dict[str, Any]:
+    """A route in the form that an older version reads."""
+    return {
+        "dst": r.dst,
+        "gw": r.gw,
+        "priority": r.priority or None,
+        "table": r.table,
+        "scope": r.scope,
+        "mtu": r.mtu or None,
+        "advmss": r.advmss or None,
+        "onlink": r.onlink,
+        "source": r.source,
+        "protocol": r.protocol,
+    }

@@ -1,0 +1,344 @@
+"""The move of a device from the host into a sandbox, and back to the host in its former state.
+
+    holders  the attachments that have the device
+    reclaim  the DEL of an attachment whose sandbox is gone, made by the next ADD that needs the device
+    fit      why the device cannot be moved, as the error to raise                            pure
+    move     one message moves, names and marks the device
+    remove   back to the host: name, alias, alternative names, MTU, MAC, up, addresses, routes
+
+The record has the former state of the device before the device is changed. A hardware device is recognised by its PCI
+path or permanent MAC, never by its name alone; a virtual device, which has neither, by kind and alias. In the sandbox
+the alias is the name on the host. Go's host-device uses the same mark, so each of the two can restore the other's device.
+
+Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
+default_device_exit_net: a dying namespace returns a physical device to the initial one under the name that it had in
+the pod, and destroys a virtual one).
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+
+from cni.plugins.host_device import devices
+from cni.plugins.host_device.planned import PART, REFUSED, RETURNED, Plan, among, recorded
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.log import Log
+from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, TryAgainLater, Unrestored
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from cni.plugins.base import Named
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.kernel.netns import Namespace
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Attachment, Request
+
+USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
+
+
+def permit(device: Link | None, pci: str) -> None:
+    """InvalidConfig when the node does not allow networks the device."""
+    parent = device.parent_device if device and device.parent_bus == "pci" else ""
+    names = [name for name in (device.name if device else "", pci or parent) if name]
+    from cni.shared import policy  # a DEL ignores the policy
+
+    policy.current().permit("devices", f'device "{" ".join(names)}"', names)
+
+
+def holders(
+    own: Attachment | None, device: Link | None, is_meant: Callable[[dict[str, Any]], bool], records: Records
+) -> Iterator[tuple[Attachment, dict[str, Any]]]:
+    """The attachments other than `own` that have the device, with their records.
+
+    While it is not on the host (`device` is None), `is_meant` recognises it by the member `link` of a record.
+    IoFailure when a record of a newer format speaks of the device.
+    """
+    for attachment, record in recorded(own, records):
+        link = record["link"]
+        former = link["device"]
+        if device:
+            if former and devices.known_again(former, [device], marked=True):
+                yield attachment, record
+        elif is_meant(link):
+            yield attachment, record
+    if device:
+        records.refuse_newer(device.parent_device, device.mac)
+
+
+def reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, records: Records, named: Named) -> None:
+    """Return the device of an attachment to the host, as its DEL would, and note this in the record.
+
+    The caller holds the lock of the attachment, whose sandbox is gone without a DEL. Its DEL may come later, when another
+    attachment has the device; by the note it leaves the device alone (sriov-cni #219). Unrestored, once for each record,
+    after a refusal that may be transient.
+    """
+    plugin = named(record["plugin"])
+    log = records.log or Log(str(attachment))
+    try:
+        plugin.remove(plugin.load(record["link"]), host, None, log)
+    except Unrestored as fault:
+        if record["link"].get(REFUSED):
+            log.warning(f"{fault}; it is not tried again")
+        else:
+            records.write(attachment, PART, {**record, "link": {**record["link"], REFUSED: True}})
+            raise
+    records.write(attachment, PART, {**record, "link": {**record["link"], RETURNED: True}})
+
+
+def look(
+    device: Link, links: Sequence[Link], routes: Sequence[bytes], host: Rtnl, log: Log
+) -> tuple[dict[str, Any], str]:
+    """The state of a device of the host, and the reason why another link needs it, or "". The log names the parts of the
+    state that will be lost.
+
+    `links` and `routes` are all of the host, as Link and as RTM_NEWROUTE bodies.
+    """
+    from cni.plugins.host_device import hoststate  # a DEL reads no state
+
+    seen = hoststate.look(device, links, routes, host)
+    if seen.lost:
+        log.warning(
+            f'device "{device.name}" will come back without what cannot be saved: {"; ".join(seen.lost)}; remove it before,'
+            " or set it again after the DEL"
+        )
+    return seen.state, seen.tied
+
+
+def refusal_of(
+    selected: str, device: Link, reason: str, tied: str, taken: Link | None, mtu: int, request: Request
+) -> InvalidConfig | InvalidEnvironment | None:
+    """Why `device` cannot go to the sandbox of `request`, or None.
+
+    `selected` is the key and value that name it, `reason` why the node needs it, `tied` why another link needs it, `taken`
+    a link that has the ifname in the sandbox, `mtu` the MTU that is wanted (0: its own).
+    """
+    if reason:
+        return InvalidConfig(
+            f"{selected} is refused: {reason}, and moving it would cut the node off; select another device"
+        )
+    if tied:
+        return InvalidConfig(f"{selected} is refused: {tied}")
+    if taken is not None:
+        return InvalidEnvironment(
+            f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
+        )
+    if mtu and not device.min_mtu <= mtu <= (device.max_mtu or 65535):
+        return InvalidConfig(
+            f'mtu {mtu} is not one that device "{device.name}" can have: give {device.min_mtu} to {device.max_mtu or 65535}'
+        )
+    return None
+
+
+def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
+    """The refusal of a device that another attachment has. It holds for a device on the host too, whose state there is not
+    its former one.
+
+    A `holder` that is a text is the path of a sandbox that Go's sriov-cni has attached.
+    """
+    if isinstance(holder, str):
+        return TryAgainLater(f"{selected} is in use by Go's sriov-cni in sandbox {holder}: wait for its DEL")
+    return TryAgainLater(
+        f"{selected} is in use by container {holder.container_id} as {holder.ifname} (network"
+        f" {holder.network}): wait until that is deleted, or select another device"
+    )
+
+
+def move(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
+    """Move, name and mark the device in one message; None when there is no netdev to move."""
+    if not planned.device:
+        return None
+    device = planned.device
+    mtu = planned.mtu if planned.mtu != device["mtu"] else 0
+    try:
+        if planned.name in device["altnames"]:  # a link cannot have one name twice
+            host.remove_altname(device["index"], planned.name)
+        with_names_free(
+            host,
+            inside,
+            device["index"],
+            lambda: host.change_link(
+                device["index"], netns_fd=sandbox.fd, name=planned.name, alias=device["name"], mtu=mtu
+            ),
+        )
+    except KernelError as fault:
+        refusal = _refused_move(planned, fault)
+        if fault.errno == errno.ENODEV:
+            planned.device = {}  # another attachment has it: there is nothing to bring back
+        raise refusal from None
+    link = inside.link(name=planned.name)
+    if link is None:
+        raise KernelRefused(
+            f'device "{device["name"]}" vanished as it was moved: was the sandbox or the device removed?'
+        )
+    saved = device.get("kernel")
+    if saved and any(len(route["legs"]) > 1 for route in saved["routes"]):
+        from cni.plugins.host_device import restore as restoration
+
+        restoration.keep_others(saved, device["index"], host)
+    return link
+
+
+def _refused_move(planned: Plan, fault: KernelError) -> KernelRefused | TryAgainLater:
+    name = planned.device["name"]
+    if fault.errno == errno.ENODEV:
+        return TryAgainLater(
+            f'device "{name}" is gone from the host: another attachment may have taken it; retry', str(fault)
+        )
+    if fault.errno == errno.EEXIST:
+        return KernelRefused(
+            f'a name of device "{name}" is taken in the sandbox: remove the link or alternative name there', str(fault)
+        )
+    if fault.errno == errno.EINVAL:
+        return KernelRefused(
+            f'device "{name}" cannot change its network namespace (its driver marks it as local): select another device',
+            str(fault),
+        )
+    return KernelRefused(f'the kernel refused to move device "{name}": {fault.strerror}', str(fault))
+
+
+def refused_up(planned: Plan, fault: KernelError) -> str:
+    """Why the kernel did not set the device up."""
+    return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; see the kernel log for its driver'
+
+
+def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+    """Bring the device back to the host and restore its state; a repeated call continues the first."""
+    device = bring_back(planned, host, inside, log)
+    if device:
+        restore(planned, device, host, log)
+
+
+def bring_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
+    """Bring the device back to the host, if it is not there yet; None when it no longer exists, or had no netdev to move.
+
+    Lingers while the device is in a namespace other than these two.
+    """
+    if not planned.device or planned.returned:
+        return None
+    moved = among(planned, inside, away=True) if inside else None
+    if moved and inside:
+        _move_back(planned, moved, host, inside)
+    device = among(planned, host)
+    if device is None:
+        from cni.plugins.host_device import missing  # a device is nearly always on the host by now
+
+        missing.refuse(planned, host, inside)
+        log.warning(
+            f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
+        )
+    return device
+
+
+def lingers(planned: Plan, host: Rtnl) -> bool:
+    """Whether the device is in a network namespace that the host has an id for, and may still answer to its addresses."""
+    if not planned.device or planned.returned:
+        return False
+    from cni.plugins.host_device import missing
+
+    return missing.in_namespace_of(planned, host) and not missing.is_of_another(planned)
+
+
+def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
+    name = planned.device["name"]
+    if host.link(name=name) is not None:
+        raise TryAgainLater(
+            f'device "{name}" cannot return to the host: another link has that name there; rename it (ip link set {name} name ...)'
+            " and DEL again"
+        )
+    _name_again(link, name, inside)
+    home = host.namespace()  # the thread may be in the sandbox still, when what follows a failure to leave it
+    try:
+        with_names_free(inside, host, link.index, lambda: inside.change_link(link.index, netns_fd=home, name=name))
+    except KernelError as fault:
+        raise KernelRefused(
+            f'device "{name}" cannot be moved back to the host: {fault.strerror}; DEL again', str(fault)
+        ) from None
+    finally:
+        posix.close(home)
+
+
+def _name_again(link: Link, name: str, inside: Rtnl) -> None:
+    """Rename the device before it reaches the host, where udev and others would act on the pod's name.
+
+    If another link of the sandbox has the name, the move itself renames the device.
+    """
+    if link.name == name:
+        return
+    try:
+        inside.change_link(link.index, up=False)  # before Linux 6.2 a link that is up keeps its name
+        if name in link.altnames:
+            inside.remove_altname(link.index, name)
+        inside.change_link(link.index, name=name)
+    except KernelError:
+        pass
+
+
+def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None]) -> None:
+    """Call `move`, which moves the link `index` from `here` to `there`; KernelError.
+
+    A move fails when one of the names of the link is taken `there`. Then the alternative names that are taken are removed
+    and the move is repeated. The record keeps these names, and the DEL restores those that are free.
+    """
+    try:
+        move()
+    except KernelError as fault:
+        link = here.link(index=index) if fault.errno == errno.EEXIST else None
+        taken = [name for name in link.altnames if there.link(name=name)] if link else []
+        if not taken:
+            raise
+        for name in taken:
+            here.remove_altname(index, name)
+        move()
+
+
+def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
+    """Restore the device, which is on the host, to the state in the record; parts that are right are not written.
+
+    TryAgainLater when another link has its name. Unrestored when a later call can restore more.
+    """
+    former = planned.device
+    name = former["name"]
+    try:
+        if link.name != name:
+            other = host.link(name=name)
+            if other is not None and other.index == link.index:  # udev may have made the former name an alternative
+                host.remove_altname(link.index, name)
+            elif other is not None:
+                raise TryAgainLater(
+                    f'device "{link.name}" cannot get its name "{name}" back: another link has it; rename that one and DEL again'
+                )
+            host.change_link(link.index, up=False)
+            host.change_link(link.index, name=name)
+            link = host.link(index=link.index) or link
+        if not planned.restores_state:
+            if link.alias:
+                host.change_link(link.index, alias="")
+            return
+    except KernelError as fault:
+        raise KernelRefused(
+            f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; DEL again', str(fault)
+        ) from None
+    from cni.plugins.host_device import restore as restoration  # an ADD that succeeds restores nothing
+
+    restoration.restore(former, link, host, log)
+
+
+def unmoved(planned: Plan) -> tuple[str, int] | None:
+    """The MAC and MTU of a function that a userspace driver holds: they are not known."""
+    return None if planned.device else ("", 0)
+
+
+def differences(planned: Plan, link: Link | None) -> list[str]:
+    """The differences of the device from the plan."""
+    if link and planned.device and not devices.is_same(planned.device, link, marked=True):
+        return [f'"{link.name}" is not the device "{planned.device["name"]}" of the host']
+    return []
+
+
+def carrier(planned: Plan) -> tuple[str, bool]:
+    """The device itself, while it is on the host."""
+    return planned.device.get("name", ""), False

@@ -1,0 +1,311 @@
+"""host-device: a device of the host, moved into the sandbox as a whole and given back as it was (cni.plugins.host_device.moved).
+
+    read    the configuration, with all its faults                                             pure
+    claim   the attachment that has the selected device; it gives the device back when its sandbox is gone
+    survey  the device, and its present state
+    plan    configuration + survey -> what to move, or why not                                 pure
+
+Source: plugins/main/host-device of containernetworking/plugins for keys and results.
+"""
+
+from __future__ import annotations
+
+from cni.plugins.base import DeviceClaim
+from cni.plugins.host_device import devices, moved
+from cni.plugins.host_device import planned as plans
+from cni.plugins.host_device.moved import USERSPACE_DRIVERS
+from cni.plugins.host_device.planned import Plan
+from cni.shared.config import (
+    Fault,
+    Key,
+    boolean,
+    fill,
+    hardware_address,
+    integer,
+    ipam_block,
+    mapping,
+    netdev,
+    optional,
+    string,
+)
+from cni.shared.kernel import sandbox, sysfs
+from cni.shared.records import Records
+from cni.shared.spec.errors import InvalidConfig, Lingers, NotAvailable, TryAgainLater
+from cni.shared.spec.request import member
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from cni.plugins.base import Named
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Attachment, Request
+
+NAME = "host-device"
+
+KEYS = (
+    Key("device", optional(netdev), "", "name of the device, such as ens2f0"),
+    Key("hwaddr", optional(hardware_address), "", "MAC address of the device"),
+    Key("kernelpath", optional(string), "", "the device's directory under /sys/devices"),
+    Key("pciBusID", optional(string), "", "PCI address of the device, such as 0000:3b:00.0", "pci"),
+    Key("mtu", integer(0, 65535), 0, "MTU in the sandbox in bytes; 0: as the device has it"),
+    Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
+    Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
+    Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
+)
+
+
+class Config:
+    """The keys of KEYS, checked, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device."""
+
+    __slots__ = ("device_id", *(k.attribute for k in KEYS))
+
+    device: str
+    hwaddr: str
+    kernelpath: str
+    pci: str
+    device_id: str
+    mtu: int
+    dad: bool
+    ipam: dict[str, Any]
+    dns: dict[str, Any]
+
+    def selected(self) -> str:
+        """The selector with the highest precedence, as key and value; "" when the configuration has none."""
+        for key, value in (
+            ("device", self.device),
+            ("hwaddr", self.hwaddr),
+            ("kernelpath", self.kernelpath),
+            ("runtimeConfig.deviceID", self.device_id),
+            ("pciBusID", self.pci),
+        ):
+            if value:
+                return f'{key} "{value}"'
+        return ""
+
+
+class Facts:
+    """The result of `survey`: the device and its state, or its holder; `reason` or `tied` when it must not be moved."""
+
+    __slots__ = ("device", "driver", "holder", "names", "reason", "state", "taken", "tied")
+
+    def __init__(self) -> None:
+        self.device: Link | None = None
+        self.driver = ""
+        self.holder: Attachment | str | None = None
+        self.names: list[str] = []
+        self.reason = ""
+        self.state: dict[str, Any] = {}
+        self.taken: Link | None = None
+        self.tied = ""
+
+
+def read(request: Request, faults: list[Fault]) -> Config:
+    """The checked configuration; all its faults go to `faults`."""
+    config = Config()
+    fill(config, KEYS, request.config, faults)
+    runtime = member(request.config, "runtimeConfig")
+    config.device_id = (member(runtime, "deviceID") if isinstance(runtime, dict) else None) or ""
+    if not isinstance(config.device_id, str):
+        faults.append(Fault("runtimeConfig.deviceID", config.device_id, "want a PCI address or auxiliary device name"))
+    if config.kernelpath and (not config.kernelpath.startswith("/sys/devices/") or "/.." in config.kernelpath):
+        faults.append(Fault("kernelpath", config.kernelpath, "want an absolute path under /sys/devices/ without .."))
+    for key, value in (("pciBusID", config.pci), ("runtimeConfig.deviceID", config.device_id)):
+        if isinstance(value, str) and "/" in value:
+            faults.append(Fault(key, value, "want the name of one device, without /"))
+    return config
+
+
+load = Plan
+apply = moved.move
+refused_up = moved.refused_up
+remove = moved.remove
+present = plans.present
+recognises = plans.recognises
+lingers = moved.lingers
+unmoved = moved.unmoved
+carrier = moved.carrier
+
+
+def claim(config: Config, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
+    """Find the attachment that has the device; one whose sandbox died without a DEL gives it back first.
+
+    There is no lock: of ADDs that race for a device the kernel lets one move it.
+    """
+    claimed = DeviceClaim()
+    claimed.links = host.links()
+    pci = _pci_address(config)
+    if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
+        return claimed
+    device = _found(config, pci, claimed.links)
+    for attachment, record in moved.holders(request.attachment, device, _is_meant(config), records):
+        held = records.try_locked(attachment, plans.PART)
+        if held is None or sandbox.of_record(record, request):
+            claimed.holder = attachment
+            break
+        with held:  # the kernel brought the device back as it was in that sandbox
+            try:
+                moved.reclaim(attachment, record, host, records, named)
+            except Lingers:
+                claimed.holder = attachment
+                break
+        claimed.links = host.links()
+    return claimed
+
+
+def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log) -> Facts:
+    """Find the device and read its state."""
+    facts = Facts()
+    links = claimed.links
+    facts.names = [link.name for link in links]
+    facts.taken = inside.link(name=request.attachment.ifname)
+    facts.holder = claimed.holder
+    pci = _pci_address(config)
+    if pci:
+        facts.driver = sysfs.driver_of_pci(pci)
+        if facts.driver in USERSPACE_DRIVERS:
+            moved.permit(None, pci)
+            return facts
+    facts.device = _found(config, pci, links)
+    if not facts.device and not facts.holder and _found(config, pci, host.links()):
+        raise TryAgainLater(f"{config.selected()} has just come back from another attachment: retry")
+    if facts.device:
+        moved.permit(facts.device, pci)
+        from cni.plugins import uplink
+        from cni.shared.kernel import routes  # only an ADD needs it
+
+        bodies = routes.all_bodies(host)
+        facts.reason = uplink.needed(facts.device, links, uplink.default_routes(host, bodies))
+        facts.state, facts.tied = moved.look(facts.device, links, bodies, host, log)
+    return facts
+
+
+def _found(config: Config, pci: str, links: Sequence[Link]) -> Link | None:
+    return devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
+
+
+def _pci_address(config: Config) -> str:
+    """deviceID if it names a PCI function, otherwise pciBusID; "" when another selector, such as `device`, decides."""
+    if config.device or config.hwaddr or config.kernelpath:
+        return ""
+    if config.device_id:
+        return config.device_id if sysfs.is_pci(config.device_id) else ""
+    return config.pci
+
+
+def _is_meant(config: Config) -> Callable[[dict[str, Any]], bool]:
+    """Whether the `link` of a record is the device that is selected, while the device is not on the host."""
+    return lambda recorded: _selects(config, recorded, None, unknown=False)
+
+
+def plan(config: Config, request: Request, facts: Facts) -> Plan:
+    """The move; the CniError says why it cannot be made."""
+    selected = config.selected()
+    if not selected:
+        raise InvalidConfig(
+            "no device is selected: give one of the keys `device`, `hwaddr`, `kernelpath`, `pciBusID`, or let the runtime"
+            " pass runtimeConfig.deviceID (capability deviceID, or the NAD's annotation k8s.v1.cni.cncf.io/resourceName)"
+        )
+    pci = _pci_address(config)
+    if facts.driver in USERSPACE_DRIVERS:
+        return Plan({"name": request.attachment.ifname, "mtu": 0, "pci": pci, "device": {}, "restoresState": False})
+    device = facts.device
+    if facts.holder:
+        raise moved.held_by(selected, facts.holder)
+    if device is None:
+        raise _absent(selected, facts)
+    unfit = moved.refusal_of(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
+    if unfit:
+        raise unfit
+    return Plan(
+        {
+            "name": request.attachment.ifname,
+            "mtu": config.mtu or device.mtu,
+            "pci": pci or (device.parent_device if device.parent_bus == "pci" else ""),
+            "device": facts.state,
+            "restoresState": True,
+        }
+    )
+
+
+def _absent(selected: str, facts: Facts) -> InvalidConfig:
+    driver = f" (its driver is {facts.driver})" if facts.driver else ""
+    return InvalidConfig(
+        f"{selected} names no netdev of the host{driver}: correct the key, or load the device's network driver",
+        f"netdevs of the host: {' '.join(facts.names)}",
+    )
+
+
+def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
+    """The plan of a device that Go's plugin moved: its alias is its name on the host; its further state is not known."""
+    if inside is None:
+        return None
+    link = inside.link(name=request.attachment.ifname)
+    if link is None or not link.alias or link.name != request.attachment.ifname:
+        return None
+    state = devices.identity_of(link)
+    state["name"] = link.alias
+    pci = link.parent_device if link.parent_bus == "pci" else ""
+    return Plan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
+
+
+def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+    """The differences of the device from the plan, and whether the configuration selects another one."""
+    found = moved.differences(planned, link)
+    selected = config.selected()
+    if selected and not _selects(config, planned.document(), link, unknown=True):
+        name = planned.device.get("name") or planned.pci
+        found.append(f'device is "{name}", configured is {selected}')
+    return found
+
+
+def _selects(config: Config, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
+    """Whether the selector with the highest precedence names the device of a record; `unknown` when nothing shows it."""
+    former = recorded["device"]
+    if config.device:
+        altnames = link.altnames if link else []
+        return config.device in (former.get("name"), *former.get("altnames", ()), *altnames)
+    if config.hwaddr:
+        known = (former.get("mac"), former.get("permanentMac"), link.permanent_mac if link else "")
+        return config.hwaddr in known
+    bus, parent = former.get("bus", ""), former.get("parent", "")
+    pci = config.device_id or config.pci
+    if not config.kernelpath and not sysfs.is_pci_address(pci):
+        return (bus, parent) == ("auxiliary", config.device_id) if bus else unknown
+    path = sysfs.path_of(bus, parent) if parent else ""
+    if config.kernelpath:
+        return f"{path}/".startswith(config.kernelpath.rstrip("/") + "/") if path else unknown
+    address = recorded["pci"] or sysfs.pci_above(path)
+    return address == pci if address else unknown
+
+
+def pci_id(planned: Plan) -> str:
+    """The PCI address for the result; "" for a device that has none."""
+    return planned.pci
+
+
+def status(config: Config, host: Rtnl, log: Log) -> Link | None:
+    """The device; None while another attachment has it; NotAvailable when the configuration names one that is nowhere."""
+    if not config.selected() or config.device_id:
+        return None  # the device comes with each request
+    pci = _pci_address(config)
+    if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
+        moved.permit(None, pci)
+        return None
+    links = host.links()
+    device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, "")
+    if device:
+        moved.permit(device, pci)
+        from cni.plugins import uplink
+
+        reason = uplink.needed(device, links, uplink.default_routes(host))
+        if reason:
+            raise NotAvailable(f"{config.selected()} cannot be moved: {reason}; select another device")
+        return device
+    if not any(moved.holders(None, None, _is_meant(config), Records(log=log))):
+        raise NotAvailable(
+            f"{config.selected()} names no netdev of the host: correct the key, or bring the device back"
+        )
+    return None

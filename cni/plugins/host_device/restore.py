@@ -1,0 +1,423 @@
+"""Restores a device that is back on the host to the state in its record (cni.plugins.host_device.hoststate).
+
+The stages of `Restoration` follow their dependencies: identity, attributes of the link, parameters (disable_ipv6 must be
+off before IPv6 addresses can be added), flags and up, addresses, routes (those without a gateway first), neighbours. Each
+stage compares the device with the record and yields the steps that are missing, so nothing is written to a device that
+never left. A pass runs all stages and continues after each refusal. `goes_on` decides whether another pass follows:
+
+    a step was refused, another succeeded    another pass: the first may depend on the second
+    a step was refused for a transient cause up to EXTRA more passes, each after a pause, even if no step succeeded
+    PASSES passes                            the end in any case
+
+`can_be_mended` divides the refusals of the last pass. A failed read or a transient errno raises Unrestored: the record
+stays, and the next DEL continues. Every other refusal is logged, because a second DEL would meet it again.
+
+Sources: fib_table_insert (net/ipv4/fib_trie.c): an IPv4 route is inserted before the routes of the same key, with
+NLM_F_APPEND behind them; fib_sync_down_dev (net/ipv4/fib_semantics.c): the kernel drops a multipath route when the first
+of its devices leaves; inet6_addr_modify (net/ipv6/addrconf.c): the flags of an address can be changed later.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from _socket import AF_INET, AF_INET6
+
+from cni.shared.kernel import link_sysctls, raw_state, resend
+from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError
+from cni.shared.kernel.netns import Namespace
+from cni.shared.spec.errors import Unrestored
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.log import Log
+
+    Step = tuple[Any, ...]  # what it restores, as text; the function that restores it, and the arguments
+
+PASSES, EXTRA = 16, 3
+TRANSIENT = frozenset((errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ENOBUFS, errno.ENOMEM))
+
+_KERNEL = 2  # RTPROT_KERNEL
+_PAUSE_SECONDS = 0.05
+_DETECTION_SECONDS = 3.0  # duplicate address detection takes 1 to 2 s
+_SHOWN = 8
+
+
+class RefusedStep:
+    """The kernel refused to restore, or to read (`is_read`), the part `what` of the state."""
+
+    __slots__ = ("errno", "is_read", "text")
+
+    def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
+        self.errno = fault.errno or 0
+        self.is_read = is_read
+        self.text = f"{what}: {fault if isinstance(fault, KernelError) else fault.strerror}"
+
+
+def can_be_mended(refusal: RefusedStep) -> bool:
+    """Whether the same step may succeed later although nothing else has changed (pure)."""
+    return refusal.is_read or refusal.errno in TRANSIENT
+
+
+def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
+    """Whether another pass follows (pure): after `passes` passes, the last `idle` of which changed nothing, and with the
+    refusals `refused` in the last one."""
+    if not refused or passes >= PASSES:
+        return False
+    return idle == 0 or (idle <= EXTRA and any(map(can_be_mended, refused)))
+
+
+def restore(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
+    """Restore the state `former` of `link`, a device on the host, as far as the kernel allows.
+
+    Unrestored when a second call can restore more; permanent refusals are logged.
+    """
+    try:
+        refused = Restoration(former, link, host).run()
+    except KernelError as fault:
+        refused = [RefusedStep("all of it", fault)]  # the device has left the host again
+    lasting = [refusal for refusal in refused if not can_be_mended(refusal)]
+    if lasting:
+        log.warning(f'device "{former["name"]}" is on the host again, but could not get back: {_said(lasting)}')
+    if len(lasting) < len(refused):
+        passing = [refusal for refusal in refused if can_be_mended(refusal)]
+        raise Unrestored(
+            f'device "{former["name"]}" is on the host again, but not all of its state yet: {_said(passing)}; DEL again'
+        )
+
+
+def _do(call: Callable[..., object], arguments: list[Any]) -> None:
+    """Call; repeat at once after a transient refusal, because addresses keep the order in which they are added."""
+    try:
+        call(*arguments)
+    except OSError as fault:
+        if fault.errno not in TRANSIENT:
+            raise
+        call(*arguments)
+
+
+def _said(refused: list[RefusedStep]) -> str:
+    texts = list(dict.fromkeys(refusal.text for refusal in refused))
+    return "; ".join(texts[:_SHOWN]) + (f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")
+
+
+class Restoration:
+    """The restoration of one device. `saved` is its state as the kernel showed it, None in a record of an older version;
+    `was` is the index that it had then, `index` the present one. `link`, `raw` and `own` cache the device and its routes:
+    a step that may change them sets them to None, and the next reader reads them again."""
+
+    __slots__ = (
+        *("came_up", "elapsed", "former", "host", "index", "link", "mac_is_the_pfs", "name", "own", "raw", "saved"),
+        "was",
+    )
+
+    def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
+        self.former = former
+        self.name = former["name"]
+        self.saved: dict[str, Any] = former.get("kernel")  # type: ignore[assignment]  # None takes other stages
+        self.was = former["index"]
+        self.index = link.index
+        self.link: Link | None = link
+        self.raw: raw_state.Raw | None = None
+        self.own: list[dict[str, Any]] | None = None
+        self.host = host
+        self.elapsed = max(0, int(time.monotonic()) - self.saved["read"]) if self.saved else 0
+        self.mac_is_the_pfs = False
+        self.came_up = False
+
+    def run(self) -> list[RefusedStep]:
+        """Run passes until `goes_on` ends them; returns the refusals of the last. KernelError ENODEV when the device leaves."""
+        passes = idle = 0
+        end = time.monotonic() + _DETECTION_SECONDS
+        while True:
+            done, refused = self._pass()
+            self.link = self.raw = self.own = None
+            passes, idle = passes + 1, 0 if done else idle + 1
+            if goes_on(passes, idle, refused):
+                if idle:
+                    time.sleep(_PAUSE_SECONDS)
+            elif not refused or passes >= PASSES or not self._await_detection(end):
+                return refused
+
+    def _pass(self) -> tuple[bool, list[RefusedStep]]:
+        """Run all stages; returns whether a step succeeded, and the refusals."""
+        done = False
+        refused: list[RefusedStep] = []
+        for what, stage in self._stages():
+            try:
+                for text, call, *arguments in stage():
+                    try:
+                        self.link = self.raw = self.own = None
+                        _do(call, arguments)
+                        done = True
+                    except OSError as fault:
+                        if fault.errno != errno.EEXIST:  # the kernel has restored it already
+                            refused.append(RefusedStep(text, fault))
+            except OSError as fault:
+                if fault.errno == errno.ENODEV:
+                    raise
+                refused.append(RefusedStep(f"the {what} cannot be read", fault, is_read=True))
+        return done, refused
+
+    def _stages(self) -> tuple[tuple[str, Callable[[], Iterator[Step]]], ...]:
+        if not self.saved:
+            return ("link", self._identity), ("state", self._state_of_old)
+        return (
+            ("link", self._identity),
+            ("link", self._attributes),
+            ("parameters", self._parameters),
+            ("neighbour parameters", self._neighbour_parameters),
+            ("flags", self._flags),
+            ("parameters", self._parameters),  # a device that comes up gets the MTU of IPv6 anew
+            ("addresses", self._addresses),
+            ("routes", self._surplus),
+            ("routes", self._routes),
+            ("neighbours", self._neighbours),
+        )
+
+    def _await_detection(self, end: float) -> bool:
+        """Wait, until `end` at most, for the end of duplicate address detection. Returns whether there was one: during it the
+        kernel refuses the address as the source of a route."""
+        was_examined = False
+        while time.monotonic() < end and self._is_examined():
+            was_examined = True
+            time.sleep(_PAUSE_SECONDS)
+        return was_examined
+
+    def _is_examined(self) -> bool:
+        try:
+            held = raw_state.addresses(self.host, self.index)
+        except KernelError:
+            return False
+        return any(raw_state.address_flags(body) & raw_state.TENTATIVE for body in held)
+
+    def _identity(self) -> Iterator[Step]:
+        former, index, change = self.former, self.index, self.host.change_link
+        link = self.link or self.host.link(index=index)
+        if link is None:
+            raise KernelError(errno.ENODEV)
+        if link.mac != former["mac"] and not self.mac_is_the_pfs:
+            yield f"MAC {former['mac']}", self._set_mac, link
+        if link.mtu != former["mtu"]:
+            yield f"MTU {former['mtu']}", change, index, "", former["mtu"]
+        if link.alias != former["alias"]:
+            yield "alias", change, index, "", 0, "", former["alias"]
+        for name in former["altnames"]:
+            if name not in link.altnames:
+                yield f"alternative name {name}", self.host.add_altname, index, name
+
+    def _set_mac(self, link: Link) -> None:
+        """Restore the MAC, unless the driver accepts only the MAC that the PF has set for its VF.
+
+        igb and i40e impose that MAC when the VF is next set up, and refuse any other afterwards.
+        """
+        if link.up:
+            self.host.change_link(self.index, up=False)  # many drivers take a MAC only when down
+        try:
+            self.host.change_link(self.index, mac=self.former["mac"])
+        except KernelError as fault:
+            if link.kind or fault.errno not in (errno.EADDRNOTAVAIL, errno.EPERM):
+                raise
+            self.mac_is_the_pfs = True
+
+    def _now(self) -> raw_state.Raw:
+        self.raw = self.raw or raw_state.link(self.host, self.index)
+        return self.raw
+
+    def _own_routes(self) -> list[dict[str, Any]]:
+        if self.own is None:
+            self.own = raw_state.routes(self.host, self.index, raw_state.route_bodies(self.host, self.index))
+        return self.own
+
+    def _attributes(self) -> Iterator[Step]:
+        now = self._now()
+        wanted = {int(kind): bytes.fromhex(value) for kind, value in self.saved["link"].items()}
+        different = [kind for kind, value in wanted.items() if now.attributes.get(kind, value) != value]
+        if set(different) & set(raw_state.SIZES):  # the size of all families sets that of IPv4
+            different = [kind for kind in different if kind not in raw_state.SIZES] + [
+                k for k in raw_state.SIZES if k in wanted
+            ]
+        for kind in different:
+            yield f"link attribute {kind}", resend.set_link, self.host, self.index, kind, wanted[kind]
+        token = bytes.fromhex(self.saved["token"])
+        if token and token != now.token:
+            yield "token", resend.set_token, self.host, self.index, token
+
+    def _parameters(self) -> Iterator[Step]:
+        saved, now = self.saved, self._now()
+        inet, inet6 = bytes.fromhex(saved["inet"]), bytes.fromhex(saved["inet6"])
+        if (inet, inet6) != (now.inet, now.inet6) or saved["parameters"]:
+            with Namespace("", self.host.namespace()) as home, home.entered():
+                arrays = {"ipv4": (inet, now.inet), "ipv6": (inet6, now.inet6)}
+                yield from link_sysctls.due(self.name, arrays, saved["parameters"])
+
+    def _neighbour_parameters(self) -> Iterator[Step]:
+        wanted = self.saved["neighbourParameters"]
+        held = raw_state.neighbour_parameters(self.host, self.index) if wanted else {}
+        for family, values in wanted.items():
+            body = resend.neighbour_parameters(self.index, int(family), values, held.get(family, ""))
+            if body:
+                yield "neighbour parameters", self.host.request, resend.SETNEIGHTBL, body
+
+    def _flags(self) -> Iterator[Step]:
+        wanted = self.saved["flags"]
+        different = (self._now().flags ^ wanted) & raw_state.SETTABLE_FLAGS
+        self.came_up = self.came_up or bool(different & wanted & 1)
+        if different:
+            yield f"flags {wanted:#x}", resend.set_flags, self.host, self.index, wanted, different
+
+    def _addresses(self) -> Iterator[Step]:
+        """The missing addresses, in the kernel's order.
+
+        An IPv6 address that is the source of a route must be usable when the route is set. So it is added without
+        duplicate detection, which it passed before the device left, and gets its former flags afterwards.
+        """
+        saved = [bytes.fromhex(text) for text in self.saved["addresses"]]
+        now = raw_state.addresses(self.host, self.index) if saved else []
+        there = {raw_state.address_key(body): raw_state.address_flags(body) for body in now}
+        sources = {resend.source_of(route) for route in self.saved["routes"]}
+        for body in saved:
+            flags, held = raw_state.address_flags(body), there.get(raw_state.address_key(body))
+            again = resend.address_again(body, self.index, self.elapsed)
+            if again is None:
+                continue  # its lifetime has ended
+            what = f"address {resend.address_text(body)}"
+            untested = flags & (raw_state.NODAD | raw_state.TENTATIVE | raw_state.DADFAILED)
+            is_source = body[0] == AF_INET6 and raw_state.address_source(body) in sources and not untested
+            if held is None:
+                first = (
+                    resend.address_again(body, self.index, self.elapsed, flags | raw_state.NODAD)
+                    if is_source
+                    else again
+                )
+                yield what, self.host.request, resend.NEWADDR, first, CREATE | EXCLUSIVE
+            if is_source and (held is None or held & raw_state.NODAD):
+                yield what, self.host.request, resend.NEWADDR, again, REPLACE
+
+    def _surplus(self) -> Iterator[Step]:
+        """Remove the prefix routes that the kernel added when the device came up, and that it did not have before."""
+        if not self.came_up:
+            return
+        wanted = {_identity(route) for route in self._saved_routes()}
+        for route in self._own_routes():
+            if resend.protocol_of(route) == _KERNEL and _identity(route) not in wanted:
+                body = resend.route_again(route, route["legs"], 0)
+                what = f"removal of route {resend.destination_text(route)}"
+                yield what, self.host.request, resend.DELROUTE, body
+
+    def _routes(self) -> Iterator[Step]:
+        """The missing routes: those without a gateway first, then those that preceded others of the same key, in reverse order."""
+        saved = self._saved_routes()
+        if not saved:
+            return
+        there = {_identity(route): route.get("ahead", False) for route in self._own_routes()}
+        missing = [route for route in saved if route.get("ahead", False) > there.get(_identity(route), -1)]
+        if not missing:
+            return
+        present = resend.present(self.host)
+        missing = [route for route in missing if _is_due(route, present)]
+        first = [route for route in reversed(missing) if route.get("ahead")]
+        links = {link.index for link in self.host.links()} if any(len(r["legs"]) > 1 for r in missing) else set()
+        for route in sorted([r for r in missing if not r.get("ahead")], key=resend.has_gateway) + first:
+            yield f"route {resend.destination_text(route)}", self._set_route, route, present, links
+
+    def _saved_routes(self) -> list[dict[str, Any]]:
+        """The saved routes, with the present index of the device."""
+        return [
+            {**route, "legs": [[flags, weight, self.index if at == self.was else at, own] for flags, weight, at, own in route["legs"]]}
+            for route in self.saved["routes"]
+        ]  # fmt: skip
+
+    def _set_route(self, route: dict[str, Any], present: list[dict[str, Any]], links: set[int]) -> None:
+        legs = route["legs"]
+        if len(legs) > 1:
+            legs = [leg for leg in legs if leg[2] in links]
+        body = resend.route_again(route, legs, self.elapsed)
+        if body is None:
+            return  # it has expired
+        like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
+        here = next((other for other in like if _identity(other) == _identity(route)), None)  # at the wrong place
+        rest = here or next((other for other in like if _is_part(other, route)), None)
+        flags = CREATE if route.get("ahead") else CREATE | APPEND
+        if rest and not here and len(like) == 1:
+            self.host.request(resend.NEWROUTE, body, CREATE | REPLACE)
+        elif rest:  # NLM_F_REPLACE would replace the first route of this key, which belongs to another device
+            self._exchange(resend.route_again(rest, rest["legs"], 0), body, flags)
+        elif like and len(legs) > 1 and any(leg[2] != self.index for leg in legs):
+            raise KernelError(errno.ECANCELED, "another route to that destination has been set meanwhile")
+        else:
+            self.host.request(resend.NEWROUTE, body, flags)
+
+    def _exchange(self, former: bytes | None, body: bytes, flags: int) -> None:
+        """Replace the route `former` by `body`; restore `former` when the kernel refuses."""
+        if former:
+            self.host.request(resend.DELROUTE, former)
+        try:
+            self.host.request(resend.NEWROUTE, body, flags)
+        except KernelError:
+            if former:
+                self.host.request(resend.NEWROUTE, former, flags)
+            raise
+
+    def _neighbours(self) -> Iterator[Step]:
+        wanted = self.saved["neighbours"]
+        held = set(raw_state.neighbours(self.host, self.index)) if wanted else set()
+        for text in wanted:
+            if text not in held:
+                body = resend.neighbour_again(text, self.index)
+                yield (
+                    f"neighbour {resend.neighbour_text(text)}",
+                    self.host.request,
+                    resend.NEWNEIGH,
+                    body,
+                    CREATE | REPLACE,
+                )
+
+    def _state_of_old(self) -> Iterator[Step]:
+        """Up, addresses and routes of a record of an older version, which kept them decoded."""
+        from cni.shared.kernel import addresses, routes
+
+        former, link = self.former, self.host.link(index=self.index)
+        if link and link.up != former["up"]:
+            yield "up", self.host.change_link, self.index, "", 0, "", None, former["up"]
+        for a in former["addresses"]:
+            yield f"address {a['text']}", lambda a=a: addresses.add(self.host, self.index, **a)
+        for r in sorted(former["routes"], key=lambda route: route["gw"] != "") if former["up"] else ():
+            yield f"route {r['dst']}", lambda r=r: routes.add(self.host, self.index, **r)
+
+
+def _identity(route: dict[str, Any]) -> tuple[str, str]:
+    return route["common"], str(route["legs"])
+
+
+def _is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
+    """Whether `other` is the part of the multipath route `route` that remained without the device. A single leg has no weight."""
+    legs = [(flags, at, own) for flags, _, at, own in route["legs"]]
+    return other["common"] == route["common"] and all((f, at, own) in legs for f, _, at, own in other["legs"])
+
+
+def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
+    """Whether the route is missing, or stands behind routes of the same key that it preceded."""
+    like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
+    at = [number for number, other in enumerate(like) if _identity(other) == _identity(route)]
+    if not at:
+        return True
+    own = {leg[2] for leg in route["legs"]}
+    return bool(route.get("ahead")) and any(own.isdisjoint(leg[2] for leg in other["legs"]) for other in like[: at[0]])
+
+
+def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
+    """Set the IPv4 multipath routes again without the device `index`, which has left: the kernel drops the whole route."""
+    for route in saved["routes"]:
+        legs = [leg for leg in route["legs"] if leg[2] != index]
+        if raw_state.family_of(route) == AF_INET and len(legs) not in (0, len(route["legs"])):
+            body = resend.route_again(route, legs, 0)
+            try:
+                if body:
+                    host.request(resend.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
+            except KernelError:
+                pass  # the other device is down or has gone as well

@@ -1,0 +1,309 @@
+"""macvlan: a link of its own MAC on top of a master, made inside the sandbox.
+
+    read         the configuration, with all its faults                           pure (planning)
+    survey       the master, and the link that has the ifname in the sandbox
+    plan         configuration + survey -> the link to make, or why not           pure (planning)
+    apply        the plan -> the link in the sandbox, under its name, still down
+    remove       the link, under either of its names, when the plan made it
+    differences  the link against the plan and the configuration of the call (check)
+
+Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for what the
+kernel refuses, and why.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+
+from cni.plugins.base import DeviceClaim
+from cni.plugins.macvlan import planning
+from cni.plugins.macvlan.planning import STANDS_FOR_ITS_LOWER, Config, Facts, Plan
+from cni.shared.config import fill
+from cni.shared.kernel import node
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.spec.errors import KernelRefused, LimitedConnectivity, Lingers, NotAvailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.plugins.base import Named
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.kernel.netns import Namespace
+    from cni.shared.log import Log
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Request
+
+NAME = planning.NAME
+KEYS = planning.KEYS
+read = planning.read
+plan = planning.plan
+load = Plan
+
+
+def claim(config: Config, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
+    """Claim no device, since a master is shared."""
+    return DeviceClaim()
+
+
+def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log) -> Facts:
+    """Read the master, on the host or in the sandbox, and the link with the ifname in the sandbox."""
+    where = inside if config.link_in_container else host
+    master = _find_master(config, where)
+    reason = ""
+    if master:
+        device = _of_host(master, config.link_in_container, host, inside)
+        if device:
+            _permit(device)
+        if device and config.mode == "passthru":
+            reason = _needed(device, host, log)
+    names = [] if master else [link.name for link in where.links()]
+    return Facts(master, names, inside.link(name=request.attachment.ifname), node.boot_id(), reason)
+
+
+def _needed(device: Link, host: Rtnl, log: Log | None) -> str:
+    """Why the node cannot give the netdev `device` to mode passthru, or "". The log names the addresses that it loses.
+
+    The kernel hands all frames of the netdev to such a link (macvlan_handle_frame, drivers/net/macvlan.c), and gives the
+    netdev each MAC that the link gets.
+    """
+    from cni.plugins import uplink  # only passthru takes the node's traffic
+    from cni.shared.kernel import addresses
+
+    reason = uplink.needed(device, host.links(), uplink.default_routes(host))
+    held = [a.text for a in addresses.list_of(host, device.index) if a.scope != addresses.LINK_SCOPE]
+    if held and log and not reason:
+        log.warning(
+            f'mode passthru: the node cannot use its addresses {", ".join(held)} on "{device.name}" until the attachment ends'
+        )
+    return reason
+
+
+def _of_host(master: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Link | None:
+    """The netdev of the host that a macvlan of `master` is put on; None when that is in the sandbox, or elsewhere."""
+    stands = master.kind in STANDS_FOR_ITS_LOWER
+    if not in_sandbox:
+        return host.link(index=master.lower_index) if stands and master.lower_netnsid is None else master
+    if not stands or master.lower_netnsid is None:
+        return None
+    home = host.namespace()
+    try:
+        return host.link(index=master.lower_index) if inside.netns_id(home) == master.lower_netnsid else None
+    finally:
+        posix.close(home)
+
+
+def _permit(device: Link) -> None:
+    """Raise InvalidConfig when the node's policy does not allow the device on which the link would be made."""
+    from cni.shared import policy  # a DEL ignores the policy
+
+    policy.current().permit("masters", f'master "{device.name}"', (device.name,))
+
+
+def _find_master(config: Config, where: Rtnl) -> Link | None:
+    if config.master:
+        return where.link(name=config.master)
+    from cni.shared.kernel import routes  # most networks name their master
+
+    index = routes.default_route_link(where)
+    return where.link(index=index) if index else None
+
+
+def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
+    """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now.
+
+    For CHECK the link as it is: without a record it is compared with the configuration alone.
+    """
+    link = inside.link(name=request.attachment.ifname) if inside else None
+    if inside is None or link is None:
+        return None
+    config = Config()
+    fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
+    if request.command == "CHECK":
+        from cni.plugins.macvlan import check
+
+        return check.as_it_is(link, config.link_in_container, host, inside)
+    master = _find_master(config, inside if config.link_in_container else host)
+    if master is None:
+        return None
+    return planning.planned_on(config, request, master, "")
+
+
+def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
+    """Make the link in the sandbox, under its name and still down; KernelRefused says in words why it cannot be.
+
+    `planned.lower` is then what the kernel shows of the link. Where that differs from the plan, the policy is asked again.
+    """
+    maker = inside if planned.in_sandbox else host
+    try:
+        maker.add_macvlan(
+            planned.temporary,
+            planned.over,
+            planned.mode,
+            mtu=planned.mtu,
+            mac=planned.mac,
+            bcqueuelen=planned.bcqueuelen,
+            netns_fd=sandbox.fd,
+        )
+    except KernelError as fault:
+        raise KernelRefused(_refused_making(planned, fault), str(fault)) from None
+    link = inside.link(name=planned.temporary)
+    if link is None:
+        raise KernelRefused(
+            f"the macvlan on {planned.master} vanished as soon as it was made: was the sandbox or the master removed?"
+        )
+    if link.lower_index != planned.lower:  # the master was replaced meanwhile, or is of a kind that is unknown here
+        planned.lower = link.lower_index
+        device = _of_host(link, True, host, inside)
+        if device:
+            _permit(device)
+    try:
+        inside.change_link(link.index, name=planned.name)
+    except KernelError as fault:
+        raise KernelRefused(f'the link cannot be named "{planned.name}": {fault.strerror}', str(fault)) from None
+    link.name = planned.name
+    return link
+
+
+def _refused_making(planned: Plan, fault: KernelError) -> str:
+    """Why the kernel did not make the link (macvlan_common_newlink)."""
+    master = planned.master
+    if fault.errno == errno.EBUSY:
+        return f'master "{master}" is taken by a bridge, bond or other upper device: use another netdev, or take it out of that device'
+    if fault.errno == errno.EINVAL and planned.mode == "passthru":
+        return f'mode passthru needs master "{master}" for itself, and it has another macvlan: use mode bridge, or another master'
+    if fault.errno == errno.EINVAL:
+        return (
+            f'master "{master}" cannot carry this macvlan: is it in use by one of mode passthru, or no Ethernet link?'
+        )
+    if fault.errno == errno.EADDRINUSE:
+        return _mac_in_use(planned)
+    if fault.errno == errno.EEXIST:  # before Linux 6.14 also when the host has it
+        return f'a link has the temporary name "{planned.temporary}" already, in the sandbox or on the host: remove it'
+    if fault.errno in (errno.ENODEV, errno.ENXIO):
+        return f'master "{master}" vanished meanwhile: retry when it is back'
+    if fault.errno == errno.EADDRNOTAVAIL:
+        return f"the MAC address {planned.mac} is not one that a link can have: give a unicast address in the key `mac`"
+    if fault.errno == errno.EPERM:
+        return "the kernel does not permit making links here: run as root, with CAP_NET_ADMIN on the host's and the sandbox's namespace"
+    return f'the kernel refused a macvlan on master "{master}": {fault.strerror}'
+
+
+def refused_up(planned: Plan, fault: KernelError) -> str:
+    """Why the kernel did not set the link up (macvlan_open)."""
+    if fault.errno == errno.EADDRINUSE:
+        return _mac_in_use(planned)
+    return f'the link "{planned.name}" cannot be set up: {fault.strerror}'
+
+
+def _mac_in_use(planned: Plan) -> str:
+    return f'the MAC address {planned.mac} is in use on master "{planned.master}" already: give each attachment its own (runtimeConfig.mac, CNI_ARGS MAC, key `mac`)'
+
+
+def owns(planned: Plan, link: Link) -> bool:
+    """Whether `link` is what this plan made, also when it was renamed since, or given another MAC or MTU.
+
+    A MAC alone tells it only when it is derived: a configured one may be that of another attachment, which is in the
+    way. An ADD that was killed may have written down another `lower` than the link has; then name and MAC tell it.
+    """
+    if link.kind != "macvlan":
+        return False
+    named, has_mac = link.name == planned.name, link.mac == planned.mac
+    if link.name == planned.temporary or (has_mac and (named or planned.mac_is_derived)):
+        return True
+    return named and link.lower_index == planned.lower
+
+
+def present(planned: Plan, inside: Rtnl) -> Link | None:
+    """The link in the sandbox, under any name."""
+    return next((link for link in inside.links() if owns(planned, link)), None)
+
+
+def recognises(planned: Plan, inside: Rtnl) -> bool:
+    """Whether a link of `inside` is certainly the plan's, by its temporary name or by its MAC."""
+    return any(
+        owns(planned, link) and (link.name == planned.temporary or planned.mac in ("", link.mac))
+        for link in inside.links()
+    )
+
+
+def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+    """Remove the plan's link from the sandbox, under any name; a missing link is no error.
+
+    Lingers while the link is up elsewhere: it goes with its sandbox some time after that has ended, or the pod has moved
+    it into a namespace of its own.
+    """
+    removed = False
+    others = []
+    for link in inside.links() if inside else ():
+        if owns(planned, link):
+            try:
+                inside.delete_link(link.index)  # type: ignore[union-attr]  # it has links
+            except KernelError as fault:
+                raise KernelRefused(
+                    f'the link "{link.name}" cannot be removed: {fault.strerror}; retry', str(fault)
+                ) from None
+            removed = removed or link.mac == planned.mac
+        elif link.name == planned.name:
+            others.append(link)
+    if not removed and lingers(planned, host):
+        raise Lingers(
+            f'the link "{planned.name}" ({planned.mac}) on {planned.master} is still up in a network namespace that cannot be'
+            " found: end what holds that namespace, and DEL again"
+        )
+    for link in others:
+        log.warning(
+            f'link "{link.name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
+        )
+
+
+def lingers(planned: Plan, host: Rtnl) -> bool:
+    """Whether the link is up in some namespace, and answers for its addresses, as its master shows.
+
+    The link of a master in the sandbox may be on a netdev of the host, too; else no netdev of the host has its MAC. A MAC
+    that is not derived may be that of another attachment by now, and tells nothing.
+    """
+    return planned.mac_is_derived and host.receives(planned.lower, planned.mac)
+
+
+def unmoved(planned: Plan) -> None:
+    """A macvlan always is a link."""
+
+
+def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+    """The differences of the link from the plan and from the configuration."""
+    from cni.plugins.macvlan import check  # only CHECK needs it
+
+    return check.differences(planned, config, link, host, inside) if link else []
+
+
+def carrier(planned: Plan) -> tuple[str, bool]:
+    """The master."""
+    return planned.master, planned.in_sandbox
+
+
+def pci_id(planned: Plan) -> str:
+    """A macvlan has no PCI function of its own."""
+    return ""
+
+
+def status(config: Config, host: Rtnl, log: Log) -> Link | None:
+    """The master; NotAvailable without one, LimitedConnectivity when it is down or has no carrier."""
+    if config.link_in_container:
+        return None  # each sandbox has its own
+    master = _find_master(config, host)
+    if master is None and not config.master:
+        raise NotAvailable("there is no default route to take the master from: name the netdev in the key `master`")
+    if master is None:
+        raise NotAvailable(f'master "{config.master}" does not exist: bring it back, or correct the key `master`')
+    device = _of_host(master, False, host, host)
+    if device:
+        _permit(device)
+    if device and config.mode == "passthru":
+        reason = _needed(device, host, None)
+        if reason:
+            raise NotAvailable(planning.no_passthru(master, reason))
+    if not master.up:
+        raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
+    if not master.carrier:
+        raise LimitedConnectivity(f'master "{master.name}" has no carrier: see its cable and switch port')
+    return master

@@ -1,0 +1,140 @@
+"""What Go's sriov-cni keeps on the node, so that its attachments can be ended, and its VFs are left alone.
+
+    /var/lib/cni/sriov/CONTAINERID-IFNAME    the network's configuration, its keys as sriov-cni spells them, with
+                                             VFID, Master and OrigVfState: what the VF had
+    /var/lib/cni/sriov/pci/ADDRESS           the sandbox that has the VF: the path of its namespace
+
+Source: pkg/config, pkg/types and pkg/utils/pci_allocator.go of k8snetworkplumbingwg/sriov-cni.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from cni.plugins.host_device.planned import Plan
+from cni.shared.kernel import files, netns
+from cni.shared.spec import codec
+from cni.shared.spec.errors import IoFailure
+from cni.shared.spec.request import member
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cni.shared.spec.request import Attachment
+
+DIRECTORY = "/var/lib/cni/sriov"
+_MOST_BYTES = 1 << 20
+_PROTOCOLS = {0x8100: "802.1q", 0x88A8: "802.1ad"}
+_STATES = {0: "auto", 1: "enable", 2: "disable"}
+_SET = {  # the keys that a configuration sets, for each key that it may have
+    "vlan": ("vlan", "vlanQoS", "vlanProto"),
+    "min_tx_rate": ("min_tx_rate", "max_tx_rate"),
+    "max_tx_rate": ("min_tx_rate", "max_tx_rate"),
+    "spoofchk": ("spoofchk",),
+    "trust": ("trust",),
+    "link_state": ("link_state",),
+}
+
+
+def holder(pci: str) -> str:
+    """The path of the sandbox that has the VF by Go's plugin; "" when none has, or it is gone."""
+    try:
+        path = _content(f"pci/{pci}").decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return ""
+    try:
+        return path if netns.exists(path) else ""
+    except (OSError, ValueError):
+        return path
+
+
+def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
+    """The plan of an attachment that Go's plugin made, as sriov's records have it, and the files that go with it.
+
+    None when there is no such attachment; IoFailure when the file that tells of it cannot be read.
+    """
+    name = f"{attachment.container_id}-{attachment.ifname}"
+    try:
+        document = codec.loads_foreign(_content(name))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as fault:
+        raise _unreadable(name, str(fault)) from None
+    state = member(document, "OrigVfState") if isinstance(document, dict) else None
+    pci = member(document, "deviceID") if isinstance(document, dict) else None
+    if not isinstance(state, dict) or not isinstance(pci, str) or "/" in pci:
+        raise _unreadable(name, "it has no deviceID and OrigVfState")
+    try:
+        former = _former(state)
+        device = _device(state, pci)
+    except (KeyError, TypeError, ValueError):
+        raise _unreadable(name, "its OrigVfState has a member of another kind than expected") from None
+    keys = [key for asked, keys in _SET.items() if member(document, asked) not in (None, "") for key in keys]
+    if member(document, "MAC") and former["mac"]:
+        keys.append("mac")
+    found = Plan({"name": attachment.ifname, "mtu": 0, "pci": pci, "device": device, "restoresState": True}).document()
+    found |= {"wanted": {}, "keys": list(dict.fromkeys(keys)), "former": former, "mac": "", "told": ["", 0]}
+    return found, [name, f"pci/{pci}"]
+
+
+def _former(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "mac": _text(state, "AdminMAC"),
+        "vlan": _number(state, "Vlan"),
+        "vlanQoS": _number(state, "VlanQoS"),
+        "vlanProto": _PROTOCOLS.get(_number(state, "VlanProto"), "802.1q"),
+        "min_tx_rate": _number(state, "MinTxRate"),
+        "max_tx_rate": _number(state, "MaxTxRate"),
+        "spoofchk": "on" if member(state, "SpoofChk") else "off",
+        "trust": "on" if member(state, "Trust") else "off",
+        "link_state": _STATES[_number(state, "LinkState")],
+    }
+
+
+def _device(state: dict[str, Any], pci: str) -> dict[str, Any]:
+    """What there is to restore of the netdev; {} for a VF without one (DPDK)."""
+    name = _text(state, "HostIFName")
+    if not name:
+        return {}
+    identity = {"name": name, "index": 0, "kind": "", "mac": _text(state, "EffectiveMAC"), "permanentMac": ""}
+    identity |= {"bus": "pci", "parent": pci, "alias": "", "altnames": [], "mtu": _number(state, "MTU")}
+    return identity | {"up": False, "addresses": [], "routes": []}
+
+
+def _text(state: dict[str, Any], key: str) -> str:
+    value = member(state, key) or ""
+    if not isinstance(value, str):
+        raise ValueError(key)
+    return value
+
+
+def _number(state: dict[str, Any], key: str) -> int:
+    value = member(state, key) or 0
+    if not isinstance(value, int):
+        raise ValueError(key)
+    return value
+
+
+def forget(names: list[str], sandbox: str) -> None:
+    """Remove the files of an attachment that has ended; that of the VF only while it names this `sandbox`."""
+    for name in names:
+        try:
+            if name.startswith("pci/") and _content(name).decode("utf-8", "surrogateescape") != sandbox:
+                continue
+            posix.unlink(f"{DIRECTORY}/{name}")
+        except FileNotFoundError:
+            pass
+        except OSError as fault:
+            raise IoFailure(f"{DIRECTORY}/{name} cannot be removed: {fault.strerror}; run as root") from None
+
+
+def _content(name: str) -> bytes:
+    return files.read_regular(f"{DIRECTORY}/{name}", _MOST_BYTES, posix.O_NOFOLLOW, private=True)
+
+
+def _unreadable(name: str, words: str) -> IoFailure:
+    return IoFailure(
+        f"{DIRECTORY}/{name}, in which Go's sriov-cni tells of this attachment, cannot be read: {words};"
+        " repair the file, or remove it when the VF is as it should be"
+    )

@@ -1,0 +1,48 @@
+"""whereabouts, the IPAM plugin: the one file through which `cni` calls the package `ipam` in this process."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.shared.log import Log
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Attachment, Request
+    from cni.shared.spec.result import Result
+
+
+def call(request: Request, log: Log) -> Result | None:
+    """Serve `request`; the result of an ADD, None for every other verb."""
+    from ipam import plugin
+
+    return plugin.call(request, log)
+
+
+def is_pending(attachment: Attachment, records: Records) -> bool:
+    """Whether the release of the attachment's addresses is still to be made, since their store could not be reached."""
+    from ipam import upkeep
+
+    return upkeep.is_pending(attachment, records)
+
+
+def keep_open() -> None:
+    """Keep the lease file and the connections to stores open after each call from now on, for the next call."""
+    from ipam.stores import http
+    from ipam.stores.file import database
+
+    database.kept, http.kept = {}, {}
+
+
+def open_files() -> int:
+    """How many descriptors `keep_open` has kept: a lease file has two, for its lock and for SQLite."""
+    from ipam.stores import http
+    from ipam.stores.file import database
+
+    return 2 * len(database.kept or ()) + len(http.kept or ())
+
+
+def end_call() -> None:
+    """Close the connections to stores that were opened for the call that ends."""
+    from ipam.stores import http
+
+    while http.at_end:
+        http.at_end.pop()()

@@ -1,0 +1,186 @@
+"""Checks a network configuration by a table of its keys, and fills an object with the values.
+
+A plugin declares its keys as a table of `Key`. `fill` reads them from a JSON object into the attributes of a plain slotted
+object, and collects all faults, so that an author sees them at once.
+Keys match without regard to case, unknown keys are ignored, null is absent: as Go's encoding/json, which wrote the
+configurations in use.
+"""
+
+from __future__ import annotations
+
+from cni.shared.spec import codec
+from cni.shared.spec.errors import InvalidConfig
+from cni.shared.spec.request import member
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+
+_MOST_CHARACTERS = 4095  # the longest path, PATH_MAX less its final zero
+MOST_MEMBERS = 1000  # of a list: some are compared with one another
+_MOST_FAULTS = 100
+_NETDEV_BYTES = 127
+
+
+class Key:
+    """One key of a configuration: its name, the reader that checks its value, the attribute it fills, its default.
+
+    `read` takes the JSON value and returns what the attribute gets, or raises ValueError that says what is wanted.
+    """
+
+    __slots__ = ("attribute", "default", "doc", "name", "read")
+
+    def __init__(
+        self, name: str, read: Callable[[Any], Any], default: Any = None, doc: str = "", attribute: str = ""
+    ) -> None:
+        self.name = name
+        self.read = read
+        self.default = default
+        self.doc = doc
+        self.attribute = attribute or name
+
+
+class Fault:
+    """A key with a wrong value, and the text that says what is wanted."""
+
+    __slots__ = ("key", "value", "wanted")
+
+    def __init__(self, key: str, value: object, wanted: str) -> None:
+        self.key = key
+        self.value = value
+        self.wanted = wanted
+
+    def __str__(self) -> str:
+        shown = codec.dumps(self.value)
+        return f"{self.key} {shown if len(shown) <= 60 else shown[:57] + '...'}: {self.wanted}"
+
+
+def fill(
+    target: object, table: Sequence[Key], document: Mapping[str, Any], faults: list[Fault], prefix: str = ""
+) -> None:
+    """Set the attribute of every key in `table` on `target` from `document`; a bad value goes to `faults`."""
+    for key in table:
+        value = member(document, key.name)
+        filled = key.default
+        if value is not None:
+            try:
+                filled = key.read(value)
+            except ValueError as fault:
+                faults.append(Fault(prefix + key.name, value, str(fault)))
+        setattr(target, key.attribute, filled)
+
+
+def refuse(faults: Sequence[Fault]) -> None:
+    """Raise InvalidConfig with all `faults`, when there are any; of a great many with the first."""
+    if not faults:
+        return
+    texts = [str(f) for f in faults[:_MOST_FAULTS]]
+    if len(faults) > _MOST_FAULTS:
+        texts.append(f"and {len(faults) - _MOST_FAULTS} more")
+    msg = "; ".join(texts)
+    if len(texts) > 1:
+        msg = f"{len(faults)} faults in the network configuration: {msg}"
+    raise InvalidConfig(msg, "\n".join(texts) if len(msg) > 250 else "")
+
+
+def string(value: Any) -> str:
+    """A reader of strings."""
+    if not isinstance(value, str):
+        raise ValueError("want a string")
+    if len(value) > _MOST_CHARACTERS or "\0" in value:
+        raise ValueError(f"want at most {_MOST_CHARACTERS} characters, none of them a zero")
+    return value
+
+
+def netdev(value: Any) -> str:
+    """The name of a netdev, or an alternative one (include/uapi/linux/if.h: ALTIFNAMSIZ)."""
+    name = string(value)
+    if len(name.encode()) > _NETDEV_BYTES or any(c == "/" or c.isspace() for c in name):
+        raise ValueError("want the name of a netdev, such as ens2f0")
+    return name
+
+
+def boolean(value: Any) -> bool:
+    """A reader of booleans."""
+    if not isinstance(value, bool):
+        raise ValueError("want true or false")
+    return value
+
+
+def integer(low: int, high: int) -> Callable[[Any], int]:
+    """A reader of integers from `low` to `high`, both included."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        raise ValueError(f"want an integer from {low} to {high}")
+
+    return read
+
+
+def one_of(*choices: str) -> Callable[[Any], str]:
+    """A reader of strings that are one of `choices`."""
+
+    def read(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"want one of {', '.join(choices)}")
+        return str(value)
+
+    return read
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """A reader of objects."""
+    if not isinstance(value, dict):
+        raise ValueError("want a JSON object")
+    return value
+
+
+def ipam_block(value: Any) -> dict[str, Any]:
+    """The configuration of an IPAM plugin, which its `type` names; without one there are no addresses."""
+    block = mapping(value)
+    kind = member(block, "type")
+    if kind is not None and not isinstance(kind, str):
+        raise ValueError("want a string as its type, the name of an IPAM plugin")
+    return block
+
+
+def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:
+    """A reader of lists of up to `most` members that `read` accepts."""
+
+    def read_all(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise ValueError("want a list")
+        if len(value) > most:
+            raise ValueError(f"has {len(value)} members: want {most} at most")
+        return [read(v) for v in value]
+
+    return read_all
+
+
+def hardware_address(value: Any) -> str:
+    """A unicast Ethernet address, as "aa:bb:cc:dd:ee:ff"; "-" between the bytes is read too."""
+    parts = string(value).replace("-", ":").split(":")
+    if len(parts) != 6 or not all(1 <= len(p) <= 2 and _is_hex(p) for p in parts):
+        raise ValueError("want a MAC address such as 02:00:00:00:00:01")
+    octets = [int(p, 16) for p in parts]
+    if octets[0] & 1:
+        raise ValueError("is a multicast address: the lowest bit of the first byte must be 0")
+    if not any(octets):
+        raise ValueError("is all zeros: want a MAC address such as 02:00:00:00:00:01")
+    return ":".join(f"{o:02x}" for o in octets)
+
+
+def _is_hex(text: str) -> bool:
+    return all(c in "0123456789abcdefABCDEF" for c in text)
+
+
+def optional(read: Callable[[Any], Any], empty: Any = "") -> Callable[[Any], Any]:
+    """A reader that takes "" for absent, as Go does, and leaves the rest to `read`."""
+
+    def read_unless_empty(value: Any) -> Any:
+        return empty if value == "" else read(value)
+
+    return read_unless_empty

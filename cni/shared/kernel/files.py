@@ -1,0 +1,226 @@
+"""Small files: written whole, and read only if no other user can have written them.
+
+A file is written under a temporary name in its own directory and then renamed, so a reader sees the old content or the
+new content, never a part. The temporary name is derived from the name of the file: the next writer overwrites the
+temporary file of a killed one, and the removal of the file removes it. Two processes must not write one name at the same
+time. A power loss may undo or tear a write that is not durable (docs/durability.md). OSError passes through every
+function; the caller knows the purpose of the file and words the error.
+
+NotPrivate is raised for a file that users other than root and this one can write.
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import ELOOP
+
+_CHUNK = 1 << 16
+_FILE_TYPE, _REGULAR, _DIRECTORY, _OTHERS_WRITE = 0o170000, 0o100000, 0o040000, 0o022
+
+
+class NotPrivate(PermissionError):
+    """A file or directory that other users may have written. Its `strerror` has the fault and the remedy."""
+
+
+def write_whole(directory: str, name: str, data: bytes, durable: bool = False) -> None:
+    """Write `data` to the file `name` in `directory`, mode 0600; a former file is replaced.
+
+    `durable`: on return both content and name are on the disk. POSIX promises this for two fsyncs, and not for fewer.
+    """
+    temporary = f"{directory}/{temporary_of(name)}"
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+    try:
+        fd = posix.open(temporary, flags, 0o600)
+    except FileExistsError:  # its writer was killed
+        posix.unlink(temporary)
+        fd = posix.open(temporary, flags, 0o600)
+    try:
+        try:
+            _write_all(fd, data)
+            if durable:
+                posix.fsync(fd)
+        finally:
+            posix.close(fd)
+        posix.rename(temporary, f"{directory}/{name}")
+    except BaseException:
+        posix.unlink(temporary)
+        raise
+    if durable:
+        sync_directory(directory)
+
+
+def temporary_of(name: str) -> str:
+    """The name under which the file `name` is written."""
+    return f".{name}.tmp"
+
+
+def read_whole(path: str) -> bytes:
+    """The content of the file at `path`."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        parts = []
+        while part := posix.read(fd, _CHUNK):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        posix.close(fd)
+
+
+def target_of(link: str) -> str:
+    """Where the symbolic link leads; "" when it cannot be read, or has gone meanwhile."""
+    try:
+        return posix.readlink(link)
+    except OSError:
+        return ""
+
+
+def names_in(directory: str) -> list[str]:
+    """The names in a directory; none when it cannot be read, or has gone meanwhile."""
+    try:
+        return posix.listdir(directory)
+    except OSError:
+        return []
+
+
+def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
+    """The content of the file at `path`, which any user may have put there: the call neither blocks nor reads without end.
+
+    ValueError when it is no regular file or larger than `most` bytes; NotPrivate when it is to be `private` and is not.
+    """
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY | flags)
+    try:
+        status = posix.fstat(fd)
+        if status.st_mode & _FILE_TYPE != _REGULAR:
+            raise ValueError("is no regular file")
+        if private:
+            check_private(status)
+        parts, left = [], most
+        while left >= 0 and (part := posix.read(fd, _CHUNK)):
+            parts.append(part)
+            left -= len(part)
+        if left < 0:
+            raise ValueError(f"is larger than {most} bytes")
+        return b"".join(parts)
+    finally:
+        posix.close(fd)
+
+
+def check_private(status: posix.stat_result) -> None:
+    """Raise NotPrivate when users other than root and this one can write the file or directory that has this `status`."""
+    mode = status.st_mode
+    if status.st_uid in (0, posix.geteuid()) and not mode & _OTHERS_WRITE:
+        return
+    wanted = "700" if mode & _FILE_TYPE == _DIRECTORY else "600"
+    raise NotPrivate(
+        1,
+        f"its owner is user {status.st_uid}, its mode {mode & 0o7777:o}, so others can write it; see what they did, then"
+        f" chown it to root and chmod it to {wanted}",
+    )
+
+
+def check_private_file(status: posix.stat_result) -> None:
+    """Raise NotPrivate unless `status` is that of a regular file that other users cannot write."""
+    if status.st_mode & _FILE_TYPE != _REGULAR:
+        raise NotPrivate(1, "it is no regular file; see who put it there, and remove it")
+    check_private(status)
+
+
+def check_private_directory(path: str, links: bool = False) -> None:
+    """Raise NotPrivate unless `path` is a directory that other users cannot write.
+
+    With `links` it may be a symbolic link to one. FileNotFoundError when there is nothing.
+    """
+    status = posix.stat(path, follow_symlinks=links)
+    if status.st_mode & _FILE_TYPE != _DIRECTORY:
+        raise NotPrivate(1, "it is no directory; see who put it there, and remove it")
+    check_private(status)
+
+
+def remove(directory: str, name: str) -> bool:
+    """Remove the file `name` from `directory`, and the temporary file of a killed writer; False when there was no such file."""
+    _unlink(f"{directory}/{temporary_of(name)}")
+    return _unlink(f"{directory}/{name}")
+
+
+def _unlink(path: str) -> bool:
+    try:
+        posix.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def make_private_directory(path: str) -> None:
+    """Make the directory `path` and its missing parents; new directories have mode 0700 and are durable."""
+    parent = path.rstrip("/").rpartition("/")[0]
+    try:
+        posix.mkdir(path, 0o700)
+        sync_directory(parent or "/")  # else a power loss may take the directory, with all that is synced in it
+    except FileExistsError:
+        if posix.stat(path).st_mode & _FILE_TYPE != _DIRECTORY:
+            raise NotADirectoryError(20, "Not a directory", path) from None
+    except FileNotFoundError:
+        if not parent:
+            raise
+        make_private_directory(parent)
+        make_private_directory(path)
+
+
+def take_directory(path: str) -> None:
+    """Make the directory `path` as make_private_directory does. If it belongs to root or this user and others can write it,
+    set mode 0700: a tmpfs that is mounted there without a mode has 1777. NotPrivate if it is a link, or another user's.
+    """
+    make_private_directory(path)
+    try:
+        check_private_directory(path)
+    except NotPrivate:
+        fd = -1
+        try:
+            fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC)
+            posix.fchmod(fd, 0o700)
+        except OSError:
+            pass  # the check below says what is wrong
+        finally:
+            if fd >= 0:
+                posix.close(fd)
+        check_private_directory(path)
+
+
+def open_private(directory: str, name: str) -> int:
+    """A descriptor, for reading and writing, of the file `name` in `directory`, which take_directory has taken.
+
+    A file that other users put there under that name, while they could, is removed.
+    """
+    path = f"{directory}/{name}"
+    flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
+    try:
+        fd = posix.open(path, flags, 0o600)
+        try:
+            check_private_file(posix.fstat(fd))
+        except BaseException:
+            posix.close(fd)
+            raise
+        return fd
+    except OSError as fault:
+        if not isinstance(fault, NotPrivate) and fault.errno != ELOOP:
+            raise
+    try:
+        posix.unlink(path)
+    except FileNotFoundError:
+        pass  # another process has removed it
+    return posix.open(path, flags, 0o600)
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in the directory `path` durable."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    try:
+        posix.fsync(fd)
+    finally:
+        posix.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[posix.write(fd, view) :]

@@ -1,0 +1,199 @@
+"""Configures a link as the result of an attachment says: addresses, up, routes, and announcements to its neighbours.
+
+The steps are those of pkg/ipam of containernetworking/plugins, in the sandbox and in this order: sysctls, addresses, up,
+routes.
+arp_notify makes the kernel announce the IPv4 addresses as the link comes up (inetdev_event, net/ipv4/devinet.c). An
+IPv6 address that skips duplicate detection is not announced then; setting the link's own MAC once more makes the
+kernel do it (NETDEV_CHANGEADDR in ndisc_netdev_event, net/ipv6/ndisc.c), which saves a raw socket and its 12 ms.
+The MAC is set again for hardware that gets its
+carrier only after it is up, and for both families if the link is up before it has addresses (NETDEV_CHANGEADDR in
+inetdev_event).
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+
+from cni.shared.kernel import addresses, routes, sysctl
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.spec.errors import InvalidConfig, KernelRefused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.spec.result import IPConfig, Result
+    from cni.shared.spec.result import Route as WantedRoute
+
+DAD_SECONDS = 5.0  # as upstream; detection itself takes 1 to 2 s
+CARRIER_SECONDS = 0.2  # as sriov-cni
+
+
+class NotUp(Exception):
+    """The link could not be set up; `cause` is the kernel's refusal. The plugin knows what it means."""
+
+    def __init__(self, cause: KernelError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str, int]:
+    """Configure `link` (in the namespace of `inside` and of the calling thread); its MAC and MTU afterwards.
+
+    The link is down before, or up if its addresses come from a foreign IPAM plugin. `dad`: wait until duplicate detection has passed the IPv6 addresses. KernelRefused, or NotUp.
+    """
+    has_ipv6 = any(a.family == 6 for a in wanted.ips)
+    if wanted.ips:
+        _announce(link.name, has_ipv6)
+    for address in wanted.ips:
+        try:
+            addresses.add(inside, link.index, address.address, nodad=not dad)
+        except ValueError:
+            raise InvalidConfig(
+                f'the IPAM plugin gave the address "{address.address[:60]}": want one with its prefix length'
+            ) from None
+        except KernelError as fault:
+            raise KernelRefused(
+                f"address {address.address} cannot be set on {link.name}: {fault.strerror}", str(fault)
+            ) from None
+    if not link.up:
+        try:
+            inside.change_link(link.index, up=True)
+        except KernelError as fault:
+            raise NotUp(fault) from None
+    if has_ipv6 and dad:
+        _await_detection(inside, link)
+    if link.up or (has_ipv6 and not dad):
+        _announce_again(inside, link)
+    for route in wanted.routes:
+        _add_route(inside, link, route, wanted.ips)
+    after = inside.link(index=link.index) or link
+    if wanted.ips and not after.kind and not after.carrier:  # what was announced went nowhere
+        _await_carrier(inside, link)
+        _announce_again(inside, link)
+    return after.mac, after.mtu
+
+
+def _await_carrier(inside: Rtnl, link: Link) -> None:
+    """Wait a short time for the carrier of hardware that has just been set up: there may be no cable."""
+    end = time.monotonic() + CARRIER_SECONDS
+    while time.monotonic() < end:
+        now = inside.link(index=link.index)
+        if now is None or now.carrier:
+            return
+        time.sleep(0.01)
+
+
+def _announce_again(inside: Rtnl, link: Link) -> None:
+    """Let the kernel announce the addresses of the link, by setting its MAC to the present value."""
+    try:
+        inside.change_link(link.index, mac=link.mac)
+    except KernelError:
+        pass  # a VF with an administrative MAC may be refused even that one (igb): neighbours ask, then
+
+
+def _announce(name: str, has_ipv6: bool) -> None:
+    _try(f"net/ipv4/conf/{name}/arp_notify")
+    if not has_ipv6:
+        return
+    for link in ("lo", name):  # some runtimes give the sandbox with IPv6 switched off
+        try:
+            if sysctl.read(f"net/ipv6/conf/{link}/disable_ipv6") != "0":
+                sysctl.write(f"net/ipv6/conf/{link}/disable_ipv6", "0")
+        except OSError as fault:
+            raise KernelRefused(
+                f"IPv6 cannot be enabled on {link} in the sandbox: {fault.strerror}; use IPv4 alone, or a kernel with IPv6 and a writable /proc/sys"
+            ) from None
+    _try(f"net/ipv6/conf/{name}/keep_addr_on_down")
+    _try(f"net/ipv6/conf/{name}/ndisc_notify")
+
+
+def _try(name: str) -> None:
+    """Switch the parameter on, if the kernel has it and /proc/sys is writable; the attachment works without it."""
+    try:
+        sysctl.write(name, "1")
+    except OSError:
+        pass
+
+
+def _await_detection(inside: Rtnl, link: Link) -> None:
+    end = time.monotonic() + DAD_SECONDS
+    while True:
+        found = [a for a in addresses.list_of(inside, link.index) if ":" in a.text and a.scope != addresses.LINK_SCOPE]
+        for address in found:
+            if address.duplicate:
+                raise KernelRefused(
+                    f"address {address.text} is in use by another host on the link (duplicate address detection): free it there, or exclude it from the range"
+                )
+        if not any(a.tentative for a in found):
+            return
+        if time.monotonic() > end:
+            raise KernelRefused(
+                f"duplicate address detection on {link.name} took more than {DAD_SECONDS:g} s: has the master a carrier?"
+            )
+        time.sleep(0.05)
+
+
+def _add_route(inside: Rtnl, link: Link, route: WantedRoute, ips: list[IPConfig]) -> None:
+    gw = route.gw or _gateway(route.family, ips)
+    try:
+        routes.add(inside, link.index, route.dst, gw, route.priority, route.table, route.scope, route.mtu, route.advmss)
+    except ValueError:
+        raise InvalidConfig(
+            f'route "{route.dst[:60]}" by "{gw[:60]}": want a CIDR and an address of the same family'
+        ) from None
+    except KernelError as fault:
+        if fault.errno == errno.EEXIST:
+            return  # this very route is there, listed twice or set by the kernel: no fault with Go's plugins either
+        by = f" by {gw}" if gw else ""
+        raise KernelRefused(
+            f"route {route.dst}{by} cannot be set on {link.name}: {_route_reason(fault)}", str(fault)
+        ) from None
+
+
+def _route_reason(fault: KernelError) -> str:
+    if fault.errno == errno.ENETUNREACH or fault.errno == errno.EHOSTUNREACH:
+        return "the gateway is in none of the link's subnets; correct `gw` or `gateway`"
+    if fault.errno == errno.EINVAL:
+        return "the destination has host bits, or a value is out of range"
+    return str(fault.strerror)
+
+
+def _gateway(family: int, ips: list[IPConfig]) -> str:
+    return next((a.gateway for a in ips if a.gateway and a.family == family), "")
+
+
+def differences(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
+    """The addresses and routes of `wanted` that the link lacks."""
+    found = []
+    present = {a.text for a in addresses.list_of(inside, link.index)}
+    for address in wanted.ips:
+        if canonical(address.address) not in present:
+            found.append(f"address {address.address} is not on {link.name}")
+    held = routes.list_of(inside, link.index)
+    for route in wanted.routes:
+        dst, gw = canonical(route.dst), route.gw or _gateway(route.family, wanted.ips)
+        more = [(key, value) for key in ("table", "priority", "mtu", "advmss") if (value := getattr(route, key))]
+        if not any(
+            r.dst == dst
+            and gw in ("", r.gw)
+            and all(getattr(r, key) == min(value, _MOST.get(key, value)) for key, value in more)
+            for r in held
+        ):
+            words = [route.dst, *(["by", gw] if gw else []), *(f"{key} {value}" for key, value in more)]
+            found.append(f"route {' '.join(words)} is not on {link.name}")
+    return found
+
+
+_MOST = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel keeps no more: ip_metrics_convert, net/ipv4/metrics.c
+
+
+def canonical(text: str) -> str:
+    """ "address/length" as the kernel's side of the comparison is written."""
+    address, slash, length = text.partition("/")
+    family = AF_INET6 if ":" in address else AF_INET
+    try:
+        return inet_ntop(family, inet_pton(family, address)) + slash + length
+    except OSError:
+        return text

@@ -1,0 +1,276 @@
+"""rtnetlink: messages, attributes, and one request-reply function.
+
+The codec is pure. A message is struct nlmsghdr (length, type, flags, sequence, port) and a body; a body is a fixed
+header of its family and then attributes, each struct nlattr (length, type) and a payload, padded to 4 bytes. All
+integers are in host order. Sources: netlink(7), rtnetlink(7), include/uapi/linux/netlink.h and rtnetlink.h.
+"""
+
+from __future__ import annotations
+
+import _socket
+import posix
+from _struct import Struct
+from _thread import start_new_thread
+from errno import EAGAIN, EINTR, ENOBUFS
+from fcntl import ioctl
+from sys import byteorder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# struct nlmsghdr flags
+REQUEST, ACK, _ECHO = 0x1, 0x4, 0x8
+DUMP = 0x300  # NLM_F_ROOT | NLM_F_MATCH
+REPLACE, EXCLUSIVE, CREATE, APPEND = 0x100, 0x200, 0x400, 0x800
+_DUMP_INTERRUPTED = 0x10
+_ACK_HAS_ATTRIBUTES = 0x200
+_ERROR, _DONE = 2, 3  # message types; from 16 on they belong to the family
+
+NESTED = 0x8000  # of an attribute's type: its payload is attributes
+_TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
+
+_HEADER = Struct("=IHHII")
+_ATTRIBUTE = Struct("=HH")
+_INT = Struct("=i")
+_COOKIE = Struct("=Q")
+_UNSIGNED = Struct("=I")
+_TIMEVAL = Struct("@ll")
+
+_NETNS_COOKIE = 71  # SO_NETNS_COOKIE, include/uapi/asm-generic/socket.h
+_SOL_NETLINK = 270
+_GET_NAMESPACE = 0x894C  # SIOCGSKNS, include/uapi/linux/sockios.h; since Linux 4.10
+_EXT_ACK, _GET_STRICT_CHK = 11, 12  # setsockopt(2) of netlink(7)
+_EXT_ACK_MESSAGE = 1  # NLMSGERR_ATTR_MSG
+_RECEIVE = 1 << 16  # bytes; the kernel fills at most 32 KiB of a dump at a time
+_UNSENT_SECONDS = 1  # until it is seen that a thread could not send
+_ATTEMPTS = 16  # reads that the kernel says were interrupted
+
+
+class KernelError(OSError):
+    """The kernel refused a request: `errno`, and in `text` its words in the extended acknowledgement, or ""."""
+
+    def __init__(self, number: int, text: str = "") -> None:
+        super().__init__(number, posix.strerror(number))
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.strerror} ({self.text})" if self.text else str(self.strerror)
+
+
+class Message:
+    """A message as received: its type, flags, sequence number and body."""
+
+    __slots__ = ("body", "flags", "kind", "sequence")
+
+    def __init__(self, kind: int, flags: int, sequence: int, body: bytes) -> None:
+        self.kind = kind
+        self.flags = flags
+        self.sequence = sequence
+        self.body = body
+
+
+def pack_message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
+    """The message of type `kind` with `body`; the kernel fills in the port."""
+    return _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
+
+
+def unpack_messages(data: bytes) -> Iterator[Message]:
+    """The messages in `data`; ValueError when one is cut off."""
+    start = 0
+    while start < len(data):
+        if len(data) - start < _HEADER.size:
+            raise ValueError("netlink message cut off in its header")
+        length, kind, flags, sequence, _port = _HEADER.unpack_from(data, start)
+        if not _HEADER.size <= length <= len(data) - start:
+            raise ValueError(f"netlink message of {length} bytes in {len(data) - start}")
+        yield Message(kind, flags, sequence, data[start + _HEADER.size : start + length])
+        start += _aligned(length)
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """One attribute, padded. For nested ones `payload` is attributes, and `kind` has NESTED."""
+    length = _ATTRIBUTE.size + len(payload)
+    return _ATTRIBUTE.pack(length, kind) + payload + bytes(_aligned(length) - length)
+
+
+def number(kind: int, value: int) -> bytes:
+    """An attribute of 32 bits; a negative `value` is written as the signed number."""
+    return attribute(kind, _UNSIGNED.pack(value & 0xFFFFFFFF))
+
+
+def string(kind: int, value: str) -> bytes:
+    """An attribute that holds a string and its final zero."""
+    return attribute(kind, value.encode("utf-8", "surrogateescape") + b"\0")
+
+
+def unpack_attributes(data: bytes, start: int = 0) -> list[tuple[int, bytes]]:
+    """The attributes in `data` from `start` as (type without flags, payload); ValueError when one is cut off."""
+    found = []
+    unpack = _ATTRIBUTE.unpack_from  # most of what a plugin runs is this loop
+    end = len(data)
+    while end - start >= 4:
+        length, kind = unpack(data, start)
+        if not 4 <= length <= end - start:
+            raise ValueError(f"netlink attribute of {length} bytes in {end - start}")
+        found.append((kind & _TYPE_MASK, data[start + 4 : start + length]))
+        start += (length + 3) & ~3
+    return found
+
+
+def text_of(payload: bytes) -> str:
+    """The string in the payload of an attribute; bytes that are not UTF-8 become surrogates, as in file names."""
+    return payload.rstrip(b"\0").decode("utf-8", "surrogateescape")
+
+
+def number_of(payload: bytes) -> int:
+    """The unsigned number in a payload of 1, 2, 4 or 8 bytes; 0 for an empty one."""
+    return int.from_bytes(payload, byteorder)
+
+
+def signed_of(payload: bytes) -> int:
+    """The signed 32-bit number in a payload."""
+    value: int = _INT.unpack(payload)[0]
+    return value
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3
+
+
+class Socket:
+    """A socket of the network namespace that the thread is in when it is made; it stays bound to that one.
+
+    `protocol` is whom it talks to: rtnetlink, unless said otherwise. OSError EPROTONOSUPPORT when the kernel has no such.
+    """
+
+    __slots__ = ("_sequence", "_socket")
+
+    def __init__(self, protocol: int = 0) -> None:
+        self._socket = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)
+        self._sequence = 0
+        for option in (_EXT_ACK, _GET_STRICT_CHK):  # strict: the kernel filters a dump by its header
+            try:
+                self._socket.setsockopt(_SOL_NETLINK, option, 1)
+            except OSError:
+                pass  # a kernel before 4.20: refusals have no text, and dumps come whole
+
+    def namespace_cookie(self) -> int:
+        """The number of this socket's network namespace, which no other gets in this boot; 0 before Linux 5.14.
+
+        Unlike it, the inode of a namespace is given to the next one as soon as it is free.
+        """
+        try:
+            cookie: int = _COOKIE.unpack(self._socket.getsockopt(_socket.SOL_SOCKET, _NETNS_COOKIE, _COOKIE.size))[0]
+        except OSError:
+            return 0
+        return cookie
+
+    def close(self) -> None:
+        """Close the socket; a second call does nothing."""
+        self._socket.close()
+
+    def namespace(self) -> int:
+        """A descriptor of the network namespace that the socket is bound to, for the caller to close; OSError."""
+        return ioctl(self._socket.fileno(), _GET_NAMESPACE)
+
+    def request(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+        """Send one request and return the bodies of its replies; KernelError when the kernel refuses."""
+        return self._exchange(kind, flags | ACK, body)
+
+    def request_and_leave(self, kind: int, body: bytes) -> None:
+        """Send one request and return when the kernel says that it did it, also when sendto(2) itself lasts longer.
+
+        For an echoed request (NLM_F_ECHO) the kernel answers before it frees the memory. A thread waits for the rest:
+        this process can go on, and ends when both have. KernelError when the kernel refuses.
+        """
+        self._sequence += 1
+        message = pack_message(kind, _ECHO | ACK | REQUEST, self._sequence, body)
+        unsent: list[OSError] = []
+
+        def send() -> None:
+            try:
+                self._socket.send(message)
+            except OSError as fault:
+                unsent.append(fault)
+
+        try:
+            start_new_thread(send, ())
+        except RuntimeError:  # no thread is to be had
+            send()
+        self._wait_at_most(_UNSENT_SECONDS)
+        try:
+            while not unsent:
+                try:
+                    data = self._socket.recv(_RECEIVE)
+                except OSError as fault:
+                    if fault.errno == EAGAIN:
+                        continue
+                    raise KernelError(fault.errno or 0) from None
+                for reply in unpack_messages(data):
+                    if reply.sequence == self._sequence:
+                        if reply.kind == _ERROR:
+                            _raise_refusal(reply)
+                        return
+        finally:
+            self._wait_at_most(0)
+        raise KernelError(unsent[0].errno or 0)
+
+    def _wait_at_most(self, seconds: int) -> None:
+        """Let a recv that gets nothing fail with EAGAIN after so long; 0: never."""
+        self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, 0))
+
+    def dump(self, kind: int, body: bytes) -> list[bytes]:
+        """The bodies of all that the kernel lists for a GET request; KernelError when it refuses.
+
+        A list that changed while it was read is read again, at most 16 times; then it is KernelError EINTR.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._exchange(kind, DUMP, body)
+            except KernelError as fault:
+                if fault.errno != EINTR:
+                    raise
+        return self._exchange(kind, DUMP, body)
+
+    def _exchange(self, kind: int, flags: int, body: bytes) -> list[bytes]:
+        self._sequence += 1
+        self._socket.send(pack_message(kind, flags | REQUEST, self._sequence, body))
+        replies: list[bytes] = []
+        interrupted = False
+        while True:
+            try:
+                data = self._socket.recv(_RECEIVE)
+            except OSError as fault:
+                if fault.errno != ENOBUFS or not flags & DUMP:
+                    raise KernelError(fault.errno or 0) from None
+                interrupted = True  # the kernel was short of memory for a part of the list, and goes on
+                continue
+            for message in unpack_messages(data):
+                if message.sequence != self._sequence:
+                    continue  # the rest of an exchange that failed half-way
+                interrupted = interrupted or bool(message.flags & _DUMP_INTERRUPTED)
+                if message.kind not in (_ERROR, _DONE):
+                    replies.append(message.body)
+                    continue
+                _raise_refusal(message)
+                if interrupted:
+                    raise KernelError(EINTR, "the list changed while it was read")
+                return replies
+
+
+def _raise_refusal(message: Message) -> None:
+    """KernelError when `message`, an acknowledgement or the end of a dump, reports a failure."""
+    if len(message.body) < _INT.size:
+        return
+    code = signed_of(message.body[: _INT.size])
+    if code >= 0:
+        return
+    text = ""
+    if message.flags & _ACK_HAS_ATTRIBUTES:
+        start = _INT.size
+        if message.kind == _ERROR:  # here the request stands before the attributes
+            echoed: int = _HEADER.unpack_from(message.body, start)[0]
+            start += _aligned(echoed)
+        text = text_of(dict(unpack_attributes(message.body, start)).get(_EXT_ACK_MESSAGE, b""))
+    raise KernelError(-code, text)

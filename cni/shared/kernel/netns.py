@@ -1,0 +1,213 @@
+"""Network namespaces: opened by path, compared, entered and left again.
+
+A path may lead to any file: nothing is read from it, and a FIFO or a device is not even opened. A file is a network
+namespace if the kernel says so (NS_GET_NSTYPE, ioctl_ns(2)), wherever it lies.
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import ENOENT, ENOTDIR
+from fcntl import ioctl
+
+from cni.shared.spec.errors import InvalidNamespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+_OWN = "/proc/thread-self/ns/net"
+_NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h
+_CLONE_NEWNET = 0x40000000
+_FILE_TYPE, _REGULAR = 0o170000, 0o100000
+_known: list[Callable[[int, int], None]] = []  # setns, once it was looked for
+
+
+class Namespace:
+    """An open network namespace. `device` and `inode` identify it; `path` is how it was found."""
+
+    __slots__ = ("device", "fd", "inode", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+        status = posix.fstat(fd)
+        self.device = status.st_dev
+        self.inode = status.st_ino
+
+    def close(self) -> None:
+        """Close the descriptor; a second call does nothing."""
+        if self.fd >= 0:
+            posix.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Namespace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def entered(self) -> Entered:
+        """A context manager: inside it the calling thread is in this namespace; OSError when it cannot enter."""
+        return Entered(self)
+
+
+class Entered:
+    """The calling thread in `namespace`, until the context ends."""
+
+    __slots__ = ("_former", "_namespace")
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+
+    def __enter__(self) -> Namespace:
+        self._former = own()
+        try:
+            _setns(self._namespace.fd)
+        except OSError:
+            self._former.close()
+            raise
+        return self._namespace
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            _setns(self._former.fd)
+        finally:
+            self._former.close()
+
+
+def open_namespace(path: str) -> Namespace:
+    """The network namespace that `path` names; InvalidNamespace names the kind of file that is there instead."""
+    try:
+        namespace = _open(path)
+    except OSError as fault:
+        if fault.errno in (ENOENT, ENOTDIR):
+            raise InvalidNamespace(
+                f'network namespace "{path}" does not exist: the sandbox is gone, or its directory is not mounted '
+                "where the plugin runs"
+            ) from None
+        raise InvalidNamespace(f'network namespace "{path}" cannot be opened: {fault.strerror}') from None
+    except ValueError as fault:  # also a path with a zero byte
+        raise InvalidNamespace(
+            f'"{path}" is no network namespace, but {fault}: CNI_NETNS must be a path like /run/netns/NAME or '
+            "/proc/PID/ns/net"
+        ) from None
+    return namespace
+
+
+def own() -> Namespace:
+    """The network namespace of the calling thread."""
+    return Namespace(_OWN, posix.open(_OWN, posix.O_RDONLY | posix.O_CLOEXEC))
+
+
+def same(a: Namespace, b: Namespace) -> bool:
+    """Whether `a` and `b` are one namespace."""
+    return (a.device, a.inode) == (b.device, b.inode)
+
+
+def at(path: str) -> Namespace | None:
+    """The network namespace that `path` names, opened once; None when there is none.
+
+    OSError when that cannot be told, as without permission.
+    """
+    try:
+        return _open(path)
+    except ValueError:
+        return None
+    except OSError as fault:
+        if fault.errno in (ENOENT, ENOTDIR):
+            return None
+        raise
+
+
+def exists(path: str) -> bool:
+    """Whether `path` names a network namespace; OSError as for `at`."""
+    found = at(path)
+    if found:
+        found.close()
+    return found is not None
+
+
+def found_again(device: int, inode: int) -> Namespace | None:
+    """The network namespace with this identity, if it has a user that this process can see (cni.shared.kernel.netns_users); else
+    None."""
+    from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
+
+    for path in netns_users.of(inode):
+        try:
+            status = posix.stat(path)
+            if (status.st_dev, status.st_ino) != (device, inode):
+                continue
+            namespace = _open(path)
+        except (OSError, ValueError):
+            continue  # gone meanwhile, or a process that this one may not look at
+        if (namespace.device, namespace.inode) == (device, inode):
+            return namespace
+        namespace.close()  # the process has moved meanwhile
+    return None
+
+
+def all_kept() -> Iterator[Namespace]:
+    """Each network namespace but our own that has a user; it is open until the next one is requested."""
+    from cni.shared.kernel import netns_users
+
+    with own() as ours:
+        seen = {(ours.device, ours.inode)}
+    for path in netns_users.of(None):
+        try:
+            status = posix.stat(path)
+            namespace = _open(path) if (status.st_dev, status.st_ino) not in seen else None
+        except (OSError, ValueError):
+            continue  # gone meanwhile, or a process that this one may not look at
+        if namespace:
+            seen.add((namespace.device, namespace.inode))
+            with namespace:
+                yield namespace
+
+
+def _open(path: str) -> Namespace:
+    """The namespace at `path`; ValueError names the kind of file that is there instead."""
+    handle = posix.open(path, posix.O_PATH | posix.O_CLOEXEC)  # opens nothing: no FIFO waits, no device wakes
+    try:
+        if posix.fstat(handle).st_mode & _FILE_TYPE != _REGULAR:
+            raise ValueError("a directory, device, FIFO or socket")
+        fd = posix.open(f"/proc/self/fd/{handle}", posix.O_RDONLY | posix.O_NONBLOCK | posix.O_CLOEXEC)
+    finally:
+        posix.close(handle)
+    try:
+        kind = ioctl(fd, _NS_GET_NSTYPE)
+    except OSError:
+        posix.close(fd)
+        raise ValueError("an ordinary file") from None
+    if kind != _CLONE_NEWNET:
+        posix.close(fd)
+        raise ValueError("a namespace of another kind")
+    return Namespace(path, fd)
+
+
+def _setns(fd: int) -> None:
+    """setns(2) of the calling thread into the network namespace `fd`; OSError."""
+    if not _known:
+        _known.append(getattr(posix, "setns", None) or _c_setns())  # posix has it from Python 3.12 on
+    _known[0](fd, _CLONE_NEWNET)
+
+
+def _c_setns() -> Callable[[int, int], None]:
+    import _ctypes
+
+    class Function(_ctypes.CFuncPtr):
+        _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+
+    call = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "setns"))  # type: ignore[arg-type]  # None: this process
+
+    def setns(fd: int, kind: int) -> None:
+        if call(fd, kind) != 0:
+            number = _ctypes.get_errno()
+            raise OSError(number, posix.strerror(number))
+
+    return setns

@@ -1,0 +1,74 @@
+"""The users of a network namespace whose path is gone: mounts, processes, threads and open descriptors.
+
+A namespace and its links exist as long as it has a user. For example, thick Multus keeps a descriptor of each namespace
+that it serves, in a process of the host's namespace, after the runtime has removed the path. Sources: namespaces(7),
+proc(5).
+
+Two kinds of users are not found, because no path leads to them: a socket that was made in the namespace, and a descriptor
+in transit between two processes. (pidfd_getfd(2) and SIOCGSKNS could ask each socket of each process.)
+"""
+
+from __future__ import annotations
+
+from cni.shared.kernel.files import names_in, target_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def of(inode: int | None) -> Iterator[str]:
+    """Paths that may name the network namespace `inode`, None for any; those that are slow to find come last."""
+    wanted = "net:[" if inode is None else f"net:[{inode}]"
+    yield from (path for name, path in _mounts("self") if name.startswith(wanted))
+    processes = _processes()
+    for process in processes:
+        yield f"/proc/{process}/ns/net"
+    for process in processes:
+        for thread in names_in(f"/proc/{process}/task"):
+            yield from _those(wanted, f"/proc/{process}/task/{thread}/ns/net")
+        for descriptor in names_in(f"/proc/{process}/fd"):
+            yield from _those(wanted, f"/proc/{process}/fd/{descriptor}")
+    for process in _of_other_mounts(processes):
+        yield from (f"/proc/{process}/root{path}" for name, path in _mounts(process) if name.startswith(wanted))
+
+
+def mounted() -> dict[int, set[str]]:
+    """The network namespaces that are mounted in any mount namespace: inode -> the last parts of their paths."""
+    found: dict[int, set[str]] = {}
+    for process in ("self", *_of_other_mounts(_processes())):
+        for name, path in _mounts(process):
+            found.setdefault(int(name[5:-1]), set()).add(path.rpartition("/")[2])
+    return found
+
+
+def _processes() -> list[str]:
+    return [name for name in names_in("/proc") if name.isdigit()]
+
+
+def _of_other_mounts(processes: list[str]) -> Iterator[str]:
+    """A process of `processes` for each other mount namespace."""
+    seen = {target_of("/proc/self/ns/mnt")}
+    for process in processes:
+        mounts = target_of(f"/proc/{process}/ns/mnt")
+        if mounts not in seen:
+            seen.add(mounts)
+            yield process
+
+
+def _mounts(process: str) -> Iterator[tuple[str, str]]:
+    """The name of each network namespace that is mounted for `process`, and where, as it sees the paths."""
+    try:
+        with open(f"/proc/{process}/mountinfo", "rb") as lines:
+            for line in lines:
+                fields = line.split()  # proc(5): ID, parent, device, root, mount point, ...
+                if fields[3].startswith(b"net:["):
+                    yield fields[3].decode(), fields[4].decode("unicode_escape")
+    except OSError:
+        return  # the process has ended
+
+
+def _those(wanted: str, link: str) -> Iterator[str]:
+    """The path `link`, if it names `wanted`. Only the link is read; the file that it leads to is not touched."""
+    if target_of(link).startswith(wanted):
+        yield link

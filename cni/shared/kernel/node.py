@@ -1,0 +1,50 @@
+"""Which node this is, which machine, and which of its boots."""
+
+from __future__ import annotations
+
+import _blake2
+import posix
+
+from cni.shared.kernel.files import read_whole
+from cni.shared.spec.errors import IoFailure
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_MACHINE = ("/etc/machine-id", "/sys/class/dmi/id/product_uuid")
+_known: list[str] = []
+
+
+def boot_id() -> str:
+    """The random identifier that the kernel drew when it started (random(4)); IoFailure when it cannot be read."""
+    try:
+        if not _known:
+            _known.append(read_whole(_BOOT_ID).decode().strip())
+        return _known[0]
+    except OSError as fault:
+        raise IoFailure(f"cannot read {_BOOT_ID}: {fault.strerror}; mount /proc where the plugin runs") from None
+
+
+def forget() -> None:
+    """Another call begins in this process."""
+    _known.clear()
+
+
+def machine_id() -> str:
+    """The identity of this machine among others of the same name, equal in every boot; "" when there is none.
+
+    It is a digest, because machine-id(5) is confidential. The identity that the firmware or hypervisor gives is included,
+    because machines that are copies of one image have the same machine-id.
+    """
+    found = []
+    for path in _MACHINE:
+        try:
+            found.append(read_whole(path).strip())
+        except OSError:
+            found.append(b"")
+    if not any(found) or found == [b"uninitialized", b""]:
+        return ""
+    return _blake2.blake2b(b"\0".join(found), digest_size=16).hexdigest()
+
+
+def host_name() -> str:
+    """The host name, as uname(2) says it."""
+    return posix.uname().nodename

@@ -1,0 +1,63 @@
+"""Paths from untrusted configurations: resolved, and opened only where they led when they were checked.
+
+`resolve` follows a path, the caller checks the result, and `open_resolved` opens that result. It follows no symbolic link,
+so a link that is put there after the check is refused. OSError passes through.
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
+
+_LINKS = 40  # as path_resolution(7)
+
+
+def resolve(path: str) -> str:
+    """The absolute `path` without `.`, `..` and symbolic links; parts that do not exist are taken as written.
+
+    OSError ELOOP when it has more than 40 links.
+    """
+    pending = path.split("/")[::-1]
+    resolved = ""
+    links = 0
+    while pending:
+        part = pending.pop()
+        if part == "..":
+            resolved = resolved.rpartition("/")[0]
+        if part in ("", ".", ".."):
+            continue
+        try:
+            target = posix.readlink(f"{resolved}/{part}")
+        except OSError as fault:
+            if fault.errno not in (EINVAL, ENOENT, ENOTDIR):  # no link, or nothing there
+                raise
+            resolved = f"{resolved}/{part}"
+            continue
+        links += 1
+        if links > _LINKS:
+            raise OSError(ELOOP, posix.strerror(ELOOP), path)
+        pending += target.split("/")[::-1]
+        if target.startswith("/"):
+            resolved = ""
+    return resolved or "/"
+
+
+def open_resolved(path: str, flags: int, mode: int = 0) -> int:
+    """Open a path that `resolve` returned; OSError ELOOP or ENOTDIR when a part of it has become a symbolic link."""
+    holder = posix.open("/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    try:
+        *directories, name = path.split("/")[1:]
+        for directory in directories:
+            inner = posix.open(
+                directory, posix.O_PATH | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC, dir_fd=holder
+            )
+            posix.close(holder)
+            holder = inner
+        return posix.open(name, flags | posix.O_NOFOLLOW | posix.O_CLOEXEC, mode, dir_fd=holder)
+    finally:
+        posix.close(holder)
+
+
+def is_below(path: str, root: str) -> bool:
+    """Whether the resolved `path` is the resolved `root`, or below it."""
+    return path == root or path.startswith(root.rstrip("/") + "/")

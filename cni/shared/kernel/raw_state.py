@@ -1,0 +1,328 @@
+"""The state of a link as rtnetlink shows it, kept in the kernel's own bytes, so that it can be restored without loss.
+
+Attributes are not decoded if their bytes can be sent back unchanged: so members that a newer kernel adds to a metric or an
+encapsulation are kept too. The functions return plain JSON values; bytes are hexadecimal text.
+
+A route is kept as {"common", "legs"} and, where they apply, "expires" (seconds) and "ahead". "common" is its header and
+the attributes that all legs share; a leg is [flags, weight, index of its link, attributes]. "ahead" (IPv4 alone): the
+route preceded one by another link with the same destination, TOS, priority and table.
+
+Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,pkt_sched}.h; inet_rtm_newaddr
+(net/ipv4/devinet.c), inet6_rtm_newaddr (net/ipv6/addrconf.c), fib_dump_info (net/ipv4/fib_semantics.c), rt6_fill_node
+(net/ipv6/route.c), neigh_fill_info and neightbl_set (net/core/neighbour.c).
+"""
+
+from __future__ import annotations
+
+from _socket import AF_INET, AF_INET6
+from _struct import Struct
+from errno import EOPNOTSUPP
+from sys import byteorder
+
+from cni.shared.kernel.netlink import NESTED, KernelError, attribute, number, number_of, unpack_attributes
+from cni.shared.kernel.routes import RTMSG, dump_routes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+    from cni.shared.kernel.netlink import Socket
+
+_GETLINK, _GETADDR, _GETROUTE, _GETNEIGH, _GETQDISC, _GETNEIGHTBL = 18, 22, 26, 30, 38, 66
+
+IFINFO = Struct("=BxHiII")
+_EXT_MASK, _SKIP_STATISTICS = 29, 8
+AF_SPEC = 26
+_INET_CONF, _INET6_CONF, INET6_TOKEN = 1, 2, 7
+
+# attributes of a link that can be set: TXQLEN, GROUP, BROADCAST, LINKMODE, PROTO_DOWN
+SETTINGS = (13, 27, 2, 17, 39)
+SIZES = (40, 41, 58, 63, 64)  # GSO_MAX_SEGS, GSO_MAX_SIZE, GRO_MAX_SIZE and both of IPv4, which the former set too
+# those that __dev_change_flags (net/core/dev.c) takes: UP, DEBUG, NOTRAILERS, NOARP, PROMISC, ALLMULTI, MULTICAST, ...
+SETTABLE_FLAGS = 0xF3A5
+
+IFADDR = Struct("=BBBBI")  # family, prefix length, flags, scope, index
+ADDRESS_CACHE, ADDRESS_FLAGS = 6, 8
+NODAD, DADFAILED, TENTATIVE, _TEMPORARY = 0x2, 0x8, 0x40, 0x1
+
+NEXTHOP = Struct("=HBBi")  # length, flags, weight - 1, index
+OIF, PREFSRC, _METRICS, MULTIPATH, _ROUTE_CACHE, _ENCAP, _NH_ID, _TABLE, _DST, _PRIORITY = (
+    4, 7, 8, 9, 12, 22, 30, 15, 1, 6,
+)  # fmt: skip
+_OF_LEG = frozenset((5, 11, 18, 19, 21, 22))  # GATEWAY, FLOW, VIA, NEWDST, ENCAP_TYPE, ENCAP
+_OF_ROUTE = frozenset((1, 2, 6, 7, 8, 15, 20, 26))  # DST, SRC, PRIORITY, PREFSRC, METRICS, TABLE, PREF, TTL_PROPAGATE
+_NESTED_ONES = frozenset((_METRICS, _ENCAP))
+_ROUTE_CACHE_INFO = Struct("=IIi")  # struct rta_cacheinfo begins with clntref, lastuse, expires
+_ONLINK, _CLONED = 0x4, 0x200
+_LOCAL_TABLE, _KERNEL, _RA = 255, 2, 9
+_TICKS = 100  # USER_HZ
+
+NDMSG = Struct("=BxxxiHBB")  # family, index, state, flags, type
+_PERMANENT, _PROXY, _SELF = 0x80, 0x8, 0x2
+_NEIGHBOUR_KEPT = frozenset((1, 2, 5, 12, 15))  # DST, LLADDR, VLAN, PROTOCOL, FLAGS_EXT
+_NEIGHBOUR_INDEX, _AF_BRIDGE = 8, 7
+
+NDTMSG = Struct("=Bxxx")
+PARAMETERS, PARAMETERS_INDEX = 6, 1
+NOT_SETTINGS = frozenset((1, 2, 3, 17))  # NDTPA_IFINDEX, REFCNT, REACHABLE_TIME (random), PAD
+
+_TCMSG = Struct("=BxxxiIII")  # family, index, handle, parent, info
+_ROOT, _INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
+_ECHO = 0x8  # without it the kernel answers the listeners alone (nlmsg_notify, net/netlink/af_netlink.c)
+
+
+class Raw:
+    """A link as one message shows it: `flags` IFF_*, `attributes` by number, `inet` and `inet6` its parameters of IPv4
+    and IPv6 as arrays of 32-bit numbers (b"" without the family), `token` the interface identifier for SLAAC (16 bytes, or b"")."""
+
+    __slots__ = ("attributes", "flags", "inet", "inet6", "token")
+
+    def __init__(self, body: bytes) -> None:
+        self.flags = IFINFO.unpack_from(body)[3]
+        self.attributes = dict(unpack_attributes(body, IFINFO.size))
+        families = dict(unpack_attributes(self.attributes.get(AF_SPEC, b"")))
+        inet6 = dict(unpack_attributes(families.get(AF_INET6, b"")))
+        self.inet = dict(unpack_attributes(families.get(AF_INET, b""))).get(_INET_CONF, b"")
+        self.inet6 = inet6.get(_INET6_CONF, b"")
+        self.token = inet6.get(INET6_TOKEN, b"").strip(b"\0") and inet6[INET6_TOKEN]
+
+
+def link(rtnl: Socket, index: int) -> Raw:
+    """The link `index`; KernelError ENODEV when there is none."""
+    return Raw(rtnl.request(_GETLINK, IFINFO.pack(0, 0, index, 0, 0) + number(_EXT_MASK, _SKIP_STATISTICS))[0])
+
+
+# --- addresses ---
+
+
+def addresses(rtnl: Socket, index: int) -> list[bytes]:
+    """The RTM_NEWADDR bodies of the link's addresses, in an order in which they can be added again.
+
+    IPv4 keeps the order in which addresses come (__inet_insert_ifa), IPv6 puts a new one first (ipv6_link_dev_addr).
+    Temporary addresses (privacy extensions) are left out, because only the kernel can make them.
+    """
+    found = [
+        body for body in rtnl.dump(_GETADDR, IFADDR.pack(0, 0, 0, 0, index)) if IFADDR.unpack_from(body)[4] == index
+    ]
+    old = [body for body in found if body[0] == AF_INET]
+    new = [body for body in found if body[0] == AF_INET6 and not address_flags(body) & _TEMPORARY]
+    return old + new[::-1]
+
+
+def address_flags(body: bytes) -> int:
+    """IFA_F_* of an address."""
+    found = dict(unpack_attributes(body, IFADDR.size)).get(ADDRESS_FLAGS)
+    flags: int = number_of(found) if found else IFADDR.unpack_from(body)[2]
+    return flags
+
+
+def address_key(body: bytes) -> tuple[int, int, bytes, bytes]:
+    """Family, prefix length, address and peer: what distinguishes the addresses of a link."""
+    found = dict(unpack_attributes(body, IFADDR.size))
+    return body[0], body[1], found.get(2) or found[1], found[1]
+
+
+def address_source(body: bytes) -> bytes:
+    """The address itself, as a route names it as its source."""
+    return address_key(body)[2]
+
+
+# --- routes ---
+
+
+def route_bodies(rtnl: Socket, index: int) -> list[bytes]:
+    """The RTM_NEWROUTE bodies of the routes by the link `index`, IPv4 first, of all tables."""
+    return dump_routes(rtnl, AF_INET, number(OIF, index)) + dump_routes(rtnl, AF_INET6, number(OIF, index))
+
+
+def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
+    """The routes of `bodies` by the link `index`, and perhaps some by other links: the test only searches their bytes."""
+    single, leg, multipath = number(OIF, index), index.to_bytes(4, byteorder), MULTIPATH.to_bytes(2, byteorder)
+    return [body for body in bodies if single in body or (leg in body and multipath in body)]
+
+
+def routes(
+    rtnl: Socket, index: int, bodies: list[bytes], sources: Iterable[bytes] = (), every: Iterable[bytes] | None = None
+) -> list[dict[str, Any]]:
+    """The routes of `bodies` by the link `index`, and the IPv4 routes by other links with a source address in `sources`: the
+    kernel removes them with that address (fib_sync_down_addr). Routes of the local table, routes that routers advertise,
+    and routes by nexthop objects (see `by_nexthop_object`) are left out. `every`: all routes; None: they are read if needed."""
+    found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route["legs"])]
+    old = [route for route in found if family_of(route) == AF_INET]
+    new = found[len(old) :]
+    wanted = [attribute(PREFSRC, source) for source in sources if len(source) == 4]
+    if old or wanted:
+        others = dump_routes(rtnl, AF_INET, b"") if every is None else [body for body in every if body[0] == AF_INET]
+        _place(old, others, wanted)
+    return old + new
+
+
+def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) -> None:
+    """Mark the IPv4 routes of `own` that precede routes of the same key by other links; append the routes from `wanted`."""
+    destinations = {destination_of(route): route for route in own}
+    patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
+    defaults = any(length == 0 for length, _ in destinations)
+    others = []
+    before: dict[Any, list[dict[str, Any]]] = {}
+    mine = {route["common"] + str(route["legs"]): route for route in own}
+    for body in bodies:
+        is_like = (defaults and not body[1]) or any(pattern in body for pattern in patterns)
+        is_wanted = any(source in body for source in wanted)
+        if not is_like and not is_wanted:
+            continue
+        route = of_body(body)
+        if route is None:
+            continue
+        known = mine.get(route["common"] + str(route["legs"]))
+        if known:
+            before.setdefault(key_of(known), []).append(known)
+            continue
+        for earlier in before.get(key_of(route), ()):
+            earlier["ahead"] = True
+        if is_wanted and number_of(attributes_of(route).get(_TABLE, b"")) != _LOCAL_TABLE:
+            others.append(route)
+    own += others
+
+
+def by_nexthop_object(bodies: Iterable[bytes], index: int) -> int:
+    """The number of routes in `bodies` by the link `index` through nexthop objects, which the kernel removes with the link."""
+    number_found = 0
+    for body in bodies:
+        found = dict(unpack_attributes(body, RTMSG.size))
+        legs = [leg[2] for leg in _legs(found.get(MULTIPATH, b""))] + [number_of(found.get(OIF, b""))]
+        number_found += _NH_ID in found and index in legs
+    return number_found
+
+
+def of_body(body: bytes) -> dict[str, Any] | None:
+    """The route in an RTM_NEWROUTE body; None for one that is not kept."""
+    family, length, source, tos, table, protocol, scope, kind, flags = RTMSG.unpack_from(body)
+    found = unpack_attributes(body, RTMSG.size)
+    get = dict(found).get
+    if flags & _CLONED or protocol == _RA or _NH_ID in dict(found):
+        return None
+    if protocol == _KERNEL and (number_of(get(_TABLE, b"")) or table) == _LOCAL_TABLE:
+        return None
+    common = RTMSG.pack(family, length, source, tos, table, protocol, scope, kind, 0)
+    common += b"".join(
+        attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found) if k in _OF_ROUTE
+    )
+    if MULTIPATH in dict(found):
+        legs = list(_legs(get(MULTIPATH, b"")))
+    else:
+        legs = [[flags & _ONLINK, 1, number_of(get(OIF, b"")), _of_leg(found)]]
+    route: dict[str, Any] = {"common": common.hex(), "legs": legs}
+    cache = get(_ROUTE_CACHE, b"")
+    expires = _ROUTE_CACHE_INFO.unpack_from(cache)[2] if family == AF_INET6 and cache else 0
+    if expires > 0:
+        route["expires"] = expires // _TICKS
+    return route
+
+
+def _legs(hops: bytes) -> Iterator[list[Any]]:
+    start = 0
+    while start + NEXTHOP.size <= len(hops):
+        length, flags, weight, index = NEXTHOP.unpack_from(hops, start)
+        found = unpack_attributes(hops[start : start + length], NEXTHOP.size)
+        yield [flags & _ONLINK, weight + 1, index, _of_leg(found)]
+        start += (length + 3) & ~3
+
+
+def _of_leg(found: list[tuple[int, bytes]]) -> str:
+    kept = (attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found) if k in _OF_LEG)
+    return b"".join(kept).hex()
+
+
+def attributes_of(route: dict[str, Any]) -> dict[int, bytes]:
+    """The attributes that all legs of the route share."""
+    return dict(unpack_attributes(bytes.fromhex(route["common"]), RTMSG.size))
+
+
+def destination_of(route: dict[str, Any]) -> tuple[int, bytes]:
+    """Prefix length and address of the destination; b"" for a default route."""
+    return bytes.fromhex(route["common"])[1], attributes_of(route).get(_DST, b"")
+
+
+def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
+    """The key of a route in the kernel's table: family, prefix, TOS, table and priority."""
+    family, length, source, tos, table, _, _, _, _ = RTMSG.unpack_from(bytes.fromhex(route["common"]))
+    found = attributes_of(route)
+    return (
+        family, length, source, tos,
+        number_of(found.get(_TABLE, b"")) or table,
+        found.get(_DST), found.get(2), number_of(found.get(_PRIORITY, b"")),
+    )  # fmt: skip
+
+
+def family_of(route: dict[str, Any]) -> int:
+    """AF_INET or AF_INET6."""
+    return bytes.fromhex(route["common"])[0]
+
+
+# --- neighbours ---
+
+
+def neighbours(rtnl: Socket, index: int) -> list[str]:
+    """The permanent neighbours of the link `index` and the addresses that it answers for (proxies), as bodies to send."""
+    found = []
+    for flags in (0, _PROXY):
+        header = NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
+        for body in rtnl.dump(_GETNEIGH, header):
+            family, at, state, of_entry, kind = NDMSG.unpack_from(body)
+            if at == index and family in (AF_INET, AF_INET6) and (of_entry & _PROXY or state & _PERMANENT):
+                again = NDMSG.pack(family, 0, state, of_entry, kind)
+                kept = (attribute(k, v) for k, v in unpack_attributes(body, NDMSG.size) if k in _NEIGHBOUR_KEPT)
+                found.append((again + b"".join(kept)).hex())
+    return found
+
+
+def link_addresses(rtnl: Socket, index: int) -> list[bytes]:
+    """The addresses, in addition to its own, for which the link `index` receives frames (ndo_dflt_fdb_dump,
+    net/core/rtnetlink.c)."""
+    found = []
+    try:
+        bodies = rtnl.dump(_GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
+    except KernelError as fault:
+        if fault.errno == EOPNOTSUPP:
+            return []
+        raise
+    for body in bodies:
+        _, at, _, flags, _ = NDMSG.unpack_from(body)
+        entry = dict(unpack_attributes(body, NDMSG.size))
+        if at == index and flags & _SELF and len(entry.get(2, b"")) == 6 and 1 not in entry:
+            found.append(entry[2])
+    return found
+
+
+def neighbour_parameters(rtnl: Socket, index: int) -> dict[str, str]:
+    """The parameters of the link's neighbour tables, family -> attributes (NDTPA_*), where they are not the defaults."""
+    found = {}
+    mark = number(PARAMETERS_INDEX, index)
+    defaults: dict[int, list[tuple[int, bytes]]] = {}
+    for body in rtnl.dump(_GETNEIGHTBL, NDTMSG.pack(0)):
+        family = body[0]
+        if family in defaults and mark not in body:
+            continue
+        nested = dict(unpack_attributes(body, NDTMSG.size)).get(PARAMETERS, b"")
+        settings = [item for item in unpack_attributes(nested) if item[0] not in NOT_SETTINGS]
+        if family not in defaults:  # a table's own come first (neightbl_dump_info)
+            defaults[family] = settings
+        elif nested.startswith(mark) and settings != defaults[family]:
+            found[str(family)] = nested.hex()
+    return found
+
+
+# --- traffic control ---
+
+
+def has_qdisc(rtnl: Socket, index: int) -> bool:
+    """Whether an administrator has set a qdisc: one that has a handle at the root, or any at the ingress."""
+    for parent in (_ROOT, _INGRESS):
+        try:
+            bodies = rtnl.request(_GETQDISC, _TCMSG.pack(0, index, 0, parent, 0), _ECHO)
+        except KernelError:
+            continue
+        if any(parent == _INGRESS or _TCMSG.unpack_from(body)[2] for body in bodies):
+            return True
+    return False

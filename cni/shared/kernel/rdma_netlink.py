@@ -1,0 +1,153 @@
+"""RDMA netlink: verbs devices as one network namespace has them, the mode of namespaces, and the move between them.
+
+`Rdma` is bound to the namespace that the thread is in when it is made, as `Rtnl` is. Numbers are those of
+include/uapi/rdma/rdma_netlink.h; what the kernel does with them is in drivers/infiniband/core/nldev.c.
+"""
+
+from __future__ import annotations
+
+from cni.shared.kernel.netlink import Socket, number, number_of, string, text_of, unpack_attributes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cni.shared.kernel.links import Rtnl
+
+_NETLINK_RDMA = 20
+_NLDEV = 5 << 10  # RDMA_NL_NLDEV, in the upper bits of a message's type
+_GET, _SET, _PORT_GET, _SYS_GET = _NLDEV + 1, _NLDEV + 2, _NLDEV + 5, _NLDEV + 6
+
+_DEVICE_INDEX, _DEVICE_NAME, _PORT_INDEX, _PORT_STATE = 1, 2, 3, 12
+_NDEV_INDEX, _NETNS_MODE, _PROTOCOL, _NETNS_FD = 50, 66, 67, 68
+
+SHARED, EXCLUSIVE = "shared", "exclusive"
+
+
+class Device:
+    """A verbs device: its `index` and `name`, the number of its `ports`, its `protocol` ("roce", "ib", "iw", "")."""
+
+    __slots__ = ("index", "name", "ports", "protocol")
+
+    def __init__(self, body: bytes) -> None:
+        found = dict(unpack_attributes(body))
+        self.index = number_of(found.get(_DEVICE_INDEX, b""))
+        self.name = text_of(found.get(_DEVICE_NAME, b""))
+        self.ports = number_of(found.get(_PORT_INDEX, b""))
+        self.protocol = text_of(found.get(_PROTOCOL, b""))
+
+
+class Port:
+    """A port: `number`, and the index and name of its netdev, 0 and "" unless that is in the socket's namespace."""
+
+    __slots__ = ("device", "ndev_index", "number")
+
+    def __init__(self, body: bytes) -> None:
+        found = dict(unpack_attributes(body))
+        self.device = text_of(found.get(_DEVICE_NAME, b""))
+        self.number = number_of(found.get(_PORT_INDEX, b""))
+        self.ndev_index = number_of(found.get(_NDEV_INDEX, b""))
+
+
+class Rdma(Socket):
+    """Reads and moves verbs devices; OSError EPROTONOSUPPORT when the kernel has no RDMA, KernelError for a refusal."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_NETLINK_RDMA)
+
+    def __enter__(self) -> Rdma:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def netns_mode(self) -> str:
+        """SHARED: every namespace sees all verbs devices; EXCLUSIVE: each is in one. Kernels before 5.2 share."""
+        for body in self.request(_SYS_GET, b""):
+            mode = dict(unpack_attributes(body)).get(_NETNS_MODE)
+            if mode is not None:
+                return SHARED if number_of(mode) else EXCLUSIVE
+        return SHARED
+
+    def devices(self) -> list[Device]:
+        """The verbs devices that the namespace can use."""
+        return [Device(body) for body in self.dump(_GET, b"")]
+
+    def device(self, name: str) -> Device | None:
+        """The verbs device of that name; None when the namespace has none."""
+        return next((d for d in self.devices() if d.name == name), None)
+
+    def ports(self, device_index: int) -> list[Port]:
+        """The ports of a verbs device."""
+        return [Port(body) for body in self.dump(_PORT_GET, number(_DEVICE_INDEX, device_index))]
+
+    def move(self, device_index: int, netns_fd: int) -> None:
+        """Move a verbs device to the namespace `netns_fd`, in exclusive mode.
+
+        The thread must be in the device's namespace: the kernel goes by that, not by the socket's (rdma_dev_change_netns).
+
+        Refusals: EOPNOTSUPP in shared mode and for drivers that cannot (rxe), ENODEV it is not in this namespace,
+        EPERM without CAP_NET_ADMIN there, EEXIST when that namespace has one of the same name.
+        """
+        self.request(_SET, number(_DEVICE_INDEX, device_index) + number(_NETNS_FD, netns_fd))
+
+    def rename(self, device_index: int, name: str) -> None:
+        """Give a verbs device another name; EEXIST when any namespace has one of that name."""
+        self.request(_SET, number(_DEVICE_INDEX, device_index) + string(_DEVICE_NAME, name))
+
+
+def netns_mode() -> str:
+    """As `Rdma.netns_mode`; SHARED also when the kernel has no RDMA."""
+    socket = _opened()
+    if socket is None:
+        return SHARED
+    with socket:
+        return socket.netns_mode()
+
+
+def has_device(name: str) -> bool:
+    """Whether the namespace that the thread is in can use a verbs device of that name."""
+    socket = _opened()
+    if socket is None:
+        return False
+    with socket:
+        return socket.device(name) is not None
+
+
+def ports_of_netdev(name: str, rtnl: Rtnl) -> list[tuple[str, int]]:
+    """As `rdma.ports_of_netdev`, for a netdev of the namespace that the thread and `rtnl` are in."""
+    socket = _opened()
+    if socket is None:
+        return []
+    wanted = _below(name, rtnl)
+    with socket:
+        ports = [port for device in socket.devices() for port in socket.ports(device.index)]
+    return sorted((port.device, port.number) for port in ports if port.ndev_index in wanted)
+
+
+def _opened() -> Rdma | None:
+    try:
+        return Rdma()
+    except OSError:  # EPROTONOSUPPORT
+        return None
+
+
+def _below(name: str, rtnl: Rtnl) -> set[int]:
+    """The index of the link `name`, and those of the links below it in the same namespace."""
+    links = rtnl.links()
+    pending = [link for link in links if link.name == name]
+    found: set[int] = set()
+    while pending:
+        upper = pending.pop()
+        if upper.index in found:
+            continue
+        found.add(upper.index)
+        local = upper.lower_netnsid is None and upper.kind != "veth"  # a veth's is its peer
+        pending += [
+            link for link in links if link.master_index == upper.index or (local and link.index == upper.lower_index)
+        ]
+    return found

@@ -1,0 +1,206 @@
+"""Verbs devices, their ports and GIDs, as sysfs shows them.
+
+`root` is where sysfs is mounted. In RDMA's shared netns mode every mount shows all verbs devices, in exclusive mode
+those of the namespace in which it was mounted. For a device that is not there, or
+has just vanished, the functions return "" or an empty list.
+
+A GID of RoCE is an address: an IPv4 one mapped into IPv6, ::ffff:a.b.c.d. Which GIDs a port has the kernel decides by
+the addresses of the port's netdev and of the links above it, in whatever namespace (drivers/infiniband/core/
+roce_gid_mgmt.c); the table is one for all, and an entry tells whose it is by the name of its netdev alone.
+Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel; include/rdma/ib_addr.h (iboe_get_mtu).
+"""
+
+from __future__ import annotations
+
+import posix
+from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+
+from cni.shared.kernel.files import names_in, target_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLASS = "/class/infiniband"
+ROCE_V2 = "RoCE v2"
+ETHERNET, INFINIBAND = "Ethernet", "InfiniBand"  # link layers
+ACTIVE = "ACTIVE"
+WHOLE_ROCE_MTU = 4096
+HEADERS = 96  # of RoCE, in bytes: GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4
+LEAST_MTU = WHOLE_ROCE_MTU + HEADERS  # of a netdev whose RoCE MTU is the largest
+
+_EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
+_PAGE = 4096
+_DEPTH = 8  # links on top of one another: the kernel allows no more (MAX_NEST_DEV, include/linux/netdevice.h)
+
+
+class Port:
+    """A port of a verbs device. `state` is "ACTIVE", "DOWN", ..., `physical_state` "LinkUp", "Disabled", ..., `rate` as
+    the kernel words it, "100 Gb/sec (4X EDR)"; each "" when it cannot be read."""
+
+    __slots__ = ("device", "link_layer", "number", "physical_state", "rate", "state")
+
+    def __init__(self, device: str, number: int, root: str = "/sys") -> None:
+        here = _port(device, number, root)
+        self.device = device
+        self.number = number
+        self.link_layer = _value(f"{here}/link_layer")
+        self.state = _value(f"{here}/state").partition(": ")[2]  # "4: ACTIVE"
+        self.physical_state = _value(f"{here}/phys_state").partition(": ")[2]
+        self.rate = _value(f"{here}/rate")
+
+
+class Gid:
+    """An entry of a port's GID table: `index`, `value` as eight groups of four digits, `kind` "RoCE v2" or
+    "IB/RoCE v1", `ndev` the name that the entry's netdev has in its namespace ("" for none)."""
+
+    __slots__ = ("index", "kind", "ndev", "value")
+
+    def __init__(self, index: int, value: str, kind: str, ndev: str) -> None:
+        self.index = index
+        self.value = value
+        self.kind = kind
+        self.ndev = ndev
+
+    @property
+    def address(self) -> str:
+        """The IP address that the GID is, as people write it."""
+        return address_of(self.value)
+
+
+def devices(root: str = "/sys") -> list[str]:
+    """The names of all verbs devices that are seen here, in order."""
+    return sorted(names_in(root + CLASS))
+
+
+def ports(device: str, root: str = "/sys") -> list[int]:
+    """The numbers of the device's ports, in order; they begin with 1."""
+    return sorted(int(n) for n in names_in(f"{root}{CLASS}/{device}/ports") if n.isdigit())
+
+
+def pci_of(device: str, root: str = "/sys") -> str:
+    """The address of the PCI function that the verbs device belongs to; "" for a software device (rxe, siw)."""
+    name = target_of(f"{root}{CLASS}/{device}/device").rpartition("/")[2]
+    return name if name.count(":") == 2 else ""
+
+
+def is_roce(device: str, port: int, root: str = "/sys") -> bool:
+    """Whether the port does RDMA over Ethernet with GIDs, and not InfiniBand, or iWARP, which needs none."""
+    ethernet = _value(f"{_port(device, port, root)}/link_layer") == ETHERNET
+    return ethernet and not _value(f"{root}{CLASS}/{device}/node_type").endswith("RNIC")
+
+
+def netdev_of(device: str, port: int, root: str = "/sys") -> str:
+    """The name of the netdev of a port; "" when it has none, or it cannot be told.
+
+    rxe names it; of RoCE it is the netdev of the first GID, which is the port's own and, of ports that form a bond
+    (LAG), the bond; else it is the netdev of the same PCI function that has the port's number.
+    """
+    parent = _value(f"{root}{CLASS}/{device}/parent")
+    if parent:
+        return parent
+    first = _value(f"{_port(device, port, root)}/gid_attrs/ndevs/0")
+    if first:
+        return first
+    place = f"{root}{CLASS}/{device}/device/net"
+    found = [n for n in sorted(names_in(place)) if _port_of_netdev(f"{place}/{n}") == port]
+    return found[0] if found else ""
+
+
+def ports_of_netdev(name: str, root: str = "/sys") -> list[tuple[str, int]]:
+    """The verbs devices, with their ports, that the traffic of the netdev can pass: its own, or those of the links
+    below it, through VLANs, bonds and macvlans; in order. Only netdevs that this mount of sysfs shows are looked at."""
+    names = [name]
+    level = [name]
+    for _ in range(_DEPTH):
+        level = [n for upper in level for n in _lower(upper, root) if n not in names]
+        names += level
+    wanted = set(names)
+    near = [d for n in names for d in names_in(f"{root}/class/net/{n}/device/infiniband")]
+    return _with_netdevs(near, wanted, root) or _with_netdevs(
+        [d for d in devices(root) if not pci_of(d, root)], wanted, root
+    )
+
+
+def _with_netdevs(devices: list[str], netdevs: set[str], root: str) -> list[tuple[str, int]]:
+    return [(d, p) for d in sorted(set(devices)) for p in ports(d, root) if netdev_of(d, p, root) in netdevs]
+
+
+def gids(device: str, port: int, root: str = "/sys") -> list[Gid]:
+    """The entries of the port's GID table that are in use, in order of their index."""
+    return [gid_at(device, port, index, value, root) for index, value in gid_values(device, port, root)]
+
+
+def gid_values(device: str, port: int, root: str = "/sys") -> Iterator[tuple[int, str]]:
+    """Index and value of the entries that are in use, in order, read one after another: a table may have 1024."""
+    here = f"{_port(device, port, root)}/gids"
+    for index in sorted(int(n) for n in names_in(here)):
+        value = _value(f"{here}/{index}")
+        if value and value != _EMPTY:
+            yield index, value
+
+
+def gid_at(device: str, port: int, index: int, value: str, root: str = "/sys") -> Gid:
+    """The entry at `index`, whose value is known."""
+    here = f"{_port(device, port, root)}/gid_attrs"
+    return Gid(index, value, _value(f"{here}/types/{index}"), _value(f"{here}/ndevs/{index}"))
+
+
+def gid_table_size(device: str, port: int, root: str = "/sys") -> int:
+    """How many entries the port's GID table has room for."""
+    return len(names_in(f"{_port(device, port, root)}/gids"))
+
+
+def gid_of(address: str) -> str:
+    """The GID that an IP address ("192.168.111.7", "fd00::7") becomes, as `Gid.value` has it; ValueError."""
+    try:
+        if ":" in address:
+            octets = inet_pton(AF_INET6, address)
+        else:
+            octets = bytes(10) + b"\xff\xff" + inet_pton(AF_INET, address)
+    except OSError:
+        raise ValueError(f"{address[:60]!r} is no IP address") from None
+    return octets.hex(":", 2)
+
+
+def address_of(gid: str) -> str:
+    """The IP address that a GID is; the text itself when it is no GID."""
+    try:
+        octets = bytes.fromhex(gid.replace(":", ""))
+        if octets.startswith(bytes(10) + b"\xff\xff"):
+            return inet_ntop(AF_INET, octets[12:])
+        return inet_ntop(AF_INET6, octets)
+    except ValueError:
+        return gid
+
+
+def roce_mtu(mtu: int) -> int:
+    """The RoCE MTU of a netdev of `mtu` bytes: the largest of 256 to 4096 that fits with its headers; 0 for none."""
+    return next((size for size in (4096, 2048, 1024, 512, 256) if mtu >= size + HEADERS), 0)
+
+
+def _port(device: str, number: int, root: str) -> str:
+    return f"{root}{CLASS}/{device}/ports/{number}"
+
+
+def _port_of_netdev(place: str) -> int:
+    """The number of the port that a netdev of a PCI function says it is of; its count begins with 0."""
+    number = _value(f"{place}/dev_port")
+    return int(number) + 1 if number.isdigit() else 1
+
+
+def _lower(name: str, root: str) -> list[str]:
+    """The links that the netdev is on top of."""
+    return [n[6:] for n in sorted(names_in(f"{root}/class/net/{name}")) if n.startswith("lower_")]
+
+
+def _value(path: str) -> str:
+    """The value of an attribute; sysfs returns it in one read, and EINVAL for an entry that is not in use."""
+    try:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+        try:
+            return posix.read(fd, _PAGE).decode("utf-8", "surrogateescape").strip()
+        finally:
+            posix.close(fd)
+    except OSError:
+        return ""

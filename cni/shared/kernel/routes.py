@@ -1,0 +1,261 @@
+"""Routes by links: read, added, removed. Sources: rtnetlink(7), ip-nexthop(8),
+include/uapi/linux/rtnetlink.h and nexthop.h.
+
+Destinations are "network/length", with "0.0.0.0/0" and "::/0" for the default routes, gateways "address" or "".
+KernelError for every refusal, ValueError for a text that is no address.
+"""
+
+from __future__ import annotations
+
+from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from _struct import Struct
+from errno import EAFNOSUPPORT, ENOENT, EOPNOTSUPP
+
+from cni.shared.kernel.netlink import (
+    CREATE,
+    NESTED,
+    KernelError,
+    Socket,
+    attribute,
+    number,
+    number_of,
+    unpack_attributes,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_NEWROUTE, _GETROUTE, _GETNEXTHOP = 24, 26, 106
+RTMSG = Struct("=BBBBBBBBI")  # struct rtmsg: family, two prefix lengths, tos, table, protocol, scope, type, flags
+_NEXTHOP = Struct("=HBBi")  # struct rtnexthop: length, flags, weight - 1, index
+_DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS, _MULTIPATH, _TABLE, _VIA = 1, 4, 5, 6, 7, 8, 9, 15, 18
+_NH_ID = 30
+_NHMSG = Struct("=BBBxI")  # struct nhmsg: family, scope, protocol, flags
+_NHA_ID, _NHA_GROUP, _NHA_OIF = 1, 2, 5
+_NHA_MEMBER = Struct("=IBBH")  # struct nexthop_grp: the id of the nexthop, weight - 1
+_VIA_FAMILY = Struct("=H")  # struct rtvia begins with it
+_METRIC_MTU, _METRIC_ADVMSS = 2, 8  # in _METRICS
+_ONLINK, _CLONED = 0x4, 0x200
+_ADDRESS_BYTES = {AF_INET: 4, AF_INET6: 16}
+_DEFAULT_BITS = {AF_INET: 1, AF_INET6: 4}  # the longest prefixes of `default_routes`
+
+UNICAST = 1  # a type of route
+MAIN_TABLE, LOCAL_TABLE = 254, 255
+UNIVERSE_SCOPE, LINK_SCOPE = 0, 253
+KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
+
+
+class Route:
+    """A route by the link `index`; of a multipath route, the part that goes by this link.
+
+    `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric, of which the lowest wins; the kernel gives an
+    IPv6 route without one 1024. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
+    `source` is the preferred source address.
+    """
+
+    __slots__ = (
+        "advmss",
+        "dst",
+        "gw",
+        "index",
+        "kind",
+        "mtu",
+        "onlink",
+        "priority",
+        "protocol",
+        "scope",
+        "source",
+        "table",
+    )
+
+    def __init__(self, body: bytes, index: int, flags: int, hop: dict[int, bytes]) -> None:
+        family, length, _, _, table, self.protocol, self.scope, self.kind, _ = RTMSG.unpack_from(body)
+        found = dict(unpack_attributes(body, RTMSG.size))
+        self.dst = f"{inet_ntop(family, found.get(_DST) or bytes(_ADDRESS_BYTES[family]))}/{length}"
+        self.table = number_of(found[_TABLE]) if _TABLE in found else table
+        self.priority = number_of(found.get(_PRIORITY, b""))
+        self.source = inet_ntop(family, found[_PREFSRC]) if _PREFSRC in found else ""
+        metrics = dict(unpack_attributes(found.get(_METRICS, b"")))
+        self.mtu = number_of(metrics.get(_METRIC_MTU, b""))
+        self.advmss = number_of(metrics.get(_METRIC_ADVMSS, b""))
+        self.index = index
+        self.onlink = bool(flags & _ONLINK)
+        self.gw = ""
+        if _GATEWAY in hop:
+            self.gw = inet_ntop(family, hop[_GATEWAY])
+        elif _VIA in hop:  # a gateway of the other family, RFC 8950
+            self.gw = inet_ntop(number_of(hop[_VIA][:2]), hop[_VIA][2:])
+
+
+def list_of(rtnl: Socket, index: int) -> list[Route]:
+    """The routes by the link `index`, IPv4 first, the kernel's own among them, of all tables but the local one.
+
+    KernelError ENODEV when there is no such link.
+    """
+    found = _dump(rtnl, AF_INET, number(_OIF, index)) + _dump(rtnl, AF_INET6, number(_OIF, index))
+    return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
+
+
+def of_bodies(bodies: Iterable[bytes], index: int) -> list[Route]:
+    """The same of RTM_NEWROUTE bodies that have been read already."""
+    found = [route for body in bodies for route in _unpack(body)]
+    return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
+
+
+def default_route_link(rtnl: Socket) -> int:
+    """The index of the link that the main table's default route uses, IPv4 before IPv6; 0 when there is none."""
+    found = default_route(rtnl)
+    return found.index if found else 0
+
+
+def default_route(rtnl: Socket) -> Route | None:
+    """The main table's default route, IPv4 before IPv6; of those that the kernel prefers alike, a configured one precedes one that a router advertised, and then the link with the
+    lowest index decides."""
+    for family in (AF_INET, AF_INET6):
+        found = [
+            route
+            for route in _dump(rtnl, family, number(_TABLE, MAIN_TABLE))
+            if route.table == MAIN_TABLE and route.dst.endswith("/0") and route.index
+        ]
+        if found:
+            return min(found, key=lambda route: (route.priority, route.protocol == RA_PROTOCOL, route.index))
+    return None
+
+
+def all_bodies(rtnl: Socket) -> list[bytes]:
+    """The RTM_NEWROUTE bodies of all routes, IPv4 first, of all tables."""
+    return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family)]
+
+
+def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[Route]:
+    """Of `bodies` the default routes, once for each of their next hops; those that discard packets are none.
+
+    With them the prefixes that are used in place of a default route: the halves 0.0.0.0/1 and 128.0.0.0/1, and those of
+    IPv6 up to a length of 4, such as 2000::/3 (OpenVPN's redirect-gateway sets them so: src/openvpn/init.c).
+    """
+    found = []
+    for body in bodies:
+        if body[1] > _DEFAULT_BITS[body[0]]:  # most routes are no such route: they are not unpacked
+            continue
+        for route in _unpack(body):
+            if route.kind != UNICAST or route.table == LOCAL_TABLE:
+                continue
+            if route.index:
+                found.append(route)
+            else:
+                found += [Route(body, index, 0, {}) for index in _links_by_id(rtnl, body)]
+    return found
+
+
+def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
+    """The links of a route that names a nexthop object alone, as all do with the sysctl nexthop_compat_mode 0."""
+    identity = dict(unpack_attributes(body, RTMSG.size)).get(_NH_ID)
+    if identity is None:
+        return []
+    try:
+        return _links_of_nexthop(rtnl, number_of(identity))
+    except KernelError as fault:
+        if fault.errno == ENOENT:  # removed meanwhile, and the route with it
+            return []
+        raise
+
+
+def _links_of_nexthop(rtnl: Socket, identity: int) -> list[int]:
+    """The indices of the links that the nexthop object or group uses; none for one that discards. KernelError."""
+    body = rtnl.request(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_ID, identity))[0]
+    found = dict(unpack_attributes(body, _NHMSG.size))
+    if _NHA_OIF in found:
+        return [number_of(found[_NHA_OIF])]
+    members = found.get(_NHA_GROUP, b"")
+    starts = range(0, len(members), _NHA_MEMBER.size)
+    return [index for at in starts for index in _links_of_nexthop(rtnl, _NHA_MEMBER.unpack_from(members, at)[0])]
+
+
+def add(
+    rtnl: Socket,
+    index: int,
+    dst: str,
+    gw: str = "",
+    priority: int | None = None,
+    table: int | None = None,
+    scope: int | None = None,
+    mtu: int | None = None,
+    advmss: int | None = None,
+    onlink: bool = False,
+    source: str = "",
+    protocol: int = BOOT_PROTOCOL,
+) -> None:
+    """Add a route to `dst` by the link `index`; None leaves a value to the kernel.
+
+    `scope` None is link scope without a gateway and universe scope with one, as in ip-route(8). `onlink` takes `gw`
+    for a neighbour though no prefix of the link holds it. EEXIST when this very route is there. One with the same
+    `dst` and priority by another link does not count as that: as with the Go plugins, an IPv4 route then goes before
+    it, and an IPv6 route shares the traffic with it. `dst` with host bits is EINVAL.
+    """
+    network, _, length = dst.partition("/")
+    family = _family(network)
+    if scope is None:
+        scope = UNIVERSE_SCOPE if gw else LINK_SCOPE
+    body = RTMSG.pack(family, int(length), 0, 0, 0, protocol, scope, UNICAST, _ONLINK if onlink else 0)
+    body += attribute(_DST, _octets(family, network)) + number(_OIF, index)
+    body += number(_TABLE, MAIN_TABLE if table is None else table)
+    if gw:
+        via = _family(gw)
+        octets = _octets(via, gw)
+        body += attribute(_GATEWAY, octets) if via == family else attribute(_VIA, _VIA_FAMILY.pack(via) + octets)
+    if priority is not None:
+        body += number(_PRIORITY, priority)
+    metrics = b""
+    if mtu is not None:
+        metrics += number(_METRIC_MTU, mtu)
+    if advmss is not None:
+        metrics += number(_METRIC_ADVMSS, advmss)
+    if metrics:
+        body += attribute(_METRICS | NESTED, metrics)
+    if source:
+        body += attribute(_PREFSRC, _octets(family, source))
+    rtnl.request(_NEWROUTE, body, CREATE)
+
+
+def _dump(rtnl: Socket, family: int, only: bytes) -> list[Route]:
+    """The routes of `family` that match the attributes `only`, where the kernel is new enough to look at them."""
+    return [route for body in dump_routes(rtnl, family, only) for route in _unpack(body)]
+
+
+def dump_routes(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
+    """The kernel's messages of the routes of `family`, only those that the attributes `only` select; none without IPv6."""
+    try:
+        return rtnl.dump(_GETROUTE, RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + only)
+    except KernelError as fault:
+        if fault.errno in (ENOENT, EAFNOSUPPORT, EOPNOTSUPP):  # no such table yet; no IPv6 in this kernel
+            return []
+        raise
+
+
+def _unpack(body: bytes) -> Iterator[Route]:
+    """The route in an RTM_NEWROUTE message, once for each of its next hops."""
+    flags = RTMSG.unpack_from(body)[8]
+    if flags & _CLONED:  # an exception that the kernel learned, such as a path's MTU
+        return
+    found = dict(unpack_attributes(body, RTMSG.size))
+    if _MULTIPATH not in found:
+        yield Route(body, number_of(found.get(_OIF, b"")), flags, found)
+        return
+    hops, start = found[_MULTIPATH], 0
+    while start + _NEXTHOP.size <= len(hops):
+        length, hop_flags, _, index = _NEXTHOP.unpack_from(hops, start)
+        yield Route(body, index, hop_flags, dict(unpack_attributes(hops[start : start + length], _NEXTHOP.size)))
+        start += (length + 3) & ~3
+
+
+def _family(text: str) -> int:
+    return AF_INET6 if ":" in text else AF_INET
+
+
+def _octets(family: int, text: str) -> bytes:
+    """The bytes of the address `text`; ValueError when it is none of `family`."""
+    try:
+        return inet_pton(family, text)
+    except OSError:
+        raise ValueError(f'"{text}" is no address of the family wanted') from None

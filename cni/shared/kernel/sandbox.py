@@ -1,0 +1,118 @@
+"""The sandbox of an attachment: its network namespace, found again, or known to be gone.
+
+A path does not identify a namespace: a later sandbox may have the path of an earlier one, and a namespace exists without
+its path as long as a process, a mount or an open descriptor uses it. So the record keeps the identity of the namespace.
+"""
+
+from __future__ import annotations
+
+from cni.shared.kernel import netns
+from cni.shared.kernel.links import Rtnl
+from cni.shared.spec.errors import InvalidNamespace, TryAgainLater
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    from cni.shared.kernel.netns import Namespace
+    from cni.shared.spec.request import Request
+
+
+class Sandbox:
+    """An open sandbox: its `namespace`, and `rtnl`, a route socket in it."""
+
+    __slots__ = ("namespace", "rtnl")
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        with namespace.entered():
+            self.rtnl = Rtnl()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both; a second call does nothing."""
+        self.rtnl.close()
+        self.namespace.close()
+
+    def identity(self) -> dict[str, int]:
+        """What tells this namespace from every other: its cookie, or its inode where the kernel gives no cookie.
+
+        The inode finds it again; but the next namespace gets it as soon as this one is gone, unlike the cookie.
+        """
+        return {
+            "cookie": self.rtnl.namespace_cookie(),
+            "device": self.namespace.device,
+            "inode": self.namespace.inode,
+        }
+
+
+def opened(request: Request) -> Sandbox:
+    """The sandbox that CNI_NETNS names; InvalidNamespace when there is none, or when it is the plugin's own."""
+    namespace = netns.open_namespace(request.netns)
+    if _is_own(namespace, request):
+        namespace.close()
+        raise InvalidNamespace(
+            f"CNI_NETNS {request.netns} is the plugin's own network namespace: pass the sandbox's, or set"
+            " CNI_NETNS_OVERRIDE=1 if it is meant"
+        )
+    return Sandbox(namespace)
+
+
+def at(path: str, request: Request) -> Sandbox | None:
+    """The sandbox at `path`, or None when there is none. The plugin's own namespace is never a sandbox."""
+    try:
+        namespace = netns.at(path) if path else None
+    except OSError as fault:  # it may be there: what is in it must not be taken for gone
+        raise TryAgainLater(f"network namespace {path} cannot be looked at: {fault.strerror}; retry") from None
+    if namespace is None:
+        return None
+    if _is_own(namespace, request):
+        namespace.close()
+        return None
+    return Sandbox(namespace)
+
+
+def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
+    """The sandbox in which the attachment of `record` was made, wherever it is now; None when it is not found.
+
+    Before Linux 5.14 it may be a later one: see `is_certain`.
+    """
+    for path in dict.fromkeys((record["netns"], request.netns)):
+        found = at(path, request)
+        if found:
+            if found.identity() == record["sandbox"]:
+                return found
+            found.close()  # a later one at the path of the former
+    return kept(record["sandbox"])
+
+
+def kept(identity: dict[str, int]) -> Sandbox | None:
+    """The sandbox with this `identity`, if the namespace has a user (cni.shared.kernel.netns_users); else None."""
+    namespace = netns.found_again(identity["device"], identity["inode"])
+    if namespace is None:
+        return None
+    found = Sandbox(namespace)
+    if found.identity() == identity:
+        return found
+    found.close()
+    return None
+
+
+def is_certain(identity: dict[str, int]) -> bool:
+    """Whether no later namespace can have this `identity`: the kernel gives cookies, which it does from Linux 5.14 on."""
+    return identity["cookie"] != 0
+
+
+def _is_own(namespace: Namespace, request: Request) -> bool:
+    if request.netns_override:
+        return False
+    with netns.own() as own:
+        return netns.same(namespace, own)

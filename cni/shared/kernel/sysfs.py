@@ -1,0 +1,153 @@
+"""Devices and their netdevs, as sysfs shows them.
+
+A mount of sysfs shows the netdevs of the network namespace in which it was mounted, whichever one the reader is in.
+`root` is where it is mounted. The functions return "" or an empty list for a
+missing device; other OSErrors pass through.
+Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net of the kernel.
+"""
+
+from __future__ import annotations
+
+import posix
+
+_HEX = frozenset("0123456789abcdefABCDEF")
+
+
+def is_pci(device: str, root: str = "/sys") -> bool:
+    """Whether this node has a PCI device with the address `device`, "0000:3b:00.2"."""
+    return _is_name(device) and _exists(f"{root}/bus/pci/devices/{device}")
+
+
+def driver_of_pci(address: str, root: str = "/sys") -> str:
+    """The driver that the PCI device is bound to, "mlx5_core" or "vfio-pci"; "" for none."""
+    return _target(f"{root}/bus/pci/devices/{address}/driver").rpartition("/")[2] if _is_name(address) else ""
+
+
+def physical_function_of(address: str, root: str = "/sys") -> str:
+    """The PCI address of the physical function that a virtual one belongs to; "" when it is none."""
+    return _target(f"{root}/bus/pci/devices/{address}/physfn").rpartition("/")[2] if _is_name(address) else ""
+
+
+def is_physical_function(address: str, root: str = "/sys") -> bool:
+    """Whether the PCI device can have virtual functions."""
+    return _is_name(address) and _exists(f"{root}/bus/pci/devices/{address}/sriov_totalvfs")
+
+
+def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
+    """The PCI address of the physical function of the VF `address`, and the VF's number there.
+
+    None when it is no VF, or one whose physical function is not in this machine, as in a virtual one.
+    """
+    physical = physical_function_of(address, root)
+    for name in _listed(f"{root}/bus/pci/devices/{physical}") if physical else []:
+        number = name.removeprefix("virtfn")
+        if number != name and _target(f"{root}/bus/pci/devices/{physical}/{name}").rpartition("/")[2] == address:
+            return physical, int(number)
+    return None
+
+
+def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
+    """The netdevs of a PCI device, in order of name; those of a virtio device lie one level deeper."""
+    return _netdevs(f"{root}/bus/pci/devices/{address}") if _is_name(address) else []
+
+
+def netdevs_of_auxiliary(device: str, root: str = "/sys") -> list[str]:
+    """The netdevs of an auxiliary device, in order of name."""
+    return _netdevs(f"{root}/bus/auxiliary/devices/{device}") if _is_name(device) else []
+
+
+def verbs_devices_of(device: str, root: str = "/sys") -> list[str]:
+    """The verbs devices of a PCI or auxiliary device, in order of name: those of the namespace that `root` is of."""
+    if not _is_name(device):
+        return []
+    return sorted(
+        name for bus in ("pci", "auxiliary") for name in _listed(f"{root}/bus/{bus}/devices/{device}/infiniband")
+    )
+
+
+def has_netdev(bus: str, device: str, root: str = "/sys") -> bool:
+    """Whether the device of `bus` has a netdev in any network namespace.
+
+    The directory of a device's netdevs is there for all namespaces; the netdevs of other namespaces are hidden in it.
+    """
+    if not _is_name(device):
+        return False
+    path = f"{root}/bus/{bus}/devices/{device}"
+    inner = [f"{path}/{entry}" for entry in _listed(path) if entry.startswith("virtio")]
+    return any(_exists(f"{each}/net") for each in (path, *inner))
+
+
+def netdevs_of_path(path: str, root: str = "/sys") -> list[str]:
+    """The netdevs of the device at `path`, which begins with "/sys/devices/", in order of name."""
+    return _netdevs(root + path.removeprefix("/sys"))
+
+
+def pci_path_of_netdev(name: str, root: str = "/sys") -> str:
+    """The path "/sys/devices/pci…/ADDRESS" of the PCI device nearest above the netdev; "" when there is none.
+
+    The path ends with the address of the device. It says the slot, so it stays when names and MACs change.
+    """
+    parts = _absolute(_target(f"{root}/class/net/{name}")).split("/")
+    while parts and not is_pci_address(parts[-1]):
+        parts.pop()
+    return "/".join(parts)
+
+
+def path_of(bus: str, device: str, root: str = "/sys") -> str:
+    """The path "/sys/devices/…" of a device of a bus, "" when it is not there."""
+    return _absolute(_target(f"{root}/bus/{bus}/devices/{device}")) if _is_name(bus) and _is_name(device) else ""
+
+
+def pci_above(path: str) -> str:
+    """The address of the PCI device nearest above the device at `path`, or of this one itself; "" for none."""
+    return next((part for part in reversed(path.split("/")) if is_pci_address(part)), "")
+
+
+def _absolute(target: str) -> str:
+    """The target of a link of sysfs: "../../devices/pci0000:3a/…" as "/sys/devices/pci0000:3a/…"."""
+    return "/sys/" + target[target.index("devices/") :] if "devices/" in target else ""
+
+
+def _netdevs(device: str) -> list[str]:
+    found = _listed(f"{device}/net")
+    if not found:
+        for entry in _listed(device):
+            if entry.startswith("virtio"):
+                found += _listed(f"{device}/{entry}/net")
+    return sorted(found)
+
+
+def is_pci_address(text: str) -> bool:
+    """Whether `text` is domain:bus:device.function, in hexadecimal digits; a domain may have more than four."""
+    rest, dot, function = text.rpartition(".")
+    domain, *parts = rest.split(":")
+    lengths = [len(p) for p in (*parts, function)]
+    return (
+        dot != "" and len(domain) >= 4 and lengths == [2, 2, 1] and _HEX.issuperset(domain + "".join(parts) + function)
+    )
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and text not in (".", "..") and "/" not in text and "\0" not in text
+
+
+def _exists(path: str) -> bool:
+    try:
+        posix.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _target(link: str) -> str:
+    try:
+        return posix.readlink(link)
+    except FileNotFoundError:
+        return ""
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return posix.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

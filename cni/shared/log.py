@@ -1,0 +1,70 @@
+"""Log lines, to stderr and to the file that the configuration names; each names the attachment.
+
+Runtimes often discard the stderr of a plugin, so a fact that a user must know is never in the log alone. The names of
+networks and pods are untrusted: characters that cannot be printed become "?", so that a message stays one line.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+import time
+
+_FILE_TYPE, _REGULAR = 0o170000, 0o100000
+how = "cold"  # or "warm", in a worker (cni.warm)
+LEVELS = ("debug", "verbose", "warning", "error", "panic")  # whereabouts' names; its default is "warning" here
+
+
+class Log:
+    """The log of a call. `context` stands in every line; lines below `level` are not written.
+
+    `path` is a file's, without symbolic links (cni.shared.kernel.paths.resolve), or "". `hidden` are texts that the error of this
+    call must not show, unlike the log, which is the node's.
+    """
+
+    __slots__ = ("context", "hidden", "level", "path")
+
+    def __init__(self, context: str = "", level: str = "warning", path: str = "") -> None:
+        self.context = context
+        self.level = level
+        self.path = path
+        self.hidden: list[str] = []
+
+    def debug(self, text: str) -> None:
+        self._write("debug", text)
+
+    def info(self, text: str) -> None:
+        self._write("verbose", text)
+
+    def warning(self, text: str) -> None:
+        self._write("warning", text)
+
+    def error(self, text: str) -> None:
+        self._write("error", text)
+
+    def _write(self, level: str, text: str) -> None:
+        if LEVELS.index(level) < LEVELS.index(self.level):
+            return
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        shown = "".join(c if c.isprintable() else "?" for c in f"{self.context} ({how}): {text}")
+        line = f"{stamp} [{level}] {shown}\n".encode("utf-8", "replace")
+        try:
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
+        except (OSError, AttributeError):
+            pass  # nobody listens on stderr: the operation goes on
+        if self.path:
+            from cni.shared.kernel import paths
+
+            try:
+                flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_NONBLOCK | posix.O_NOCTTY
+                fd = paths.open_resolved(self.path, flags, 0o640)
+            except OSError:
+                return  # a log that cannot be written is no reason to fail an attachment
+            try:
+                if posix.fstat(fd).st_mode & _FILE_TYPE == _REGULAR:
+                    posix.write(fd, line)
+            except OSError:
+                pass  # a full disk, likewise
+            finally:
+                posix.close(fd)

@@ -1,0 +1,215 @@
+"""The policy of this node for networks: its administrator's file railcni.json, or the defaults.
+
+The author of a NAD is not trusted with the files and devices of the node. So the paths in the configuration of a network
+are confined to roots, and its masters and devices to lists. The administrator writes the flat file, so its paths are not
+confined.
+"""
+
+from __future__ import annotations
+
+from cni.shared.config import Fault, Key, fill, integer, list_of, mapping, refuse, string
+from cni.shared.kernel import files
+from cni.shared.spec import codec
+from cni.shared.spec.errors import InvalidConfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+PATHS = (
+    "/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",
+    "/etc/cni/net.d/whereabouts.d/railcni.json",
+    "/host/etc/cni/net.d/whereabouts.d/railcni.json",
+    "/host/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",
+)
+"""Beside the flat file (ipam.flatfile.PATHS); the first that exists counts."""
+
+_USUAL_PATH = PATHS[1]
+DATA_ROOTS = ("/var/lib/cni/railcni/stores",)
+_MOST_BYTES = 1 << 20
+
+
+def root(value: Any) -> str:
+    """A reader: an absolute path, below which paths are allowed."""
+    if not string(value).startswith("/"):
+        raise ValueError("want absolute paths")
+    return str(value)
+
+
+def pattern(value: Any) -> str:
+    """A reader: a pattern of names."""
+    if not string(value):
+        raise ValueError('want names, "*" in them for any characters')
+    return str(value)
+
+
+WARM = {"idleSeconds": (60, 3600), "workers": (20, 256)}  # the default, and the most
+
+
+def warm(value: Any) -> tuple[int, int]:
+    """A reader: idle seconds and the largest number of workers."""
+    block = mapping(value)
+    if not block.keys() <= WARM.keys():
+        raise ValueError(f"want no other keys than {', '.join(WARM)}")
+    idle, workers = (integer(0, most)(block.get(name, default)) for name, (default, most) in WARM.items())
+    return idle, workers
+
+
+KEYS = (
+    Key(
+        "dataRoots",
+        list_of(root),
+        DATA_ROOTS,
+        "where a network's `dataDir` may lie: directories for railcni alone, with all below them",
+        "data_roots",
+    ),
+    Key(
+        "logRoots",
+        list_of(root),
+        ("/var/log", "/tmp/whereabouts.log"),  # noqa: S108  # the file in whereabouts' examples; links are not followed
+        "where a network's `log_file` may lie: directories with all below them, or files",
+        "log_roots",
+    ),
+    Key(
+        "configRoots",
+        list_of(root),
+        ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes"),
+        "where a network's `configuration_path`, `kubernetes.kubeconfig` and `etcd_*_file` may lie",
+        "config_roots",
+    ),
+    Key(
+        "deviceInfoRoots",
+        list_of(root),
+        ("/run/k8s.cni.cncf.io/devinfo/cni", "/var/run/k8s.cni.cncf.io/devinfo/cni"),
+        "where `runtimeConfig.CNIDeviceInfoFile` may lie",
+        "device_info_roots",
+    ),
+    Key(
+        "masters",
+        list_of(pattern),
+        ("*",),
+        'names of the host\'s netdevs that `macvlan` may use as master, "*" in them for any characters',
+    ),
+    Key(
+        "devices",
+        list_of(pattern),
+        ("*",),
+        'names or PCI addresses of the devices that `host-device` and `sriov` may move, "*" in them for any characters',
+    ),
+    Key(
+        "warm",
+        warm,
+        (60, 20),
+        "the processes that serve calls without a start of Python: the most of them (`workers`), and the time after the last"
+        " call when they end (`idleSeconds`); 0: none",
+    ),
+)
+
+
+class Policy:
+    """The keys of KEYS, checked; `path` is the file of these keys, or the one to write."""
+
+    __slots__ = ("path", *(key.attribute for key in KEYS))
+
+    config_roots: Sequence[str]
+    data_roots: Sequence[str]
+    device_info_roots: Sequence[str]
+    devices: Sequence[str]
+    log_roots: Sequence[str]
+    masters: Sequence[str]
+    warm: tuple[int, int]  # idle seconds, most workers
+
+    def __init__(self, document: dict[str, Any], path: str = _USUAL_PATH) -> None:
+        """InvalidConfig when a key is wrong, or unknown: a permission that is misspelt must not go unseen."""
+        self.path = path
+        faults: list[Fault] = []
+        fill(self, KEYS, document, faults, f"{path}: ")
+        known = {key.name.lower(): key.name for key in KEYS}
+        for name in document:
+            if name.lower() not in known:
+                wanted = f"is unknown: want {', '.join(known.values())}"
+                faults.append(Fault(f"{path}: {name[:40]}", document[name], wanted))
+        refuse(faults)
+
+    def confine(self, key: str, value: str) -> str:
+        """Where the path `value` leads, when the roots of `key` (dataRoots, ...) allow it; else ValueError says why."""
+        from cni.shared.kernel import paths  # most networks name no path
+
+        roots: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
+        try:
+            resolved = paths.resolve(value)
+            if any(paths.is_below(resolved, paths.resolve(one)) for one in roots):
+                return resolved
+        except OSError as fault:
+            raise ValueError(f"cannot be followed: {fault.strerror}") from None
+        leads = "is" if resolved == value else f"leads to {resolved[:60]},"
+        raise ValueError(f"{leads} not in {key} ({', '.join(roots)}): want a path there, or change {self.path}")
+
+    def permit(self, key: str, what: str, names: Sequence[str]) -> None:
+        """InvalidConfig unless one of `names`, of the device that is `what` (in words), matches the list `key`."""
+        patterns: Sequence[str] = getattr(self, key)
+        if not any(matches(one, name) for one in patterns for name in names):
+            allowed = ", ".join(patterns) or "none"
+            raise InvalidConfig(
+                f"{what} is not in {key} ({allowed[:60]}): want one that is, or change {self.path}",
+                f"{key}: {allowed}",
+            )
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether `name` is `pattern`, in which each "*" stands for any characters."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == first
+    if not name.startswith(first) or len(name) < len(pattern) - len(rest):
+        return False
+    *middle, last = rest
+    at, end = len(first), len(name) - len(last)
+    for part in middle:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return name.endswith(last)
+
+
+_current: Policy | None = None
+
+
+def current() -> Policy:
+    """The policy of this node, read once in a call. InvalidConfig when it cannot be read."""
+    global _current
+    if _current is None:
+        _current = _load()
+    return _current
+
+
+def forget() -> None:
+    """Another call begins in this process."""
+    global _current
+    _current = None
+
+
+def _load() -> Policy:
+    for path in PATHS:
+        try:
+            return read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return Policy({})
+
+
+def read(path: str) -> Policy:
+    """The policy in the file at `path`; InvalidConfig when it cannot be used, FileNotFoundError when there is none."""
+    try:
+        document = codec.loads(files.read_regular(path, _MOST_BYTES, private=True))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as fault:
+        raise InvalidConfig(f"the node's policy {path} cannot be used: {fault.strerror}") from None
+    except ValueError as fault:
+        raise InvalidConfig(f"the node's policy {path} cannot be read as JSON: {fault}; correct it") from None
+    if not isinstance(document, dict):
+        raise InvalidConfig(f"the node's policy {path} is no JSON object: want one with {KEYS[0].name} and the like")
+    return Policy(document, path)

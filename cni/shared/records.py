@@ -1,0 +1,463 @@
+"""The node's attachment records, and the lock under which every step of an attachment is taken.
+
+On disk, under STATE (mode 0700):
+
+    lock                                         one file; a byte of it per attachment and part (OFD byte-range locks)
+    pending                                      there when a record is pending whose store is out of reach
+    unended                                      there when a DEL could not end an attachment, whose record says so
+    attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
+
+The separator cannot occur in any of the names (cni.shared.spec.request). A key that would exceed the longest file name is
+replaced by "#" and its hash; the record itself always says whose it is. A record is written before the first side
+effect of an ADD and is removed last in a DEL, so the next process finds everything that a killed one left.
+When `write` returns, a record of something that outlives this boot is on the disk. Of any other record a power loss may
+leave a part, which counts as no record (docs/durability.md).
+The parts have locks of their own because our link plugin may exec our IPAM plugin.
+
+Records decide which links and leases are deleted, moved and released. So a record is trusted only if no user but root can
+have written it, and if its checksum, the last member, is right. Every later format keeps the number of the format, the
+checksum and the members network, containerID and ifname, so that an older version can tell a newer record from a damaged
+one, and leave it. `read` refuses a record of a newer format, and listings pass it by: one attachment of a newer railcni
+does not hinder the others.
+"""
+
+from __future__ import annotations
+
+import _blake2
+import errno
+import posix
+import time
+
+from cni.shared.kernel import files, locks, node
+from cni.shared.spec import codec
+from cni.shared.spec.errors import IoFailure, TryAgainLater
+from cni.shared.spec.request import Attachment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Any
+
+    from cni.shared.log import Log
+
+STATE = "/var/lib/cni/railcni"
+FORMAT = 1
+WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
+GROUP = "@"  # what the "network" of a record begins with that belongs to a container in a group of rails; none of a CNI network can
+_CLOCK_STEP = 1_000_000_000  # ns by which two clocks may differ that are read one after the other on a busy machine
+PENDING, UNENDED = "pending", "unended"  # reminders; a record has a member of the same name
+_RECORD_BYTES = 64 << 20  # far above what the largest configuration makes of a record
+_SEAL = b', "checksum": "%s"}'
+_SEAL_BYTES = len(_SEAL) - len("%s") + 32
+_SECTOR = 512  # bytes that a disk writes whole or not at all
+_NAME_BYTES = 200  # NAME_MAX is 255; the temporary name of a durable write is a little longer than the record's
+
+
+class Began:
+    """The moment at which a GC began, by the wall clock and by the monotonic one.
+
+    Records hold wall-clock times, so that a record of an earlier boot compares too. A wall clock that was set back since
+    an ADD leaves a record whose time is still to come: this attachment is older than the GC all the same, since nothing
+    can have been made after this moment and later than now.
+    """
+
+    __slots__ = ("_steady", "_wall")
+
+    def __init__(self) -> None:
+        self._wall = time.time_ns()
+        self._steady = time.monotonic_ns()
+
+    def is_after(self, created: int) -> bool:
+        """Whether an attachment of the time `created` (ns since 1970) is older than the GC, so that the list must have it.
+
+        False for every attachment when the wall clock was set while the GC ran, since times say nothing then: the next GC
+        ends those that are left.
+        """
+        now = time.time_ns()
+        is_set = abs((now - self._wall) - (time.monotonic_ns() - self._steady)) > _CLOCK_STEP
+        return not (is_set or self._wall <= created <= now)
+
+
+class HeldLock:
+    """A lock that is held until the `with` block ends."""
+
+    __slots__ = ("_fd", "_offset")
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self._fd = fd
+        self._offset = offset
+
+    def __enter__(self) -> HeldLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        posix.close(self._fd)  # the lock belongs to the open file description and goes with it
+
+
+class Records:
+    """The records and locks under one directory. Nothing is opened or made before it is needed.
+
+    Every method raises IoFailure when the directory or a file in it cannot be used, or other users can write it.
+    """
+
+    __slots__ = ("_examined", "_folder", "_newer", "directory", "log")
+
+    def __init__(self, directory: str = STATE, log: Log | None = None) -> None:
+        self.directory = directory
+        self._folder = directory + "/attachments"
+        self.log = log
+        self._examined = False
+        self._newer: dict[str, dict[str, Any]] = {}  # the records of a newer format that a listing has read
+
+    def locked(self, attachment: Attachment, part: str, seconds: float = WAIT_SECONDS) -> HeldLock:
+        """Hold the lock of one part of `attachment`; TryAgainLater when another holds it for `seconds`."""
+        fd = self._open_lock()
+        offset = _offset(attachment, part)
+        try:
+            locks.lock_byte(fd, offset, seconds)
+        except TimeoutError:
+            posix.close(fd)
+            raise TryAgainLater(
+                f"another operation on {attachment.ifname} of container {attachment.container_id} (network"
+                f" {attachment.network}) has been running for more than {seconds:g} s: retry when it has ended",
+                f"byte {offset} of {self.directory}/lock is locked; `lslocks` names the process",
+            ) from None
+        except OSError as fault:
+            posix.close(fd)
+            raise self._refused("lock", "lock", fault) from None
+        return HeldLock(fd, offset)
+
+    def locked_device(self, device: str, seconds: float = WAIT_SECONDS) -> HeldLock:
+        """Hold the lock of a device of the host, a PCI address; TryAgainLater when another holds it for `seconds`.
+
+        An ADD holds it from its search for the holder of the device until its own record names the device.
+        """
+        try:
+            return self.locked(Attachment("", device, ""), "device", seconds)
+        except TryAgainLater as fault:
+            fault.msg = f"another attachment is about to take device {device} for more than {seconds:g} s: retry"
+            raise
+
+    def try_locked(self, attachment: Attachment, part: str) -> HeldLock | None:
+        """The lock when it is free now, else None."""
+        fd = self._open_lock()
+        offset = _offset(attachment, part)
+        if locks.try_lock_byte(fd, offset):
+            return HeldLock(fd, offset)
+        posix.close(fd)
+        return None
+
+    def read(self, attachment: Attachment, part: str) -> dict[str, Any] | None:
+        """The record, or None when there is none. A damaged one is renamed, with a line in the log.
+
+        IoFailure for a record of a newer format: no step may be decided by its content, or without it.
+        """
+        name = _name(attachment, part)
+        document = self._load(name)
+        if document and _is_newer(document):
+            raise _newer_format(f"{self._folder}/{name}", document)
+        return document
+
+    def write(self, attachment: Attachment, part: str, document: dict[str, Any]) -> None:
+        """Write the record. It survives a crash of the process, and one of the machine if the things that it names do."""
+        document = {
+            "format": FORMAT,
+            "network": attachment.network,
+            "containerID": attachment.container_id,
+            "ifname": attachment.ifname,
+            "bootID": node.boot_id(),
+            **document,
+        }
+        what = (self._folder, _name(attachment, part), _sealed(document), _outlives_boot(document))
+        self._examine()
+        try:
+            try:
+                files.write_whole(*what)
+            except FileNotFoundError:  # the first record on this node
+                files.make_private_directory(self._folder)
+                files.write_whole(*what)
+        except OSError as fault:
+            raise self._refused("write", "attachments", fault) from None
+
+    def remove(self, attachment: Attachment, part: str) -> None:
+        """Remove the record; there need not be one."""
+        self._examine()
+        try:
+            files.remove(self._folder, _name(attachment, part))
+        except OSError as fault:
+            raise self._refused("remove a record from", "attachments", fault) from None
+
+    def remind(self, on: bool, what: str = PENDING, due: bool = False) -> None:
+        """Set or remove the reminder of records that are `what`: PENDING or UNENDED. Failing to set it is no error.
+
+        `due`: the next call retries them without a pause.
+        """
+        path = f"{self.directory}/{what}"
+        try:
+            if on:
+                posix.close(
+                    posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW, 0o600)
+                )
+                posix.utime(path, (0, 0) if due else None)
+                if what == PENDING:  # what is pending outlives this boot
+                    files.sync_directory(self.directory)
+            else:
+                posix.unlink(path)
+        except OSError:
+            pass  # GC goes by the records
+
+    def is_reminded(self, seconds: float, what: str = PENDING) -> bool:
+        """Whether there is a reminder that is at least so old, or has a time to come."""
+        try:
+            age = time.time() - posix.stat(f"{self.directory}/{what}", follow_symlinks=False).st_mtime
+        except OSError:
+            return False
+        return not 0 <= age < seconds
+
+    def sweep(self, network: str) -> None:
+        """Remove the temporary files of killed writers of `network`'s records; a running writer holds the lock of its record."""
+        for name in self._names(hidden=True):
+            key = name.removeprefix(".").removesuffix(".tmp")
+            names = key.split(":")
+            swept = names[0] == network or names[0].startswith(GROUP)
+            if files.temporary_of(key) == name and len(names) == 4 and swept:
+                held = self.try_locked(Attachment(*names[:3]), names[3])
+                if held:
+                    with held:
+                        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        try:
+            posix.unlink(f"{self._folder}/{name}")
+        except FileNotFoundError:
+            pass
+        except OSError as fault:
+            raise self._refused("remove", f"attachments/{name}", fault) from None
+
+    def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
+        """Every record of one part that belongs to `network`; with `texts` those alone that hold one of these strings."""
+        every = self._every(network + ":", part, texts=[codec.dumps(text).encode() for text in texts if text])
+        return [(a, d) for a, _, d in every if a.network == network]
+
+    def of_groups(self, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
+        """Every record of one part that belongs to a container in a group of rails, and to no network."""
+        return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
+
+    def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
+        """Every record of one part that belongs to a container; None when one of them cannot be read, or was damaged."""
+        within = f":{container_id}:"
+        found = [(a, d) for a, _, d in self._every("", part, within) if a.container_id == container_id]
+        if any(a.container_id == container_id for a, _, _ in self.newer(part)):
+            return None
+        damaged = any(within in name and name.endswith(f":{part}") for name in self._names(hidden=True))
+        return None if damaged else found
+
+    def all(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
+        """Every record of the node, or those of one part: (attachment, part, document)."""
+        return self._every("", part)
+
+    def refuse_newer(self, *devices: str) -> None:
+        """IoFailure when a record that a listing has passed by names one of `devices`: PCI or MAC addresses.
+
+        A function that a userspace driver holds stays on the host, as does a device whose sandbox has died: only the record
+        shows that it is in use. A newer format may name its members differently, but it has the address in full.
+        """
+        for name, document in self._newer.items():
+            text = codec.dumps(document)
+            if any(device and codec.dumps(device) in text for device in devices):
+                raise _newer_format(f"{self._folder}/{name}", document)
+
+    def newer(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
+        """The records of newer formats that listings have passed by so far, as `all` answers.
+
+        Of their members only those that name the attachment are certain.
+        """
+        parts = [(name.rpartition(":")[2], document) for name, document in self._newer.items()]
+        return [(a, p, d) for p, d in parts if part in ("", p) and (a := _attachment(d))]
+
+    def _every(
+        self, prefix: str, part: str, within: str = "", texts: Sequence[bytes] = ()
+    ) -> list[tuple[Attachment, str, dict[str, Any]]]:
+        found = []
+        for name in sorted(self._names()):
+            named = name.startswith("#") or (name.startswith(prefix) and within in name)
+            if named and name.endswith(f":{part}" if part else ""):
+                document = self._load(name, texts)
+                attachment = document and _attachment(document)
+                if document and _is_newer(document):
+                    self._pass_by(name, document)
+                elif document and attachment:
+                    found.append((attachment, name.rpartition(":")[2], document))
+        return found
+
+    def _pass_by(self, name: str, document: dict[str, Any]) -> None:
+        if self.log and name not in self._newer:
+            self.log.warning(f"passed by: {_newer_format(f'{self._folder}/{name}', document).msg}")
+        self._newer[name] = document
+
+    def _names(self, hidden: bool = False) -> list[str]:
+        self._examine()
+        try:
+            return [n for n in posix.listdir(self._folder) if n.startswith(".") == hidden and ":" in n]
+        except FileNotFoundError:
+            return []
+        except OSError as fault:
+            raise self._refused("list", "attachments", fault) from None
+
+    def _load(self, name: str, texts: Sequence[bytes] = ()) -> dict[str, Any] | None:
+        """The record of this name; with `texts`, None for one that holds none of them, for most of the time is its parsing."""
+        self._examine()
+        path = f"{self._folder}/{name}"
+        try:
+            data = files.read_regular(path, _RECORD_BYTES, posix.O_NOFOLLOW, private=True)
+            if _is_part(data):
+                if self.log:
+                    self.log.warning(f"record {path} was only begun when the power was lost: removed")
+                self._forget(name)
+                return None
+            if texts and not any(text in data for text in texts):
+                return None
+            document = _unsealed(data)
+            attachment = _attachment(document)
+            if _is_newer(document) or (attachment and _name(attachment, name.rpartition(":")[2]) == name):
+                return document
+            reason = "is not a record of what its name says"
+        except FileNotFoundError:
+            return None
+        except ValueError as fault:
+            reason = str(fault)
+        except OSError as fault:
+            if fault.errno != errno.ELOOP:
+                raise self._refused("read", f"attachments/{name}", fault) from None
+            reason = "is a symbolic link"
+        aside = f"{self._folder}/.damaged.{name}"
+        try:
+            posix.rename(path, aside)
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            raise self._refused("set aside", f"attachments/{name}", fault) from None
+        if self.log:
+            self.log.error(f"record {path} is damaged ({reason}): set aside as {aside}")
+        return None
+
+    def _open_lock(self) -> int:
+        self._examine()
+        path = self.directory + "/lock"
+        flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
+        try:
+            try:
+                fd = posix.open(path, flags, 0o600)
+            except FileNotFoundError:
+                files.make_private_directory(self.directory)
+                fd = posix.open(path, flags, 0o600)
+        except OSError as fault:
+            raise self._refused("open", "lock", fault) from None
+        try:
+            files.check_private_file(posix.fstat(fd))
+        except OSError as fault:
+            posix.close(fd)
+            raise self._refused("use", "lock", fault) from None
+        return fd
+
+    def _examine(self) -> None:
+        """Refuse directories that other users can write. Once is enough: otherwise they cannot replace the directories either."""
+        if self._examined:
+            return
+        for what, path in (("", self.directory), ("attachments", self._folder)):
+            try:
+                files.check_private_directory(path, links=not what)
+            except (FileNotFoundError, NotADirectoryError):
+                pass  # what makes or reads it will say so
+            except OSError as fault:
+                raise self._refused("use", what, fault) from None
+        self._examined = True
+
+    def _refused(self, action: str, what: str, fault: OSError) -> IoFailure:
+        place = f"{self.directory}/{what}".rstrip("/")
+        if isinstance(fault, files.NotPrivate):
+            return IoFailure(f"cannot {action} {place}: {fault.strerror}")
+        remedy = {
+            errno.ENOSPC: "free space there",
+            errno.EDQUOT: "free space there",
+            errno.EROFS: "mount it writable",
+            errno.EACCES: "run as root",
+            errno.EPERM: "run as root",
+            errno.ELOOP: "it is a symbolic link: see who put it there, and remove it",
+        }.get(fault.errno or 0, "see that the directory is a local, writable one")
+        return IoFailure(f"cannot {action} {place}: {fault.strerror}; {remedy}")
+
+
+def digest(attachment: Attachment, salt: str, size: int) -> bytes:
+    """`size` bytes that depend on the attachment and `salt` alone."""
+    text = "\0".join((salt, *attachment.key()))
+    return _blake2.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=size).digest()
+
+
+def _offset(attachment: Attachment, part: str) -> int:
+    return (
+        int.from_bytes(digest(attachment, part, 8), "big") >> 2
+    )  # an off_t is signed, and the range ends at offset + 1
+
+
+def _name(attachment: Attachment, part: str) -> str:
+    key = ":".join(attachment.key())
+    if len(key) > _NAME_BYTES:
+        key = "#" + digest(attachment, "name", 16).hex()
+    return f"{key}:{part}"
+
+
+def _sealed(document: dict[str, Any]) -> bytes:
+    """The bytes of the record: JSON, whose last member is the checksum of the bytes before it."""
+    data = codec.dumps(document)[:-1].encode()
+    return data + _SEAL % _blake2.blake2b(data, digest_size=16).hexdigest().encode()
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    """The record in `data`; ValueError with the reason when it is damaged."""
+    content = data[:-_SEAL_BYTES]
+    if data != content + _SEAL % _blake2.blake2b(content, digest_size=16).hexdigest().encode():
+        raise ValueError("its checksum is wrong: it is not as it was written")
+    document: dict[str, Any] = codec.loads(data)
+    del document["checksum"]
+    return document
+
+
+def _is_part(data: bytes) -> bool:
+    """Whether `data` is the part of a record that a power loss left: some of its sectors are missing, or zeros."""
+    return not data or b"\0" in data or (len(data) % _SECTOR == 0 and not data.endswith(b'"}'))
+
+
+def _outlives_boot(document: dict[str, Any]) -> bool:
+    """Whether the record must survive a power loss, because the things that it names do.
+
+    Leases in a store that nodes share do, and the addresses of a foreign IPAM plugin; a link, or a lease in a file of this
+    node, does not.
+    """
+    store = document.get("store")
+    return document.get("foreign") is True or (isinstance(store, dict) and store.get("kind") != "file")
+
+
+def _is_newer(document: dict[str, Any]) -> bool:
+    found = document.get("format")
+    return isinstance(found, int) and found > FORMAT
+
+
+def _newer_format(path: str, document: dict[str, Any]) -> IoFailure:
+    """The refusal of a record of a newer version: its content cannot be guessed, and only it identifies the attachment."""
+    return IoFailure(
+        f"record {path} has format {document['format']}, and this railcni knows {FORMAT}: a newer railcni has made that"
+        " attachment; install that version again, at least until its pod is gone"
+    )
+
+
+def _attachment(document: dict[str, Any]) -> Attachment | None:
+    names = [document.get(k) for k in ("network", "containerID", "ifname")]
+    strings = [n for n in names if isinstance(n, str)]
+    return Attachment(*strings) if len(strings) == len(names) else None

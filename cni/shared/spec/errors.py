@@ -1,0 +1,134 @@
+"""The errors: every failure that a caller sees is one of these classes.
+
+Codes up to 99 are the spec's (SPEC.md, section 5, "Error"); from 100 on they are railcni's own.
+The first 250 characters of `msg` must hold cause and remedy: runtimes wrap and cut the rest.
+"""
+
+from __future__ import annotations
+
+
+class CniError(Exception):
+    """A failure with the code, message and details that the caller gets on stdout."""
+
+    code = 999
+
+    def __init__(self, msg: str, details: str = "", code: int = 0) -> None:
+        super().__init__(msg)
+        self.msg = msg
+        self.details = details
+        if code:
+            self.code = code
+
+    def document(self, cni_version: str) -> dict[str, object]:
+        """The error object of the spec, for `cni_version`."""
+        reply: dict[str, object] = {"cniVersion": cni_version, "code": self.code, "msg": self.msg}
+        if self.details:
+            reply["details"] = self.details
+        return reply
+
+
+class IncompatibleVersion(CniError):
+    """The cniVersion is unknown, or it does not have the verb."""
+
+    code = 1
+
+
+class UnsupportedField(CniError):
+    """A known key has a value that this plugin cannot honour."""
+
+    code = 2
+
+
+class InvalidEnvironment(CniError):
+    """A CNI_* variable is missing or malformed."""
+
+    code = 4
+
+
+class IoFailure(CniError):
+    """A file or stream cannot be read or written."""
+
+    code = 5
+
+
+class DecodingFailure(CniError):
+    """Stdin, or the reply of a delegated plugin, is not JSON."""
+
+    code = 6
+
+
+class InvalidConfig(CniError):
+    """The network configuration is wrong; the message has all its faults."""
+
+    code = 7
+
+
+class InvalidNamespace(CniError):
+    """CNI_NETNS is missing, names no network namespace, or names the plugin's own."""
+
+    code = 8
+
+
+class TryAgainLater(CniError):
+    """A transient failure: the same call may succeed later."""
+
+    code = 11
+
+
+class Lingers(TryAgainLater):
+    """A link or device is still in its sandbox, which is dead or cannot be found: the kernel clears it some time later."""
+
+
+class Unrestored(TryAgainLater):
+    """A device is on the host again without a part of its state, which a second DEL may restore."""
+
+
+class NotAvailable(CniError):
+    """STATUS: no ADD can succeed."""
+
+    code = 50
+
+
+class LimitedConnectivity(CniError):
+    """STATUS: no ADD can succeed, and attachments may be cut off."""
+
+    code = 51
+
+
+class AttachmentDiffers(CniError):
+    """CHECK: the attachment is not as ADD left it."""
+
+    code = 100
+
+
+class KernelRefused(CniError):
+    """The kernel refused a request, for a known reason."""
+
+    code = 101
+
+
+class DelegateFailed(CniError):
+    """A delegated plugin failed, with its own code if it gave one, or was not found."""
+
+    code = 102
+
+
+class StateDamaged(CniError):
+    """A file or object that railcni keeps is corrupt."""
+
+    code = 103
+
+
+class Internal(CniError):
+    """A fault of railcni itself."""
+
+    code = 999
+
+
+def report(faults: list[CniError]) -> None:
+    """Raise the first of `faults`, when there are any, with the messages of the others in its details."""
+    if not faults:
+        return
+    first = faults[0]
+    first.details = "\n".join(filter(None, [first.details, *(f.msg for f in faults[1:])]))
+    raise first

@@ -1,0 +1,216 @@
+"""From the environment and stdin to a Request: the protocol's checks, in the order of its codes.
+
+    1. CNI_CONTAINERID and CNI_IFNAME are well formed                    4
+    2. no variable that the verb needs is missing; all in one message    4
+    3. stdin is a JSON object                                            6
+    4. its `name` is well formed                                         7
+    5. CNI_COMMAND is a known verb                                       4
+    6. cniVersion is known, and the verb exists in it                    1
+
+Sources: SPEC.md sections 1 and 2; the dispatcher of pkg/skel in containernetworking/cni, whose order this is.
+"""
+
+from __future__ import annotations
+
+from cni.shared.spec import codec, versions
+from cni.shared.spec.errors import DecodingFailure, InvalidConfig, InvalidEnvironment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_ALNUM = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+_IDENTIFIER = _ALNUM | frozenset("_.-")
+_ATTACHMENT_VERBS = ("ADD", "CHECK", "DEL")
+_NEEDED = {
+    "ADD": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
+    "CHECK": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
+    "DEL": ("CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"),
+    "GC": ("CNI_PATH",),
+    "STATUS": ("CNI_PATH",),
+}
+IFNAME_BYTES = 15  # IFNAMSIZ less its final zero, include/uapi/linux/if.h
+
+
+class Attachment:
+    """What one ADD makes and one DEL removes: (network name, containerID, ifname)."""
+
+    __slots__ = ("container_id", "ifname", "network")
+
+    def __init__(self, network: str, container_id: str, ifname: str) -> None:
+        self.network = network
+        self.container_id = container_id
+        self.ifname = ifname
+
+    def key(self) -> tuple[str, str, str]:
+        """Network, container ID and ifname, as they stand in names and keys."""
+        return (self.network, self.container_id, self.ifname)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attachment) and self.key() == other.key()
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
+    def __str__(self) -> str:
+        return f"{self.network}/{self.container_id}/{self.ifname}"
+
+
+class Request:
+    """One call of a plugin.
+
+    `command` is the verb; `config` the parsed stdin, with its keys as they were written, and `stdin` its bytes, for
+    a delegated plugin; `cni_version` the version to answer in; `args` CNI_ARGS as a dictionary; `environ` the whole
+    environment. `attachment` has empty members in GC and STATUS, which are about a network.
+    """
+
+    __slots__ = ("args", "attachment", "cni_version", "command", "config", "environ", "netns", "path", "stdin")
+
+    def __init__(self, environ: Mapping[str, str], stdin: bytes, config: dict[str, Any], args: dict[str, str]) -> None:
+        self.command = environ["CNI_COMMAND"]
+        self.environ = environ
+        self.stdin = stdin
+        self.config = config
+        self.args = args
+        self.netns = environ.get("CNI_NETNS", "")
+        self.path = [p for p in environ.get("CNI_PATH", "").split(":") if p]
+        self.cni_version = member(config, "cniVersion") or "0.1.0"
+        self.attachment = Attachment(
+            member(config, "name"), environ.get("CNI_CONTAINERID", ""), environ.get("CNI_IFNAME", "")
+        )
+
+    @property
+    def netns_override(self) -> bool:
+        """Whether the caller allows CNI_NETNS to be the plugin's own namespace."""
+        return self.environ.get("CNI_NETNS_OVERRIDE", "").lower() in ("1", "true")
+
+    @property
+    def pod(self) -> tuple[str, str, str]:
+        """(namespace, name, uid) of the pod from CNI_ARGS; "" for what the runtime did not say."""
+        return (
+            self.args.get("K8S_POD_NAMESPACE", ""),
+            self.args.get("K8S_POD_NAME", ""),
+            self.args.get("K8S_POD_UID", ""),
+        )
+
+
+def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
+    """The request that `environ` and `stdin` make; a CniError names the first rule that they break."""
+    command = environ.get("CNI_COMMAND", "")
+    if command in _ATTACHMENT_VERBS:
+        _check_identity(environ)
+    missing = [name for name in _NEEDED.get(command, ()) if not environ.get(name)]
+    if missing:
+        raise InvalidEnvironment(f"{command} needs {', '.join(missing)} in the environment")
+    config = _decode(stdin)
+    _check_network_name(member(config, "name"))
+    if command not in versions.VERBS_SINCE:
+        raise InvalidEnvironment(
+            f'CNI_COMMAND "{command[:40]}" is unknown: use one of {", ".join(versions.VERBS_SINCE)}, VERSION'
+        )
+    version = member(config, "cniVersion")
+    if version is not None and not isinstance(version, str):
+        raise DecodingFailure(f'cniVersion {_shown(version)} is not a string: write one such as "{versions.NEWEST}"')
+    versions.require(version or "0.1.0", command)
+    return Request(environ, stdin, config, _parse_args(environ.get("CNI_ARGS", "")))
+
+
+def version_of(stdin: bytes) -> str:
+    """The cniVersion to answer an error in, as far as `stdin` tells; the newest when it does not."""
+    try:
+        config = codec.loads_foreign(stdin)
+    except ValueError:
+        return versions.NEWEST
+    version = member(config, "cniVersion") if isinstance(config, dict) else None
+    return version if version in versions.SUPPORTED else versions.NEWEST
+
+
+def member(document: Mapping[str, Any], key: str) -> Any:
+    """`document[key]`, the key matched without regard to case when it is not there to the letter; None when absent.
+
+    encoding/json in Go matches so, and configurations in use rely on it.
+    """
+    if key in document:
+        return document[key]
+    folded = key.lower()
+    for name, value in document.items():
+        if name.lower() == folded:
+            return value
+    return None
+
+
+def _check_identity(environ: Mapping[str, str]) -> None:
+    container_id = environ.get("CNI_CONTAINERID", "")
+    if container_id and not is_identifier(container_id):
+        raise InvalidEnvironment(
+            f"CNI_CONTAINERID {_shown(container_id)} is malformed: start with a letter or digit, then letters, digits, _ . -"
+        )
+    ifname = environ.get("CNI_IFNAME", "")
+    fault = ifname and ifname_fault(ifname)
+    if fault:
+        raise InvalidEnvironment(f"CNI_IFNAME {_shown(ifname)} {fault}")
+
+
+def is_identifier(text: str) -> bool:
+    """Whether `text` can be a containerID or network name: ^[a-zA-Z0-9][a-zA-Z0-9_.-]*$."""
+    return bool(text) and text[0] in _ALNUM and _IDENTIFIER.issuperset(text)
+
+
+def ifname_fault(name: str) -> str:
+    """What keeps `name` from being the name of a link, or "" (dev_valid_name, net/core/dev.c).
+
+    The kernel takes a name with % for a pattern, "net%d", and gives the link another (__dev_alloc_name).
+    """
+    if len(name.encode("utf-8", "surrogateescape")) > IFNAME_BYTES:
+        return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"
+    if name in (".", ".."):
+        return "cannot name a link: want another, such as net1"
+    if any(c in "/:%" or c.isspace() or c == "\0" for c in name):
+        return "has a character that no link may have, / : % or white space: want another, such as net1"
+    return ""
+
+
+def _check_network_name(name: Any) -> None:
+    if name is None or name == "":
+        raise InvalidConfig("the network configuration has no name: add the key `name`")
+    if not isinstance(name, str):
+        raise DecodingFailure(f"name {_shown(name)} is not a string: write it in quotes")
+    if not is_identifier(name):
+        raise InvalidConfig(
+            f"name {_shown(name)} is malformed: start with a letter or digit, then letters, digits, _ . -"
+        )
+
+
+def _decode(stdin: bytes) -> dict[str, Any]:
+    try:
+        config = codec.loads_foreign(stdin)
+    except codec.TooMuch as fault:
+        raise DecodingFailure(f"the network configuration on stdin is refused: {fault}; make it smaller") from None
+    except ValueError as fault:
+        text = stdin[:200].decode("utf-8", "replace")
+        raise DecodingFailure(
+            f"the network configuration on stdin is not JSON: {fault}",
+            f"it begins: {text}" if stdin else "stdin is empty",
+        ) from None
+    if not isinstance(config, dict):
+        raise DecodingFailure(f"the network configuration on stdin is no JSON object, but {_shown(config)}")
+    return config
+
+
+def _parse_args(text: str) -> dict[str, str]:
+    """CNI_ARGS, "K=V;K2=V2", as a dictionary; InvalidEnvironment when a part has no `=`."""
+    args: dict[str, str] = {}
+    for part in text.split(";"):
+        if not part.strip():
+            continue
+        key, sign, value = part.partition("=")
+        if not sign:
+            raise InvalidEnvironment(f'CNI_ARGS part "{part[:60]}" has no "=": write KEY=VALUE;KEY=VALUE')
+        args[key.strip()] = value.strip()
+    return args
+
+
+def _shown(value: object) -> str:
+    text = codec.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,25 @@
+"""STATUS of a link plugin: whether an ADD could be served now."""
+
+from __future__ import annotations
+
+from cni import features
+from cni.shared.config import refuse
+from cni.shared.kernel.links import Rtnl
+from cni.verbs import delegate
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.plugins.base import LinkPlugin
+    from cni.shared.config import Fault
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+
+
+def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
+    """NotAvailable or LimitedConnectivity when an ADD could not be served now."""
+    faults: list[Fault] = []
+    config = plugin.read(request, faults)
+    asked = features.read(request, faults)
+    refuse(faults)
+    features.status(asked, plugin.NAME, plugin.status(config, Rtnl(), log))
+    delegate.forward(request, log)

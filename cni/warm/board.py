@@ -1,0 +1,71 @@
+"""What the processes of one supervisor know of one another: a page of shared memory that is made before they fork.
+
+Each number has one writer at a time, so nothing is locked: a worker's slot is the worker's, the rest the supervisor's.
+"""
+
+from __future__ import annotations
+
+from _struct import Struct
+from mmap import mmap
+
+_SLOT = Struct("=B7xQQ104s")  # state, calls served and refused by all workers that had it, the call that is served
+_HEAD = Struct("=QQ360s")  # when it started (seconds since 1970), calls turned away or lost, the last fault
+FREE, IDLE, BUSY = range(3)
+
+
+class Board:
+    """The slots of at most `size` workers."""
+
+    __slots__ = ("_memory", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._memory = mmap(-1, _HEAD.size + size * _SLOT.size)
+
+    def set(self, slot: int, state: int, calls: int = 0, call: bytes = b"") -> None:
+        """Change a slot's state, add to its calls, and say what it does."""
+        place = _HEAD.size + slot * _SLOT.size
+        _, served, refused, _ = _SLOT.unpack_from(self._memory, place)
+        _SLOT.pack_into(self._memory, place, state, served + calls, refused, call)
+
+    def refuse(self, slot: int) -> None:
+        """Count a call that the slot's worker did not serve."""
+        place = _HEAD.size + slot * _SLOT.size
+        state, served, refused, call = _SLOT.unpack_from(self._memory, place)
+        _SLOT.pack_into(self._memory, place, state, served, refused + 1, call)
+
+    def call(self, slot: int) -> str:
+        """The call that the slot serves, in words; "" for none."""
+        return _text(_SLOT.unpack_from(self._memory, _HEAD.size + slot * _SLOT.size)[3])
+
+    def states(self) -> list[int]:
+        """The state of every slot."""
+        return list(self._memory[_HEAD.size :: _SLOT.size])[: self.size]
+
+    @property
+    def calls(self) -> int:
+        """How many calls were served."""
+        return self._sum(1)
+
+    @property
+    def cold(self) -> int:
+        """How many calls were for others than these workers, turned away, or lost with their worker."""
+        return self._sum(2) + int(_HEAD.unpack_from(self._memory)[1])
+
+    def _sum(self, member: int) -> int:
+        return sum(_SLOT.unpack_from(self._memory, _HEAD.size + n * _SLOT.size)[member] for n in range(self.size))
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """(when it started, the last fault)"""
+        began, _, fault = _HEAD.unpack_from(self._memory)
+        return began, _text(fault)
+
+    def note(self, began: int = 0, cold: int = 0, fault: str = "") -> None:
+        """Set when it started; add to the calls that were turned away or lost; say what went wrong."""
+        former, gone, last = _HEAD.unpack_from(self._memory)
+        _HEAD.pack_into(self._memory, 0, began or former, gone + cold, fault.encode()[:360] or last)
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("utf-8", "replace")

@@ -1,0 +1,551 @@
+/* The executables: bin/macvlan and the rest, in a checkout as in a bundle, are copies of this one program.
+ *
+ * A call is served by a warm worker (cni/warm/worker.py) when one answers and nothing speaks against it, else by Python
+ * started for it: "cold". What is not certain is cold. A worker is asked over a SEQPACKET socket, whose name is the
+ * digest of the compiled modules and the namespaces that both must be in:
+ *
+ *     launcher                                worker
+ *     connects; is it root that listens?      accepts; is it root that calls?
+ *                                             "h": it is free, and waits for this call alone
+ *     IDENTITY\0NAME\0UMASK\0DEVICE:INODE\0 of CNI_NETNS, then the environment as the kernel laid it out; with
+ *     stdin (a memfd), the working directory and stderr as descriptors
+ *                                             "+" and a part of stdout, as often as need be
+ *                                             "0" or "1", the exit status, and the rest of stdout
+ *
+ * An end of the connection before the status means: run it cold, with the stdin that was kept. Once this process has
+ * ended, however, the kernel kills the worker's call, as it would have been killed here.
+ *
+ * The cold path of a bundle: a node has no Python, and perhaps neither a shell nor the C library that Python needs; and
+ * nobody knows where the bundle will lie, while both a `#!` line and an ELF interpreter are absolute paths. So this
+ * program, which needs nothing but the kernel, finds the bundle from its own path and starts the bundle's dynamic
+ * loader with the bundle's libraries and interpreter:
+ *
+ *     BUNDLE/lib/LOADER --inhibit-cache --library-path BUNDLE/lib --argv0 BUNDLE/bin/python3 BUNDLE/libexec/python3
+ *         -IS BUNDLE/libexec/NAME.pyc ARGUMENTS...
+ *
+ * In a checkout it starts the script libexec/NAME. The environment and the working directory are passed on as they
+ * came. Linked statically without a C library it adds 0.05 ms to a call; with glibc's it would add 0.4.
+ *
+ * cc -DTAG='"cpython-311"' [-DLOADER='"ld-linux-x86-64.so.2"'] ...: with the flags in launcher.flags, by the Makefile and cni/dist/bundle.py.
+ */
+#define _GNU_SOURCE
+#include <asm/unistd.h>
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/stat.h>
+#include <linux/time_types.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#ifndef STATX_MNT_ID
+#error "needs the kernel's headers of Linux 5.8 or newer"
+#endif
+
+#define VERSION_REPLY /* as in cni/run.py */ \
+	"{\"cniVersion\": \"1.1.0\", \"supportedVersions\": [\"0.1.0\", \"0.2.0\", \"0.3.0\", \"0.3.1\", \"0.4.0\", " \
+	"\"1.0.0\", \"1.1.0\"]}\n"
+
+enum { LONGEST_PATH = 4096, MOST_LINKS = 40 };
+enum {
+	DIGEST_AT = 12288 - 32, DIGEST_SIZE = 32, /* where the pack has its digest: cni/compiled/pack.py */
+	MOST_STDIN = (8 << 20) + 1,              /* as cni/run.py reads: one byte more than is taken */
+	HELLO_MS = 1000,                         /* none comes when the workers are stopped; of busy ones see may_wait */
+	MOST_WAITS = 15,                         /* so often, however */
+	REPLY_MS = 300000,                       /* kubelet itself gives up after 240 s */
+	MOST_REPLY = 1 << 20,
+	PIECE = 1 << 16,
+};
+
+/* --- what a C library would do --- */
+
+#if defined(__x86_64__)
+__asm__(".globl _start\n_start: mov %rsp, %rdi\n and $-16, %rsp\n call start\n");
+
+static long call(long number, long a, long b, long c, long d, long e)
+{
+	register long r10 __asm__("r10") = d;
+	register long r8 __asm__("r8") = e;
+	long result;
+	__asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
+			 : "rcx", "r11", "memory");
+	return result;
+}
+#elif defined(__aarch64__)
+__asm__(".globl _start\n_start: mov x0, sp\n and sp, x0, #-16\n b start\n");
+
+static long call(long number, long a, long b, long c, long d, long e)
+{
+	register long x8 __asm__("x8") = number;
+	register long x0 __asm__("x0") = a;
+	register long x1 __asm__("x1") = b;
+	register long x2 __asm__("x2") = c;
+	register long x3 __asm__("x3") = d;
+	register long x4 __asm__("x4") = e;
+	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
+	return x0;
+}
+#else
+#error "made for x86_64 and aarch64"
+#endif
+
+static size_t length(const char *text)
+{
+	size_t n = 0;
+	while (text[n])
+		n++;
+	return n;
+}
+
+static int same(const char *a, const char *b)
+{
+	while (*a && *a == *b)
+		a++, b++;
+	return *a == *b;
+}
+
+static void copy(char *to, const char *from, size_t size)
+{
+	while (size--)
+		*to++ = *from++;
+}
+
+/* Write `text` at `end` as far as there is room before `limit`, and return the new end. */
+static char *append(char *end, const char *limit, const char *text)
+{
+	while (*text && end < limit - 1)
+		*end++ = *text++;
+	*end = '\0';
+	return end;
+}
+
+static char *append_number(char *end, const char *limit, unsigned long number)
+{
+	char text[24], *digits = text + sizeof text - 1;
+	*digits = '\0';
+	do
+		*--digits = (char)('0' + number % 10);
+	while (number /= 10);
+	return append(end, limit, digits);
+}
+
+/* --- what both ways need --- */
+
+static char **environment;
+
+/* The value of the variable whose name is `name`, with its "=", or NULL. The first counts, as for Python. */
+static const char *value_of(const char *name)
+{
+	for (char **entry = environment; *entry; entry++) {
+		const char *wanted = name, *found = *entry;
+		while (*wanted && *wanted == *found)
+			wanted++, found++;
+		if (!*wanted)
+			return found;
+	}
+	return NULL;
+}
+
+__attribute__((noreturn)) static void leave(int status)
+{
+	for (;;)
+		call(__NR_exit_group, status, 0, 0, 0, 0);
+}
+
+/* Say that `path` cannot be used, between `before` and `remedy`, to a runtime in its protocol, to a person in words; and
+ * exit. */
+__attribute__((noreturn)) static void fail(const char *before, const char *path, long error, const char *remedy)
+{
+	char text[LONGEST_PATH + 512], *end = text;
+	const char *limit = text + sizeof text;
+	int runtime = value_of("CNI_COMMAND=") != NULL;
+
+	if (runtime)
+		end = append(end, limit, "{\"cniVersion\": \"1.1.0\", \"code\": 5, \"msg\": \"");
+	end = append(append(end, limit, "railcni: "), limit, before);
+	char *inserted = end;
+	end = append(end, limit - 128, path);
+	for (char *c = inserted; c < end; c++)
+		if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ')
+			*c = '?';
+	end = append_number(append(end, limit, " cannot be used (errno "), limit, error);
+	end = append(append(end, limit, "): "), limit, remedy);
+	end = append(end, limit, runtime ? "\"}\n" : "\n");
+	call(__NR_write, runtime ? 1 : 2, (long)text, end - text, 0, 0);
+	leave(1);
+}
+
+/* Write all to stdout and exit with `status`; with 1 when it cannot be written, so that the runtime learns of it. */
+__attribute__((noreturn)) static void answer(const char *said, size_t size, int status)
+{
+	static const long ignored[4] = {(long)SIG_IGN};
+	static const char unheard[] = "railcni: the reply cannot be written to stdout\n";
+
+	call(__NR_rt_sigaction, SIGPIPE, (long)ignored, 0, 8, 0);
+	while (size) {
+		long written = call(__NR_write, 1, (long)said, size, 0, 0);
+		if (written < 0) {
+			call(__NR_write, 2, (long)unheard, sizeof unheard - 1, 0, 0);
+			leave(1);
+		}
+		said += written;
+		size -= written;
+	}
+	leave(status);
+}
+
+/* Cut `path` after its last "/" and return what stood behind it, as a copy in `name`; "./" is where there is none. */
+static void split(char *path, char *name)
+{
+	size_t cut = length(path);
+	while (cut && path[cut - 1] != '/')
+		cut--;
+	append(name, name + LONGEST_PATH, path + cut);
+	if (cut)
+		path[cut] = '\0';
+	else
+		append(path, path + LONGEST_PATH, "./");
+}
+
+/* Follow symbolic links from `path`; `path` becomes the directory of the file at their end, `name` the file's name.
+ * Returns 0 or an error, negative, as all that follows here. */
+static long follow(char *path, char *name)
+{
+	char target[LONGEST_PATH];
+	for (int links = 0; links < MOST_LINKS; links++) {
+		long size = call(__NR_readlinkat, AT_FDCWD, (long)path, (long)target, sizeof target - 1, 0);
+		if (size == -EINVAL) { /* no link */
+			split(path, name);
+			return 0;
+		}
+		if (size < 0)
+			return size;
+		target[size] = '\0';
+		split(path, name);
+		append(target[0] == '/' ? path : path + length(path), path + LONGEST_PATH, target);
+	}
+	return -ELOOP;
+}
+
+/* --- warm --- */
+
+static char identity[512];         /* what a worker must be one of: the pack, the namespaces, the root, the powers */
+static struct sockaddr_un address; /* where such workers listen */
+static int kept_stdin = -1;        /* a memfd with all of stdin, once it was read */
+static char said[MOST_REPLY];      /* stdout, as far as the worker has sent it */
+
+static long look(const char *path, struct statx *found)
+{
+	return call(__NR_statx, AT_FDCWD, (long)path, 0, STATX_INO | STATX_MTIME | STATX_MNT_ID, (long)found);
+}
+
+/* Fill `identity` and `address`; whether that could be done. `directory` is that of the executable. Where /proc, or an
+ * answer of a newer kernel, is missing, it could not: nothing else tells two namespaces apart. */
+static int identify(const char *directory)
+{
+	static const char *const of_socket[] = {"/proc/self/ns/mnt", "/proc/self/ns/net"};
+	char path[LONGEST_PATH], digest[DIGEST_SIZE + 1], *end = identity;
+	const char *limit = identity + sizeof identity;
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct powers[_LINUX_CAPABILITY_U32S_3];
+	struct statx found;
+
+	append(append(path, path + LONGEST_PATH, directory), path + LONGEST_PATH, "../bin/modules." TAG);
+	long pack = call(__NR_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0);
+	if (pack < 0)
+		return 0;
+	long size = call(__NR_pread64, pack, (long)digest, DIGEST_SIZE, DIGEST_AT, 0);
+	call(__NR_close, pack, 0, 0, 0, 0);
+	if (size != DIGEST_SIZE)
+		return 0;
+	digest[DIGEST_SIZE] = '\0';
+	end = append(end, limit, digest);
+	for (size_t i = 0; i < 2; i++) {
+		if (look(of_socket[i], &found))
+			return 0;
+		end = append_number(append(end, limit, "-"), limit, found.stx_ino);
+	}
+	address.sun_family = AF_UNIX;
+	char *rest = address.sun_path, *last = rest + sizeof address.sun_path;
+	append(append(append(rest, last, "/run/railcni/warm/"), last, identity), last, ".sock");
+
+	if (look("/proc/self/ns/user", &found))
+		return 0;
+	end = append_number(append(end, limit, "-"), limit, found.stx_ino);
+	if (look("/", &found) || !(found.stx_mask & STATX_MNT_ID))
+		return 0;
+	end = append_number(append(end, limit, "-"), limit, found.stx_mnt_id);
+	end = append_number(append(end, limit, "-"), limit, found.stx_ino);
+	if (call(__NR_capget, (long)&header, (long)powers, 0, 0, 0))
+		return 0;
+	for (size_t i = 0; i < _LINUX_CAPABILITY_U32S_3; i++)
+		end = append_number(append(end, limit, "-"), limit, powers[i].effective);
+	return 1;
+}
+
+/* read(2) of stdin, which waits also where stdin does not block. */
+static long read_stdin(char *piece, size_t size)
+{
+	for (;;) {
+		struct pollfd waiting = {0, POLLIN, 0};
+		long count = call(__NR_read, 0, (long)piece, size, 0, 0);
+		if (count == -EAGAIN)
+			call(__NR_ppoll, (long)&waiting, 1, 0, 0, 0);
+		else if (count != -EINTR)
+			return count;
+	}
+}
+
+/* Read stdin to its end into a memfd; whether that could be done. Once a part was read nobody can read it again: then it is
+ * that or an error. */
+static int keep_stdin(void)
+{
+	static const char again[] = "retry when the node has memory";
+	static char piece[PIECE];
+	long size, left = MOST_STDIN;
+
+	kept_stdin = call(__NR_memfd_create, (long)"stdin", MFD_CLOEXEC, 0, 0, 0);
+	if (kept_stdin < 0)
+		return 0;
+	while ((size = read_stdin(piece, left < PIECE ? left : PIECE)) > 0) {
+		long written = call(__NR_write, kept_stdin, (long)piece, size, 0, 0);
+		if (written != size)
+			fail("all of ", "stdin", written < 0 ? -written : ENOSPC, again);
+		left -= size;
+	}
+	if (size == 0)
+		return 1;
+	if (left != MOST_STDIN)
+		fail("all of ", "stdin", -size, again);
+	call(__NR_close, kept_stdin, 0, 0, 0, 0);
+	kept_stdin = -1;
+	return 0;
+}
+
+/* The next packet from `connection`, of at most `size` bytes, in `packet`; 0 at the end, an error after `ms`. */
+static long receive(long connection, char *packet, size_t size, long ms)
+{
+	struct pollfd waiting = {(int)connection, POLLIN, 0};
+	struct __kernel_timespec bound = {ms / 1000, 0};
+	long count = call(__NR_ppoll, (long)&waiting, 1, (long)&bound, 0, 0);
+	if (count <= 0)
+		return count ? count : -ETIMEDOUT;
+	return call(__NR_read, connection, (long)packet, size, 0, 0);
+}
+
+/* Whether the supervisor has seen since the last time that calls wait: it touches the socket then. It ends the connections
+ * of those that would wait in vain. */
+static int may_wait(void)
+{
+	static __s64 before;
+	struct statx found;
+	__s64 touched = look(address.sun_path, &found) ? before : found.stx_mtime.tv_sec * 1000000000 + found.stx_mtime.tv_nsec;
+	int is_new = touched != before;
+	before = touched;
+	return is_new;
+}
+
+/* Send the call of the plugin `name`; 0 or an error. */
+static long request(long connection, const char *name)
+{
+	static char head[1024];
+	static struct msghdr message;
+	static union {
+		struct cmsghdr first;
+		char room[CMSG_SPACE(3 * sizeof(int))];
+	} control;
+	const char *limit = head + sizeof head, *netns = value_of("CNI_NETNS=");
+	struct statx found;
+
+	char *end = append(head, limit, identity) + 1;
+	end = append(end, limit, name) + 1;
+	long mask = call(__NR_umask, 0, 0, 0, 0, 0);
+	call(__NR_umask, mask, 0, 0, 0, 0);
+	end = append_number(end, limit, mask) + 1;
+	if (netns && !look(netns, &found)) {
+		end = append_number(end, limit, found.stx_dev_minor);
+		end = append_number(append(end, limit, ":"), limit, found.stx_ino);
+	}
+	*end++ = '\0';
+
+	char **last = environment;
+	while (*last)
+		last++;
+	size_t size = last == environment ? 0 : last[-1] + length(last[-1]) - environment[0];
+	struct iovec parts[2] = {{head, end - head}, {environment[0], size}};
+	int given[3] = {kept_stdin, 0, 2};
+	given[1] = call(__NR_openat, AT_FDCWD, (long)".", O_PATH | O_DIRECTORY | O_CLOEXEC, 0, 0);
+	if (given[1] < 0)
+		return given[1];
+	size_t count = call(__NR_fcntl, 2, F_GETFD, 0, 0, 0) < 0 ? 2 : 3;
+	control.first.cmsg_level = SOL_SOCKET;
+	control.first.cmsg_type = SCM_RIGHTS;
+	control.first.cmsg_len = CMSG_LEN(count * sizeof(int));
+	copy((char *)CMSG_DATA(&control.first), (char *)given, count * sizeof(int));
+	message.msg_iov = parts;
+	message.msg_iovlen = 2;
+	message.msg_control = &control;
+	message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+	long sent = call(__NR_sendmsg, connection, (long)&message, MSG_NOSIGNAL, 0, 0);
+	call(__NR_close, given[1], 0, 0, 0, 0);
+	return sent < 0 ? sent : 0;
+}
+
+/* Whether the environment changes what the dynamic loader, the C library or OpenSSL does in the process that serves the
+ * call: then it must be that of a process from its start. */
+static int is_of_process(void)
+{
+	static const char *const names[] = {
+		"LD_", "GLIBC_TUNABLES=", "MALLOC_", "TZ=", "HOSTALIASES=", "LOCALDOMAIN=", "RES_OPTIONS=", "OPENSSL_CONF=",
+		"SSL_CERT_DIR=", "SSL_CERT_FILE=",
+	};
+	for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+		if (value_of(names[i]))
+			return 1;
+	return 0;
+}
+
+/* Have a worker serve the call of the plugin `name`. Returns when none has: then whether there are no workers at all, so
+ * that this call may start some once it has been served. */
+static int try_warm(const char *directory, const char *name)
+{
+	static char packet[PIECE + 1];
+	struct ucred peer;
+	unsigned int size = sizeof peer;
+	char *end = said;
+
+	if (call(__NR_geteuid, 0, 0, 0, 0, 0) || is_of_process() || !identify(directory) || !keep_stdin())
+		return 0;
+	long connection = call(__NR_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0, 0);
+	long error = call(__NR_connect, connection, (long)&address, sizeof address, 0, 0);
+	if (error)
+		return error == -ENOENT || error == -ECONNREFUSED;
+	error = call(__NR_getsockopt, connection, SOL_SOCKET, SO_PEERCRED, (long)&peer, (long)&size);
+	if (error || peer.uid)
+		return 0;
+	int waits = 0;
+	may_wait();
+	while ((error = receive(connection, packet, sizeof packet, HELLO_MS)) == -ETIMEDOUT && waits < MOST_WAITS && may_wait())
+		waits++;
+	if (error == -ETIMEDOUT && waits < MOST_WAITS) { /* so that no other call waits for them; a supervisor that runs turns it back */
+		static char away[sizeof address.sun_path + 8];
+		append(append(away, away + sizeof away, address.sun_path), away + sizeof away, ".away");
+		call(__NR_renameat2, AT_FDCWD, (long)address.sun_path, AT_FDCWD, (long)away, 0);
+	}
+	if (error == 1 && packet[0] == 'h' && !request(connection, name)) {
+		long count;
+		while ((count = receive(connection, packet, sizeof packet, REPLY_MS)) > 0) {
+			if (count - 1 > said + sizeof said - end)
+				break;
+			copy(end, packet + 1, count - 1);
+			end += count - 1;
+			if (packet[0] != '+')
+				answer(said, end - said, packet[0] != '0');
+		}
+	}
+	call(__NR_close, connection, 0, 0, 0, 0); /* which ends the call of a worker that is still at work */
+	return 0;
+}
+
+/* --- cold --- */
+
+/* The bundle's path without links, in `root`. An upgrade turns the link `current` while we run: with a path through
+ * it, the modules that are imported later would be those of another version. /proc is not needed for this. */
+static long find_root(char *directory, char *root)
+{
+	long here = call(__NR_openat, AT_FDCWD, (long)".", O_PATH | O_DIRECTORY | O_CLOEXEC, 0, 0);
+	append(directory + length(directory), directory + LONGEST_PATH, "..");
+	long error = here < 0 ? here : call(__NR_chdir, (long)directory, 0, 0, 0, 0);
+	if (error < 0)
+		return error;
+	error = call(__NR_getcwd, (long)root, LONGEST_PATH, 0, 0, 0);
+	long back = call(__NR_fchdir, here, 0, 0, 0, 0);
+	return error < 0 ? error : back;
+}
+
+/* `root` followed by `tail`, in `path`. */
+static char *below(const char *root, const char *tail, char *path)
+{
+	append(append(path, path + LONGEST_PATH, root), path + LONGEST_PATH, tail);
+	return path;
+}
+
+/* Serve the call of the executable at `path`: warm, or by becoming the interpreter. When that fails, `path` is the file
+ * that cannot be used. */
+static long run(char *path, long count, char **given)
+{
+	char name[LONGEST_PATH], root[LONGEST_PATH], script[LONGEST_PATH];
+	char *arguments[count + 16];
+	size_t n = 0;
+
+	long error = follow(path, name);
+	if (error < 0)
+		return error;
+	int is_python = same(name, "python3");
+	int is_plugin = !is_python && !same(name, "railcni") && !same(name, "kubectl-railcni");
+	const char *verb = value_of("CNI_COMMAND=");
+	if (is_plugin && verb && same(verb, "VERSION"))
+		answer(VERSION_REPLY, sizeof VERSION_REPLY - 1, 0);
+	int starts = is_plugin && verb && try_warm(path, name);
+	if (kept_stdin >= 0) {
+		call(__NR_lseek, kept_stdin, 0, 0, 0, 0);
+		call(__NR_dup3, kept_stdin, 0, 0, 0, 0);
+	}
+
+	error = find_root(path, root);
+	if (error < 0)
+		return error;
+	char *tail = below(root, "/libexec/", script) + length(script);
+#ifdef LOADER
+	char libraries[LONGEST_PATH], shown[LONGEST_PATH], python[LONGEST_PATH];
+	arguments[n++] = below(root, "/lib/" LOADER, path);
+	arguments[n++] = "--inhibit-cache"; /* the host's list of libraries, which are for the host's C library */
+	arguments[n++] = "--library-path";
+	arguments[n++] = below(root, "/lib", libraries);
+	arguments[n++] = "--argv0"; /* the interpreter finds its standard library from this path */
+	arguments[n++] = below(root, "/bin/python3", shown);
+	arguments[n++] = below(root, "/libexec/python3", python);
+	if (!is_python) {
+		arguments[n++] = "-IS";
+		append(append(tail, script + sizeof script, name), script + sizeof script, ".pyc");
+		arguments[n++] = script;
+	}
+#else
+	append(tail, script + sizeof script, name);
+	arguments[n++] = append(path, path + LONGEST_PATH, script) - length(script);
+#endif
+	if (starts)
+		arguments[n++] = identity; /* cni/compiled/packed.py */
+	for (long i = 1; i < count && !is_plugin; i++)
+		arguments[n++] = given[i];
+	arguments[n] = NULL;
+	return call(__NR_execve, (long)path, (long)arguments, (long)environment, 0, 0);
+}
+
+/* `stack` is as the kernel leaves it to a new program: argc, the arguments, 0, the environment, 0, the auxiliary
+ * vector, in which AT_EXECFN is the path that was executed: ours, or that of a script whose `#!` line names us. */
+__attribute__((used, noreturn)) void start(long *stack)
+{
+	long count = *stack;
+	char **given = (char **)(stack + 1);
+	environment = given + count + 1;
+	char **end = environment;
+	while (*end)
+		end++;
+	char executed[LONGEST_PATH], self[LONGEST_PATH];
+	executed[0] = '\0';
+	for (Elf64_auxv_t *entry = (Elf64_auxv_t *)(end + 1); entry->a_type != AT_NULL; entry++)
+		if (entry->a_type == AT_EXECFN)
+			append(executed, executed + sizeof executed, (const char *)entry->a_un.a_val);
+
+	long error = run(executed, count, given);
+	append(self, self + sizeof self, "/proc/self/exe");
+	run(self, count, given);
+	fail("this executable belongs to a bundle, and of that ", executed, -error,
+	     "link to bin/ of a bundle, or install railcni anew");
+}

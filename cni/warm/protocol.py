@@ -1,0 +1,49 @@
+"""The messages between the launcher and a worker; launcher.c describes them. No I/O."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HELLO = b"h"
+MOST_BYTES = 1 << 18  # of a request: more than the kernel's buffers take
+STATUS, STOP = "status", "stop"  # in place of a plugin's name: asked by the command, whatever its identity
+_PIECE = 1 << 16  # bytes of stdout in a packet, as launcher.c takes them
+
+
+class Call:
+    """A request: the executable's name, what the process would have had, and `netns`, "minor:inode" of CNI_NETNS."""
+
+    __slots__ = ("environ", "identity", "netns", "plugin", "umask")
+
+    def __init__(self, identity: str, plugin: str, umask: int, netns: str, environ: dict[bytes, bytes]) -> None:
+        self.identity = identity
+        self.plugin = plugin
+        self.umask = umask
+        self.netns = netns
+        self.environ = environ
+
+
+def parse(packet: bytes) -> Call:
+    """The request in a packet; ValueError when it is none."""
+    identity, plugin, umask, netns, *entries = packet.split(b"\0")
+    environ: dict[bytes, bytes] = {}
+    for entry in entries:
+        name, sign, value = entry.partition(b"=")
+        if sign and name not in environ:  # the first counts, as in posix.environ
+            environ[name] = value
+    return Call(identity.decode("ascii"), plugin.decode("ascii"), int(umask), netns.decode("ascii"), environ)
+
+
+def asked(plugin: str) -> bytes:
+    """The packet by which the command asks for STATUS or STOP."""
+    return b"\0".join((b"", plugin.encode(), b"0", b"", b""))
+
+
+def packets(stdout: bytes, status: int) -> Iterator[bytes]:
+    """What answers a request: `stdout` and the exit status."""
+    while len(stdout) > _PIECE:
+        yield b"+" + stdout[:_PIECE]
+        stdout = stdout[_PIECE:]
+    yield b"%d" % status + stdout

@@ -1,0 +1,78 @@
+"""A call that found no workers has been served, and leaves a supervisor behind.
+
+Nothing of the caller stays with it: no descriptor, so that no runtime waits for a pipe's end, no environment, session,
+signals or directory. Only the namespaces do, and the control group. A supervisor that cannot be made is no fault.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import posix
+import sys
+
+from cni.shared import policy
+from cni.shared.kernel import files, locks
+from cni.shared.spec.errors import CniError
+from cni.warm import places
+
+
+def supervisor(script: str, identity: str) -> None:
+    """Start one for callers with the launcher's `identity`, unless there is one; `script` is what Python runs for it.
+
+    Returns in the calling process alone, whatever comes of it.
+    """
+    try:
+        if not all(policy.current().warm):
+            return
+        lock = _lock(identity)
+        if lock < 0 or posix.fork():
+            return
+    except (CniError, OSError):
+        return
+    try:
+        _leave_caller(lock)
+        posix.execve(sys.executable, [sys.executable, "-IS", script, identity, str(lock)], {})
+    finally:
+        posix._exit(1)
+
+
+def _lock(identity: str) -> int:
+    """A descriptor that holds the lock of the one supervisor, or -1."""
+    files.take_directory(places.PARENT)
+    files.take_directory(places.DIRECTORY)
+    name = places.name_of(identity) + places.LOCK
+    opened = files.open_private(places.DIRECTORY, name)
+    fd = fcntl.fcntl(
+        opened, fcntl.F_DUPFD_CLOEXEC, 3
+    )  # above stdin, stdout and stderr, which the caller may have closed
+    posix.close(opened)
+    if locks.try_lock_file(fd):
+        status, now = posix.fstat(fd), posix.stat(f"{places.DIRECTORY}/{name}", follow_symlinks=False)
+        if (status.st_dev, status.st_ino) == (now.st_dev, now.st_ino):  # a supervisor that ends removes it
+            return fd
+    posix.close(fd)
+    return -1
+
+
+def _leave_caller(lock: int) -> None:
+    import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`
+
+    posix.setsid()
+    posix.chdir("/")
+    posix.umask(0o077)
+    null = posix.open("/dev/null", posix.O_RDWR)
+    for fd in range(3):
+        posix.dup2(null, fd)
+    posix.set_inheritable(lock, True)
+    for fd in map(int, posix.listdir("/proc/self/fd")):
+        if fd > 2 and fd != lock:
+            try:
+                posix.close(fd)
+            except OSError:
+                pass  # the one that listed them
+    for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
+        try:
+            _signal.signal(number, _signal.SIG_DFL)
+        except (OSError, ValueError):
+            pass  # the C library's own
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())

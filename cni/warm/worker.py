@@ -1,0 +1,218 @@
+"""A worker: one process, one call at a time, each served as a Python of its own would serve it.
+
+What stays from one call to the next: the compiled modules, the open lease file and connections to stores, and nothing of
+what a call has learnt. The process ends, and the supervisor makes another, after an error, after CALLS calls, and when
+a call has made it large, left it in another network namespace, or left a descriptor open: that may hold a lock.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`
+import fcntl
+import gc
+import posix
+import resource
+from _socket import (
+    AF_UNIX,
+    CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
+    MSG_DONTWAIT,
+    MSG_PEEK,
+    SO_PEERCRED,
+    SO_RCVTIMEO,
+    SOCK_SEQPACKET,
+    SOL_SOCKET,
+    socket,
+)
+from _struct import Struct
+
+from cni import run
+from cni.plugins import whereabouts
+from cni.shared import log, policy
+from cni.shared.kernel import node
+from cni.shared.spec import codec
+from cni.warm import protocol
+from cni.warm.board import BUSY, IDLE, Board
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+CALLS = 256
+_MOST_KIB = 64 << 10  # of resident memory: an ordinary call needs a third of it
+_COLLECT = 16  # calls between two collections of garbage
+_REQUEST_SECONDS = 1  # from the hello to the request: the launcher sends it at once, or has been stopped
+_CREDENTIALS = Struct("=iII")  # struct ucred
+_TIME = Struct("@ll")
+_FDS = Struct("=iii")
+_OWN = "/proc/self/ns/net"
+
+
+class Worker:
+    """The worker in `slot` of the `board`, which answers on `listening` and pokes the supervisor by the pipe `poke`."""
+
+    def __init__(self, listening: socket, board: Board, slot: int, identity: str, poke: int) -> None:
+        self._listening = listening
+        self._board = board
+        self._slot = slot
+        self._identity = identity
+        self._poke = poke
+        self._null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
+        self._own = posix.stat(_OWN).st_ino
+        self._uid = posix.geteuid()
+        self._is_ending = self._is_busy = False
+        self._files = _open_files() + 1  # while a call is served, its connection is open
+
+    def serve(self) -> NoReturn:
+        """Serve calls until it is time to end."""
+        _signal.signal(_signal.SIGTERM, self._end)
+        log.how = "warm"
+        whereabouts.keep_open()
+        gc.collect()
+        gc.freeze()  # what is there by now stays
+        served = 0
+        while served < CALLS and not self._is_ending:
+            self._board.set(self._slot, IDLE)
+            try:
+                fd, _ = self._listening._accept()  # type: ignore[attr-defined]  # of the C half
+            except OSError:
+                break  # the supervisor has shut it: no call waits any more
+            self._is_busy = True
+            served += 1
+            if not self._accepted(socket(AF_UNIX, SOCK_SEQPACKET, 0, fd)):
+                break
+            self._is_busy = False
+            if served % _COLLECT == 0:
+                gc.collect()
+        posix._exit(0)
+
+    def _end(self, number: int, frame: object) -> None:
+        if not self._is_busy:
+            posix._exit(0)
+        self._is_ending = True
+
+    def _accepted(self, connection: socket) -> bool:
+        """Serve what calls; whether this process can go on."""
+        fds: list[int] = []
+        try:
+            _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size))
+            if uid != self._uid:
+                return True
+            self._board.set(self._slot, BUSY)
+            if IDLE not in self._board.states():
+                self._ask_for_more()
+            connection.setsockopt(SOL_SOCKET, SO_RCVTIMEO, _TIME.pack(_REQUEST_SECONDS, 0))
+            connection.send(protocol.HELLO)
+            packet, more, _, _ = connection.recvmsg(protocol.MOST_BYTES, CMSG_SPACE(_FDS.size), MSG_CMSG_CLOEXEC)
+            fds = [fd for _, _, data in more for fd in memoryview(data).cast("i")]
+            call = protocol.parse(packet)
+        except (ValueError, OSError):
+            _close(fds)
+            return True  # it has gone, or is no launcher
+        try:
+            if call.plugin in (protocol.STATUS, protocol.STOP):
+                return self._tell(connection, call.plugin)
+            if call.identity != self._identity or len(fds) < 2:
+                self._board.refuse(self._slot)
+                return True
+            return self._call(connection, call, fds)
+        except OSError:
+            return False  # another begins with all in its place
+        finally:
+            _close(fds)
+
+    def _ask_for_more(self) -> None:
+        try:
+            posix.write(self._poke, b"w")
+        except BlockingIOError:
+            pass  # the supervisor has enough to read
+
+    def _call(self, connection: socket, call: protocol.Call, fds: list[int]) -> bool:
+        stdin, directory, *stderr = fds
+        posix.fchdir(directory)
+        netns = _seen(call.environ.get(b"CNI_NETNS", b""))
+        if call.netns != netns or not _dies_with(connection):
+            posix.chdir("/")
+            self._board.refuse(self._slot)
+            return True
+        verb, container = (call.environ.get(name, b"") for name in (b"CNI_COMMAND", b"CNI_CONTAINERID"))
+        self._board.set(self._slot, BUSY, 0, b"%s %s %s" % (call.plugin.encode(), verb, container))
+        posix.umask(call.umask)
+        posix.environ.clear()
+        posix.environ.update(call.environ)
+        posix.putenv(b"PATH", call.environ.get(b"PATH", b""))  # posix_spawnp takes it from there
+        policy.forget()
+        node.forget()
+        if stderr:
+            posix.dup2(stderr[0], 2)
+        reply, status = run.serve(call.plugin, posix.pread(stdin, posix.fstat(stdin).st_size, 0))
+        whereabouts.end_call()
+        posix.dup2(self._null, 2)
+        posix.chdir("/")
+        _close(fds)  # before the reply: then the runtime waits for nobody any more
+        _lives_without(connection)
+        self._board.set(self._slot, BUSY, 1)
+        for packet in protocol.packets(reply, status):
+            connection.send(packet)
+        return status == 0 and self._is_as_before()
+
+    def _is_as_before(self) -> bool:
+        """Whether nothing of a call is left in this process."""
+        return (
+            _open_files() <= self._files + whereabouts.open_files()
+            and posix.stat(_OWN).st_ino == self._own
+            and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < _MOST_KIB
+        )
+
+    def _tell(self, connection: socket, asked: str) -> bool:
+        supervisor = posix.getppid()
+        if asked == protocol.STOP:
+            posix.kill(supervisor, _signal.SIGTERM)
+        began, fault = self._board.head
+        states = self._board.states()
+        document = {
+            "supervisor": supervisor,
+            "since": began,
+            "workers": len(states) - states.count(0),
+            "busy": states.count(BUSY) - 1,  # this one is asked
+            "calls": self._board.calls,
+            "cold": self._board.cold,
+            "fault": fault,
+        }
+        for packet in protocol.packets(codec.dumps(document).encode(), 0):
+            connection.send(packet)
+        return True
+
+
+def _open_files() -> int:
+    return len(posix.listdir("/proc/self/fd"))
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        posix.close(fds.pop())
+
+
+def _seen(path: bytes) -> str:
+    """What the launcher says of CNI_NETNS, seen from here."""
+    try:
+        status = posix.stat(path)
+    except (OSError, ValueError):
+        return ""
+    return f"{posix.minor(status.st_dev)}:{status.st_ino}"
+
+
+def _dies_with(connection: socket) -> bool:
+    """Let the kernel kill this process when the launcher ends; False when it has ended already."""
+    fd = connection.fileno()
+    fcntl.fcntl(fd, fcntl.F_SETOWN, posix.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETSIG, _signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, posix.O_ASYNC)
+    try:
+        return connection.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+
+
+def _lives_without(connection: socket) -> None:
+    fcntl.fcntl(connection.fileno(), fcntl.F_SETFL, 0)

@@ -1,0 +1,1 @@
+"""Rails of a group: one index of addresses for all rails of a container."""

@@ -1,0 +1,291 @@
+"""The store `addresslease`: one object of Kubernetes for each address, whose name the API server keeps unique.
+
+A claim creates the object, a release deletes it with uid and resourceVersion as preconditions, and a takeover patches it
+with a test of the resourceVersion. Leases share nothing, so the store needs no lock.
+
+A list, whatever its selector, costs the server some microseconds for each object of the namespace. So a first ADD or a DEL
+lists as little as it can. This node's records tell of the leases of a pod's former sandbox. The search lists the names of the
+pool's first block of 256 until the last address of the block is held. Then it tries two places unseen, which differ by node
+and attachment (ipam.allocator.search_start); after a lost claim it tries one of the first block before them. Then it lists
+blocks at further places, and last the pool. Only a consistent list shows that a pool is exhausted.
+
+The object of a freed address stays until the end of its cooldown, and the next claim takes it over. A separate object, named
+by the pod, remembers the former addresses of a StatefulSet's pod.
+
+A server before 1.31, or with an etcd before 3.5, reads all objects of the namespace from etcd for a consistent list: seconds,
+for 20,000. So a first ADD reads the server's cache; a create or patch finds any later change, and the ADD reads again.
+"""
+
+from __future__ import annotations
+
+import posix
+import time
+
+from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
+from ipam.ranges import parse_address
+from ipam.stores.addresslease import objects
+from ipam.stores.addresslease.claim import Claim, standing
+from ipam.stores.addresslease.objects import Entry
+from ipam.stores.addresslease.requests import Objects
+from ipam.stores.apiserver.faults import Conflict
+from ipam.stores.apiserver.resources import ADDRESSES
+from ipam.stores.apiserver.store import ObjectStore
+from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from typing import Any
+
+    from ipam.stores.base import Window
+
+_NOBODY = Attachment("railcni", "status", "none")
+_FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories; the objects that each removes
+
+
+class AddressLeaseStore(ObjectStore):
+    """`known` tells the leases of this node's records, those of the network that is attached at least."""
+
+    __slots__ = ("_entries", "_known", "_lists", "_objects", "_paged", "_recent", "_surveyed")
+
+    kind = "addresslease"
+    window = objects.BLOCK_SIZE
+    places = 6  # reading on from a full block lists the pool
+
+    def __init__(
+        self, store_ref: dict[str, Any], seconds: float = SHARED_SECONDS, known: Callable[[], list[Lease]] = list
+    ) -> None:
+        super().__init__(store_ref, seconds)
+        self._objects = Objects(self.api)
+        self._known = known
+        self._entries: dict[str, Entry] = {}  # by name, as this session has read them
+        self._lists: dict[tuple[Any, ...], Any] = {}  # the lists of this session
+        self._paged: list[Lease] = []  # the leases that `leases` pages through
+        self._recent = False  # lists may be a moment old
+        self._surveyed: Survey | None = None  # for a new attachment
+
+    def begin(self) -> None:
+        """Forget the readings of the last session; no lock is taken."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._entries.clear()
+        self._lists.clear()
+
+    def ready(self) -> None:
+        """Try a new object on the server: its namespace may be missing, its definition too old."""
+        sent = objects.memory(
+            Lease(Want("railcni-status", 4, 0xC0000201, ""), Owner(_NOBODY, ("status", "status-0", ""))), 1
+        )
+        made = self.api.try_create(ADDRESSES, sent)
+        dropped = sent["spec"].keys() - (made.get("spec") or sent["spec"]).keys()
+        if dropped:
+            raise InvalidConfig(
+                "the CustomResourceDefinition addressleases.railcni.io is too old: the server drops"
+                f" {', '.join(sorted(dropped))}. Apply conf/kubernetes/crds/addressleases.yaml"
+            )
+
+    def find(self, attachment: Attachment) -> list[Lease]:
+        """By the record, if all its leases exist: a claim is whole, so there are no others."""
+        with self.session():
+            recorded = [self.entry(lease) for lease in self._known() if lease.attachment == attachment]
+            found = [entry for entry in recorded if entry and entry.held and entry.lease.attachment == attachment]
+            if not recorded or len(found) < len(recorded):
+                found = self._chosen({objects.ATTACHMENT: objects.attachment_label(attachment)})
+            return by_place(entry.lease for entry in found if entry.held and entry.lease.attachment == attachment)
+
+    def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
+        """A pool counts as crowded while the last address of its first block is held."""
+        with self.session():
+            if new and self._surveyed:
+                return self._surveyed  # and a claim was lost since
+            if new != self._recent:
+                self._forget()
+            self._recent = new
+            own = [] if new else self.find(owner.attachment)
+            pool, scope, family, _, last = windows[0] if windows else ("", None, 4, 0, 0)
+            ends = last % self.window == self.window - 1  # else the range does, and all of it is read
+            crowded = ends and self._objects.get(objects.name_of(pool, scope, family, last)) is not None
+            self._surveyed = Survey(own, self._of_pod(owner), self._former(owner), crowded)
+            return self._surveyed
+
+    def _of_pod(self, owner: Owner) -> list[Lease]:
+        found = []
+        for lease in self._known():
+            if lease.is_of_pod(owner):
+                entry = self.entry(lease)
+                if entry and entry.held and entry.lease.attachment == lease.attachment:
+                    found.append(entry.lease)
+        return by_place(found)
+
+    def _former(self, owner: Owner) -> list[tuple[int, int]]:
+        if not returns(owner.pod):
+            return []
+        entry = self._objects.get(objects.memory_name(owner.pod, owner.attachment.ifname))
+        return [parse_address(text) for text in entry.former.values()] if entry else []
+
+    def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
+        def concerns(lease: Lease) -> bool:
+            near = lease.pool == pool or (scope is not None and lease.scope == scope)
+            return near and not lease.is_of_pod(owner) and lease.family == family and low <= lease.value <= high
+
+        with self.session():
+            now = time.time()
+            found = self._chosen({objects.STATE: objects.COOLING})
+            return {entry.lease.value for entry in found if entry.cools(now) and concerns(entry.lease)}
+
+    def holder(self, want: Want) -> Lease | None:
+        entry = standing(self._objects, want)
+        return entry.lease if entry else None
+
+    def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
+        with self.session():
+            if low == high:
+                return int(standing(self._objects, Want(pool, family, low, scope)) is not None)
+            if ("whole", pool, scope, family) in self._lists or low // self.window != high // self.window:
+                values = self._held(pool, scope, family)
+            else:
+                values = self._listed(pool, scope, family, {objects.BLOCK: objects.block_label(family, low)})
+            return sum(1 << value - low for value in values if low <= value <= high)
+
+    def _held(self, pool: str, scope: str | None, family: int) -> set[int]:
+        key = ("whole", pool, scope, family)
+        if key not in self._lists:
+            values = self._listed(pool, scope, family, {objects.POOL: objects.label(pool)})
+            if scope is not None:
+                values |= self._listed(pool, scope, family, {objects.SPACE: objects.space_label(pool, scope)})
+            self._lists[key] = values
+        found: set[int] = self._lists[key]
+        return found
+
+    def _listed(self, pool: str, scope: str | None, family: int, labels: dict[str, str]) -> set[int]:
+        """The held addresses of the pool or the scope, of the objects with `labels`."""
+        own, space = objects.label(pool), None if scope is None else objects.space_label(pool, scope)
+        values = set()
+        key = ("names", *labels.items())
+        if key not in self._lists:
+            self._lists[key] = self._objects.names(labels | {objects.STATE: objects.HELD}, self._recent)
+        for name, found in self._lists[key]:
+            if found.get(objects.POOL) == own or (space and found.get(objects.SPACE) == space):
+                of, value = objects.address_of(name)
+                if of == family:
+                    values.add(value)
+        return values
+
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+        if after is None or after not in self._paged:  # further pages are those of the first reading
+            labels = {objects.POOL: objects.label(pool), objects.STATE: objects.HELD}
+            labels |= {objects.NODE: objects.label(node)} if node else {}
+            with self.session():
+                found = [entry.lease for entry in self._chosen(labels) if entry.held and entry.lease.pool == pool]
+            self._paged = by_place(lease for lease in found if not node or lease.node == node)
+        key = (after.family, after.value) if after else (0, 0)
+        return [lease for lease in self._paged if (lease.family, lease.value) > key or not after][:limit]
+
+    def pools(self) -> list[Pool]:
+        with self.session():
+            found = self._chosen({objects.STATE: objects.HELD})
+        used: dict[tuple[str, int], int] = {}
+        for entry in found:
+            key = entry.lease.pool, entry.lease.family
+            used[key] = used.get(key, 0) + 1
+        return [Pool(name, family, count) for (name, family), count in sorted(used.items())]
+
+    def _chosen(self, labels: dict[str, str]) -> list[Entry]:
+        """The objects with `labels`, listed once in a session."""
+        key = ("chosen", *labels.items())
+        if key not in self._lists:
+            self._lists[key] = self._objects.chosen(labels, self._recent)
+            self._entries.update((entry.name, entry) for entry in self._lists[key])
+        found: list[Entry] = self._lists[key]
+        return found
+
+    def entry(self, lease: Lease) -> Entry | None:
+        """The object at the place of `lease`."""
+        name = objects.name_of(lease.pool, lease.scope, lease.family, lease.value)
+        return self._entries.get(name) or self._objects.get(name)
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
+        with self.session():
+            claim = Claim(self._objects, wants, owner, instead_of, self.entry)
+            claim.cooldown = self.cooldown
+            try:
+                answer = claim.make()
+            finally:
+                self._forget()
+            if instead_of or not isinstance(answer, Taken):
+                self._surveyed, self._recent = None, False
+            return answer
+
+    def release(self, leases: Sequence[Lease]) -> int:
+        with self.session():
+            freed = [lease for lease in {lease.key(): lease for lease in leases}.values() if self._free(lease)]
+            self._forget()
+            self._surveyed, self._recent = None, False
+        if freed and (self.cooldown or any(returns(lease.pod) for lease in freed)):
+            self._remember([lease for lease in freed if returns(lease.pod)])
+            if posix.urandom(1)[0] < _FORGETS:
+                self.forget()
+        return len(freed)
+
+    def _free(self, lease: Lease) -> bool:
+        def free(entry: Entry) -> bool:
+            if self.cooldown:
+                return bool(self._objects.replace(entry, entry.freed(time.time_ns(), self.cooldown)))
+            return self._objects.remove(entry)
+
+        return bool(self._objects.change(self.entry(lease), lease, free))
+
+    def _remember(self, leases: Sequence[Lease]) -> None:
+        """Remember the addresses of the pods of `leases`; a failure must not fail the release."""
+        memories: dict[str, dict[str, Any]] = {}
+        for lease in leases:
+            document = objects.memory(lease, time.time_ns())
+            same = memories.setdefault(document["metadata"]["name"], document)
+            same["spec"]["former"].update(document["spec"]["former"])
+        for document in memories.values():
+            try:
+                entry, _ = self._objects.create(document, leases[0])
+                if entry.spec != document["spec"]:
+                    document["spec"]["former"] = entry.former | document["spec"]["former"]
+                    self._objects.replace(entry, document)
+            except (CniError, Conflict):
+                pass
+
+    def settle(self, attachment: Attachment, sequence: int) -> None:
+        """Leave an object at each address of the attachment's record, so that a late create or takeover fails."""
+        with self.session():
+            for lease in self._known():
+                if lease.attachment == attachment:
+                    self._void(lease)
+            self._forget()
+
+    def _void(self, lease: Lease) -> None:
+        document = objects.document(lease, objects.FORMER)
+        document["spec"]["sequence"] = time.time_ns()
+        try:
+            entry, ours = self._objects.create(document, lease)
+            if not ours:  # a late takeover tests its former version
+                labels = entry.labels | {objects.FENCE: str(time.time_ns())}
+                self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
+        except Conflict:
+            pass  # it has changed since, or has gone
+
+    def forget(self) -> None:
+        """Remove ended cooldowns, fences, and the oldest former addresses of pods."""
+        now = time.time_ns()
+        try:
+            found = self._objects.chosen({objects.STATE: objects.FORMER}, recent=True)
+            memories = sorted((e for e in found if e.former), key=lambda e: -e.lease.sequence)
+            ended = memories[FORMER:] + [e for e in found if not e.former]
+            cooled = self._objects.chosen({objects.STATE: objects.COOLING}, recent=True)
+            ended += [e for e in cooled if not e.cools(now / 1e9)]
+            for entry in [e for e in ended if now - e.lease.sequence > objects.LATE_SECONDS * 1e9][:_FORGOTTEN]:
+                try:
+                    self._objects.remove(entry)
+                except Conflict:
+                    pass  # it is used again
+        except CniError:
+            pass  # the release is made; another one repeats this

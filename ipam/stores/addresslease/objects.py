@@ -1,0 +1,207 @@
+"""The objects of the store `addresslease`: from a lease to its AddressLease, and back. Pure: no I/O, no clock.
+
+Each address is one object, as the IPAddresses of Services are (KEP-1880). An object's name is the address and the space in
+which it is unique: the scope of the lease, or its pool when the lease has none.
+
+    10.0.0.7                          scope ""
+    10.0.0.7.net.blue                 scope "blue"
+    10.0.0.7.pool.10.0.0.0-24         no scope, pool 10.0.0.0-24
+    former.0123456789abcdef...        the former addresses of the pod with that hash
+    fd00-0-0-0-0-0-0-7.net.blue       an IPv6 address has all its eight groups
+
+A name is a DNS subdomain of 253 characters at most and a label value has 63 at most: a hash replaces any longer text.
+"""
+
+from __future__ import annotations
+
+import _blake2
+
+from cni.shared.spec.request import Attachment
+from ipam.leases import COOLDOWN, Lease, from_json, to_json
+from ipam.ranges import format_address, parse_address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+API_VERSION = "railcni.io/v1alpha1"
+NODE, POOL, SPACE, BLOCK, STATE = (f"railcni.io/{name}" for name in ("node", "pool", "space", "block", "state"))
+ATTACHMENT, POD, FENCE = "railcni.io/attachment", "railcni.io/pod", "railcni.io/fence"
+HELD, COOLING, FORMER = "held", "cooling", "former"
+LATE_SECONDS = 600  # that a request whose reply was lost may still arrive
+BLOCK_SIZE = 256  # addresses that one label has in common
+
+_ALNUM = "abcdefghijklmnopqrstuvwxyz0123456789"
+_SIGNS = _ALNUM + _ALNUM.upper() + "-_."
+_LONGEST_NAME, _LONGEST_LABEL = 253, 63
+_POD = ("namespace", "name", "uid")
+_UNTOLD = {**dict.fromkeys(("node", "bootID", "netns"), ""), "scope": None}
+
+
+def name_of(pool: str, scope: str | None, family: int, value: int) -> str:
+    """The name of the object of an address."""
+    address = format_address(family, value)
+    if family == 6:
+        address = "-".join(f"{value >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
+    space = "" if scope == "" else _space(pool, scope)
+    return f"{address}.{space}" if space else address
+
+
+def memory_name(pod: tuple[str, str, str], ifname: str) -> str:
+    """The name of the object with a pod's former addresses."""
+    return f"former.{pod_label(pod, ifname)}"
+
+
+def address_of(name: str) -> tuple[int, int]:
+    """(family, value) of the address that an object of this name stands for; ValueError for a name that has none."""
+    first = name.partition(".")[0]
+    return parse_address(first.replace("-", ":") if "-" in first else ".".join(name.split(".", 4)[:4]))
+
+
+def _space(pool: str, scope: str | None) -> str:
+    kind, text = ("pool", pool) if scope is None else ("net", scope)
+    parts = text.split(".")
+    fits = all(p and p[0] in _ALNUM and p[-1] in _ALNUM and all(c in _ALNUM or c == "-" for c in p) for p in parts)
+    return f"{kind}.{text}" if fits and len(text) <= _LONGEST_NAME - 45 else f"{kind}-{_hash(text)}"
+
+
+def selector(labels: Mapping[str, str]) -> str:
+    """The selector of the objects with all of `labels`."""
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def label(text: str) -> str:
+    """`text` as the value of a label; a hash where it cannot be one."""
+    edges = text[:1] + text[-1:]
+    fits = all(c in _SIGNS for c in text) and not any(c in "-_." for c in edges)
+    return text if fits and len(text) <= _LONGEST_LABEL else f"hash-{_hash(text)}"
+
+
+def space_label(pool: str, scope: str | None) -> str:
+    return label(_space(pool, scope) if scope != "" else "net")
+
+
+def block_label(family: int, value: int) -> str:
+    return f"{family}-{value // BLOCK_SIZE:x}"
+
+
+def pod_label(pod: tuple[str, str, str], ifname: str) -> str:
+    return _hash(pod[0], pod[1], ifname)
+
+
+def attachment_label(attachment: Attachment) -> str:
+    return _hash(*attachment.key())
+
+
+def _hash(*parts: str) -> str:
+    data = "\0".join(parts).encode("utf-8", "surrogateescape")
+    return _blake2.blake2b(data, digest_size=16).hexdigest()
+
+
+def document(lease: Lease, state: str = HELD) -> dict[str, Any]:
+    """The object of `lease`."""
+    labels = {
+        NODE: label(lease.node),
+        POOL: label(lease.pool),
+        SPACE: space_label(lease.pool, lease.scope),
+        BLOCK: block_label(lease.family, lease.value),
+        STATE: state,
+        ATTACHMENT: attachment_label(lease.attachment),
+    }
+    if lease.pod[1]:
+        labels[POD] = pod_label(lease.pod, lease.ifname)
+    spec = {
+        **to_json(lease),
+        "pod": dict(zip(_POD, lease.pod, strict=True)),
+        "machineID": lease.machine,
+        "state": state,
+    }
+    spec.pop("machine", None)
+    if lease.scope is None:
+        del spec["scope"]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "AddressLease",
+        "metadata": {"name": name_of(lease.pool, lease.scope, lease.family, lease.value), "labels": labels},
+        "spec": spec,
+    }
+
+
+def memory(lease: Lease, now_ns: int) -> dict[str, Any]:
+    """The object that remembers the address of the pod of `lease`."""
+    found = document(lease, FORMER)
+    found["metadata"] = {
+        "name": memory_name(lease.pod, lease.ifname),
+        "labels": {STATE: FORMER, POD: found["metadata"]["labels"][POD]},
+    }
+    found["spec"] |= {"sequence": now_ns, "former": {lease.pool: found["spec"]["address"]}}
+    return found
+
+
+class Entry:
+    """An AddressLease as it was read. `lease` is its lease, the former one when it is no longer `held`."""
+
+    __slots__ = ("labels", "lease", "name", "spec", "state", "uid", "until", "version")
+
+    def __init__(self, read: dict[str, Any]) -> None:
+        """ValueError for an object without an address."""
+        metadata = read.get("metadata") or {}
+        self.name: str = metadata.get("name") or ""
+        self.uid: str = metadata.get("uid") or ""
+        self.version: str = metadata.get("resourceVersion") or ""
+        self.labels: dict[str, str] = metadata.get("labels") or {}
+        self.spec: dict[str, Any] = read.get("spec") or {}
+        self.state = self.spec.get("state")
+        until = self.spec.get("until")
+        self.until = until if isinstance(until, int) else 0
+        pod, machine = self.spec.get("pod") or {}, self.spec.get("machineID") or ""
+        known = {**_UNTOLD, **self.spec, "pod": [pod.get(key) or "" for key in _POD], "machine": machine}
+        self.lease = from_json(known)
+
+    @property
+    def held(self) -> bool:
+        return self.state == HELD
+
+    @property
+    def former(self) -> dict[str, str]:
+        """A pod's former addresses by pool, in an object that remembers them."""
+        found = self.spec.get("former")
+        return found if isinstance(found, dict) else {}
+
+    def is_of(self, lease: Lease) -> bool:
+        """Whether this lease, and no other, holds it."""
+        return self.held and self.lease.key() == lease.key()
+
+    def cools(self, now: float) -> bool:
+        """Whether its cooldown lasts; a clock that was wrong has written any longer than COOLDOWN."""
+        return self.state == COOLING and 0 < self.until - now <= COOLDOWN + 1
+
+    def is_fenced(self, now_ns: int) -> bool:
+        """Whether a create or takeover of this address may still arrive."""
+        mark = self.labels.get(FENCE, "")
+        return mark.isascii() and mark.isdigit() and now_ns - int(mark) < LATE_SECONDS * 1_000_000_000
+
+    def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
+        """The object after the release: cooling for `cooldown` seconds, or as a fence against a late create."""
+        until = now_ns // 1_000_000_000 + cooldown + 1 if cooldown else 0  # the current second does not count
+        state = COOLING if cooldown else FORMER
+        spec = {**self.spec, "sequence": now_ns, "state": state}
+        spec.pop("until", None)
+        if until:
+            spec["until"] = until
+        return {"metadata": {"labels": {**self.labels, STATE: state}}, "spec": spec}
+
+    def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
+        """The JSON patch from it to `new`, which fails when it has changed since it was read."""
+        return [
+            {"op": "test", "path": "/metadata/uid", "value": self.uid},
+            {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
+            {"op": "add", "path": "/metadata/labels", "value": self._labels(new["metadata"]["labels"])},
+            {"op": "add", "path": "/spec", "value": new["spec"]},
+        ]
+
+    def _labels(self, new: dict[str, str]) -> dict[str, str]:
+        """`new`, and what others have added."""
+        own = (NODE, POOL, SPACE, BLOCK, STATE, ATTACHMENT, POD)
+        return {key: value for key, value in self.labels.items() if key not in own} | new

@@ -1,0 +1,144 @@
+"""Requests for AddressLeases, each made again after a lost reply.
+
+A second create finds the object of the first one. A change tests the resourceVersion, and a deletion uid and
+resourceVersion, so neither can be served late: the object has changed by then.
+"""
+
+from __future__ import annotations
+
+import time
+
+from cni.shared.spec.errors import CniError, StateDamaged
+from ipam.stores.addresslease.objects import FENCE, Entry, selector
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.resources import ADDRESSES
+from ipam.stores.base import Open, Pauses
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    from ipam.leases import Lease
+
+    T = TypeVar("T")
+
+
+class Objects:
+    """The AddressLeases of one namespace. Every method may raise CniError; Open after a lost reply."""
+
+    __slots__ = ("_api",)
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def get(self, name: str) -> Entry | None:
+        try:
+            return self._entry(self._api.get(ADDRESSES, name)[0])
+        except Gone:
+            return None
+
+    def chosen(self, labels: dict[str, str], recent: bool = False) -> list[Entry]:
+        """The objects with all of `labels`; `recent` as of Api.pages."""
+        return [self._entry(found) for found in self._api.list_all(ADDRESSES, selector(labels), recent=recent)]
+
+    def names(self, labels: dict[str, str], recent: bool = False) -> list[tuple[str, dict[str, str]]]:
+        """The names and labels of the objects with all of `labels`; `recent` as of Api.pages."""
+        listed = self._api.list_all(ADDRESSES, selector(labels), brief=True, recent=recent)
+        found = [one.get("metadata") or {} for one in listed]
+        return [(str(metadata.get("name") or ""), metadata.get("labels") or {}) for metadata in found]
+
+    def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
+        """(the object of the name of `document`, whether it is that of `lease`). Conflict when it has just been deleted.
+
+        The object of a second request is marked, and `remove` leaves it as a fence: the first one may still be served.
+        """
+        lost: Open | None = None
+        try:
+            while True:
+                try:
+                    return self._entry(self._api.create(ADDRESSES, document)), True
+                except Open as fault:
+                    if lost:
+                        raise
+                    lost = fault
+                    document["metadata"]["labels"][FENCE] = str(time.time_ns())
+                except Conflict:
+                    found = self.get(document["metadata"]["name"])
+                    if found is None:
+                        raise
+                    return found, found.is_of(lease)
+        except CniError as fault:
+            raise lost or fault from None
+
+    def replace(self, entry: Entry, new: dict[str, Any]) -> Entry:
+        """`entry` with the labels and the spec of `new`; Conflict when it is no longer as it was read."""
+        lost: Open | None = None
+        patch = entry.replacement(new)
+        try:
+            while True:
+                try:
+                    metadata = self._api.patch(ADDRESSES, entry.name, patch).get("metadata") or {}
+                    return self._entry({**new, "metadata": metadata})
+                except Gone:
+                    raise Conflict(f"{entry.name} has gone") from None
+                except (Open, Conflict) as fault:
+                    if isinstance(fault, Conflict) and not lost:
+                        raise
+                    found = self.get(entry.name)
+                    if found and found.spec == new["spec"]:
+                        return found
+                    if lost or found is None or found.version != entry.version:
+                        raise
+                    lost = fault if isinstance(fault, Open) else lost
+        except CniError as fault:
+            raise lost or fault from None
+
+    def remove(self, entry: Entry) -> bool:
+        """Delete `entry`; whether it existed. Conflict when it is no longer as it was read.
+
+        Where a late create may still arrive, the object stays, with a free address, so that the create fails.
+        """
+        if entry.is_fenced(time.time_ns()):
+            self.replace(entry, entry.freed(time.time_ns(), 0))
+            return True
+        lost: Open | None = None
+        try:
+            while True:
+                try:
+                    self._api.delete(ADDRESSES, entry.name, entry.uid, entry.version)
+                    return True
+                except Gone:
+                    return lost is not None
+                except Open as fault:
+                    if lost:
+                        raise
+                    lost = fault
+        except CniError as fault:
+            raise lost or fault from None
+
+    def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
+        """The answer of `make` for the object of `lease`, read again after each change by others; None when it is no longer
+        of `lease`. Open when others change it for too long."""
+        attempts = Pauses(min(time.monotonic() + self._api.seconds, self._api.deadline))
+        while entry and entry.is_of(lease):
+            try:
+                return make(entry)
+            except Conflict as fault:
+                if not attempts.wait():
+                    raise Open(
+                        f"addresslease {entry.name} of {self._api} was changed by others each time: {fault}"
+                    ) from None
+            entry = self.get(entry.name)
+        return None
+
+    def _entry(self, document: dict[str, Any]) -> Entry:
+        try:
+            return Entry(document)
+        except ValueError:
+            name = str((document.get("metadata") or {}).get("name"))
+            raise StateDamaged(
+                f"addresslease {name} in namespace {self._api.access.namespace} of {self._api} tells no address: only"
+                f" railcni may write these objects. Delete it: kubectl delete addresslease {name}"
+            ) from None

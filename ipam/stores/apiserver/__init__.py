@@ -1,0 +1,321 @@
+"""Requests to an API server: one connection for all of a call, credentials, and attempts.
+
+A reading request is repeated within its time after any fault. A changing one is repeated only when the server says that it
+has not carried it out (429, and 503 with Retry-After). After a lost reply Open is raised, and the caller reads again.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+import time
+from time import monotonic
+
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError, InvalidConfig
+from ipam.stores import http
+from ipam.stores.apiserver import kubeconfig
+from ipam.stores.apiserver.faults import Conflict, Expired, Gone, refusal
+from ipam.stores.apiserver.resources import EVERYWHERE, PODS, VERBS, path_of, verb_of
+from ipam.stores.base import Open, Unreachable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from ipam.stores.apiserver.kubeconfig import Access
+
+JSON_PATCH = "application/json-patch+json"
+BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # the object's metadata
+BRIEF_LIST = BRIEF.replace("Metadata;", "MetadataList;")
+
+_STATIC = "kubernetes.io/config.mirror"  # on a static pod's mirror: the uid that its kubelet gave it
+_UNWARNED = "fieldValidation=Ignore"  # without a list of pruned members: it takes a tenth of a patch's time
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
+_RETRY_AFTER_LIMIT = 10.0  # seconds: a server may ask for more
+_ATTEMPT_SECONDS = 10.0  # for one reply
+_CONNECT_SECONDS = 1.0  # before the first request, which has all its time again
+_PAGE = 500  # objects in one reply of a list
+_BRIEF_PAGE = 5000  # of a list of metadata
+
+
+class Api(http.Client):
+    """The API server of the kubeconfig at `path`, "" for the service account of this pod.
+
+    `namespace` has the objects; "" is that of the kubeconfig's context. `seconds` bound each request with all its attempts,
+    but a server that has answered once, even to TLS alone, may take until `deadline` (time.monotonic). `observe`, if it is
+    set, gets the verb, the resource, the seconds and the fault or None of each request of this process.
+    """
+
+    observe: Callable[[str, str, float, BaseException | None], object] | None = None
+
+    __slots__ = (
+        *("_access", "_namespace", "_path", "_token"),
+        *("deadline", "requests", "seconds"),
+    )
+
+    def __init__(self, path: str, seconds: float, namespace: str = "") -> None:
+        super().__init__()
+        self._path = path
+        self._namespace = namespace
+        self._access: Access | None = None
+        self._token: str | None = None
+        self.requests = 0  # so far
+        self.seconds = seconds
+        self.deadline = float("inf")
+
+    @property
+    def access(self) -> Access:
+        """The server and its credentials; InvalidConfig for a kubeconfig that cannot be used."""
+        if self._access is None:
+            self._access = kubeconfig.load(self._path) if self._path else kubeconfig.in_cluster(posix.environ)
+            self._access.namespace = self._namespace or self._access.namespace
+        return self._access
+
+    def __str__(self) -> str:
+        return f"the API server {self.access}"
+
+    def get(self, resource: str, name: str, query: str = "", namespace: str = "") -> tuple[dict[str, Any], int]:
+        """(the object, the size of its JSON in bytes); Gone."""
+        body = self._call("GET", resource, name, query, namespace=namespace, accept="application/json")
+        return self._object(body), len(body)
+
+    def list_all(
+        self, resource: str, labels: str = "", brief: bool = False, recent: bool = False
+    ) -> list[dict[str, Any]]:
+        """All objects of `resource` in the namespace; the parameters are those of `pages`."""
+        while True:
+            try:
+                return [item for page in self.pages(resource, labels, brief, recent) for item in page]
+            except Expired:
+                continue
+
+    def pages(
+        self,
+        resource: str,
+        labels: str = "",
+        brief: bool = False,
+        recent: bool = False,
+        fields: str = "",
+        namespace: str = "",
+        size: int = 0,
+    ) -> Iterator[list[dict[str, Any]]]:
+        """The objects of `resource` that the selectors `labels` and `fields` choose, a page of at most `size` at a time.
+
+        `brief`: their metadata alone. `recent`: those of the server's cache, which may be a moment old. Expired.
+        """
+        chosen = f"limit={size or (_BRIEF_PAGE if brief else _PAGE)}"
+        chosen += f"&labelSelector={_escaped(labels)}" if labels else ""
+        chosen += f"&fieldSelector={_escaped(fields)}" if fields else ""
+        query = chosen + ("&resourceVersion=0" if recent else "")
+        accept = BRIEF_LIST if brief else "application/json"
+        while query:
+            page = self._object(self._call("GET", resource, "", query, namespace=namespace, accept=accept))
+            following = (page.get("metadata") or {}).get("continue") or ""
+            query = f"{chosen}&continue={_escaped(following)}" if following else ""
+            yield page.get("items") or []
+
+    def pod(self, namespace: str, name: str) -> dict[str, Any]:
+        """The metadata of a pod; Gone."""
+        return self._object(self._call("GET", PODS, name, namespace=namespace, accept=BRIEF)).get("metadata") or {}
+
+    def pod_uid(self, namespace: str, name: str) -> str:
+        """The uid of a pod as its runtime knows it; "" without a pod of the name."""
+        try:
+            return uid_of(self.pod(namespace, name))
+        except Gone:
+            return ""
+
+    def create(self, resource: str, document: dict[str, Any], namespace: str = "") -> dict[str, Any]:
+        """The new object as the server has it; Conflict for a name in use. Open."""
+        return self._object(self._call("POST", resource, "", "", codec.dumps(document).encode(), namespace))
+
+    def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
+        """As `create`, but the server keeps nothing: {} for a name in use. CniError when it would refuse the object."""
+        try:
+            return self._object(self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode()))
+        except Conflict:
+            return {}
+
+    def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
+        """The metadata, at least, of the object changed by a JSON patch; Conflict when a test fails. Gone, Open."""
+        return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
+
+    def delete(self, resource: str, name: str, uid: str, version: str = "") -> None:
+        """Delete the object of `uid`, as it was in `version` if that is given; Conflict for any other. Gone, Open."""
+        preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        self._call("DELETE", resource, name, "", codec.dumps(options).encode())
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the last request was answered."""
+        return self._connection is not None and self._connection.reused
+
+    def connect(self) -> None:
+        """Connect, if the server can be reached now; a failure is left to the next request."""
+        try:
+            self._connected(monotonic() + min(self.seconds, _CONNECT_SECONDS))
+        except _Failed:
+            pass
+
+    # --- one request ---
+
+    def _call(
+        self,
+        method: str,
+        resource: str,
+        name: str,
+        query: str = "",
+        body: bytes = b"",
+        namespace: str = "",
+        accept: str = "",
+    ) -> bytes:
+        if Api.observe is None:
+            return self._request(method, resource, name, query, body, namespace, accept)
+        began, fault = monotonic(), None
+        try:
+            return self._request(method, resource, name, query, body, namespace, accept)
+        except BaseException as raised:
+            fault = raised
+            raise
+        finally:
+            Api.observe(verb_of(method, name), resource, monotonic() - began, fault)
+
+    def _request(
+        self, method: str, resource: str, name: str, query: str, body: bytes, namespace: str, accept: str
+    ) -> bytes:
+        deadline = min(monotonic() + self.seconds, self.deadline)
+        where = f"{resource}/{name}" if name else resource
+        namespace = namespace or self.access.namespace
+        place = "" if namespace == EVERYWHERE else f"namespaces/{_escaped(namespace)}/"
+        target = f"{self.access.base}/{path_of(resource)}/{place}{resource}"
+        target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
+        changes = method != "GET"
+        accept = accept or (BRIEF if method == "PATCH" else "application/json")
+        pause, asked, renewed = _FIRST_PAUSE, 0.0, False
+        while True:
+            try:
+                status, reply = self._attempt(method, target, body, accept, deadline)
+                failure: CniError | None = None
+            except _Failed as failed:
+                failure = failed.failure
+                if changes and failed.sent:
+                    raise Open(f"{failure.msg} ({VERBS[method]} {where})") from None
+            if failure is None:
+                if status < 300:
+                    return reply
+                if status == 401 and not renewed and self.access.renews():
+                    renewed, self._token, self._context = True, None, None
+                    self.drop()
+                    continue
+                failure, asked = refusal(self, status, reply, method, resource, name, namespace)
+                if self._connection:  # a proxy in front of a busy server sends no Status
+                    asked = max(asked, self._connection.retry_after)
+            wait = max(pause / 2, min(asked, _RETRY_AFTER_LIMIT)) + pause * posix.urandom(1)[0] / 256
+            if monotonic() + wait > deadline:
+                raise failure
+            time.sleep(wait)
+            pause, asked = min(2 * pause, _LONGEST_PAUSE), 0.0
+
+    def _attempt(self, method: str, target: str, body: bytes, accept: str, deadline: float) -> tuple[int, bytes]:
+        while True:
+            connection = self._connected(deadline)
+            if self._token is None:
+                self._token = self.access.token(deadline)
+            headers = f"Accept: {accept}\r\n"
+            if self._token:
+                headers += f"Authorization: Bearer {self._token}\r\n"
+            if body:
+                headers += f"Content-Type: {JSON_PATCH if method == 'PATCH' else 'application/json'}\r\n"
+            self.requests += 1
+            try:
+                patient = self.deadline if connection.answers else deadline
+                limit = max(min(patient, monotonic() + _ATTEMPT_SECONDS), monotonic() + 0.1)
+                return connection.request(method, target, headers, body, limit)
+            except http.Untrusted as fault:
+                raise self._untrusted(fault) from None
+            except http.Lost as fault:
+                self._connection = None
+                said = f"{self} has not answered: {fault.strerror}"
+                if fault.errno == errno.ECONNRESET and not connection.reused and not self.access.tls:
+                    said += " (does it want TLS, https://?)"
+                raise _Failed(
+                    Unreachable(f"{said}. See that it is well and can be reached from this node"), True
+                ) from None
+
+    def _connected(self, deadline: float) -> http.Connection:
+        access = self.access
+        if connection := self.kept(access.kept_as):
+            return connection
+        if self._context is None:
+            self._context = access.context(deadline)
+        try:
+            _, socket = http.dial([(access.host, access.port)], max(0.1, deadline - monotonic()))
+        except http.Refused as fault:
+            raise _Failed(self._unreachable(fault.reasons[0]), False) from None
+        try:
+            self._connection = http.Connection(socket, access.verified_name, self._context, deadline)
+        except http.Untrusted as fault:
+            raise self._untrusted(fault) from None
+        except OSError as fault:
+            raise _Failed(self._unreachable(str(fault.strerror or fault)), False) from None
+        return self._connection
+
+    def _unreachable(self, reason: str) -> Unreachable:
+        return Unreachable(
+            f"{self} could not be reached within {self.seconds:g} s: {reason}. See that it runs and that the server in"
+            f" {self.named()} can be reached from this node"
+        )
+
+    def named(self) -> str:
+        return f"kubeconfig {self.access.path}" if self.access.path else "the pod's environment"
+
+    def _untrusted(self, fault: http.Untrusted) -> CniError:
+        self.drop()
+        if fault.by_peer:
+            return InvalidConfig(
+                f"{self} does not accept the client certificate of {self.named()}: {fault.strerror}. It must be signed by"
+                " the server's --client-ca-file and be valid now"
+            )
+        if "not speak TLS" in (fault.strerror or ""):
+            return InvalidConfig(f"{self}: {fault.strerror}. Write http:// in {self.named()}")
+        return InvalidConfig(
+            f"{self} is not trusted: {fault.strerror}. certificate-authority(-data) in {self.named()} must hold the"
+            " authority that signed its certificate, and the certificate the host in `server` (else set tls-server-name)"
+        )
+
+    def _object(self, body: bytes) -> dict[str, Any]:
+        try:
+            document = codec.loads(body)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise Unreachable(f"{self} has sent something that is no JSON object: is `server` an API server's URL?")
+        return document
+
+
+def is_static(pod: dict[str, Any]) -> bool:
+    """Whether the metadata `pod` is that of a static pod's mirror."""
+    return bool((pod.get("annotations") or {}).get(_STATIC))
+
+
+def uid_of(pod: dict[str, Any]) -> str:
+    """The uid of the pod with the metadata `pod`, as its runtime knows it: a static pod's is in an annotation."""
+    return str((pod.get("annotations") or {}).get(_STATIC) or pod.get("uid") or "")
+
+
+class _Failed(Exception):
+    """An attempt failed; `failure` is the error when no time is left; `sent`: the server may have served it."""
+
+    def __init__(self, failure: CniError, sent: bool) -> None:
+        self.failure = failure
+        self.sent = sent
+
+
+def _escaped(text: str) -> str:
+    """`text` as a segment of a path or a value of a query."""
+    plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+    return "".join(chr(c) if c in plain else f"%{c:02X}" for c in text.encode())

@@ -1,0 +1,246 @@
+"""The API server and the credentials for it: a kubeconfig, or the service account of this pod.
+
+Any author of a network may choose the kubeconfig: errors name its keys, and of its values the server alone.
+
+The current context counts, as for whereabouts (client-go, tools/clientcmd). Relative paths start at the kubeconfig's
+directory. A token in a file is read at each call, since it rotates.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from cni.shared.kernel import files
+from cni.shared.spec.errors import InvalidConfig
+from ipam.stores import http
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ipam.stores.apiserver.exec_credential import Helper
+
+NAMESPACE = "kube-system"  # of whereabouts' objects when the context names none
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_MOST_BYTES = 1 << 20
+_UNREAD = {  # keys of a user that choose another identity, and are not read
+    "auth-provider": "use `exec` in its place",
+    "username": "use a token or a client certificate in its place",
+    "as": "give the rights to the user itself",
+    "as-uid": "give the rights to the user itself",
+    "as-groups": "give the rights to the user itself",
+}
+
+
+class Access:
+    """An API server and the credentials for it. `path` is the kubeconfig's, "" for a service account.
+
+    `base` begins every request's path. Files that the kubeconfig names are read when they are needed.
+    """
+
+    __slots__ = (
+        *("_authority", "_certificate", "_insecure", "_key", "_token", "_token_file"),
+        *("base", "helper", "host", "namespace", "path", "port", "tls", "verified_name"),
+    )
+
+    def __init__(self, path: str, server: str, namespace: str) -> None:
+        """InvalidConfig when `server` is no URL."""
+        self.path = path
+        self.namespace = namespace or NAMESPACE
+        self.tls, self.host, self.port, self.base = _server(path, server)
+        self.helper: Helper | None = None
+        self._authority: str | bytes = ""  # a path, or the content of such a file
+        self._certificate: str | bytes = ""
+        self._key: str | bytes = ""
+        self._insecure = False
+        self.verified_name = self.host  # the name that the server's certificate must bear
+        self._token = self._token_file = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.base}"
+
+    def token(self, deadline: float) -> str:
+        """The current bearer token, "" for none; CniError when none is known before `deadline` (monotonic)."""
+        if self._token_file:
+            try:
+                return files.read_regular(self._token_file, _MOST_BYTES).decode("ascii").strip()
+            except (OSError, ValueError) as fault:
+                why = getattr(fault, "strerror", None) or fault
+                raise InvalidConfig(f"the file tokenFile of kubeconfig {self.path or SERVICE_ACCOUNT}: {why}") from None
+        if self._token or not self.helper:
+            return self._token
+        return self.helper.token(deadline)
+
+    def renews(self) -> bool:
+        """Whether another call of `token` may give another one; it runs a helper again."""
+        if self.helper:
+            self.helper.forget()
+        return bool(self._token_file or self.helper)
+
+    def kept_as(self) -> Any:
+        """The key under which a connection may be kept, of all that it was made with; None for none."""
+        if self.helper:
+            return None
+        try:
+            pems = [
+                files.read_regular(pem, _MOST_BYTES) if isinstance(pem, str) and pem else pem
+                for pem in (self._authority, self._certificate, self._key)
+            ]
+        except (OSError, ValueError):
+            return None  # `context` raises the error
+        return self.host, self.port, self.tls, self.verified_name, self._insecure, *pems
+
+    def context(self, deadline: float, make: Callable[[str, str, str], Any] = http.tls_context) -> Any:
+        """The context of TLS connections, None without TLS; InvalidConfig for certificates that cannot be used.
+
+        `make` makes it from the paths of authority, certificate and key, as http.tls_context does.
+        """
+        if not self.tls:
+            return None
+        certificate, key = self._certificate, self._key
+        if self.helper and not certificate:
+            certificate, key = self.helper.certificate(deadline)
+        held: list[int] = []
+        try:
+            files_of = [_path(pem, held) for pem in (self._authority, certificate, key)]
+            context = make(*files_of)
+        except ValueError as fault:
+            text = str(fault)
+            for file, name in zip(files_of, ("certificate-authority", "client-certificate", "client-key"), strict=True):
+                text = text.replace(file, name) if file else text
+            raise InvalidConfig(f"kubeconfig {self.path or SERVICE_ACCOUNT}: {text} (or its -data)") from None
+        finally:
+            for fd in held:
+                posix.close(fd)
+        if self._insecure:
+            context.check_hostname = False
+            context.verify_mode = 0
+        return context
+
+
+def load(path: str) -> Access:
+    """The access that the kubeconfig at `path` describes; InvalidConfig names its fault."""
+    from ipam.stores.apiserver import yaml
+
+    try:
+        document = yaml.loads(files.read_regular(path, _MOST_BYTES))
+    except OSError as fault:
+        raise InvalidConfig(
+            f"kubeconfig {path} cannot be read: {fault.strerror}. kubernetes.kubeconfig must name the file that"
+            " whereabouts' or railcni's DaemonSet writes"
+        ) from None
+    except ValueError as fault:
+        raise InvalidConfig(
+            f"kubeconfig {path} cannot be read: {fault}. `kubectl config view --raw --flatten -o json` writes it plainly"
+        ) from None
+    if not isinstance(document, dict):
+        raise InvalidConfig(f"kubeconfig {path} holds no object with clusters, users and contexts")
+    name = document.get("current-context") or ""
+    context = _named(path, document, "contexts", "context", name, "current-context")
+    cluster = _named(path, document, "clusters", "cluster", context.get("cluster"), "cluster of its context")
+    user = {}
+    if context.get("user"):
+        user = _named(path, document, "users", "user", context["user"], "user of its context")
+    access = Access(path, _string(path, cluster, "server"), _string(path, context, "namespace"))
+    directory = path.rpartition("/")[0]
+    if cluster.get("proxy-url"):
+        raise InvalidConfig(f"kubeconfig {path}: proxy-url is not supported: name a server that is reached without")
+    for key, remedy in _UNREAD.items():
+        if user.get(key):
+            raise InvalidConfig(f"kubeconfig {path}: {key} of its user is not supported: {remedy}")
+    access._authority = _pem(path, directory, cluster, "certificate-authority")
+    access._certificate = _pem(path, directory, user, "client-certificate")
+    access._key = _pem(path, directory, user, "client-key")
+    access._insecure = cluster.get("insecure-skip-tls-verify") is True
+    access.verified_name = _string(path, cluster, "tls-server-name") or access.host
+    if access._insecure and access._authority:
+        raise InvalidConfig(
+            f"kubeconfig {path} has both certificate-authority and insecure-skip-tls-verify: remove the second"
+        )
+    access._token_file = _absolute(directory, _string(path, user, "tokenFile"))
+    access._token = _string(path, user, "token")
+    if user.get("exec"):
+        from ipam.stores.apiserver.exec_credential import Helper
+
+        access.helper = Helper(path, directory, user["exec"])
+    return access
+
+
+def in_cluster(environ: dict[bytes, bytes]) -> Access:
+    """The access of this pod (client-go, rest.InClusterConfig)."""
+    host, port = (environ.get(key, b"").decode() for key in (b"KUBERNETES_SERVICE_HOST", b"KUBERNETES_SERVICE_PORT"))
+    if not host or not port:
+        raise InvalidConfig(
+            "KUBERNETES_SERVICE_HOST is not set: this is no pod of Kubernetes; set kubernetes.kubeconfig"
+        )
+    access = Access("", f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", "")
+    try:
+        access.namespace = files.read_regular(f"{SERVICE_ACCOUNT}/namespace", _MOST_BYTES).decode().strip()
+    except (OSError, ValueError):
+        pass
+    access._authority = f"{SERVICE_ACCOUNT}/ca.crt"
+    access._token_file = f"{SERVICE_ACCOUNT}/token"
+    return access
+
+
+def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> dict[str, Any]:
+    """The object `inner` of the entry of `listed` that is called `name`."""
+    entries = document.get(listed)
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("name") == name and name:
+            value = entry.get(inner)
+            if value is None or isinstance(value, dict):
+                return value or {}
+    fault = f"names none of its {listed}: correct the name" if name else "is missing"
+    raise InvalidConfig(f"kubeconfig {path}: {by} {fault}")
+
+
+def _string(path: str, document: dict[str, Any], key: str) -> str:
+    value = document.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidConfig(f"kubeconfig {path}: {key} is no text")
+    return value
+
+
+def _pem(path: str, directory: str, document: dict[str, Any], key: str) -> str | bytes:
+    """The path of the PEM file that `key` names, or what `key`-data holds, which wins."""
+    data = _string(path, document, f"{key}-data")
+    if not data:
+        return _absolute(directory, _string(path, document, key))
+    import binascii
+
+    try:
+        return binascii.a2b_base64("".join(data.split()), strict_mode=True)
+    except ValueError:
+        raise InvalidConfig(f"kubeconfig {path}: {key}-data is not base64") from None
+
+
+def _absolute(directory: str, path: str) -> str:
+    return path if not path or path.startswith("/") else f"{directory}/{path}"
+
+
+def _path(pem: str | bytes, held: list[int]) -> str:
+    """A path at which `pem` can be read until the descriptors `held` are closed."""
+    if isinstance(pem, str):
+        return pem
+    fd = posix.memfd_create("pem", posix.MFD_CLOEXEC)
+    held.append(fd)
+    while pem:
+        pem = pem[posix.write(fd, pem) :]
+    return f"/proc/self/fd/{fd}"
+
+
+def _server(path: str, text: str) -> tuple[bool, str, int, str]:
+    """(TLS, host, port, base path) of a server's URL."""
+    try:
+        scheme, host, port, base = http.split_url(text)
+    except ValueError:
+        raise InvalidConfig(
+            f"kubeconfig {path}: server of its cluster: want a URL such as https://10.0.0.1:6443"
+        ) from None
+    tls = scheme == "https"
+    return tls, host, int(port or (443 if tls else 80)), base.rstrip("/")

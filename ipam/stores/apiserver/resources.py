@@ -1,0 +1,44 @@
+"""The resources of an API server that railcni reads and changes: their names, groups, paths and the rights for them."""
+
+from __future__ import annotations
+
+GROUP = "whereabouts.cni.cncf.io"
+ADDRESS_GROUP = "railcni.io"
+VERSION = "v1alpha1"
+ADDRESSES = "addressleases"  # of ADDRESS_GROUP
+CLAIMS = "resourceclaims"
+POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
+EVERYWHERE = "*"  # as a namespace: all of them, or for a resource that has none
+
+_PATHS = {
+    **dict.fromkeys((PODS, "nodes", "events", "serviceaccounts"), "api/v1"),
+    ADDRESSES: f"apis/{ADDRESS_GROUP}/{VERSION}",
+    "leases": "apis/coordination.k8s.io/v1",
+    CLAIMS: "apis/resource.k8s.io/v1",
+    "network-attachment-definitions": "apis/k8s.cni.cncf.io/v1",
+}
+VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+RIGHTS = {
+    ADDRESSES: "get list create patch delete",
+    POOLS: "get list create patch",
+    RESERVATIONS: "get list create patch delete",
+    SLICES: "get patch",
+    PODS: "get",
+}
+"""The verbs that the plugins use: of pods in every namespace, of the rest in the context's."""
+
+
+def path_of(resource: str) -> str:
+    """The path of a resource's group and version; a subresource has its resource's."""
+    return _PATHS.get(resource.partition("/")[0]) or f"apis/{GROUP}/{VERSION}"
+
+
+def group_of(resource: str) -> str:
+    """The API group of a resource; "" for one of Kubernetes' core."""
+    path = path_of(resource)
+    return path.split("/")[1] if path.startswith("apis/") else ""
+
+
+def verb_of(method: str, name: str) -> str:
+    """The verb of Kubernetes for a request, with a name or without."""
+    return "list" if method == "GET" and not name else VERBS[method]

@@ -1,0 +1,308 @@
+"""The etcd store: one set of leases for all nodes that name the same cluster and prefix.
+
+A claim is one transaction: it creates the keys of all its addresses (ipam.stores.etcd.keys) if none of them exists. So
+claims need no lock, and overwrite nothing.
+
+The store speaks to etcd's JSON gateway (3.4 or newer) by ipam.stores.http, since a plugin is a process for each call and the
+libraries import for 140 to 190 ms; `python -m tests.bench.etcd` measures it beside them.
+
+After a lost reply one transaction looks for the claim, and forbids it when it was not made, by a key that every claim tests.
+So a request that is still on its way, in a member that was stopped for a while, comes to nothing.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from cni.shared.spec.errors import CniError
+from ipam.leases import Lease, Owner, Pool, Want, given_up, returns
+from ipam.stores.base import (
+    CREATE,
+    FORMER,
+    READ,
+    SHARED_SECONDS,
+    Claimed,
+    Open,
+    Store,
+    Survey,
+    Taken,
+    Unknown,
+    Unreachable,
+)
+from ipam.stores.etcd import keys, txn
+from ipam.stores.etcd.gateway import Gateway, endpoint
+from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key, parse
+from ipam.stores.etcd.search import Search
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from typing import Any
+
+    from cni.shared.spec.request import Attachment
+    from ipam.stores.base import Window
+    from ipam.stores.etcd.txn import Entry, Op
+
+_VOID_SECONDS = 600  # that a late claim may still be on its way
+_WINDOWS = 50  # in one request
+_AT_ONCE = 64  # leases that one request reads by their keys
+_FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories; the keys that each removes
+
+
+class EtcdStore(Store):
+    """The store of `store_ref` (ipam.stores.ref_of); every request is over in `seconds`."""
+
+    __slots__ = ("_gateway", "_search", "_store_ref", "keys")
+
+    kind = "etcd"
+    window = BLOCK
+
+    def __init__(self, store_ref: dict[str, Any], use: int = CREATE, seconds: float = SHARED_SECONDS) -> None:
+        super().__init__()
+        self._store_ref = store_ref
+        self.keys = Keys(store_ref["prefix"])
+        paths = (store_ref["ca"], store_ref["cert"], store_ref["key"])
+        endpoints = [endpoint(text, False) for text in store_ref["endpoints"]]
+        self._gateway = Gateway(endpoints, paths, store_ref["user"], store_ref.get("password", ""), seconds)
+        self._search = Search(self.keys, self._call, use != READ)
+
+    def record(self) -> dict[str, Any]:
+        return {key: value for key, value in self._store_ref.items() if key != "password"}
+
+    def finish_by(self, deadline: float) -> None:
+        self._gateway.deadline = deadline
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._gateway.close()
+
+    def find(self, attachment: Attachment) -> list[Lease]:
+        prefix = self.keys.all("attachment", *attachment.key())
+        return [parse(*entry) for entry in self._read(txn.read(prefix, end_of(prefix)))[0]]
+
+    def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
+        pod, ifname = owner.pod, owner.attachment.ifname
+        own = self.keys.all("attachment", *owner.attachment.key())
+        of_pod, remembered = self.keys.all("pod", *pod[:2], ifname), self.keys.all("former", *pod[:2], ifname)
+        reads = [txn.read(own, end_of(own)), txn.read(of_pod, end_of(of_pod), keys_only=True)]
+        memory = [txn.read(remembered, end_of(remembered))] if returns(pod) else []
+        windows = windows[:_WINDOWS]
+        reply = self._call({"success": reads + memory + self._search.expect(windows)})
+        found, listed, *seen = txn.answers(reply)
+        former = [
+            a for answer in seen[: len(memory)] for _, value in txn.entries(answer) for a in keys.address_of(value)
+        ]
+        self._search.answered(windows, seen[len(memory) :])
+        leases = self._leases([key[len(of_pod) :] for key, _ in txn.entries(listed)])
+        pods = [lease for lease in leases if pod[1] and lease.pod[:2] == pod[:2] and lease.ifname == ifname]
+        return Survey([parse(*entry) for entry in txn.entries(found)], pods, former)
+
+    def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
+        own = keys.pod_of(owner.pod, owner.attachment.ifname)
+        reads = []
+        for place in self.keys.places(Want(pool, family, low, scope)):
+            first, last = (self.keys.cooling(*place, family, value) for value in (low, high))
+            reads.append(txn.read(first, next_key(last)))
+        return {
+            keys.value_of(key, family) for found in self._read(*reads) for key, pod in found if not own or pod != own
+        }
+
+    def holder(self, want: Want) -> Lease | None:
+        found, *reserved = self._read(*(txn.read(key) for key in self.keys.unique(want)))
+        if not found and reserved and reserved[0]:
+            pool = reserved[0][0][1].decode("utf-8", "replace")
+            (found,) = self._read(txn.read(self.keys.taken(LEASE, pool, want.family, want.value)))
+        return parse(*found[0]) if found else None
+
+    def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
+        return self._search.occupied((pool, scope, family, low, high))
+
+    def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
+        return self._search.next_open((pool, scope, family, value, high))
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
+        leases = [Lease(want, owner) for want in wants]
+        puts: dict[bytes, bytes] = {}
+        for lease in leases:
+            puts |= self.keys.entries(lease)
+        former = {key for old in instead_of for key in self.keys.entries(old)}
+        gone = [key for key in former if key not in puts]
+        gone += {mark for old in instead_of for mark in self.keys.marks(old, puts.keys())}
+        unique = [key for want in wants for key in self.keys.unique(want)]
+        identities = [self.keys.identity(old) for old in instead_of]
+        looked_at = {*identities, *unique, *(key for old in instead_of for key in self.keys.unique(old))}
+        reads = [txn.read(key, keys_only=True) for key in looked_at]
+        if len(set(unique)) < len(unique) or len(set(identities)) < len(identities):  # it cannot succeed
+            found = txn.answers(self._call(txn.transaction([], reads)))
+            return Taken(self._taken(wants, instead_of, found))
+        void = self.keys.all("void", *owner.attachment.key())
+        compare = [txn.exists(key) for key in identities]
+        compare += [txn.absent(key) for key in unique if key not in former]
+        compare.append(txn.absent(self.keys.void(owner.attachment, owner.sequence), end_of(void)))
+        changes = [txn.put(*entry) for entry in puts.items()] + [txn.delete(key) for key in gone]
+        freed = given_up(instead_of, wants) if self.cooldown else []
+        term = self._term() if freed else ""
+        memory = {key: pod for old in freed for key, pod in self._cooling(old, term).items()}
+        changes += [txn.put(key, pod, term) for key, pod in memory.items()]
+        try:
+            reply = self._call(txn.transaction(compare, changes, reads), once=True)
+        except Open as fault:
+            return self._settled(leases, owner, fault)
+        if txn.succeeded(reply):
+            return Claimed(leases)
+        taken = self._taken(wants, instead_of, txn.answers(reply))
+        return Taken(taken) if taken else Unknown(Open(f"a claim of {owner.attachment} came too late: retry"))
+
+    def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[dict[str, Any]]) -> list[Want]:
+        """The wants and leases that a claim failed by, from the keys that were `found`."""
+        there = {key for answer in found for key, _ in txn.entries(answer)}
+        taken = []
+        for old in instead_of:
+            if self.keys.identity(old) in there:
+                there -= {self.keys.identity(old), *self.keys.unique(old)}
+            else:
+                taken.append(old.want)
+        for want in wants:
+            unique = self.keys.unique(want)
+            if there.isdisjoint(unique):
+                there.update(unique)
+            else:
+                taken.append(want)
+        return taken
+
+    def _settled(self, leases: list[Lease], owner: Owner, fault: CniError) -> Claimed | Unknown:
+        """Whether a claim was made whose reply was lost; from now on it cannot be."""
+        try:
+            if self._forbid(owner.attachment, owner.sequence, [self.keys.identity(lease) for lease in leases]):
+                return Unknown(fault)
+        except CniError as other:
+            return Unknown(other)
+        return Claimed(leases)
+
+    def settle(self, attachment: Attachment, sequence: int) -> None:
+        self._forbid(attachment, sequence, [])
+
+    def _forbid(self, attachment: Attachment, sequence: int, unless: list[bytes]) -> bool:
+        """Make all claims of `attachment` up to `sequence` fail, unless these keys exist; whether they do not."""
+        lease = self._grant(_VOID_SECONDS)
+        void = [txn.put(self.keys.void(attachment, sequence), b"", lease)]
+        if not unless:
+            self._call(txn.transaction([], void))
+            return True
+        return not txn.succeeded(self._call(txn.transaction([txn.exists(key) for key in unless], [], void)))
+
+    def release(self, leases: Sequence[Lease]) -> int:
+        if not leases:
+            return 0
+        distinct = list({lease.key(): lease for lease in leases}.values())
+        term = self._term()
+        each = []
+        written: set[bytes] = set()  # etcd takes a key once
+        for lease in sorted(
+            distinct, key=lambda lease: -lease.sequence
+        ):  # etcd compares all before it changes anything
+            changes = [txn.delete(key) for key in (*self.keys.entries(lease), *self.keys.marks(lease))]
+            cooling = self._cooling(lease, term)
+            place = keys.place_of(lease.family, lease.value)
+            former = {self.keys.former(lease): place} if returns(lease.pod) else {}
+            changes += [txn.put(key, pod, term) for key, pod in cooling.items() if key not in written]
+            changes += [txn.put(key, place) for key, place in former.items() if key not in written]
+            written |= {*cooling, *former}
+            each.append(txn.within(txn.transaction([txn.exists(self.keys.identity(lease))], changes)))
+        freed = sum(txn.inner(self._call(txn.transaction([], each))))
+        if any(returns(lease.pod) for lease in distinct) and posix.urandom(1)[0] < _FORGETS:
+            self.forget()
+        return freed
+
+    def _term(self) -> str:
+        """The ID of an etcd lease that ends with a cooldown from now on; "" for none."""
+        try:
+            return self._grant(self.cooldown) if self.cooldown else ""
+        except Unreachable:
+            raise
+        except CniError:  # etcd takes no more keys; the release must succeed nevertheless
+            return ""
+
+    def _cooling(self, lease: Lease, term: str) -> dict[bytes, bytes]:
+        pod = keys.pod_of(lease.pod, lease.ifname)
+        places = self.keys.places(lease) if term else []
+        return {self.keys.cooling(*place, lease.family, lease.value): pod for place in places}
+
+    def forget(self) -> None:
+        """Remove the oldest former addresses of pods above FORMER."""
+        prefix = self.keys.all("former")
+        try:
+            (counted,) = txn.answers(self._call({"success": [txn.count(prefix, end_of(prefix))]}))
+            surplus = txn.number(counted) - FORMER
+            if surplus > 0:
+                oldest = txn.read(prefix, end_of(prefix), min(surplus, _FORGOTTEN), keys_only=True, oldest=True)
+                self._call(txn.transaction([], [txn.delete(key) for key, _ in self._read(oldest)[0]]))
+        except CniError:
+            pass  # the release is made; another one repeats this
+
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+        prefix = self.keys.all("node", node, pool) if node else self.keys.all(LEASE, pool)
+        place = self.keys.all(LEASE, pool)[len(self.keys.all(LEASE)) :]
+        start = prefix
+        if after:
+            key = self.keys.taken(LEASE, pool, after.family, after.value)
+            start = next_key(prefix + keys.last_name(key).encode())
+        while True:
+            (found,) = self._read(txn.read(start, end_of(prefix), limit, keys_only=bool(node)))
+            if not node or not found:
+                return [parse(*entry) for entry in found]
+            page = [
+                lease
+                for lease in self._leases([place + keys.last_name(key).encode() for key, _ in found])
+                if lease.node == node
+            ]
+            if page:
+                return page
+            start = next_key(found[-1][0])  # all of these are gone by now
+
+    def pools(self) -> list[Pool]:
+        prefix = self.keys.all(LEASE)
+        found: list[Pool] = []
+        (first,) = self._read(txn.read(prefix, end_of(prefix), 1, keys_only=True))
+        while first:
+            name, _, place = first[0][0][len(prefix) :].partition(b"/")
+            own = prefix + name + b"/"
+            reply = self._call(
+                txn.transaction(
+                    [],
+                    [txn.count(own, end_of(own)), txn.read(end_of(own), end_of(prefix), 1, keys_only=True)],
+                )
+            )
+            counted, following = txn.answers(reply)
+            found.append(Pool(keys.unescaped(name), 4 if len(place) == 8 else 6, txn.number(counted)))
+            first = txn.entries(following)
+        return sorted(found, key=lambda pool: pool.name)
+
+    def entries(self, after: bytes = b"", limit: int = 1000) -> list[Entry]:
+        """Up to `limit` keys below the prefix behind `after`, with their values, in their order; for an audit."""
+        root = self.keys.root
+        return self._read(txn.read(next_key(after) if after else root, end_of(root), limit))[0]
+
+    def expected(self, lease: Lease) -> dict[bytes, bytes]:
+        """All keys of `lease`, with their values."""
+        return self.keys.entries(lease)
+
+    def _leases(self, places: list[bytes]) -> list[Lease]:
+        """The leases at these places, POOL/ADDRESS as in keys."""
+        prefix = self.keys.all(LEASE)
+        found: list[Lease] = []
+        for i in range(0, len(places), _AT_ONCE):
+            reads = [txn.read(prefix + place) for place in places[i : i + _AT_ONCE]]
+            found += [parse(*entry) for entries in self._read(*reads) for entry in entries]
+        return found
+
+    def _grant(self, seconds: int) -> str:
+        """The ID of a new etcd lease: keys put with it end after `seconds`."""
+        return str(self._gateway.call("lease/grant", {"TTL": str(seconds)}).get("ID") or "")
+
+    def _read(self, *reads: Op) -> list[list[Entry]]:
+        """The answer of each of `reads`, all of one moment."""
+        return [txn.entries(answer) for answer in txn.answers(self._call({"success": reads}))]
+
+    def _call(self, transaction: dict[str, Any], once: bool = False) -> dict[str, Any]:
+        return self._gateway.call("kv/txn", transaction, once)

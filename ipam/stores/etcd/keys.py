@@ -1,0 +1,183 @@
+"""The keys of the etcd store and their values. Pure.
+
+Under PREFIX/v1/, with "%" and "/" of a name written as %25 and %2F, and addresses as 8 or 32 hexadecimal digits, so
+that the order of keys is that of addresses:
+
+    lease/POOL/ADDRESS                                              the lease, JSON
+    reserved/SCOPE/ADDRESS                                          the pool whose lease reserves it
+    attachment/NETWORK/CONTAINERID/IFNAME/POOL/ADDRESS/SEQUENCE     the lease once more, found by its attachment
+    pod/NAMESPACE/NAME/IFNAME/POOL/ADDRESS                          nothing: the lease is found by its pod,
+    node/NODE/POOL/ADDRESS                                          and by its node
+    full/KIND/SPACE/SIZE/ADDRESS                                    nothing: SIZE addresses from there on are all taken,
+                                                                    of a pool (KIND lease) or a scope (reserved)
+    void/NETWORK/CONTAINERID/IFNAME/SEQUENCE                        nothing: claims up to this sequence come too late
+    former/NAMESPACE/NAME/IFNAME/POOL                               the address that a pod had there last
+    cooling/KIND/SPACE/ADDRESS                                      the pod that had the address, as NAMESPACE/NAME/IFNAME;
+                                                                    it goes when the address may be given again
+
+The first five are created and deleted together. The key below attachment/ has all that makes a lease this one: while it
+exists, the lease is as it was read.
+"""
+
+from __future__ import annotations
+
+from cni.shared.spec import codec
+from cni.shared.spec.errors import InvalidConfig, StateDamaged
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Want, from_json, to_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+BLOCK, LARGE = 64, 4096  # addresses; LARGE is 64 blocks, for one transaction compares no more than 128 keys
+LEASE, RESERVED = "lease", "reserved"
+_DIGITS = {4: 8, 6: 32}  # of an address of a family
+
+
+class Keys:
+    """The keys under one prefix. InvalidConfig for a name that cannot be in a key."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self, prefix: str) -> None:
+        self._root = f"{prefix.rstrip('/')}/v1/"
+
+    @property
+    def root(self) -> bytes:
+        """The beginning of all keys."""
+        return self._root.encode()
+
+    def taken(self, kind: str, space: str, family: int, value: int) -> bytes:
+        """The key of an address in a pool (`kind` LEASE) or a scope (RESERVED)."""
+        return self._key(kind, space) + place_of(family, value)
+
+    def all(self, kind: str, *names: str) -> bytes:
+        """The beginning of the keys of this kind with these names next."""
+        return self._key(kind, *names)
+
+    def full(self, kind: str, space: str, size: int, family: int, value: int) -> bytes:
+        return self._key("full", kind, space, str(size)) + place_of(family, value)
+
+    def void(self, attachment: Attachment, sequence: int) -> bytes:
+        return self._key("void", *attachment.key()) + b"%016x" % sequence
+
+    def identity(self, lease: Lease) -> bytes:
+        """The key below attachment/ of `lease`."""
+        place = place_of(lease.family, lease.value).decode()
+        names = (lease.network, lease.container_id, lease.ifname, lease.pool, place)
+        return self._key("attachment", *names) + b"%016x" % lease.sequence
+
+    def places(self, want: Want | Lease) -> list[tuple[str, str]]:
+        """(kind, space) of each key that only one lease can have."""
+        reserved = [] if want.scope is None else [(RESERVED, want.scope)]
+        return [(LEASE, want.pool), *reserved]
+
+    def unique(self, want: Want | Lease) -> list[bytes]:
+        """The keys that only one lease can have."""
+        return [self.taken(kind, space, want.family, want.value) for kind, space in self.places(want)]
+
+    def entries(self, lease: Lease) -> dict[bytes, bytes]:
+        """The first five keys of `lease`, with their values."""
+        place = place_of(lease.family, lease.value)
+        written = codec.dumps(to_json(lease)).encode()
+        found = {self._key(LEASE, lease.pool) + place: written, self.identity(lease): written}
+        if lease.scope is not None:
+            found[self._key(RESERVED, lease.scope) + place] = lease.pool.encode()
+        if lease.pod[1]:
+            found[self._key("pod", *lease.pod[:2], lease.ifname, lease.pool) + place] = b""
+        found[self._key("node", lease.node, lease.pool) + place] = b""
+        return found
+
+    def marks(self, lease: Lease, kept: Collection[bytes] = ()) -> list[bytes]:
+        """The marks "full" that end with `lease`, without those of the keys in `kept`."""
+        return [
+            self.full(kind, space, size, lease.family, lease.value & -size)
+            for kind, space in self.places(lease)
+            if self.taken(kind, space, lease.family, lease.value) not in kept
+            for size in (BLOCK, LARGE)
+        ]
+
+    def former(self, lease: Lease) -> bytes:
+        """The key of the last address of the pod of `lease` in its pool."""
+        return self._key("former", *lease.pod[:2], lease.ifname, lease.pool)[:-1]
+
+    def cooling(self, kind: str, space: str, family: int, value: int) -> bytes:
+        """The key of an address of a pool or scope during its cooldown."""
+        return self._key("cooling", kind, space) + place_of(family, value)
+
+    def _key(self, *names: str) -> bytes:
+        try:
+            return (self._root + "".join(f"{_escaped(name)}/" for name in names)).encode()
+        except UnicodeError:
+            raise InvalidConfig(f"{names!r:.100} cannot be kept in etcd: it is not UTF-8; want another name") from None
+
+
+def end_of(prefix: bytes) -> bytes:
+    """The first key behind all that begin with `prefix`, which ends with "/"."""
+    return prefix[:-1] + b"0"
+
+
+def next_key(key: bytes) -> bytes:
+    """The first key behind `key`."""
+    return key + b"\0"
+
+
+def last_name(key: bytes) -> str:
+    """The last name in a key."""
+    return key.rpartition(b"/")[2].decode()
+
+
+def unescaped(name: bytes) -> str:
+    """A name of a key as it was written."""
+    return name.decode().replace("%2F", "/").replace("%25", "%")
+
+
+def value_of(key: bytes, family: int) -> int:
+    """The address that a key ends with; StateDamaged names a key that ends with none of this family."""
+    place = key.rpartition(b"/")[2]
+    try:
+        if len(place) == _DIGITS[family] and place.isalnum():
+            return int(place, 16)
+    except ValueError:
+        pass
+    raise _foreign(key, "does not end with an address")
+
+
+def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
+    """How a pod and one of its interfaces are named in a value; b"" for a pod without a name."""
+    return f"{pod[0]}/{pod[1]}/{ifname}".encode() if pod[1] else b""
+
+
+def address_of(place: bytes) -> list[tuple[int, int]]:
+    """(family, value) of an address as keys end with; nothing of what is none: a memory is but a preference."""
+    family = 4 if len(place) == _DIGITS[4] else 6
+    try:
+        return [(family, value_of(b"/" + place, family))]
+    except StateDamaged:
+        return []
+
+
+def _escaped(name: str) -> str:
+    return name.replace("%", "%25").replace("/", "%2F") if "/" in name or "%" in name else name
+
+
+def place_of(family: int, value: int) -> bytes:
+    """An address as keys end with it."""
+    return b"%08x" % value if family == 4 else b"%032x" % value
+
+
+def parse(key: bytes, value: bytes) -> Lease:
+    """The lease that `value` holds; StateDamaged names the key of any other value."""
+    try:
+        return from_json(codec.loads(value))
+    except (ValueError, TypeError):
+        raise _foreign(key, "does not hold a lease of railcni", f"its value begins with {value[:200]!r}") from None
+
+
+def _foreign(key: bytes, fault: str, details: str = "") -> StateDamaged:
+    name = key.decode("utf-8", "replace")
+    return StateDamaged(
+        f"etcd key {name} {fault}: find out who wrote it; remove it with `etcdctl del {name}` when nothing uses the address",
+        details,
+    )

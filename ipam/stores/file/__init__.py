@@ -1,0 +1,292 @@
+"""The file store: the leases of one machine in one SQLite file, without a daemon.
+
+    DATADIR/leases.db                  table `lease`: a row a lease; table `bitmap`: which addresses are leased
+    DATADIR/leases.db-journal          SQLite's; it stays, and holds nothing between two calls
+    DATADIR/leases.db.damaged-N        a file that was found damaged
+
+Pools and reservation scopes have bitmaps: an address can be claimed when its bit is set in neither. A claim is one
+transaction, with as many rows in a full pool as in an empty one.
+
+A new file, and one that a power loss has torn, begins with the leases of `restore`, from the attachment records; a sound one
+of an earlier boot begins with its own leases (ipam.stores.file.database).
+"""
+
+from __future__ import annotations
+
+import time
+
+from cni.shared.spec.request import Attachment
+from ipam.leases import COOLDOWN, Lease, Owner, Pool, Want, given_up, returns
+from ipam.stores.base import CREATE, FORMER, Claimed, Store, Survey, Taken, Unknown
+from ipam.stores.file import bitmap, schema
+from ipam.stores.file.database import WAIT_SECONDS, DiskFull, OutcomeUnknown, open_database
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from typing import Any
+
+    from ipam.stores.base import Window
+    from ipam.stores.file.database import Database
+
+NAME = "leases.db"
+
+
+class FileStore(Store):
+    """The store in `directory`, opened anew for each session.
+
+    `use` is READ, CHANGE or CREATE (ipam.stores.base). Unless it is CREATE, a missing file is an empty store without claims.
+    """
+
+    __slots__ = ("_database", "_restore", "_seconds", "_use", "directory", "path")
+
+    kind = "file"
+
+    def __init__(
+        self,
+        directory: str,
+        use: int = CREATE,
+        restore: Callable[[], list[Lease]] = list,
+        seconds: float = WAIT_SECONDS,
+    ) -> None:
+        super().__init__()
+        self.directory = directory
+        self.path = f"{directory}/{NAME}"
+        self._use = use
+        self._restore = restore
+        self._seconds = seconds
+        self._database: Database | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind, "path": self.directory}
+
+    def begin(self) -> None:
+        opened = open_database(self.path, self._use, self._seconds)
+        if opened:
+            self._database, begins = opened
+            if begins:
+                self._fill(self._database)
+
+    def end(self) -> None:
+        if self._database:
+            self._database.close()
+            self._database = None
+
+    def find(self, attachment: Attachment) -> list[Lease]:
+        network, container_id, ifname = attachment.key()
+        return self._leases(schema.FIND, container_id, ifname, network)
+
+    def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
+        (namespace, name, _), ifname = owner.pod, owner.attachment.ifname
+        with self.session():
+            pods = self._leases(schema.FIND_POD, name, namespace, ifname) if name else []
+            former = []
+            if returns(owner.pod) and self._rows(schema.EXISTS, "former"):
+                former = [bitmap.address(key) for (key,) in self._rows(schema.FIND_FORMER, namespace, name, ifname)]
+            return Survey(self.find(owner.attachment), pods, former)
+
+    def holder(self, want: Want) -> Lease | None:
+        key = bitmap.address_key(want.family, want.value)
+        found = self._leases(schema.FIND_ADDRESS, want.pool, key) or self._leases(schema.FIND_RESERVED, want.scope, key)
+        return found[0] if found else None
+
+    def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
+        bits = 0
+        with self.session():
+            at = low
+            while at <= high:
+                number, index = bitmap.leaf(family, at)
+                bits |= self._either(0, pool, scope, number) >> index << at - low
+                at += bitmap.SIZE - index
+        return bits & (1 << high - low + 1) - 1
+
+    def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
+        at = value
+        with self.session():
+            while at <= high:
+                number, index = bitmap.summary(family, at)
+                found = bitmap.lowest_clear(self._either(schema.SUMMARY, pool, scope, number), index)
+                if found == index:
+                    return at
+                at = (at >> bitmap.SHIFT) - index + found << bitmap.SHIFT
+                if found < bitmap.SIZE:
+                    break
+        return min(at, high + 1)
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
+        with self.session():
+            database = self._open()
+            leases = [Lease(want, owner) for want in wants]
+            try:
+                taken = [old.want for old in instead_of if not self._delete(old)]
+                taken += [want for want, lease in zip(wants, leases, strict=True) if not self._insert(lease)]
+                if self.cooldown and not taken:
+                    self._cool(given_up(instead_of, wants))
+            except BaseException:
+                database.roll_back()
+                raise
+            if taken:
+                database.roll_back()
+                return Taken(taken)
+            try:
+                database.commit()
+            except OutcomeUnknown as reason:
+                return Unknown(reason)
+            return Claimed(leases)
+
+    def release(self, leases: Sequence[Lease]) -> int:
+        with self.session():
+            if self._database is None:
+                return 0
+            try:
+                return self._free(self._database, leases, True)
+            except DiskFull:  # no room for memories; the release must succeed
+                return self._free(self._database, leases, False)
+
+    def _free(self, database: Database, leases: Sequence[Lease], remember: bool) -> int:
+        try:
+            gone = [lease for lease in leases if self._delete(lease)]
+            if gone and remember:
+                self._remember([lease for lease in gone if returns(lease.pod)])
+                if self.cooldown:
+                    self._cool(gone)
+        except BaseException:
+            database.roll_back()
+            raise
+        if gone:
+            database.commit()
+        return len(gone)
+
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+        start = bitmap.address_key(after.family, after.value) if after else b""
+        if node:
+            return self._leases(schema.PAGE_OF_NODE, pool, start, node, limit)
+        return self._leases(schema.PAGE, pool, start, limit)
+
+    def pools(self) -> list[Pool]:
+        found: dict[str, Pool] = {}
+        for name, number, row in self._rows(schema.POOLS, schema.POOL):
+            pool = found.setdefault(name, Pool(name, 4 if len(number) == 3 else 6, 0))
+            pool.used += bitmap.decode(row).bit_count()
+        return list(found.values())
+
+    def of_earlier_boots(self, pool: str, node: str, boot_id: str, limit: int = 1000) -> list[Lease]:
+        return self._leases(schema.EARLIER_BOOTS, pool, boot_id, node, limit)
+
+    def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
+        namespace, name, _ = owner.pod
+        found: set[tuple[int, int]] = set()
+        with self.session():
+            if not self._rows(schema.EXISTS, "cooling"):
+                return ()
+            now = int(time.time())
+            what = (bitmap.address_key(family, low), bitmap.address_key(family, high), now + 1, now + COOLDOWN + 1)
+            for kind, space in ((schema.POOL, pool), (schema.SCOPE, scope)):
+                rows = self._rows(schema.FIND_COOLING, kind, space, *what, name, namespace, owner.attachment.ifname)
+                found |= {bitmap.address(key) for (key,) in rows}
+        return {value for of, value in found if of == family}
+
+    def _open(self) -> Database:
+        assert self._database, "a claim needs a store that was opened with CREATE"  # noqa: S101  # a fault of the caller
+        return self._database
+
+    def _fill(self, database: Database) -> None:
+        """Fill the file with its own leases, or else with the restored ones; of two for one address the later claim counts.
+
+        The bitmaps are made anew: a power loss may have kept a lease and lost its bits.
+        """
+        leases = self._leases(schema.ALL)
+        for statement in schema.EMPTY:
+            self._rows(statement)
+        for lease in sorted(leases or self._restore(), key=lambda lease: -lease.sequence):
+            self._insert(lease)
+        database.commit()
+
+    def _remember(self, leases: Sequence[Lease]) -> None:
+        if leases:
+            self._rows(schema.FORMER)
+        for lease in leases:
+            key = bitmap.address_key(lease.family, lease.value)
+            self._rows(schema.REMEMBER, *lease.pod[:2], lease.ifname, lease.pool, key)
+            self._rows(schema.FORGET, FORMER)
+
+    def _cool(self, leases: Sequence[Lease]) -> None:
+        now = int(time.time())
+        self._rows(schema.COOLING)
+        self._rows(schema.COOLING_UNTIL)
+        self._rows(schema.COOLED, now)
+        for lease in leases:
+            key = bitmap.address_key(lease.family, lease.value)
+            until = now + self.cooldown + 1  # the second that has begun does not count
+            for kind, space in ((schema.POOL, lease.pool), (schema.SCOPE, lease.scope)):
+                if space is not None:
+                    self._rows(schema.COOL, kind, space, key, until, *lease.pod[:2], lease.ifname)
+
+    def _rows(self, sql: str, *values: Any) -> list[Any]:
+        with self.session():
+            return self._database.run(sql, *values) if self._database else []
+
+    def _leases(self, sql: str, *values: Any) -> list[Lease]:
+        return [_lease(row) for row in self._rows(sql, *values)]
+
+    def _insert(self, lease: Lease) -> bool:
+        """Add a lease and its bits; False, without a change, when one of them is set."""
+        family, value = lease.family, lease.value
+        number, index = bitmap.leaf(family, value)
+        if self._either(0, lease.pool, lease.scope, number) >> index & 1:
+            return False
+        self._mark(schema.POOL, lease.pool, family, value, True)
+        if lease.scope is not None:
+            self._mark(schema.SCOPE, lease.scope, family, value, True)
+        key = bitmap.address_key(family, value)
+        attachment = (lease.network, lease.container_id, lease.ifname)
+        claim = (lease.node, lease.boot_id, lease.netns, lease.sequence)
+        self._rows(schema.INSERT, lease.pool, key, lease.scope, *attachment, *lease.pod, *claim)
+        return True
+
+    def _delete(self, lease: Lease) -> bool:
+        """Remove a lease that is still as it is here, and its bits; whether it existed."""
+        key = bitmap.address_key(lease.family, lease.value)
+        found = self._rows(
+            schema.MATCH, lease.pool, key, lease.container_id, lease.ifname, lease.network, lease.sequence
+        )
+        if not found:
+            return False
+        ((scope,),) = found
+        self._rows(schema.DELETE, lease.pool, key)
+        self._mark(schema.POOL, lease.pool, lease.family, lease.value, False)
+        if scope is not None:
+            self._mark(schema.SCOPE, scope, lease.family, lease.value, False)
+        return True
+
+    def _mark(self, kind: int, space: str, family: int, value: int, leased: bool) -> None:
+        """Set or clear the bit of an address, and its leaf's in the summary when the leaf becomes full or was full."""
+        number, index = bitmap.leaf(family, value)
+        before, after = self._change_bit(kind, space, number, index, leased)
+        if bitmap.FULL in (before, after) and before != after:
+            self._change_bit(kind + schema.SUMMARY, space, *bitmap.summary(family, value), after == bitmap.FULL)
+
+    def _change_bit(self, kind: int, space: str, number: bytes, index: int, on: bool) -> tuple[int, int]:
+        before = bitmap.decode(b"".join(row for (row,) in self._rows(schema.BITS, kind, space, number)))
+        after = before | 1 << index if on else before & ~(1 << index)
+        if after:
+            self._rows(schema.WRITE_BITS, kind, space, number, bitmap.encode(after))
+        elif before:
+            self._rows(schema.CLEAR_BITS, kind, space, number)
+        return before, after
+
+    def _either(self, level: int, pool: str, scope: str | None, number: bytes) -> int:
+        """The bits that are set in the row of the pool or of the scope."""
+        bits = 0
+        for (row,) in self._rows(
+            schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number
+        ):
+            bits |= bitmap.decode(row)
+        return bits
+
+
+def _lease(row: Any) -> Lease:
+    pool, key, scope, network, container_id, ifname, namespace, pod, uid, node, boot_id, netns, sequence = row
+    family, value = bitmap.address(key)
+    owner = Owner(Attachment(network, container_id, ifname), (namespace, pod, uid), node, boot_id, netns, sequence)
+    return Lease(Want(pool, family, value, scope), owner)

@@ -1,0 +1,332 @@
+"""The lease file: an SQLite database that one process at a time has open, under flock(2).
+
+SQLite's own locks are contended only while another program reads the file. A killed process leaves a hot journal
+(PATH-journal), which SQLite rolls back when the next process opens the file.
+
+journal_mode=PERSIST is the cheapest here, and a journal with its blocks lets a full disk still release leases.
+
+synchronous=OFF: a killed process loses nothing, and after a power loss no lease is in use (docs/durability.md), but the file
+may be torn. So the first process of a boot (noted in `application_id`) checks the whole file, and sets it aside unless it is
+sound.
+"""
+
+from __future__ import annotations
+
+import _blake2
+import posix
+import sys
+from _functools import _lru_cache_wrapper  # type: ignore[import-not-found]
+
+from cni.shared.kernel import locks, node
+from cni.shared.spec.errors import InvalidConfig, IoFailure, StateDamaged, TryAgainLater
+from ipam.stores.base import CREATE, READ
+from ipam.stores.file.locked import open_locked, refused
+from ipam.stores.file.schema import FORMAT, TABLES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from cni.shared.spec.errors import CniError
+
+
+class _Functools:
+    """The part of functools that _sqlite3 imports, from its C half: all of functools would cost a process 2.3 ms."""
+
+    @staticmethod
+    def lru_cache(most: int) -> Callable[[Callable[..., Any]], Any]:
+        return lambda function: _lru_cache_wrapper(function, most, False, tuple)
+
+
+_absent = "functools" not in sys.modules
+if _absent:
+    sys.modules["functools"] = _Functools  # type: ignore[assignment]
+import _sqlite3  # noqa: E402
+
+if _absent:
+    del sys.modules["functools"]  # a later import gets the real one
+
+WAIT_SECONDS = 60.0  # as for an attachment; a hundred waiters on a slow disk need some of it
+_BUSY_SECONDS = 2.0
+_NO_TEXT = "a text in it is not UTF-8"
+_BOOT_AT, _BOOT_BYTES = 68, 4  # application_id (https://sqlite.org/fileformat.html, section 1.3)
+_MOST_KEPT = 4
+_MAGIC = 0x7263 << 16  # in user_version: above the format, to know a file of ours
+
+
+class Database:
+    """The lease file at `path`, open and locked until `close`. Its methods raise CniErrors that name the path."""
+
+    __slots__ = ("_connection", "_fd", "_has_failed", "_use", "path")
+
+    def __init__(self, path: str, use: int, fd: int) -> None:
+        self.path = path
+        self._use = use
+        self._fd = fd
+        self._has_failed = False
+        self._connection: Any = None
+
+    def run(self, sql: str, *values: Any) -> list[Any]:
+        """The rows of a statement, in the open transaction or in a new one."""
+        try:
+            if not self._connection.in_transaction:
+                self._connection.execute("BEGIN")
+            return self._connection.execute(sql, values).fetchall()  # type: ignore[no-any-return]
+        except _sqlite3.Error as fault:
+            raise self._failure(fault) from None
+        except UnicodeDecodeError:
+            raise self.damaged(_NO_TEXT) from None
+        except (UnicodeError, OverflowError) as fault:
+            raise InvalidConfig(f"{values!r:.100} cannot be kept in {self.path}: {fault}; want another name") from None
+
+    def commit(self) -> None:
+        """Commit the open transaction, or undo it and raise; OutcomeUnknown when neither is certain."""
+        try:
+            self._connection.execute("COMMIT")
+        except _sqlite3.Error as fault:
+            self.roll_back()
+            failure = self._failure(fault)
+            if _code(fault) == _sqlite3.SQLITE_IOERR:
+                raise OutcomeUnknown(failure.msg) from None
+            raise failure from None
+
+    def roll_back(self) -> None:
+        try:
+            if self._connection is not None and self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except _sqlite3.Error:
+            pass  # the next one to open the file rolls it back
+
+    def close(self) -> None:
+        """Roll back, and give up the lock; a second call does nothing."""
+        if kept is not None and self._connection is not None and not self._has_failed:
+            self.roll_back()
+            locks.unlock_file(self._fd)
+            kept[self.path, self._use] = self
+            if len(kept) > _MOST_KEPT:
+                kept.pop(next(iter(kept)))._shut()  # the one that was not used for longest
+            return
+        self._shut()
+
+    def _shut(self) -> None:
+        self._disconnect()
+        if self._fd >= 0:
+            posix.close(self._fd)
+            self._fd = -1
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self.roll_back()
+            self._connection.close()
+            self._connection = None
+
+    def damaged(self, reason: str) -> StateDamaged:
+        """Set the file aside, so that no decision depends on it; the error to raise."""
+        what = f"lease file {self.path} is damaged"
+        if self._use == READ:
+            return StateDamaged(f"{what}: the next ADD or DEL sets it aside, and says so ({reason})")
+        is_torn = self._is_of_earlier_boot()
+        try:
+            aside = self._set_aside()
+        except OSError as fault:
+            return StateDamaged(
+                f"{what} and cannot be renamed ({fault.strerror}): move it away, then the leases are rebuilt from the"
+                f" attachment records ({reason})"
+            )
+        finally:
+            self.close()
+        kind = Torn if is_torn else StateDamaged
+        return kind(
+            f"{what}: it was set aside as {aside.rpartition('/')[2]} beside it. Try again: the leases are rebuilt from the"
+            f" attachment records ({reason})",
+            f"what else the file holds can be read with: sqlite3 {aside} .recover",
+        )
+
+    def _take_again(self, seconds: float) -> bool:
+        """Lock the file that `close` has kept; False, and all closed, when another has its path."""
+        former, self._fd = posix.fstat(self._fd), open_locked(self.path, self._use, seconds, self._fd)
+        if self._fd >= 0:
+            now = posix.fstat(self._fd)
+            if (now.st_dev, now.st_ino) == (former.st_dev, former.st_ino):
+                ((version,),) = self.run("PRAGMA user_version")
+                self._check_format(version)
+                return True
+        self._has_failed = True
+        self.close()
+        return False
+
+    def _connect(self) -> bool:
+        """Open the file with SQLite; False for an empty one."""
+        if self._use != CREATE and posix.fstat(self._fd).st_size == 0:
+            return False
+        try:
+            self._connection = _sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+            ((version,),) = self._connection.execute("PRAGMA user_version").fetchall()
+            self._check_format(version)
+            self._connection.executescript(
+                "PRAGMA journal_mode=PERSIST; PRAGMA synchronous=OFF; PRAGMA trusted_schema=OFF"
+            )
+        except _sqlite3.Error as fault:
+            raise self._failure(fault) from None
+        except UnicodeDecodeError:  # in what SQLite says of a table
+            raise self.damaged(_NO_TEXT) from None
+        if version:
+            return True
+        if self.run("SELECT 1 FROM sqlite_master LIMIT 1"):
+            raise self._of_others()
+        return False
+
+    def _check_format(self, version: int) -> None:
+        """Refuse a file of others or of a newer format, before any change or reading."""
+        if version in (0, _MAGIC | FORMAT):
+            return
+        if version & ~0xFFFF != _MAGIC:
+            raise self._of_others()
+        raise IoFailure(
+            f"lease file {self.path} has format {version & 0xFFFF}, and this railcni knows {FORMAT}: a newer railcni has"
+            " written it; install that version again"
+        )
+
+    def _of_others(self) -> IoFailure:
+        return IoFailure(
+            f"{self.path} is a database of another program: set ipam.dataDir to a directory for railcni alone"
+        )
+
+    def _make(self) -> None:
+        """Make the tables, in the transaction that `_connect` began."""
+        for statement in TABLES:
+            self.run(statement)
+        self.run(f"PRAGMA user_version={_MAGIC | FORMAT}")
+        self._mark_boot()
+
+    def _mark_boot(self) -> None:
+        """Note in the open transaction that the file is sound in this boot."""
+        self.run(f"PRAGMA application_id={int.from_bytes(_this_boot(), 'big', signed=True)}")
+
+    def _is_of_earlier_boot(self) -> bool:
+        """Whether no process of this boot has checked the file; read without SQLite, which a torn file may defeat."""
+        return posix.pread(self._fd, _BOOT_BYTES, _BOOT_AT) != _this_boot()
+
+    def _examine(self) -> None:
+        """Raise Torn for a file that a power loss has damaged; the open transaction notes a sound one."""
+        found = self.run("PRAGMA integrity_check(1)")
+        if found != [("ok",)]:
+            raise self.damaged(f"{found}")
+        self._mark_boot()
+
+    def _is_sound(self) -> bool:
+        """Whether the whole file is sound: SQLite says "damaged" for a failed read of the disk, too."""
+        self._disconnect()
+        try:
+            connection = _sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+        except _sqlite3.Error:
+            return False
+        try:
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
+        except (_sqlite3.Error, UnicodeDecodeError):
+            return False
+        finally:
+            connection.close()
+
+    def _set_aside(self) -> str:
+        self._disconnect()
+        number = 1
+        while _exists(f"{self.path}.damaged-{number}"):
+            number += 1
+        aside = f"{self.path}.damaged-{number}"
+        posix.rename(self.path, aside)
+        try:  # a kill between the two leaves the journal: SQLite removes one that it finds beside an empty file
+            posix.rename(f"{self.path}-journal", f"{aside}-journal")
+        except FileNotFoundError:
+            pass
+        return aside
+
+    def _failure(self, fault: Any) -> CniError:
+        """The error for one of SQLite (https://sqlite.org/rescode.html)."""
+        self._has_failed = True
+        code = _code(fault)
+        if code in (_sqlite3.SQLITE_CORRUPT, _sqlite3.SQLITE_NOTADB):
+            if not self._is_of_earlier_boot() and self._is_sound():  # else a power loss may have torn it
+                return IoFailure(
+                    f"lease file {self.path} could not be read for a moment: retry; see the kernel's log for errors of its disk"
+                )
+            return self.damaged(str(fault))
+        if str(fault).startswith(("no such ", "Could not decode ")):  # table or column; a text that is not UTF-8
+            return self.damaged(str(fault))
+        if code == _sqlite3.SQLITE_CONSTRAINT:
+            return self.damaged(f"its bitmaps and leases differ: {fault}")
+        if code == _sqlite3.SQLITE_FULL:
+            return DiskFull(f"no lease can be written to {self.path}: the disk is full; free space there")
+        if code in (_sqlite3.SQLITE_READONLY, _sqlite3.SQLITE_CANTOPEN, _sqlite3.SQLITE_PERM):
+            return IoFailure(f"lease file {self.path} cannot be written: {fault}; make it and its directory writable")
+        if code in (_sqlite3.SQLITE_BUSY, _sqlite3.SQLITE_LOCKED):
+            return TryAgainLater(f"another program reads or writes lease file {self.path}: end it (`lsof` names it)")
+        return IoFailure(f"lease file {self.path}: {fault}; see the kernel's log for errors of its disk")
+
+
+kept: dict[tuple[str, int], Database] | None = None
+"""The files that a warm worker has open, unlocked, by path and use; None in a process that serves one call."""
+
+
+class DiskFull(IoFailure):
+    """The disk has no room for a write; one that needs less may still succeed."""
+
+
+class Torn(StateDamaged):
+    """A power loss has damaged the file: it was set aside."""
+
+
+class OutcomeUnknown(IoFailure):
+    """The disk failed during a commit: the next process that opens the file finds it made or not made."""
+
+
+def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[Database, bool] | None:
+    """The lease file, locked, and whether the caller has to fill it, in the transaction that is open then: it is new, or of an
+    earlier boot.
+
+    None for a missing or empty file unless `use` is CREATE. TryAgainLater when others keep it locked for `seconds`;
+    InvalidConfig for one on a network file system; IoFailure; StateDamaged.
+    """
+    former = kept.pop((path, use), None) if kept else None
+    try:
+        if former and former._take_again(seconds):
+            return former, False
+        fd = open_locked(path, use, seconds)
+    except OSError as fault:
+        raise refused("open", path, fault) from None
+    if fd < 0:
+        return None
+    database = Database(path, use, fd)
+    try:
+        if database._connect():
+            begins = use != READ and database._is_of_earlier_boot()
+            if begins:
+                database._examine()
+            return database, begins
+        if use == CREATE:
+            database._make()
+            return database, True
+    except Torn:
+        return open_database(path, use, seconds)
+    except BaseException:
+        database.close()
+        raise
+    database.close()
+    return None
+
+
+def _this_boot() -> bytes:
+    return _blake2.blake2b(node.boot_id().encode(), digest_size=_BOOT_BYTES).digest()
+
+
+def _code(fault: Any) -> int:
+    return (getattr(fault, "sqlite_errorcode", None) or 0) & 0xFF
+
+
+def _exists(path: str) -> bool:
+    try:
+        posix.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

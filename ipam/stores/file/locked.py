@@ -1,0 +1,157 @@
+"""A store's file, opened and locked by one process at a time, and known to be the one that its path names.
+
+The lock is flock(2), which waits in the kernel's queue: without polling, and for a bounded time. Its holder compares the
+inode, since the file may have been set aside or replaced in the meantime.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+from time import monotonic
+
+from cni.shared.kernel import files, locks
+from cni.shared.spec.errors import InvalidConfig, IoFailure, TryAgainLater
+from ipam.stores.base import CREATE, READ
+
+_FILE_TYPE, _REGULAR = 0o170000, 0o100000
+MOUNTINFO = "/proc/self/mountinfo"
+_REMOTE = frozenset(
+    ("9p", "afs", "ceph", "cifs", "fuse", "fuseblk", "lustre", "nfs", "nfs4", "smb3", "smbfs", "virtiofs")
+)
+
+
+def open_locked(path: str, use: int, seconds: float, kept: int = -1) -> int:
+    """A descriptor of the file at `path`, locked; -1 for a missing file unless `use` is CREATE. It is `kept`, an earlier
+    descriptor, if that is still of the file; else `kept` is closed.
+
+    TryAgainLater when others keep it locked for `seconds`; InvalidConfig for a network file system; IoFailure; OSError.
+    """
+    deadline = monotonic() + seconds
+    while True:
+        fd, kept = kept if kept >= 0 else _open(path, use), -1
+        if fd < 0:
+            return fd
+        try:
+            status = posix.fstat(fd)
+            _examine(path, fd, status)
+            locks.lock_file(fd, max(0.0, deadline - monotonic()))
+            if _is_at(path, status):
+                return fd
+        except TimeoutError:
+            holder = _lock_holder(fd)
+            posix.close(fd)
+            raise TryAgainLater(
+                f"lease file {path} has been locked for more than {seconds:g} s{holder}: retry; if it stays so, see what that"
+                " process waits for"
+            ) from None
+        except BaseException:
+            posix.close(fd)
+            raise
+        posix.close(fd)
+
+
+def refused(action: str, path: str, fault: OSError) -> IoFailure:
+    """The error for a failed `action` on the lease file or its directory."""
+    if isinstance(fault, files.NotPrivate):
+        return IoFailure(f"cannot {action} lease file {path}: {fault.strerror}")
+    remedy = {
+        errno.ENOSPC: "free space there",
+        errno.EDQUOT: "free space there",
+        errno.EROFS: "mount it writable, or set ipam.dataDir to a writable directory",
+        errno.EACCES: "run as root",
+        errno.EPERM: "run as root",
+        errno.ELOOP: "replace the symbolic link by the file",
+    }.get(fault.errno or 0, "see that ipam.dataDir is a local, writable directory")
+    return IoFailure(f"cannot {action} lease file {path}: {fault.strerror}; {remedy}")
+
+
+def _open(path: str, use: int) -> int:
+    flags = (posix.O_RDONLY if use == READ else posix.O_RDWR) | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
+    directory = path.rpartition("/")[0]
+    try:
+        files.check_private_directory(directory, links=True)
+        return posix.open(path, flags)
+    except files.NotPrivate as fault:
+        raise IoFailure(f"cannot keep leases in {directory}: {fault.strerror}") from None
+    except FileNotFoundError:
+        if use != CREATE:
+            return -1
+    files.make_private_directory(directory)
+    holder = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    try:
+        _refuse_remote(path, holder)
+        return posix.open(path, flags | posix.O_CREAT, 0o600)
+    finally:
+        posix.close(holder)
+
+
+def _examine(path: str, fd: int, status: posix.stat_result) -> None:
+    """Refuse a file that others can write, or on a file system whose locks do not hold."""
+    if status.st_mode & _FILE_TYPE != _REGULAR:
+        raise IoFailure(f"lease file {path} is not a regular file: remove it")
+    files.check_private(status)
+    _examine_journal(f"{path}-journal")
+    if posix.major(status.st_dev) == 0:  # none of the local block devices
+        _refuse_remote(path, fd)
+
+
+def _examine_journal(path: str) -> None:
+    """Refuse a journal that SQLite would wait for, or follow out of the directory."""
+    try:
+        status = posix.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    try:
+        files.check_private_file(status)
+    except files.NotPrivate as fault:
+        raise IoFailure(f"cannot use {path}: {fault.strerror}") from None
+
+
+def _refuse_remote(path: str, fd: int) -> None:
+    kind = remote_type(fd)
+    if kind:
+        raise InvalidConfig(
+            f'ipam.dataDir "{path.rpartition("/")[0]}" is on a file system of type {kind}, where file locks do not protect'
+            " leases: name a directory on a local disk"
+        )
+
+
+def _is_at(path: str, status: posix.stat_result) -> bool:
+    try:
+        now = posix.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino)
+
+
+def _lock_holder(fd: int) -> str:
+    """The process that holds the flock of `fd`, for a message; "" for an unknown one."""
+    inode = posix.fstat(fd).st_ino
+    try:
+        for line in files.read_whole("/proc/locks").decode().split("\n"):
+            fields = line.split()
+            if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
+                name = files.read_whole(f"/proc/{fields[4]}/comm").decode("utf-8", "replace").strip()
+                return f" by process {fields[4]} ({name})"
+    except OSError:
+        pass
+    return ""
+
+
+def remote_type(fd: int) -> str:
+    """The type of the file system that the open file `fd` lies on, when other machines may share it; else ""."""
+    for line in files.read_whole(f"/proc/self/fdinfo/{fd}").split(b"\n"):
+        key, _, value = line.partition(b":")
+        if key == b"mnt_id":
+            return find_remote(value.strip(), files.read_whole(MOUNTINFO))
+    return ""
+
+
+def find_remote(mount_id: bytes, mountinfo: bytes) -> str:
+    """As `remote_type`, for the mount with this number in a text of the form that proc_pid_mountinfo(5) describes."""
+    for line in mountinfo.split(b"\n"):
+        if line.startswith(mount_id + b" "):
+            kind = line.partition(b" - ")[2].partition(b" ")[0].decode("utf-8", "replace")
+            return kind if kind.partition(".")[0] in _REMOTE else ""
+    return ""

@@ -1,0 +1,292 @@
+"""The Kubernetes store: the pools and reservations of whereabouts v0.9.4, so that Go's nodes and ours share them.
+
+A claim patches each IPPool once, testing that the object is as it was read, and then creates a reservation for each address;
+a reservation without an allocation would have no owner. A failed claim is undone. A retry completes a killed one, or DEL clears
+it, since the allocation names the container.
+
+The node's processes hold a lock of the pool from its reading to its patch, so that each finds the object as its predecessor
+left it. A change by another node makes the test fail; the claim then reads the pool again after a random pause.
+
+An allocation has container, pod and ifname. The rest of a lease comes from `known`, the node's own records, else from its
+reservation; Go's leases have neither, and the sequence 0.
+
+A late request fails once the object has changed. So after a lost reply a claim is made again with the object read anew, and
+`settle` changes the object.
+"""
+
+from __future__ import annotations
+
+import time
+
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
+from ipam.ranges import format_address
+from ipam.stores.apiserver import is_static, uid_of
+from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
+from ipam.stores.apiserver.resources import POOLS
+from ipam.stores.apiserver.store import ObjectStore
+from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown
+from ipam.stores.kubernetes import objects
+from ipam.stores.kubernetes.change import holder_besides, patch, pauses, reserve_for_others, unreserve
+from ipam.stores.kubernetes.claim import Claim
+from ipam.stores.kubernetes.locks import PoolLocks
+from ipam.stores.kubernetes.view import Names, View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from typing import Any
+
+    from ipam.stores.base import Window
+    from ipam.stores.kubernetes.change import Changes
+
+
+class KubernetesStore(ObjectStore):
+    """`known` tells the leases of this node's records; `warn` is called for a pool that nears its limit."""
+
+    __slots__ = ("_locks", "_view", "_warn")
+
+    kind = "kubernetes"
+    window = 256  # the pool is in memory; `next_open` passes over all that is full
+    spreads = False  # a pool is one object
+
+    def __init__(
+        self,
+        store_ref: dict[str, Any],
+        seconds: float = SHARED_SECONDS,
+        known: Callable[[], list[Lease]] = list,
+        warn: Callable[[str], object] = lambda text: None,
+        names: Names | None = None,
+    ) -> None:
+        super().__init__(store_ref, seconds)
+        names = names or Names(store_ref.get("node") or "")
+        self._locks = PoolLocks(self.api, store_ref.get("pools") or [], seconds, warn)
+        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, names)
+        self._warn = warn
+
+    def begin(self) -> None:
+        """Forget the readings of the last session; the locks are taken when a pool is to be read."""
+        self._view.forget()
+        self._view.cooldown = self.cooldown
+
+    def take_locks(self) -> None:
+        self._locks.take()
+
+    def end(self) -> None:
+        self._locks.end()
+
+    def ready(self) -> None:
+        """Try a new pool on the server: its namespace may be missing, its definition too old."""
+        if fault := objects.pruned(self.api.try_create(POOLS, objects.probe())):
+            raise InvalidConfig(fault)
+
+    def find(self, attachment: Attachment) -> list[Lease]:
+        with self.session():
+            found = []
+            for pool in self._view.all():
+                for entry in pool.entries.values():
+                    if entry.container_id == attachment.container_id and entry.ifname in ("", attachment.ifname):
+                        lease = self._view.completed(self._view.lease(pool, entry))
+                        lease.network = lease.network or attachment.network
+                        if lease.attachment == attachment:
+                            found.append(lease)
+            return by_place(found)
+
+    def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
+        """A lease without a uid is left out of `pods`, unless it is certain to be the living pod's."""
+        with self.session():
+            pods = self._of_pod(owner.pod, owner.attachment.ifname)
+            unknown = [lease for lease in pods if lease.attachment != owner.attachment and not lease.pod[2]]
+            if unknown and owner.pod[2]:
+                strange = self._strange(unknown, owner.pod)
+                pods = [lease for lease in pods if lease not in strange]
+            return Survey(self.find(owner.attachment), pods, self._former(owner.pod, owner.attachment.ifname))
+
+    def _of_pod(self, pod: tuple[str, str, str], ifname: str) -> list[Lease]:
+        ref = objects.podref(pod)
+        return by_place(
+            self._view.completed(self._view.lease(pool, entry))
+            for pool in (self._view.all() if pod[1] else ())
+            for entry in pool.entries.values()
+            if entry.document.get("podref") == ref and entry.ifname == ifname
+        )
+
+    def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
+        """Those of `leases`, all without a uid, that may be of another pod of the same name, on the wire still.
+
+        A reservation that is older than the living pod was made for a former one. Without a reservation neither the time nor
+        the node of a lease is known.
+        """
+        strange = [lease for lease in leases if lease.scope is None]
+        for lease in strange:
+            self._warn(
+                f"{format_address(lease.family, lease.value)} may be in use by another pod {'/'.join(pod[:2])}, of container"
+                f" {lease.container_id}, for nothing tells the UID of its pod: it does not move. See `railcni ipam audit`"
+            )
+        reserved = [lease for lease in leases if lease.scope is not None]
+        try:
+            living = self.api.pod(*pod[:2]) if reserved else {}
+        except Gone:
+            return strange
+        except Forbidden as fault:
+            self._warn(f"whose lease that of {pod[0]}/{pod[1]} is cannot be told, and it moves: {fault.msg}")
+            return strange
+        for lease in reserved:
+            found = self._view.reservation(lease)
+            former = found and found.lease.since < str(living.get("creationTimestamp") or "") and not is_static(living)
+            if former or uid_of(living) != pod[2]:
+                strange.append(lease)
+        return strange
+
+    def _former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
+        name = objects.interface(pod, ifname)
+        told = [(pool, pool.former().get(name)) for pool in (self._view.all() if returns(pod) else ())]
+        return [(pool.family, pool.first + offset) for pool, offset in told if offset is not None]
+
+    def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
+        """Of this pool alone, without the other pools of the scope."""
+        own = objects.interface(owner.pod, owner.attachment.ifname)
+        with self.session():
+            found = self._view.pool(pool)
+            if found is None:
+                return ()
+            kept = found.cooling(int(time.time())).items()
+            values = {found.first + int(offset) for offset, (_, whose) in kept if not own or whose != own}
+            return {value for value in values if low <= value <= high}
+
+    def holder(self, want: Want) -> Lease | None:
+        with self.session():
+            pool = self._view.pool(want.pool)
+            entry = objects.allocation(pool, want)
+            if pool and entry:
+                return self._view.completed(self._view.lease(pool, entry))
+            found = self._view.reservation(want)
+            if found is None:
+                return None
+            return self._view.known_leases().get((found.lease.pool, want.family, want.value), found.lease)
+
+    def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
+        with self.session():
+            held = self._held(pool, scope, family)
+            return sum(1 << value - low for value in range(low, high + 1) if value in held)
+
+    def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
+        return self._view.held(pool, scope, family)
+
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+        with self.session():
+            found = self._view.pool(pool)
+            if found is None:
+                return []
+            page: list[Lease] = []
+            for value, entry in sorted(found.entries.items()):
+                if after and value <= after.value:
+                    continue
+                lease = self._view.lease(found, entry)
+                if not node or (lease.node == node and not entry.claimed):
+                    page.append(lease)
+                if len(page) == limit:
+                    break
+            return page
+
+    def pools(self) -> list[Pool]:
+        with self.session():
+            found = (self._view.parsed(document, 0) for document in self.api.list_all(POOLS))
+            return sorted(
+                (
+                    Pool(self._view.names.pool_of(pool.name), pool.family, len(pool.entries))
+                    for pool in found
+                    if pool.entries
+                ),
+                key=lambda pool: pool.name,
+            )
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
+        """One attempt; after a change of a pool by others the caller has to read again."""
+        with self.session():
+            self._locks.take()
+            claim = Claim(self._view, wants, owner, instead_of, self._warn)
+            if claim.conflicts(False):
+                return self._taken(claim.conflicts(True))
+            failure: Exception | None = None
+            taken: list[Want] = []
+            try:
+                taken = claim.make(self._locks.end)
+                if not taken:
+                    return Claimed(claim.leases)
+            except Open as fault:
+                self._view.forget()
+                return Unknown(fault)  # the next `find` shows the outcome
+            except (CniError, Conflict) as fault:
+                failure = fault
+            try:
+                claim.undo()
+            except CniError as fault:
+                self._view.forget()
+                return Unknown(fault)
+            if isinstance(failure, CniError):
+                raise failure
+            if failure:
+                return self._taken([])
+            self._view.thorough = True
+            return self._taken(claim.conflicts(True) or taken)
+
+    def _taken(self, wants: list[Want]) -> Taken:
+        self._view.forget()
+        return Taken(wants)
+
+    def release(self, leases: Sequence[Lease]) -> int:
+        freed = 0
+        left = list({lease.key(): lease for lease in leases}.values())
+        with self.session():
+            unreserve(self._view, left)  # before the lock, for which others wait
+            self._locks.take()
+            attempts = pauses(self.api)
+            while True:
+                there = [lease for lease in left if self._view.is_there(lease)]
+                reserve_for_others(self._view, [lease for lease in left if lease not in there])
+                left = there
+                changes: dict[str, Changes] = {}
+                for lease in left:
+                    changes.setdefault(lease.pool, {})[lease.value] = None
+                try:
+                    for name, change in changes.items():
+                        gone = [lease for lease in left if lease.pool == name]
+                        patch(self._view, name, change, cooled=gone, released=gone)
+                        self._view.remember([], gone)
+                        freed += len(gone)
+                        left = [lease for lease in left if lease.pool != name]
+                    return freed
+                except Conflict as fault:
+                    if not attempts.wait():
+                        raise TryAgainLater(
+                            f"pool {left[0].pool} of {self.api} was changed by others each time that it was to be: retry",
+                            str(fault),
+                        ) from None
+                self._view.forget()
+
+    def settle(self, attachment: Attachment, sequence: int) -> None:
+        """It also frees the reservations of a claim that came no further."""
+        with self.session():
+            own = [lease for lease in self._view.known_leases().values() if lease.attachment == attachment]
+            for name in dict.fromkeys([lease.pool for lease in own] or self._store_ref.get("pools") or ()):
+                self._fence(name)
+            self._view.forget()
+            unreserve(self._view, [lease for lease in own if not holder_besides(self._view, lease)])
+
+    def _fence(self, name: str) -> None:
+        """Change a pool, so that every patch which tests its present version fails. Open."""
+        pool = self._view.pool(name)
+        if pool is None:
+            return
+        fence = pool.patch({}, {objects.FENCE: str(time.time_ns())})
+        try:
+            self.api.patch(POOLS, self._view.names.object_of(name), fence)
+        except Gone:
+            pass  # and so are its leases
+        except Conflict as fault:
+            self._view.forget_pool(name)
+            now = self._view.pool(name)
+            if now and now.version == pool.version:  # a change by others is enough, too
+                raise Open(f"pool {name} of {self.api} could not be changed: {fault}") from None

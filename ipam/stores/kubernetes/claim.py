@@ -1,0 +1,216 @@
+"""A claim in pools and reservations: its conflicts, its parts in their order, and their undoing."""
+
+from __future__ import annotations
+
+from ipam.leases import Lease, Owner, Want, given_up
+from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
+from ipam.stores.apiserver.resources import RESERVATIONS
+from ipam.stores.base import Open
+from ipam.stores.kubernetes import objects
+from ipam.stores.kubernetes.change import create, patch, pauses, unreserve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ipam.stores.kubernetes.change import Changes
+    from ipam.stores.kubernetes.objects import Reservation
+    from ipam.stores.kubernetes.view import View
+
+
+class Claim:
+    """`wants` for `owner` in place of the leases `instead_of`. Every part of it is undone by `undo`."""
+
+    __slots__ = ("_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_warn", "_written", "leases")
+
+    def __init__(
+        self,
+        view: View,
+        wants: Sequence[Want],
+        owner: Owner,
+        instead_of: Sequence[Lease],
+        warn: Callable[[str], object],
+    ) -> None:
+        self.leases = [Lease(want, owner) for want in wants]
+        self._view = view
+        self._wants = wants
+        self._owner = owner
+        self._instead_of = instead_of
+        self._warn = warn
+        self._written: list[tuple[str, Changes]] = []  # pools, and their former allocations
+        self._made: list[Lease] = []  # with new reservations
+        self._moved: list[tuple[Lease, Lease]] = []  # with changed reservations, and their former leases
+
+    def make(self, between: Callable[[], object]) -> list[Want]:
+        """Write the pools, then the reservations; the wants that others hold, after which `undo` is due. Conflict, Open.
+
+        `between` is called after the pools: their allocations protect the addresses from then on.
+        """
+        self._write()
+        between()
+        taken = self._reserve()
+        if not taken:
+            kept = {(want.scope, want.family, want.value) for want in self._wants}
+            unreserve(self._view, [o for o in self._instead_of if (o.scope, o.family, o.value) not in kept])
+            self._view.remember(self.leases, self._instead_of)
+        return taken
+
+    def conflicts(self, reservations: bool) -> list[Want]:
+        """The wants and leases that the claim fails by: by the pools, and with `reservations` by these too."""
+        given: list[Want] = []
+        accepted: list[Want] = []
+        taken: list[Want] = []
+        for old in self._instead_of:
+            is_twice = any((old.pool, old.value, old.family) == (w.pool, w.value, w.family) for w in given)
+            (taken if is_twice or not self._view.is_there(old) else given).append(old.want)
+        for want in self._wants:
+            free = [w for w in given if (w.family, w.value) == (want.family, want.value)]
+            pool = self._view.pool(want.pool)
+            held = any(want.excludes(other) for other in accepted)
+            if pool is not None and want.value in pool.entries:
+                held = held or all(w.pool != want.pool for w in free)
+            if reservations and not held and want.scope is not None and all(w.scope != want.scope for w in free):
+                found = self._view.reservation(want)
+                held = found is not None and not self._is_own(want)
+            (taken if held else accepted).append(want)
+        return taken
+
+    def _is_own(self, want: Want) -> bool:
+        """Whether the reservation of `want` belongs to a lease that the claim gives up at its address."""
+        found = self._view.reservation(want)
+        same = [old for old in self._instead_of if (old.pool, old.value) == (want.pool, want.value)]
+        return found is not None and any(found.is_of(old) for old in same)
+
+    def _write(self) -> None:
+        changes: dict[str, Changes] = {}
+        for old in self._instead_of:
+            changes.setdefault(old.pool, {})[old.value] = None
+        for lease in self.leases:
+            changes.setdefault(lease.pool, {})[lease.value] = objects.entry_of(self._owner)
+        for name, change in changes.items():
+            pool = self._view.pool(name)
+            if pool is None:
+                family = next(lease.family for lease in self.leases if lease.pool == name)
+                self._make_pool(name, family, change)
+            cooled = [old for old in given_up(self._instead_of, self._wants) if old.pool == name]
+            self._written.append((name, self._patched(name, change, cooled)))
+
+    def _make_pool(self, name: str, family: int, change: Changes) -> None:
+        try:
+            create(self._view, name, family, change)
+        except Conflict:
+            self._view.forget_pool(name)
+            pool = self._view.pool(name)
+            if not self._written or pool is None or any(value in pool.entries for value in change):
+                raise
+
+    def _patched(self, name: str, change: Changes, cooled: Sequence[Lease]) -> Changes:
+        """Put `change` into a pool; its former allocations at these places. Conflict, Open.
+
+        The first pool orders the claims: once it is written, a further pool that others change is read again here. Else the
+        whole claim would begin anew with each change of any of its pools.
+        """
+        attempts = pauses(self._view.api)
+        while True:
+            former = self._standing(name, change)
+            try:
+                patch(self._view, name, change, self._warn, cooled)
+                return former
+            except Conflict:
+                self._view.forget_pool(name)
+                if not self._written or self._standing(name, change) != former or not attempts.wait():
+                    raise
+
+    def _standing(self, name: str, places: Iterable[int]) -> Changes:
+        """The allocations of a pool at these addresses; None for none."""
+        pool = self._view.pool(name)
+        found = {value: pool.entries.get(value) if pool else None for value in places}
+        return {value: entry.document if entry else None for value, entry in found.items()}
+
+    def _reserve(self) -> list[Want]:
+        """Reserve each address in its scope; the first want that another has reserved."""
+        for lease in self.leases:
+            if lease.scope is None:
+                continue
+            place = (lease.scope, lease.family, lease.value)
+            given = [old for old in self._instead_of if (old.scope, old.family, old.value) == place]
+            if not (given and self._view.reservation(lease)):
+                try:
+                    self._view.api.create(RESERVATIONS, objects.reservation(lease))
+                    self._view.forget_reservation(lease)
+                    self._made.append(lease)
+                    continue
+                except Conflict:
+                    self._view.forget_reservation(lease)
+            same = [old for old in self._instead_of if (old.pool, old.value) == (lease.pool, lease.value)]
+            found = self._view.reservation(lease)
+            if found and any(found.is_of(old) for old in (*given, *same, lease)):
+                self._replace(lease, lease)
+                self._moved += [(lease, old) for old in (given or same)[:1]]
+            elif found and found.lease.pool == lease.pool and not self._is_used(found, lease):
+                # a leftover: the pool had no allocation for it before _write
+                self._replace(lease, lease)
+                self._made.append(lease)
+            else:
+                return [lease.want]
+        return []
+
+    def _is_used(self, found: Reservation, lease: Lease) -> bool:
+        """Whether the pod of a reservation may use the address, although the pool has no allocation for it.
+
+        Go's DEL that ends half-way leaves a dead pod's reservation; but a pool can lose a living pod's allocation.
+        """
+        namespace, name, uid = found.lease.pod
+        try:
+            living = self._view.api.pod_uid(namespace, name) if name else ""
+        except Forbidden:
+            return True
+        return bool(living) and uid in ("", living)
+
+    def _replace(self, former: Lease, lease: Lease) -> None:
+        """Let the reservation of the address of `former` say that it belongs to `lease`. Conflict, Open."""
+        found = self._view.reservation(former)
+        try:
+            if found is None:
+                raise Gone
+            new = objects.reservation(Lease(Want(lease.pool, *former.address, former.scope), lease.owner))
+            self._view.api.patch(RESERVATIONS, found.name, found.replacement(new))
+        except Gone:
+            raise Conflict(f"the reservation of {former.text} has gone") from None
+        finally:
+            self._view.forget_reservation(former)
+
+    def undo(self) -> None:
+        """Put reservations, then pools back, as far as they are still as this claim left them."""
+        for lease, old in self._moved:
+            found = self._view.reservation(lease)
+            if found and found.is_of(lease):
+                try:
+                    self._replace(lease, old)
+                except Conflict:
+                    pass  # another has taken its place
+        unreserve(self._view, self._made)
+        for name, former in self._written:
+            self._undo(name, former)
+        self._moved, self._made, self._written = [], [], []
+
+    def _undo(self, name: str, former: Changes) -> None:
+        container = self._owner.attachment.container_id
+        claimed = {lease.value for lease in self.leases if lease.pool == name}
+        attempts = pauses(self._view.api)
+        while True:
+            pool = self._view.pool(name)
+            changes: Changes = {}
+            for value, entry in former.items() if pool else ():
+                now = pool.entries.get(value) if pool else None
+                if (now is not None and now.container_id == container) if value in claimed else now is None:
+                    changes[value] = entry
+            if not changes:
+                return
+            try:
+                patch(self._view, name, changes)
+                return
+            except Conflict as fault:
+                self._view.forget_pool(name)
+                if not attempts.wait():
+                    raise Open(f"pool {name} of {self._view.api} was changed by others each time: {fault}") from None

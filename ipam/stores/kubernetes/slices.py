@@ -1,0 +1,145 @@
+"""Node slices: the part of a range that a node gives addresses from, by the NodeSlicePool of whereabouts v0.9.4.
+
+whereabouts' node-slice-controller makes a NodeSlicePool for each network with `node_slice_size`, named by its network_name,
+else by the network's name, divides the range in it, and gives each node a slice. An ADD takes a free slice for a node without
+one; dividing a range, and taking a slice from a node, are the controller's.
+
+A free slice may be in use: a node was deleted and its pods still run, or the range was divided anew. So an ADD lists the pools,
+and passes over a slice with an address in another pool of the network.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+from ipam.ranges import format_address, parse_cidr
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.resources import POOLS, SLICES
+from ipam.stores.base import Pauses
+from ipam.stores.kubernetes.objects import IPPool
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ipam.config import IpamConfig
+    from ipam.ranges import Range
+
+
+class NoSlice(TryAgainLater):
+    """No slice is left for this node."""
+
+
+def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:
+    """Set the range of `config` to this node's slice; with `take` take one, else choose the one that an ADD would take.
+
+    NoSlice; InvalidConfig for a configuration that does not fit the NodeSlicePool; errors of the API server.
+    """
+    if len(config.ranges) != 1:
+        raise InvalidConfig(
+            f"ipam.node_slice_size divides one range, and this network has {len(config.ranges)}: leave ipRanges out,"
+            " or node_slice_size"
+        )
+    (rng,) = config.ranges
+    name = config.network_name or network
+    api = Api(config.kubeconfig, seconds)
+    try:
+        part = _slice(api, name, config.network_name, config.node, rng, take)
+    finally:
+        api.close()
+    for family, value, _ in config.requested:
+        if rng.contains(value) and family == rng.family and not part.contains(value):
+            raise InvalidConfig(
+                f"the requested address {format_address(family, value)} is not of slice {part}, which NodeSlicePool"
+                f" {name} gives to node {config.node}: ask for one of it, or run the pod on the node that has it"
+            )
+    config.ranges = [part]
+    config.slice_node = config.node
+
+
+def _slice(api: Api, name: str, network_name: str, node: str, rng: Range, take: bool) -> Range:
+    attempts = Pauses(monotonic() + api.seconds)
+    while True:
+        version, slices = _read(api, name)
+        own = next((text for holder, text in slices if holder == node), "")
+        if own:
+            return _part(api, name, rng, own)
+        index = _free(api, name, network_name, node, rng, slices)
+        text = slices[index][1]
+        if not take:
+            return _part(api, name, rng, text)
+        place = f"/status/allocations/{index}"
+        try:
+            api.patch(
+                SLICES,
+                name,
+                [
+                    {"op": "test", "path": "/metadata/resourceVersion", "value": version},
+                    {"op": "test", "path": f"{place}/sliceRange", "value": text},
+                    {"op": "add", "path": f"{place}/nodeName", "value": node},
+                ],
+            )
+        except (Conflict, Gone) as fault:
+            if not attempts.wait():
+                raise TryAgainLater(
+                    f"NodeSlicePool {name} of {api} was changed by others each time that node {node} was to take a slice"
+                    f" of it, for {api.seconds:g} s: retry",
+                    str(fault),
+                ) from None
+        else:
+            return _part(api, name, rng, text)
+
+
+def _read(api: Api, name: str) -> tuple[str, list[tuple[str, str]]]:
+    """(version, the node and the CIDR of each slice) of a NodeSlicePool."""
+    try:
+        document, _ = api.get(SLICES, name)
+    except Gone:
+        raise NoSlice(
+            f"there is no NodeSlicePool {name} in namespace {api.access.namespace} of {api}: whereabouts' node-slice-controller"
+            " makes it of a NAD with node_slice_size. See that it runs and has seen this NAD, or leave node_slice_size out"
+        ) from None
+    allocations = (document.get("status") or {}).get("allocations") or []
+    slices = [(str(a.get("nodeName") or ""), str(a.get("sliceRange") or "")) for a in allocations]
+    return str((document.get("metadata") or {}).get("resourceVersion") or ""), slices
+
+
+def _part(api: Api, name: str, rng: Range, text: str) -> Range:
+    try:
+        return rng.part(*parse_cidr(text))
+    except ValueError:
+        raise InvalidConfig(
+            f'slice "{text}" of NodeSlicePool {name} is no part of ipam.range {rng}: the NAD and the NodeSlicePool are of'
+            f" different ranges. Correct ipam.range, or let the node-slice-controller follow the NAD ({api})"
+        ) from None
+
+
+def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices: list[tuple[str, str]]) -> int:
+    """The first slice that no node has, and of which no other pool has an address in use; NoSlice."""
+    free = [index for index, (holder, _) in enumerate(slices) if not holder]
+    pools = _pools(api, network_name) if free else []
+    for index in free:
+        part = _part(api, name, rng, slices[index][1])
+        own = part.pool_name(network_name, node)
+        others = (pool for pool in pools if pool.name != own and pool.family == part.family)
+        if not any(part.contains(value) for pool in others for value in pool.entries):
+            return index
+    why = f"{len(free)} are free but have addresses in use by pods of former nodes" if free else "nodes have them all"
+    raise NoSlice(
+        f"NodeSlicePool {name} has no slice for node {node}: of {len(slices)} {why}. Enlarge the range or node_slice_size's"
+        f" number, or delete nodes that are gone; `kubectl get nodeslicepool {name} -o yaml` shows who has which",
+        str(api),
+    )
+
+
+def _pools(api: Api, network_name: str) -> list[IPPool]:
+    """The pools of the network: its network_name stands before their names; without one, all may be of it."""
+    found = []
+    for document in api.list_all(POOLS):
+        try:
+            pool = IPPool(document, 0)
+        except ValueError:
+            continue  # an ADD from that one says so
+        if not network_name or pool.name.startswith(f"{network_name}-"):
+            found.append(pool)
+    return found

@@ -1,0 +1,332 @@
+"""The collector over each store of the API server alike: IPPools, and AddressLeases."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from cni.cli.ipam import reclaim as ipam_reclaim
+from cni.library.audit import snapshot
+from ipam.leases import Lease, Want
+from ipam.stores.addresslease import objects as addresses
+from tests.agent.rig import GONE, POOL, POOLS, RESERVATIONS, TEN, Rig, owner, status_of
+from tests.blackbox.command import run
+from tests.node import until
+from tests.stores.kubernetes_api import ADDRESSES
+
+HERE = "/proc/self/ns/net"
+KINDS = ("kubernetes", "addresslease")
+pytestmark = pytest.mark.parametrize("kind", KINDS)
+
+
+def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig, kind: str) -> None:
+    rig.server.add_pod("team", "live", node="n1")
+    rig.hold(kind, 1, owner("c1", "team/live"))
+    rig.hold(kind, 2, owner("c2", "team/gone", uid="u2"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.held(kind) == [1], 20), agent.log
+    assert until(lambda: bool(rig.events())), agent.log
+    assert [(reason, about) for reason, about, _ in rig.events()] == [("AddressReclaimed", "Pod gone")]
+    assert "address=10.0.0.2 pool=10.0.0.0-24 pod=team/gone uid=u2 container=c2 ifname=net1 node=n1" in agent.log
+    assert agent.metric("ipam_allocations_gc_reclamations") == 1
+    agent.passes(1)
+    assert rig.held(kind) == [1]
+
+
+def test_an_address_that_is_freed_cools_down_as_the_flat_file_says(rig: Rig, kind: str) -> None:
+    files = rig.host("n1") / "etc/cni/net.d/whereabouts.d"
+    files.mkdir(parents=True)
+    (files / "whereabouts.conf").write_text(json.dumps({"cooldown_seconds": 600, "datastore": kind}))
+    rig.hold(kind, 2, owner("c2", "team/gone"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.held(kind) == [], 20), agent.log
+    if kind == "kubernetes":
+        kept = json.loads(rig.server.metadata(POOLS, POOL)["annotations"]["railcni.io/cooling"])["2"][0]
+    else:
+        kept = rig.server.spec(ADDRESSES, "10.0.0.2")["until"]
+    assert 500 < kept - time.time() < 700
+
+
+def test_a_pod_that_is_back_at_the_last_look_keeps_its_lease(rig: Rig, kind: str) -> None:
+    rig.hold(kind, 2, owner("c2", "team/back"))
+    back = threading.Event()
+
+    def comes_back(method: str, resource: str, number: int) -> None:
+        if rig.server.seen[number - 1][1] == "pods/back" and not back.is_set():
+            back.set()
+            rig.server.core.add_pod("team", "back", "n1")
+
+    rig.server.faults = comes_back
+    agent = rig.agent("n1")
+    assert agent.says("10.0.0.2 is not freed: it is in use, or has changed"), agent.log
+    agent.passes()
+    assert rig.held(kind) == [2]
+
+
+def test_a_lease_that_another_takes_at_the_last_moment_stays(rig: Rig, kind: str) -> None:
+    rig.hold(kind, 2, owner("c2", "team/gone"))
+    taken = threading.Event()
+
+    def takes(method: str, resource: str, number: int) -> None:
+        if method in ("PATCH", "DELETE") and resource in (POOLS, RESERVATIONS, ADDRESSES) and not taken.is_set():
+            taken.set()
+            rig.server.core.add_pod("team", "gone", "n1")
+            rig.hold(kind, 2, owner("c9", "team/gone"))
+
+    rig.server.faults = takes
+    agent = rig.agent("n1")
+    assert until(taken.is_set, 20), agent.log
+    agent.passes()
+    assert rig.held(kind) == [2]
+    assert kind == "addresslease" or rig.reservations() == ["10.0.0.2"]
+    assert (agent.metric("railcni_api_conflicts_total") or 0) >= 1
+
+
+def test_another_pod_of_the_name_does_not_keep_a_lease_alive_but_a_pending_one_does(rig: Rig, kind: str) -> None:
+    rig.server.add_pod("team", "web-0", node="n1", status=status_of("10.0.0.77"))
+    rig.server.add_pod("team", "web-1", node="n1", phase="Pending")
+    ended = rig.server.add_pod("team", "done", node="n1", phase="Succeeded")
+    rig.hold(kind, 1, owner("c1", "team/web-0", uid="old"))
+    rig.hold(kind, 2, owner("c2", "team/web-1", uid="old"))
+    rig.hold(kind, 3, owner("c3", "team/done", uid=ended))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.held(kind) == [2], 20), agent.log
+    agent.passes()
+    assert rig.held(kind) == [2]
+
+
+def test_a_recorded_lease_is_freed_with_its_record_once_its_namespace_is_gone(rig: Rig, kind: str) -> None:
+    for offset, netns in ((2, HERE), (3, GONE)):
+        whose = owner(f"c{offset}", "team/gone", netns=netns)
+        rig.record("n1", offset, whose, kind=kind)
+        rig.hold(kind, offset, whose)
+    agent = rig.agent_on_the_host("n1")
+    assert until(lambda: rig.held(kind) == [2], 20), agent.log
+    assert agent.says("10.0.0.2 is not freed: it is in use on this node"), agent.log
+    agent.passes()
+    assert rig.held(kind) == [2]
+    assert [a.container_id for a, _, _ in rig.records("n1").all()] == ["c2"]
+
+
+def test_a_lease_without_a_record_stays_while_its_namespace_is_there(rig: Rig, kind: str) -> None:
+    rig.hold(kind, 1, owner("c1", "team/gone", netns=HERE))
+    rig.hold(kind, 2, owner("c2", "team/gone"))
+    agent = rig.agent_on_the_host("n1")
+    assert until(lambda: rig.held(kind) == [1], 20), agent.log
+    agent.passes(2)
+    assert rig.held(kind) == [1]
+
+
+def test_what_an_add_or_del_is_at_work_on_is_left_alone(rig: Rig, kind: str) -> None:
+    whose = owner("c2", "team/gone")
+    rig.hold(kind, 2, whose)
+    rig.record("n1", 2, whose, kind=kind)
+    with rig.records("n1").locked(whose.attachment, "link"):
+        agent = rig.agent("n1")
+        assert agent.says("10.0.0.2 is not freed"), agent.log
+        assert rig.held(kind) == [2]
+    assert until(lambda: rig.held(kind) == [], 20), agent.log
+
+
+@pytest.mark.parametrize("scope", [None, ""])
+def test_what_the_records_hold_is_put_back_where_the_store_has_lost_it(rig: Rig, kind: str, scope: str | None) -> None:
+    """The cluster was restored from an old backup: others get the addresses again."""
+    live = rig.server.add_pod("team", "live", node="n1")
+    rig.server.add_pod("team", "other", node="n2")
+    for offset, netns in ((1, HERE), (2, HERE), (3, GONE)):
+        whose = owner(f"c{offset}", "team/live", uid=live, netns=netns)
+        rig.record("n1", offset, whose, scope=scope, kind=kind)
+    rig.hold(kind, 2, owner("c9", "team/other", node="n2"), scope)
+    agent = rig.agent_on_the_host("n1")
+    assert until(lambda: rig.held(kind) == [1, 2], 20), agent.log
+    assert agent.says("10.0.0.2 of pool 10.0.0.0-24 is held by team/other too"), agent.log
+    assert until(lambda: ("LeaseRestored", "Pod live") in [e[:2] for e in rig.events()]), rig.events()
+    agent.passes()
+    assert rig.held(kind) == [1, 2]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_lease_that_a_migration_has_moved_is_not_put_back_where_it_was(rig: Rig, kind: str, closed: bool) -> None:
+    """The node's records follow a moment later. `closed`: the pool tells; else somebody has deleted it since."""
+    whose = owner("c1", "team/live", uid=rig.server.add_pod("team", "live", node="n1"), netns=HERE)
+    rig.record("n1", 1, whose, kind=kind)
+    there = next(other for other in KINDS if other != kind)
+    if kind == "kubernetes" and closed:
+        spec = {"range": "moved to addressleases.railcni.io: 10.0.0.0/24", "allocations": {}}
+        rig.server.put(POOLS, "kube-system", POOL, spec)
+    else:
+        rig.hold(there, 1, whose)
+    agent = rig.agent_on_the_host("n1")
+    agent.passes(4)
+    if kind == "kubernetes":
+        spec = rig.server.spec(POOLS, POOL)
+        assert (spec or {"allocations": {}})["allocations"] == {}
+        assert rig.reservations() == []
+    else:
+        assert rig.held(kind) == []
+
+
+def test_a_node_that_is_gone_or_out_of_service_is_looked_after_by_the_elected_agent(rig: Rig, kind: str) -> None:
+    rig.server.core.add_node("off", ready=False, out_of_service=True)
+    rig.server.core.add_node("silent", ready=False)
+    for offset, node in ((1, "deleted"), (2, "off"), (3, "silent"), (4, "n2")):
+        rig.hold(kind, offset, owner(f"c{offset}", f"team/p{offset}", node=node, boot="another"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.held(kind) == [3, 4], 20), agent.log
+    agent.passes(4)
+    assert rig.held(kind) == [3, 4]
+    assert agent.metric("ipam_allocations_in_use") == 2
+    assert agent.metric("ipam_ippool_size") == 256
+    rig.agent("n2")
+    assert until(lambda: rig.held(kind) == [3], 20)
+
+
+def test_a_pod_deleted_by_force_that_runs_on_keeps_its_lease_from_the_elected_agent(rig: Rig, kind: str) -> None:
+    """Its node answers, so that node's agent alone may free what it has."""
+    rig.hold(kind, 1, owner("c1", "team/forced", node="n2", boot="another"))
+    agent = rig.agent("n1")
+    agent.passes(6)
+    assert rig.held(kind) == [1]
+    assert "10.0.0.1" not in agent.log
+
+
+def test_a_new_agent_waits_for_a_silent_node_that_may_be_the_one_that_a_lease_names_otherwise(
+    rig: Rig, kind: str
+) -> None:
+    rig.server.core.add_node("silent.example.org", ready=False)
+    rig.hold(kind, 1, owner("c1", "team/web", node="silent", boot="another"))
+    agent = rig.agent("n1")
+    assert agent.says("node silent.example.org is not ready, and the pod may run there still"), agent.log
+    agent.passes(4)
+    assert rig.held(kind) == [1]
+    rig.server.core.add_node("silent.example.org", ready=False, out_of_service=True)
+    assert until(lambda: rig.held(kind) == [], 20), agent.log
+
+
+def test_the_store_that_is_not_defined_is_empty_and_hinders_nothing(rig: Rig, kind: str) -> None:
+    other = {ADDRESSES} if kind == "kubernetes" else {POOLS, RESERVATIONS}
+    rig.server.resources -= other
+    rig.hold(kind, 1, owner("c1", "team/gone"))
+    rig.hold(kind, 2, owner("c2", "team/gone", node="deleted", boot="another"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.held(kind) == [], 20), agent.log
+    agent.passes()
+    assert agent.metric("railcni_api_failures_total") in (None, 0) or "does not know" not in agent.log
+
+
+def test_what_is_exhausted_is_told(rig: Rig, kind: str) -> None:
+    rig.server.add_pod("team", "live", node="n2")
+    if kind == "kubernetes":  # one object, in one request: each costs a busy server some tenths of a second
+        rig.allocate(**{f"a{offset}": (f"c{offset}", "team/live") for offset in range(1, 255)})
+    else:
+        for offset in range(1, 255):
+            rig.hold(kind, offset, owner(f"c{offset}", "team/live", node="n2"))
+    agent = rig.agent("n1")
+    message = "pool 10.0.0.0-24 is exhausted: all its 254 addresses are leased"
+    assert until(lambda: ("PoolExhausted", "Node n1", message) in rig.events(), 20), agent.log
+
+
+def test_all_is_read_in_pages_and_of_address_leases_that_nodes_look_after_the_labels_alone(rig: Rig, kind: str) -> None:
+    rig.server.add_pod("team", "live", node="n2")
+    for offset in range(1, 6):
+        rig.hold(kind, offset, owner(f"c{offset}", "team/live", node="n2"))
+    agent = rig.agent("n1", "--grace=1", "--every=0.2")
+    agent.passes(3)
+    kinds = (ADDRESSES,) if kind == "addresslease" else (POOLS, RESERVATIONS)
+    listed = [query for path, query in rig.server.queries if path in kinds and "dryRun" not in query]
+    assert all(int(query["limit"][0]) <= 5000 for query in listed)
+    if kind == "addresslease":
+        whole = [q for q in listed if "railcni.io/node=n2" in q.get("labelSelector", [""])[0]]
+        assert whole == []
+
+
+def test_what_a_store_remembers_too_long_is_forgotten(rig: Rig, kind: str) -> None:
+    if kind == "kubernetes":
+        pytest.skip(
+            "each patch of an IPPool cuts its memory: nothing is left to forget, so this runs for addresslease alone"
+        )
+    old = time.time_ns() - 3600 * 10**9
+    late, cooled, back = (
+        Lease(Want(POOL, 4, TEN + offset, ""), owner(f"c{offset}", pod))
+        for offset, pod in ((1, "team/gone"), (2, "team/gone"), (3, "team/web-0"))
+    )
+    memory = addresses.memory(back, old)
+    for document in (addresses.document(late, "former"), addresses.document(cooled, "cooling"), memory):
+        spec, labels = {**document["spec"], "sequence": old}, document["metadata"]["labels"]
+        rig.server.put(ADDRESSES, "kube-system", document["metadata"]["name"], spec, labels=labels)
+    agent = rig.agent("n1")
+    assert until(lambda: rig.server.names(ADDRESSES) == [memory["metadata"]["name"]], 20), agent.log
+
+
+# --- railcni ipam ---
+
+
+@pytest.fixture
+def ipam(rig: Rig, kind: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The options that choose the store of `kind`; this node has no records."""
+    for module in (snapshot, ipam_reclaim):
+        monkeypatch.setattr(module, "STATE", str(rig.directory / "none"))
+    flat = rig.directory / "flat.json"
+    kubeconfig = rig.server.kubeconfig(rig.directory)
+    flat.write_text(json.dumps({"datastore": kind, "kubernetes": {"kubeconfig": kubeconfig}}))
+    return ["--config", str(flat), "--report", str(rig.directory / "report")]
+
+
+def audited(ipam: list[str]) -> list[tuple[str, str, str]]:
+    findings = run("audit", *ipam, code=None, data=True)["findings"]
+    return [(f["kind"], f["action"], f["address"]) for f in findings]
+
+
+def reclaimed(ipam: list[str], *more: str) -> list[tuple[str, str]]:
+    argv = ["reclaim", *ipam[:2], "--from-report", ipam[3], "--grace", "0", *more]
+    return [(done["result"], done["address"]) for done in run(*argv, data=True)]
+
+
+def test_what_audit_calls_dead_is_freed_by_reclaim(rig: Rig, kind: str, ipam: list[str]) -> None:
+    rig.server.add_pod("team", "live", node="n1", status=status_of("10.0.0.1"))
+    for offset, pod in ((1, "live"), (2, "gone")):
+        rig.hold(kind, offset, owner(f"c{offset}", f"team/{pod}", boot="another"))
+    assert audited(ipam) == [("lease-without-pod", "reclaim", "10.0.0.2")]
+    assert reclaimed(ipam, "--dry-run") == [("would free", "10.0.0.2")]
+    assert rig.held(kind) == [1, 2]
+    assert reclaimed(ipam) == [("freed", "10.0.0.2")]
+    assert rig.held(kind) == [1]
+    assert rig.reservations() == (["10.0.0.1"] if kind == "kubernetes" else [])
+
+
+def test_what_an_add_takes_under_the_change_stays(rig: Rig, kind: str, ipam: list[str]) -> None:
+    rig.hold(kind, 2, owner("c2", "team/gone", boot="another"))
+    assert audited(ipam) == [("lease-without-pod", "reclaim", "10.0.0.2")]
+
+    def takes(method: str, resource: str, number: int) -> None:
+        if method in ("PATCH", "DELETE"):
+            rig.hold(kind, 2, owner("c9", "team/gone", boot="another"))
+
+    rig.server.faults = takes
+    assert reclaimed(ipam) == [("skipped", "10.0.0.2")]
+    assert rig.held(kind) == [2]
+
+
+def test_reclaim_on_the_node_of_a_lease_frees_nothing_whose_namespace_is_there(
+    rig: Rig, kind: str, ipam: list[str]
+) -> None:
+    rig.hold(kind, 1, owner("c1", "team/gone", netns=HERE))
+    rig.hold(kind, 2, owner("c2", "team/gone", netns=GONE))
+    assert len(audited(ipam)) == 2
+    assert reclaimed(ipam) == [("skipped", "10.0.0.1"), ("freed", "10.0.0.2")]
+
+
+def test_the_namespace_that_is_named_is_the_one_that_is_read_and_freed_in(rig: Rig, kind: str, ipam: list[str]) -> None:
+    rig.hold(kind, 2, owner("c2", "team/gone", boot="another"))
+    elsewhere = ["--config", ipam[1].replace("flat.json", "elsewhere.json"), *ipam[2:]]
+    folder = rig.directory / "elsewhere"
+    folder.mkdir()
+    flat = {"datastore": kind, "kubernetes": {"kubeconfig": rig.server.kubeconfig(folder, "another")}}
+    (rig.directory / "elsewhere.json").write_text(json.dumps(flat))
+    assert audited(elsewhere) == []
+    assert audited([*elsewhere, "-n", "kube-system"]) == [("lease-without-pod", "reclaim", "10.0.0.2")]
+    assert reclaimed(elsewhere, "-n", "kube-system") == [("freed", "10.0.0.2")]
+    assert rig.held(kind) == []

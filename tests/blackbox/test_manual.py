@@ -1,0 +1,95 @@
+"""The command's overview, manual pages and completion: they have every command, and shells and man take them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cni.cli import main, overview
+from cni.dist import manual
+from tests.node import ROOT
+
+COMMANDS = {name for names in main.COMMANDS.values() for name in names} | {"demo"}
+
+
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """share/ of a bundle."""
+    top = tmp_path_factory.mktemp("bundle")
+    for entry in manual.entries():
+        path = top / entry.target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(entry.read())
+    return top / "share"
+
+
+def test_the_overview_has_each_command_in_one_group() -> None:
+    grouped = [name for names in overview.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(COMMANDS)
+    text = main._parser().format_help()
+    for title, names in overview.GROUPS.items():
+        part = text.split(f"  {title}:\n")[1].split(":\n")[0]
+        assert all(re.search(rf"^ +{name}(?: |$)", part, re.M) for name in names)
+
+
+def test_the_examples_are_commands_that_are_understood() -> None:
+    lines = [line.split("   ")[0].split() for line in overview.EXAMPLES.splitlines()[1:]]
+    for program, *argv in lines:
+        argv = ["cluster", *argv[1:]] if program == "kubectl" else argv
+        assert callable(main._parser(argv[:1]).parse_args(argv).run)
+
+
+def test_every_command_has_a_page_and_man_finds_no_fault_in_any(share: Path) -> None:
+    pages = {path.stem: path for path in (share / "man/man1").iterdir()}
+    assert {f"railcni-{name}" for name in COMMANDS} <= set(pages)
+    assert {"railcni", "railcni-ipam-leases", "railcni-cluster-doctor", "railcni-rails-check"} <= set(pages)
+    for name, path in pages.items():
+        text = path.read_text().replace("\\", "")
+        assert str(ROOT) not in text
+        assert re.search(rf"^\.SH NAME\n{name} ", text, re.M), text[:300]
+        assert "1970" in text.splitlines()[0]  # SOURCE_DATE_EPOCH's default
+    if shutil.which("man") is None:
+        pytest.skip("the pages are whole; needs man to read them: apt-get install man-db")
+    for path in pages.values():
+        argv = ["man", "--warnings", "--encoding=UTF-8", "--local-file", path]
+        done = subprocess.run(
+            argv, env={**os.environ, "MANWIDTH": "100", "MANPAGER": "cat"}, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, ""), path
+        assert path.stem.replace("railcni-", "railcni ", 1).split()[0] in done.stdout
+
+
+CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
+
+
+@pytest.mark.parametrize("shell", CHECKS)
+def test_a_shell_takes_its_completion(share: Path, shell: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"needs {shell}: apt-get install {shell}")
+    done = subprocess.run([*CHECKS[shell], share / manual.SHELLS[shell]], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# What stands on the line, and one of the words that bash offers for its end.
+LINES = {
+    "railcni do": "doctor",
+    "railcni ipam l": "leases",
+    "railcni ipam leases --no": "--node",
+    "railcni status -o j": "json",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_bash_completes_commands_verbs_options_and_choices(share: Path, line: str) -> None:
+    words = line.split()
+    program = (
+        f"source {share / manual.SHELLS['bash']}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1};"
+        f' _shtab_railcni railcni "{words[-1]}" "{words[-2]}"; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True)
+    assert LINES[line] in done.stdout.split(), done.stderr

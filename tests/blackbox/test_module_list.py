@@ -1,0 +1,165 @@
+"""The modules that no call of a plugin may load: every pod pays for each of them. `make bench` shows how much.
+
+Two rules hold for every verb: of the standard library only modules written in C, and of these none that is in COSTLY.
+Then each verb of each plugin leaves unloaded the parts of this project that other verbs need.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node import Node, Pod
+
+START = {"cni", "cni.run", "gc"}  # VERSION is answered before anything is imported
+
+# Modules written in C that cost a call some milliseconds, or that load others; design.md has the figures.
+COSTLY = {"_ssl", "_hashlib", "_datetime", "_decimal", "_pickle", "_queue", "_asyncio", "_multiprocessing"}
+if hasattr(os, "setns"):
+    COSTLY |= {"_ctypes"}  # before Python 3.12 it is the only way to setns
+
+SHARED_STORES = (
+    "ipam.stores.addresslease*",
+    "ipam.stores.etcd*",
+    "ipam.stores.http",
+    "ipam.stores.kube*",
+    "ipam.stores.apiserver*",
+)
+FILE_STORE = ("_sqlite3", "ipam.stores.file")
+LINKS = (
+    "_ctypes",
+    "cni.shared.kernel.links",
+    "cni.shared.kernel.netlink",
+    "cni.verbs",
+    "cni.verbs.attach",
+    "cni.verbs.detach",
+)
+DEVICES = ("cni.shared.kernel.sysfs", "cni.plugins.host_device")
+NETLINK_OF_ADD = ("cni.shared.kernel.addresses", "cni.shared.kernel.ipconfig")
+RESTORE = ("cni.plugins.host_device.restore",)
+FEATURES = ("cni.features",)  # the networks here ask for none
+
+UNLOADED_BY_PLUGIN = {
+    "macvlan": (*FEATURES, *DEVICES, "cni.plugins.sriov", "cni.plugins.rdma.plugin"),
+    "host-device": (*FEATURES, "cni.plugins.macvlan", "cni.plugins.sriov", "cni.plugins.rdma.plugin"),
+    "whereabouts": (
+        *FEATURES, *LINKS, *DEVICES, *NETLINK_OF_ADD, "cni.verbs.delegate", "cni.plugins.macvlan",
+        "cni.plugins.sriov", "cni.plugins.rdma.plugin", "cni.shared.kernel.sandbox",
+    ),
+}  # fmt: skip
+UNLOADED_BY_VERB = {
+    "ADD": ("cni.verbs.check", "cni.verbs.collect", "cni.verbs.status", "cni.verbs.unended", "ipam.check"),
+    "CHECK": ("cni.verbs.attach", "cni.verbs.collect", "cni.verbs.status", "cni.verbs.unended", "ipam.acquire", "ipam.allocator"),
+    "DEL": (
+        *NETLINK_OF_ADD, "cni.verbs.attach", "cni.verbs.check", "cni.verbs.collect", "cni.verbs.status", "cni.verbs.unended",
+        "ipam.acquire", "ipam.allocator", "ipam.check",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    node.master()
+    node.host.add_veth("ens9", "ens9-peer")
+    return node.pod()
+
+
+@pytest.mark.parametrize("plugin", UNLOADED_BY_PLUGIN)
+@pytest.mark.parametrize("verb", ["VERSION", *UNLOADED_BY_VERB])
+def test_a_call_loads_no_module_that_costs_a_pod_time(node: Node, pod: Pod, plugin: str, verb: str) -> None:
+    config: dict[str, Any] = {"cniVersion": "1.1.0", "name": "n", "type": plugin, "master": "ens2f0", "device": "ens9"}
+    config["ipam"] = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
+    if verb in ("CHECK", "DEL"):
+        config["prevResult"] = node.cni(plugin, "ADD", config, netns=pod).succeeded()
+    found = loaded(node, node.executables / plugin, verb, config, pod)
+    assert costly(found) == []
+    if verb == "VERSION":
+        assert set(found) == START
+    else:
+        unloaded = (*UNLOADED_BY_PLUGIN[plugin], *UNLOADED_BY_VERB[verb], *SHARED_STORES)
+        if (plugin, verb) != ("host-device", "DEL"):
+            unloaded += RESTORE
+        assert of(found, unloaded) == []
+
+
+@pytest.mark.parametrize("plugin", ["sriov", "rdma"])
+def test_a_delete_where_there_is_nothing_loads_no_module_that_costs_a_pod_time(node: Node, plugin: str) -> None:
+    """Their ADD needs hardware."""
+    config = {"cniVersion": "1.1.0", "name": "n", "type": plugin}
+    pod = node.pod()
+    assert set(loaded(node, node.executables / plugin, "VERSION", config, pod)) == START
+    found = loaded(node, node.executables / plugin, "DEL", config, pod)
+    assert costly(found) == []
+    assert of(found, (*FEATURES, *NETLINK_OF_ADD, *RESTORE, "cni.plugins.macvlan", "ipam")) == []
+    assert (
+        of(
+            found,
+            ("cni.plugins.rdma.plugin",)
+            if plugin == "sriov"
+            else ("cni.plugins.host_device", "cni.plugins.sriov", "cni.verbs", "cni.verbs.delegate"),
+        )
+        == []
+    )
+
+
+def test_the_rules_name_modules_that_exist() -> None:
+    """A module that is renamed must not slip out of a rule."""
+    root = Path(__file__).resolve().parents[2]
+    files = [path.relative_to(root).with_suffix("") for top in ("cni", "ipam") for path in (root / top).rglob("*.py")]
+    modules = dict.fromkeys((".".join(file.parts).removesuffix(".__init__") for file in files), False)
+    rules = (*UNLOADED_BY_PLUGIN.values(), *UNLOADED_BY_VERB.values(), SHARED_STORES, FILE_STORE, RESTORE)
+    names = {name for rule in rules for name in rule if not name.startswith("_")}
+    assert [name for name in names if not of(modules, (name,))] == []
+
+
+def costly(found: dict[str, bool]) -> list[str]:
+    """Those of the modules `found` that no call may load: {name: whether it is of the standard library and in Python}."""
+    return sorted(name for name, is_python in found.items() if is_python or name in COSTLY)
+
+
+def of(found: dict[str, bool], names: tuple[str, ...]) -> list[str]:
+    """Those of the modules `found` that are one of `names`, patterns of fnmatch, or below one."""
+    return sorted(name for name in found if any(fnmatch(name, one) or fnmatch(name, f"{one}.*") for one in names))
+
+
+def loaded(node: Node, launcher: Path, verb: str, config: dict[str, Any], pod: Pod) -> dict[str, bool]:
+    """The modules that `launcher` imports in a call that succeeds, beyond those of a bare interpreter, and of each
+    whether it is one of the standard library that is written in Python."""
+    script = launcher.parent.parent / "libexec" / launcher.name  # what a cold call runs
+    interpreter = script.read_text().partition("\n")[0].removeprefix("#!").split()
+    environ = {
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": "c1",
+        "CNI_NETNS": pod.path,
+        "CNI_IFNAME": "net1",
+        "CNI_PATH": str(launcher.parent),
+    }
+
+    done = node.run([*interpreter, "-c", _LISTING, str(script)], env=environ, stdin=json.dumps(config).encode())
+    assert done.returncode == 0, done.stdout
+    lines = done.stderr.decode().rpartition("modules: ")[2].split()
+    return {name: origin == "python" for name, _, origin in (line.partition("=") for line in lines)}
+
+
+_LISTING = """
+import posix, sys
+
+bare, leave = set(sys.modules), posix._exit
+
+def origin(name):
+    found = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or ""
+    return "python" if found == "frozen" or found.endswith(".py") else "c"
+
+def listed(status):
+    names = " ".join(f"{name}={origin(name)}" for name in set(sys.modules) - bare)
+    posix.write(2, ("modules: " + names).encode())
+    leave(status)
+
+posix._exit, __file__ = listed, sys.argv[1]
+exec(open(__file__).read())
+"""

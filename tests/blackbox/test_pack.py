@@ -1,0 +1,103 @@
+"""The pack, from which the launchers import: it is what the sources say, and holds what a plugin may need."""
+
+from __future__ import annotations
+
+import marshal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cni.compiled import pack
+from tests.node import ROOT
+
+
+def read(data: bytes) -> dict[str, tuple[bool, int, int]]:
+    _, index = marshal.loads(data[: pack.HEAD])
+    return index
+
+
+def test_the_launchers_import_what_the_sources_say(executables: Path) -> None:
+    interpreter = (executables.parent / "libexec/macvlan").read_text().partition(" ")[0].removeprefix("#!")
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from cni.compiled import pack; sys.stdout.buffer.write(pack.pack(sys.argv[1]))"
+    fresh = subprocess.run([interpreter, "-I", "-c", code, ROOT], capture_output=True, check=True).stdout
+    tag = subprocess.run(
+        [interpreter, "-c", "import sys; print(sys.implementation.cache_tag)"], capture_output=True, text=True
+    )
+    assert (executables / f"modules.{tag.stdout.strip()}").read_bytes() == fresh
+
+
+def test_the_pack_holds_the_plugins_and_nothing_of_the_command() -> None:
+    index = read(pack.pack(str(ROOT)))
+    assert {
+        "cni",
+        "cni.run",
+        "cni.plugins.macvlan.plugin",
+        "cni.plugins.host_device.plugin",
+        "ipam.stores.file",
+    } <= set(index)
+    assert not [name for name in index if name.startswith(("cni.cli", "cni.compiled.pack."))]
+    assert [name for name, (is_package, _, _) in index.items() if is_package] == sorted(
+        ".".join(p.parent.relative_to(ROOT).parts)
+        for top in ("cni", "ipam")
+        for p in (ROOT / top).rglob("__init__.py")
+        if ".".join(p.parent.relative_to(ROOT).parts) in index
+    )
+
+
+def test_docstrings_and_annotations_stay_out_of_the_pack_and_nothing_else() -> None:
+    data = pack.pack(str(ROOT))
+    is_package, place, size = read(data)["ipam.ranges"]
+    names: dict[str, object] = {"__name__": "ipam.ranges"}
+    exec(marshal.loads(data[place : place + size]), names)
+    parse = names["parse_address"]
+    assert (is_package, parse.__doc__, parse.__annotations__) == (False, None, {})  # type: ignore[attr-defined]
+    assert parse("10.0.0.1") == (4, 10 << 24 | 1)  # type: ignore[operator]
+
+
+def test_an_index_that_the_launchers_would_not_read_whole_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pack, "HEAD", 1000)
+    with pytest.raises(ValueError, match="raise HEAD above that, here, in bin/launcher.in"):
+        pack.pack(str(ROOT))
+
+
+def test_the_launchers_read_as_much_as_the_pack_says() -> None:
+    assert f"posix.pread(pack, {pack.HEAD}, 0)" in (ROOT / "bin" / "launcher.in").read_text()
+
+
+def test_the_launcher_and_the_modules_find_the_digest_where_the_pack_has_it() -> None:
+    place, size = pack.HEAD - pack.DIGEST, pack.DIGEST
+    assert f"DIGEST_AT = {pack.HEAD} - {size}, DIGEST_SIZE = {size}," in (ROOT / "cni/warm/launcher.c").read_text()
+    assert f"posix.pread(pack, {size}, {place})" in (ROOT / "cni/compiled/packed.py").read_text()
+    data = pack.pack(str(ROOT))
+    assert data[place : place + size].strip(b"0123456789abcdef") == b""
+    assert data[place - 1 : place] == b"\0"
+
+
+def test_the_same_sources_give_the_same_bytes() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from cni.compiled import pack; sys.stdout.buffer.write(pack.pack(sys.argv[1]))"
+    runs = [
+        subprocess.run([sys.executable, "-I", "-c", code, ROOT], capture_output=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_a_submodule_that_its_package_imports_is_loaded_once(executables: Path) -> None:
+    """Two modules of one name have two classes of one name, and an `except` catches only one of them."""
+    interpreter = (executables.parent / "libexec/macvlan").read_text().partition(" ")[0].removeprefix("#!")
+    (modules,) = executables.glob("modules.*")
+    lines = (
+        "import marshal, posix, sys",
+        "pack = posix.open(sys.argv[1], 0)",
+        f"code, index = marshal.loads(posix.pread(pack, {pack.HEAD}, 0))",
+        "exec(code, {'root': sys.argv[2], 'pack': pack, 'index': index})",
+        "from ipam.stores.apiserver.faults import Gone",
+        "from ipam.stores import apiserver",
+        "print(apiserver.Gone is Gone)",
+    )
+    argv = [interpreter, "-IS", "-c", "\n".join(lines), str(modules), str(ROOT)]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "True\n"

@@ -1,0 +1,1057 @@
+"""Warm workers (cni/warm): a call is served as by a Python of its own, whatever becomes of the worker; and nothing stays
+when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni import run
+from cni.cli import warm as command
+from cni.library.installation import change, content
+from cni.library.installation.change import Folder
+from cni.warm import places
+from tests import node as nodes
+from tests import warm
+from tests.blackbox.test_host_device import PCI, bus
+from tests.faults import backing
+from tests.node import CHROOT, INTERPRETER, IS_BUNDLE, ROOT, STATE, Node, Pod, Reply, unusable
+from tests.users import AnotherUser
+
+pytestmark = [
+    pytest.mark.skipif(bool(CHROOT), reason="workers are tested where Python is: unset RAILCNI_CHROOT"),
+    pytest.mark.skipif(
+        not IS_BUNDLE and not shutil.which("cc"), reason="needs a C compiler for the launcher: apt-get install gcc"
+    ),
+]
+
+# Another's IPAM plugin. An ADD waits in it as long as /run/others/waits is there, and tells that it does.
+WAITING_IPAM = """#!/bin/sh
+cat >/dev/null
+if [ "$CNI_COMMAND" = ADD ]; then
+    echo $$ >> /run/others/waiters
+    while [ -e /run/others/waits ]; do sleep 0.02; done
+    echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.9.0.7/24"}]}'
+fi
+exit 0
+"""
+
+
+def until(condition: Callable[[], object]) -> bool:
+    """How busy the machine is decides no test."""
+    return nodes.until(condition, 100)
+
+
+@pytest.fixture
+def node(executables: Path) -> Iterator[Node]:
+    """A node with workers."""
+    why = unusable()
+    if why:
+        pytest.skip(why)
+    with Node(executables, is_warm=True) as fresh:
+        fresh.master()
+        yield fresh
+    assert warm.processes(fresh.mounts) == []
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    return node.pod()
+
+
+def network(**keys: Any) -> dict[str, Any]:
+    ipam = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "file"}
+    return {"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "master": "ens2f0", "ipam": ipam, **keys}
+
+
+def have_workers(node: Node, number: int) -> None:
+    """Begin anew with so many workers, which never grow more."""
+    warm.allow(node, number)
+    assert until(lambda: are_ready(node, number))
+
+
+def are_ready(node: Node, number: int) -> bool:
+    """Whether so many workers wait for calls; a call starts them where there are none."""
+    if not warm.sockets(node):
+        node.cni("whereabouts", "STATUS", warm.NOTHING)
+    return any(workers.workers for workers in warm.found(node)) and len(workers_of(node)) == number
+
+
+def state_of(node: Node) -> Any:
+    (workers,) = warm.found(node)
+    return workers
+
+
+def workers_of(node: Node) -> list[int]:
+    supervisor = state_of(node).supervisor
+    return [process for process in warm.of_node(node) if process != supervisor]
+
+
+def cycle(node: Node, pod: Pod, container: str = "c1", **keys: Any) -> None:
+    """A whole life of an attachment, of which nothing is left."""
+    config = network(**keys)
+    result = node.cni("macvlan", "ADD", config, netns=pod, container_id=container).succeeded()
+    node.cni("macvlan", "CHECK", config | {"prevResult": result}, netns=pod, container_id=container).succeeded()
+    node.cni("macvlan", "DEL", config, netns=pod, container_id=container).succeeded()
+
+
+# --- what is served ---
+
+
+def test_the_calls_after_the_first_are_served_warm(node: Node, pod: Pod) -> None:
+    before = warm.served(node)
+    cycle(node, pod)
+    assert warm.served(node) == before + 3  # and not more: each was one call
+    assert state_of(node).cold == 0
+    assert node.leftovers() == []
+
+
+def test_the_launcher_answers_version_as_python_does(node: Node) -> None:
+    env = {"CNI_COMMAND": "VERSION"}
+    native = node.run([node.executables / "macvlan"], env=env)
+    python = node.run([node.executables.parent / "libexec/macvlan"], env=env) if not IS_BUNDLE else native
+    assert native.stdout == python.stdout == run._VERSION_REPLY
+    assert (native.returncode, native.stderr) == (0, b"")
+
+
+OUTSIDE = """#!/bin/sh
+given=$(cat)
+{ pwd; umask; env | sort; echo "$given"; ls /proc/$$/fd; while read -r line; do case $line in Sig[BIC]*) echo "$line";; esac; done < /proc/$$/status; } > /run/others/seen
+echo "a line on stderr" >&2
+[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.9.0.7/24"}]}'
+exit 0
+"""
+
+
+PLAIN_CALLER = """
+import os, signal, sys
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+os.umask(0o31)
+os.execv(sys.argv[1], sys.argv[1:])
+"""  # a caller that has signals as they are by default, whatever those of the tests are
+
+
+def test_another_plugin_that_a_worker_runs_sees_what_it_would_see_of_a_process(node: Node, pod: Pod) -> None:
+    """The working directory, the umask, the environment, stdin, stderr, descriptors and signals. But for LC_CTYPE, which
+    Python sets where a process has no locale (PEP 538)."""
+    others(node, "outside", OUTSIDE)
+    config = network(ipam={"type": "outside", "text": "ä\u2028" * 3})
+    seen, answers = {}, {}
+    for how, env in (("warm", {}), ("cold", warm.COLD)):
+        before = warm.served(node)
+        more = {"X": "1", "EMPTY": "", "PATH": "/usr/bin:/bin"} | env
+        argv = [INTERPRETER, "-IS", "-c", PLAIN_CALLER, node.executables / "macvlan"]
+        environ = more | environment(node, "ADD", pod)
+        done = node.start(argv, env=environ, cwd="/run/others")
+        out, err = done.communicate(json.dumps(config).encode(), 30)
+        assert done.returncode == 0, out
+        answers[how] = json.loads(out)["ips"], err
+        text = node.path("/run/others/seen").read_text()
+        seen[how] = "".join(
+            line for line in text.splitlines(True) if not line.startswith(("LD_BIND_NOW=", "LC_CTYPE="))
+        )
+        assert warm.served(node) == before + (how == "warm")
+        node.cni("macvlan", "DEL", config, netns=pod, path=paths(node)).succeeded()
+    assert seen["warm"] == seen["cold"]
+    assert answers["warm"] == answers["cold"]
+
+
+def test_a_stdin_that_does_not_block_is_read_to_its_end(node: Node, pod: Pod) -> None:
+    script = "import os, sys; os.set_blocking(0, False); os.execv(sys.argv[1], sys.argv[1:])"
+    before = warm.served(node)
+    argv = [INTERPRETER, "-IS", "-c", script, node.executables / "macvlan"]
+    process = node.start(argv, env=environment(node, "ADD", pod))
+    assert process.stdin
+    for part in json.dumps(network()).partition("type"):
+        assert until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "macvlan\n")
+        process.stdin.write(part.encode())
+        process.stdin.flush()
+        time.sleep(0.05)
+    out, _ = process.communicate(timeout=30)
+    assert json.loads(out)["ips"]
+    assert warm.served(node) == before + 1
+
+
+def test_what_one_call_has_learnt_no_other_knows(node: Node, pod: Pod) -> None:
+    """The node's policy is read by each call."""
+    cycle(node, pod)
+    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
+    policy.parent.mkdir(parents=True)
+    policy.write_text('{"masters": ["ens9*"]}')
+    node.cni("macvlan", "ADD", network(), netns=pod).refused(7, "is not in masters")
+    policy.unlink()
+    cycle(node, pod)
+
+
+def test_a_worker_ends_after_an_error_and_another_takes_its_place(node: Node, pod: Pod) -> None:
+    before = set(workers_of(node))
+    for number in range(6):
+        node.cni("macvlan", "ADD", network(master="no-such"), netns=pod, container_id=f"c{number}").refused(7)
+    assert until(lambda: not before & set(workers_of(node)))
+    cycle(node, pod)
+    assert state_of(node).fault == ""
+
+
+def test_a_worker_serves_a_number_of_calls_and_keeps_no_descriptor_of_them(node: Node, pod: Pod) -> None:
+    def open_files() -> int:
+        return max(len(os.listdir(f"/proc/{process}/fd")) for process in workers_of(node))
+
+    before = 0  # a busy machine may serve some of these calls cold
+    for number in range(10):
+        cycle(node, pod, f"c{number}")
+        before = max(before, open_files())
+    former = set(workers_of(node))
+    for number in range(40):
+        cycle(node, pod, f"c{number}")
+    assert until(lambda: open_files() <= before)
+    for _ in range(450):
+        node.cni("whereabouts", "STATUS", warm.NOTHING)
+    assert until(lambda: not former & set(workers_of(node)))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "keys"),
+    [("macvlan", {}), ("host-device", {"device": "ens9"}), ("sriov", {"deviceID": PCI}), ("whereabouts", {})],
+)
+def test_a_worker_goes_on_after_each_verb_of_each_plugin(
+    node: Node, pod: Pod, plugin: str, keys: dict[str, str]
+) -> None:
+    """Nothing of a call stays open in its process: no lock, no socket."""
+    device(node)
+    have_workers(node, 2)
+    before = workers_of(node)
+    config = network(type=plugin, **keys)
+    for number in range(6):
+        result = node.cni(plugin, "ADD", config, netns=pod, container_id=f"c{number}").succeeded()
+        node.cni(plugin, "CHECK", config | {"prevResult": result}, netns=pod, container_id=f"c{number}").succeeded()
+        node.cni(plugin, "DEL", config, netns=pod, container_id=f"c{number}").succeeded()
+    assert workers_of(node) == before
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("store", ["etcd", "kubernetes", "addresslease"])
+def test_a_worker_keeps_one_connection_to_a_store_that_nodes_share(node: Node, pod: Pod, store: str) -> None:
+    if backing.unavailable(store):
+        pytest.skip(backing.unavailable(store))
+    kept = backing.BACKINGS[store](node, "net")
+    try:
+        have_workers(node, 1)
+        (worker,) = workers_of(node)
+        assert until(lambda: warm.waits(worker))  # it has closed the connection of the last question
+        before = len(os.listdir(f"/proc/{worker}/fd"))
+        ipam = {"type": "whereabouts", "range": "10.9.0.0/24", **kept.config()}
+        for number in range(4):
+            cycle(node, pod, f"c{number}", ipam=ipam)
+            assert workers_of(node) == [worker]
+            assert until(lambda: len(os.listdir(f"/proc/{worker}/fd")) == before + 1)
+    finally:
+        kept.close()
+
+
+def device(node: Node) -> None:
+    """A device ens9 of the host, which is the VF at PCI as well."""
+    node.host.add_veth("ens9", "ens9-peer")
+    node.remember()
+    bus(node, "pci", PCI, "ens9", driver="mlx5_core")
+
+
+def test_a_vf_is_refused_at_once_while_the_add_that_takes_it_is_at_work(node: Node, pod: Pod) -> None:
+    """An ADD holds the lock of the VF until its record is written, and no longer."""
+    device(node)
+    with in_the_middle(node, pod, "sriov", deviceID=PCI) as (call, _):
+        second = network(type="sriov", deviceID=PCI)
+        node.cni("sriov", "ADD", second, netns=node.pod("pod2"), container_id="c2").refused(11, PCI, "in use by", "c1")
+        node.path("/run/others/waits").unlink()
+        reply_of(call).succeeded()
+    own = network(type="sriov", deviceID=PCI, ipam={"type": "waiting"})
+    node.cni("sriov", "DEL", own, netns=pod, path=paths(node)).succeeded()
+    assert node.leftovers(settle=2) == []
+
+
+def test_a_burst_makes_more_workers_and_they_go_again(node: Node) -> None:
+    pods = [node.pod(f"p{number}") for number in range(16)]
+    calls = [node.start_cni("macvlan", "ADD", network(), netns=p, container_id=p.name) for p in pods]
+    addresses = [a for reply in node.cni_at_once(calls) for a in reply.succeeded()["ips"]]
+    assert len({a["address"] for a in addresses}) == 16
+    assert state_of(node).workers > 2
+    for p in pods:
+        node.cni("macvlan", "DEL", network(), netns=p, container_id=p.name).succeeded()
+    assert until(lambda: len(workers_of(node)) == 2)
+
+
+def slow_store(node: Node, fault: Callable[[Any, Callable[[], Any]], Any]) -> tuple[Any, dict[str, Any]]:
+    """A store whose server meets each request as `fault` says, and the `ipam` block for it."""
+    if backing.unavailable("addresslease"):
+        pytest.skip(backing.unavailable("addresslease"))
+    store = backing.BACKINGS["addresslease"](node, "net")
+    store.gate.begin(fault)
+    return store, {"type": "whereabouts", "range": "10.9.0.0/24", **store.config()}
+
+
+def addresses_of(node: Node, ipam: dict[str, Any], calls: int) -> list[Any]:
+    """So many ADDs of the IPAM plugin, begun."""
+    config = network(ipam=ipam)
+    return [
+        node.start_cni("whereabouts", "ADD", config, netns="/run/netns/none", container_id=f"w{number}")
+        for number in range(calls)
+    ]
+
+
+def test_a_burst_waits_for_workers_that_wait_for_a_slow_server(node: Node) -> None:
+    """For longer than a launcher waits for a hello, and longer than all workers wait at once."""
+
+    def slowly(request: Any, serve: Callable[[], Any]) -> Any:
+        time.sleep(0.06)
+        return serve()
+
+    store, ipam = slow_store(node, slowly)
+    try:
+        warm.allow(node, 8)
+        before = state_of(node)
+        replies = node.cni_at_once(addresses_of(node, ipam, 50))
+        assert len({reply.succeeded()["ips"][0]["address"] for reply in replies}) == 50
+        after = state_of(node)
+        assert (after.calls, after.cold) == (before.calls + 50, before.cold)
+    finally:
+        store.close()
+
+
+def test_workers_that_wait_for_a_server_that_never_answers_hold_up_no_other_call(node: Node, pod: Pod) -> None:
+    goes_on, met = threading.Event(), threading.Semaphore(0)
+
+    def never(request: Any, serve: Callable[[], Any]) -> Any:
+        met.release()
+        goes_on.wait(100)
+        return serve()
+
+    store, ipam = slow_store(node, never)
+    try:
+        have_workers(node, 2)
+        waiting = addresses_of(node, ipam, 2)
+        for call in waiting:
+            give(call)
+        assert met.acquire(timeout=100) and met.acquire(timeout=100)
+        cycle(node, pod)
+        assert (path := warm.sockets(node)) and os.path.exists(path[0])  # a launcher that gives up would move it
+        goes_on.set()
+        for call in waiting:
+            reply_of(call).succeeded()
+        assert state_of(node).cold == 3
+    finally:
+        goes_on.set()
+        store.close()
+
+
+def test_workers_that_wait_for_anothers_plugin_hold_up_no_other_call(node: Node, pod: Pod) -> None:
+    have_workers(node, 1)
+    with in_the_middle(node, pod) as (call, _):
+        cycle(node, node.pod("pod2"), "c2")
+        node.path("/run/others/waits").unlink()
+        reply_of(call).succeeded()
+    assert state_of(node).cold >= 3  # and a question that `in_the_middle` has asked
+    detached(node, pod)
+
+
+# --- whom a worker does not serve ---
+
+
+def test_a_caller_in_other_namespaces_is_served_by_none_of_these_workers(node: Node, pod: Pod) -> None:
+    before = warm.served(node)
+    for options in (["--mount"], ["--net"], ["--uts", "--user", "--map-root-user"]):
+        argv = ["unshare", *options, node.executables / "whereabouts"]
+        done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
+        assert done.returncode == 0 or b"permission" in done.stderr.lower() + done.stdout.lower(), done
+    assert sum(w.calls for w in warm.found(node)) == before
+
+
+def test_a_netns_that_leads_elsewhere_for_the_worker_is_entered_by_the_call_itself(node: Node, pod: Pod) -> None:
+    """/proc/self/fd/7 of the caller is not that of the worker."""
+    environ = environment(node, "ADD", pod) | {"CNI_NETNS": "/proc/self/fd/7"}
+    argv = ["sh", "-c", f'exec 7<{pod.path}; exec "$0"', node.executables / "macvlan"]
+    before = state_of(node)
+    done = node.run(argv, env=environ, stdin=json.dumps(network()).encode())
+    assert done.returncode == 0, done.stdout
+    assert "net1" in pod.view.names()
+    after = state_of(node)
+    assert (after.calls, after.cold) == (before.calls, before.cold + 1)
+    node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
+def test_a_caller_in_a_chroot_is_not_served(node: Node) -> None:
+    node.run(["mkdir", "/run/root"]).check_returncode()
+    node.run(["mount", "--rbind", "/", "/run/root"]).check_returncode()
+    before = state_of(node)
+    argv = ["/usr/sbin/chroot", "/run/root", node.executables / "whereabouts"]
+    done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
+    assert done.returncode == 0, done.stdout
+    after = state_of(node)
+    assert (after.calls, after.cold) == (before.calls, before.cold + 1)
+
+
+# --- who ends, or stands still ---
+
+
+def others(node: Node, name: str, script: str) -> None:
+    path = node.path(f"/run/others/{name}")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(script)
+    path.chmod(0o755)
+
+
+def paths(node: Node) -> list[str | Path]:
+    return [node.executables, "/run/others"]
+
+
+def environment(node: Node, verb: str, pod: Pod) -> dict[str, str]:
+    env = {"CNI_COMMAND": verb, "CNI_PATH": ":".join(map(str, paths(node))), "CNI_NETNS": pod.path}
+    return env | {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1"}
+
+
+@contextlib.contextmanager
+def in_the_middle(node: Node, pod: Pod, plugin: str = "macvlan", **keys: Any) -> Iterator[tuple[Any, int]]:
+    """An ADD that has made its link and waits: the call, and the process of the worker that serves it."""
+    others(node, "waiting", WAITING_IPAM)
+    node.path("/run/others/waits").touch()
+    config = network(type=plugin, ipam={"type": "waiting"}, **keys)
+    call = node.start_cni(plugin, "ADD", config, netns=pod, path=paths(node))
+    give(call)
+    assert until(lambda: node.path("/run/others/waiters").exists() and node.path("/run/others/waiters").read_text())
+    script = int(node.path("/run/others/waiters").read_text())
+    worker = int(Path(f"/proc/{script}/stat").read_text().rpartition(")")[2].split()[1])
+    assert worker in workers_of(node)
+    try:
+        yield call, worker
+    finally:
+        node.path("/run/others/waits").unlink(missing_ok=True)
+
+
+def give(call: Any) -> None:
+    """Give a call that was started all of its stdin."""
+    call.process.stdin.write(call._stdin)
+    call.process.stdin.close()
+    call.process.stdin = None
+
+
+def reply_of(call: Any) -> Reply:
+    out, err = call.process.communicate(timeout=60)
+    return Reply(call.process.returncode, json.loads(out) if out else None, err.decode())
+
+
+def detached(node: Node, pod: Pod) -> None:
+    node.cni("macvlan", "DEL", network(ipam={"type": "waiting"}), netns=pod, path=paths(node)).succeeded()
+    assert node.leftovers(settle=2) == []
+
+
+@pytest.mark.parametrize("who", ["worker", "supervisor"])
+def test_a_call_whose_worker_is_killed_is_served_cold(node: Node, pod: Pod, who: str) -> None:
+    with in_the_middle(node, pod) as (call, worker):
+        supervisor = state_of(node).supervisor
+        node.path("/run/others/waits").unlink()
+        os.kill(worker if who == "worker" else supervisor, signal.SIGKILL)
+        assert reply_of(call).succeeded()["ips"][0]["address"] == "10.9.0.7/24"
+    assert "net1" in pod.view.names()
+    if who == "worker":
+        assert until(lambda: "signal 9 in macvlan ADD c1" in state_of(node).fault)
+    else:
+        assert until(lambda: supervisor not in warm.of_node(node) and not workers_left(node, supervisor))
+    detached(node, pod)
+    cycle(node, pod)
+
+
+def workers_left(node: Node, supervisor: int) -> bool:
+    """Whether a process is there that is no child of another supervisor."""
+
+    def parent(process: int) -> int:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+    with contextlib.suppress(FileNotFoundError):
+        return any(parent(process) == supervisor for process in warm.of_node(node))
+    return True
+
+
+def test_a_launcher_that_is_killed_takes_its_workers_call_with_it(node: Node, pod: Pod) -> None:
+    with in_the_middle(node, pod) as (call, worker):
+        call.process.kill()
+        assert until(lambda: worker not in warm.of_node(node))
+        node.path("/run/others/waits").unlink()
+        call.process.communicate(timeout=30)  # the plugin that the worker ran has our stderr until it ends
+    assert until(lambda: len(workers_of(node)) == 2)
+    detached(node, pod)
+    cycle(node, pod)
+
+
+def test_workers_that_are_stopped_delay_one_call_by_a_second_and_no_other(node: Node, pod: Pod) -> None:
+    (path,) = warm.sockets(node)
+    for process in warm.of_node(node):
+        os.kill(process, signal.SIGSTOP)
+    began = time.monotonic()
+    node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
+    assert time.monotonic() - began > 0.9  # the call has waited; other work on the machine does not matter
+    assert not os.path.exists(path)
+    cycle(node, pod)
+    assert warm.sockets(node) == []
+    for process in warm.of_node(node):
+        os.kill(process, signal.SIGCONT)
+    assert until(lambda: any(w.workers for w in warm.found(node)))
+    before = warm.served(node)
+    cycle(node, pod)
+    assert warm.served(node) == before + 3
+
+
+def test_without_its_supervisor_a_worker_is_missed_once_and_never_waited_for_again(node: Node, pod: Pod) -> None:
+    """The supervisor alone is stopped, and its workers end one by one: each of them after an error."""
+    have_workers(node, 2)
+    (path,) = warm.sockets(node)
+    supervisor = state_of(node).supervisor
+    os.kill(supervisor, signal.SIGSTOP)
+    for number in range(2):
+        node.cni("macvlan", "ADD", network(master="no-such"), netns=pod, container_id=f"c{number}").refused(7)
+    for number in range(2):
+        cycle(node, pod, f"c{number}")
+    assert not os.path.exists(path)
+    os.kill(supervisor, signal.SIGCONT)
+    assert until(lambda: any(w.workers == 2 for w in warm.found(node)))
+    before = warm.served(node)
+    cycle(node, pod)
+    assert warm.served(node) == before + 3
+    assert node.leftovers() == []
+
+
+# --- what is full, or used up ---
+
+
+def full_state(node: Node) -> None:
+    node.path("/var/lib/cni").mkdir(exist_ok=True)
+    node.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/var/lib/cni"]).check_returncode()
+    node.run(["sh", "-c", "cat /dev/zero > /var/lib/cni/filler"])
+
+
+def full_run(node: Node) -> None:
+    node.run(["mount", "-o", "remount,size=2m", "/run"]).check_returncode()
+    node.run(["sh", "-c", "cat /dev/zero > /run/filler"])
+
+
+@pytest.mark.parametrize(
+    ("fill", "filler", "code"), [(full_state, "/var/lib/cni/filler", 5), (full_run, "/run/filler", 0)]
+)
+@pytest.mark.parametrize("is_running", [True, False], ids=["with workers", "without workers"])
+def test_a_full_file_system_gets_the_answer_of_a_cold_call(
+    node: Node, pod: Pod, fill: Callable[[Node], None], filler: str, code: int, is_running: bool
+) -> None:
+    if not is_running:
+        warm.end(node)
+    fill(node)
+    for how in ({}, warm.COLD, {}):
+        reply = node.cni("macvlan", "ADD", network(), netns=pod, more=how)
+        assert reply.code == code, reply
+        node.cni("macvlan", "DEL", network(), netns=pod, more=how)
+    node.path(filler).unlink()
+    cycle(node, pod)
+    assert until(lambda: any(w.workers for w in warm.found(node)))
+    assert node.leftovers(settle=2) == []
+
+
+@pytest.mark.parametrize("error", ["ENOMEM", "EAGAIN"])
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
+def test_a_supervisor_that_can_make_no_worker_tries_again(node: Node, pod: Pod, error: str) -> None:
+    have_workers(node, 2)
+    supervisor = state_of(node).supervisor
+    fork = [f"inject={name}:error={error}" for name in ("clone", "fork", "vfork", "clone3")]
+    with traced(node, "-e", fork[0], "-e", fork[-1], process=supervisor):
+        for process in workers_of(node):
+            os.kill(process, signal.SIGKILL)
+        for number in range(2):
+            cycle(node, pod, f"c{number}")
+        assert workers_of(node) == []
+    assert until(lambda: len(workers_of(node)) == 2)
+    assert "no worker can be made" in state_of(node).fault
+    before = warm.served(node)
+    cycle(node, pod)
+    assert warm.served(node) == before + 3
+
+
+@pytest.mark.parametrize("files", [5, 6, 8, 12, 24])
+def test_a_caller_with_few_descriptors_gets_the_answer_of_a_cold_call(node: Node, pod: Pod, files: int) -> None:
+    replies = []
+    for more in ({}, warm.COLD):
+        for verb in ("ADD", "DEL"):
+            argv = ["sh", "-c", f'ulimit -n {files}; exec "$0"', node.executables / "macvlan"]
+            done = node.run(argv, env=environment(node, verb, pod) | more, stdin=json.dumps(network()).encode())
+            replies.append((done.returncode, bool(done.stdout)))
+        node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
+        assert node.leftovers(settle=2) == []
+    warm_ones, cold_ones = replies[:2], replies[2:]
+    assert warm_ones == cold_ones or warm_ones == [(0, True), (0, False)]  # a worker has descriptors of its own
+
+
+# --- the socket ---
+
+
+def _listen(path: str, answers: Callable[[socket.socket], None], anothers: bool = False) -> socket.socket:
+    """A server at `path`; `anothers`: it belongs to another user than root."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+    with AnotherUser() if anothers else contextlib.nullcontext():
+        listening.listen(10)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection, contextlib.suppress(OSError):
+                    answers(connection)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listening
+
+
+def _garbage(connection: socket.socket) -> None:
+    connection.send(b"\xff" * 100)
+
+
+def _hello_and_garbage(connection: socket.socket) -> None:
+    connection.send(b"h")
+    connection.recv(1 << 16)
+    connection.send(b"+{")
+    connection.send(b"")
+
+
+def _endless(connection: socket.socket) -> None:
+    connection.send(b"h")
+    connection.recv(1 << 16)
+    with contextlib.suppress(OSError):
+        while True:
+            connection.send(b"+" + b"x" * 65536)
+
+
+def _end(connection: socket.socket) -> None:
+    pass
+
+
+@pytest.mark.parametrize("what", ["nothing", "file", "directory", "another's", "garbage", "hello", "endless", "end"])
+def test_whatever_lies_where_the_workers_listen_a_call_is_served(node: Node, pod: Pod, what: str) -> None:
+    (path,) = warm.sockets(node)
+    warm.end(node)
+    assert not os.path.exists(path)
+    listening = None
+    answers = {"another's": _hello_and_garbage, "garbage": _garbage, "hello": _hello_and_garbage, "endless": _endless}
+    if what == "file":
+        Path(path).write_bytes(b"\0garbage" * 100)
+    elif what == "directory":
+        Path(path).mkdir()
+    elif what != "nothing":
+        listening = _listen(path, answers.get(what, _end), what == "another's")
+    try:
+        for number in range(3):
+            cycle(node, pod, f"c{number}")
+    finally:
+        if listening:
+            listening.shutdown(socket.SHUT_RDWR)
+            listening.close()
+    assert node.leftovers(settle=2) == []
+    if what in ("nothing", "file"):
+        assert until(lambda: any(w.workers for w in warm.found(node)))
+
+
+def test_a_directory_that_others_can_write_gets_no_workers(node: Node, pod: Pod) -> None:
+    warm.end(node)
+    shutil.rmtree(node.path(places.DIRECTORY))
+    node.path(places.DIRECTORY).mkdir()
+    os.chown(node.path(places.DIRECTORY), 65534, 65534)
+    cycle(node, pod)
+    assert warm.of_node(node) == []
+
+
+def test_a_flood_of_connections_that_say_nothing_hinders_no_call(node: Node, pod: Pod) -> None:
+    (path,) = warm.sockets(node)
+    held = []
+    for _ in range(300):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            connection.connect(path)
+        held.append(connection)
+    cycle(node, pod)
+    for connection in held:
+        connection.close()
+    cycle(node, pod, "c2")
+    assert node.leftovers() == []
+
+
+def test_a_caller_with_tight_limits_leaves_no_workers_behind(node: Node, pod: Pod) -> None:
+    warm.end(node)
+    argv = ["sh", "-c", 'ulimit -n 64; exec "$0"', node.executables / "macvlan"]
+    done = node.run(argv, env=environment(node, "ADD", pod), stdin=json.dumps(network()).encode())
+    assert done.returncode == 0, done.stdout
+    assert until(lambda: warm.of_node(node) == [])
+    assert warm.sockets(node) == []
+
+
+# --- the end ---
+
+
+def test_the_command_shows_the_workers_and_ends_them(node: Node, pod: Pod) -> None:
+    cycle(node, pod)
+    shown = json.loads(node.railcni("warm", "status", "-o", "json").stdout)
+    assert (shown[0]["calls"], shown[0]["fault"]) == (warm.served(node), "")
+    assert b"workers" in node.railcni("warm", "status").stdout
+    doctor = json.loads(node.railcni("doctor", "-o", "json").stdout)
+    assert [f["level"] for f in doctor["findings"] if f["check"] == "warm"] == ["ok"]
+    assert b"have ended" in node.railcni("warm", "stop").stdout
+    assert warm.of_node(node) == []
+    assert os.listdir(node.path(places.DIRECTORY)) == []
+    assert b"no workers" in node.railcni("warm", "stop").stdout + node.railcni("warm", "status").stdout
+    node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
+    assert until(lambda: any(w.workers for w in warm.found(node)))
+
+
+def test_workers_that_must_end_finish_what_they_serve(node: Node, pod: Pod) -> None:
+    with in_the_middle(node, pod) as (call, worker):
+        stopping = threading.Thread(target=node.railcni, args=("warm", "stop"))
+        stopping.start()
+        assert until(lambda: warm.sockets(node) == [])
+        assert worker in warm.of_node(node)
+        cycle_other = node.cni("whereabouts", "STATUS", warm.NOTHING)
+        cycle_other.succeeded()
+        node.path("/run/others/waits").unlink()
+        assert reply_of(call).succeeded()["ips"][0]["address"] == "10.9.0.7/24"
+        stopping.join(30)
+    detached(node, pod)
+
+
+@pytest.mark.parametrize("off", [{"workers": 0}, {"idleSeconds": 0}])
+def test_the_administrator_switches_them_off(node: Node, pod: Pod, off: dict[str, int]) -> None:
+    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
+    policy.parent.mkdir(parents=True)
+    policy.write_text(json.dumps({"warm": off}))
+    assert until(lambda: warm.of_node(node) == [])
+    cycle(node, pod)
+    cycle(node, pod)
+    assert warm.of_node(node) == []
+
+
+def test_workers_end_when_no_call_comes(node: Node, pod: Pod) -> None:
+    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
+    policy.parent.mkdir(parents=True)
+    policy.write_text('{"warm": {"idleSeconds": 2}}')
+    assert until(lambda: warm.of_node(node) == [])
+    node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
+    assert until(lambda: any(w.workers for w in warm.found(node)))
+    assert until(lambda: warm.of_node(node) == [])
+    assert os.listdir(node.path(places.DIRECTORY)) == []
+
+
+def test_without_a_compiler_all_calls_are_cold(node: Node, pod: Pod, tmp_path: Path) -> None:
+    if IS_BUNDLE:
+        pytest.skip("makes a checkout: unset RAILCNI_BIN")
+    for part in ("bin", "cni", "ipam"):
+        made_by_make = os.listdir(ROOT / "libexec") if part == "bin" else []
+        ignored = shutil.ignore_patterns("__pycache__", "cli", "modules.*", *made_by_make)
+        shutil.copytree(ROOT / part, tmp_path / part, symlinks=True, ignore=ignored)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    made = subprocess.run(["make", "-s", "plugins", "CC=/no/cc"], cwd=tmp_path, capture_output=True, text=True)
+    assert made.returncode == 0 and "no native launcher: each call starts Python" in made.stderr, made
+    before = warm.served(node)
+    for verb in ("ADD", "DEL"):
+        node.cni(tmp_path / "bin/macvlan", verb, network(), netns=pod, path=[tmp_path / "bin"]).succeeded()
+    assert warm.served(node) == before and len(warm.sockets(node)) == 1
+    assert node.leftovers() == []
+
+
+# --- several versions, and both ways, on one pool ---
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """The executables of another version."""
+    if IS_BUNDLE:
+        pytest.skip("makes a checkout of another version: unset RAILCNI_BIN")
+    top = tmp_path / "other"
+    for part in ("bin", "cni", "ipam", "libexec"):
+        shutil.copytree(ROOT / part, top / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "cli"))
+    (top / "build").mkdir()
+    shutil.copy(ROOT / "build/launcher", top / "build")
+    with open(top / "ipam/plugin.py", "a") as module:
+        module.write("\nOTHER = True\n")
+    interpreter = (top / "libexec/macvlan").read_text().partition("\n")[0][2:].split()[0]
+    subprocess.run([interpreter, "-I", top / "cni/compiled/pack.py"], check=True)
+    return top / "bin"
+
+
+def test_two_versions_serve_one_pool_each_with_its_own_workers(node: Node, other: Path) -> None:
+    node.cni(other / "whereabouts", "STATUS", warm.NOTHING, path=[other]).succeeded()
+    assert until(lambda: len([w for w in warm.found(node) if w.workers]) == 2)
+    pods = [node.pod(f"p{number}") for number in range(24)]
+    ways = [(node.executables, {}), (other, {}), (node.executables, warm.COLD)]
+    before = warm.served(node)
+
+    def at_once(verb: str) -> list[Reply]:
+        calls = []
+        for number, p in enumerate(pods):
+            folder, env = ways[number % 3]
+            calls.append(
+                node.start_cni(
+                    folder / "macvlan", verb, network(), netns=p, container_id=p.name, path=[folder], more=env
+                )
+            )
+        return node.cni_at_once(calls)
+
+    given = [a["address"] for reply in at_once("ADD") for a in reply.succeeded()["ips"]]
+    assert len(set(given)) == len(pods)
+    assert warm.served(node) >= before + len(pods) // 2
+    for reply in at_once("DEL"):
+        reply.succeeded()
+    assert node.leftovers(settle=2) == []
+
+
+def test_modules_that_change_end_the_workers_that_have_the_former_ones(node: Node, other: Path) -> None:
+    node.cni(other / "whereabouts", "STATUS", warm.NOTHING, path=[other]).succeeded()
+    assert until(lambda: len([w for w in warm.found(node) if w.workers]) == 2)
+    with open(other.parent / "ipam/plugin.py", "a") as module:
+        module.write("\nANOTHER = True\n")
+    subprocess.run([sys.executable, "-I", other.parent / "cni/compiled/pack.py"], check=True)
+    assert until(lambda: len(warm.found(node)) == 1)
+    node.cni(other / "whereabouts", "STATUS", warm.NOTHING, path=[other]).succeeded()
+    assert until(lambda: len([w for w in warm.found(node) if w.workers]) == 2)
+
+
+def test_calls_go_on_while_versions_are_installed_by_turns(node: Node, other: Path, tmp_path: Path) -> None:
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    versions = [content.checkout(str(ROOT)), content.checkout(str(other.parent))]
+    folder = Folder(str(plugins), str(plugins))
+    change.install(folder, versions[0])
+    config = network()
+    config["ipam"]["type"] = "railcni-whereabouts"
+    ended = threading.Event()
+    replies: list[Reply] = []
+
+    def calls(p: Pod) -> None:
+        while not ended.is_set():
+            for verb in ("ADD", "DEL"):
+                executable = plugins / "railcni-macvlan"
+                replies.append(node.cni(executable, verb, config, netns=p, container_id=p.name, path=[plugins]))
+
+    threads = [threading.Thread(target=calls, args=(node.pod(f"p{number}"),)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    served = 0
+    try:
+        for turn in range(1, 5):
+            assert until(lambda: len([w for w in warm.found(node) if w.calls]) > 0)
+            served += warm.served(node)
+            change.install(folder, versions[turn % 2])
+            stopped = node.railcni("warm", "stop")
+            assert stopped.returncode == 0, stopped
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert [reply.document for reply in replies if reply.status] == []
+    assert served > 0
+    assert node.leftovers(settle=2) == []
+
+
+# What stands in for a supervisor: it locks, listens some time later, and ends when asked; then the next one may have the lock.
+_SUPERVISOR = """
+import fcntl, os, signal, socket, sys, time
+os.chdir(sys.argv[1])
+lock = open("one.lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+if os.fork():
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind("one.sock")
+    print("locked", flush=True)
+    time.sleep(0.5)
+    signal.signal(signal.SIGTERM, lambda *_: (os.unlink("one.sock"), os._exit(0)))
+    listening.listen()
+elif sys.argv[2]:
+    lock = open("one.lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+else:
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("successor", ["", "and the next one begins at once"])
+def test_stop_waits_for_the_end_of_those_that_there_were(successor: str) -> None:
+    with tempfile.TemporaryDirectory() as root:  # a short path, as a socket's must be
+        folder = Path(root + places.DIRECTORY)
+        folder.mkdir(parents=True)
+        argv = [sys.executable, "-c", _SUPERVISOR, folder, successor]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, process_group=0) as supervisor:
+            assert supervisor.stdout and supervisor.stdout.readline() == b"locked\n"
+            reaper = threading.Thread(target=supervisor.wait)  # as init does: nothing is left of it when it has ended
+            reaper.start()
+            try:
+                assert command.stop(root, 10) == 1
+                assert until(lambda: supervisor.poll() == 0)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(supervisor.pid, signal.SIGKILL)
+                reaper.join()
+
+
+def test_kills_at_random_in_a_storm_leave_nothing(node: Node) -> None:
+    """Workers and supervisors are killed while eight callers attach and detach."""
+    pods = [node.pod(f"p{number}") for number in range(8)]
+    ended = threading.Event()
+    faults: list[str] = []
+
+    def caller(p: Pod) -> None:
+        for number in range(12):
+            try:
+                cycle(node, p, f"{p.name}-{number}")
+            except AssertionError as fault:
+                faults.append(str(fault))
+
+    def killer() -> None:
+        turn = 0
+        while not ended.wait(0.05):
+            processes = warm.of_node(node)
+            turn += 1
+            if processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(processes[turn % len(processes)], signal.SIGKILL)
+
+    threads = [threading.Thread(target=caller, args=(p,)) for p in pods]
+    killing = threading.Thread(target=killer)
+    killing.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ended.set()
+    killing.join()
+    assert faults == []
+    assert node.leftovers(settle=2) == []
+    assert node.leases(STATE) == []
+
+
+# --- killed at a system call ---
+
+
+@contextlib.contextmanager
+def traced(node: Node, *options: str, process: int = 0) -> Iterator[list[str]]:
+    """strace at `process`, by default the only worker, until the block ends; then the list has the names of its calls."""
+    worker = process or workers_of(node)[0]
+    names: list[str] = []
+    log = node.path("/run/trace")
+    log.unlink(missing_ok=True)
+    strace = subprocess.Popen(
+        ["strace", "-qq", "-o", str(log), "-p", str(worker), *options],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert until(lambda: b"TracerPid:\t0\n" not in Path(f"/proc/{worker}/status").read_bytes())
+        yield names
+    finally:
+        strace.terminate()
+        strace.wait()
+        names += [line.partition("(")[0] for line in log.read_text().splitlines() if "(" in line]
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+def test_a_worker_that_is_killed_at_a_system_call_is_made_up_for(node: Node, pod: Pod, verb: str) -> None:
+    have_workers(node, 1)
+
+    def call(each: str) -> Reply:
+        return node.cni("macvlan", each, network(), netns=pod)
+
+    call("DEL").succeeded()
+    assert until(lambda: are_ready(node, 1))
+    for _ in range(2):  # what is done once is done
+        call("ADD").succeeded()
+        call("DEL").succeeded()
+    if verb == "DEL":
+        call("ADD").succeeded()
+    with traced(node) as names:
+        call(verb).succeeded()
+    call("DEL").succeeded()
+    first, last = names.index("recvmsg") + 1, max(n for n, name in enumerate(names) if name == "sendto")
+    points = [(names[n], names[: n + 1].count(names[n])) for n in range(first, last + 1, max(1, (last - first) // 10))]
+    for name, ordinal in points:
+        assert until(lambda: are_ready(node, 1))
+        if verb == "DEL":
+            call("ADD").succeeded()
+        with traced(node, "-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={ordinal}"):
+            reply = call(verb)
+        assert reply.status == 0, (name, ordinal, reply)
+        if verb == "ADD":
+            assert pod.view.link("net1").texts == reply.addresses, (name, ordinal)
+            call("DEL").succeeded()
+        assert node.leftovers(settle=2) == [], (name, ordinal)
+
+
+def launched(node: Node, verb: str, pod: Pod, *options: str) -> subprocess.CompletedProcess[bytes]:
+    """A call whose launcher is traced, into /run/trace of the node; a worker serves it nevertheless."""
+    argv = ["env", "strace", "-qq", "-o", "/run/trace", *options, node.executables / "macvlan"]
+    return node.run(argv, env=environment(node, verb, pod), stdin=json.dumps(network()).encode())
+
+
+def launchers_calls(node: Node, verb: str, pod: Pod) -> list[tuple[str, int]]:
+    """The system calls of a launcher that a worker serves: each by its name and as the n-th of that name."""
+    assert launched(node, verb, pod).returncode == 0
+    text = node.path("/run/trace").read_text()
+    names = [line.partition("(")[0] for line in text.splitlines() if "(" in line]
+    assert "sendmsg" in names and names.count("execve") == 1, text
+    return [(name, names[: n + 1].count(name)) for n, name in enumerate(names) if name != "execve"]
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+def test_a_launcher_that_is_killed_at_a_system_call_leaves_nothing_for_good(node: Node, pod: Pod, verb: str) -> None:
+    cycle(node, pod)
+    if verb == "DEL":
+        node.cni("macvlan", "ADD", network(), netns=pod).succeeded()
+    points = launchers_calls(node, verb, pod)
+    node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
+    for name, ordinal in points:
+        if verb == "DEL":
+            node.cni("macvlan", "ADD", network(), netns=pod).succeeded()
+        done = launched(node, verb, pod, "-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={ordinal}")
+        assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), (name, ordinal, done)
+        node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
+        assert node.leftovers(settle=2) == [], (name, ordinal)
+    cycle(node, pod)
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
+@pytest.mark.parametrize("error", ["ENOMEM", "EMFILE", "EINTR"])
+def test_a_launcher_whose_system_call_fails_has_the_call_served_cold(node: Node, pod: Pod, error: str) -> None:
+    """Or refused, where stdin was read in part already, or the reply cannot be written. A signal is no failure."""
+    points = launchers_calls(node, "ADD", pod)
+    node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
+    for name, ordinal in points:
+        if name == "exit_group":
+            continue
+        done = launched(node, "ADD", pod, "-e", f"trace={name}", "-e", f"inject={name}:error={error}:when={ordinal}")
+        may_fail = (name, ordinal) in (("read", 2), ("write", 1), ("write", 2)) and (name, error) != ("read", "EINTR")
+        assert done.returncode == may_fail, (name, ordinal, done)
+        if done.stdout:
+            document = json.loads(done.stdout)
+            assert (
+                document["ips"] if not may_fail else (document["code"], "all of stdin" in document["msg"]) == (5, True)
+            )
+        node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
+        assert node.leftovers(settle=2) == [], (name, ordinal)

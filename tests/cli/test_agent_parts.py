@@ -1,0 +1,268 @@
+"""The parts of `railcni agent` that decide: the grace tracker, the election, tokens, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.agent import collector, grace
+from cni.agent.cluster_stores import ClusterSource
+from cni.agent.collector import Collector
+from cni.agent.election import Election
+from cni.agent.events import Teller
+from cni.agent.grace import GraceTracker
+from cni.agent.nodefiles import Tokens
+from cni.library.audit.model import Node, Pod
+from cni.library.service.log import AgentLog
+from cni.library.service.metrics import Family, Histogram, Metrics
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Want
+from ipam.stores.base import Store
+
+
+def lease_on(node: str, container: str = "c1", uid: str = "") -> Lease:
+    owner = Owner(Attachment("net", container, "net1"), ("team", "web", uid), node)
+    return Lease(Want("10.0.0.0-24", 4, (10 << 24) + 1, ""), owner)
+
+
+LEASE = lease_on("n1", uid="u1")
+KEY = LEASE.identity
+
+NODES = {
+    "ready": Node("ready", True, False),
+    "silent": Node("silent", False, False),
+    "off": Node("off", False, True),
+}
+
+
+def pod(phase: str = "Running", uid: str = "u1") -> dict[tuple[str, str], Pod]:
+    return {("team", "web"): Pod("team", "web", uid, "n1", phase, ())}
+
+
+def test_a_lease_is_ripe_when_it_was_seen_dead_at_each_look_for_a_grace() -> None:
+    seen = GraceTracker()
+    assert seen.saw({KEY: LEASE}, 100.0, 60) == []
+    assert seen.saw({KEY: LEASE}, 159.9, 60) == []
+    assert seen.saw({KEY: LEASE}, 160.0, 60) == [KEY]
+    assert seen.saw({}, 170.0, 60) == []
+    assert seen.saw({KEY: LEASE}, 180.0, 60) == [], "it was alive in between"
+    seen.clear()
+    assert seen.saw({KEY: LEASE}, 999.0, 60) == []
+
+
+def test_another_container_at_the_address_is_another_sighting() -> None:
+    seen = GraceTracker()
+    assert seen.saw({KEY: LEASE}, 0, 60) == []
+    assert seen.saw({(other := lease_on("n1", "c2")).identity: other}, 100, 60) == []
+
+
+def test_a_lease_is_dead_by_its_pod_alone() -> None:
+    assert grace.find_dead([LEASE], {})
+    assert grace.find_dead([LEASE], pod("Succeeded"))
+    assert grace.find_dead([LEASE], pod(uid="u2"))
+    assert not grace.find_dead([LEASE], pod())
+    assert not grace.find_dead([LEASE], pod("Pending", "u2"))
+
+
+@pytest.mark.parametrize(
+    ("node", "seen_on", "is_over", "why"),
+    [
+        ("", None, False, "nothing tells on which node"),
+        ("", "", False, "nothing tells on which node"),
+        ("", "ready", False, "on node ready, where it may run still"),
+        ("", "ready", True, ""),
+        ("", "silent", False, "node silent is not ready"),
+        ("", "silent", True, "node silent is not ready"),
+        ("", "off", False, ""),
+        ("", "deleted", False, ""),
+        ("off", None, False, ""),
+        ("deleted", None, False, "node silent is not ready"),
+        ("deleted", "deleted", False, ""),
+        ("short-name", "ready", False, "on node ready, where it may run still"),
+        ("short-name", "silent", False, "node silent is not ready"),
+    ],
+)
+def test_an_abandoned_lease_is_freed_when_no_node_can_run_its_pod(
+    node: str, seen_on: str | None, is_over: bool, why: str
+) -> None:
+    found = grace.hindrance(lease_on(node), NODES, seen_on, is_over)
+    assert why in found
+    assert bool(why) == bool(found)
+
+
+def test_a_silent_node_that_leases_name_is_not_the_one_that_a_lease_names_otherwise() -> None:
+    assert grace.hindrance(lease_on("short-name"), NODES, None, False, {"silent"}) == ""
+
+
+def test_a_lease_is_abandoned_when_its_node_is_unknown_gone_or_off() -> None:
+    abandoned = {name: grace.is_abandoned(lease_on(name), NODES) for name in ("", *NODES, "deleted")}
+    assert abandoned == {"": True, "ready": False, "silent": False, "off": True, "deleted": True}
+
+
+class Cluster:
+    """What the collector reads beside leases: a node that does not answer, and no pod."""
+
+    path = ""
+    silent = True
+
+    def pods(self, node: str = "") -> list[list[Pod]]:
+        return []
+
+    def nodes(self) -> dict[str, Node]:
+        return {"n2": Node("n2", not self.silent, False)}
+
+    def tell(self, namespace: str, document: dict[str, Any]) -> bool:
+        return True
+
+
+class Deleted(ClusterSource):
+    """A lease whose node is deleted."""
+
+    kind = "kubernetes"
+
+    def connect(self, cluster: Any, seconds: float) -> None:
+        self.cluster, self.store = cluster, Store()
+
+    def holder(self, lease: Lease) -> Lease | None:
+        return None
+
+    def of_node(self, node: str) -> list[Lease]:
+        return []
+
+    def unattended(self, nodes: Any) -> Iterator[list[Lease]]:
+        yield [lease_on("deleted", uid="u1")]
+
+
+def test_the_grace_begins_when_the_node_that_a_lease_waited_for_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node has been told only then that the pod is to end."""
+    cluster, now, freed, log = Cluster(), [1000.0], [], AgentLog()
+    monkeypatch.setattr(collector, "monotonic", lambda: now[0])
+    election = Election("kube-system", "me", 1e6)
+    election.renew(Leases())
+    records = Records(str(tmp_path))
+    made = Collector(
+        lambda: cluster,
+        records,
+        str,
+        int,
+        "n1",
+        election,
+        60,
+        Metrics(),
+        Teller("n1", log),
+        log,  # type: ignore
+    )
+    monkeypatch.setattr(made, "_sources", [Deleted()])
+    monkeypatch.setattr(made, "_free", lambda source, lease, *more: freed.append(lease.text) or True)
+    for seconds, silent in ((0, True), (60, True), (60, True), (60, False), (59, False)):
+        now[0] += seconds
+        cluster.silent = silent
+        list(made.steps())
+        assert freed == []
+    now[0] += 60
+    list(made.steps())
+    assert freed == ["10.0.0.1"]
+
+
+class Leases:
+    """One object, with versions; `meddle` is done before a write."""
+
+    def __init__(self) -> None:
+        self.document: dict[str, Any] | None = None
+        self.version = 0
+        self.meddle = lambda: None
+
+    def lease(self, namespace: str, name: str) -> dict[str, Any] | None:
+        return self.document
+
+    def put_lease(self, namespace: str, document: dict[str, Any], is_new: bool) -> bool:
+        self.meddle()
+        if is_new != (self.document is None):
+            return False
+        if not is_new and document["metadata"].get("resourceVersion") != str(self.version):
+            return False
+        self.version += 1
+        self.document = {**document, "metadata": {**document["metadata"], "resourceVersion": str(self.version)}}
+        return True
+
+
+def test_only_one_candidate_holds_the_lease_at_any_time() -> None:
+    now, leases = [1000.0], Leases()
+    one, two = (Election("ns", name, 30, clock=lambda: now[0]) for name in ("one", "two"))
+    one.renew(leases)
+    two.renew(leases)
+    assert (one.is_elected(), two.is_elected()) == (True, False)
+    now[0] += 20  # two thirds without a renewal
+    assert (one.is_elected(), two.is_elected()) == (False, False)
+    now[0] += 9
+    two.renew(leases)
+    assert not two.is_elected()
+    now[0] += 2
+    two.renew(leases)
+    one.renew(leases)
+    assert (one.is_elected(), two.is_elected()) == (False, True)
+    assert leases.document and leases.document["spec"]["leaseTransitions"] == 1
+    two.resign(leases)
+    one.renew(leases)
+    assert (one.is_elected(), two.is_elected()) == (True, False)
+
+
+def test_a_candidate_counts_from_when_it_saw_the_renewal_not_from_the_others_clock() -> None:
+    now, leases = [1000.0], Leases()
+    one, two = (Election("ns", name, 30, clock=lambda: now[0]) for name in ("one", "two"))
+    one.renew(leases)
+    assert leases.document
+    leases.document["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"
+    two.renew(leases)
+    assert not two.is_elected()
+
+
+def test_who_is_forestalled_is_not_elected() -> None:
+    leases = Leases()
+    one = Election("ns", "one", 30, clock=lambda: 1000.0)
+    one.renew(leases)
+    leases.meddle = lambda: setattr(leases, "version", leases.version + 1)
+    one.renew(leases)
+    assert not one.is_elected()
+
+
+def test_a_requested_token_is_renewed_at_half_of_what_was_granted() -> None:
+    now, asked = [0.0], []
+
+    class Accounts:
+        def token(self, namespace: str, account: str, seconds: int) -> tuple[str, int]:
+            asked.append((namespace, account, seconds))
+            return f"t{len(asked)}", 600
+
+    tokens = Tokens("kube-system/railcni", lambda: now[0])
+    assert tokens.current("own", Accounts) == tokens.current("own", Accounts) == "t1"
+    now[0] = 299
+    assert tokens.current("own", Accounts) == "t1"
+    now[0] = 300
+    assert tokens.current("own", Accounts) == "t2"
+    assert asked == [("kube-system", "railcni", 24 * 3600)] * 2
+    assert Tokens("").current("own", Accounts) == "own"
+
+
+def test_metrics_are_written_as_prometheus_reads_them() -> None:
+    family = Family("a_total", "counter", "What\nit is.", ("x",))
+    assert list(family.lines()) == []
+    family.add(2, 'q"\\\n')
+    assert list(family.lines()) == [
+        "# HELP a_total What\\nit is.",
+        "# TYPE a_total counter",
+        'a_total{x="q\\"\\\\\\n"} 2',
+    ]
+    histogram = Histogram("d_seconds", "How long.")
+    for seconds in (0.004, 0.3, 99):
+        histogram.observe(seconds)
+    lines = list(histogram.lines())
+    assert 'd_seconds_bucket{le="0.005"} 1' in lines
+    assert 'd_seconds_bucket{le="0.5"} 2' in lines
+    assert lines[-3:] == ['d_seconds_bucket{le="+Inf"} 3', "d_seconds_sum 99.304", "d_seconds_count 3"]

@@ -1,0 +1,154 @@
+"""The statistics, limits and pictures of `make bench`, from samples that are made up."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from tests.bench import breakdown, chart, probe, report
+from tests.bench.limits import LIMITS, crowd_ratios, crowd_verdict, memory_verdict
+from tests.bench.samples import Crowd, Operation, Results, Sample, percentile, ratio
+from tests.bench.scenarios import ETCD_CLAIMS, FULL, GO, HOST_DEVICE, KUBE_NODE, MOVE, OURS, POOL, ipam_group
+
+ADD = Operation(POOL, "ADD")
+
+
+def results(times: dict[tuple[Operation, str], list[float]]) -> Results:
+    found = Results()
+    for (operation, side), values in times.items():
+        for value in values:
+            found.add(operation, side, Sample(value, value / 2))
+    return found
+
+
+def test_the_99th_percentile_is_the_greatest_of_fewer_than_a_hundred() -> None:
+    assert percentile(list(range(99, 0, -1)), 0.99) == 99
+    assert percentile(range(1, 101), 0.99) == 99
+    assert percentile(range(1, 201), 0.99) == 198
+    assert percentile([], 0.99) is None
+
+
+def test_a_ratio_is_that_of_the_medians_and_unknown_without_one_of_them() -> None:
+    assert ratio([1, 4, 100], [2, 2, 50]) == 2
+    assert ratio([], [1]) is None
+    assert ratio([1], []) is None
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(5.0, "at most 0.5: met"), (5.1, "at most 0.5: missed")])
+def test_a_limit_is_met_up_to_its_value(ours: float, verdict: str) -> None:
+    check = Operation(POOL, "CHECK")
+    assert LIMITS[check].verdict(results({(check, OURS): [ours], (check, GO): [10.0]})) == verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        (6.0, "at most 0.65: met; CPU 0.60, at most 0.6: met"),
+        (6.2, "at most 0.65: met; CPU 0.62, at most 0.6: missed"),
+        (7.0, "at most 0.65: missed; CPU 0.70, at most 0.6: missed"),
+    ],
+)
+def test_of_two_limits_one_that_is_missed_stands_last(ours: float, verdict: str) -> None:
+    assert LIMITS[ADD].verdict(results({(ADD, OURS): [ours], (ADD, GO): [10.0]})) == verdict
+
+
+def test_limits_that_are_no_ratio_to_go_name_what_they_compare() -> None:
+    moved, full, empty = (Operation(g, "ADD") for g in (HOST_DEVICE, ipam_group(FULL), ipam_group(0)))
+    found = results({(moved, OURS): [30.0], (MOVE, OURS): [14.0], (full, OURS): [11.0], (empty, OURS): [10.0]})
+    assert LIMITS[moved].verdict(found) == "above the bare move 16.00 ms, at most 8 ms: missed"
+    assert LIMITS[full].verdict(found) == "to 0 leases 1.10, at most 1.2: met"
+
+
+def test_without_go_there_is_no_verdict() -> None:
+    assert LIMITS[ADD].verdict(results({(ADD, OURS): [20.0]})) == ""
+
+
+def test_memory_is_judged_in_millions_of_bytes() -> None:
+    found = Results(memory_kib={POOL: {OURS: [29_296], GO: [1]}, HOST_DEVICE: {OURS: [29_297]}})
+    assert memory_verdict(found, POOL).endswith("met")
+    assert memory_verdict(found, HOST_DEVICE).endswith("missed")
+
+
+def test_a_rate_is_to_be_at_least_its_limit_and_failures_are_summed_up() -> None:
+    failures = Operation(KUBE_NODE, "failures of ADD")
+    found = Results()
+    for rate, failed in ((900, 0), (2_500, 0), (5_000, 1)):
+        found.note(ETCD_CLAIMS, OURS, rate)
+        found.note(failures, OURS, failed)
+    assert LIMITS[ETCD_CLAIMS].verdict(found) == "at least 2500: met"
+    assert LIMITS[failures].verdict(found) == "at most 0: missed"
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report.figures(found, [OURS, GO]))
+    assert "at least 2500: met" in console.export_text()
+
+
+def test_one_call_of_many_that_fails_or_leaves_something_misses_the_limit() -> None:
+    good = Crowd("etcd", "one /16", 2_048, 1.0, 1.0, [5.0], [5.0], 0, 0, 0, [], "clean")
+    assert crowd_verdict(good).endswith("met")
+    for bad in (
+        replace(good, failed=1),
+        replace(good, wrong=1),
+        replace(good, left=1),
+        replace(good, audit="1 orphan"),
+    ):
+        assert crowd_verdict(bad).endswith("missed")
+    document = report.document(Results(crowds=[good]), {}, 1)
+    assert document["limits"] == {"users: etcd, one /16": "at most 0: met"}
+    assert document["users"][0]["add_s"] == 1.0
+
+
+def test_what_one_range_takes_is_compared_with_many_ranges_and_with_an_earlier_version() -> None:
+    one = Crowd("AddressLeases", "one /16", 2_048, 26.0, 1.0, [5.0], [5.0], 0, 0, 0, [], "clean")
+    many = replace(one, what="16 ranges", add_s=20.0)
+    former = replace(one, store="IPPools, 1.0", add_s=52.0)
+    beside = replace(one, store="IPPools", add_s=1.0)
+    assert crowd_ratios([one, many, former, beside]) == [
+        "2,048 ADDs over AddressLeases, one /16: it took 26.00 s, at most 25 s: missed",
+        "2,048 ADDs over AddressLeases, one /16: to AddressLeases, 16 ranges 1.30, at most 1.3: met",
+        "2,048 ADDs over AddressLeases, one /16: to IPPools, 1.0, one /16 0.50, at most 0.45: missed",
+    ]
+    assert crowd_ratios([former]) == []
+
+
+def test_the_table_shows_ratios_verdicts_and_a_peer() -> None:
+    found = results({(ADD, OURS): [20.0], (ADD, GO): [8.0], (ADD, "peer"): [10.0]})
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report.times(found, [OURS, GO, "peer"]))
+    text = console.export_text()
+    assert "ours / peer" in text
+    assert "2.50" in text and "at most 0.65: missed" in text
+    assert "2.00" in text
+
+
+def test_the_document_keeps_every_sample() -> None:
+    found = results({(ADD, OURS): [20.0, 22.0]})
+    document = report.document(found, {"kernel": "6"}, 2)
+    assert document["operations"] == [
+        {"group": POOL, "verb": "ADD", "ms": {OURS: [20.0, 22.0]}, "cpu_ms": {OURS: [10.0, 11.0]}}
+    ]
+
+
+def test_the_chart_is_a_picture_that_fits_its_frame() -> None:
+    found = results({(ADD, OURS): [20.0, 25.0], (ADD, GO): [10.0], (ADD, "a <peer>"): [5.0], (MOVE, OURS): [1.0]})
+    phases = (*breakdown.PHASES, breakdown.PROBED, breakdown.PLAIN)
+    found.breakdown[ADD] = [dict.fromkeys(phases, 2.0)]
+    picture = ElementTree.fromstring(chart.svg(found, [OURS, GO, "a <peer>"], {"kernel": "6"}, 2))
+    width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
+    bars = [e.attrib for e in picture.iter("{http://www.w3.org/2000/svg}rect") if e.attrib["width"] != "100%"]
+    assert len(bars) >= 4 + len(breakdown.PHASES)
+    for bar in bars:
+        assert float(bar["x"]) + float(bar["width"]) <= width
+        assert float(bar["y"]) + float(bar["height"]) <= height
+
+
+def test_every_function_that_the_breakdown_times_exists() -> None:
+    for place in (place for places in probe.PHASES.values() for place in places):
+        module, _, path = place.partition(":")
+        found = importlib.import_module(module)
+        for name in path.removesuffix("*").split("."):
+            found = getattr(found, name) if name else found

@@ -1,0 +1,302 @@
+"""conf/charts/railcni: the chart installs what conf/kubernetes does, and each of its values does what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightkube import codecs
+
+from cni import VERSION
+from cni.cli import main as command
+from tests.node import ROOT
+from tests.tools import needs, run
+
+CHART = ROOT / "conf/charts/railcni"
+KUSTOMIZE = ROOT / "conf/kubernetes"
+PRESETS = sorted((CHART / "presets").glob("*.yaml"))
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+IMAGE = "r/railcni-device-plugin"
+DEVICES = {
+    "enabled": True,
+    "image": {"repository": IMAGE},
+    "config": {"configList": [{"resourceName": "hca", "selectors": {"ifNames": ["ens2f0"]}}]},
+}
+WITH_VFS = DEVICES | {"config": {"virtualFunctions": [{"nicSelector": {"pfNames": ["ens2f1"]}, "numVfs": 8}]}}
+OPERATORS = ("SecurityContextConstraints", "PodMonitor", "PrometheusRule")  # Kubernetes itself has no such objects
+
+needs_helm = needs("helm", "`.ci/helm` puts it into build/tools")
+needs_kubectl = needs("kubectl", "it renders kustomizations")
+
+Document = dict[str, Any]
+
+
+def render(*options: str, values: Document | None = None) -> list[Document]:
+    done = template(*options, values=values)
+    assert done[0] == 0, done[2]
+    return [document for document in yaml.safe_load_all(done[1]) if document]
+
+
+def template(*options: str, values: Document | None = None, namespace: str = "railcni") -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `helm template`; `values` goes over those of the chart."""
+    sets = [
+        f"--set-json={key}={json.dumps(value)}"
+        for key, value in {"image.repository": "r/railcni", **(values or {})}.items()
+    ]
+    done = run("helm", "template", "railcni", str(CHART), f"--namespace={namespace}", *sets, *options)
+    return done.returncode, done.stdout, done.stderr
+
+
+def by_name(documents: list[Document]) -> dict[tuple[str, str, str], Document]:
+    return {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]): d for d in documents}
+
+
+def pod_of(documents: list[Document]) -> Document:
+    (found,) = (d["spec"]["template"]["spec"] for d in documents if d["kind"] == "DaemonSet")
+    return dict(found)
+
+
+def leaves(tree: Document, prefix: str = "") -> set[str]:
+    """The paths of all values; a mapping that is empty, or that people fill as they like, is one value."""
+    found = set()
+    for key, value in tree.items():
+        inner = isinstance(value, dict) and value and key not in ("resources", "config", "nodeSelector")
+        found |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}"}
+    return found
+
+
+def kustomized(folder: Path = KUSTOMIZE) -> list[Document]:
+    done = run("kubectl", "kustomize", str(folder))
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def plain(document: Document, of_chart: bool) -> Document:
+    """Without the labels, annotations and registries in which a chart and a kustomization differ by their nature."""
+    document["metadata"].pop("labels", None)
+    for key, value in document["metadata"].pop("annotations", {}).items():
+        assert (key, value) == ("helm.sh/resource-policy", "keep")
+    if document["kind"] == "DaemonSet":
+        pod = document["spec"]["template"]["spec"]
+        for container in (*pod["initContainers"], *pod["containers"]):
+            container["image"] = container["image"].rpartition("/")[2]
+            assert container.pop("imagePullPolicy", "IfNotPresent" if of_chart else "") == ("IfNotPresent" * of_chart)
+    return document
+
+
+def test_the_chart_has_the_version_of_the_project() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == VERSION
+
+
+def test_the_schema_and_the_values_name_the_same() -> None:
+    def named(schema: Document, prefix: str = "") -> set[str]:
+        found = set()
+        for key, value in schema["properties"].items():
+            inner = "properties" in value and key not in ("config", "seLinuxOptions")
+            found |= named(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}"}
+        return found
+
+    assert named(SCHEMA) - {"global"} == leaves(VALUES)
+
+
+@needs_helm
+@needs_kubectl
+def test_the_chart_installs_what_the_kustomization_does() -> None:
+    ours = by_name([plain(d, True) for d in render()])
+    theirs = by_name([plain(d, False) for d in kustomized()])
+    del theirs["Namespace", "", "railcni"]  # that of a release is made by --create-namespace
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert ours[name] == theirs[name], name
+
+
+@needs_helm
+@needs_kubectl
+@pytest.mark.parametrize(
+    ("devices", "components"),
+    [(DEVICES, ["device-plugin"]), (WITH_VFS, ["device-plugin", "device-plugin/vfs"])],
+    ids=["devices", "VFs"],
+)
+def test_the_container_of_the_device_plugin_is_that_of_the_kustomization(
+    devices: Document, components: list[str], tmp_path: Path
+) -> None:
+    shutil.copytree(KUSTOMIZE, tmp_path / "kubernetes")
+    with (tmp_path / "kubernetes/kustomization.yaml").open("a") as file:
+        file.write(f"components: {json.dumps(components)}\n")
+    documents = render(values={"devicePlugin": devices})
+    ours, theirs = (
+        next(c for c in pod_of(found)["containers"] if c["name"] == "device-plugin")
+        for found in (documents, kustomized(tmp_path / "kubernetes"))
+    )
+    for container in (ours, theirs):
+        container["volumeMounts"].sort(key=lambda mount: str(mount["name"]))  # kustomize puts a changed one first
+    assert ours == theirs | {"image": f"{IMAGE}:{VERSION}", "imagePullPolicy": "IfNotPresent"}
+    (config,) = (d for d in documents if d["kind"] == "ConfigMap")
+    assert json.loads(config["data"]["config.json"]) == devices["config"]
+    assert config["metadata"]["name"] == "railcni-device-plugin"
+
+
+@needs_helm
+@pytest.mark.parametrize("preset", [None, *PRESETS], ids=lambda p: p.stem if p else "default")
+def test_helm_finds_no_fault_and_kubernetes_models_know_each_field(preset: Path | None) -> None:
+    options = [f"--values={preset}"] if preset else []
+    done = run("helm", "lint", "--strict", "--quiet", str(CHART), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    everything = {"devicePlugin": DEVICES, "metrics": {"dashboard": True}}
+    for document in render(*options, values=everything):
+        if document["kind"] in OPERATORS:
+            continue
+        known = json.loads(json.dumps(codecs.from_dict(document).to_dict(), default=str))
+        assert missing(document, known) == []
+
+
+def missing(given: Any, known: Any, at: str = "") -> list[str]:
+    """The paths of what Kubernetes' models do not have."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        return [
+            f for k, v in given.items() for f in (missing(v, known[k], f"{at}.{k}") if k in known else [f"{at}.{k}"])
+        ]
+    if isinstance(given, list) and isinstance(known, list) and len(given) == len(known):
+        return [
+            fault for n, pair in enumerate(zip(given, known, strict=True)) for fault in missing(*pair, f"{at}[{n}]")
+        ]
+    return [] if given == known or isinstance(given, type(known)) else [at]
+
+
+@needs_helm
+@pytest.mark.parametrize("preset", [None, *PRESETS], ids=lambda p: p.stem if p else "default")
+def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(preset: Path | None) -> None:
+    pod = pod_of(render(*([f"--values={preset}"] if preset else [])))
+    hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    for container in (*pod["initContainers"], *pod["containers"]):
+        argv = [argument.replace("$(POD_IP)", "fd00::7") for argument in container["args"]]
+        options = command._parser(argv[:1]).parse_args(argv)
+        mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+        assert all(mounted[name] == options.root + hosts[name] for name in set(mounted) & set(hosts))
+        assert (options.to, options.state_dir) == (hosts["plugins"], hosts["state"])
+    assert options.conf_dir == hosts["networks"]
+
+
+@needs_helm
+@pytest.mark.parametrize("devices", [DEVICES, WITH_VFS], ids=["devices", "VFs"])
+def test_the_constraints_of_openshift_allow_what_the_pods_ask_for_and_no_privilege(devices: Document) -> None:
+    documents = render(f"--values={CHART}/presets/openshift.yaml", values={"devicePlugin": devices})
+    (allowed,) = (d for d in documents if d["kind"] == "SecurityContextConstraints")
+    pod = pod_of(documents)
+    assert {key for volume in pod["volumes"] for key in volume} - {"name"} == set(allowed["volumes"])
+    assert allowed["users"] == [f"system:serviceaccount:railcni:{pod['serviceAccountName']}"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    capabilities = allowed.pop("allowedCapabilities")
+    assert [key for key, value in allowed.items() if key.startswith("allow") and value] == ["allowHostDirVolumePlugin"]
+    assert pod["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    given = {name for c in pod["containers"] for name in c["securityContext"]["capabilities"].get("add", [])}
+    assert given == set(capabilities)
+
+
+# A value of each, and the text that its render has for it; "-" before a text: it is gone.
+EFFECTS: dict[str, tuple[Any, str]] = {
+    "image.repository": ("r.example.org/x", f"image: r.example.org/x:{VERSION}"),
+    "image.tag": ("9.9", "image: r/railcni:9.9"),
+    "image.digest": (f"sha256:{'0' * 64}", f"image: r/railcni@sha256:{'0' * 64}"),
+    "image.pullPolicy": ("Always", "imagePullPolicy: Always"),
+    "image.pullSecrets": (["mine"], "imagePullSecrets:\n        - name: mine"),
+    "cniConf.binDir": ("/usr/cni", "--to=/usr/cni"),
+    "cniConf.confDir": ("/etc/net.d", "--conf-dir=/etc/net.d"),
+    "stateDir": ("/var/x", "--state-dir=/var/x"),
+    "netnsDir": ("/var/run/netns", "mountPath: /host/var/run/netns"),
+    "replace": (True, "- --replace"),
+    "store": ("kubernetes", "--datastore=kubernetes"),
+    "leaseNamespace": ("leases", "--plugin-account=leases/railcni"),
+    "collector.enabled": (False, "- --no-collect"),
+    "collector.grace": (90, "--grace=90"),
+    "crds.install": (False, "-kind: CustomResourceDefinition"),
+    "crds.whereabouts": (False, "-name: ippools.whereabouts.cni.cncf.io"),
+    "crds.keep": (False, "-helm.sh/resource-policy"),
+    "metrics.port": (9200, "--listen=[$(POD_IP)]:9200"),
+    "metrics.podMonitor": (True, "kind: PodMonitor"),
+    "metrics.prometheusRule": (True, "kind: PrometheusRule"),
+    "metrics.dashboard": (True, "grafana_dashboard"),
+    "metrics.labels": ({"release": "prom"}, ""),  # below
+    "devicePlugin.enabled": (DEVICES, "- device-plugin"),
+    "devicePlugin.config": (DEVICES, '"resourceName": "hca"'),
+    "devicePlugin.image.repository": (DEVICES | {"image": {"repository": "r/d"}}, f"image: r/d:{VERSION}"),
+    "devicePlugin.image.tag": (DEVICES | {"image": {"repository": "r/d", "tag": "7"}}, "image: r/d:7"),
+    "devicePlugin.image.digest": (
+        DEVICES | {"image": {"repository": "r/d", "digest": f"sha256:{'1' * 64}"}},
+        f"image: r/d@sha256:{'1' * 64}",
+    ),
+    "resources": ({"requests": {"cpu": "77m"}}, "cpu: 77m"),
+    "nodeSelector": ({"kubernetes.io/arch": None, "rdma": "yes"}, 'kubernetes.io/os: linux\n        rdma: "yes"'),
+    "tolerations": ([{"key": "gpu", "operator": "Exists"}], "- key: gpu"),
+    "affinity": ({"nodeAffinity": {}}, "nodeAffinity: {}"),
+    "priorityClassName": ("mine", "priorityClassName: mine"),
+    "updateStrategy": ("OnDelete", "type: OnDelete\n  template:"),
+    "maxUnavailable": (3, "maxUnavailable: 3"),
+    "extraEnv": (
+        [{"name": "KUBERNETES_SERVICE_HOST", "value": "h"}],
+        "- name: KUBERNETES_SERVICE_HOST\n              value: h",
+    ),
+    "podAnnotations": ({"a": "b"}, "annotations:\n        a: b"),
+    "podLabels": ({"team": "net"}, "team: net"),
+    "seLinuxOptions": ({"type": "spc_t"}, "seLinuxOptions:\n          type: spc_t"),
+    "openshift.securityContextConstraints": (True, "kind: SecurityContextConstraints"),
+}
+
+
+def test_every_value_has_its_effect_in_the_table() -> None:
+    assert set(EFFECTS) == leaves(VALUES)
+
+
+@needs_helm
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_value_has_its_effect(name: str) -> None:
+    value, text = EFFECTS[name]
+    if name == "metrics.labels":
+        text = "release: prom"
+        given: Document = {"metrics.labels": value, "metrics.podMonitor": True}
+    else:
+        given = {"devicePlugin" if value is not True and name.startswith("devicePlugin.") else name: value}
+    _, shown, fault = template(values=given)
+    assert shown, fault
+    _, before, _ = template()
+    gone = text.startswith("-") and not text.startswith("- ") and not text.startswith("--")
+    text = text[1:] if gone else text
+    assert (text in shown, text in before) == (not gone, gone), text
+
+
+# Values that are refused, and what the message names.
+REFUSED: dict[str, tuple[Document, str]] = {
+    "a name that is not known": ({"image.tga": "1"}, "'tga'"),
+    "a relative folder": ({"cniConf.binDir": "opt/cni"}, "/cniConf/binDir"),
+    "a store that is not in the cluster": ({"store": "etcd"}, "/store"),
+    "an invalid port": ({"metrics.port": 0}, "/metrics/port"),
+    "a digest of another kind": ({"image.digest": "md5:1"}, "/image/digest"),
+    "no image": ({"image.repository": ""}, "image.repository is empty: push the image that `make image` makes"),
+    "no image of the device plugin": (
+        {"devicePlugin": DEVICES | {"image": {}}},
+        "--set devicePlugin.image.repository=HOST/railcni",
+    ),
+    "devices without a configuration": ({"devicePlugin.enabled": True}, "devicePlugin.config is empty"),
+}
+
+
+@needs_helm
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_wrong_value_is_refused_by_its_name(fault: str) -> None:
+    values, named = REFUSED[fault]
+    code, _, said = template(values=values)
+    assert code != 0
+    assert named in said
+
+
+@needs_helm
+def test_the_namespace_of_the_leases_is_refused_as_that_of_the_release() -> None:
+    code, _, said = template(namespace="kube-system")
+    assert code != 0
+    assert "install the chart into another" in said

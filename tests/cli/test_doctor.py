@@ -1,0 +1,812 @@
+"""`railcni doctor`: each check on facts with and without its fault, and all of them on the sysfs of many machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from cni import VERSION
+from cni.cli.doctor import (
+    config_space,
+    congestion,
+    gpus,
+    modules,
+    namespaces,
+    nfd,
+    pcie,
+    pods,
+    ports,
+    report,
+    runtime,
+    setup,
+    table,
+)
+from cni.cli.doctor.congestion import Congestion
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Check, Observation
+from cni.cli.doctor.namespaces import LinkParameters
+from cni.cli.doctor.namespaces import check_parameters as namespaces_check
+from cni.cli.doctor.namespaces import read as namespaces_read
+from cni.cli.doctor.pcie import PcieFunction, PcieLink
+from cni.cli.main import main
+from cni.library.inventory import topology
+from cni.library.inventory.devices import Gid, Port
+from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.shared.kernel import dcb
+from cni.shared.kernel.netlink import attribute
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
+from ipam import flatfile
+from tests import machines
+from tests.machines import ETHERNET, MELLANOX, Machine
+from tests.node import BIN
+from tests.sysfs import Tree
+from tests.users import AnotherUser
+from tests.view import View
+
+T = TypeVar("T")
+MODULES = ("ib_core", "ib_uverbs", "rdma_ucm", "mlx5_ib")
+
+
+def port(**changes: object) -> Port:
+    gid = Gid(0, "", "RoCE v2", "fe80::1", "ens2f0")
+    values: dict[str, object] = {
+        "device": "mlx5_0",
+        "number": 1,
+        "netdev": "ens2f0",
+        "state": "ACTIVE",
+        "physical_state": "LinkUp",
+        "link_layer": "Ethernet",
+        "rate": "100 Gb/sec (4X EDR)",
+        "carrier": True,
+        "mtu": 9000,
+        "roce_mtu": 4096,
+        "room": 10,
+        "gids": (gid,),
+    }
+    return Port(**(values | changes))  # type: ignore[arg-type]
+
+
+DOWN = {"state": "DOWN", "physical_state": "Disabled", "carrier": False}
+
+
+def levels(findings: Iterable[Observation]) -> list[str]:
+    return [finding.level for finding in findings]
+
+
+def only(findings: Iterable[T]) -> T:
+    (found,) = findings
+    return found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Callable[[Callable[[Path], Machine]], NodeFacts]:
+    """The facts of a machine: its modules loaded, NVIDIA's peer memory too, and no container runtime."""
+
+    def make(kind: Callable[[Path], Machine]) -> NodeFacts:
+        machine = kind(tmp_path / "sys")
+        for name in (*MODULES, "nvidia_peermem"):
+            (machine.root / "module" / name).mkdir(parents=True)
+        rest = {name: str(tmp_path / name) for name in ("proc", "dev", "state", "cache", "networks")}
+        (tmp_path / "plugins").mkdir()
+        return NodeFacts(NodePlaces(sys=str(machine.root), plugins=(str(tmp_path / "plugins"),), live=False, **rest))
+
+    return make
+
+
+# --- machines ---
+
+
+@pytest.mark.parametrize("kind", [machines.hgx, machines.grace, machines.bond, machines.infiniband, machines.soft])
+def test_a_healthy_machine_has_no_fault(
+    node: Callable[[Callable[[Path], Machine]], NodeFacts], kind: Callable[[Path], Machine]
+) -> None:
+    assert report.examine(node(kind)).faults == []
+
+
+def test_a_machine_without_rdma_is_told_so_and_what_would_follow_is_skipped(
+    node: Callable[[Callable[[Path], Machine]], NodeFacts],
+) -> None:
+    found = report.examine(node(Machine))
+    assert [f.check for f in found.faults] == ["devices"]
+    assert [f.check for f in found.findings if f.level == SKIPPED][:3] == ["nodes", "ports", "mtu"]
+    assert any(f.check == "clock" for f in found.findings)
+
+
+def test_the_report_of_eight_gpus_holds_the_distance_of_each_to_each_nic(
+    node: Callable[[Callable[[Path], Machine]], NodeFacts],
+) -> None:
+    document = json.loads(json.dumps(report.examine(node(machines.hgx)).document()))
+    assert document["healthy"] is True and len(document["devices"]) == 9
+    first = document["distances"]["0000:13:00.0"]
+    assert (first["mlx5_0"], first["mlx5_1"], first["mlx5_7"]) == ("PIX", "NODE", "SYS")
+    near = [f["found"] for f in document["findings"] if f["check"] == "distance"]
+    assert near == [f"PIX to mlx5_{i}" for i in range(8)]
+
+
+def test_on_grace_every_nic_is_as_near_as_the_numa_node(node: Callable[[Callable[[Path], Machine]], NodeFacts]) -> None:
+    assert report.examine(node(machines.grace)).facts.topology.matrix() == [["NODE", "NODE"]]
+
+
+def test_a_lost_lane_of_one_of_eight_nics_is_named(node: Callable[[Callable[[Path], Machine]], NodeFacts]) -> None:
+    facts = node(machines.hgx)
+    Path(facts.places.sys, "class/infiniband/mlx5_3/device/current_link_width").write_text("8\n")
+    fault = only(report.examine(facts).faults)
+    assert (fault.check, fault.subject, fault.found) == ("pcie", "mlx5_3 (0000:44:00.0)", "PCIe 32 GT/s x8")
+
+
+# --- modules and nodes ---
+
+
+def test_a_missing_module_is_named_with_the_command_that_loads_it(tmp_path: Path) -> None:
+    for name in ("ib_core", "ib_uverbs"):
+        (tmp_path / "module" / name).mkdir(parents=True)
+    faults = [f for f in modules.check(modules.read(str(tmp_path))) if f.level == FAULT]
+    assert only(faults).subject == "rdma_ucm" and "modprobe rdma_ucm" in only(faults).remedy
+
+
+def test_a_module_that_is_built_in_is_known_by_what_it_makes(tmp_path: Path) -> None:
+    for name in ("class/infiniband", "class/infiniband_verbs", "class/misc/rdma_cm"):
+        (tmp_path / name).mkdir(parents=True)
+    assert levels(modules.check(modules.read(str(tmp_path)))) == [OK, OK, OK]
+
+
+def test_a_nic_without_its_verbs_driver_or_without_a_driver_is_named(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.function("pci0000:3a/0000:3a:00.0/0000:3b:00.0", MELLANOX, ETHERNET, driver="mlx5_core")
+    machine.function("pci0000:3a/0000:3a:01.0/0000:3c:00.0", MELLANOX, ETHERNET)
+    found = [f for f in modules.check(modules.read(str(tmp_path))) if ":" in f.subject]
+    assert levels(found) == [FAULT, FAULT]
+    assert found[0].remedy == "modprobe mlx5_ib" and "mlx5_core" in found[1].remedy
+
+
+def test_no_device_in_sight_is_no_fault_where_devices_are_moved_into_pods() -> None:
+    known = modules.Modules(frozenset(), ())
+    assert levels(modules.check_devices([], known, moved=False)) == [FAULT]
+    assert levels(modules.check_devices([], known, moved=True)) == [NOTE]
+
+
+def test_device_nodes_that_are_missing_or_something_else_are_named(tmp_path: Path) -> None:
+    for name, number in (("infiniband_verbs/uverbs0", "231:192"), ("infiniband_verbs/uverbs1", "231:193")):
+        (tmp_path / "class" / name).mkdir(parents=True)
+        (tmp_path / "class" / name / "dev").write_text(number + "\n")
+    (tmp_path / "dev/infiniband").mkdir(parents=True)
+    (tmp_path / "dev/infiniband/uverbs1").write_text("")
+    found = list(modules.check_nodes(modules.nodes(str(tmp_path), str(tmp_path / "dev"))))
+    assert [(f.level, f.found) for f in found] == [(FAULT, "not there"), (FAULT, "no character device")]
+
+
+# --- ports ---
+
+
+def test_a_port_that_is_down_is_a_fault_where_it_is_used_or_the_only_one() -> None:
+    spare = port(device="mlx5_1", netdev="ens3f0", **DOWN)
+    assert levels(ports.check_state([port(), spare], {}, {})) == [OK, NOTE]
+    assert levels(ports.check_state([port(), spare], {"ens3f0": "network a"}, {})) == [OK, FAULT]
+    assert levels(ports.check_state([spare], {}, {})) == [FAULT]
+
+
+def test_the_remedy_of_a_port_that_is_down_depends_on_what_keeps_it_down() -> None:
+    def remedy(up: dict[str, bool], **changes: object) -> str:
+        return only(ports.check_state([port(**(DOWN | changes))], {}, up)).remedy
+
+    assert remedy({"ens2f0": False}).startswith("ip link set ens2f0 up")
+    assert remedy({"ens2f0": True}).startswith("no carrier on ens2f0")
+    assert "subnet manager" in remedy({}, link_layer="InfiniBand", state="INIT")
+
+
+@pytest.mark.parametrize(("mtu", "roce", "level"), [(9000, 4096, OK), (4192, 4096, OK), (4191, 2048, FAULT)])
+def test_an_mtu_below_4192_is_a_fault(mtu: int, roce: int, level: str) -> None:
+    found = only(ports.check_mtu([port(mtu=mtu, roce_mtu=roce)], ()))
+    assert found.level == level and f"RoCE MTU {roce}" in found.found
+
+
+def test_the_mtu_of_the_link_with_the_default_route_is_advice_alone() -> None:
+    assert levels(ports.check_mtu([port(mtu=1500, roce_mtu=1024)], {"ens2f0"})) == [ADVICE]
+
+
+def test_infiniband_and_ports_that_are_down_have_no_mtu_to_judge() -> None:
+    assert list(ports.check_mtu([port(link_layer="InfiniBand", roce_mtu=None), port(mtu=1500, **DOWN)], ())) == []
+
+
+@pytest.mark.parametrize(("used", "level"), [(7, OK), (8, FAULT), (10, FAULT)])
+def test_a_gid_table_is_nearly_full_from_four_fifths_on(used: int, level: str) -> None:
+    gids = tuple(Gid(i, "", "RoCE v2", "fe80::1" if i else "10.0.0.1", "net1") for i in range(used))
+    found = only(ports.check_gids([port(gids=gids)]))
+    assert found.level == level
+    if level == FAULT:
+        assert f"{used} of 10" in found.found and f"{used - 1} of them are link-local" in found.remedy
+
+
+def test_a_roce_port_without_a_gid_of_version_2_is_named() -> None:
+    gids = (Gid(0, "", "IB/RoCE v1", "fe80::1", "ens2f0"),)
+    assert only(ports.check_gids([port(gids=gids)])).found == "1 GIDs, none of RoCE v2"
+
+
+# --- namespaces ---
+
+
+def test_exclusive_mode_is_a_fault_unless_devices_are_moved_and_nobody_shares() -> None:
+    def level(mode: str, moves: bool = False, sharing: tuple[str, ...] = ()) -> str:
+        return only(namespaces.check_mode(mode, moves, sharing)).level
+
+    assert [level("shared"), level("exclusive"), level("exclusive", True), level("")] == [OK, FAULT, NOTE, UNKNOWN]
+    assert level("exclusive", True, ("net1 of default/pod-1",)) == FAULT
+
+
+@pytest.mark.parametrize(("every", "own", "counts"), [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 2, 2)])
+def test_of_the_reverse_path_filters_the_larger_one_counts(tmp_path: Path, every: int, own: int, counts: int) -> None:
+    for where, value in (("all", every), ("ens2f0", own)):
+        folder = tmp_path / f"sys/net/ipv4/conf/{where}"
+        folder.mkdir(parents=True)
+        for name in ("rp_filter", "arp_ignore", "arp_announce"):
+            (folder / name).write_text(f"{value}\n" if name == "rp_filter" else "0\n")
+    assert namespaces.read("ens2f0", proc=str(tmp_path)).rp_filter == counts
+
+
+def test_a_strict_reverse_path_filter_is_judged_by_where_the_kernel_sends_answers(
+    namespaces: Callable[[], View],
+) -> None:
+    view = namespaces()
+
+    def judged(name: str = "ens2f0") -> tuple[str, str]:
+        with view.entered():
+            read = namespaces_read(name, [text for text in view.link(name).texts if ":" not in text])
+        finding = only(namespaces_check({name: read}, {}))
+        return finding.level, finding.found
+
+    for name in ("eth0", "ens2f0", "ens3f0"):
+        view.add_veth(name, f"{name}-peer")
+        view.set(name, state="up")
+        view.set(f"{name}-peer", state="up")
+    view.set_sysctl("net/ipv4/conf/ens2f0/rp_filter", 1)
+    assert judged() == (OK, "rp_filter 1, strict: the link has no IPv4 address")
+    view.add_address("ens2f0", "10.1.0.1/24")
+    assert judged() == (ADVICE, "rp_filter is 1, strict, and other answers leave by no link: what comes in here but from 10.1.0.0/24 is dropped")  # fmt: skip
+    view.add_address("eth0", "10.9.0.2/24")
+    view.add_route("eth0", "0.0.0.0/0", gateway="10.9.0.1")
+    assert judged()[0] == ADVICE and "other answers leave by eth0" in judged()[1]
+    view.add_address("ens3f0", "10.1.0.2/24")
+    assert judged()[0] == ADVICE  # of two links in a subnet the first has the route
+    view.set_sysctl("net/ipv4/conf/ens3f0/rp_filter", 1)
+    assert judged("ens3f0") == (FAULT, "rp_filter is 1, strict, and answers to 10.1.0.0/24 leave by ens2f0: what comes in here is dropped")  # fmt: skip
+    view.set_sysctl("net/ipv4/conf/ens3f0/rp_filter", 2)
+    assert judged("ens3f0") == (OK, "rp_filter 2")
+    with view.entered():
+        for command in ("route add default dev ens2f0 table 100", "rule add from 10.1.0.1 lookup 100"):
+            subprocess.run(["ip", *command.split()], check=True)
+    assert judged() == (OK, "rp_filter 1, strict: answers leave by the link itself")
+
+
+def test_links_of_one_subnet_that_answer_arp_for_one_another_are_named() -> None:
+    loose, tight = LinkParameters(0, 0, 0), LinkParameters(0, 1, 2)
+    subnets = {"10.1.0.0/24": ["ens2f0", "ens3f0"]}
+    assert FAULT in levels(namespaces.check_parameters({"ens2f0": loose, "ens3f0": tight}, subnets))
+    assert FAULT not in levels(namespaces.check_parameters({"ens2f0": tight, "ens3f0": tight}, subnets))
+    apart = {"10.1.0.0/24": ["ens2f0"], "10.2.0.0/24": ["ens3f0"]}
+    assert FAULT not in levels(namespaces.check_parameters({"ens2f0": loose, "ens3f0": loose}, apart))
+
+
+def test_the_links_of_default_routes_are_read_of_both_families(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/route").write_text(
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+        "eth0\t00000000\t010011AC\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+        "eth1\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n"
+    )
+    zero = "0" * 32
+    (tmp_path / "net/ipv6_route").write_text(
+        f"{zero} 00 {zero} 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth2\n"
+        f"{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo\n"
+    )
+    assert topology.default_route_links(str(tmp_path)) == {"eth0", "eth2"}
+
+
+# --- congestion ---
+
+
+def test_the_answer_of_dcb_tells_lossless_priorities_and_trust_in_dscp() -> None:
+    pfc = attribute(2, struct.pack("=BBBxH2x", 8, 0b1001, 0, 0) + bytes(128))
+    apps = attribute(3, attribute(1, struct.pack("=BBH", 5, 3, 26)) + attribute(1, struct.pack("=BBH", 1, 3, 0x8915)))
+    body = b"\0\x15\0\0" + attribute(1, b"ens2f0\0") + attribute(13, pfc + apps)
+    told = dcb.parse(body)
+    assert (told.pfc, told.by_dscp) == ((0, 3), True)
+    told = dcb.parse(b"\0\x15\0\0" + attribute(13, attribute(3, attribute(1, struct.pack("=BBH", 1, 3, 0x8915)))))
+    assert (told.pfc, told.by_dscp) == (None, False)
+
+
+def test_a_driver_without_dcb_says_nothing(namespaces: Callable[[], View]) -> None:
+    view = namespaces()
+    view.add_veth("ens2f0", "wire")
+    with view.entered():
+        assert congestion.read("ens2f0", "") == Congestion(None, "", None)
+
+
+def test_roce_that_may_lose_packets_is_advice_and_what_nobody_says_is_unknown() -> None:
+    def level(*told: object) -> str:
+        return only(congestion.check({"ens2f0": Congestion(*told)})).level  # type: ignore[arg-type]
+
+    assert level((3,), "dscp", None) == OK
+    assert level((), "pcp", (3,)) == OK
+    assert level((), "pcp", ()) == ADVICE
+    assert level((), "pcp", None) == NOTE
+    assert level(None, "", None) == UNKNOWN
+
+
+def test_ecn_counts_where_both_of_its_ends_are_on(tmp_path: Path) -> None:
+    for end, on in (("roce_np", "11100000"), ("roce_rp", "01110000")):
+        folder = tmp_path / f"class/net/lo/ecn/{end}/enable"
+        folder.mkdir(parents=True)
+        for priority, value in enumerate(on):
+            (folder / str(priority)).write_text(value + "\n")
+    assert congestion.read("lo", "", str(tmp_path)).ecn == (1, 2)
+
+
+# --- PCI ---
+
+
+def config(device_control: int = 0x2810, acs: int | None = None) -> bytes:
+    """A configuration space: a power capability, then PCI Express; AER, then ACS."""
+    space = bytearray(4096)
+    space[0x34] = 0x40
+    space[0x40:0x42] = (0x01, 0x60)
+    space[0x60:0x62] = (0x10, 0x00)
+    space[0x68:0x6A] = device_control.to_bytes(2, "little")
+    space[0x100:0x104] = (0x0001 | 1 << 16 | (0x150 if acs is not None else 0) << 20).to_bytes(4, "little")
+    if acs is not None:
+        space[0x150:0x154] = (0x000D | 1 << 16).to_bytes(4, "little")
+        space[0x156:0x158] = acs.to_bytes(2, "little")
+    return bytes(space)
+
+
+def test_relaxed_ordering_and_acs_are_read_from_the_configuration_space() -> None:
+    assert config_space.relaxed_ordering(config(0x2810)) is True
+    assert config_space.relaxed_ordering(config(0x2800)) is False
+    assert config_space.redirects_peers(config(acs=0x1D)) is True
+    assert config_space.redirects_peers(config(acs=0x01)) is False
+    assert config_space.redirects_peers(config()) is False
+
+
+def test_the_64_bytes_that_others_than_root_get_tell_nothing() -> None:
+    assert config_space.relaxed_ordering(config()[:64]) is None
+    assert config_space.redirects_peers(config(acs=0x1D)[:64]) is None
+
+
+def test_a_list_of_capabilities_that_is_a_ring_ends() -> None:
+    space = bytearray(config())
+    space[0x61] = 0x40
+    space[0x60] = 0x05
+    space[0x100:0x104] = (0x0001 | 1 << 16 | 0x100 << 20).to_bytes(4, "little")
+    assert config_space.relaxed_ordering(bytes(space)) is None
+    assert config_space.redirects_peers(bytes(space)) is False
+
+
+def function(now: PcieLink, best: PcieLink, slot: PcieLink, **more: object) -> PcieFunction:
+    return PcieFunction("mlx5_0", "0000:3b:00.0", now, best, slot, **more)  # type: ignore[arg-type]
+
+
+def test_a_pcie_link_below_what_both_ends_can_is_a_fault_and_a_slow_slot_advice() -> None:
+    gen5, gen4, gen3 = PcieLink(32, 16), PcieLink(16, 16), PcieLink(8, 16)
+    assert levels(pcie.check_links([function(gen5, gen5, gen5)])) == [OK]
+    assert levels(pcie.check_links([function(gen3, gen5, gen4)])) == [FAULT]
+    assert levels(pcie.check_links([function(gen4, gen5, gen4)])) == [ADVICE]
+    assert levels(pcie.check_links([function(PcieLink(32, 8), gen5, gen5)])) == [FAULT]
+    assert levels(pcie.check_links([function(PcieLink(), PcieLink(), PcieLink())])) == [UNKNOWN]
+
+
+def test_acs_between_gpu_and_nic_an_iommu_that_translates_and_ordered_writes_are_advice(tmp_path: Path) -> None:
+    machine = machines.hgx(tmp_path)
+    bridge = (machine.root / "bus/pci/devices/0000:12:01.0").resolve()
+    (bridge / "config").write_bytes(config(acs=0x1D))
+    nic = (machine.root / "class/infiniband/mlx5_0/device").resolve()
+    (nic / "config").write_bytes(config(0x2800))
+    (nic / "iommu_group").mkdir()
+    (nic / "iommu_group/type").write_text("DMA-FQ\n")
+    facts = NodeFacts(NodePlaces(sys=str(tmp_path), live=False))
+    found = list(pcie.check_settings(facts.functions, facts.bridges))
+    advice = [(f.subject, f.found) for f in found if f.level == ADVICE]
+    assert advice[0] == ("mlx5_0 (0000:14:00.0)", "relaxed ordering is off")
+    assert "translates its DMA (DMA-FQ)" in advice[1][1]
+    assert advice[2][0] == "ACS" and "0000:12:01.0" in advice[2][1]
+
+
+def test_virtual_functions_are_counted(tmp_path: Path) -> None:
+    machine = machines.grace(tmp_path)
+    nic = (machine.root / "class/infiniband/mlx5_0/device").resolve()
+    (nic / "sriov_numvfs").write_text("4\n")
+    (nic / "sriov_totalvfs").write_text("16\n")
+    facts = NodeFacts(NodePlaces(sys=str(tmp_path), live=False))
+    assert only(pcie.check_virtual_functions(facts.functions)).found == "4 of 16 virtual functions"
+
+
+# --- GPUs ---
+
+
+def test_the_memory_of_gpus_is_reached_by_either_module_or_by_the_open_ones(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.gpu("pci0000:15/0000:15:01.0/0000:16:00.0")
+    seen = topology.read([], str(tmp_path))
+    closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15"
+    opened = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15"
+
+    def level(*peer: str) -> str:
+        return only(gpus.check_memory(gpus.PeerMemory(*peer), seen)).level
+
+    assert level("nvidia_peermem", closed, "6.1.0") == OK
+    assert level("", opened, "6.1.0-37-amd64") == OK
+    assert level("", opened, "5.4.0") == FAULT
+    assert level("", closed, "6.1.0") == FAULT
+    assert level("", "", "6.1.0") == UNKNOWN
+    assert list(gpus.check_memory(gpus.PeerMemory("", closed, "6.1.0"), topology.Topology((), ()))) == []
+
+
+def test_the_way_to_the_memory_of_gpus_is_read_from_modules_driver_and_kernel(tmp_path: Path) -> None:
+    for name, said in (
+        ("driver/nvidia/version", "NVRM version: a\nGCC version: b\n"),
+        ("sys/kernel/osrelease", "6.1\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(said)
+    for module in ("", "nv_peer_mem", "nvidia_peermem"):
+        (tmp_path / "module" / module).mkdir(parents=True)
+        assert gpus.read(str(tmp_path), str(tmp_path)) == gpus.PeerMemory(module, "NVRM version: a", "6.1")
+
+
+# --- pods ---
+
+POD = NamespaceView("/run/netns/a", "default/pod-1", ())
+NET1 = SandboxInterface("net1", "macvlan", 9000, True, ("192.168.111.1", "fe80::2"), "ens2f0")
+WITH_GID = port(gids=(Gid(3, "", "RoCE v2", "192.168.111.1", "net1"),))
+
+
+def attached(
+    interface: SandboxInterface = NET1, of: Port = WITH_GID, recorded: tuple[str, ...] = ()
+) -> pods.AttachedLink:
+    return pods.AttachedLink(POD, interface, (of,), recorded)
+
+
+def test_an_address_of_a_pod_with_its_gid_is_as_it_should_be() -> None:
+    found = only(pods.check([attached(recorded=("192.168.111.1",))]))
+    assert (found.level, found.found) == (OK, "192.168.111.1: mlx5_0 port 1 index 3")
+
+
+def test_an_address_without_a_gid_in_the_name_of_its_link_is_named() -> None:
+    other = port(
+        gids=(Gid(3, "", "RoCE v2", "192.168.111.1", "net2"), Gid(4, "", "IB/RoCE v1", "192.168.111.1", "net1"))
+    )
+    found = only(pods.check([attached(of=other)]))
+    assert found.level == FAULT and "no RoCE v2 GID of 192.168.111.1" in found.found
+    assert found.subject == "net1 of default/pod-1"
+
+
+def test_an_address_that_is_recorded_and_gone_is_named() -> None:
+    lost = SandboxInterface("net1", "macvlan", 9000, True, ("fe80::2",), "ens2f0")
+    found = only(pods.check([attached(lost, recorded=("192.168.111.1",))]))
+    assert found.level == FAULT and "192.168.111.1 is recorded" in found.found
+
+
+def test_a_link_of_a_pod_with_a_smaller_mtu_than_its_ports_is_advice() -> None:
+    small = SandboxInterface("net1", "macvlan", 1500, True, ("192.168.111.1",), "ens2f0")
+    assert levels(pods.check([attached(small)])) == [OK, ADVICE]
+
+
+def test_links_are_over_a_port_by_the_link_below_or_by_their_pci_function() -> None:
+    moved = SandboxInterface("net2", "", 9000, True, ("10.0.0.2",), "", "pci", "0000:3b:00.0")
+    plain = SandboxInterface("eth0", "veth", 1500, True, ("10.244.0.2",))
+    box = NamespaceView("/run/netns/a", "default/pod-1", (NET1, moved, plain))
+    second = port(device="mlx5_1", netdev="net2")
+    pci = {"mlx5_0": "0000:5e:00.0", "mlx5_1": "0000:3b:00.0"}
+    found = pods.attached(
+        [box], [WITH_GID, second], pci, {"ens2f0": [("mlx5_0", 1)]}, {("/run/netns/a", "net1"): ["a"]}
+    )
+    assert [(a.interface.name, [p.device for p in a.ports], a.recorded) for a in found] == [
+        ("net1", ["mlx5_0"], ("a",)),
+        ("net2", ["mlx5_1"], ()),
+    ]
+
+
+def test_a_pod_without_rdma_without_device_nodes_or_with_little_to_lock_is_told_so() -> None:
+    bare = NamespaceView("/run/netns/a", "default/pod-1", (SandboxInterface("eth0", "veth", 1500, True, ()),))
+    found = list(
+        pods.check_pod(bare, [], {}, [pods.PodProcess(7, (), 64 << 10), pods.PodProcess(8, ("rdma_cm", "uverbs0"), -1)])
+    )
+    assert levels(found) == [FAULT, FAULT, OK, ADVICE, OK]
+    assert "eth0" in found[0].found and "no /dev/infiniband" in found[1].found and "64 KiB" in found[3].found
+
+
+def test_a_pod_without_the_node_of_its_nic_is_told_which_resource_brings_it(tmp_path: Path) -> None:
+    machine = Tree(tmp_path / "sys")
+    kind = {"vendor": "0x15b3", "device": "0x101d", "class": "0x020000"}
+    for number, address in enumerate(("0000:5e:00.0", "0000:3b:00.0")):
+        machine.pci(address, **kind)
+        machine.netdev(f"ens{number}f0", pci=address)
+        machine.verbs(
+            f"mlx5_{number}", pci=address, netdev=f"ens{number}f0", nodes={f"uverbs{number}": "infiniband_verbs"}
+        )
+    registered = {
+        "rdma/hca_a": ["0000:5e:00.0-0", "0000:5e:00.0-1"],
+        "rdma/hca_b": ["0000:3b:00.0-0"],
+        "intel.com/pf": ["0000:5e:00.0"],
+        "rdma/theirs": ["0", "1"],
+    }
+    folder = tmp_path / "kubelet/device-plugins"
+    folder.mkdir(parents=True)
+    (folder / "kubelet_internal_checkpoint").write_text(json.dumps({"Data": {"RegisteredDevices": registered}}))
+    places = NodePlaces(sys=str(machine), live=False, kubelet=str(tmp_path / "kubelet"))
+    box = NamespaceView("/run/netns/a", "default/pod-1", (NET1,))
+    facts = NodeFacts(places)
+    facts.attached = [pods.AttachedLink(box, NET1, (WITH_GID,))]
+    assert facts.pod_needs == [pods.PodNeed("net1", "mlx5_0", "uverbs0", ("intel.com/pf", "rdma/hca_a"))]
+    processes = [
+        pods.PodProcess(7, (), -1),
+        pods.PodProcess(8, ("rdma_cm", "uverbs1"), -1),
+        pods.PodProcess(9, ("rdma_cm", "uverbs0"), -1),
+    ]
+    offered, none, other, right, *_ = pods.check_pod(box, facts.attached, {}, processes, facts.pod_needs)
+    assert (offered.level, offered.found) == (OK, "mlx5_0 is offered by intel.com/pf, rdma/hca_a")
+    remedy = "ask for intel.com/pf or rdma/hca_a in the container: limits and requests of 1"
+    assert (none.level, none.remedy) == (FAULT, remedy)
+    assert (other.level, other.healthy, other.remedy) == (FAULT, "/dev/infiniband/uverbs0", remedy)
+    assert other.found == "net1 is over mlx5_0, and /dev/infiniband has rdma_cm, uverbs1 alone"
+    assert right.level == OK
+    (folder / "kubelet_internal_checkpoint").write_text("{")
+    assert NodeFacts(places)._registered == {}
+
+
+def test_the_processes_of_a_pod_are_those_with_a_root_of_their_own(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root for network namespaces: run the tests with sudo")
+    (tmp_path / "dev/infiniband").mkdir(parents=True)
+    (tmp_path / "dev/infiniband/uverbs0").touch()
+    script = "import os, sys, time; os.chroot(sys.argv[1]); print('ready', flush=True); time.sleep(60)"
+    inside = ["unshare", "--net", sys.executable, "-IS", "-c", script, str(tmp_path)]
+    with subprocess.Popen(inside, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            box = NamespaceView(f"/proc/{process.pid}/ns/net", "default/pod-1", ())
+            found = only(pods.processes(box))
+            assert (found.pid, found.nodes) == (process.pid, ("uverbs0",))
+            assert found.memlock is not None
+        finally:
+            process.kill()
+
+
+# --- runtime, clock, CNI ---
+
+
+def test_a_runtime_whose_containers_may_lock_little_is_advice(tmp_path: Path) -> None:
+    for pid, name, limit in ((1, "systemd", "65536"), (17, "containerd", "8388608"), (9, "crio", "unlimited")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(name + "\n")
+        limits = f"Limit                     Soft Limit           Hard Limit           Units     \n{'Max locked memory':26}{limit:21}{limit:21}bytes     \n"
+        (tmp_path / str(pid) / "limits").write_text(limits)
+    found = list(runtime.check_memlock(runtime.read(str(tmp_path))))
+    assert [(f.level, f.subject) for f in found] == [
+        (OK, "memlock of crio (9)"),
+        (ADVICE, "memlock of containerd (17)"),
+    ]
+    assert found[1].found.startswith("8 MiB")
+
+
+def test_a_clock_of_another_year_is_a_fault_and_one_that_nobody_sets_advice() -> None:
+    def level(year: int, synchronized: bool | None) -> str:
+        return only(runtime.check_clock(runtime.Clock(datetime(year, 6, 1, tzinfo=UTC), synchronized))).level
+
+    assert [level(1970, None), level(2026, False), level(2026, True), level(2026, None)] == [FAULT, ADVICE, OK, OK]
+
+
+def test_the_clock_of_this_machine_can_be_read() -> None:
+    assert runtime.clock().now.year >= 2025
+
+
+def test_plugins_say_whose_they_are_and_their_version(tmp_path: Path) -> None:
+    def plugin(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    version = 'test "$CNI_COMMAND" && echo \'{"cniVersion": "1.0.0", "supportedVersions": ["0.4.0", "1.0.0"]}\''
+    plugin("macvlan", f"{version} || echo 'CNI macvlan plugin v1.4.0' >&2")
+    plugin("host-device", "exit 3")
+    (tmp_path / "sriov").write_bytes(b"\x7fELFnothing")
+    (tmp_path / "sriov").chmod(0o755)
+    found = {
+        os.path.basename(f.subject): f for f in setup.check_plugins(setup.plugins([str(tmp_path)]), [str(tmp_path)])
+    }
+    assert (found["macvlan"].level, found["macvlan"].found) == (OK, "another's, version v1.4.0, CNI up to 1.0.0")
+    assert (found["host-device"].level, found["sriov"].level) == (FAULT, FAULT)
+
+
+def test_the_versions_of_others_plugins_are_told_in_whatever_words_they_say_them(tmp_path: Path) -> None:
+    said = {
+        "macvlan": ("CNI macvlan plugin version unknown", "", "unknown"),
+        "whereabouts": ("whereabouts v0.9.4 linux/amd64", "", "v0.9.4"),
+        "rdma": ("", "rdma-cni cni version:v1.2.0, commit:3ab1, date:2024-05-01", "v1.2.0"),
+        "multus-shim": ("meta-plugin that delegates", "multus-shim: version:v4.2.2(clean,released), commit:9a", "v4.2.2"),
+        "ipoib": ("", "", ""),
+    }  # fmt: skip
+    for name, (about, asked, _) in said.items():
+        script = f"""#!/bin/sh
+        [ -z "$CNI_COMMAND" ] || exec echo '{{"supportedVersions": ["1.0.0"]}}'
+        [ "$1" = --version ] && echo '{asked}' || echo '{about}' >&2
+        """
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    found = {os.path.basename(p.path): p for p in setup.plugins([str(tmp_path)])}
+    assert {name: p.version for name, p in found.items()} == {name: version for name, (_, _, version) in said.items()}
+    assert not any(p.fault for p in found.values())
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/macvlan").symlink_to(BIN / "macvlan")
+    ours = only(setup.plugins([str(tmp_path / "ours")]))
+    assert (ours.whose, ours.version) == ("railcni", VERSION)
+
+
+def test_a_plugin_that_answers_too_late_is_unknown_for_a_busy_node_is_not_a_sick_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "macvlan").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "macvlan").chmod(0o755)
+    monkeypatch.setattr(setup, "_PLUGIN_SECONDS", 0.2)
+    assert levels(setup.check_plugins(setup.plugins([str(tmp_path)]), [str(tmp_path)])) == [UNKNOWN]
+
+
+def test_networks_with_faults_or_without_their_plugins_are_named(tmp_path: Path) -> None:
+    (tmp_path / "10-a.conflist").write_text(
+        '{"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.0.0.0/24"}}]}'
+    )
+    (tmp_path / "20-b.conf").write_text('{"cniVersion": "1.0.0", "name": "b" "type": "macvlan"}')
+    (tmp_path / "bridge").write_text("")
+    files = setup.network_files(str(tmp_path))
+    faults = [f for f in setup.check_networks(files, [str(tmp_path)], str(tmp_path)) if f.level == FAULT]
+    assert any("plugin host-local of a" in f.found for f in faults)
+    assert any(f.subject.startswith(f"{tmp_path}/20-b.conf:1:") for f in faults)
+
+
+def test_a_store_that_does_not_answer_is_a_fault_and_a_slow_one_advice() -> None:
+    def level(*reached: object) -> str:
+        return only(setup.check_store(setup.Reached(*reached))).level  # type: ignore[arg-type]
+
+    assert [level(""), level("etcd", 0.01), level("etcd", 1.5), level("etcd", 0.0, "refused")] == [
+        NOTE,
+        OK,
+        ADVICE,
+        FAULT,
+    ]
+
+
+def test_the_store_of_a_flat_file_is_asked_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+    flat = tmp_path / "whereabouts.conf"
+    flat.write_text(json.dumps({"datastore": "file", "dataDir": str(tmp_path)}))
+    found = only(setup.check_store(setup.reach(str(flat))))
+    assert (found.level, found.subject) == (OK, f"store: {tmp_path}")
+    flat.write_text(json.dumps({"datastore": "etcd", "etcd_host": "127.0.0.1:1"}))
+    found = only(setup.check_store(setup.reach(str(flat))))
+    assert found.level == FAULT and "etcd at http://127.0.0.1:1" in found.subject
+
+
+def test_where_no_flat_file_is_installed_no_store_is_asked() -> None:
+    if any(os.path.exists(path) for path in flatfile.PATHS):
+        pytest.skip("this machine has a flat file of whereabouts")
+    assert setup.reach().store == ""
+
+
+# --- the report ---
+
+
+def test_a_check_is_skipped_behind_a_fault_of_what_it_needs_and_of_what_that_needs() -> None:
+    def one(level: str) -> Callable[[object], list[Observation]]:
+        return lambda _: [Observation(level, "it", "")]
+
+    checks = [
+        Check("a", "A", one(FAULT)),
+        Check("b", "B", one(OK), ("a",)),
+        Check("c", "C", one(OK), ("b",)),
+        Check("d", "D", one(OK)),
+    ]
+    assert [(f.check, f.level) for f in report.run(checks, NodeFacts())] == [
+        ("a", FAULT),
+        ("b", SKIPPED),
+        ("c", SKIPPED),
+        ("d", OK),
+    ]
+
+
+def test_what_cannot_be_read_is_unknown_and_stops_no_other_check() -> None:
+    def broken(_: object) -> list[Observation]:
+        raise PermissionError(13, "Permission denied")
+
+    found = report.run(
+        [Check("a", "A", broken), Check("b", "B", lambda _: [Observation(OK, "it", "")], ("a",))], NodeFacts()
+    )
+    assert levels(found) == [UNKNOWN, OK]
+
+
+@pytest.fixture
+def of_root(another_user: AnotherUser) -> Iterator[Path]:
+    """A folder with a record, a cache, a network, a plugin and a store that root alone may read; the test is another user's."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        Records(f"{name}/state").write(Attachment("net", "c1", "net1"), "ipam", {"netns": "/run/netns/x"})
+        for closed in ("results", "leases"):
+            (folder / closed).mkdir(mode=0o700)
+        for path, text, mode in (("net.d/10-net.conf", "{}", 0o600), ("bin/macvlan", "#!/bin/sh\n", 0o700)):
+            (folder / path).parent.mkdir()
+            (folder / path).write_text(text)
+            (folder / path).chmod(mode)
+        (folder / "flat.conf").write_text(json.dumps({"datastore": "file", "dataDir": f"{name}/leases"}))
+        with another_user:
+            yield folder
+
+
+def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and_no_fault(
+    of_root: Path,
+) -> None:
+    places = NodePlaces(
+        state=str(of_root / "state"),
+        cache=str(of_root),
+        networks=str(of_root / "net.d"),
+        plugins=(str(of_root / "bin"),),
+    )
+    checks = [check for check in table.CHECKS if check.name in ("access", "plugins", "networks", "store")]
+    facts = NodeFacts(places)
+    facts.store = setup.reach(str(of_root / "flat.conf"))
+    found = report.run(checks, facts)
+    assert {f.check for f in found if f.level == UNKNOWN} == {"access", "plugins", "networks", "store"}
+    assert {f.remedy for f in found if f.level == UNKNOWN} == {"run it as root"}
+    assert FAULT not in levels(found) and report.DoctorReport(facts, found).is_healthy
+    assert [s.netns for s in facts.sandboxes[:1]] == [""] and "lo" in [i.name for i in facts.sandboxes[0].interfaces]
+
+
+def test_the_command_has_exit_code_0_where_nothing_is_wrong_but_what_its_user_may_not_read(
+    of_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "CHECKS", [check for check in table.CHECKS if check.name in ("access", "networks")])
+    monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--conf-dir", str(of_root / "net.d")])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert "remedy:   run it as root" in said and said.splitlines()[-1].startswith("healthy: "), said
+
+
+def test_the_feature_file_has_a_label_a_line_and_is_written_in_one_step(
+    node: Callable[[Callable[[Path], Machine]], NodeFacts], tmp_path: Path
+) -> None:
+    path = tmp_path / "features.d/railcni"
+    nfd.write(report.examine(node(machines.grace)), str(path))
+    lines = path.read_text().splitlines()
+    assert {"railcni.io/rdma=true", "railcni.io/rdma.healthy=true", "railcni.io/rdma.devices=2"} <= {*lines}
+    assert {"railcni.io/rdma.active-ports=2", "railcni.io/rdma.rate-gbps=100", "railcni.io/rdma.gpus=1"} <= {*lines}
+    assert os.listdir(path.parent) == ["railcni"]
+
+
+def test_the_command_tells_faults_with_their_remedy_and_has_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if os.path.isdir("/sys/class/infiniband"):
+        pytest.skip("this machine has RDMA; one without shows it")
+    monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--conf-dir", str(tmp_path), "--cni-path", str(tmp_path)])
+    assert main() == 1
+    said = capsys.readouterr().out
+    assert "verbs devices: none in /sys/class/infiniband" in said and "remedy:" in said
+    assert said.splitlines()[-1].startswith("not healthy: ")
+
+
+def test_a_pod_that_is_not_here_or_a_wrong_option_has_exit_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--pod", "default/none"])
+    assert main() == 2
+    assert "no namespace of pod default/none" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--pods"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2

@@ -1,0 +1,651 @@
+"""railcni nad lint: what is wrong in a network's file is found at its place, all of it at once, and what to write instead."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cni.cli.main import main
+from cni.library import lint as linter
+from cni.library.documents import jsontext
+from cni.library.lint import Diagnostic, lint, lint_text
+from cni.plugins.host_device import plugin as host_device
+from cni.plugins.macvlan import planning
+from cni.plugins.macvlan import plugin as macvlan
+from cni.shared.config import Key, integer
+from ipam import keys
+from tests.cli.test_conf import CONF, CONFLISTS, NADS
+from tests.unit.test_readme import wanted
+
+GOOD: dict[str, Any] = {
+    "cniVersion": "1.0.0",
+    "name": "rdma-net",
+    "type": "macvlan",
+    "master": "ens2f0",
+    "mtu": 9000,
+    "ipam": {"type": "whereabouts", "range": "192.168.111.0/24"},
+}
+HEAD = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: rdma-net\n"
+
+
+def of(document: Any, path: str = "a.conf") -> list[Diagnostic]:
+    return lint_text(document if isinstance(document, str) else json.dumps(document), path)
+
+
+def told(findings: list[Diagnostic]) -> list[tuple[str, str, str, str]]:
+    """(severity, key, what is underlined, fix) of each."""
+    return [(f.severity, f.key, f.text[f.column - 1 : f.column - 1 + f.length], f.fix) for f in findings]
+
+
+def with_ipam(**more: Any) -> dict[str, Any]:
+    return {**GOOD, "ipam": {**GOOD["ipam"], **more}}
+
+
+# --- what is right ---
+
+
+@pytest.mark.parametrize("name", sorted([*NADS.values(), *CONFLISTS.values()]))
+def test_no_file_of_ours_has_an_error(name: str) -> None:
+    findings = lint([str(CONF / name)])
+    assert all(f.severity == "warning" and f.key.endswith("mtu") and "1500" in f.text for f in findings), findings
+
+
+def test_a_network_without_fault_has_no_finding() -> None:
+    assert of(GOOD) == []
+    assert of({"cniVersion": "1.0.0", "name": "rdma-net", "plugins": [GOOD, {"type": "tuning"}]}, "a.conflist") == []
+    assert of({"cniVersion": "1.0.0", "name": "lo", "type": "loopback"}) == []
+
+
+# --- JSON, and where it is wrong ---
+
+
+def test_a_missing_comma_is_found_in_the_yaml_file_behind_the_value_that_lacks_it() -> None:
+    """What stands behind it is looked at all the same."""
+    text = HEAD + dedent("""\
+        spec:
+          config: |
+            {
+              "cniVersion": "0.3.1",
+              "type": "macvlan",
+              "master": "ens2f0",
+              "mtu": 9000
+              "mode": "bridges",
+              "ipam": {"type": "whereabouts", "range": "192.168.111.0/24"}
+            }
+        """)
+    first, second = lint_text(text, "nad.yaml")
+    assert (first.place, first.message, first.fix) == (
+        "nad.yaml:11:7",
+        'not JSON: a comma is missing behind "mtu": 9000',
+        'write "mtu": 9000,',
+    )
+    assert first.snippet() == ['11 |       "mtu": 9000', "   |       ^^^^^^^^^^^"]
+    assert (second.place, second.key, second.fix) == ("nad.yaml:12:15", "mode", 'write "bridge"')
+
+
+def test_the_comma_that_the_network_operators_example_of_v0_1_0_misses_is_all_that_is_wrong_with_it() -> None:
+    """A chain in a string with quotes, over which YAML folds the lines (its example/networking/rdma-net-cr.yml)."""
+    text = HEAD + dedent("""\
+        spec:
+          config: '{
+            "cniVersion": "0.3.1",
+            "name": "rdma-net",
+            "plugins": [
+              {
+                "type": "macvlan",
+                "master": "ens2f0",
+                "mode": "bridge",
+                "mtu": 9000
+                "ipam": {
+                  "type": "static"
+                }
+              }
+            ]
+          }'
+        """)
+    (finding,) = lint_text(text, "nad.yaml")
+    line = text.splitlines().index('        "mtu": 9000') + 1
+    assert (finding.place, finding.fix) == (f"nad.yaml:{line}:9", 'write "mtu": 9000,')
+    assert finding.message == 'not JSON: a comma is missing behind "mtu": 9000'
+
+
+@pytest.mark.parametrize(
+    ("text", "underlined", "message", "fix"),
+    [
+        ('{"a": 1,}', ",", "a comma stands before }", "remove the comma before }"),
+        ('{"a": [1, 2,]}', ",", "a comma stands before ]", "remove the comma before ]"),
+        ('{"a": 1,, "b": 2}', ",", "there are two commas", "remove one"),
+        ('{"a": 1; "b": 2}', ";", "a comma is wanted here, not ;", "write ,"),
+        ('{"a" 1}', '"a"', 'a colon is missing behind "a"', 'write "a": '),
+        ('{"a" = 1}', "=", 'a colon is wanted behind "a", not =', 'write "a": '),
+        ("{a: 1}", "a", "the key a has no quotes", 'write "a"'),
+        ("{'a': 1}", "'a'", "strings stand between straight double quotes, not '", 'write "a"'),
+        ('{"a": “b”}', "“b”", "strings stand between straight double quotes, not “", 'write "b"'),
+        ('{"a": bridge}', "bridge", "bridge has no quotes", 'write "bridge"'),
+        ('{"a": True}', "True", "True is no JSON", "write true"),
+        ('{"a": None}', "None", "None is no JSON", "write null"),
+        ('{"a": 09000}', "09000", "09000 begins with a zero", "write 9000"),
+        ('{"a": "b\n}', '"b', "the string is not closed on its line", 'write " where it ends'),
+        ('{"a": "b\tc"}', "\t", "there is a tab in a string", "write \\t"),
+        ('{"a": "\\x"}', "\\x", "a \\ in a string begins an escape, and this is not one", "write \\\\"),
+        ('{"a": 1 // b\n}', "// b", "JSON has no comments", "remove it"),
+        ('{"a": {"b": 1}', "{", "the { here is never closed", "write } where it ends"),
+        ('{"a": [1}', "[", "the [ here is never closed", "write ] where it ends"),
+        ('{"a": 1}}', "}", "there is more text behind the end of the JSON value", "remove this }, or open it before"),
+        ('{"a": }', "}", 'a value is missing: "a" has none', "write a value here"),
+        ('{"a":\u00a01}', "\u00a0", "JSON does not have the white space U+00A0", "write a space"),
+        ('{"a": 1e999}', "1e999", "number 1e999 is too large", "write a smaller one"),
+    ],
+)
+def test_a_fault_of_the_syntax_is_told_with_what_to_write(text: str, underlined: str, message: str, fix: str) -> None:
+    _, faults = jsontext.parse(text)
+    assert (message, fix) in [(f.message, f.fix) for f in faults]
+    first = next(f for f in faults if f.message == message)
+    assert text[first.start : first.end] == underlined
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "place"),
+    [
+        ("a.conf", '{"name": "a", "type": "macvlan",\n "name": "a"}', "a.conf:2:2"),
+        ("a.yaml", "name: a\ntype: macvlan\nname: a\n", "a.yaml:3:1"),
+        ("b.yaml", f'{HEAD}spec:\n  config: \'{{"mtu": 1,\n    "mtu": 2}}\'\n', "b.yaml:7:5"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_an_error_of_the_lint(path: str, text: str, place: str) -> None:
+    found = [(f.place, f.fix) for f in lint_text(text, path) if "is there twice" in f.message]
+    assert found == [(place, "remove one")]
+
+
+SOME_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=30)
+@given(SOME_JSON, st.sampled_from([None, 2]), st.booleans())
+def test_what_is_json_is_read_as_json_reads_it(value: Any, indent: int | None, escaped: bool) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=escaped)
+    node, faults = jsontext.parse(text)
+    assert node is not None and node.data == value
+    assert not faults
+
+
+@settings(max_examples=50)
+@given(SOME_JSON, st.lists(st.tuples(st.integers(0, 200), st.sampled_from("{}[],:\"'\\ \n\tx0-/#;=")), max_size=4))
+@example({"a": "\ud800"}, [])
+def test_whatever_is_no_json_has_a_fault_inside_the_text(value: Any, changes: list[tuple[int, str]]) -> None:
+    text = json.dumps(value, indent=1)
+    for place, character in changes:
+        text = text[: place % (len(text) + 1)] + character + text[place % (len(text) + 1) + place % 2 :]
+    try:
+        read: Any = json.loads(text)
+        right = True
+    except ValueError:
+        right = False
+    node, faults = jsontext.parse(text)
+    assert all(0 <= f.start <= f.end <= len(text) for f in faults)
+    if not right:
+        assert faults
+    elif not faults:
+        assert node is not None and node.data == read
+
+
+@pytest.mark.parametrize("style", ["|", "|-", ">", "'", '"'])
+def test_a_place_is_the_files_own_in_every_style_of_yaml(style: str) -> None:
+    inner = '{\n  "cniVersion": "1.0.0",\n  "type": "macvlan",\n  "master": "ens2f0",\n  "mtu": -5\n}'
+    if style in "|->":
+        config = f"{style}\n    " + inner.replace("\n", "\n    ")
+    elif style == "'":
+        config = f"'{inner}'"
+    else:
+        config = json.dumps(inner)
+    text = HEAD + f"spec:\n  config: {config}\n"
+    (finding,) = lint_text(text, "a.yaml")
+    assert told([finding])[0][:3] == ("error", "mtu", "-5")
+    assert text.splitlines()[finding.line - 1][finding.column - 1 :].startswith("-5")
+
+
+def test_a_broken_document_hides_no_other_and_each_has_its_own_lines() -> None:
+    good = HEAD + "spec:\n  config: '" + json.dumps({**GOOD, "mtu": "9000"}) + "'\n"
+    findings = lint_text(f"a: [1\n---\n{good}---\n\tb: 1\n---\n{good}", "a.yaml")
+    assert [(f.line, f.message.partition(":")[0]) for f in findings] == [
+        (2, "not YAML"),
+        (8, '"9000"'),
+        (10, "not YAML"),
+        (15, "this file has another NAD rdma-net"),
+        (17, '"9000"'),
+    ]
+
+
+def test_a_nad_in_json_in_a_list_or_among_others_is_looked_at() -> None:
+    nad = {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "rdma-net"},
+        "spec": {"config": json.dumps({**GOOD, "mode": "x"}, indent=1)},
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
+    for text in (
+        json.dumps(nad, indent=2),
+        yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [pod, nad]}),
+        yaml.safe_dump_all([pod, nad]),
+    ):
+        (finding,) = lint_text(text, "-")
+        assert told([finding])[0][:2] == ("error", "mode")
+        assert finding.text[finding.column - 1 :].lstrip('\\"').startswith("x")
+
+
+# --- the plugins' own tables ---
+
+
+@pytest.mark.parametrize(("kind", "table"), [("macvlan", macvlan.KEYS), ("host-device", host_device.KEYS)])
+def test_every_key_of_a_plugins_table_is_checked_by_its_own_reader(kind: str, table: tuple[Key, ...]) -> None:
+    document = {"cniVersion": "1.0.0", "name": "n", "type": kind, **{key.name: 0.5 for key in table}}
+    found = {f.key: f.message for f in of(document) if f.severity == "error"}
+    for key in table:
+        assert wanted(key) in found[key.name]
+
+
+@pytest.mark.parametrize("key", [*keys.RANGE_KEYS, *keys.IPAM_KEYS, *keys.ACCEPTED_KEYS[1:]], ids=lambda k: k.name)
+def test_every_key_of_the_ipam_tables_is_checked_by_its_own_reader(key: Key) -> None:
+    value: Any = 0.5
+    for name in reversed(key.name.split(".")):
+        value = {name: value}
+    findings = of(with_ipam(**value))
+    assert [f for f in findings if f.key == f"ipam.{key.name}" and wanted(key) in f.message], findings
+
+
+def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {**GOOD, "queues": "many"}
+    assert told(of(document)) == [("warning", "queues", '"queues"', "remove it")]
+    for module in (macvlan, planning):
+        monkeypatch.setattr(module, "KEYS", (*module.KEYS, Key("queues", integer(1, 8), 1, "", "mtu")))
+    assert told(of(document)) == [("error", "queues", '"many"', "write an integer from 1 to 8")]
+
+
+@pytest.mark.parametrize(
+    ("document", "finding"),
+    [
+        ({**GOOD, "mtu": "9000"}, ("error", "mtu", '"9000"', "write 9000")),
+        ({**GOOD, "mode": "Bridge"}, ("error", "mode", '"Bridge"', 'write "bridge"')),
+        ({**GOOD, "linkInContainer": "true"}, ("error", "linkInContainer", '"true"', "write true")),
+        ({**GOOD, "MTU": 9000}, ("warning", "MTU", '"MTU"', 'write "mtu"')),
+        ({**GOOD, "mastr": "x"}, ("warning", "mastr", '"mastr"', 'write "master"')),
+        ({**GOOD, "range": "10.0.0.0/8"}, ("warning", "range", '"range"', 'move "range" into "ipam"')),
+        ({**GOOD, "rdma": "on"}, ("error", "rdma", '"on"', 'write true, false, "auto", or an object')),
+        ({**GOOD, "rdma": {"waitSeconds": "2"}}, ("error", "rdma.waitSeconds", '"2"', "write 2")),
+        ({**GOOD, "rdma": {"require": True}}, ("warning", "rdma.require", '"require"', 'write "required"')),
+        ({**GOOD, "mtu": 1500}, ("warning", "mtu", "1500", "write 9000, where the fabric carries it")),
+        ({**GOOD, "mtu": 9500}, ("warning", "mtu", "9500", "write 9000")),
+        (
+            {k: v for k, v in GOOD.items() if k != "master"},
+            ("warning", "master", "{", 'add "master": "ens2f0", the name of the RDMA netdev'),
+        ),
+        ({**GOOD, "type": "mcvlan"}, ("error", "type", '"mcvlan"', 'write "macvlan"')),
+        ({**GOOD, "type": "Macvlan"}, ("error", "type", '"Macvlan"', 'write "macvlan"')),
+        ({**GOOD, "type": "railcni-macvaln"}, ("error", "type", '"railcni-macvaln"', 'write "railcni-macvlan"')),
+        ({**GOOD, "type": "macvlan2"}, ("warning", "type", '"macvlan2"', 'write "macvlan"')),
+        ({**GOOD, "type": "my-macvlan"}, ("warning", "type", '"my-macvlan"', 'write "macvlan"')),
+        ({**GOOD, "type": "vxlan"}, ("warning", "type", '"vxlan"', 'write "vlan"')),
+        (
+            {**GOOD, "type": "zebra"},
+            ("warning", "type", '"zebra"', "check that the runtime's plugin folder has it"),
+        ),
+        ({**GOOD, "type": "/opt/macvlan"}, ("error", "type", '"/opt/macvlan"', 'write "macvlan", without a directory')),
+        ({**GOOD, "cniVersion": "1.0"}, ("error", "cniVersion", '"1.0"', 'write "1.0.0"')),
+        (
+            {k: v for k, v in GOOD.items() if k != "cniVersion"},
+            ("warning", "cniVersion", "{", 'add "cniVersion": "1.0.0"'),
+        ),
+        ({k: v for k, v in GOOD.items() if k != "name"}, ("error", "name", "{", 'add "name"')),
+        (with_ipam(type="wherabouts"), ("error", "ipam.type", '"wherabouts"', 'write "whereabouts"')),
+        (with_ipam(type="tuning"), ("error", "ipam.type", '"tuning"', 'write "whereabouts"')),
+        (
+            {**GOOD, "ipam": {"range": "10.0.0.0/8"}},
+            ("error", "ipam", '{"range": "10.0.0.0/8"}', 'add "type": "whereabouts"'),
+        ),
+        (with_ipam(gatway="x"), ("warning", "ipam.gatway", '"gatway"', 'write "gateway"')),
+        (with_ipam(mtu=9000), ("warning", "ipam.mtu", '"mtu"', 'move "mtu" out of "ipam", to the plugin')),
+        (with_ipam(exclude="192.168.111.7"), ("error", "ipam.exclude", '"192.168.111.7"', 'write ["192.168.111.7"]')),
+        (
+            with_ipam(range="192.168.111.0"),
+            (
+                "error",
+                "ipam.range",
+                '"192.168.111.0"',
+                "write a CIDR or first-last/length, such as 192.168.2.0/24 or 192.168.2.10-192.168.2.20/24",
+            ),
+        ),
+        (
+            with_ipam(range_start="192.168.112.1"),
+            ("error", "ipam.range_start", '"192.168.112.1"', "write an address of the range 192.168.111.0/24"),
+        ),
+        (
+            with_ipam(exclude=["192.168.111.1", "10.0.0.0/8"]),
+            ("warning", "ipam.exclude[1]", '"10.0.0.0/8"', "correct it, or remove it"),
+        ),
+        (
+            with_ipam(gateway="192.168.112.1"),
+            (
+                "warning",
+                "ipam.gateway",
+                '"192.168.112.1"',
+                "write an address of 192.168.111.0/24, such as 192.168.111.1",
+            ),
+        ),
+        (
+            with_ipam(ipRanges=[{"range": "192.168.0.0/16"}]),
+            ("warning", "ipam.ipRanges[0].range", '"192.168.0.0/16"', "write ranges apart from one another"),
+        ),
+        (
+            with_ipam(ipRanges=[{"range": "10.0.0.0/8", "excludes": []}]),
+            ("warning", "ipam.ipRanges[0].excludes", '"excludes"', 'write "exclude"'),
+        ),
+        (with_ipam(dns={"nameserver": []}), ("warning", "ipam.dns.nameserver", '"nameserver"', 'write "nameservers"')),
+        (
+            with_ipam(log_file="/root/x"),
+            (
+                "error",
+                "ipam.log_file",
+                '"/root/x"',
+                "write a path there, or change /etc/cni/net.d/whereabouts.d/railcni.json",
+            ),
+        ),
+    ],
+)
+def test_a_fault_is_told_with_its_key_and_what_to_write(document: Any, finding: tuple[str, str, str, str]) -> None:
+    assert told(of(document)) == [finding]
+
+
+@pytest.mark.parametrize("kind", ["macvaln", "macvln", "macvvlan", "macvlam", "mac_vlan", "MACVLAN"])
+def test_behind_a_type_that_is_misspelled_the_keys_of_the_plugin_that_was_meant_are_looked_at(kind: str) -> None:
+    document = {**with_ipam(type="wherabouts", exclude="x"), "type": kind, "mtu": "9000", "mode": "brige"}
+    assert {f.key for f in of(document)} == {"type", "mtu", "mode", "ipam.type", "ipam.exclude"}
+    assert {f.severity for f in of(document)} == {"error"}
+
+
+def on_rails(*ranges: str, **more: Any) -> dict[str, Any]:
+    return {**GOOD, "rail": {"index": 0, "group": "gpu", "addressing": "same-index", "ranges": ranges}, **more}
+
+
+def test_what_the_ipam_plugin_refuses_of_a_groups_ranges_is_an_error() -> None:
+    own = "192.168.111.0/24"
+    assert of(on_rails(own, "192.168.112.0/24")) == []
+    assert [(f.severity, f.key) for f in of(on_rails(own, "bogus"))] == [("error", "rail.ranges[1][0].range")]
+    assert [(f.severity, f.key) for f in of(on_rails(own, own))] == [("error", "rail.ranges[1]")]
+    assert [f.severity for f in of(on_rails("192.168.112.0/24"))] == ["error"]
+
+
+def test_rails_of_one_index_that_another_ipam_plugin_would_count_are_an_error() -> None:
+    (finding,) = of(on_rails("192.168.111.0/24", ipam={"type": "host-local"}))
+    assert (finding.severity, finding.key) == ("error", "rail.addressing")
+    assert finding.fix == 'write "whereabouts" as ipam.type, or "plain" here'
+
+
+def test_an_mtu_too_small_for_the_ipv6_range_is_an_error() -> None:
+    document = {**with_ipam(range="fd00::/64"), "mtu": 1000}
+    assert [f.severity for f in of(document)] == ["warning", "error"]
+
+
+# --- lists and chains ---
+
+
+def chain(*plugins: Any, **more: Any) -> dict[str, Any]:
+    return {"cniVersion": "1.0.0", "name": "n", "plugins": list(plugins), **more}
+
+
+BARE = {"type": "macvlan", "master": "ens2f0"}
+
+
+@pytest.mark.parametrize(
+    ("document", "findings"),
+    [
+        (chain(BARE, {"type": "rdma", "deviceID": 5, "verbsDevic": "x"}), [("error", "plugins[1].deviceID", "5", 'write "5"'), ("warning", "plugins[1].verbsDevic", '"verbsDevic"', 'write "verbsDevice"')]),
+        (chain({"type": "tuning"}, BARE), [("error", "plugins[0].type", '"tuning"', "put it behind macvlan")]),
+        (
+            chain(BARE, {"type": "host-device", "device": "ens2f1"}),
+            [
+                (
+                    "error",
+                    "plugins[1].type",
+                    '"host-device"',
+                    "write a network for each, and name both in the pod's annotation",
+                )
+            ],
+        ),
+        (
+            chain({"type": "whereabouts"}),
+            [
+                (
+                    "error",
+                    "plugins[0].type",
+                    '"whereabouts"',
+                    'write "ipam": {"type": "whereabouts", ...} inside a plugin such as macvlan',
+                )
+            ],
+        ),
+        (chain(), [("error", "plugins", "[]", 'add {"type": "macvlan", ...}')]),
+        (chain({**BARE, "name": "m"}), [("warning", "plugins[0].name", '"name"', "remove it")]),
+        (chain({**BARE, "prevResult": {}}), [("warning", "plugins[0].prevResult", '"prevResult"', "remove it")]),
+        (chain(BARE, CniVersions=[]), [("error", "CniVersions", '"CniVersions"', 'write "cniVersions"')]),
+        (chain(BARE, cniVersions=["1.0.0", "7"]), [("warning", "cniVersions[1]", '"7"', "write one of " + ", ".join(("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")))]),
+        (chain(BARE, mtu=9000), [("warning", "mtu", '"mtu"', "move it into one of the plugins, or remove it")]),
+        (chain({"typ": "macvlan"}), [("error", "plugins[0].typ", '"typ"', 'write "type"')]),
+        (
+            {"cniVersion": "1.0.0", "name": "n", "Plugins": [BARE]},
+            [("error", "Plugins", '"Plugins"', 'write "plugins"')],
+        ),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_list_is_told(document: Any, findings: list[tuple[str, str, str, str]]) -> None:
+    assert told(of(document, "a.conflist")) == findings
+
+
+def test_a_file_that_libcni_passes_over_is_told_by_its_extension() -> None:
+    assert "call the file .conflist" in [f.fix for f in of(chain(BARE), "a.conf")]
+    assert [f.severity for f in of(GOOD, "a.conflist")] == ["error"]
+    finding, _ = of(yaml.safe_dump(GOOD), "a.conflist")
+    assert (finding.severity, finding.message) == ("error", "this is YAML, and a runtime reads JSON alone")
+
+
+def test_two_networks_of_one_name_in_a_directory_are_told(tmp_path: Path) -> None:
+    (tmp_path / "10-a.conf").write_text(json.dumps(GOOD))
+    (tmp_path / "20-b.conflist").write_text(json.dumps({**chain(BARE), "name": "rdma-net"}))
+    (tmp_path / "notes.txt").write_text("{")
+    os.mkfifo(tmp_path / "30-fifo.conf")  # nobody writes into it: who opens it waits for ever
+    (tmp_path / "pod.yaml").write_text("kind: Pod\napiVersion: v1\n")
+    finding, fifo = lint([str(tmp_path)])
+    assert (finding.path, finding.severity) == (str(tmp_path / "10-a.conf"), "warning")
+    assert "no regular file" in fifo.message
+    assert "the network rdma-net is in 20-b.conflist too" in finding.message
+
+
+def test_plugins_that_libcni_appends_from_a_directory_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "n.conflist").write_text(json.dumps({"cniVersion": "1.0.0", "name": "n"}))
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n/10.conf").write_text(json.dumps({**BARE, "mtu": "9000"}))
+    (finding,) = lint([str(tmp_path)])
+    assert (finding.path, finding.key, finding.fix) == (str(tmp_path / "n/10.conf"), "mtu", "write 9000")
+
+
+# --- NADs ---
+
+
+def nad(config: Any, head: str = HEAD) -> list[Diagnostic]:
+    return lint_text(head + "spec:\n  config: '" + json.dumps(config) + "'\n", "a.yaml")
+
+
+HOST_DEVICE = {"cniVersion": "0.3.1", "name": "rdma-net", "type": "host-device", "mtu": 9000}
+RESOURCE = HEAD + "  annotations:\n    k8s.v1.cni.cncf.io/resourceName: %s\n"
+
+
+def test_a_host_device_without_a_device_wants_the_nads_resource() -> None:
+    (finding,) = nad(HOST_DEVICE)
+    assert finding.severity == "error"
+    assert "no annotation k8s.v1.cni.cncf.io/resourceName" in finding.message
+    assert nad(HOST_DEVICE, RESOURCE % "nvidia.com/hostdev") == []
+    assert nad({**HOST_DEVICE, "pciBusID": "0000:3b:00.0"}) == []
+    assert nad({**HOST_DEVICE, "capabilities": {"deviceID": True}}) != []
+    assert of({**HOST_DEVICE, "capabilities": {"deviceID": True}}) == []
+
+
+def test_a_device_beside_a_resource_is_warned_about_and_a_bad_resource_name_refused() -> None:
+    (finding,) = nad({**HOST_DEVICE, "device": "ens2f0"}, RESOURCE % "nvidia.com/hostdev")
+    assert (finding.severity, finding.key) == ("warning", "device")
+    (finding,) = nad(HOST_DEVICE, RESOURCE % "hostdev")
+    assert told([finding]) == [
+        (
+            "error",
+            "metadata.annotations.k8s.v1.cni.cncf.io/resourceName",
+            "hostdev",
+            "write DOMAIN/RESOURCE, such as rdma/hca_shared_devices_a",
+        )
+    ]
+    misspelled = RESOURCE.replace("resourceName", "resourcename")
+    assert "write k8s.v1.cni.cncf.io/resourceName" in [f.fix for f in nad(GOOD, misspelled % "a/b")]
+
+
+def test_a_name_that_differs_from_the_nads_is_warned_about() -> None:
+    (finding,) = nad({**GOOD, "name": "other"})
+    assert told([finding])[0] == ("warning", "name", '"other"', 'write "rdma-net"')
+    assert nad({k: v for k, v in GOOD.items() if k != "name"}) == []  # Multus gives it the NAD's
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        (HEAD + "spec:\n  Config: '" + json.dumps(GOOD) + "'", ("error", "spec.Config", "Config", 'write "config"')),
+        (HEAD, ("warning", "spec.config", "a", "write the network here, or check that each node's net.d has it")),
+        (
+            HEAD + "spec:\n  config: " + json.dumps(GOOD),
+            ("error", "spec.config", json.dumps(GOOD), "write config: | and the JSON below it"),
+        ),
+        (
+            (HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("Definition", "Defintion"),
+            ("error", "kind", "NetworkAttachmentDefintion", "write NetworkAttachmentDefinition"),
+        ),
+        (
+            (HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("k8s.cni.cncf.io/v1", "v1"),
+            ("error", "apiVersion", "v1", "write k8s.cni.cncf.io/v1"),
+        ),
+        (
+            HEAD.replace("rdma-net", "RDMA_net") + 'spec:\n  config: \'{"type": "loopback", "cniVersion": "1.0.0"}\'',
+            (
+                "error",
+                "metadata.name",
+                "RDMA_net",
+                "write small letters, digits, - and . , the first and last no - or .",
+            ),
+        ),
+    ],
+)
+def test_a_fault_of_the_nad_around_the_network_is_told(text: str, finding: tuple[str, str, str, str]) -> None:
+    assert told(lint_text(text, "a.yaml")) == [finding]
+
+
+# --- bounds, secrets, and whatever comes ---
+
+
+def test_a_password_is_not_shown() -> None:
+    for document in (with_ipam(etcd_password="hunter2", mtu=1), with_ipam(etcd_password=["hunter2"])):
+        for text in (json.dumps(document), json.dumps({**document, "etcd_host": 5}, indent=1)):
+            findings = of(text)
+            assert findings
+            assert "hunter2" not in "".join(json.dumps(f.document()) + "".join(f.snippet()) for f in findings)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 150, "{" * 150, '{"a":' * 300 + "1" + "}" * 300, "a: &a [*a]", "&a [" + "*a, " * 3 + "]", "!!python/object:os.system {}", "%YAML 9\n---\na: 1", "\x00", "- - - ?", "a: 2020-99-99"],
+    ids=range(10),
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["a.yaml", "a.conf", "-"])
+def test_a_strange_text_gives_findings_and_nothing_else(text: str, path: str) -> None:
+    assert lint_text(text, path)
+
+
+WORDS = ["name", "type", "plugins", "cniVersion", "kind", "apiVersion", "spec", "config", "metadata", "ipam", "range", "ipRanges", "mtu", "exclude", "annotations", "items", "macvlan", "host-device", "whereabouts", "List", "NetworkAttachmentDefinition", "k8s.cni.cncf.io/v1", "capabilities", "gateway", "routes", "addresses", "dns", "kubernetes"]  # fmt: skip
+
+
+@settings(max_examples=30)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.sampled_from(WORDS) | st.text(max_size=6) | st.integers() | st.floats(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=6),
+        max_leaves=25,
+    )
+)
+def test_no_document_makes_the_lint_fail(document: Any) -> None:
+    texts = {"a.conf": json.dumps(document), "b.yaml": yaml.safe_dump(document)}
+    texts["c.yaml"] = HEAD + "spec:\n  config: " + json.dumps(texts["a.conf"]) + "\n"
+    for path, text in texts.items():
+        for finding in lint_text(text, path):
+            assert finding.message
+            assert finding.line == 0 or finding.text == text.splitlines()[finding.line - 1]
+
+
+# --- the command ---
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str, stdin: str = ""
+) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["railcni", "nad", "lint", *argv])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+    try:
+        code = main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_the_command_tells_all_files_and_its_exit_code_says_whether_there_are_faults(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "good.conf").write_text(json.dumps(GOOD))
+    (tmp_path / "warned.conf").write_text(json.dumps({**GOOD, "mtu": 1500}))
+    (tmp_path / "bad.conf").write_text(json.dumps({**GOOD, "mtu": "9000"}))
+    good, warned, bad = (str(tmp_path / f"{n}.conf") for n in ("good", "warned", "bad"))
+    assert run(monkeypatch, capsys, good) == (0, "no faults\n")
+    assert run(monkeypatch, capsys, warned)[0] == 0
+    assert run(monkeypatch, capsys, "--strict", warned)[0] == 1
+    code, said = run(monkeypatch, capsys, bad, good, warned)
+    assert code == 1 and said.endswith("1 error, 1 warning\n")
+    assert f"{bad}:1:91: error: mtu:" in said and "fix: write 9000\n" in said and "^^^^^^" in said
+    assert run(monkeypatch, capsys)[0] == 2
+    code, said = run(monkeypatch, capsys, str(tmp_path / "none.conf"))
+    assert code == 1 and "No such file" in said
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_the_command_reads_stdin_and_gives_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    code, said = run(monkeypatch, capsys, "-", "-o", form, stdin=json.dumps({**GOOD, "mode": "x"}))
+    data = json.loads(said) if form == "json" else yaml.safe_load(said)
+    assert (code, data["errors"], data["warnings"]) == (1, 1, 0)
+    (finding,) = data["findings"]
+    assert (finding["file"], finding["line"], finding["key"], finding["severity"]) == ("<stdin>", 1, "mode", "error")
+
+
+def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
+    document = {**GOOD, "ipam": {**GOOD["ipam"], "datastore": "etcd"}}
+    (tmp_path / "a.conf").write_text(json.dumps(document))
+    assert lint([str(tmp_path / "a.conf")]) == []
+    flat = linter.Named(str(CONF / "whereabouts.d/whereabouts.conf"))
+    (finding,) = lint([str(tmp_path / "a.conf")], flat)
+    assert (finding.key, "etcd_host" in finding.message) == ("ipam.datastore", True)

@@ -1,0 +1,142 @@
+"""The lint on several networks together, and on the resources of operators: what one of them alone does not show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni.library.lint import lint, lint_text
+
+
+def nad(name: str, namespace: str = "default", config: Any = None, **plugin: Any) -> dict[str, Any]:
+    network = {"cniVersion": "1.0.0", "name": name, "type": "macvlan", "master": "ens2f0", **plugin}
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"config": json.dumps(network) if config is None else config},
+    }
+
+
+def ipam(text: str, **more: Any) -> dict[str, Any]:
+    return {"ipam": {"type": "whereabouts", "range": text, **more}}
+
+
+def resource(kind: str, group: str, name: str = "it", **spec: Any) -> dict[str, Any]:
+    return {"apiVersion": group, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+SRIOV, NVIDIA, NV_IPAM = "sriovnetwork.openshift.io/v1", "mellanox.com/v1alpha1", "nv-ipam.nvidia.com/v1alpha1"
+CHAIN = {"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "macvlan", "master": "ens2f0"}, {"type": "rdma"}]}
+VF = {"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "sriov"}, {"type": "rdma"}]}
+MOVED = {"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "host-device", "device": "ens2f0"}, {"type": "rdma"}]}
+
+
+def told(*documents: Any) -> list[tuple[str, str, str]]:
+    found = lint_text("---\n".join(yaml.safe_dump(d) for d in documents), "networks.yaml")
+    return [(f.severity, f.key, f.message) for f in found]
+
+
+@pytest.mark.parametrize(
+    ("documents", "findings"),
+    [
+        ((nad("a"), nad("a")), [("error", "metadata.name", "this file has another NAD a")]),
+        ((nad("a"), nad("a", "other")), []),
+        ((nad("a", "Bad_NS"),), [("error", "metadata.namespace", "Kubernetes has no namespace of this name")]),
+        ((nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/24"))), []),
+        (
+            (nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/16"))),
+            [("warning", "ipam.range", "10.0.0.0/16 overlaps with 10.0.0.0/24 of the network a: pods of one subnet")],
+        ),
+        (
+            (nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/24", network_name="b"))),
+            [("warning", "ipam.range", "nothing keeps both from giving the same address")],
+        ),
+        ((nad("a", **ipam("10.0.0.0/24")), nad("b", master="ens3f0", **ipam("10.0.0.0/24", network_name="b"))), []),
+        (
+            (nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/24", enable_overlapping_ranges=False))),
+            [("warning", "ipam.range", "nothing keeps both from giving the same address")],
+        ),
+        ((nad("a", **ipam("10.0.0.0/25")), nad("b", **ipam("10.0.0.128/25"))), []),
+        (
+            (nad("a", config=json.dumps(CHAIN)),),
+            [("error", "plugins[1].type", "macvlan makes a link beside it: its ADD fails")],
+        ),
+        ((nad("a", config=json.dumps(MOVED)),), []),
+        ((nad("a", mut=9000),), [("warning", "mut", 'the plugin macvlan has no key "mut"')]),
+        (
+            (nad("a", config="cniVersion: 1.0.0\ntype: macvlan\nmaster: ens2f0\n"),),
+            [("error", "spec.config", "is YAML, and Multus reads JSON")],
+        ),
+        (
+            (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, deviceType="vfio-pci", isRdma=True),),
+            [("error", "spec.deviceType", "neither netdev nor verbs device")],
+        ),
+        (
+            (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, mtu=1500),),
+            [("warning", "spec.isRdma", "no /dev/infiniband"), ("warning", "spec.mtu", "RoCE makes 1024 of 1500")],
+        ),
+        ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=0, isRdma=True),), [("error", "spec.numVfs", "want 1 or more")]),
+        ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, mtu=9000),), []),
+        (
+            (resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="Bad_NS"),),
+            [("error", "spec", "Kubernetes has no namespace of this name")],
+        ),
+        ((resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="default", vlan=5000),), [("error", "spec.vlan", "5000")]),
+        (
+            (resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configLst": []}'}),),
+            [("error", "spec.rdmaSharedDevicePlugin.config", "want an object with configList")],
+        ),
+        (
+            (resource("NicClusterPolicy", NVIDIA, secondaryNetwork={"ipamPlugin": {"image": "whereabouts"}}),),
+            [("warning", "spec.secondaryNetwork.ipamPlugin", "the operator has no whereabouts since 25.10")],
+        ),
+        (
+            (resource("IPPool", NV_IPAM, subnet="10.0.0.0/16"), nad("b", **ipam("10.0.3.0/24"))),
+            [("warning", "ipam.range", "10.0.3.0/24 overlaps with 10.0.0.0/16 of the IPPool it of nv-ipam")],
+        ),
+        (
+            (nad("b", **ipam("10.0.3.0/24")), resource("CIDRPool", NV_IPAM, cidr="10.0.0.0/16")),
+            [("warning", "spec.cidr", "10.0.0.0/16 overlaps with 10.0.3.0/24 of the network b")],
+        ),
+        ((resource("IPPool", NV_IPAM, subnet="10.0.0.0/33"),), [("error", "spec.subnet", "want a CIDR or an address")]),
+        (
+            (
+                nad("a", **ipam("10.0.0.0/24")),
+                resource("MacvlanNetwork", NVIDIA, "m", master="ens2f0", ipam='{"type": "whereabouts", "range": "10.0.0.0/25"}'),
+            ),
+            [("warning", "spec.ipam", "10.0.0.0/25 overlaps with 10.0.0.0/24 of the network a")],
+        ),
+    ],
+)  # fmt: skip
+def test_what_several_documents_or_an_operators_resource_show_is_told(
+    documents: tuple[Any, ...], findings: list[tuple[str, str, str]]
+) -> None:
+    found = [f for f in told(*documents) if f[1] != "cniVersion"]
+    assert [(severity, key) for severity, key, _ in found] == [(severity, key) for severity, key, _ in findings], found
+    assert all(words in message for (_, _, message), (_, _, words) in zip(found, findings, strict=True)), found
+
+
+def test_yaml_in_config_is_shown_as_the_json_to_write() -> None:
+    (finding, _) = lint_text(yaml.safe_dump(nad("a", config="name: a\ntype: macvlan\nmaster: ens2f0\n")), "n.yaml")
+    assert finding.fix == 'write {"name": "a", "type": "macvlan", "master": "ens2f0"}'
+
+
+def test_a_key_with_two_letters_swapped_is_taken_for_the_one_that_was_meant() -> None:
+    (finding,) = lint_text(yaml.safe_dump(nad("a", mut=9000)), "n.yaml")
+    assert finding.fix == 'write "mtu"'
+
+
+def test_a_folder_without_networks_is_a_fault_and_files_are_read_together(tmp_path: Path) -> None:
+    (finding,) = lint([str(tmp_path)])
+    assert (finding.severity, finding.message) == ("error", "there is no network in this folder")
+    for name, text in (("a", "10.0.0.0/24"), ("b", "10.0.0.0/16")):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(nad(name, **ipam(text))))
+    (finding,) = lint([str(tmp_path)])
+    assert finding.path.endswith("/b.yaml") and "overlaps" in finding.message
+    (finding,) = lint([str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
+    assert "overlaps" in finding.message

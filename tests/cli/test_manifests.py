@@ -1,0 +1,147 @@
+"""conf/kubernetes: the manifests fit together, name arguments that the command takes, and ask for no right too many.
+
+What the containers do is tested in tests/blackbox/test_image.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni import VERSION
+from cni.cli import main as command
+from tests.cli.test_conf import CONF, MANIFESTS, RBAC
+
+FOLDER = CONF / "kubernetes"
+
+
+def read(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
+    return document
+
+
+@pytest.fixture
+def pod() -> dict[str, Any]:
+    """The pod of the DaemonSet."""
+    found: dict[str, Any] = read("daemonset.yaml")["spec"]["template"]["spec"]
+    return found
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod["initContainers"], *pod["containers"]]
+
+
+def test_the_kustomization_lists_every_manifest() -> None:
+    resources = {f"kubernetes/{name}" for name in read("kustomization.yaml")["resources"]}
+    assert {*resources, "kubernetes/kustomization.yaml"} == MANIFESTS
+    own = read("namespace.yaml")["metadata"]["name"]
+    assert {read(f"{name}.yaml")["metadata"]["namespace"] for name in ("serviceaccount", "daemonset")} == {own}
+
+
+def test_the_image_is_one_value_for_all_containers(pod: dict[str, Any]) -> None:
+    (image,) = read("kustomization.yaml")["images"]
+    assert {c["image"] for c in containers(pod)} == {image["name"]}
+    assert image["newTag"] == VERSION
+
+
+def test_the_daemon_set_selects_its_own_pods(pod: dict[str, Any]) -> None:
+    spec = read("daemonset.yaml")["spec"]
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+    assert pod["serviceAccountName"] == read("serviceaccount.yaml")["metadata"]["name"]
+
+
+def test_every_node_is_served_and_a_rollout_goes_in_steps(pod: dict[str, Any]) -> None:
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    assert read("daemonset.yaml")["spec"]["updateStrategy"]["type"] == "RollingUpdate"
+
+
+def test_no_right_is_asked_for_but_to_be_root_and_to_write_three_folders(pod: dict[str, Any]) -> None:
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    assert pod["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+    for container in containers(pod):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert pod["automountServiceAccountToken"] is False
+    assert read("serviceaccount.yaml")["automountServiceAccountToken"] is False
+    paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    assert paths == {"/opt/cni/bin", "/var/lib/cni/railcni", "/etc/cni/net.d", "/run/netns"}
+    (agent,) = pod["containers"]
+    writable = {"/host/var/lib/cni/railcni", "/host/etc/cni/net.d"}
+    assert {m["mountPath"] for m in agent["volumeMounts"] if not m.get("readOnly")} == writable
+    (install,) = pod["initContainers"]
+    assert "token" not in {m["name"] for m in install["volumeMounts"]}
+
+
+def test_memory_is_bounded_and_no_cpu_limit_throttles_the_start(pod: dict[str, Any]) -> None:
+    for container in containers(pod):
+        assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+        assert set(container["resources"]["limits"]) == {"memory"}
+
+
+def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pod: dict[str, Any]) -> None:
+    hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    for container, verb in zip(containers(pod), ("install", "agent"), strict=True):
+        argv = [argument.replace("$(POD_IP)", "fd00::7") for argument in container["args"]]
+        options = command._parser().parse_args(argv)
+        assert argv[0] == verb and options.run.__module__.startswith(f"cni.cli.{verb}")
+        mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+        assert all(mounted[name] == options.root + hosts[name] for name in set(mounted) & set(hosts))
+        assert (options.to, options.state_dir) == (hosts["plugins"], hosts["state"])
+    assert (options.conf_dir, options.service_account) == (hosts["networks"], mounted["token"])
+    assert options.plugin_account == "kube-system/railcni"
+
+
+def test_the_probes_ask_the_port_on_which_the_agent_listens(pod: dict[str, Any]) -> None:
+    (agent,) = pod["containers"]
+    (port,) = agent["ports"]
+    options = command._parser().parse_args([a.replace("$(POD_IP)", "10.0.0.7") for a in agent["args"]])
+    assert options.listen == ("10.0.0.7", port["containerPort"])
+    names = {"NODENAME": "spec.nodeName", "POD_IP": "status.podIP"}
+    assert agent["env"] == [{"name": n, "valueFrom": {"fieldRef": {"fieldPath": p}}} for n, p in names.items()]
+    for probe in (agent["readinessProbe"]["httpGet"], agent["livenessProbe"]["tcpSocket"]):
+        assert probe["port"] == port["name"]
+
+
+def test_the_nodes_are_those_of_the_images_architecture_and_the_address_is_that_of_the_document(
+    pod: dict[str, Any],
+) -> None:
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    assert "--listen=[$(POD_IP)]:9108" in pod["containers"][0]["args"]
+    said = " ".join((CONF.parent / "docs/install.md").read_text().split())
+    assert "answers on 127.0.0.1:9108. `--listen` names another address, and the DaemonSet names the pod's" in said
+    assert command._parser().parse_args(["agent"]).listen == ("127.0.0.1", 9108)
+
+
+def test_no_manifest_but_of_rights_has_a_second_document() -> None:
+    for name in sorted(MANIFESTS - RBAC):
+        assert len(list(yaml.safe_load_all(Path(CONF, name).read_text()))) == 1
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl, which renders kustomizations")
+def test_kubectl_renders_them_with_the_image_in_all_containers() -> None:
+    done = subprocess.run(["kubectl", "kustomize", FOLDER], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    documents = list(yaml.safe_load_all(done.stdout))
+    rendered = {d["kind"]: d for d in documents}
+    bound = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
+    assert set(rendered) == {"Namespace", "ServiceAccount", "DaemonSet", "CustomResourceDefinition", *bound}
+    accounts = {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents if d["kind"] == "ServiceAccount"}
+    subjects = [subject for d in documents if d["kind"].endswith("Binding") for subject in d["subjects"]]
+    assert (
+        {(s["namespace"], s["name"]) for s in subjects}
+        == accounts
+        == {("kube-system", "railcni"), ("railcni", "railcni")}
+    )
+    found = {c["image"] for c in containers(rendered["DaemonSet"]["spec"]["template"]["spec"])}
+    (image,) = read("kustomization.yaml")["images"]
+    assert found == {f"{image['newName']}:{image['newTag']}"}
+    assert rendered["DaemonSet"]["metadata"]["namespace"] == "railcni"

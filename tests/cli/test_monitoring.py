@@ -1,0 +1,188 @@
+"""conf/kubernetes/monitoring: each alert fires when it should and not before, by promtool; each figure is one that we tell."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni.library.service.metrics import Family, Metrics
+from tests.cli.test_chart import kustomized, needs_kubectl
+from tests.node import ROOT
+from tests.tools import needs, run
+
+FOLDER = ROOT / "conf/kubernetes/monitoring"
+SPEC: dict[str, Any] = yaml.safe_load((FOLDER / "prometheusrule.yaml").read_text())["spec"]
+RULES: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in SPEC["groups"] for rule in group["rules"]}
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
+
+needs_promtool = needs("promtool", "apt-get install prometheus")
+
+Series = dict[str, str]
+
+# Of each alert: series that let it fire after an hour, and series that do not (values of a minute each, promtool's notation).
+CASES: dict[str, tuple[Series, Series]] = {
+    "RailcniInstallationUnhealthy": (
+        {'railcni_installation_healthy{nodename="n1"}': "1x10 0x60"},
+        {'railcni_installation_healthy{nodename="n1"}': "0x55 1x20"},
+    ),
+    "RailcniReleasesPending": (
+        {'railcni_pending_releases{nodename="n1"}': "2x70"},
+        {'railcni_pending_releases{nodename="n1"}': "0x50 2x20"},
+    ),
+    "RailcniCollectorStale": (
+        {'railcni_collector_last_success_timestamp_seconds{nodename="n1"}': "60x70"},
+        {'railcni_collector_last_success_timestamp_seconds{nodename="n1"}': "0+60x70"},
+    ),
+    "RailcniPoolNearlyFull": (
+        {
+            'ipam_allocations_in_use{ippool="p",node="n1",nodename="n1"}': "60x70",
+            'ipam_allocations_in_use{ippool="p",node="n2",nodename="n1"}': "35x70",
+            'ipam_ippool_size{ippool="p",nodename="n1"}': "100x70",
+        },
+        {
+            'ipam_allocations_in_use{ippool="p",node="n1",nodename="n1"}': "60x70",
+            'ipam_allocations_in_use{ippool="q",node="n2",nodename="n1"}': "35x70",
+            'ipam_ippool_size{ippool="p",nodename="n1"}': "100x70",
+            'ipam_ippool_size{ippool="q",nodename="n1"}': "100x70",
+        },
+    ),
+    "RailcniPoolObjectNearLimit": (
+        {'railcni_ippool_object_bytes{ippool="p"}': "900x70", "railcni_ippool_object_limit_bytes": "1000x70"},
+        {'railcni_ippool_object_bytes{ippool="p"}': "700x70", "railcni_ippool_object_limit_bytes": "1000x70"},
+    ),
+    "RailcniConflicts": (
+        {
+            'railcni_api_conflicts_total{resource="ippools",nodename="n1"}': "0+40x70",
+            'railcni_api_conflicts_total{resource="ippools",nodename="n2"}': "0+40x70",
+        },
+        {'railcni_api_conflicts_total{resource="ippools",nodename="n1"}': "0+40x70"},
+    ),
+    "RailcniDuplicateAddress": (
+        {'railcni_addresses_contended_total{nodename="n1"}': "0x30 1x40"},
+        {'railcni_addresses_contended_total{nodename="n1"}': "3x70"},
+    ),
+    "RailcniGidTableNearlyFull": (
+        {
+            'railcni_gid_table_entries{device="mlx5_0",port="1",nodename="n1"}': "240x70",
+            'railcni_gid_table_size{device="mlx5_0",port="1",nodename="n1"}': "256x70",
+        },
+        {
+            'railcni_gid_table_entries{device="mlx5_0",port="1",nodename="n1"}': "100x70",
+            'railcni_gid_table_size{device="mlx5_0",port="1",nodename="n1"}': "256x70",
+        },
+    ),
+}
+
+
+def told() -> set[str]:
+    """The names of all figures that agent and device plugin tell."""
+    families = [value for value in vars(Metrics()).values() if isinstance(value, Family)]
+    names = {
+        f"{family.name}{end}" for family in families for end in ("", "_bucket" if family.kind == "histogram" else "")
+    }
+    source = (ROOT / "cni/device_plugin/work.py").read_text()
+    return names | set(re.findall(r'Family\("(railcni_\w+)"', source))
+
+
+def asked(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:railcni|ipam)_\w+", expression))
+
+
+def test_every_alert_has_its_cases() -> None:
+    assert set(CASES) == set(RULES)
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_an_alert_asks_for_figures_that_are_told_and_has_a_section_in_the_documentation(alert: str) -> None:
+    rule = RULES[alert]
+    assert asked(rule["expr"]) <= told()
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    assert anchor == alert.lower()
+    assert f"\n## {alert}\n" in (ROOT / page).read_text()
+
+
+def test_the_documentation_has_no_section_of_an_alert_that_is_gone() -> None:
+    assert set(re.findall(r"^## (Railcni\w+)$", (ROOT / "docs/alerts.md").read_text(), re.M)) == set(RULES)
+
+
+def test_the_dashboard_asks_for_figures_that_are_told_and_its_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            assert asked(target["expr"])
+            assert asked(target["expr"]) <= told()
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not taken & cells
+        taken |= cells
+
+
+def unit_test(tmp_path: Path, alert: str, series: Series, fires: bool) -> tuple[int, str]:
+    """Promtool's answer to whether the alert fires after an hour, and no other alert does."""
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(SPEC))
+    expected = {"alertname": alert, "eval_time": "1h", "exp_alerts": []}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [expected, *({**expected, "alertname": other} for other in RULES if other != alert)],
+    }
+    (tmp_path / "test.yaml").write_text(
+        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]})
+    )
+    done = run("promtool", "test", "rules", str(tmp_path / "test.yaml"))
+    said = done.stdout + done.stderr
+    wrong = set(re.findall(r"alertname: ?(\w+)", said))
+    assert wrong == ({alert} if fires else set()), said
+    return done.returncode, said
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", CASES)
+def test_an_alert_fires_when_it_should_and_no_other_with_it(tmp_path: Path, alert: str) -> None:
+    firing, _ = CASES[alert]
+    _, said = unit_test(tmp_path, alert, firing, fires=True)
+    summary = re.search(r'summary="(.*?)"', said)
+    assert summary and "<no value>" not in summary[1], said
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", CASES)
+def test_an_alert_does_not_fire_when_it_should_not(tmp_path: Path, alert: str) -> None:
+    _, quiet = CASES[alert]
+    code, said = unit_test(tmp_path, alert, quiet, fires=False)
+    assert code == 0, said
+
+
+@needs_promtool
+def test_promtool_finds_no_fault_in_the_rules(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(SPEC))
+    done = run("promtool", "check", "rules", str(tmp_path / "rules.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_kubectl
+def test_kubectl_renders_the_manifests_with_the_option(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER.parent, tmp_path / "kubernetes")
+    with (tmp_path / "kubernetes/kustomization.yaml").open("a") as file:
+        file.write("components:\n  - monitoring\n")
+    documents = {d["kind"]: d for d in kustomized(tmp_path / "kubernetes")}
+    assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= set(documents)
+    ports = {p["name"] for d in ("daemonset.yaml", "device-plugin/daemonset.yaml") for p in ports_of(FOLDER.parent / d)}
+    assert {e["port"] for e in documents["PodMonitor"]["spec"]["podMetricsEndpoints"]} == ports
+    assert json.loads(documents["ConfigMap"]["data"]["railcni.json"]) == DASHBOARD
+
+
+def ports_of(file: Path) -> list[dict[str, Any]]:
+    pod = yaml.safe_load(file.read_text())["spec"]["template"]["spec"]
+    return [port for container in pod["containers"] for port in container.get("ports", [])]

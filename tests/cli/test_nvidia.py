@@ -1,0 +1,252 @@
+"""railcni nad render: the NADs are those that NVIDIA's Network Operator makes, and what it would choke on is told before."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni.cli.main import main
+from cni.library.lint import Diagnostic, lint_text, nvidia
+from tests.cli.test_conf import CONF
+
+WHEREABOUTS = {"type": "whereabouts", "range": "192.168.2.225/28", "exclude": ["192.168.2.229/30", "192.168.2.236/32"]}
+TUNING = '{"type":"tuning","sysctl":{"net.ipv4.conf.net1.arp_ignore":"1"}}'
+MACVLAN = {"networkNamespace": "default", "master": "ens2f0", "mode": "bridge", "mtu": 1500}
+POOL = {"type": "nv-ipam", "poolName": "my-pool"}
+HOST_IPAM = """{
+  "type": "whereabouts",
+  "range": "192.168.3.225/28",
+  "exclude": [
+   "192.168.3.229/30",
+   "192.168.3.236/32"
+  ]
+}
+"""
+
+
+def resource(kind: str, name: str = "net", **spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "mellanox.com/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def rendered(tmp_path: Path, *documents: Any) -> tuple[list[dict[str, Any]], list[Diagnostic]]:
+    path = tmp_path / "networks.yaml"
+    path.write_text("---\n".join(d if isinstance(d, str) else yaml.safe_dump(d) for d in documents))
+    return nvidia.render_files([str(path)])
+
+
+def config(tmp_path: Path, document: Any) -> dict[str, Any]:
+    (nad,), findings = rendered(tmp_path, document)
+    assert not findings
+    return dict(json.loads(nad["spec"]["config"]))
+
+
+GOLDEN = {
+    "macvlan": resource("MacvlanNetwork", "nvidia-macvlan", **MACVLAN, ipam=json.dumps(WHEREABOUTS, indent=2)),
+    "macvlan-plugins": resource(
+        "MacvlanNetwork", "nvidia-macvlan-plugins", **MACVLAN, ipam=json.dumps(WHEREABOUTS), metaPlugins=TUNING
+    ),
+    "macvlan-no-ipam": resource("MacvlanNetwork", "nvidia-macvlan-no-ipam", **MACVLAN),
+    "host-device": resource(
+        "HostDeviceNetwork",
+        "nvidia-host-device",
+        networkNamespace="default",
+        resourceName="hostdev",
+        ipam=HOST_IPAM,
+    ),
+    "host-device-plugins": resource(
+        "HostDeviceNetwork",
+        "nvidia-host-device-plugins",
+        networkNamespace="default",
+        resourceName="nvidia.com/hostdev",
+        ipam=HOST_IPAM,
+        metaPlugins=TUNING,
+    ),
+    "host-device-no-ipam": resource(
+        "HostDeviceNetwork", "nvidia-host-device-no-ipam", networkNamespace="default", resourceName="hostdev"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_nad_is_the_operators_to_the_letter(tmp_path: Path, name: str) -> None:
+    (nad,), findings = rendered(tmp_path, GOLDEN[name])
+    assert not findings
+    assert nad == yaml.safe_load((CONF / f"nad/nvidia/{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("document", "namespace", "wanted"),
+    [  # what the operator's own tests expect, pkg/state/state_*_network_test.go
+        (
+            resource("MacvlanNetwork", "mac-vlan", networkNamespace="macvlan", master="eth0", mode="bridge", mtu=150),
+            "macvlan",
+            {"type": "macvlan", "master": "eth0", "mode": "bridge", "mtu": 150, "ipam": {}},
+        ),
+        (
+            resource("MacvlanNetwork", "mac-vlan", master="eth0", ipam=json.dumps(POOL)),
+            "default",
+            {"type": "macvlan", "master": "eth0", "ipam": POOL},
+        ),
+        (resource("MacvlanNetwork", "bare"), "default", {"type": "macvlan", "ipam": {}}),
+        (resource("MacvlanNetwork", "zero", mtu=0), "default", {"type": "macvlan", "ipam": {}}),
+        (
+            resource("HostDeviceNetwork", "host-device", networkNamespace="hostdevice", resourceName="test", ipam=json.dumps(POOL)),
+            "hostdevice",
+            {"type": "host-device", "ipam": POOL},
+        ),
+        (
+            resource("IPoIBNetwork", "ipo-ib", networkNamespace="ipoib", master="eth0", ipam=json.dumps(POOL)),
+            "ipoib",
+            {"type": "ipoib", "master": "eth0", "ipam": POOL},
+        ),
+        (resource("IPoIBNetwork", "ipo-ib"), "default", {"type": "ipoib", "master": "", "ipam": {}}),
+    ],
+)  # fmt: skip
+def test_every_field_and_default_is_the_operators(tmp_path: Path, document: Any, namespace: str, wanted: Any) -> None:
+    name = document["metadata"]["name"]
+    assert config(tmp_path, document) == {"cniVersion": "0.3.1", "name": name, **wanted}
+    (nad,), _ = rendered(tmp_path, document)
+    assert nad["metadata"]["namespace"] == namespace
+
+
+def test_meta_plugins_make_a_chain_in_their_order(tmp_path: Path) -> None:
+    document = resource("MacvlanNetwork", master="eth0", metaPlugins=TUNING + ", " + '{"type": "sbr"}')
+    assert config(tmp_path, document) == {
+        "cniVersion": "0.3.1",
+        "name": "net",
+        "plugins": [{"type": "macvlan", "master": "eth0", "ipam": {}}, json.loads(TUNING), {"type": "sbr"}],
+    }
+
+
+@pytest.mark.parametrize("given", ["hostdev", "nvidia.com/hostdev"])
+def test_a_resource_gets_its_prefix_once(tmp_path: Path, given: str) -> None:
+    (nad,), _ = rendered(tmp_path, resource("HostDeviceNetwork", networkNamespace="n", resourceName=given))
+    assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/hostdev"}
+
+
+def test_what_is_rendered_has_no_error_for_the_lint(tmp_path: Path) -> None:
+    nads, _ = rendered(tmp_path, *GOLDEN.values())
+    findings = lint_text(yaml.safe_dump_all(nads), "a.yaml")
+    assert {(f.severity, f.key.rpartition(".")[2]) for f in findings} == {("warning", "mtu")}  # 1500, as they say
+
+
+@pytest.mark.parametrize(
+    ("document", "key", "message"),
+    [
+        (resource("MacvlanNetwork", mode="Bridge"), "spec.mode", "want one of bridge, private, vepa, passthru"),
+        (resource("MacvlanNetwork", mode=""), "spec.mode", "want one of bridge, private, vepa, passthru"),
+        (resource("MacvlanNetwork", mtu="1500"), "spec.mtu", "want an integer"),
+        (resource("MacvlanNetwork", mtu=-1), "spec.mtu", "want 0 or more"),
+        (resource("MacvlanNetwork", mtuu=1), "spec.mtuu", "has no key"),
+        (resource("MacvlanNetwork", resourceName="x"), "spec.resourceName", "has no key"),
+        (resource("MacvlanNetwork", master='a"b'), "spec.master", "without escapes"),
+        (resource("MacvlanNetwork", networkNamespace="123"), "spec.networkNamespace", "without escapes"),
+        (resource("MacvlanNetwork", ipam='{"type": "a" "b": 1}'), "spec.ipam", "a comma is missing"),
+        (resource("MacvlanNetwork", ipam=" "), "spec.ipam", "is empty"),
+        (resource("MacvlanNetwork", ipam="[]"), "spec.ipam", "want an object"),
+        (resource("MacvlanNetwork", ipam="{\"a\": \"it's\"}"), "spec.ipam", "an apostrophe ends the operator's text"),
+        (resource("MacvlanNetwork", ipam={"type": "x"}), "spec.ipam", "want a string"),
+        (resource("MacvlanNetwork", metaPlugins=f"[{TUNING}]"), "spec.metaPlugins", "puts the brackets around it"),
+        (resource("MacvlanNetwork", metaPlugins=TUNING + ","), "spec.metaPlugins", "a comma stands before"),
+        (resource("HostDeviceNetwork", networkNamespace="n"), "spec.resourceName", "is missing"),
+        (resource("HostDeviceNetwork", networkNamespace="n", resourceName="a!!"), "spec.resourceName", "letter or digit"),
+        (resource("HostDeviceNetwork", resourceName="a"), "spec.networkNamespace", "has no default for it here"),
+        (resource("IPoIBNetwork", mtu=4), "spec.mtu", "has no key"),
+        (resource("MacvlanNetwork", "123"), "metadata.name", "without quotes"),
+        (resource("MacvlanNetwork", ""), "metadata.name", "want a name"),
+        (resource("MacvlanNetworks"), "kind", "want MacvlanNetwork"),
+        ({**resource("MacvlanNetwork"), "apiVersion": "mellanox.com/v1"}, "apiVersion", "want mellanox.com/v1alpha1"),
+    ],
+)  # fmt: skip
+def test_a_bad_resource_is_told_with_its_key_and_makes_no_nad(
+    tmp_path: Path, document: Any, key: str, message: str
+) -> None:
+    nads, findings = rendered(tmp_path, document)
+    assert nads == []
+    assert [(f.key, message in f.message) for f in findings] == [(key, True)]
+    assert findings[0].line and findings[0].fix
+
+
+def test_a_fault_inside_a_string_is_placed_in_the_file(tmp_path: Path) -> None:
+    text = (
+        "apiVersion: mellanox.com/v1alpha1\nkind: MacvlanNetwork\nmetadata:\n  name: net\nspec:\n"
+        '  ipam: |\n    {\n      "type": "whereabouts"\n      "range": "10.0.0.0/24"\n    }\n'
+    )
+    _, (finding,) = rendered(tmp_path, text)
+    assert (finding.line, finding.column, finding.fix) == (8, 7, 'write "type": "whereabouts",')
+
+
+def test_a_fault_in_the_meta_plugins_is_placed_in_the_file(tmp_path: Path) -> None:
+    document = yaml.safe_dump(resource("MacvlanNetwork")).replace(
+        "spec: {}", "spec:\n  metaPlugins: '{\"type\": tuning}'"
+    )
+    _, (finding,) = rendered(tmp_path, document)
+    assert finding.text[finding.column - 1 :].startswith("tuning}")
+
+
+def test_white_space_that_the_operator_removes_from_a_string_is_told(tmp_path: Path) -> None:
+    (nad,), (finding,) = rendered(tmp_path, resource("MacvlanNetwork", ipam='{"type": "a b"}'))
+    assert json.loads(nad["spec"]["config"])["ipam"] == {"type": "ab"}
+    assert finding.severity == "warning"
+    assert '"a b"' in finding.message
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, *argv: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["railcni", "nad", "render", "-", *argv])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    code = main()
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_command_writes_all_or_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = resource("MacvlanNetwork", "good"), resource("MacvlanNetwork", "bad", mtu=-1)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
+    code, out, err = run(monkeypatch, capsys, yaml.safe_dump_all([good, pod, resource("IPoIBNetwork", "second")]))
+    assert (code, [d["metadata"]["name"] for d in yaml.safe_load_all(out)], err) == (0, ["good", "second"], "")
+    listed = yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": [good, pod]})
+    code, out, _ = run(monkeypatch, capsys, listed, "-o", "json")
+    assert (code, json.loads(out)["kind"]) == (0, "NetworkAttachmentDefinition")
+    code, out, err = run(monkeypatch, capsys, yaml.safe_dump_all([good, bad]))
+    assert (code, out) == (1, "") and "spec.mtu" in err
+    code, out, err = run(monkeypatch, capsys, yaml.safe_dump(pod))
+    assert (code, out) == (1, "") and "there is none of MacvlanNetwork" in err
+
+
+def test_a_sriov_network_becomes_the_nad_of_its_operator(tmp_path: Path) -> None:
+    spec = {
+        "resourceName": "mlx5_vf", "networkNamespace": "default", "vlan": 100, "spoofChk": "off", "trust": "on",
+        "maxTxRate": 1000, "linkState": "auto", "capabilities": '{"ips": true}', "ipam": json.dumps(POOL),
+        "metaPlugins": '{"type": "rdma"}',
+    }  # fmt: skip
+    document = {
+        "apiVersion": "sriovnetwork.openshift.io/v1",
+        "kind": "SriovNetwork",
+        "metadata": {"name": "vf"},
+        "spec": spec,
+    }
+    (nad,), findings = rendered(tmp_path, document)
+    assert not findings
+    assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "openshift.io/mlx5_vf"}
+    plugin = {
+        "type": "sriov", "vlan": 100, "spoofchk": "off", "trust": "on", "max_tx_rate": 1000, "capabilities": {"ips": True},
+        "link_state": "auto", "ipam": POOL,
+    }  # fmt: skip
+    expected = {"cniVersion": "1.0.0", "name": "vf", "plugins": [plugin, {"type": "rdma"}]}
+    assert json.loads(nad["spec"]["config"]) == expected
+
+
+def test_a_sriov_network_without_a_namespace_for_its_nad_has_it_in_its_own(tmp_path: Path) -> None:
+    metadata = {"name": "vf", "namespace": "operators"}
+    document = {"apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetwork", "metadata": metadata, "spec": {"resourceName": "vf"}}  # fmt: skip
+    (nad,), _ = rendered(tmp_path, document)
+    assert nad["metadata"]["namespace"] == "operators"
+    assert json.loads(nad["spec"]["config"]) == {"cniVersion": "1.0.0", "name": "vf", "type": "sriov", "vlan": 0, "ipam": {}}  # fmt: skip

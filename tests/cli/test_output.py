@@ -1,0 +1,66 @@
+"""Tables: whole words on every terminal, whole lines elsewhere. Faults: nothing is said twice."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from cni.cli.main import _print
+from cni.cli.terminal.output import print_table
+from cni.library.runtime.executables import PluginFailed
+
+ADDRESS, TIME = "192.168.111.100", "2026-01-02T03:04:05Z"
+SENTENCE = "nothing of RDMA works without it, so it is to be loaded first"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(columns: int, row: tuple[str, ...], patch: pytest.MonkeyPatch) -> str:
+    patch.setenv("COLUMNS", str(columns))
+    out = Terminal()
+    print_table([f"c{i}" for i, _ in enumerate(row)], [row], out)
+    return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
+
+
+def test_a_terminal_too_narrow_for_the_words_of_a_row_cuts_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(30, (ADDRESS, TIME, "net1"), monkeypatch)
+    assert ADDRESS in text and TIME in text
+
+
+def test_sentences_are_wrapped_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(40, ("fault", SENTENCE), monkeypatch).splitlines()[1:]
+    assert len(lines) > 2 and max(map(len, lines)) <= 40
+
+
+def test_where_columns_do_not_fit_each_value_has_a_line_and_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(60, (ADDRESS, TIME, "net1", "rdma-net-ipam", ""), monkeypatch).split("\n")
+    assert lines == [f"C0 {ADDRESS}", f"C1 {TIME}", "C2 net1", "C3 rdma-net-ipam", "", ""]
+
+
+def test_the_last_column_alone_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(80, ("fault", "default/pod-1 with words", SENTENCE), monkeypatch).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if "default/pod-1 with words" in line]
+
+
+def test_a_table_without_rows_is_a_sentence_on_stderr_and_no_head(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("address", "pool"), [], empty="no lease")
+    assert capsys.readouterr() == ("", "no lease\n")
+
+
+def test_what_is_no_terminal_gets_one_line_a_row() -> None:
+    out = io.StringIO()
+    print_table(("level", "found"), [("fault", SENTENCE * 9)], out)
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_details_that_only_repeat_the_message_of_an_ipam_plugin_are_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _print(PluginFailed("macvlan", "ADD", "whereabouts: ipam.range is wrong", "ipam.range is wrong", 7))
+    assert capsys.readouterr().err == "railcni: macvlan ADD failed with code 7: whereabouts: ipam.range is wrong\n"

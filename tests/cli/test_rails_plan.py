@@ -1,0 +1,206 @@
+"""rails.yaml: what is wrong in it, with its place, and what is made of what is right."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni.cli.main import main
+from cni.cli.rails import plan, render
+from cni.library.resources import config as device_plugin_config
+from cni.shared import rail
+from cni.shared.spec.errors import InvalidConfig
+
+GOOD: dict[str, Any] = {"count": 2, "master": "eth_r{rail}", "subnet": "192.168.{rail}.0/24"}
+
+
+def rails(**changes: Any) -> tuple[plan.Rails, list[plan.PlannedRail]]:
+    document = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    wanted = plan.read("rails.yaml", yaml.safe_dump(document))
+    return wanted, plan.rails_of(wanted, [plan.Nic("ens2f0", "0000:18:00.0"), plan.Nic("ens3f0", "0000:3b:00.0")])
+
+
+def network(wanted: plan.Rails, made: list[plan.PlannedRail], index: int) -> dict[str, Any]:
+    nad = render.nad(wanted, made, made[index])
+    found: dict[str, Any] = json.loads(nad["spec"]["config"])
+    return found
+
+
+def test_every_rail_is_told_of_all_ranges_and_of_its_own() -> None:
+    wanted, made = rails(group="gpu", base=10, gateway=254, exclude=[20], mtu=9000)
+    for index in (0, 1):
+        found = network(wanted, made, index)
+        own = {
+            "range": f"192.168.{index}.0/24",
+            "range_start": f"192.168.{index}.10",
+            "exclude": [f"192.168.{index}.20", f"192.168.{index}.254"],
+        }
+        assert found["rail"]["ranges"][index] == own
+        assert found["ipam"] == {"type": "whereabouts", **own, "gateway": f"192.168.{index}.254"}
+        assert (found["master"], found["mtu"], found["name"]) == (f"eth_r{index}", 9000, f"gpu-rail-{index}")
+        assert rail.read(found, []) is not None
+    assert network(wanted, made, 0)["rail"]["ranges"] == network(wanted, made, 1)["rail"]["ranges"]
+
+
+def test_a_pod_asks_for_each_network_and_each_resource_once() -> None:
+    wanted, made = rails(subnet=["192.168.{rail}.0/24", "fd00:{rail:x}::/64"])
+    pod = render.pod(wanted, made)
+    assert pod["metadata"]["annotations"] == {
+        "k8s.v1.cni.cncf.io/networks": "default/rails-rail-0@rail0, default/rails-rail-1@rail1"
+    }
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"] == {"rdma/rails_rail_0": 1, "rdma/rails_rail_1": 1}
+    config = json.loads(render.resources(wanted, made)["data"]["config.json"])
+    offered = {
+        f"{entry['resourcePrefix']}/{entry['resourceName']}": entry["selectors"] for entry in config["configList"]
+    }
+    assert offered == {f"rdma/rails_rail_{n}": {"ifNames": [f"eth_r{n}"]} for n in (0, 1)}
+    assert network(wanted, made, 1)["ipam"]["ipRanges"] == [{"range": "fd00:1::/64"}]
+
+
+def test_functions_of_sriov_are_chosen_by_their_nic_and_named_in_the_network() -> None:
+    addresses = ["0000:18:00.0", "0000:3b:00.0"]
+    for kind, selector in (("sriov", "rootDevices"), ("host-device", "pciAddresses")):
+        wanted, made = rails(type=kind, master=None, pci=addresses, resourcePrefix="nvidia.com", routing=False)
+        config = json.loads(render.resources(wanted, made)["data"]["config.json"])
+        assert [entry["selectors"][selector] for entry in config["resourceList"]] == [[a] for a in addresses]
+        nad = render.nad(wanted, made, made[1])
+        assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/rails_rail_1"}
+        found = network(wanted, made, 1)
+        assert found["type"] == kind and found["rail"]["routing"] is False and "master" not in found
+
+
+@pytest.mark.parametrize("kind", ["macvlan", "sriov", "host-device"])
+def test_the_device_plugins_take_the_resources_and_ours_has_a_config_map_of_its_own(kind: str) -> None:
+    wanted, made = rails(type=kind, group="gpu-a.b")
+    others, ours = (render.resources(wanted, made, own) for own in (False, True))
+    assert others["data"] == ours["data"]
+    assert ours["metadata"] == {"name": "railcni-device-plugin", "namespace": "railcni"}
+    assert render.objects(wanted, made, True)[0] == ours
+    read = device_plugin_config.read([("config.json", ours["data"]["config.json"])])
+    assert read.findings == []
+    assert all(re.fullmatch("[A-Za-z0-9_]+", resource.resourceName) for resource in read.resources)
+    asked = render.pod(wanted, made)["spec"]["containers"][0]["resources"]["limits"]
+    assert {resource.name for resource in read.resources} == set(asked)
+
+
+def test_a_pairing_takes_the_nics_of_the_node_in_their_order() -> None:
+    wanted, made = rails(master=None, pairing="gpu")
+    assert [network(wanted, made, index)["master"] for index in (0, 1)] == ["ens2f0", "ens3f0"]
+    with pytest.raises(InvalidConfig, match="this node has 2 NICs for 3 rails"):
+        rails(master=None, pairing="numa", count=3)
+
+
+def test_nics_are_paired_with_the_gpus_that_are_near(tmp_path: Path) -> None:
+    def function(address: str, above: str, numa: int, kind: str) -> Path:
+        folder = tmp_path / "devices" / above / address
+        folder.mkdir(parents=True)
+        (folder / "class").write_text(f"0x{kind}00\n")
+        (folder / "vendor").write_text("0x10de\n" if kind == "0302" else "0x15b3\n")
+        (folder / "numa_node").write_text(f"{numa}\n")
+        link = tmp_path / "bus/pci/devices" / address
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder)
+        return folder
+
+    function("0000:81:00.0", "pci0000:80/0000:80:01.0", 1, "0302")
+    function("0000:82:00.0", "pci0000:00/0000:00:01.0", 0, "0302")
+    for name, netdev, address, above, numa in (
+        ("mlx5_0", "ens1", "0000:18:00.0", "pci0000:00/0000:00:01.0", 0),
+        ("mlx5_1", "ens2", "0000:83:00.0", "pci0000:80/0000:80:01.0", 1),
+    ):
+        folder = function(address, above, numa, "0200")
+        device = tmp_path / "class/infiniband" / name
+        (device / "ports/1/gid_attrs/ndevs").mkdir(parents=True)
+        (device / "ports/1/gids").mkdir()
+        (device / "ports/1/link_layer").write_text("Ethernet\n")
+        (device / "ports/1/gid_attrs/ndevs/0").write_text(f"{netdev}\n")
+        (device / "device").symlink_to(folder)
+        (folder / "net" / netdev).mkdir(parents=True)
+        (tmp_path / "class/net").mkdir(exist_ok=True)
+        (tmp_path / "class/net" / netdev).symlink_to(folder / "net" / netdev)
+        (folder / "net" / netdev / "dev_port").write_text("0\n")
+    assert [nic.pci for nic in plan.nodes_nics("numa", str(tmp_path))] == ["0000:18:00.0", "0000:83:00.0"]
+    assert [nic.pci for nic in plan.nodes_nics("gpu", str(tmp_path))] == ["0000:83:00.0", "0000:18:00.0"]
+
+
+@pytest.mark.parametrize("changes", [{"namespace": "Bad_NS"}, {"count": 0, "mastr": "x"}, {"subnet": "10.0.0.0/24"}])
+def test_each_fault_is_printed_once(
+    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rails.yaml"
+    file.write_text(yaml.safe_dump({**GOOD, **changes}))
+    monkeypatch.setattr(sys, "argv", ["railcni", "rails", "render", str(file)])
+    assert main() == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.findall(r":\d+:\d+: (\w+)", said.err) == [*changes], said.err
+
+
+def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rails.yaml"
+    file.write_text(yaml.safe_dump(GOOD))
+
+    def run(*argv: str) -> tuple[int, str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["railcni", "rails", "render", *argv])
+            try:
+                code = main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    wanted, made = rails()
+    objects = render.objects(wanted, made)
+    assert list(yaml.safe_load_all(run(str(file))[1])) == objects
+    assert json.loads(run(str(file), "-o", "json")[1])["items"] == objects
+    code, text = run(str(file), "-o", "table")
+    assert code == 0 and "default/rails-rail-1@rail1" in text and "7001" in text
+    assert run(str(tmp_path / "none"))[0] == 1
+    assert run(str(file), "-o", "xml")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("count: 2\nmaster: eth\nsubnet: 10.0.0.0/24\n", ["rails.yaml:2:9: master: ", "rails.yaml:3:9: subnet[0]: 10.0.0.0/24 of rail 1 overlaps"]),
+        ("count: 0\nmtu: big\ntyp: x\n", ["4 faults", "1:8: count: 0: want 1 or more", '2:6: mtu: "big": want an integer', '3:6: typ: "x": is no key here', "subnet: subnet is missing"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\n", ["master, pci and pairing: want one of them, and there are none"]),
+        ("count: 2\nsubnet: 192.168.{rail}.7/24\nmaster: e{rail}\n", ['2:9: subnet[0]: "192.168.{rail}.7/24": is no subnet for rail 0: want a pattern such as']),
+        ("count: 2\nsubnet: 192.168.{node}.0/24\nmaster: e{rail}\n", ["is no subnet for rail 0"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{nic}\n", ['3:9: master: "e{nic}": want "{rail}" alone']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/30\nmaster: e{rail}\nbase: 9\ngateway: 3\n", ["4:7: base: 9 is outside", "5:10: gateway"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0', x]\ntype: sriov\n", ['3:23: pci[1]: "x": want a PCI address such as']),
+        ("count: 3\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\ntype: sriov\n", ["pci: has 1 addresses, and count is 3"]),
+        ("count: 1\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\n", ["a macvlan needs the netdev's name"]),
+        ("count: [\n", ["rails.yaml:2:1: not YAML"]),
+        ("", ["rails.yaml: want the keys count, subnet, and"]),
+        ("- 1\n", ["rails.yaml: want the keys count, subnet, and"]),
+    ],
+)  # fmt: skip
+def test_all_faults_are_told_with_their_places(text: str, words: list[str]) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        plan.read("rails.yaml", text)
+    told = f"{caught.value.msg}\n{caught.value.details}"
+    assert all(told.count(word) == 1 for word in words), told
+
+
+@pytest.mark.parametrize("key", plan.Rails.model_fields)
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 1 << 40, 1.5, "", "-", [], [None], ["-"], [-1], {}, {1: 2}, date(2024, 1, 1)]
+)
+def test_whatever_a_key_is_set_to_is_refused_in_our_words(key: str, value: Any) -> None:
+    document = {**GOOD, key: value}
+    try:
+        plan.read("rails.yaml", yaml.safe_dump(document))
+    except InvalidConfig as fault:
+        assert f" {key}" in fault.msg and ("want" in fault.msg or "start with" in fault.msg), fault.msg
+        assert not re.search(r"[Ii]nput|[Vv]alue error|should|[Vv]alid", fault.msg), fault.msg

@@ -1,0 +1,186 @@
+"""`railcni rdma` on the sysfs of machines of many kinds, and on the namespaces of this kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cni.cli.main import main
+from cni.cli.rdma import views
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import sandboxes
+from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.library.runtime.cache import Cache, CachedResult, Parameters
+from cni.shared.kernel.links import Rtnl
+from cni.shared.spec.errors import CniError, InvalidConfig
+from tests import machines
+from tests.view import View
+
+POD = NamespaceView(
+    "/run/netns/a", "default/pod-1", (SandboxInterface("net1", "macvlan", 9000, True, ("192.168.111.1", "fe80::1")),)
+)
+OTHER = NamespaceView(
+    "/run/netns/b", "default/pod-2", (SandboxInterface("net1", "macvlan", 9000, True, ("192.168.111.2",)),)
+)
+
+
+def test_ibdev2netdev_has_a_line_for_each_netdev_up_where_it_has_carrier(tmp_path: Path) -> None:
+    machines.hgx(tmp_path)
+    lines = list(views.ibdev2netdev(inventory.read(root=str(tmp_path))))
+    assert lines[0] == "mlx5_0 port 1 ==> ens0f0np0 (Up)"
+    assert lines[8] == "mlx5_8 port 1 ==> ens9f0np0 (Down)"
+    assert len(lines) == 9
+
+
+def test_ibdev2netdev_goes_by_the_carrier_of_the_netdev_not_by_the_state_of_the_port(tmp_path: Path) -> None:
+    machine = machines.Machine(tmp_path)
+    machine.netdev("ens2f0")
+    machine.verbs("mlx5_0", netdev="ens2f0", **machines.DOWN)
+    assert list(views.ibdev2netdev(inventory.read(root=str(tmp_path)))) == ["mlx5_0 port 1 ==> ens2f0 (Up)"]
+
+
+def test_a_port_says_its_device_netdev_pci_function_and_numa_node(tmp_path: Path) -> None:
+    machines.hgx(tmp_path)
+    (row,) = [r for r in views.port_rows(inventory.read(root=str(tmp_path))) if r[0] == "mlx5_5"]
+    said = ("mlx5_5", 1, "ens5f0np0", "0000:64:00.0", 1, "ACTIVE", "400 Gb/s", "Ethernet", 9000, 4096)
+    assert row == (*said, "1/3")
+
+
+def test_the_roce_mtu_is_the_largest_that_fits_the_netdev(tmp_path: Path) -> None:
+    machines.hgx(tmp_path)
+    (port,) = [p for p in inventory.ports(inventory.read(root=str(tmp_path))) if p.device == "mlx5_8"]
+    assert (port.mtu, port.roce_mtu) == (1500, 1024)
+
+
+def test_the_netdev_of_a_bond_is_the_bond_and_a_vlan_has_gids_of_its_own(tmp_path: Path) -> None:
+    machines.bond(tmp_path)
+    (port,) = inventory.ports(inventory.read(root=str(tmp_path)))
+    assert port.netdev == "bond0"
+    assert [(g.index, g.ndev, g.address) for g in port.gids][1] == (3, "bond0.100", "10.0.0.7")
+
+
+def test_an_infiniband_port_has_no_roce_mtu(tmp_path: Path) -> None:
+    machines.infiniband(tmp_path)
+    (device,) = views.document(inventory.read(root=str(tmp_path)))
+    (port,) = device["ports"]
+    assert (port["linkLayer"], port["netdev"], port["roceMTU"]) == ("InfiniBand", "ibs2", None)
+    assert device["pciAddress"] == "0000:3b:00.0"
+
+
+def test_a_machine_without_rdma_has_no_devices(tmp_path: Path) -> None:
+    assert inventory.read(root=str(tmp_path)) == []
+
+
+def test_a_gid_belongs_to_the_pod_that_has_its_address_on_a_link_of_that_name(tmp_path: Path) -> None:
+    machines.soft(tmp_path)
+    rows = views.gid_rows(inventory.read([POD, OTHER], str(tmp_path)))
+    assert [row[-1] for row in rows] == ["", "default/pod-1", "default/pod-2"]
+
+
+def test_an_address_on_a_link_of_another_name_does_not_make_a_gid_a_pods(tmp_path: Path) -> None:
+    machines.soft(tmp_path)
+    elsewhere = NamespaceView("", "default/pod-1", (SandboxInterface("eth0", "", 9000, True, ("192.168.111.1",)),))
+    assert {row[-1] for row in views.gid_rows(inventory.read([elsewhere], str(tmp_path)))} == {""}
+
+
+def test_a_device_that_was_moved_into_a_pod_has_the_mtu_of_its_link_there(tmp_path: Path) -> None:
+    machine = machines.Machine(tmp_path)
+    machine.verbs("mlx5_0", machine.nic("pci0000:3a/0000:3a:00.0/0000:3b:00.0"), size=5)
+    machine.gid("mlx5_0", "192.168.111.1", "net1")
+    (port,) = inventory.ports(inventory.read([POD], str(tmp_path)))
+    assert (port.netdev, port.mtu, port.roce_mtu, port.carrier) == ("net1", 9000, 4096, None)
+
+
+def test_the_environment_of_a_pod_names_its_device_gid_and_interface(tmp_path: Path) -> None:
+    machines.soft(tmp_path)
+    devices = inventory.read([POD, OTHER], str(tmp_path))
+    assert views.environment(OTHER, devices) == {
+        "NCCL_IB_HCA": "=mlx5_0:1",
+        "NCCL_IB_GID_INDEX": "2",
+        "NCCL_SOCKET_IFNAME": "=net1",
+    }
+
+
+def test_of_a_link_with_addresses_of_both_families_the_gid_of_its_ipv4_address_counts(tmp_path: Path) -> None:
+    machine = machines.Machine(tmp_path)
+    machine.netdev("ens2f0")
+    machine.verbs("mlx5_0", netdev="ens2f0", size=5)
+    for address in ("fd00:111::7", "192.168.111.7"):
+        machine.gid("mlx5_0", address, "net1")
+    devices = inventory.read(root=str(tmp_path))
+    for addresses, index in ((("fd00:111::7", "192.168.111.7"), "2"), (("fe80::7", "fd00:111::7"), "1")):
+        pod = NamespaceView("", "default/pod-1", (SandboxInterface("net1", "macvlan", 9000, True, addresses),))
+        assert views.environment(pod, devices)["NCCL_IB_GID_INDEX"] == index
+
+
+def test_gids_of_roce_v1_and_of_other_links_are_not_for_nccl(tmp_path: Path) -> None:
+    machine = machines.soft(tmp_path)
+    machine.gid("mlx5_0", "192.168.111.1", "net1", kind="IB/RoCE v1", index=1)
+    machine.netdev("ens3f0")
+    machine.verbs("mlx5_1", netdev="ens3f0", size=5)
+    machine.gid("mlx5_1", "192.168.111.1", "net2", index=2)
+    machine.gid("mlx5_1", "192.168.111.1", "net1", index=3)
+    assert views.environment(POD, inventory.read([POD], str(tmp_path)))["NCCL_IB_GID_INDEX"] == "3"
+
+
+def test_the_environment_of_a_pod_without_a_gid_says_what_it_has_instead(tmp_path: Path) -> None:
+    machines.soft(tmp_path)
+    lost = NamespaceView(
+        "", "default/pod-3", (SandboxInterface("net1", "macvlan", 9000, True, ("192.168.111.3", "fe80::3")),)
+    )
+    with pytest.raises(CniError, match=r"RoCE v2 GID of default/pod-3, which has net1 192\.168\.111\.3: "):
+        views.environment(lost, inventory.read([lost], str(tmp_path)))
+
+
+def test_gid_indexes_that_differ_are_no_environment(tmp_path: Path) -> None:
+    machine = machines.soft(tmp_path)
+    machine.netdev("ens3f0")
+    machine.verbs("mlx5_1", netdev="ens3f0", size=5)
+    machine.gid("mlx5_1", "192.168.112.1", "net2", index=4)
+    two = NamespaceView(
+        "", "default/pod-1", (*POD.interfaces, SandboxInterface("net2", "macvlan", 9000, True, ("192.168.112.1",)))
+    )
+    with pytest.raises(CniError, match="1 of mlx5_0 for net1, 4 of mlx5_1 for net2"):
+        views.environment(two, inventory.read([two], str(tmp_path)))
+
+
+def test_the_pods_of_this_kernel_are_found_in_libcnis_cache_with_their_links(
+    namespaces: Callable[[], View], rtnl: Callable[[View], Rtnl], tmp_path: Path
+) -> None:
+    host, pod = namespaces(), namespaces()
+    host.add_veth("ens2f0", "wire", mtu=9000)
+    fd = os.open(pod.path, os.O_RDONLY)
+    rtnl(host).add_macvlan("net1", host.link("ens2f0").index, mode="bridge", netns_fd=fd)
+    os.close(fd)
+    pod.set("net1", state="up")
+    pod.add_address("net1", "192.168.111.1/24")
+    args = (("K8S_POD_NAMESPACE", "default"), ("K8S_POD_NAME", "pod-1"))
+    cache = Cache(str(tmp_path))
+    cache.write(CachedResult("rdma-net", Parameters("c1", pod.path, "net1", args), b"{}", {"cniVersion": "1.0.0"}))
+    with host.entered():
+        found = sandboxes.read(str(tmp_path / "state"), str(tmp_path))
+        assert sandboxes.find("default/pod-1", found).netns == pod.path
+        assert sandboxes.find(pod.path, found).owner == "default/pod-1"
+        assert sandboxes.find(host.path, found) == found[0]
+        with pytest.raises(InvalidConfig, match="no namespace of pod default/pod-2"):
+            sandboxes.find("default/pod-2", found)
+    net1 = next(i for s in found if s.owner == "default/pod-1" for i in s.interfaces if i.name == "net1")
+    assert (net1.kind, net1.lower, net1.mtu, net1.global_addresses) == ("macvlan", "ens2f0", 9000, ["192.168.111.1"])
+    assert [i.lower for i in found[0].interfaces if i.name == "ens2f0"] == [""]
+
+
+def test_the_command_without_rdma_says_so_and_its_json_is_an_empty_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.path.isdir("/sys/class/infiniband"):
+        pytest.skip("this machine has RDMA; one without shows it")
+    monkeypatch.setattr("sys.argv", ["railcni", "rdma", "-o", "json"])
+    assert main() == 0
+    assert json.loads(capsys.readouterr().out) == []
+    monkeypatch.setattr("sys.argv", ["railcni", "rdma"])
+    assert main() == 0
+    assert "no verbs device" in capsys.readouterr().err

@@ -1,0 +1,181 @@
+"""Pods of a real containerd: it calls our executables by a conflist, its containers have the devices of Allocate."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.containerd import cluster as clusters
+from tests.containerd import runtime as runtimes
+from tests.containerd.cluster import Cluster
+from tests.containerd.runtime import MULTUS, Pod, Runtime, conflist, multus
+from tests.device_plugin.scene import SHARED, Scene
+from tests.node import Node
+
+pytestmark = [pytest.mark.containerd, pytest.mark.timeout(600)]
+if reason := runtimes.missing():
+    pytest.skip(reason, allow_module_level=True)
+
+ADDRESSES = ["192.168.111.1", "192.168.111.2"]
+RAIL = ["192.168.222.1", "192.168.222.2"]  # of net1, where Multus gives one
+KILLS = 5  # of containerd amid a RunPodSandbox
+
+by_multus = pytest.mark.skipif(not MULTUS, reason="RAILCNI_TEST_MULTUS is to name an executable of Multus")
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    with Node(is_warm=False) as node:
+        node.master("ens2f0", mtu=9000)
+        with Runtime(node, conflist()) as made:
+            yield made
+
+
+def two_pods(runtime: Runtime) -> list[Pod]:
+    pods = [Pod("one"), Pod("two")]
+    for pod in pods:
+        runtime.run_pod(pod)
+    assert runtime.node.leases() == ADDRESSES
+    return pods
+
+
+def whole_mtu_crosses(
+    runtime: Runtime, container: str, link: str = "eth0", addresses: Sequence[str] = ADDRESSES
+) -> None:
+    shown = runtime.run_in(container, "ip", "addr", "show", link)
+    assert "mtu 9000" in shown and f"{addresses[0]}/24" in shown
+    said = runtime.run_in(container, "ping", "-c", "2", "-s", "8972", "-I", link, addresses[1])
+    assert " 0% packet loss" in said
+
+
+def test_two_pods_reach_each_other_with_the_whole_mtu_and_nothing_is_left(runtime: Runtime) -> None:
+    pods = two_pods(runtime)
+    whole_mtu_crosses(runtime, runtime.container(pods[0]))
+    for pod in pods:
+        runtime.end_pod(pod.id)
+    assert runtime.remains() == []
+
+
+def test_a_container_has_the_device_nodes_that_Allocate_has_answered_and_another_has_none(runtime: Runtime) -> None:
+    """The nodes are null and zero by the names of a verbs device: this kernel need have none."""
+    with Scene() as scene:
+        scene.machine.nic(0)
+        scene.configure({"configList": [scene.share("ens0f0")]})
+        scene.kubelet.start()
+        scene.start_plugin()
+        assert scene.kubelet.until(lambda: scene.kubelet.allocatable(SHARED)), scene.lines
+        given = scene.kubelet.allocate("default/one/main", SHARED)
+    pods = two_pods(runtime)
+    has, lacks = runtime.container(pods[0], given), runtime.container(pods[1])
+    assert runtime.run_in(has, "ls", "/dev/infiniband").split() == ["rdma_cm", "uverbs0"]
+    assert runtime.run_in(has, "stat", "-c", "%t:%T", "/dev/infiniband/uverbs0").strip() == "1:3"
+    assert runtime.run_in(has, "sh", "-c", "echo opened > /dev/infiniband/uverbs0 && echo yes").strip() == "yes"
+    assert runtime.run_in(lacks, "sh", "-c", "ls /dev/infiniband 2>/dev/null || echo none").strip() == "none"
+    for pod in pods:
+        runtime.end_pod(pod.id)
+    assert runtime.remains() == []
+
+
+def test_pods_live_on_while_containerd_is_killed_and_are_removed_twice_by_the_next(runtime: Runtime) -> None:
+    pods = two_pods(runtime)
+    container = runtime.container(pods[0])
+    runtime.kill_containerd()
+    runtime.start_containerd()
+    assert set(runtime.sandboxes().values()) == {True}
+    whole_mtu_crosses(runtime, container)
+    for pod in pods:
+        runtime.end_pod(pod.id, times=2)
+    assert runtime.remains() == []
+
+
+def test_a_pod_whose_sandbox_was_cut_off_by_a_kill_of_containerd_gets_its_address_and_leaves_none(
+    runtime: Runtime,
+) -> None:
+    """kubelet removes the sandboxes that containerd knows and asks for another one. Of a sandbox that it did not come to
+    write down, containerd 1.6 itself leaves task, shim and namespace, and never asks for a DEL: what counts here is ours."""
+    seed = random.randrange(1 << 32)
+    dice = random.Random(seed)
+    pod = Pod("one")
+    for _ in range(KILLS):
+        future = runtime.begin_pod(pod)
+        time.sleep(dice.uniform(0, 0.4))
+        runtime.kill_containerd()
+        future.cancel()
+        runtime.start_containerd()
+        for sandbox in runtime.sandboxes():
+            runtime.end_pod(sandbox)
+        pod.again()
+    runtime.run_pod(pod)
+    assert runtime.node.leases() == [ADDRESSES[0]], seed
+    runtime.end_pod(pod.id)
+    assert runtime.node.leftovers(settle=5) == [], seed
+
+
+def test_after_a_reboot_the_pods_of_the_former_boot_are_removed_without_a_rest(runtime: Runtime) -> None:
+    pods = two_pods(runtime)
+    runtime.reboot()
+    assert set(runtime.sandboxes().values()) == {False}
+    one = pods[0]
+    former = one.id
+    one.again()
+    runtime.run_pod(one)
+    assert runtime.node.leases() == ADDRESSES  # its own again, as the same pod's
+    for sandbox in (former, one.id, pods[1].id):
+        runtime.end_pod(sandbox)
+    assert runtime.remains() == []
+
+
+@by_multus
+def test_two_pods_reach_each_other_by_multus_and_nothing_is_left() -> None:
+    with Node(is_warm=False) as node:
+        node.master("ens2f0", mtu=9000)
+        with Runtime(node, multus(conflist()), {"multus": Path(MULTUS)}) as runtime:
+            pods = two_pods(runtime)
+            whole_mtu_crosses(runtime, runtime.container(pods[0]))
+            for pod in pods:
+                runtime.end_pod(pod.id)
+            assert runtime.remains() == []
+
+
+@by_multus
+@pytest.mark.skipif(not clusters.KUBECONFIG, reason="RAILCNI_TEST_KUBECONFIG is to name an administrator's kubeconfig")
+def test_net1_of_a_NetworkAttachmentDefinition_with_a_resource_of_the_device_plugin_joins_two_pods_by_multus() -> None:
+    """Multus asks the API server for the pod and its NAD, and kubelet for the device of the NAD's resource. One pod's
+    object is deleted before its sandbox is."""
+    with Node(is_warm=False) as node, Scene() as scene:
+        for name in ("ens2f0", "ens3f0"):
+            node.master(name, mtu=9000)
+        node.remember()
+        with Cluster(node) as cluster:
+            network = multus(conflist(), kubeconfig=cluster.kubeconfig)
+            with Runtime(node, network, {"multus": Path(MULTUS)}) as runtime:
+                cluster.network(conflist("ens3f0", "192.168.222.0/24", "rdma-net"), SHARED)
+                pods = [cluster.pod(name, "rdma-net") for name in ("one", "two")]
+                scene.machine.nic(0)
+                scene.configure({"configList": [scene.share("ens0f0")]})
+                scene.kubelet.pods = node.path("/var/lib/kubelet/pod-resources/kubelet.sock")
+                scene.kubelet.start()
+                scene.start_plugin()
+                assert scene.kubelet.until(lambda: scene.kubelet.allocatable(SHARED)), scene.lines
+                given = [scene.kubelet.allocate(f"{cluster.namespace}/{n}/main", SHARED) for n in ("one", "two")]
+                for pod in pods:
+                    runtime.run_pod(pod)
+                assert node.leases() == ADDRESSES + RAIL
+                assert [cluster.status(pod) for pod in pods] == [
+                    {"eth0": [ADDRESSES[n]], "net1": [RAIL[n]]} for n in (0, 1)
+                ]
+                for pod, name in zip(pods, ("one", "two"), strict=True):
+                    (device,) = scene.kubelet.pod_devices[f"{cluster.namespace}/{name}/main"][SHARED]
+                    assert f'"deviceID":"{device}"' in node.path(f"/var/lib/cni/multus/{pod.id}").read_text()
+                container = runtime.container(pods[0], given[0])
+                assert runtime.run_in(container, "ls", "/dev/infiniband").split() == ["rdma_cm", "uverbs0"]
+                whole_mtu_crosses(runtime, container)
+                whole_mtu_crosses(runtime, container, "net1", RAIL)
+                cluster.delete("two")
+                for pod in pods:
+                    runtime.end_pod(pod.id)
+                assert runtime.remains() == []

@@ -1,0 +1,282 @@
+"""Which functions a resource has, how many devices it offers, and which device nodes a container gets."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni.device_plugin.choose import Host, Offer, Resource, resources, spread
+from cni.device_plugin.node import read_host
+from cni.library.resources import config
+from tests.device_plugin.scene import Machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """Two NICs, one of them InfiniBand by its netdev, soft-RoCE, and a NIC without RDMA."""
+    machine = Machine(tmp_path_factory.mktemp("mixed"))
+    machine.nic(0)
+    machine.nic(1)
+    machine.tree.put(machine.root / "sys/class/net/ens1f0", {"type": 32})
+    machine.tree.netdev("eth0")
+    machine.rxe("rxe0", "eth0", 7)
+    machine.tree.pci("0000:01:00.0", driver="igb", vendor="0x8086", device="0x1521", **{"class": "0x020000"})
+    return machine
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A NIC with four VFs, one without, two functions of igb with the default route on the first, and a disk."""
+    machine = Machine(tmp_path_factory.mktemp("functions"))
+    machine.nic(0, vfs=4)
+    machine.nic(1)
+    for number, name in enumerate(("eth0", "eth1")):
+        address = f"0000:01:00.{number}"
+        machine.tree.pci(address, driver="igb", vendor="0x8086", device="0x1521", **{"class": "0x020000"})
+        machine.tree.netdev(name, pci=address)
+    route = "Iface\tDestination\n" + "\t".join(["eth0", *["00000000"] * 10])
+    machine.tree.put(machine.root / "proc/1/net", {"route": route})
+    machine.tree.put(machine.tree.pci("0000:02:00.0"), {"class": "0x010802"})
+    return machine
+
+
+def chosen(machine: Machine, document: dict[str, Any], before: Host | None = None) -> list[Resource]:
+    read = config.read([("config.json", json.dumps(document))])
+    assert read.findings == []
+    return resources(read.resources, read_host(str(machine.root), before))
+
+
+def shared(machine: Machine, most: int = 100, **more: Any) -> Resource:
+    member = {"resourceName": "a", "rdmaHcaMax": most, "selectors": {"vendors": ["15b3"]}, **more}
+    (found,) = chosen(machine, {"configList": [member]})
+    return found
+
+
+def exclusive(machine: Machine, *selectors: dict[str, Any], before: Host | None = None, **more: Any) -> Resource:
+    member = {"resourceName": "vf", "selectors": list(selectors), **more}
+    (found,) = chosen(machine, {"resourceList": [member]}, before)
+    return found
+
+
+def names(resource: Resource) -> list[str]:
+    return [offer.name for offer in resource.offers]
+
+
+def paths(offer: Offer) -> list[str]:
+    return [path.removeprefix("/dev/") for path, _ in offer.nodes]
+
+
+def test_each_nic_has_devices_of_its_own_and_they_bring_its_nodes_alone(machine: Machine) -> None:
+    for number in range(2):
+        machine.nic(number)
+    first, second = shared(machine).offers
+    assert (first.name, first.ids[0], first.ids[-1]) == ("0000:30:00.0", "0000:30:00.0-0", "0000:30:00.0-49")
+    assert paths(first) == ["infiniband/uverbs0", "infiniband/rdma_cm"]
+    assert paths(second) == ["infiniband/uverbs1", "infiniband/rdma_cm"]
+    assert (first.numa_nodes, second.numa_nodes) == ((0,), (1,))
+
+
+def test_umad_and_issm_are_given_where_they_are_asked_for(machine: Machine) -> None:
+    machine.nic(0)
+    (offer,) = shared(machine, umad=True).offers
+    assert paths(offer) == [f"infiniband/{name}" for name in ("uverbs0", "umad0", "issm0", "rdma_cm")]
+
+
+def test_a_container_can_be_given_every_nic_at_once(machine: Machine) -> None:
+    for number in range(2):
+        machine.nic(number)
+    machine.port("mlx5_1", "1: DOWN")
+    (offer,) = shared(machine, allNics=True).offers
+    assert (offer.name, offer.ids[0], offer.fault, offer.numa_nodes) == ("all", "all-0", "", (0, 1))
+    assert paths(offer) == ["infiniband/uverbs0", "infiniband/rdma_cm"]
+    machine.port("mlx5_1", "4: ACTIVE")
+    (offer,) = shared(machine, allNics=True).offers
+    assert paths(offer) == [f"infiniband/{name}" for name in ("uverbs0", "rdma_cm", "uverbs1")]
+
+
+@pytest.mark.parametrize(
+    ("selectors", "wanted"),
+    [
+        ({"vendors": ["15b3"]}, ["0000:30:00.0", "0000:31:00.0"]),
+        ({"vendors": ["8086"]}, []),
+        ({"vendors": ["15B3"], "deviceIDs": ["0x101d"]}, ["0000:30:00.0", "0000:31:00.0"]),
+        ({"deviceIDs": ["1017"]}, []),
+        ({"drivers": ["mlx5_core"], "ifNames": ["ens1f0"]}, ["0000:31:00.0"]),
+        ({"ifNames": ["ens0f0", "eth9"]}, ["0000:30:00.0"]),
+        ({"linkTypes": ["infiniband"]}, ["0000:31:00.0"]),
+        ({"linkTypes": ["ether"]}, ["0000:30:00.0", "rxe0"]),
+        ({"drivers": ["rdma_rxe"]}, ["rxe0"]),
+        ({"ifNames": ["eth0"]}, ["rxe0"]),
+    ],
+)
+def test_shared_nics_are_chosen_by_all_selectors(mixed: Machine, selectors: dict[str, Any], wanted: list[str]) -> None:
+    assert names(shared(mixed, selectors=selectors)) == wanted
+
+
+def test_soft_roce_is_offered_with_its_own_node(machine: Machine) -> None:
+    machine.tree.netdev("eth0")
+    machine.rxe("rxe0", "eth0", 7)
+    (offer,) = shared(machine, selectors={"ifNames": ["eth0"]}).offers
+    assert (offer.ids[:1], paths(offer)) == (("rxe0-0",), ["infiniband/uverbs7", "infiniband/rdma_cm"])
+
+
+def test_the_number_is_bounded_by_the_free_gids_of_each_port(machine: Machine) -> None:
+    machine.nic(0, size=64)
+    machine.tree.gid("mlx5_0", "fe80::1", ndev="ens0f0", kind="IB/RoCE v1")  # beside its RoCE v2 entry
+    for number in range(5):
+        machine.tree.gid("mlx5_0", f"192.168.1.{number}", ndev="net1")  # of pods: they have devices already
+    assert shared(machine, 1000).healthy == (64 - 2) // 4
+    assert shared(machine, 1000, gidsPerDevice=1).healthy == 62
+    assert shared(machine, 1000, gidsPerDevice=0).healthy == 1000
+
+
+def test_what_one_nic_has_no_room_for_the_others_take(machine: Machine) -> None:
+    machine.nic(0, size=11)
+    machine.nic(1, size=256)
+    assert [len(offer.ids) for offer in shared(machine, 60).offers] == [5, 55]
+
+
+@given(st.integers(0, 500), st.lists(st.none() | st.integers(0, 100), max_size=8))
+def test_devices_are_spread_evenly_within_the_bounds(total: int, bounds: list[int | None]) -> None:
+    counts = spread(total, bounds)
+    assert all(bound is None or count <= bound for count, bound in zip(counts, bounds, strict=True))
+    room = [total if bound is None else bound for bound in bounds]
+    assert sum(counts) == min(total, sum(room))
+    open_ = [count for count, bound in zip(counts, bounds, strict=True) if bound is None or count < bound]
+    assert not open_ or max(counts) - min(open_) <= 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "fault"),
+    [
+        (lambda m: m.port("mlx5_0", "1: DOWN"), "mlx5_0 port 1 is DOWN (LinkUp)"),
+        (
+            lambda m: (m.root / "dev/infiniband/uverbs0").unlink(),
+            "/dev/infiniband/uverbs0: there is no such device node",
+        ),
+        (
+            lambda m: os.unlink(m.root / "sys/class/infiniband_verbs/uverbs0"),
+            "has no uverbs device: modprobe ib_uverbs",
+        ),
+        (lambda m: os.unlink(m.root / "sys/bus/pci/devices/0000:30:00.0/driver"), "0000:30:00.0 has no driver"),
+    ],
+)
+def test_a_nic_that_cannot_be_used_is_not_healthy_and_says_why(machine: Machine, broken: Any, fault: str) -> None:
+    machine.nic(0)
+    machine.nic(1)
+    broken(machine)
+    found = shared(machine)
+    assert fault in found.offers[0].fault
+    assert (found.offers[1].fault, found.healthy, len(found.offers[0].ids)) == ("", 50, 50)
+
+
+def test_a_node_without_rdma_cm_offers_its_nics_all_the_same(machine: Machine) -> None:
+    machine.nic(0)
+    (machine.root / "dev/infiniband/rdma_cm").unlink()
+    (offer,) = shared(machine).offers
+    assert (offer.fault, paths(offer)) == ("", ["infiniband/uverbs0"])
+
+
+# --- exclusive functions ---
+
+VFS = [f"0000:30:00.{n}" for n in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("selectors", "wanted"),
+    [
+        ({"pfNames": ["ens0f0"]}, VFS),
+        ({"pfNames": ["ENS0F0#0,2-3"]}, [VFS[0], VFS[2], VFS[3]]),
+        ({"rootDevices": ["0000:30:00.0#1"]}, [VFS[1]]),
+        ({"rootDevices": ["0000:31:00.0"]}, ["0000:31:00.0"]),
+        ({"pciAddresses": [VFS[2], "0000:99:00.0"]}, [VFS[2]]),
+        ({"vendors": ["15b3"], "devices": ["101d"]}, [*VFS, "0000:31:00.0"]),
+        ({"vendors": ["15b3"], "isRdma": True}, [*VFS, "0000:31:00.0"]),
+        ({"drivers": ["igb"]}, ["0000:01:00.1"]),
+        ({"drivers": ["igb"], "isRdma": True}, []),
+        ({"linkTypes": ["infiniband"]}, []),
+        ({}, ["0000:01:00.1", *VFS, "0000:31:00.0"]),
+    ],
+)
+def test_exclusive_functions_are_chosen_by_all_selectors(
+    functions: Machine, selectors: dict[str, Any], wanted: list[str]
+) -> None:
+    assert names(exclusive(functions, selectors)) == wanted
+
+
+def test_a_function_is_the_first_resources_that_chooses_it(machine: Machine) -> None:
+    machine.nic(0, vfs=4)
+    some = {"resourceName": "some", "selectors": {"pfNames": ["ens0f0#0-1"]}}
+    rest = {"resourceName": "rest", "selectors": [{"pfNames": ["ens0f0"]}, {"vendors": ["15b3"]}]}
+    first, second = chosen(machine, {"resourceList": [some, rest]})
+    assert (names(first), names(second)) == (VFS[:2], VFS[2:])
+
+
+def test_an_rdma_function_brings_its_nodes_and_says_so(machine: Machine) -> None:
+    machine.nic(0, vfs=1)
+    more = {"additionalInfo": {"*": {"token": "all", "x": 1}, VFS[0]: {"token": "one"}}}
+    (offer,) = exclusive(machine, {"pfNames": ["ens0f0"], "isRdma": True}, **more).offers
+    assert paths(offer) == ["infiniband/uverbs100", "infiniband/rdma_cm"]
+    assert offer.info == {
+        "generic": {"deviceID": VFS[0]},
+        "rdma": {"uverbs": "/dev/infiniband/uverbs100", "rdma_cm": "/dev/infiniband/rdma_cm", "rdma_dev": "mlx5_0v0"},
+        "extra": {"token": "one", "x": 1},
+    }
+    pci = {"pci-address": VFS[0], "pf-pci-address": "0000:30:00.0", "rdma-device": "mlx5_0v0"}
+    assert offer.file == {"type": "pci", "version": "1.1.0", "pci": pci}
+    assert offer.numa_nodes == (0,)
+    assert exclusive(machine, {"pfNames": ["ens0f0"]}, excludeTopology=True).offers[0].numa_nodes == ()
+
+
+@pytest.mark.parametrize(("name", "on_host"), [("", "vfio/42"), ("vfio-noiommu", "vfio/noiommu-42")])
+def test_a_function_of_vfio_brings_the_node_of_its_group(machine: Machine, name: str, on_host: str) -> None:
+    machine.nic(0)
+    folder = machine.tree.pci(
+        "0000:30:00.1", driver="vfio-pci", physical="0000:30:00.0", vendor="0x15b3", **{"class": "0x020000"}
+    )
+    group = machine.root / "sys/kernel/iommu_groups/42"
+    machine.tree.put(group, {"name": name} if name else {"type": "DMA"})
+    machine.tree.link(folder.relative_to(machine.tree.root) / "iommu_group", group)
+    for path in ("vfio/vfio", on_host):
+        machine.node(path)
+    (offer,) = exclusive(machine, {"drivers": ["vfio-pci"]}).offers
+    assert offer.fault == ""
+    assert offer.nodes == (("/dev/vfio/vfio", "/dev/vfio/vfio"), ("/dev/vfio/42", f"/dev/{on_host}"))
+    assert offer.info["vfio"] == {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}
+    (machine.root / "dev" / on_host).unlink()
+    assert f"/dev/{on_host}" in exclusive(machine, {"drivers": ["vfio-pci"]}).offers[0].fault
+
+
+def test_vhost_net_is_shared_where_the_node_has_it(machine: Machine) -> None:
+    machine.nic(0)
+    assert exclusive(machine, {"needVhostNet": True}).offers[0].nodes == ()
+    for name in ("vhost-net", "net/tun"):
+        machine.node(name)
+    assert paths(exclusive(machine, {"needVhostNet": True}).offers[0]) == ["vhost-net", "net/tun"]
+
+
+def test_a_function_in_a_pod_is_still_the_resources(machine: Machine) -> None:
+    """The netdev of a VF and, in RDMA's exclusive mode, its verbs device are hidden while a pod has them."""
+    machine.nic(0, vfs=2)
+    machine.nic(1)
+    before = read_host(str(machine.root))
+    for address, netdev, verbs in ((VFS[0], "ens0v0", "mlx5_0v0"), ("0000:31:00.0", "ens1f0", "mlx5_1")):
+        folder = machine.root / "sys/bus/pci/devices" / address
+        (folder / "net" / netdev).rename(machine.root / netdev)
+        (folder / "infiniband" / verbs).rename(machine.root / verbs)
+        os.unlink(machine.root / "sys/class/infiniband" / verbs)
+        os.unlink(machine.root / "sys/class/net" / netdev)
+    vfs = exclusive(machine, {"pfNames": ["ens0f0"], "linkTypes": ["ether"], "isRdma": True})
+    assert (names(vfs), vfs.healthy) == (VFS[:2], 2)
+    assert names(exclusive(machine, {"pfNames": ["ens1f0"]}, before=before)) == ["0000:31:00.0"]

@@ -1,0 +1,331 @@
+"""The virtual functions that a configuration asks for: what is read, and what would be done on a tree of sysfs.
+
+The real kernel does it in the lab: tests/lab/test_vfs.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.library.resources.config import Config, read
+from cni.library.vfs import cards
+from cni.library.vfs.plan import Plan, plan
+from tests.device_plugin.scene import Machine
+from tests.node import ROOT
+
+PF = "0000:30:00.0"
+_COMMAND = "import sys; sys.argv[0] = 'railcni'; from cni.cli.main import main; sys.exit(main())"
+OPERATORS = """# as sriov-network-operator's guide has it
+apiVersion: sriovnetwork.openshift.io/v1
+kind: SriovNetworkNodePolicy
+metadata:
+  name: policy-1
+  namespace: sriov-network-operator
+spec:
+  resourceName: mlxnics
+  nodeSelector:
+    feature.node.kubernetes.io/network-sriov.capable: "true"
+  priority: 90
+  mtu: 1500
+  numVfs: 6
+  nicSelector:
+    vendor: "15b3"
+    pfNames: ["ens0f0#0-3"]
+  deviceType: vfio-pci
+---
+apiVersion: sriovnetwork.openshift.io/v1
+kind: SriovNetworkNodePolicyList
+items:
+- kind: SriovNetworkNodePolicy
+  spec:
+    resourceName: rest
+    priority: 10
+    numVfs: 6
+    nicSelector: {rootDevices: ["0000:30:00.0#4-5"]}
+    isRdma: true
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.nic(0)
+    made.tree.put(made.tree.pci(PF), {"sriov_numvfs": 0, "sriov_totalvfs": 8})
+    return made
+
+
+def with_vfs(tmp_path: Path, number: int = 2) -> Machine:
+    made = Machine(tmp_path)
+    made.nic(0, vfs=number)
+    return made
+
+
+def policy(**more: Any) -> dict[str, Any]:
+    return {"nicSelector": {"pfNames": ["ens0f0"]}, "numVfs": 2, **more}
+
+
+def config(*policies: dict[str, Any]) -> Config:
+    return read([("config.json", json.dumps({"virtualFunctions": policies}))])
+
+
+def planned(machine: Machine, *policies: dict[str, Any], kubelet: str = "") -> Plan:
+    found = config(*policies)
+    assert found.findings == []
+    return plan(found.policies, cards.read(str(machine.root), kubelet))
+
+
+def steps(found: Plan) -> list[str]:
+    return [step.sentence for step in found.steps]
+
+
+def railcni(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", _COMMAND, *words], cwd=ROOT, capture_output=True, text=True)
+
+
+# --- what is read ---
+
+
+def test_the_objects_of_sriov_network_operator_are_read_as_they_are() -> None:
+    found = read([("policies.yaml", OPERATORS)])
+    assert [f"{f.severity} {f.key}" for f in found.findings] == ["warning spec.nodeSelector"]
+    assert [(p.priority, p.numVfs, p.deviceType, p.mtu) for p in found.policies] == [
+        (10, 6, "netdevice", None),
+        (90, 6, "vfio-pci", 1500),
+    ]
+    first, second = found.resources
+    assert (first.name, second.name) == ("openshift.io/mlxnics", "openshift.io/rest")
+    assert first.model_dump()["selectors"][0] == {
+        **{key: [] for key in ("vendors", "linkTypes", "devices", "pciAddresses", "rootDevices")},
+        "drivers": ["vfio-pci"],
+        "pfNames": ["ens0f0#0-3"],
+        "isRdma": False,
+        "needVhostNet": False,
+    }
+
+
+def test_a_resource_of_a_whole_card_names_its_vfs_so_that_the_card_itself_is_never_offered() -> None:
+    (resource,) = config(policy(resourceName="all")).resources
+    assert resource.model_dump()["selectors"][0]["pfNames"] == ["ens0f0#0-1"]
+
+
+def test_policies_with_one_resource_name_make_one_resource() -> None:
+    found = config(policy(resourceName="a"), policy(resourceName="a", nicSelector={"pfNames": ["ens1f0"]}))
+    assert found.findings == []
+    (resource,) = found.resources
+    assert [s["pfNames"] for s in resource.model_dump()["selectors"]] == [["ens0f0#0-1"], ["ens1f0#0-1"]]
+
+
+@pytest.mark.parametrize(
+    ("member", "finding"),
+    [
+        ({"numVfs": -1}, "error virtualFunctions[1].numVfs: -1: want 0 or more (write a number such as"),
+        ({"numVfs": None}, 'error virtualFunctions[1].numVfs: numVfs is missing (add "numVfs")'),
+        ({"numVfs": "2"}, 'error virtualFunctions[1].numVfs: "2": want an integer'),
+        ({"mtu": 10}, "error virtualFunctions[1].mtu: 10: want 68 or more"),
+        ({"deviceType": "dpdk"}, '"dpdk": want one of netdevice, vfio-pci (write netdevice or vfio-pci)'),
+        ({"deviceType": "vfio-pci", "isRdma": True}, "a function has either RDMA or the driver vfio-pci"),
+        ({"nicSelector": {"pfNames": ["ens0f0#0-2"]}}, "nicSelector names a VF that numVfs 2 does not make"),
+        ({"nicSelector": {"pfNames": ["ens0f0#x"]}}, '"ens0f0#x": want a name, or a name with the numbers of VFs'),
+        ({"nicSelector": {}}, "want one of pfNames, rootDevices, vendor and deviceID"),
+        ({"nicSelector": {"netFilter": "openstack/NetworkID:x", "vendor": "15b3"}}, "netFilter: this is not made here"),
+        ({"vdpaType": "virtio"}, "vdpaType: this is not made here (leave this policy to sriov-network-operator)"),
+        ({"eSwitchMode": "switchdev"}, "leave the switchdev mode to sriov-network-operator"),
+        ({"linkType": "ib"}, "leave InfiniBand functions, which need GUIDs, to sriov-network-operator"),
+        ({"numVf": 3}, 'warning virtualFunctions[1].numVf: there is no key "numVf" (write "numVfs")'),
+    ],
+)
+def test_a_wrong_policy_has_line_column_key_and_remedy_and_the_right_one_counts(
+    member: dict[str, Any], finding: str
+) -> None:
+    found = config(policy(), policy(**member))
+    (told,) = [f"{f.line}:{f.column} {f.severity} {f.key}: {f.message} ({f.fix})" for f in found.findings]
+    assert finding in told
+    assert told.startswith("1:") and not told.startswith("1:0")
+    assert len(found.policies) == (2 if "warning" in finding else 1)
+
+
+# --- what would be done ---
+
+
+def test_vfs_are_made_with_their_drivers_and_mtus_after_the_modules_and_the_mtu_of_the_card(machine: Machine) -> None:
+    dpdk = policy(numVfs=3, deviceType="vfio-pci", nicSelector={"pfNames": ["ens0f0#1"]})
+    rdma = policy(numVfs=3, isRdma=True, mtu=9216, nicSelector={"rootDevices": [f"{PF}#0"]})
+    assert steps(planned(machine, dpdk, rdma)) == [
+        "kernel: module from not loaded to vfio-pci",
+        "kernel: module from not loaded to rdma_ucm",
+        f"{PF}: mtu from 9000 to 9216",
+        f"{PF}: numVfs from 0 to 3",
+        f"{PF} VF 0: driver from none to the kernel's choice",
+        f"{PF} VF 0: mtu to 9216",
+        f"{PF} VF 1: driver from none to vfio-pci",
+        f"{PF} VF 2: driver from none to the kernel's choice",
+    ]
+
+
+def test_nothing_is_to_be_done_where_all_is_as_it_is_asked_for(tmp_path: Path) -> None:
+    assert planned(with_vfs(tmp_path), policy(mtu=9000)) == Plan()
+
+
+def test_one_vf_of_another_kind_changes_alone(tmp_path: Path) -> None:
+    machine = with_vfs(tmp_path)
+    (machine.root / "sys/bus/pci/drivers/vfio-pci").mkdir()
+    wanted = policy(deviceType="vfio-pci", nicSelector={"pfNames": ["ens0f0#1"]})
+    assert steps(planned(machine, wanted)) == [f"{PF} VF 1: driver from mlx5_core to vfio-pci"]
+
+
+def test_the_policy_that_comes_first_by_priority_has_a_vf_that_two_are_about(tmp_path: Path) -> None:
+    machine = with_vfs(tmp_path)
+    found = planned(machine, policy(mtu=1500), policy(mtu=4000, priority=5, nicSelector={"pfNames": ["ens0f0#1"]}))
+    assert steps(found) == [f"{PF} VF 0: mtu from 9000 to 1500", f"{PF} VF 1: mtu from 9000 to 4000"]
+
+
+def in_a_pod(machine: Machine) -> str:
+    for path in (machine.root / "sys/bus/pci/devices" / machine.vf(0, 1) / "net").iterdir():
+        for each in sorted(path.rglob("*"), reverse=True):
+            each.rmdir() if each.is_dir() and not each.is_symlink() else each.unlink()
+        path.rmdir()
+        (machine.root / "sys/class/net" / path.name).unlink()
+    return "a network namespace"
+
+
+def below_a_macvlan(machine: Machine) -> str:
+    machine.tree.netdev("macvlan7", lower=["ens0v1"])
+    return "macvlan7 of the host"
+
+
+def open_by_a_process(machine: Machine) -> str:
+    fds = machine.root / "proc/4242/fd"
+    fds.mkdir(parents=True)
+    (fds / "7").symlink_to("/dev/infiniband/uverbs101")
+    (machine.root / "proc/4242/comm").write_text("ib_write_bw\n")
+    return "process 4242 (ib_write_bw)"
+
+
+def of_the_default_route(machine: Machine) -> str:
+    net = machine.root / "proc/1/net"
+    net.mkdir(parents=True)
+    (net / "route").write_text("Iface Dest\nens0v1 00000000 0101A8C0 0003 0 0 0 00000000 0 0 0\n")
+    return "the host's default route"
+
+
+def given_by_kubelet(machine: Machine) -> str:
+    entry = {"PodUID": "ab-12", "ContainerName": "main", "DeviceIDs": {"0": [machine.vf(0, 1)]}}
+    text = json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1})
+    (machine.root / cards.CHECKPOINT).write_text(text)
+    return "container main of the pod with UID ab-12"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [in_a_pod, below_a_macvlan, open_by_a_process, of_the_default_route, given_by_kubelet],
+    ids=lambda u: u.__name__,
+)
+@pytest.mark.parametrize(
+    ("wanted", "about"),
+    [
+        (policy(numVfs=4), "the number of VFs changes from 2 to 4"),
+        (policy(numVfs=0), "the number of VFs changes from 2 to 0"),
+        (policy(deviceType="vfio-pci"), "the driver of VF 1 changes"),
+    ],
+    ids=["more", "none", "driver"],
+)
+def test_a_vf_in_use_keeps_its_whole_card_as_it_is(
+    tmp_path: Path, use: Any, wanted: dict[str, Any], about: str
+) -> None:
+    machine = with_vfs(tmp_path)
+    user = use(machine)
+    found = planned(machine, wanted, kubelet=str(tmp_path))
+    assert [step for step in found.steps if step.card] == []
+    (reason,) = found.refused
+    assert about in reason and f"VF 1 {machine.vf(0, 1)} by {user}" in reason and "VF 0" not in reason
+    assert planned(machine, policy(), kubelet=str(tmp_path)).refused == ()  # nothing of it would go
+
+
+@pytest.mark.parametrize(
+    "call", ["listdir", "readlink"]
+)  # refused to others than root, and to root without capabilities
+def test_a_vf_whose_users_cannot_be_seen_counts_as_used(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = with_vfs(tmp_path)
+    open_by_a_process(machine)
+    opened = machine.root / "proc/4242/fd/7"
+    opened.unlink()
+    opened.symlink_to("/dev/null")
+    real = getattr(os, call)
+
+    def refused(path: str) -> Any:
+        if "/fd" in path.removeprefix(str(tmp_path)):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    assert planned(machine, policy(numVfs=4)).refused == ()
+    monkeypatch.setattr(os, call, refused)
+    (reason,) = planned(machine, policy(numVfs=4)).refused
+    assert "a process perhaps, since open files cannot be read here without CAP_SYS_PTRACE" in reason
+
+
+def test_a_file_that_is_closed_meanwhile_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = with_vfs(tmp_path)
+    user = open_by_a_process(machine)
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [*("3" * path.endswith("/fd")), *listdir(path)])
+    (reason,) = planned(machine, policy(numVfs=4)).refused
+    assert user in reason
+
+
+@pytest.mark.parametrize(
+    ("policies", "reason"),
+    [
+        ([policy(numVfs=9)], "numVfs 9: it can have 8 VFs; more need a setting of the card's firmware"),
+        ([policy(), policy(numVfs=3)], "two policies want 2 and 3 VFs: write the same numVfs in both"),
+        ([policy(externallyManaged=True)], "it has 0 VFs of 2, and with externallyManaged others make them"),
+        ([policy(nicSelector={"pfNames": ["ens9f9"]})], "no card is chosen by pfNames ens9f9"),
+        ([policy(nicSelector={"vendor": "8086", "pfNames": ["ens0f0"]})], "no card is chosen by vendor 8086, pfNames"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(
+    machine: Machine, policies: list[dict[str, Any]], reason: str
+) -> None:
+    found = planned(machine, *policies)
+    assert steps(found) == []
+    (refused,) = found.refused
+    assert reason in refused
+
+
+# --- the command ---
+
+
+def test_the_command_shows_plans_and_says_what_is_wrong_in_a_file(machine: Machine, tmp_path: Path) -> None:
+    root = f"--root={tmp_path}"
+    shown = railcni("vfs", "show", root, "-o", "json")
+    assert shown.returncode == 0, shown.stderr
+    (card,) = json.loads(shown.stdout)
+    assert (card["card"], card["most"], card["vfs"]) == (PF, 8, [])
+    file = tmp_path / "policies.yaml"
+    file.write_text(OPERATORS)
+    done = railcni("vfs", "plan", root, f"--config={file}", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert {"of": PF, "what": "numVfs", "now": "0", "then": "6"} in json.loads(done.stdout)["steps"]
+    file.write_text(OPERATORS.replace("numVfs: 6\n  nicSelector", "numVfs: six\n  nicSelector"))
+    done = railcni("vfs", "plan", root, f"--config={file}")
+    assert done.returncode == 1
+    assert f"{file}:13:11: error: spec.numVfs" in done.stderr and "write a number such as" in done.stderr
+
+
+def test_apply_says_what_the_kernel_refuses_and_leaves_that_card(machine: Machine, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"virtualFunctions": [policy()]}))
+    (machine.root / "sys/bus/pci/devices" / PF / "sriov_numvfs").unlink()
+    done = railcni("vfs", "apply", f"--root={tmp_path}", f"--config={file}")
+    assert done.returncode == 1
+    assert "numVfs 2: the kernel refuses 2 to" in done.stderr
+    assert "the driver of the card does not offer this" in done.stderr

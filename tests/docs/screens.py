@@ -1,0 +1,134 @@
+"""The pictures of screens in docs/screens: what commands really print, drawn by rich at two widths, light and dark.
+
+`python -m tests.docs.screens` draws them anew, as root. The node is that of tests/cli/test_doctor_pod.py, with three faults.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+from rich.console import Console
+from rich.terminal_theme import DIMMED_MONOKAI, TerminalTheme
+
+from cni.cli.doctor import command as doctor
+from cni.cli.doctor import report
+from cni.cli.doctor.facts import NodeFacts
+from cni.cli.doctor.finding import Observation
+from cni.cli.main import main
+from cni.cli.rdma import command as rdma
+from cni.cli.terminal import screen
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import sandboxes
+from tests.cli.test_doctor_pod import Scene, in_container
+from tests.view import View
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs/screens"
+WIDTHS = (80, 120)
+LIGHT = TerminalTheme(
+    (255, 255, 255), (36, 41, 47),
+    [(36, 41, 47), (207, 34, 46), (17, 99, 41), (149, 97, 0), (9, 105, 218), (130, 80, 223), (27, 124, 131), (110, 119, 129)],
+)  # fmt: skip
+THEMES = {"light": LIGHT, "dark": DIMMED_MONOKAI}
+NAD = """apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: rdma-net}
+spec:
+  config: |
+    {"cniVersion": "1.0.0", "type": "macvlan", "master": "ens2f0", "mut": 9000
+     "ipam": {"type": "whereabouts", "range": "192.168.111.0/33"}}
+"""
+
+
+@contextmanager
+def _scene() -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory() as folder:
+        fds = [_namespace(), _namespace()]
+        try:
+            yield Scene(Path(folder), *(View(f"/proc/{os.getpid()}/fd/{fd}") for fd in fds))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+def _namespace() -> int:
+    from tests.oracles.conftest import _unshared
+
+    return _unshared()
+
+
+def _doctor(scene: Scene) -> None:
+    scene.put("class/net/ens2f0/mtu", "1500")
+    (scene.devices / "uverbs0").unlink()
+    with in_container(scene), scene.host.entered():
+        found = report.examine(NodeFacts(scene.places(), "default/pod-1"))
+        named = [_as_on_a_node(scene, finding) for finding in found.findings]
+        doctor._print(replace(found, findings=named), verbose=False)
+
+
+def _as_on_a_node(scene: Scene, finding: Observation) -> Observation:
+    """Without the folder in which the tree lies, and the number of the process."""
+    subject = re.sub(r"process \d+", "process 4711", finding.subject.replace(str(scene.folder), ""))
+    return replace(finding, subject=subject)
+
+
+def _rdma(scene: Scene) -> None:
+    with scene.host.entered():
+        found = sandboxes.read(str(scene.folder / "state"), str(scene.folder / "cache"), [])
+        rdma._print(inventory.read(found, str(scene.sys)))
+
+
+def _lint(scene: Scene) -> None:
+    path = scene.folder / "nad.yaml"
+    path.write_text(NAD)
+    there = os.getcwd()
+    os.chdir(scene.folder)
+    try:
+        with mock.patch.object(sys, "argv", ["railcni", "nad", "lint", "nad.yaml"]):
+            main()
+    finally:
+        os.chdir(there)
+
+
+SCREENS: dict[str, tuple[str, Callable[[Scene], None]]] = {
+    "doctor": ("railcni doctor --pod default/pod-1", _doctor),
+    "rdma": ("railcni rdma", _rdma),
+    "lint": ("railcni nad lint nad.yaml", _lint),
+}
+
+
+def screens() -> Iterator[tuple[str, int, Console]]:
+    """Each screen's name, its width, and what it shows."""
+    for name, (line, act) in SCREENS.items():
+        for width in WIDTHS:
+            console = Console(
+                record=True, force_terminal=True, width=width, file=io.StringIO(), color_system="truecolor", markup=False,
+                highlight=False, emoji=False, legacy_windows=False,
+            )  # fmt: skip
+            with _scene() as scene, mock.patch.object(screen, "console", lambda _, console=console: console):
+                console.print(f"$ {line}")
+                act(scene)
+            yield name, width, console
+
+
+def shown(console: Console) -> str:
+    """The text of a screen, without what differs from run to run."""
+    return "".join(f"{line.rstrip()}\n" for line in console.export_text(clear=False).splitlines())
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, width, console in screens():
+        (FOLDER / f"{name}-{width}.txt").write_text(shown(console))
+        for theme, colours in THEMES.items():
+            drawn = console.export_svg(title="railcni", theme=colours, clear=False, unique_id=f"{name}{width}{theme}")
+            (FOLDER / f"{name}-{width}-{theme}.svg").write_text(drawn)

@@ -1,0 +1,54 @@
+"""Masters and chains of tests/blackbox, with links of the kinds that a kernel may lack: bond, dummy, ipvlan, team, VLAN, VRF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.blackbox import test_chains as chains
+from tests.blackbox import test_masters as masters
+from tests.lab import borrowed
+from tests.lab.borrowed import Case
+from tests.node import Node, Pod
+
+MACHINES = ("hosts",)
+KINDS = ("vlan", "bond", "team", "dummy")
+CARRIED = ("by a vlan on it", "by a bond on it", "by a vrf")
+CHAINS = [chain for chain in chains.CHAINS if "vrf" in chain]
+_removes = masters.test_whatever_the_master_stands_on_DEL_removes_the_link_before_it_frees_the_address
+_keeps = masters.test_an_address_stays_reserved_while_its_link_lives_in_a_namespace_without_a_path
+_ipvlan = masters.test_an_ipvlan_and_a_netdev_that_has_one_are_refused_as_master
+_carries = masters.test_the_link_of_any_default_route_is_not_taken_from_the_node
+_chain = chains.test_a_chain_attaches_checks_and_detaches
+
+CASES: list[Case] = [
+    *((_removes, {"kind": kind, "mac": None}) for kind in KINDS),
+    (_removes, {"kind": "bond", "mac": "02:00:00:00:77:01"}),
+    *((_keeps, {"kind": kind, "in_sandbox": False}) for kind in KINDS),
+    *((_ipvlan, {"kind": kind}) for kind in ("ipvlan", "ipvtap")),
+    *((_carries, {"plugin": p, "scene": scene}) for p in ("macvlan", "host-device", "sriov") for scene in CARRIED),
+    *((_chain, {"chain": c, "plugin": p, "version": "1.0.0"}) for p in ("macvlan", "host-device") for c in CHAINS),
+]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def pod(node: Node) -> Pod:
+    node.master()
+    made = node.pod()
+    node.remember()
+    return made
+
+
+@pytest.mark.parametrize(("test", "given"), borrowed.parameters(CASES))
+def test_with_a_link_of_that_kind(
+    test: Callable[..., None], given: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    borrowed.run(test, given, request)

@@ -1,0 +1,274 @@
+"""cni/shared/kernel/links.py on a real kernel, with pyroute2 as the second opinion."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cni.shared.kernel.links import ARPHRD_ETHER, Link, Rtnl
+from cni.shared.kernel.netlink import KernelError
+from tests.view import View
+
+Namespaces = Callable[[], View]
+Open = Callable[[View], Rtnl]
+
+
+@pytest.fixture
+def host(namespaces: Namespaces) -> View:
+    """A namespace with a master, ens2f0, of MTU 9000."""
+    view = namespaces()
+    view.add_veth("ens2f0", "wire", mtu=9000)
+    return view
+
+
+@pytest.fixture
+def pod(namespaces: Namespaces) -> View:
+    return namespaces()
+
+
+def found(socket: Rtnl, name: str) -> Link:
+    link = socket.link(name)
+    assert link is not None
+    return link
+
+
+def macvlan(host: View, pod: View, socket: Rtnl, name: str = "net1", **changes: Any) -> None:
+    """A macvlan over ens2f0 in the pod, made through `socket` of the host."""
+    fd = os.open(pod.path, os.O_RDONLY)
+    try:
+        arguments: dict[str, Any] = {"mode": "bridge", "netns_fd": fd, **changes}
+        socket.add_macvlan(name, host.link("ens2f0").index, **arguments)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("mode", ["bridge", "private", "vepa", "passthru"])
+def test_a_macvlan_is_made_in_the_pod_over_a_master_of_the_host(host: View, pod: View, rtnl: Open, mode: str) -> None:
+    macvlan(host, pod, rtnl(host), mode=mode, mtu=4000)
+    seen = pod.link("net1")
+    assert (seen.kind, seen.mode, seen.mtu, seen.up) == ("macvlan", mode, 4000, False)
+    assert seen.lower == host.link("ens2f0").index
+    assert "net1" not in host.names()
+
+
+def test_a_macvlan_without_an_mtu_or_mac_gets_those_the_kernel_chooses(host: View, pod: View, rtnl: Open) -> None:
+    macvlan(host, pod, rtnl(host))
+    link = found(rtnl(pod), "net1")
+    assert link.mtu == 9000
+    assert int(link.mac[:2], 16) & 3 == 2  # locally administered, unicast
+
+
+def test_a_macvlan_gets_the_mac_and_queue_length_asked_for(host: View, pod: View, rtnl: Open) -> None:
+    macvlan(host, pod, rtnl(host), mac="02:00:5e:10:00:07", bcqueuelen=4321)
+    link = found(rtnl(pod), "net1")
+    assert (link.mac, link.bcqueuelen) == ("02:00:5e:10:00:07", 4321)
+
+
+def test_a_link_is_read_as_pyroute2_reads_it(host: View, pod: View, rtnl: Open) -> None:
+    socket = rtnl(host)
+    macvlan(host, pod, socket)
+    assert host.link("ens2f0").carrier
+    for view, name in ((host, "ens2f0"), (pod, "net1")):
+        link, seen = found(rtnl(view), name), view.link(name)
+        ours = (link.index, link.name, link.kind, link.mac, link.broadcast, link.mtu, link.up, link.carrier)
+        assert ours == (seen.index, seen.name, seen.kind, seen.mac, seen.broadcast, seen.mtu, seen.up, seen.up)
+        assert (link.macvlan_mode, link.lower_index, link.lower_netnsid) == (seen.mode, seen.lower, seen.lower_netnsid)
+        assert (link.arphrd, link.min_mtu, link.max_mtu) == (ARPHRD_ETHER, 68, 65535)
+    assert found(socket, "ens2f0").operstate == "up"
+    assert found(rtnl(pod), "net1").operstate == "down"
+
+
+def test_a_link_is_found_by_index_by_name_and_by_alternative_name(host: View, rtnl: Open) -> None:
+    socket = rtnl(host)
+    index = host.link("ens2f0").index
+    long_name = "enp59s0f0np0-rail-0"  # more than the 15 bytes of a name
+    socket.add_altname(index, long_name)
+    socket.add_altname(index, "rail0")
+    assert [found(socket, name).index for name in ("ens2f0", long_name, "rail0")] == [index] * 3
+    by_index = socket.link(index=index)
+    assert by_index is not None
+    assert by_index.name == "ens2f0"
+
+
+@pytest.mark.parametrize("name", ["missing", "", "x" * 15, "x" * 16, "x" * 127, "x" * 128, "ü" * 70])
+def test_there_is_no_link_of_a_name_that_none_has(pod: View, rtnl: Open, name: str) -> None:
+    assert rtnl(pod).link(name) is None
+    assert rtnl(pod).link(index=99) is None
+
+
+def test_alternative_names_come_and_go(host: View, rtnl: Open) -> None:
+    socket = rtnl(host)
+    index = host.link("ens2f0").index
+    socket.add_altname(index, "rail0")
+    socket.add_altname(index, "x" * 127)
+    assert host.link("ens2f0").altnames == ("rail0", "x" * 127)
+    assert sorted(found(socket, "ens2f0").altnames) == ["rail0", "x" * 127]
+    with pytest.raises(KernelError) as refused:
+        socket.add_altname(host.link("wire").index, "rail0")
+    assert refused.value.errno == errno.EEXIST
+    socket.remove_altname(index, "rail0")
+    assert host.link("ens2f0").altnames == ("x" * 127,)
+    with pytest.raises(KernelError) as refused:
+        socket.remove_altname(index, "rail0")
+    assert refused.value.errno == errno.ENOENT
+
+
+def test_all_links_are_listed(host: View, rtnl: Open) -> None:
+    assert sorted(link.name for link in rtnl(host).links()) == ["ens2f0", "lo", "wire"]
+
+
+def test_one_message_changes_what_it_names_and_nothing_else(host: View, rtnl: Open) -> None:
+    socket = rtnl(host)
+    before = host.link("wire")
+    socket.change_link(before.index, mtu=1400)
+    after = host.link("wire")
+    assert after.mtu == 1400
+    assert (after.name, after.mac, after.up, after.alias) == (before.name, before.mac, True, "")
+    socket.change_link(before.index, name="wire2", mac="02:00:00:00:00:09", alias="the wire", up=False)
+    after = host.link("wire2")
+    assert (after.index, after.mtu, after.mac, after.up, after.alias) == (
+        before.index,
+        1400,
+        "02:00:00:00:00:09",
+        False,
+        "the wire",
+    )
+    socket.change_link(before.index, alias="")
+    assert host.link("wire2").alias == ""
+    socket.change_link(before.index, up=True)
+    assert host.link("wire2").up
+
+
+def test_one_message_moves_a_link_renames_it_and_sets_it_up(host: View, pod: View, rtnl: Open) -> None:
+    index = host.link("ens2f0").index
+    fd = os.open(pod.path, os.O_RDONLY)
+    try:
+        rtnl(host).change_link(index, name="net1", mtu=4000, alias="ens2f0", up=True, netns_fd=fd)
+    finally:
+        os.close(fd)
+    assert host.names() == ["wire"]
+    seen = pod.link("net1")
+    assert (seen.mtu, seen.alias, seen.up) == (4000, "ens2f0", True)
+
+
+def test_a_move_to_a_taken_name_ends_with_the_link_moved_under_its_old_name(host: View, pod: View, rtnl: Open) -> None:
+    pod.add_veth("net1", "other")
+    fd = os.open(pod.path, os.O_RDONLY)
+    try:
+        with pytest.raises(KernelError) as refused:
+            rtnl(host).change_link(host.link("ens2f0").index, name="net1", netns_fd=fd)
+    finally:
+        os.close(fd)
+    assert refused.value.errno == errno.EEXIST
+    assert pod.names() == ["ens2f0", "net1", "other"]
+
+
+def test_a_removed_link_is_gone_and_removing_it_again_is_no_error(host: View, pod: View, rtnl: Open) -> None:
+    macvlan(host, pod, rtnl(host))
+    socket = rtnl(pod)
+    index = found(socket, "net1").index
+    assert socket.delete_link(index) is True
+    assert socket.delete_link(index) is False
+    assert pod.names() == []
+
+
+def test_a_removed_link_is_off_its_master_at_once(host: View, pod: View, rtnl: Open) -> None:
+    """Also while the kernel still frees its memory: nothing answers for it, and the master is free for another."""
+    there, here = rtnl(host), rtnl(pod)
+    master = host.link("ens2f0").index
+    for _ in range(5):
+        macvlan(host, pod, there)
+        link = found(here, "net1")
+        here.change_link(link.index, up=True)
+        assert there.receives(master, link.mac)
+        assert here.delete_link(link.index)
+        assert not there.receives(master, link.mac)
+        fd = os.open(pod.path, os.O_RDONLY)
+        try:
+            there.add_macvlan("net1", master, "passthru", netns_fd=fd)  # EINVAL beside another
+        finally:
+            os.close(fd)
+        assert here.delete_link(found(here, "net1").index)
+
+
+def test_a_link_that_cannot_be_removed_is_an_error(pod: View, rtnl: Open) -> None:
+    with pytest.raises(KernelError) as refused:
+        rtnl(pod).delete_link(1)  # lo
+    assert refused.value.errno == errno.EOPNOTSUPP
+
+
+def test_the_id_of_a_namespace_is_that_which_its_links_show(host: View, pod: View, rtnl: Open) -> None:
+    macvlan(host, pod, rtnl(host))
+    fds = [os.open(view.path, os.O_RDONLY) for view in (host, pod)]
+    try:
+        link = found(rtnl(pod), "net1")
+        assert link.lower_netnsid is not None
+        assert rtnl(pod).netns_id(fds[0]) == link.lower_netnsid == pod.link("net1").lower_netnsid
+        assert rtnl(host).netns_id(fds[1]) is None  # no link of the host says that it reaches into the pod
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_an_enslaved_link_names_its_bridge(host: View, rtnl: Open) -> None:
+    with host.rtnl() as ipr:
+        ipr.link("add", ifname="br0", kind="bridge")
+    host.set("ens2f0", master=host.link("br0").index)
+    link = found(rtnl(host), "ens2f0")
+    assert link.master_index == host.link("br0").index
+    assert found(rtnl(host), "br0").kind == "bridge"
+
+
+def test_a_link_without_a_carrier_is_up_and_has_none(host: View, rtnl: Open) -> None:
+    host.set("wire", state="down")
+    link = found(rtnl(host), "ens2f0")
+    assert (link.up, link.carrier) == (True, False)
+    assert link.operstate in ("down", "lowerlayerdown")
+
+
+@pytest.mark.parametrize(
+    ("number", "prepare", "changes"),
+    [
+        (errno.EBUSY, "enslave", {}),
+        (errno.EINVAL, "macvlan", {"mode": "passthru"}),
+        (errno.EINVAL, "passthru", {}),
+        (errno.EINVAL, "", {"mtu": 9001}),
+        (errno.EEXIST, "taken", {}),
+        (errno.EADDRNOTAVAIL, "", {"mac": "01:00:5e:00:00:01"}),
+    ],
+)
+def test_the_kernel_refuses_a_macvlan_and_makes_none(
+    host: View, pod: View, rtnl: Open, number: int, prepare: str, changes: dict[str, Any]
+) -> None:
+    socket = rtnl(host)
+    if prepare == "enslave":
+        with host.rtnl() as ipr:
+            ipr.link("add", ifname="br0", kind="bridge")
+        host.set("ens2f0", master=host.link("br0").index)
+    elif prepare:
+        macvlan(
+            host,
+            pod,
+            socket,
+            name="net1" if prepare == "taken" else "net0",
+            mode="passthru" if prepare == "passthru" else "bridge",
+        )
+    before = pod.names()
+    with pytest.raises(KernelError) as refused:
+        macvlan(host, pod, socket, **changes)
+    assert refused.value.errno == number
+    assert pod.names() == before
+
+
+def test_a_mac_that_another_macvlan_has_is_refused_when_the_link_is_set_up(host: View, pod: View, rtnl: Open) -> None:
+    macvlan(host, pod, rtnl(host), name="net1", mac="02:00:00:00:00:01")
+    macvlan(host, pod, rtnl(host), name="net2", mac="02:00:00:00:00:01")
+    socket = rtnl(pod)
+    socket.change_link(found(socket, "net1").index, up=True)
+    with pytest.raises(KernelError) as refused:
+        socket.change_link(found(socket, "net2").index, up=True)
+    assert refused.value.errno == errno.EADDRINUSE

@@ -1,0 +1,129 @@
+"""What a warm worker keeps of its connections (ipam.stores.http): they serve later calls, and none that they are not for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ipam.stores import http
+from ipam.stores.apiserver import Api
+from tests.stores.kubernetes_api import ApiServer
+
+POOLS = "ippools"
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    server = ApiServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ports that were connected to, in a process that keeps connections."""
+    found: list[int] = []
+    real = http.dial
+
+    def dial(places: Any, seconds: float) -> tuple[int, Any]:
+        found.append(places[0][1])
+        return real(places, seconds)
+
+    monkeypatch.setattr(http, "kept", {})
+    monkeypatch.setattr(http, "dial", dial)
+    return found
+
+
+def call(kubeconfig: str, *, is_closed: bool = False) -> None:
+    """As a call of a plugin, and its end in a worker: what it opens is not closed, or is."""
+    api = Api(kubeconfig, 5)
+    api.list_all(POOLS)
+    if is_closed:
+        api.close()
+    while http.at_end:
+        http.at_end.pop()()
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_calls_one_after_another_have_one_connection(
+    server: ApiServer, dialled: list[int], tmp_path: Path, is_closed: bool
+) -> None:
+    kubeconfig = server.kubeconfig(tmp_path)
+    for _ in range(3):
+        call(kubeconfig, is_closed=is_closed)
+    assert dialled == [server.port]
+
+
+def test_what_a_cold_call_has_opened_ends_with_it(
+    server: ApiServer, dialled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "kept", None)
+    kubeconfig = server.kubeconfig(tmp_path)
+    for _ in range(2):
+        call(kubeconfig)
+    assert dialled == [server.port] * 2
+
+
+def test_a_connection_that_the_server_has_closed_is_made_anew(
+    server: ApiServer, dialled: list[int], tmp_path: Path
+) -> None:
+    kubeconfig = server.kubeconfig(tmp_path)
+    call(kubeconfig)
+    (connection,) = (http.kept or {}).values()
+    connection._socket.shutdown(0)  # as when the server has closed it: its end is there to be read
+    call(kubeconfig)
+    assert dialled == [server.port] * 2
+    assert len(http.kept or {}) == 1
+
+
+def test_one_that_was_idle_for_long_is_not_trusted(
+    server: ApiServer, dialled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = server.kubeconfig(tmp_path)
+    call(kubeconfig)
+    monkeypatch.setattr(http, "_KEPT_SECONDS", 0.0)
+    call(kubeconfig)
+    assert dialled == [server.port] * 2
+
+
+def test_another_kubeconfig_has_another_connection(dialled: list[int], tmp_path: Path) -> None:
+    servers = [ApiServer() for _ in range(http._MOST_KEPT + 2)]
+    try:
+        for server in servers * 2:
+            call(server.kubeconfig(tmp_path))
+        assert dialled == [server.port for server in servers * 2]  # more than are kept: the oldest goes
+        assert len(http.kept or {}) == http._MOST_KEPT
+        call(servers[-1].kubeconfig(tmp_path))
+        assert len(dialled) == 2 * len(servers)
+    finally:
+        for server in servers:
+            server.close()
+
+
+def test_credentials_that_change_have_another_connection(server: ApiServer, dialled: list[int], tmp_path: Path) -> None:
+    path = Path(server.kubeconfig(tmp_path))
+    call(str(path))
+    authority = tmp_path / "ca.crt"
+    authority.write_text("another authority")
+    path.write_text(
+        path.read_text().replace(
+            f"server: {server.url}", f"server: {server.url}\n    certificate-authority: {json.dumps(str(authority))}"
+        )
+    )
+    call(str(path))
+    assert dialled == [server.port] * 2
+
+
+def test_a_connection_that_is_lost_in_a_request_is_not_kept(
+    server: ApiServer, dialled: list[int], tmp_path: Path
+) -> None:
+    kubeconfig = server.kubeconfig(tmp_path)
+    call(kubeconfig)
+    server.faults = lambda method, resource, number: "drop after" if number == 2 else None
+    call(kubeconfig)
+    assert dialled == [server.port] * 2
+    assert not any(connection.closed for connection in (http.kept or {}).values())

@@ -1,0 +1,117 @@
+"""No file imports in a circle, and the picture of the architecture is the contract of imports in pyproject.toml.
+
+`python -m tests.unit.test_architecture` draws docs/architecture.svg anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURE = ROOT / "docs/architecture.svg"
+WIDTH, HEIGHT, GAP, MARGIN = 880, 52, 10, 16  # pixels: of the picture, of a layer, between two, around all
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the product, by its name."""
+    files = [file for top in ("cni", "ipam") for file in (ROOT / top).rglob("*.py")]
+    names = (".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files)
+    return dict(zip(names, files, strict=True))
+
+
+def imports(file: Path) -> Iterator[str]:
+    """The modules of the product that `file` imports when it runs, at its top or in a function."""
+    known = modules()
+    tree = ast.parse(file.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if (name if name in known else node.module) in known:
+                    yield name if name in known else node.module
+
+
+def test_no_file_imports_in_a_circle() -> None:
+    """Imports in functions count; import-linter leaves circles within a layer alone."""
+    known = modules()
+    graph = {name: {other for other in imports(file) if other != name} for name, file in known.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as fault:
+        raise AssertionError(f"a circle of imports: {' -> '.join(fault.args[1])}") from None
+
+
+def layers() -> list[tuple[list[str], str]]:
+    """(the modules of a layer, its comment) from the top to the bottom, as pyproject.toml has them."""
+    text = (ROOT / "pyproject.toml").read_text()
+    contract = next(c for c in tomllib.loads(text)["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
+    found = []
+    for entry in contract["layers"]:
+        line = next(line for line in text.splitlines() if line.strip().startswith(f'"{entry}"'))
+        found.append(([name.strip() for name in entry.replace("|", ":").split(":")], line.partition("# ")[2].strip()))
+    return found
+
+
+def picture() -> str:
+    """The layers as an SVG: each imports only from those below it."""
+    rows = layers()
+    height = 2 * MARGIN + len(rows) * (HEIGHT + GAP) + 18
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" font-family="sans-serif">',
+        "<title>The layers of railcni: each imports only from those below it</title>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    y = MARGIN
+    for number, (names, about) in enumerate(rows):
+        width = (WIDTH - 2 * MARGIN - GAP * (len(names) - 1)) / len(names)
+        for place, name in enumerate(names):
+            x = MARGIN + place * (width + GAP)
+            fill = "#e3eefa" if name.startswith("cni") else "#e6f4e6"
+            path = name.replace(".", "/")
+            parts.append(
+                f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="{HEIGHT}" rx="6" fill="{fill}" stroke="#5b7fa6"/>'
+            )
+            parts.append(
+                f'<text x="{x + width / 2:.0f}" y="{y + 22}" text-anchor="middle" font-size="15" font-weight="bold"'
+                f' fill="#16202b">{escape(path)}</text>'
+            )
+        parts.append(
+            f'<text x="{WIDTH / 2:.0f}" y="{y + 41}" text-anchor="middle" font-size="13" fill="#3b4a59">{escape(about)}</text>'
+        )
+        y += HEIGHT + GAP
+        if number == len(rows) - 1:
+            parts.append(
+                f'<text x="{WIDTH / 2:.0f}" y="{y + 12}" text-anchor="middle" font-size="12" fill="#3b4a59">Each layer imports'
+                " only from those below it.</text>"
+            )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def test_the_contract_has_at_most_twelve_layers() -> None:
+    assert len(layers()) <= 12
+    assert all(about for _, about in layers())
+
+
+def test_the_picture_is_that_of_the_contract() -> None:
+    assert PICTURE.read_text() == picture(), "python -m tests.unit.test_architecture draws it anew"
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(picture())

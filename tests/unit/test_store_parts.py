@@ -1,0 +1,48 @@
+"""The parts that stores share: a lease as JSON, and the pauses between attempts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Want, from_json, to_json
+from ipam.stores.base import Pauses
+
+LEASE = Lease(
+    Want("blue-10.0.0.0-24", 4, 10 << 24 | 7, "blue"),
+    Owner(Attachment("rdma-net", "c1", "net1"), ("team", "web-0", "u1"), "n1", "boot", "/run/netns/a", 5, "machine"),
+)
+
+
+def test_a_lease_is_the_same_after_it_was_written_as_json() -> None:
+    again = from_json(to_json(LEASE))
+    assert {name: getattr(again, name) for name in Lease.__slots__} == {n: getattr(LEASE, n) for n in Lease.__slots__}
+
+
+@pytest.mark.parametrize("key", ["pool", "address", "scope", "network", "containerID", "ifname", "pod", "sequence"])
+@pytest.mark.parametrize("wrong", [None, 7.5, {}, "absent"])
+def test_a_lease_without_a_member_or_with_one_of_a_wrong_type_is_refused(key: str, wrong: object) -> None:
+    document = {**to_json(LEASE), key: wrong}
+    if wrong == "absent":
+        del document[key]
+    if (key, wrong) == ("scope", None):
+        assert from_json(document).scope is None
+        return
+    with pytest.raises(ValueError):
+        from_json(document)
+
+
+def test_pauses_double_and_shrink_with_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", slept.append)
+    pauses = Pauses(110.0, first=1.0, longest=2.0)
+    for left, longest in ((10.0, 1.0), (10.0, 2.0), (5.0, 2.0)):
+        now[0] = 110.0 - left
+        assert pauses.wait()
+        assert longest * left / 10 / 2 <= slept[-1] <= 1.5 * longest * left / 10
+    now[0] = 108.5
+    assert not pauses.wait(), "no time is left for another attempt"
+    assert len(slept) == 3

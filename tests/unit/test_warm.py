@@ -1,0 +1,125 @@
+"""The pure parts of warm workers: messages, and how many workers there are."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cni import run
+from cni.warm import crowd, places, protocol
+from cni.warm.board import BUSY, FREE, IDLE, Board
+from tests.node import ROOT
+
+LAUNCHER = (ROOT / "cni/warm/launcher.c").read_text()
+
+
+def test_the_launcher_and_python_agree_on_what_both_have() -> None:
+    said = "".join(
+        re.findall(r'^\t"(.*?)" *\\?$', LAUNCHER.partition("#define VERSION_REPLY")[2].partition("enum")[0], re.M)
+    )
+    assert said.replace('\\"', '"').replace("\\n", "\n").encode() == run._VERSION_REPLY
+    assert f'"{places.DIRECTORY}/"' in LAUNCHER and f'"{places.SOCKET}"' in LAUNCHER
+    assert f"PIECE = 1 << {protocol._PIECE.bit_length() - 1}" in LAUNCHER
+    assert places.AWAY.removeprefix(places.SOCKET) in LAUNCHER
+
+
+def test_a_request_is_what_the_process_would_have_had() -> None:
+    call = protocol.parse(b"id-1\0macvlan\x0018\x004:99\0A=1\0EMPTY=\0no sign\0A=2\0B=x=y")
+    assert (call.identity, call.plugin, call.umask, call.netns) == ("id-1", "macvlan", 18, "4:99")
+    assert call.environ == {b"A": b"1", b"EMPTY": b"", b"B": b"x=y"}  # the first counts, as in posix.environ
+
+
+@pytest.mark.parametrize("packet", [b"", b"x", b"a\0b\0c\0d\0", b"\xff\0b\x001\0d", b"a\0b"])
+def test_what_is_no_request_is_refused(packet: bytes) -> None:
+    with pytest.raises(ValueError):
+        protocol.parse(packet)
+
+
+def test_the_question_of_the_command_is_a_request_without_an_identity() -> None:
+    call = protocol.parse(protocol.asked(protocol.STATUS))
+    assert (call.identity, call.plugin) == ("", protocol.STATUS)
+
+
+@given(st.binary(max_size=300_000), st.sampled_from([0, 1]))
+def test_packets_add_up_to_the_answer(stdout: bytes, status: int) -> None:
+    *parts, last = protocol.packets(stdout, status)
+    assert all(part[:1] == b"+" for part in parts) and last[:1] == b"%d" % status
+    assert b"".join(part[1:] for part in (*parts, last)) == stdout
+    assert all(len(part) <= (1 << 16) + 1 for part in (*parts, last))
+
+
+def test_one_worker_is_idle_whenever_that_can_be() -> None:
+    for workers, most in itertools.product(range(30), range(1, 30)):
+        for idle in range(workers + 1):
+            made = crowd.more(workers, idle, most)
+            assert made == 0 or workers + made <= most
+            assert made > 0 or idle or workers >= most
+            assert workers + made >= min(crowd.LEAST, most) or workers > most
+
+
+def test_workers_that_were_not_needed_go_and_the_least_stay() -> None:
+    assert not crowd.is_one_too_many(crowd.LEAST, 0)
+    assert crowd.is_one_too_many(crowd.LEAST + 1, 0)
+    assert not crowd.is_one_too_many(8, 7)
+    assert crowd.is_one_too_many(8, 6)
+
+
+def waited(calls_a_second: int, are_elsewhere: bool = False, seconds: float = 20.0) -> float:
+    """How long calls wait, at most so many `seconds`, while workers complete others at this pace, at looks 20 ms apart."""
+    look, completed, left = 0.02, 0.0, crowd.PATIENCE
+    for number in range(int(seconds / look)):
+        completed += calls_a_second * look
+        left = crowd.patience(left, look, int(completed), are_elsewhere)
+        completed -= int(completed)
+        if not left:
+            return number * look
+    return seconds
+
+
+def test_calls_wait_as_long_as_others_complete() -> None:
+    assert waited(20) == waited(1000) == 20.0
+    assert 1.0 < waited(5) < 5.0  # a few of the workers go on, and the others hang
+
+
+def test_calls_do_not_wait_for_workers_that_complete_none() -> None:
+    assert waited(0) < 1.05
+    assert waited(0, are_elsewhere=True) < 0.1
+    assert waited(100, are_elsewhere=True) == 20.0  # the processes end: they are just busy
+
+
+def test_patience_that_was_used_up_comes_back_with_calls_that_complete() -> None:
+    assert crowd.patience(0.0, 0.02, 0, False) == 0.0
+    assert crowd.patience(0.0, 0.02, 1, False) > 0.0
+    assert crowd.patience(0.5, 0.02, 1000, False) == crowd.PATIENCE
+
+
+def test_the_board_adds_up_what_each_slot_has_served() -> None:
+    board = Board(3)
+    assert board.states() == [FREE] * 3
+    board.note(began=7)
+    board.set(1, BUSY, 0, b"macvlan ADD c1")
+    assert (board.states(), board.call(1)) == ([FREE, BUSY, FREE], "macvlan ADD c1")
+    board.set(1, BUSY, 1)
+    board.set(1, IDLE)
+    board.set(2, BUSY, 2)
+    board.refuse(2)
+    board.note(cold=2, fault="x" * 1000)
+    board.note(cold=1)
+    assert (board.calls, board.cold, board.call(1)) == (3, 4, "")
+    assert board.head == (7, "x" * 360)
+
+
+def test_nothing_is_decided_by_the_clock_that_an_administrator_can_set() -> None:
+    """The time since 1970 may jump: it is only shown (`since` of `railcni warm status`)."""
+    for module in (ROOT / "cni/warm").glob("*.py"):
+        lines = [
+            line.strip()
+            for line in module.read_text().splitlines()
+            if re.search(r"\btime\.time|gmtime|localtime", line)
+        ]
+        assert lines in ([], ["self._board.note(began=int(time.time()))"]), module
+    assert "clock_gettime" not in LAUNCHER

@@ -1,0 +1,166 @@
+"""The warm workers of a node (tests/node.py): they wait when the node begins, they end with it, and are counted.
+
+With RAILCNI_TEST_WARM=1 a run of tests ends with how many calls they served, and fails when these are few.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from cni.cli import warm
+from cni.shared.policy import PATHS
+from cni.warm import places
+
+if TYPE_CHECKING:
+    from tests.node import Node
+
+# A call that succeeds and touches nothing: static addresses can always be given.
+NOTHING: dict[str, Any] = {"cniVersion": "1.1.0", "name": "none", "ipam": {"type": "whereabouts", "datastore": "file"}}
+NOTHING["ipam"]["addresses"] = [{"address": "192.0.2.1/24"}]
+COLD = {"LD_BIND_NOW": ""}  # in a call's environment: without effect, but no worker has what the loader may heed
+_IDENTITY = re.compile(r"[0-9a-f]{32}(-[0-9]+){7}")
+BEGIN_SECONDS = 30.0
+_ACCEPT4 = {"x86_64": "288", "aarch64": "242"}  # asm/unistd.h
+counted = {"calls": 0, "warm": 0}
+
+
+def begin(node: Node) -> None:
+    """Have a call leave workers behind, and wait for them."""
+    node.start_cni("whereabouts", "STATUS", NOTHING).finish().succeeded()
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while not any(workers.workers for workers in found(node)):
+        assert time.monotonic() < deadline, "no workers have begun"
+        select.select([], [], [], 0.01)
+
+
+def found(node: Node) -> list[warm.Workers]:
+    """What the workers of the node say of themselves."""
+    return [warm._ask(path) for path in sockets(node)]
+
+
+def sockets(node: Node) -> list[str]:
+    directory = f"{node.root}{places.DIRECTORY}"
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    return [f"{directory}/{name}" for name in names if name.endswith(places.SOCKET)]
+
+
+def served(node: Node) -> int:
+    """How many calls were served warm."""
+    return sum(workers.calls for workers in found(node))
+
+
+def processes(own: int, beginning: bool = False) -> list[int]:
+    """The supervisors and workers that are in the mount namespace with the inode `own`, by their name; with `beginning`
+    also what is about to become one, by the identity among its arguments."""
+    seen = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/comm") as comm, open(f"/proc/{name}/cmdline") as line:
+                words = line.read().split("\0")
+                is_one = comm.read().strip() == "railcni-warm" or (beginning and any(map(_IDENTITY.fullmatch, words)))
+            if is_one and os.stat(f"/proc/{name}/ns/mnt").st_ino == own:
+                seen.append(int(name))
+        except OSError:
+            continue  # it has ended
+    return seen
+
+
+def of_node(node: Node) -> list[int]:
+    """The same for a node."""
+    return processes(node.mounts)
+
+
+def allow(node: Node, number: int) -> None:
+    """Write the policy that allows so many workers, 0 for none, and begin anew with it."""
+    policy = node.path(PATHS[1])
+    policy.parent.mkdir(parents=True, exist_ok=True)
+    policy.write_text(json.dumps({"warm": {"workers": number}}))
+    if node.is_warm:
+        end(node)
+        if number:
+            begin(node)
+
+
+def only_worker(node: Node) -> int:
+    """The process of a worker that has served nothing yet, on a node whose policy allows one worker."""
+    former = _workers(node)
+    if not sockets(node):
+        begin(node)
+    for process in former:
+        _send(process, signal.SIGTERM)
+
+    def fresh() -> list[int]:
+        return [process for process in _workers(node) if process not in former and waits(process)]
+
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while len(now := fresh()) != 1 or len(_workers(node)) != 1:
+        assert time.monotonic() < deadline, f"the workers are {_workers(node)}, and one new one was to wait for calls"
+        if not sockets(node):
+            node.start_cni("whereabouts", "STATUS", NOTHING).finish()
+        select.select([], [], [], 0.01)
+    return now[0]
+
+
+def _workers(node: Node) -> list[int]:
+    """The processes whose parent is one of the same name."""
+    processes = of_node(node)
+    return [process for process in processes if _parent(process) in processes]
+
+
+def _parent(process: int) -> int:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0  # it has ended
+
+
+def waits(process: int) -> bool:
+    """Whether a process is in the system call accept4."""
+    try:
+        with open(f"/proc/{process}/syscall") as file:
+            return file.read().split()[0] == _ACCEPT4[platform.machine()]
+    except OSError:
+        return False
+
+
+def end(node: Node) -> None:
+    """End what is there, and count what it has served."""
+    for workers in found(node):
+        counted["warm"] += workers.calls
+    end_in(node.mounts)
+
+
+def end_in(namespace: int) -> None:
+    """End what is in the mount namespace with this inode, however it is."""
+    for signal_number in (signal.SIGTERM, signal.SIGCONT):
+        for process in processes(namespace, True):
+            _send(process, signal_number)
+    deadline = time.monotonic() + 5
+    while (left := processes(namespace, True)) and time.monotonic() < deadline:
+        select.select([], [], [], 0.01)
+    for process in left:
+        _send(process, signal.SIGKILL)
+
+
+def summary() -> str:
+    return f"warm: {counted['warm']} of {counted['calls']} calls"
+
+
+def are_few() -> bool:
+    """Whether the calls were cold that should have been warm."""
+    return counted["warm"] < counted["calls"] / 2
+
+
+def _send(process: int, number: int) -> None:
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:
+        pass
