@@ -40,7 +40,7 @@ _COMING_UP = (
 _DEFAULT_QDISCS = ("noop", "noqueue", "pfifo_fast", "mq")
 _ALL_NODES = ("33:33:00:00:00:01", "01:00:5e:00:00:01")
 _UNKNOWN = "attributes that pyroute2 does not know"
-_KERNEL = 2  # RTPROT_KERNEL
+_KERNEL, _LOCAL = 2, 2  # RTPROT_KERNEL, RTN_LOCAL
 _FOR_EVER = 2**32 - 1
 _TICKS = os.sysconf("SC_CLK_TCK")  # rta_expires is in clock ticks (net/core/rtnetlink.c, rtnl_put_cacheinfo)
 _SLACK_SECONDS = 2  # lifetimes are shown in whole seconds
@@ -91,8 +91,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Dump:
-    """`taken` is the time.monotonic() of the dump; `is_settled`: no address awaits its duplicate address detection, and
-    no link the news of its carrier."""
+    """`taken` is the time.monotonic() of the dump; `is_settled`: no address awaits its duplicate address detection or
+    the kernel's own route to it, and no link the news of its carrier."""
 
     lines: tuple[Line, ...]
     taken: float
@@ -129,7 +129,8 @@ class Host:
         lines = [line for m in messages for line in _link(m, names)]
         addresses = [_decoded(ifaddrmsg, d) for d in self._ask(_GETADDR, 8)]
         lines += [_address(m, names) for m in addresses]
-        lines += _routes([_decoded(rtmsg, d) for d in self._ask(_GETROUTE, 12)], names)
+        routes = [_decoded(rtmsg, d) for d in self._ask(_GETROUTE, 12)]
+        lines += _routes(routes, names)
         lines += [_object("rule", _decoded(fibmsg, d), names) for d in self._ask(_GETRULE, 12)]
         lines += list(self._neighbours(names))
         lines += [_object("nexthop", _decoded(nhmsg, d), names) for d in self._nexthops()]
@@ -139,6 +140,10 @@ class Host:
         with self._view.entered():
             lines += _sysctls()
         waiting = any((m.get("flags") or m["flags"]) & _TENTATIVE for m in addresses)
+        # The kernel adds the route of an IPv6 address later, of one without duplicate address detection too (addrconf_dad_work).
+        local = {m.get("dst") for m in routes if m["type"] == _LOCAL}
+        active = (m for m in addresses if m["family"] == socket.AF_INET6 and names.get(m["index"]) not in resting)
+        waiting = waiting or any(m.get("address") not in local for m in active)
         waiting = waiting or any(m["flags"] & _COMING_UP == _UP | _LOWER_UP for m in messages)
         return Dump(tuple(lines), time.monotonic(), not waiting)
 
