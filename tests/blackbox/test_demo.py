@@ -224,6 +224,7 @@ def test_what_the_command_needs_is_what_its_requirements_name() -> None:
     assert named == {canonicalize_name(one.name) for one in distributions(extra="device-plugin")}
 
 
+@pytest.mark.long
 def test_without_a_network_the_way_to_packages_is_told_and_nothing_half_made_stays(tmp_path: Path) -> None:
     made_by("demo", tmp_path)
     environ = {**os.environ, "PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_CONFIG_FILE": os.devnull}

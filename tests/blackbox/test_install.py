@@ -319,6 +319,7 @@ def test_an_install_that_is_killed_anywhere_leaves_a_folder_that_works_and_can_b
     assert changes > 40
 
 
+@pytest.mark.long
 def test_an_upgrade_that_is_killed_anywhere_leaves_the_old_version_or_the_new(
     plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
@@ -331,6 +332,7 @@ def test_an_upgrade_that_is_killed_anywhere_leaves_the_old_version_or_the_new(
     assert sweep(plugins, work, lambda f: install(f, bundles[1]), check) > 20
 
 
+@pytest.mark.long
 def test_an_uninstall_that_is_killed_anywhere_can_be_finished(
     plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
@@ -338,6 +340,7 @@ def test_an_uninstall_that_is_killed_anywhere_can_be_finished(
     assert sweep(plugins, work, uninstall, lambda folder: all_whole(folder, PLAIN)) > 20
 
 
+@pytest.mark.long
 def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(
     plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
@@ -355,6 +358,7 @@ def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(
     assert set(out.split()) == {"AA", "BB"}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(CHROOT), reason="a checkout's plugins need a host with Python: unset RAILCNI_CHROOT")
 def test_pods_are_attached_and_detached_while_versions_change(node: Node, plugins: Path, work: Path) -> None:
     for top in (work / "one", work / "two"):

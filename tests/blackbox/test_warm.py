@@ -832,6 +832,7 @@ def test_modules_that_change_end_the_workers_that_have_the_former_ones(node: Nod
     assert until(lambda: len([w for w in warm.found(node) if w.workers]) == 2)
 
 
+@pytest.mark.long
 def test_calls_go_on_while_versions_are_installed_by_turns(node: Node, other: Path, tmp_path: Path) -> None:
     plugins = tmp_path / "plugins"
     plugins.mkdir()
@@ -910,6 +911,7 @@ def test_stop_waits_for_the_end_of_those_that_there_were(successor: str) -> None
                 reaper.join()
 
 
+@pytest.mark.long
 def test_kills_at_random_in_a_storm_leave_nothing(node: Node) -> None:
     """Workers and supervisors are killed while eight callers attach and detach."""
     pods = [node.pod(f"p{number}") for number in range(8)]

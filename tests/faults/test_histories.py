@@ -59,6 +59,7 @@ PLANTED: dict[str, Sequence[Edit]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_seconds_of_churn_with_random_kills_keep_every_promise(executables: Path, tmp_path: Path) -> None:
     plugins = tree.copy(tmp_path)

@@ -714,7 +714,7 @@ def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
     plain = etcd.shared().endpoints[0].replace("http:", "https:")
     monkeypatch.setattr(gateway, "_FIRST_PAUSE", 60)  # one attempt, which the end of the time does not cut off
     with pytest.raises(Unreachable, match="does it speak TLS"):
-        EtcdStore(description([plain]), seconds=30).find(owner().attachment)
+        EtcdStore(description([plain]), seconds=5).find(owner().attachment)
 
 
 @pytest.fixture(autouse=True)

@@ -813,6 +813,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], t
     return measure
 
 
+@pytest.mark.long
 def test_sixty_five_thousand_leases_make_no_claim_or_release_dearer(
     tmp_path: Path, steps: Callable[[Callable[[], object]], tuple[int, int, int]]
 ) -> None:
