@@ -36,7 +36,7 @@ def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, 
 
 
 def is_abandoned(lease: Lease, nodes: Mapping[str, Node]) -> bool:
-    """Whether no node's agent collects the lease: its node is unknown, gone, or out of service for good."""
+    """Whether no node's agent frees the lease: its node is unknown, gone, or out of service for good."""
     node = nodes.get(lease.node)
     return node is None or node.out_of_service
 

@@ -14,7 +14,6 @@ from cni import VERSION
 from cni.agent import loop, nodefiles
 from cni.agent.collector import Collector
 from cni.agent.election import Election
-from cni.agent.events import Teller
 from cni.agent.health import Health
 from cni.agent.loop import Ended, Task
 from cni.agent.server import SECONDS, Server, measure
@@ -58,8 +57,6 @@ class Agent:
         self._has_account = False
         self._has_written = False
         self._authority = b""
-        self._teller = Teller(self.node, log)
-        self._fault = ""
         self.election = Election(options.namespace, f"{self.node}_{uuid.uuid4()}", options.lease_seconds)
         self.collector = Collector(
             self.server,
@@ -70,7 +67,6 @@ class Agent:
             self.election,
             options.grace,
             self.metrics,
-            self._teller,
             log,
         )
         self._flushed = False
@@ -81,7 +77,7 @@ class Agent:
         tasks = [Task("files", _REFRESH_EVERY, self.refresh)] if not options.kubeconfig else []
         if tasks and options.plugin_account:
             tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
-        tasks.append(Task("flush", _FLUSH_EVERY, self.flush, 1.0, _FLUSH_LONGEST))
+        tasks.append(Task("flush", _FLUSH_EVERY, self.flush, _FLUSH_LONGEST))
         if not options.no_collect:
             tasks.append(Task("election", options.lease_seconds / 3, self.elect))
             tasks.append(Task("collector", options.every or options.grace / 2, self.collector.steps))
@@ -219,7 +215,6 @@ class Agent:
             self.election.renew(self.server())
         finally:
             elected = self.election.is_elected()
-            self.metrics.leader.set(elected)
             if elected != former:
                 now = "elected" if elected else "no longer elected"
                 self._log.say("info", f"{now} to look after what no node looks after", holder=self.election.holder)

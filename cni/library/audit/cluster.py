@@ -45,7 +45,7 @@ class Cluster:
     def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:
         """The objects of `resource`, a page at a time, each as `parse` reads it; none where the resource is not defined.
 
-        `choice` is that of Api.pages. Expired in between when the reader is too slow (`whole` begins again).
+        `choice` is that of Api.pages. Expired in between when the reader is too slow (`read_all` begins again).
         """
         try:
             for page in self.api.pages(resource, **{"size": _PAGE, **choice}):
@@ -77,7 +77,7 @@ class Cluster:
 
     def nodes(self) -> dict[str, Node]:
         """The nodes, by name."""
-        return {node.name: node for node in whole(lambda: self.pages(NODES, parse_node, namespace=EVERYWHERE))}
+        return {node.name: node for node in read_all(lambda: self.pages(NODES, parse_node, namespace=EVERYWHERE))}
 
     def node(self, name: str) -> Node | None:
         """A node as it is now; None when there is none."""
@@ -86,7 +86,9 @@ class Cluster:
 
     def networks(self) -> tuple[list[Network], set[str]]:
         """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
-        found = whole(lambda: self.pages(NADS, lambda nad: (nad_name(nad), parse_networks(nad)), namespace=EVERYWHERE))
+        found = read_all(
+            lambda: self.pages(NADS, lambda nad: (nad_name(nad), parse_networks(nad)), namespace=EVERYWHERE)
+        )
         return [network for _, networks in found for network in networks], {name for name, _ in found}
 
     # --- whereabouts' objects ---
@@ -152,12 +154,12 @@ class PoolReading:
             one.place(self._scopes)
         return list(self._reserved.values())
 
-    def lone(self) -> list[Reservation]:
+    def unleased(self) -> list[Reservation]:
         """The reservations whose addresses no pool holds, when the pools are read."""
         return [one for one in self.reserved() if one.name not in self._leased]
 
 
-def whole(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
+def read_all(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
     """All that the pages of `read` have, from the start again when the snapshot that they are of is gone.
 
     `progress` is called after each page with the count so far.

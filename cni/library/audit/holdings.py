@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from cni.library.audit import occupancy
-from cni.library.audit.cluster import Cluster, PoolReading, whole
+from cni.library.audit.cluster import Cluster, PoolReading, read_all
 from cni.library.audit.model import Network, Snapshot
 from cni.library.audit.occupancy import Occupancy
 from cni.library.audit.store import Choice
@@ -101,6 +101,6 @@ def of_pools(cluster: Cluster, networks: list[Network], progress: Progress, pool
     """What the IPPools of a cluster hold."""
     progress("reading pools and reservations")
     reading = PoolReading(cluster, networks)
-    states = sorted((s for s in whole(reading.read) if pool in ("", s.name)), key=lambda state: state.name)
+    states = sorted((s for s in read_all(reading.read) if pool in ("", s.name)), key=lambda state: state.name)
     found = [lease for state in states for lease in state.leases]
     return Snapshot("kubernetes", found, states, reading.reserved(), networks=networks, unread=reading.faults)

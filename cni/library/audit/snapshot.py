@@ -10,7 +10,7 @@ from os import stat as read_status
 from typing import Any
 
 from cni.library.audit import holdings, in_use, lease_rules, store_rules
-from cni.library.audit.cluster import Cluster, by_name, whole
+from cni.library.audit.cluster import Cluster, by_name, read_all
 from cni.library.audit.findings import DUPLICATE_ADDRESS, POD_WITHOUT_LEASE, Finding
 from cni.library.audit.holdings import Progress
 from cni.library.audit.model import Network, Snapshot
@@ -60,7 +60,7 @@ def look(choices: Sequence[Choice], progress: Progress) -> Look:
         # before the pods: a pod is there before its lease, and goes after it
         read = [_of_store(one, cluster, networks, progress) for one in choices]
         progress("reading pods")
-        pods = by_name(whole(cluster.pods, progress, "pods"))
+        pods = by_name(read_all(cluster.pods, progress, "pods"))
         progress("reading nodes")
         nodes = _or(cluster.nodes, None, unread)
     finally:
