@@ -11,8 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
-from cni.cli.ipam import report
 from cni.cli.ipam.report import Report
 from cni.cli.terminal import output, subcommand
 from cni.cli.terminal.progress import Progress
@@ -56,7 +56,8 @@ def _run(options: argparse.Namespace) -> int:
     choices = stores.choose(options, output.print_fault)
     with Progress() as progress:
         seen = seen_twice(choices, progress)
-    made = report.of(choices, seen.counts, seen.findings, seen.unread)
+    stores_read = [choice.identity() for choice in choices]
+    made = Report(stores_read, datetime.now(UTC), seen.counts, seen.findings, seen.unread)
     if options.report:
         made.write(options.report)
     if options.output != "table":

@@ -141,15 +141,11 @@ class _Found:
         if cluster is None:
             raise Changed("its pod cannot be read")
         pods = {name: pod for name, pod in (seen.pods or {}).items() if lease.address in pod.addresses()}
-        pod = cluster.pod(*lease.pod_name)
         pods.pop(lease.pod_name, None)
-        if pod:
+        if pod := cluster.pod(*lease.pod_name):
             pods[lease.pod_name] = pod
-        nodes = None if seen.nodes is None else dict(seen.nodes)
-        if nodes is not None and lease.node:
-            nodes.pop(lease.node, None)
-            node = cluster.node(lease.node)
-            nodes |= {lease.node: node} if node else {}
+        node = None if seen.nodes is None else cluster.node(lease.node)
+        nodes = {node.name: node} if node else {}
         same = [one for one in seen.leases if one.address == lease.address]
         reserved = None if seen.reserved is None else [r for r in seen.reserved if r.address == lease.address]
         return AuditRules(replace(seen, leases=same, reserved=reserved, pods=pods, nodes=nodes, pools=()))

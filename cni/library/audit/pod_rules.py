@@ -14,7 +14,7 @@ from ipam.stores.kubernetes.objects import IPPool
 
 
 class AddressUse:
-    """The addresses in use, and which leases they go with."""
+    """The addresses in use, and which leases they go with; `leases` are those of the snapshot by address."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._all = snapshot
@@ -23,9 +23,9 @@ class AddressUse:
             for interface in () if pod.is_over else pod.interfaces or ():
                 for address in interface.addresses:
                     self._users[address].append((pod, interface))
-        self._leases: dict[Address, list[Lease]] = defaultdict(list)
+        self.leases: dict[Address, list[Lease]] = defaultdict(list)
         for lease in snapshot.leases:
-            self._leases[lease.address].append(lease)
+            self.leases[lease.address].append(lease)
         self._own: dict[str, list[Network]] = defaultdict(list)
         for network in snapshot.networks:
             self._own[network.name].append(network)
@@ -57,7 +57,7 @@ class AddressUse:
             return None  # a static address, or another IPAM
         if networks and all(n.datastore not in ("", self._all.kind) for n in networks):
             return None
-        found = [h for h in self._leases[address] if self._draws(interface, h)]
+        found = [h for h in self.leases[address] if self._draws(interface, h)]
         if any(self._is_of(h, pod, interface) for h in found):
             return None
         if not networks and not found and not any(_holds(p, address) for p in self._all.pools):
@@ -118,7 +118,7 @@ class AddressUse:
         if networks:
             network = networks[0]
             return ("scope", network.network_name) if network.overlap else ("pools", *network.pools())
-        if interface.network in self._all.nads or not self._leases[address]:
+        if interface.network in self._all.nads or not self.leases[address]:
             return None
         return ("nad", interface.network)
 
