@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from cni.agent.grace import GraceTracker, is_abandoned
 from cni.agent.server import SECONDS
@@ -214,7 +213,7 @@ class AddressSource(ClusterSource):
 
     def _leases(self, labels: Mapping[str, str], recent: bool = False) -> Iterator[list[Lease]]:
         selector = addresses.selector({**labels, addresses.STATE: addresses.HELD})
-        for documents in self.cluster.pages(ADDRESSES, lambda document: document, labels=selector, recent=recent):
+        for documents in self.cluster.pages(ADDRESSES, dict, labels=selector, recent=recent):
             found = []
             for document in documents:
                 try:
@@ -228,8 +227,9 @@ class AddressSource(ClusterSource):
         named = {addresses.label(name): name for name in nodes}
         strange: set[str] = set()
         selector = addresses.selector({addresses.STATE: addresses.HELD})
-        for page in self.cluster.pages(ADDRESSES, _metadata, labels=selector, brief=True, size=_NAMES):
-            for name, labels in page:
+        for page in self.cluster.pages(ADDRESSES, dict, labels=selector, brief=True, size=_NAMES):
+            for metadata in (document["metadata"] for document in page):
+                name, labels = metadata["name"], metadata.get("labels") or {}
                 mark = labels.get(addresses.NODE, "")
                 try:
                     self._count(labels.get(addresses.POOL, ""), *addresses.address_of(name), named.get(mark, mark))
@@ -249,8 +249,3 @@ class AddressSource(ClusterSource):
         except Undefined:
             return None
         return lease if found and found.attachment == lease.attachment else found
-
-
-def _metadata(document: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    metadata = document.get("metadata") or {}
-    return str(metadata.get("name")), metadata.get("labels") or {}

@@ -45,7 +45,7 @@ class Election:
             self._until = 0.0
             return
         was_ours = self.holder == self._identity
-        now = _text(datetime.now(UTC))
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         new = {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": max(1, round(self._seconds)),
@@ -75,7 +75,3 @@ class Election:
             self._observed, self._observed_at = record, now
         seconds = spec.get("leaseDurationSeconds")
         return now >= self._observed_at + (seconds if isinstance(seconds, int) else self._seconds)
-
-
-def _text(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -7,7 +7,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from cni import VERSION
@@ -104,12 +103,6 @@ class Agent:
             " kubeconfig with --kubeconfig"
         )
 
-    def forget_server(self) -> None:
-        """Reach it anew: the kubeconfig has changed."""
-        if self._server:
-            self._server.close()
-            self._server = None
-
     def resign(self) -> None:
         """Give up the election, if that can be done at once."""
         if self._server and self.election.is_elected():
@@ -124,27 +117,25 @@ class Agent:
     def refresh(self) -> Iterator[None]:
         """Write kubeconfig, flat file and node name where they are not as they should be."""
         folder, options = self._folder(), self._options
-        server = options.api_server or nodefiles.server_url(dict(os.environ))
-        access = nodefiles.service_account(options.service_account, server, options.namespace)
-        if access is None:
+        server = options.api_server or nodefiles.server_url(os.environ)
+        token = nodefiles.service_account_token(options.service_account)
+        if not token:
             return
         if not server:
             raise InvalidConfig(
                 "KUBERNETES_SERVICE_HOST is not set, so the API server's address is not known: name it with --api-server"
             )
-        self._use(access)
-        access = replace(access, token=self._tokens.current(access.token, self.server))
-        self._put_kubeconfig(folder, nodefiles.kubeconfig(access))
+        authority = nodefiles.read(f"{options.service_account}/ca.crt") or b""
+        self._use(server, authority)
+        token = self._tokens.current(token, self.server)
+        self._put_kubeconfig(folder, nodefiles.kubeconfig(server, token, authority, options.namespace))
         if options.node:
             self._put(folder, nodefiles.NODE_NAME, options.node.encode())
         yield
-        flat = f"{folder}/{nodefiles.FLAT_FILE}"
-        present = nodefiles.read(flat)
-        datastore = self._options.datastore
+        present = nodefiles.read(f"{folder}/{nodefiles.FLAT_FILE}")
+        datastore = options.datastore
         if present is None and datastore != "kubernetes" and self.server().has_pools():
-            datastore = (
-                "kubernetes"  # the pools of whereabouts are in use: a second store would give their addresses again
-            )
+            datastore = "kubernetes"  # whereabouts' pools are in use: a second store would give their addresses again
         self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
 
     def probe_token(self) -> Iterator[None]:
@@ -166,14 +157,16 @@ class Agent:
         finally:
             api.close()
 
-    def _use(self, access: nodefiles.ServerAccess) -> None:
-        """Reach the API server by the service account's files from now on."""
+    def _use(self, server: str, authority: bytes) -> None:
+        """Reach the API server by the service account's files from now on; anew, if one of them has changed."""
         files.make_private_directory(self._state)
-        data = nodefiles.own_kubeconfig(access.server, self._options.service_account, access.namespace)
+        data = nodefiles.own_kubeconfig(server, self._options.service_account, self._options.namespace)
         changed = nodefiles.put(self._state, nodefiles.OWN, data)
-        if changed or not self._has_account or access.authority != self._authority:
-            self._has_account, self._authority = True, access.authority
-            self.forget_server()
+        if changed or not self._has_account or authority != self._authority:
+            self._has_account, self._authority = True, authority
+            if self._server:
+                self._server.close()
+                self._server = None
 
     def _put_kubeconfig(self, folder: str, data: bytes) -> None:
         found = nodefiles.read(f"{folder}/{nodefiles.KUBECONFIG}") if self._has_written else None

@@ -89,13 +89,9 @@ def _reclaim(made: Report, choices: list[stores.Choice], options: argparse.Names
         seen = seen_twice(choices, progress)
     again = {finding.key() for finding in seen.findings}
     found = {choice.kind: _Found(choice, snapshot) for choice, snapshot in zip(choices, seen.snapshots, strict=True)}
-    try:
-        for finding in made.dead:
-            store = found.get(finding.store) or found[choices[0].kind]
-            yield _one(finding, finding.key() in again, store, options.dry_run)
-    finally:
-        for store in found.values():
-            store.close()
+    for finding in made.dead:
+        store = found.get(finding.store) or found[choices[0].kind]
+        yield _one(finding, finding.key() in again, store, options.dry_run)
 
 
 class _Found:
@@ -106,15 +102,9 @@ class _Found:
             raise InvalidConfig("nothing can be reclaimed: the pods cannot be read")
         self._choice = choice
         self._seen = seen
-        self._cluster = Cluster(choice.kubeconfig, choice.namespace) if self._seen.pods is not None else None
+        self._cluster = Cluster(choice.kubeconfig, choice.namespace) if seen.pods is not None else None
         self._freeing = Freeing(choice.open(CHANGE), self._cluster, Records(STATE), Log())
-        self._leases = {
-            (lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in self._seen.leases
-        }
-
-    def close(self) -> None:
-        if self._cluster:
-            self._cluster.close()
+        self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def free(self, finding: Finding, dry_run: bool) -> None:
         """Free what the finding is about; Changed when it must not be freed, CniError when it cannot be."""

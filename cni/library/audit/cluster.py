@@ -54,9 +54,9 @@ class Cluster:
             if resource not in _DEFINED:
                 raise
 
-    def _one(self, resource: str, name: str, namespace: str = "") -> dict[str, Any] | None:
+    def _one(self, resource: str, parse: Callable[[dict[str, Any]], T], name: str, namespace: str = "") -> T | None:
         try:
-            return self.api.get(resource, name, namespace=namespace)[0] if name else None
+            return parse(self.api.get(resource, name, namespace=namespace)[0]) if name else None
         except Gone:
             return None
         except Undefined:
@@ -72,8 +72,7 @@ class Cluster:
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """A pod as it is now; None when there is none."""
-        document = self._one(PODS, name, namespace) if namespace else None
-        return parse_pod(document) if document else None
+        return self._one(PODS, parse_pod, name, namespace) if namespace else None
 
     def nodes(self) -> dict[str, Node]:
         """The nodes, by name."""
@@ -81,8 +80,7 @@ class Cluster:
 
     def node(self, name: str) -> Node | None:
         """A node as it is now; None when there is none."""
-        document = self._one(NODES, name, EVERYWHERE)
-        return parse_node(document) if document else None
+        return self._one(NODES, parse_node, name, EVERYWHERE)
 
     def networks(self) -> tuple[list[Network], set[str]]:
         """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
@@ -95,15 +93,14 @@ class Cluster:
 
     def pool(self, name: str) -> IPPool | None:
         """An IPPool as it stands now; None when there is none, ValueError for one that gives no addresses."""
-        document = self._one(POOLS, name)
-        return IPPool(document, 0) if document else None
+        return self._one(POOLS, lambda document: IPPool(document, 0), name)
 
     def reservation(self, lease: Lease) -> Reservation | None:
         """The reservation of the address of `lease`, for any owner; None when there is none."""
-        if lease.scope is None:
+        scope = lease.scope
+        if scope is None:
             return None
-        document = self._one(RESERVATIONS, reservation_name(lease))
-        return Reservation(document, (lease.scope,)) if document else None
+        return self._one(RESERVATIONS, lambda found: Reservation(found, (scope,)), reservation_name(lease))
 
 
 class PoolReading:
@@ -126,7 +123,7 @@ class PoolReading:
         for page in self._cluster.pages(RESERVATIONS, Reservation):
             self._reserved.update((one.name, one) for one in page)
             yield []
-        for documents in self._cluster.pages(POOLS, lambda document: document, size=_POOLS):
+        for documents in self._cluster.pages(POOLS, dict, size=_POOLS):
             while documents:
                 state = self._parsed(documents.pop())
                 yield [state] if state else []

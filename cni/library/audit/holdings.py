@@ -64,15 +64,12 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
     if choice.kind != "kubernetes":
         return of_store(choice, progress, pool)
     cluster = Cluster(choice.kubeconfig, choice.namespace)
+    progress("reading networks")
     try:
-        progress("reading networks")
-        try:
-            networks, _ = cluster.networks()
-        except Forbidden:
-            networks = []  # then pools are as large as their names say
-        return of_pools(cluster, networks, progress, pool)
-    finally:
-        cluster.close()
+        networks, _ = cluster.networks()
+    except Forbidden:
+        networks = []  # then pools are as large as their names say
+    return of_pools(cluster, networks, progress, pool)
 
 
 def of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:

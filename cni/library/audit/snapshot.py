@@ -54,17 +54,14 @@ def look(choices: Sequence[Choice], progress: Progress) -> Look:
         return Look(findings, counts, [replace(found, unread=[why])])
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     unread: list[str] = []
-    try:
-        progress("reading networks")
-        networks, nads = _or(cluster.networks, ([], set()), unread)
-        # before the pods: a pod is there before its lease, and goes after it
-        read = [_of_store(one, cluster, networks, progress) for one in choices]
-        progress("reading pods")
-        pods = by_name(read_all(cluster.pods, progress, "pods"))
-        progress("reading nodes")
-        nodes = _or(cluster.nodes, None, unread)
-    finally:
-        cluster.close()
+    progress("reading networks")
+    networks, nads = _or(cluster.networks, ([], set()), unread)
+    # before the pods: a pod is there before its lease, and goes after it
+    read = [_of_store(one, cluster, networks, progress) for one in choices]
+    progress("reading pods")
+    pods = by_name(read_all(cluster.pods, progress, "pods"))
+    progress("reading nodes")
+    nodes = _or(cluster.nodes, None, unread)
     around: dict[str, Any] = {"pods": pods, "nodes": nodes, "networks": networks, "nads": nads}
     snapshots = [replace(found, **around, unread=[*found.unread, *unread]) for found, _, _ in read]
     total: Counter[str] = Counter()
