@@ -87,6 +87,7 @@ class Agent:
     def server(self) -> Server:
         """The API server as it is reached now; CniError when it cannot be told how."""
         if self._server is None:
+            chosen.kubeconfig_of(self._options.kubeconfig)  # a missing one may be made yet
             self._server = Server(self._kubeconfig(), seconds=SECONDS)
         return self._server
 
