@@ -56,8 +56,9 @@ def _run(options: argparse.Namespace) -> int:
     choices = stores.choose(options, output.print_fault)
     with Progress() as progress:
         seen = seen_twice(choices, progress)
-    stores_read = [choice.identity() for choice in choices]
-    made = Report(stores_read, datetime.now(UTC), seen.counts, seen.findings, seen.unread)
+    identities = [choice.identity() for choice in choices]
+    unread = list(dict.fromkeys(why for snapshot in seen.snapshots for why in snapshot.unread))
+    made = Report(identities, datetime.now(UTC), seen.counts, seen.findings, unread)
     if options.report:
         made.write(options.report)
     if options.output != "table":

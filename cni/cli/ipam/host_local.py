@@ -27,7 +27,11 @@ def read(
     network = network or os.path.basename(os.path.normpath(directory))
     known = {(e.parameters.container_id, e.parameters.ifname): e for e in cache.all() if e.network == network}
     found, strays = [], []
-    for name in _names(directory):
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as fault:
+        raise IoFailure(f"{directory} cannot be listed: {fault.strerror}") from None
+    for name in names:
         try:
             address = parse_address(name)
         except ValueError:
@@ -73,13 +77,6 @@ def _owner(
     netns = entry.parameters.netns if entry else ""
     where = (node_name, node.boot_id(), netns) if netns else ("", "", "")  # else it would be taken for one that is gone
     return Owner(Attachment(network, container, ifname), (pod[0], pod[1], pod[2]), *where, sequence)
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError as fault:
-        raise IoFailure(f"{directory} cannot be listed: {fault.strerror}") from None
 
 
 def _entry(path: str) -> tuple[str, str, int]:

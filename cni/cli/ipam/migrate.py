@@ -28,9 +28,9 @@ from cni.library.runtime.cache import DIRECTORY, Cache
 from cni.shared.kernel.node import host_name
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
-from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam import stores as kinds
-from ipam.leases import Lease, Want
+from ipam.leases import Lease
 from ipam.ranges import Range, parse_cidr
 from ipam.records import PART
 from ipam.stores.base import CREATE, Claimed, Pauses, Store, Taken, Unknown
@@ -39,12 +39,6 @@ _AT_ONCE = 200  # attachments in one turn: the node's own plugins wait for it
 _PASSES = 5
 _SHOWN = 50  # conflicts
 SECONDS = 30.0  # for one request
-
-
-class Conflicts(CniError):
-    """Addresses that both stores have given, each to another."""
-
-    code = 7
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -143,14 +137,13 @@ def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
     if choice.kind == "file" and stores.is_missing(choice.store_ref["path"]):
         raise InvalidConfig(f"{options.source}: there is no such directory, so there is nothing to copy")
     moves = choice.kind == "kubernetes" and target.kind == "addresslease"
-    pools = Pools(choice, lambda found: _of_cluster(found, options)) if moves else None
+    pools = Pools(choice) if moves else None
 
     def read() -> list[Lease]:
-        if pools:
-            return pools.read()
         found = holdings.read(choice)
+        moved = pools.moved_from(found) if pools else []
         leases = _of_cluster(found, options) if choice.kind == "kubernetes" else list(found.leases)
-        return leases if choice.kind == "file" else _chosen(leases, options.node, target)
+        return moved + (leases if choice.kind == "file" else _chosen(leases, options.node, target))
 
     return LeaseSource(
         choice.store_ref, read, len if pools else lambda leases: _opened(choice, leases).release(leases), pools
@@ -216,35 +209,20 @@ def _opened(choice: Choice, leases: Iterable[Lease]) -> Store:
     return kinds.open_store(store_ref if choice.kind == "kubernetes" else choice.store_ref, CREATE, seconds=SECONDS)
 
 
-# --- the plan: pure ---
+# --- the migration ---
 
 
 @dataclass
 class Plan:
-    """`copy` are leases to be claimed, by owner; `there` those that are; `conflicts` those that another holds."""
+    """`copy` are leases to be claimed, by owner; `there` those that the destination has already."""
 
     copy: dict[tuple[object, ...], list[Lease]] = field(default_factory=dict)
     there: list[Lease] = field(default_factory=list)
-    conflicts: list[tuple[Lease, Lease]] = field(default_factory=list)
 
     @property
     def missing(self) -> int:
         """The number of leases that are to be copied."""
         return sum(map(len, self.copy.values()))
-
-
-def compared(leases: Iterable[Lease], holder: Callable[[Want], Lease | None]) -> Plan:
-    """The leases to copy. `holder` returns the lease that has an address in the destination."""
-    found = Plan()
-    for lease in leases:
-        other = holder(lease.want)
-        if other is None:
-            found.copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
-        elif is_same(other, lease):
-            found.there.append(lease)
-        else:
-            found.conflicts.append((lease, other))
-    return found
 
 
 def is_same(other: Lease, lease: Lease) -> bool:
@@ -261,9 +239,6 @@ def shown(lease: Lease) -> str:
     return f"{lease.text} of {lease.pool}"
 
 
-# --- the migration ---
-
-
 class _Migration:
     def __init__(self, source: LeaseSource, target: Choice, progress: Callable[[str], object]) -> None:
         self._source = source
@@ -272,10 +247,10 @@ class _Migration:
         self._done = {"copied": 0, "there": 0, "takenBack": 0, "removed": 0, "records": 0}
         self._copied: dict[tuple[Any, ...], Lease] = {}
         moves_back = target.kind == "kubernetes" and (source.store_ref or {}).get("kind") == "addresslease"
-        self._opens = Pools(target, lambda found: []) if moves_back else None
+        self._opens = Pools(target) if moves_back else None
 
     def run(self, dry_run: bool, remove_source: bool) -> tuple[Plan, dict[str, int]]:
-        """Copy until nothing is left to copy; Conflicts, with nothing written, when both stores have an address.
+        """Copy until nothing is left to copy; InvalidConfig, with nothing written, when both stores have an address.
 
         Returns the plan, and how many leases, and records of this node, were changed in which way.
         """
@@ -312,18 +287,22 @@ class _Migration:
 
     def _planned(self, leases: list[Lease]) -> Plan:
         self._progress(f"comparing {len(leases)} leases")
+        plan, conflicts = Plan(), []
         store = _opened(self._target, leases)
         with store.session():
-            plan = compared(leases, store.holder)
-        if plan.conflicts:
-            told = [
-                f"{shown(lease)}: here {lease.holder()}; there {other.holder()}"
-                for lease, other in plan.conflicts[:_SHOWN]
-            ]
-            more = f"\nand {len(plan.conflicts) - _SHOWN} more" if len(plan.conflicts) > _SHOWN else ""
-            raise Conflicts(
-                f"{len(plan.conflicts)} addresses are given to others in {self._target}, so nothing was copied: {told[0]}",
-                "\n".join(told) + more,
+            for lease in leases:
+                other = store.holder(lease.want)
+                if other is None:
+                    plan.copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
+                elif is_same(other, lease):
+                    plan.there.append(lease)
+                else:
+                    conflicts.append(f"{shown(lease)}: here {lease.holder()}; there {other.holder()}")
+        if conflicts:
+            more = [f"and {len(conflicts) - _SHOWN} more"] if len(conflicts) > _SHOWN else []
+            raise InvalidConfig(
+                f"{len(conflicts)} addresses are given to others in {self._target}, so nothing was copied: {conflicts[0]}",
+                "\n".join([*conflicts[:_SHOWN], *more]),
             )
         return plan
 

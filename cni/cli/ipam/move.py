@@ -6,10 +6,8 @@ that no CIDR is: Go whereabouts and older versions of railcni refuse an ADD from
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from cni.library.audit import holdings
 from cni.library.audit.cluster import Cluster
 from cni.library.audit.model import Snapshot
 from cni.library.audit.store import Choice
@@ -22,26 +20,23 @@ from ipam.stores.kubernetes import objects
 
 
 class Pools:
-    """The IPPools of the chosen cluster. `leases_of` makes leases from the pools that are read."""
+    """The IPPools of the chosen cluster."""
 
-    def __init__(self, choice: Choice, leases_of: Callable[[Snapshot], list[Lease]]) -> None:
-        self._choice = choice
-        self._leases_of = leases_of
+    def __init__(self, choice: Choice) -> None:
         self._cluster = Cluster(choice.kubeconfig)
         self._api = self._cluster.api
         self._versions: dict[str, str] = {}
-        self.moved: list[Lease] = []
+        self._moved: list[Lease] = []
 
-    def read(self) -> list[Lease]:
-        """The leases of all pools, those included that `close` has taken out of theirs."""
-        found = holdings.read(self._choice)
+    def moved_from(self, found: Snapshot) -> list[Lease]:
+        """The leases that `close` has taken out of their pools, besides those in the pools `found`, which it closes next."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             raise InvalidConfig(
                 f"the addresses of {sliced[0]} cannot be moved: it has node_slice_size, which datastore addresslease does not"
                 " take. Leave it out of that network first"
             )
         self._versions = {state.name: state.version for state in found.pools}
-        return self.moved + self._leases_of(found)
+        return self._moved
 
     def close(self, leases: list[Lease]) -> bool:
         """Close each pool that is still as it was read, when its `leases` are; whether all were."""
@@ -54,7 +49,7 @@ class Pools:
                 closed = False
                 continue
             own = [lease for lease in leases if lease.pool == name]
-            self.moved += own
+            self._moved += own
             for lease in own:
                 self._unreserve(lease)
         return closed

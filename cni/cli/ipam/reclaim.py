@@ -34,7 +34,6 @@ from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.leases import Lease
 from ipam.stores.base import CHANGE
-from ipam.stores.kubernetes.objects import Reservation
 
 GRACE = 60.0  # seconds: longer than a sandbox takes to be made anew
 
@@ -110,7 +109,9 @@ class _Found:
         """Free what the finding is about; Changed when it must not be freed, CniError when it cannot be."""
         if not finding.pool:
             (reserved,) = (r for r in self._seen.reserved or () if r.name == finding.reservation[0])
-            self._freeing.delete_reservation(reserved, lambda now: self._check_reservation(finding, now), dry_run)
+            self._freeing.delete_reservation(
+                reserved, lambda now: _agree(finding, self._rules_for(now.lease).reservation(now)), dry_run
+            )
             return
         lease = self._leases[finding.pool, finding.address, finding.container_id, finding.ifname]
         self._freeing.free_lease(lease, lambda now: self._check(finding, now), self._cooldown(lease), dry_run)
@@ -121,9 +122,6 @@ class _Found:
             _agree(finding, store_rules.of_lease(lease, record, snapshot.is_there))
         else:
             _agree(finding, self._rules_for(lease).lease(lease))
-
-    def _check_reservation(self, finding: Finding, reserved: Reservation) -> None:
-        _agree(finding, self._rules_for(reserved.lease).reservation(reserved))
 
     def _rules_for(self, lease: Lease) -> AuditRules:
         """The rules over this lease, its pod and node as they are now, and all else that concerns its address."""

@@ -136,13 +136,11 @@ class Freeing:
 
         An ADD that takes the address over changes it in place, so its UID alone would not do.
         """
-        now = self.cluster.reservation(reserved.lease) if self.cluster else None
+        then = reserved.lease
+        now = self.cluster.reservation(then) if self.cluster else None
         if now is None or not self.cluster:
             raise Changed("the reservation is gone")
-        if now.uid != reserved.uid or (now.lease.pod_ref, now.lease.container_id) != (
-            reserved.lease.pod_ref,
-            reserved.lease.container_id,
-        ):
+        if (now.uid, now.lease.pod_name, now.lease.container_id) != (reserved.uid, then.pod_name, then.container_id):
             raise Changed("another has taken its place")
         check(now)
         if not dry_run:

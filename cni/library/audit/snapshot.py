@@ -34,11 +34,6 @@ class Look:
     counts: Mapping[str, int]
     snapshots: list[Snapshot]
 
-    @property
-    def unread(self) -> list[str]:
-        """What could not be read, and why."""
-        return list(dict.fromkeys(why for snapshot in self.snapshots for why in snapshot.unread))
-
 
 def look(choices: Sequence[Choice], progress: Progress) -> Look:
     """Look at all of the stores, which are of one cluster if they are several.
