@@ -56,7 +56,7 @@ class Collector:
         self._teller = Teller(self.server, self.node, self.log)
         self._connected: Server | None = None
         self._sources: list[ClusterSource] = [PoolSource(), AddressSource()]
-        self._looked = self._tidied = float("-inf")
+        self._all_read_at = self._tidied = float("-inf")
 
     @property
     def suspects(self) -> list[Lease]:
@@ -76,9 +76,9 @@ class Collector:
                 yield from self._free_or_restore(source, pods)
             if not self.election.is_elected():
                 self._forget_all()
-            elif monotonic() - self._looked >= self.grace:
+            elif monotonic() - self._all_read_at >= self.grace:
                 yield from self._free_abandoned(server)
-                self._looked = monotonic()
+                self._all_read_at = monotonic()
         except Exception:
             self.metrics.passes.add(1, "failed")
             raise
@@ -218,7 +218,7 @@ class Collector:
                 self._teller.once(pool.name, events.EXHAUSTED, message)
 
     def _forget_all(self) -> None:
-        self._looked = float("-inf")
+        self._all_read_at = float("-inf")
         for source in self._sources:
             source.forget()
         self._count()

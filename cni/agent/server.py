@@ -1,4 +1,4 @@
-"""What the agent asks of the API server beside leases: the election's object, Events, tokens."""
+"""The requests of the agent to the API server that concern no leases: the election's object, Events, tokens."""
 
 from __future__ import annotations
 

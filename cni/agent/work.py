@@ -202,7 +202,7 @@ class Agent:
                 raise TryAgainLater(f"{left} releases of this node are still to be made")
 
     def elect(self) -> Iterator[None]:
-        """Renew the election, or see who is elected."""
+        """Renew the election, or read which agent is elected."""
         former = self.election.is_elected()
         try:
             yield

@@ -1,4 +1,4 @@
-"""railcni ipam pools, leases, show: who has which address. They read, and change nothing. flush: releases made up for."""
+"""railcni ipam pools, leases, show: which pod has which address. They change nothing. flush: retries pending releases."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _place(choice: stores.Choice, leases: list[Lease]) -> None:
 
 
 def _holders(choice: stores.Choice, address: tuple[int, int]) -> Iterable[Lease]:
-    """Who has an address, asked of each pool that may hold it."""
+    """The leases of an address, asked of each pool that may hold it."""
     store = choice.open(READ)
     with store.session():
         for pool in store.pools():

@@ -1,9 +1,9 @@
 """railcni ipam reclaim: free what an audit has found dead.
 
-Nothing is freed on the report's word. All is looked at anew, at least a grace later; what is found dead again, as the
-same lease, is read once more by itself right before it is freed, and its change is tested by the store: the
-resourceVersion of pool, AddressLease or reservation, all that makes a lease this one. What has changed is passed over, and
-so is what may be in use on the machine that the command runs on.
+Nothing is freed because of the report alone. All is read anew, at least a grace later; a lease that is dead again, and the
+same, is read once more by itself right before it is freed, and the store tests the change: the resourceVersion of pool,
+AddressLease or reservation, all that makes a lease this one. A lease that has changed stays, and so does one whose address
+may be in use on the machine that the command runs on.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _reclaim(made: Report, choices: list[stores.Choice], options: argparse.Names
 
 
 class _Found:
-    """What a look at the chosen store has `seen`; InvalidConfig when its pods could not be read."""
+    """A chosen store as an audit has `seen` it; InvalidConfig when its pods could not be read."""
 
     def __init__(self, choice: stores.Choice, seen: Snapshot) -> None:
         if seen.records is None and seen.pods is None:

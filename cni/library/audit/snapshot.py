@@ -1,4 +1,4 @@
-"""One look at a store and at those whom its leases are for. Reads only: get and list, and files."""
+"""Reads a store, and the pods and nodes that its leases are for, and applies the rules. It only gets and lists, and reads files."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ipam.stores.etcd import EtcdStore
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was seen: the findings, the snapshots they are of, a store's each, and how much was looked at."""
+class Audit:
+    """The findings, the snapshots that they are of, one of each store, and how many objects of each kind were read."""
 
     findings: list[Finding]
     counts: Mapping[str, int]
     snapshots: list[Snapshot]
 
 
-def look(choices: Sequence[Choice], progress: Progress) -> Look:
-    """Look at all of the stores, which are of one cluster if they are several.
+def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
+    """Audit at all of the stores, which are of one cluster if they are several.
 
     CniError when a store, or in a cluster the pods, cannot be read.
     """
@@ -46,7 +46,7 @@ def look(choices: Sequence[Choice], progress: Progress) -> Look:
     if not choice.has_cluster:
         found, findings, counts = _of_store(choice, None, [], progress)
         why = "the pods: no kubeconfig is named, so no lease was compared with its pod (--kubeconfig names one)"
-        return Look(findings, counts, [replace(found, unread=[why])])
+        return Audit(findings, counts, [replace(found, unread=[why])])
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     unread: list[str] = []
     progress("reading networks")
@@ -62,7 +62,7 @@ def look(choices: Sequence[Choice], progress: Progress) -> Look:
     total: Counter[str] = Counter()
     for _, _, counts in read:
         total.update(counts)
-    return Look(_findings(snapshots, [own for _, own, _ in read]), {**total, "pods": len(pods)}, snapshots)
+    return Audit(_findings(snapshots, [own for _, own, _ in read]), {**total, "pods": len(pods)}, snapshots)
 
 
 def _findings(snapshots: Sequence[Snapshot], before: Sequence[list[Finding]]) -> list[Finding]:
@@ -82,7 +82,7 @@ def _findings(snapshots: Sequence[Snapshot], before: Sequence[list[Finding]]) ->
 def _of_store(
     choice: Choice, cluster: Cluster | None, networks: list[Network], progress: Progress
 ) -> tuple[Snapshot, list[Finding], dict[str, int]]:
-    """What the store holds, what is wrong with it by itself, and how much was looked at."""
+    """The content of the store, the faults of the store by itself, and how many objects of each kind were read."""
     if choice.kind == "kubernetes" and cluster:
         found = holdings.of_pools(cluster, networks, progress)
         counts = {"pools": len(found.pools), "leases": len(found.leases), "reservations": len(found.reserved or ())}
@@ -110,7 +110,7 @@ def _or(read: Callable[[], Any], instead: Any, unread: list[str]) -> Any:
         return instead
 
 
-def _at_files(choice: Choice, progress: Progress) -> Look:
+def _at_files(choice: Choice, progress: Progress) -> Audit:
     store = choice.open(READ)
     with store.session():
         pools = store.pools()
@@ -119,7 +119,7 @@ def _at_files(choice: Choice, progress: Progress) -> Look:
     progress(f"{len(leases)} leases read")
     found = Snapshot(choice.kind, leases, records=records, counted=pools)
     counts = {"pools": len(pools), "leases": len(leases), "records": len(records)}
-    return Look(store_rules.find(found, is_there), counts, [found])
+    return Audit(store_rules.find(found, is_there), counts, [found])
 
 
 def _names(record: Mapping[str, Any], choice: Choice) -> bool:

@@ -194,7 +194,7 @@ def _readable(path: str, named: str) -> str:
 
 
 def is_missing(path: str) -> bool:
-    """Whether nothing is there: one who may not look there is told so when it is opened."""
+    """Whether nothing is at `path`. Where the user may not look, the opening says so."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
