@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from cni.library.audit import in_use
 from cni.library.audit.cluster import Cluster
@@ -58,7 +57,8 @@ class Freeing:
             if users is None:
                 raise Changed("an operation on its attachment is under way")
             record = upkeep.read_record(lease.attachment, self.records, self.log)
-            if record and not self._is_of(record, lease):
+            own = record and stores.same(record["store"], self.store.record()) and not record["pending"]
+            if record and not (own and record["sequence"] == lease.sequence):
                 raise Changed("its record tells of another lease or store, or of a release that is pending")
             self._refuse_used(lease, users)
             if record is None:
@@ -82,10 +82,6 @@ class Freeing:
             if found:
                 return found[0]
         return lease
-
-    def _is_of(self, record: dict[str, Any], lease: Lease) -> bool:
-        own = stores.same(record["store"], self.store.record())
-        return own and not record["pending"] and record["sequence"] == lease.sequence
 
     def _refuse_used(self, lease: Lease, users: list[Attachment]) -> None:
         try:

@@ -81,7 +81,7 @@ def of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
             found.append(lease)
             if len(found) % _PAGE == 0:
                 progress(f"{len(found)} leases read")
-        return Snapshot(choice.kind, found)
+        return Snapshot(choice.kind, found, counts={"leases": len(found)})
 
 
 def leases(store: Store, pool: str = "") -> Iterator[Lease]:
@@ -100,4 +100,6 @@ def of_pools(cluster: Cluster, networks: list[Network], progress: Progress, pool
     reading = PoolReading(cluster, networks)
     states = sorted((s for s in read_all(reading.read) if pool in ("", s.name)), key=lambda state: state.name)
     found = [lease for state in states for lease in state.leases]
-    return Snapshot("kubernetes", found, states, reading.reserved(), networks=networks, unread=reading.faults)
+    reserved = reading.reserved()
+    counts = {"pools": len(states), "leases": len(found), "reservations": len(reserved)}
+    return Snapshot("kubernetes", found, states, reserved, networks=networks, unread=reading.faults, counts=counts)

@@ -102,15 +102,12 @@ class AddressUse:
             for pod, interface in users:
                 spaces[self._space(interface, address)][str(pod)] = pod
             for space, pods in spaces.items():
-                if len(pods) > 1 and space is not None:
-                    yield self._duplicate(address, list(pods.values()))
-
-    @staticmethod
-    def _duplicate(address: Address, pods: list[Pod]) -> Finding:
-        text = format_address(*address)
-        where = ", ".join(f"{pod} (node {pod.node})" for pod in pods)
-        message = f"{text} is in use by {len(pods)} pods at once: {where}; delete all but one of them"
-        return Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(pods[0]), node=pods[0].node)
+                if len(pods) < 2 or space is None:
+                    continue
+                text, first = format_address(*address), next(iter(pods.values()))
+                where = ", ".join(f"{pod} (node {pod.node})" for pod in pods.values())
+                message = f"{text} is in use by {len(pods)} pods at once: {where}; delete all but one of them"
+                yield Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(first), node=first.node)
 
     def _space(self, interface: PodInterface, address: Address) -> object:
         """In which an address is to be unique; None when it comes from elsewhere."""

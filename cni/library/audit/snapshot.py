@@ -44,9 +44,9 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     if choice.kind == "file":
         return _at_files(choice, progress)
     if not choice.has_cluster:
-        found, findings, counts = _of_store(choice, None, [], progress)
+        found = _of_store(choice, None, [], progress)
         why = "the pods: no kubeconfig is named, so no lease was compared with its pod (--kubeconfig names one)"
-        return Audit(findings, counts, [replace(found, unread=[why])])
+        return Audit(list(found.findings), found.counts, [replace(found, unread=[why])])
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     unread: list[str] = []
     progress("reading networks")
@@ -58,19 +58,19 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     progress("reading nodes")
     nodes = _or(cluster.nodes, None, unread)
     around: dict[str, Any] = {"pods": pods, "nodes": nodes, "networks": networks, "nads": nads}
-    snapshots = [replace(found, **around, unread=[*found.unread, *unread]) for found, _, _ in read]
+    snapshots = [replace(found, **around, unread=[*found.unread, *unread]) for found in read]
     total: Counter[str] = Counter()
-    for _, _, counts in read:
-        total.update(counts)
-    return Audit(_findings(snapshots, [own for _, own, _ in read]), {**total, "pods": len(pods)}, snapshots)
+    for found in read:
+        total.update(found.counts)
+    return Audit(_findings(snapshots), {**total, "pods": len(pods)}, snapshots)
 
 
-def _findings(snapshots: Sequence[Snapshot], before: Sequence[list[Finding]]) -> list[Finding]:
-    """The findings of each store, beside those `before`; what is wrong with pods once, and only where no store is right."""
+def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
+    """The findings of each store; a fault of a pod's addresses once, and only where no store is right."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
-    for snapshot, own in zip(snapshots, before, strict=True):
-        for finding in [*own, *lease_rules.find(snapshot)]:
+    for snapshot in snapshots:
+        for finding in [*snapshot.findings, *lease_rules.find(snapshot)]:
             if finding.kind == POD_WITHOUT_LEASE and len(snapshots) > 1 and (finding.address, finding.pod) in given:
                 continue
             if finding.kind not in (POD_WITHOUT_LEASE, DUPLICATE_ADDRESS):
@@ -79,17 +79,11 @@ def _findings(snapshots: Sequence[Snapshot], before: Sequence[list[Finding]]) ->
     return list(found.values())
 
 
-def _of_store(
-    choice: Choice, cluster: Cluster | None, networks: list[Network], progress: Progress
-) -> tuple[Snapshot, list[Finding], dict[str, int]]:
-    """The content of the store, the faults of the store by itself, and how many objects of each kind were read."""
+def _of_store(choice: Choice, cluster: Cluster | None, networks: list[Network], progress: Progress) -> Snapshot:
     if choice.kind == "kubernetes" and cluster:
-        found = holdings.of_pools(cluster, networks, progress)
-        counts = {"pools": len(found.pools), "leases": len(found.leases), "reservations": len(found.reserved or ())}
-        return found, [], counts
+        return holdings.of_pools(cluster, networks, progress)
     if choice.kind != "etcd":
-        found = holdings.of_store(choice, progress)
-        return found, [], {"leases": len(found.leases)}
+        return holdings.of_store(choice, progress)
     store = EtcdStore(choice.store_ref, READ)
     entries: dict[bytes, bytes] = {}
     last = b""
@@ -98,7 +92,7 @@ def _of_store(
         last = page[-1][0]
         progress(f"{len(entries)} keys read")
     leases, findings = store_rules.find_in_keys(entries, store.keys.root, store.expected)
-    return Snapshot(choice.kind, leases), findings, {"keys": len(entries), "leases": len(leases)}
+    return Snapshot(choice.kind, leases, findings=findings, counts={"keys": len(entries), "leases": len(leases)})
 
 
 def _or(read: Callable[[], Any], instead: Any, unread: list[str]) -> Any:
