@@ -1,27 +1,27 @@
 """The two stores of the API server, as an agent reads them (the leases of a node, or all, page by page) and keeps them.
 
-Of a whole reading it keeps the leases of no node's agent, and each pool's count. It first reads the names and labels of
-AddressLeases alone; a page of IPPools is a few objects.
+When an agent reads all, it keeps the leases that no node's agent frees, and each pool's count. It first reads the names and
+labels of AddressLeases alone; a page of IPPools is a few objects.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 from cni.agent.grace import GraceTracker, is_abandoned
+from cni.agent.server import SECONDS
 from cni.library.audit.cluster import Cluster, PoolReading
 from cni.library.audit.model import Key, Name, Node, Pod
 from ipam.leases import Lease
 from ipam.ranges import BITS, range_of
-from ipam.stores.addresslease import AddressLeaseStore
+from ipam.stores import open_store
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver.faults import Conflict, Undefined
 from ipam.stores.apiserver.resources import ADDRESSES, POOLS, RESERVATIONS
-from ipam.stores.base import Store
-from ipam.stores.kubernetes import KubernetesStore, objects
+from ipam.stores.base import CHANGE, Store
+from ipam.stores.kubernetes import objects
 from ipam.stores.kubernetes.objects import IPPool, Reservation, allocation
 
 _NAMES = 1000  # names and labels of objects in one reply
@@ -46,7 +46,7 @@ class Usage:
 
 
 class ClusterSource(ABC):
-    """A store of the API server. `usage`, `named`, `lone` and `faults` are those of the last whole reading."""
+    """A store of the API server. `usage` to `faults` are those of the last `read_abandoned`."""
 
     kind = ""
 
@@ -55,29 +55,32 @@ class ClusterSource(ABC):
         self.store: Store
         self.usage: dict[str, Usage] = {}
         self.named: set[str] = set()  # nodes that leases name
-        self.lone: list[Reservation] = []  # reservations without a lease, of no node's agent
+        self.abandoned: dict[Key, Lease] = {}  # the leases that no node's agent frees
+        self.unleased: dict[Key, Reservation] = {}  # of these, reservations without a lease
         self.faults: list[str] = []
         self.records: dict[Key, Lease] = {}  # of this node
         self.marked: dict[Key, Lease] = {}  # of this node's objects as of the last list, without those freed since
-        self.whole: set[Key] = set()  # the recorded leases that were found to be whole since
+        self.intact: set[Key] = set()  # the recorded leases that were found as they were made since
         self.listed, self.listed_at = float("-inf"), 0  # monotonic, and nanoseconds since 1970 as sequences are
-        self.own, self.abandoned, self.waiting = GraceTracker(), GraceTracker(), GraceTracker()
+        self.dead, self.abandoned_dead, self.waiting = GraceTracker(), GraceTracker(), GraceTracker()
         self.seen_on: dict[Key, str] = {}  # the node of an abandoned lease's pod while it lived; "": of several
 
-    @abstractmethod
-    def connect(self, cluster: Cluster, seconds: float) -> None:
-        """Read `cluster` from now on; a request takes `seconds` at most."""
+    def connect(self, cluster: Cluster) -> None:
+        """Read `cluster` from now on."""
+        self.cluster = cluster
+        self.store = open_store({"kind": self.kind, "kubeconfig": cluster.path}, CHANGE, seconds=SECONDS)
 
     def forget(self) -> None:
         """Forget the leases of other nodes: another agent is elected."""
-        self.abandoned.clear()
+        self._begin()
+        self.abandoned_dead.clear()
         self.waiting.clear()
         self.seen_on = {}
 
-    def remember_nodes(self, mine: Mapping[Key, Lease], pods: Mapping[Name, Pod]) -> None:
+    def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
         """Note the nodes of the pods of abandoned leases while they live; another pod of the same name does not count."""
-        known = {key: node for key, node in self.seen_on.items() if key in mine}
-        for key, lease in mine.items():
+        known = {key: node for key, node in self.seen_on.items() if key in self.abandoned}
+        for key, lease in self.abandoned.items():
             pod = pods.get(lease.pod_name)
             if pod and pod.node and (not lease.pod[2] or pod.has_uid(lease.pod[2])):
                 known[key] = pod.node if known.get(key, pod.node) == pod.node else ""
@@ -92,8 +95,8 @@ class ClusterSource(ABC):
         """The leases with the label of `node`, as the server's cache has them."""
 
     @abstractmethod
-    def unattended(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
-        """Read all; of each page the leases that no agent on one of `nodes` collects."""
+    def read_abandoned(self, nodes: Mapping[str, Node]) -> Iterator[None]:
+        """Read all, a page at a time, for the leases that no agent on one of `nodes` frees."""
 
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:
@@ -103,13 +106,24 @@ class ClusterSource(ABC):
         """Whether the object that `of_node` read `lease` from still stands for it."""
         return self.holder(lease) is lease
 
-    def is_whole(self, lease: Lease, marked: bool) -> bool:
+    def is_intact(self, lease: Lease, marked: bool) -> bool:
         """Whether the lease stands as it was made; `marked`: `of_node` has read it."""
         return marked
 
     def complete(self, lease: Lease) -> bool:
         """Make the other objects of a lease that is held; whether one was missing."""
         return False
+
+    def _begin(self) -> None:
+        """Forget the last `read_abandoned`."""
+        self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, {}, []
+
+    def _keep(self, leases: Iterable[Lease], nodes: Mapping[str, Node]) -> None:
+        """Keep those of `leases` that no agent on one of `nodes` frees, nor this one."""
+        for lease in leases:
+            key = lease.identity
+            if is_abandoned(lease, nodes) and key not in self.marked and key not in self.records:
+                self.abandoned[key] = lease
 
     def _count(self, pool: str, family: int, value: int, node: str) -> None:
         if pool not in self.usage:
@@ -123,9 +137,8 @@ class PoolSource(ClusterSource):
 
     kind = "kubernetes"
 
-    def connect(self, cluster: Cluster, seconds: float) -> None:
-        self.cluster = cluster
-        self.store = KubernetesStore({"kind": self.kind, "kubeconfig": cluster.path}, seconds)
+    def __init__(self) -> None:
+        super().__init__()
         self._read: dict[str, IPPool | None] = {}  # since `of_node`
 
     def fault(self) -> str:
@@ -141,17 +154,20 @@ class PoolSource(ClusterSource):
         pages = self.cluster.pages(RESERVATIONS, Reservation, labels=f"{objects.NODE_LABEL}={node}", recent=True)
         return [one.lease for page in pages for one in page if one.address and one.lease.pool]
 
-    def unattended(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
-        self.usage, self.named, pools = {}, set(), PoolReading(self.cluster)
+    def read_abandoned(self, nodes: Mapping[str, Node]) -> Iterator[None]:
+        self._begin()
+        pools = PoolReading(self.cluster)
         for page in pools.read():
             for pool in page:
                 self.usage[pool.name] = Usage(pool.name, pool.family, pool.first, pool.size)
                 for lease in pool.leases:
                     self._count(pool.name, *lease.address, lease.node)
-            yield [lease for pool in page for lease in pool.leases if is_abandoned(lease, nodes)]
-        lone = pools.lone()
-        self.named |= {one.lease.node for one in lone}
-        self.lone = [one for one in lone if one.address and is_abandoned(one.lease, nodes)]
+                self._keep(pool.leases, nodes)
+            yield
+        unleased = pools.unleased()
+        self.named |= {one.lease.node for one in unleased}
+        self._keep((one.lease for one in unleased if one.address), nodes)
+        self.unleased = {one.lease.identity: one for one in unleased}
         self.faults = pools.faults
 
     def holder(self, lease: Lease) -> Lease | None:
@@ -168,7 +184,7 @@ class PoolSource(ClusterSource):
         reserved = self.cluster.reservation(lease)
         return reserved is not None and reserved.is_of(lease)
 
-    def is_whole(self, lease: Lease, marked: bool) -> bool:
+    def is_intact(self, lease: Lease, marked: bool) -> bool:
         if lease.scope is not None:
             return marked
         if lease.pool not in self._read:
@@ -191,17 +207,13 @@ class AddressSource(ClusterSource):
 
     kind = "addresslease"
 
-    def connect(self, cluster: Cluster, seconds: float) -> None:
-        self.cluster = cluster
-        self.store = AddressLeaseStore({"kind": self.kind, "kubeconfig": cluster.path}, seconds)
-
     def of_node(self, node: str) -> list[Lease]:
         pages = self._leases({addresses.NODE: addresses.label(node)}, recent=True)
         return [lease for page in pages for lease in page]
 
     def _leases(self, labels: Mapping[str, str], recent: bool = False) -> Iterator[list[Lease]]:
         selector = addresses.selector({**labels, addresses.STATE: addresses.HELD})
-        for documents in self.cluster.pages(ADDRESSES, lambda document: document, labels=selector, recent=recent):
+        for documents in self.cluster.pages(ADDRESSES, dict, labels=selector, recent=recent):
             found = []
             for document in documents:
                 try:
@@ -210,13 +222,14 @@ class AddressSource(ClusterSource):
                     self.faults.append(f"AddressLease {document['metadata']['name']} tells no address")
             yield [entry.lease for entry in found if entry.held]
 
-    def unattended(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
-        self.usage, self.named, self.faults = {}, set(), []
+    def read_abandoned(self, nodes: Mapping[str, Node]) -> Iterator[None]:
+        self._begin()
         named = {addresses.label(name): name for name in nodes}
         strange: set[str] = set()
         selector = addresses.selector({addresses.STATE: addresses.HELD})
-        for page in self.cluster.pages(ADDRESSES, _metadata, labels=selector, brief=True, size=_NAMES):
-            for name, labels in page:
+        for page in self.cluster.pages(ADDRESSES, dict, labels=selector, brief=True, size=_NAMES):
+            for metadata in (document["metadata"] for document in page):
+                name, labels = metadata["name"], metadata.get("labels") or {}
                 mark = labels.get(addresses.NODE, "")
                 try:
                     self._count(labels.get(addresses.POOL, ""), *addresses.address_of(name), named.get(mark, mark))
@@ -224,10 +237,11 @@ class AddressSource(ClusterSource):
                     self.faults.append(f"the name of AddressLease {name} tells no address")
                 if mark not in named or nodes[named[mark]].out_of_service:
                     strange.add(mark)
-            yield []
+            yield
         for mark in sorted(strange):
             for leases in self._leases({addresses.NODE: mark}):
-                yield [lease for lease in leases if is_abandoned(lease, nodes)]
+                self._keep(leases, nodes)
+                yield
 
     def holder(self, lease: Lease) -> Lease | None:
         try:
@@ -235,8 +249,3 @@ class AddressSource(ClusterSource):
         except Undefined:
             return None
         return lease if found and found.attachment == lease.attachment else found
-
-
-def _metadata(document: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    metadata = document.get("metadata") or {}
-    return str(metadata.get("name")), metadata.get("labels") or {}

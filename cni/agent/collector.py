@@ -20,7 +20,7 @@ from cni.agent.election import Election
 from cni.agent.events import Teller
 from cni.agent.grace import GraceTracker, find_dead, hindrance
 from cni.agent.server import SECONDS, Server
-from cni.library.audit.cluster import by_name, whole
+from cni.library.audit.cluster import by_name, read_all
 from cni.library.audit.free import Changed, Freeing
 from cni.library.audit.lease_rules import near_limit
 from cni.library.audit.model import Key, Name, Node, Pod
@@ -37,12 +37,12 @@ _LISTED_GRACES = 10  # between two lists of a node's objects: for each the serve
 
 @dataclass
 class Collector:
-    """The collector of `node`'s agent. `connect` gives the API server; CniError.
+    """The collector of `node`'s agent. `server` gives the API server; CniError.
 
     `below` finds a path of the host where it is mounted here; `cooldown` gives the seconds of a freed address's cooldown.
     """
 
-    connect: Callable[[], Server]
+    server: Callable[[], Server]
     records: Records
     below: Callable[[str], str]
     cooldown: Callable[[], int]
@@ -50,68 +50,64 @@ class Collector:
     election: Election
     grace: float
     metrics: Metrics
-    teller: Teller
     log: AgentLog
 
     def __post_init__(self) -> None:
-        self._server: Server | None = None
+        self._teller = Teller(self.server, self.node, self.log)
+        self._connected: Server | None = None
         self._sources: list[ClusterSource] = [PoolSource(), AddressSource()]
-        self._freeing: dict[str, Freeing] = {}
-        self._looked = self._tidied = float("-inf")
+        self._all_read_at = self._tidied = float("-inf")
 
     @property
-    def suspects(self) -> int:
-        """The number of leases and reservations that were seen dead and are not freed."""
-        return sum(len(tracker.leases) for tracker in self._trackers())
-
-    def _trackers(self) -> list[GraceTracker]:
-        return [tracker for source in self._sources for tracker in (source.own, source.abandoned)]
+    def suspects(self) -> list[Lease]:
+        """The leases, and those that reservations tell of, that were seen dead and are not freed."""
+        trackers = [tracker for source in self._sources for tracker in (source.dead, source.abandoned_dead)]
+        return [lease for tracker in trackers for lease in tracker.leases.values()]
 
     def steps(self) -> Iterator[None]:
         """One pass, a request or two at each step."""
         try:
-            server = self._reached()
+            server = self._connect()
             for source in self._sources:
-                yield from self._list(server, source)
-            pods = by_name(whole(lambda: server.pods(self.node)))
+                yield from self._list(source)
+            pods = by_name(read_all(lambda: server.pods(self.node)))
             yield
             for source in self._sources:
-                yield from self._look_at_own(server, source, pods)
+                yield from self._free_or_restore(source, pods)
             if not self.election.is_elected():
                 self._forget_all()
-            elif monotonic() - self._looked >= self.grace:
-                yield from self._look_at_all(server)
-                self._looked = monotonic()
+            elif monotonic() - self._all_read_at >= self.grace:
+                yield from self._free_abandoned(server)
+                self._all_read_at = monotonic()
         except Exception:
             self.metrics.passes.add(1, "failed")
             raise
         self.metrics.passes.add(1, "done")
         self.metrics.last.set(time())
 
-    def _reached(self) -> Server:
-        server = self.connect()
-        if server is not self._server:
-            self._server = server
+    def _connect(self) -> Server:
+        server = self.server()
+        if server is not self._connected:
+            self._connected = server
             for source in self._sources:
-                source.connect(server, SECONDS)
-                self._freeing[source.kind] = Freeing(source.store, server, self.records, self.log, self.below, SECONDS)
+                source.connect(server)
         return server
 
     # --- this node's ---
 
-    def _list(self, server: Server, source: ClusterSource) -> Steps:
+    def _list(self, source: ClusterSource) -> Steps:
         """Read this node's records, and at intervals its objects; before the pods, which are older than their leases."""
         source.records = {lease.identity: lease for lease in node_leases.recorded(self.records, source.kind)}
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace:
             if fault := source.fault():
-                self.teller.once(server, fault, events.OUTDATED, fault)
+                self._teller.once(fault, events.OUTDATED, fault)
             now, at = monotonic(), time_ns()
             source.marked = {lease.identity: lease for lease in source.of_node(self.node)}
-            source.whole, source.listed, source.listed_at = set(), now, at
+            source.intact, source.listed, source.listed_at = set(), now, at
             yield
 
-    def _look_at_own(self, server: Server, source: ClusterSource, pods: dict[Name, Pod]) -> Steps:
+    def _free_or_restore(self, source: ClusterSource, pods: dict[Name, Pod]) -> Steps:
         """Free the dead leases of this node, and restore lost ones."""
         leases = {**source.marked, **source.records}
         dead = find_dead(list(leases.values()), pods)
@@ -120,108 +116,93 @@ class Collector:
                 del source.marked[key], dead[key]
             yield
         freed: set[Attachment] = set()
-        for key in self._ripe(source.own, {key: leases[key] for key in dead}, dead):
+        for key in self._ripe(source.dead, {key: leases[key] for key in dead}, dead):
             lease = leases[key]
-            if lease.attachment not in freed and not self._free(source, lease, partial(self._check, server)):
+            if lease.attachment not in freed and not self._free(source, lease, self._check):
                 continue
             if key in source.records:  # then all that the attachment has went at once
                 freed.add(lease.attachment)
             source.marked.pop(key, None)  # the next list tells what became of it
-            self._report_freed(source.own, server, lease, dead[key])
+            self._report_freed(source.dead, lease, dead[key])
             yield
         others = [other for other in self._sources if other is not source]
         for key, lease in source.records.items():
-            if key in source.whole or key in dead or lease.pod_name not in pods or lease.sequence > source.listed_at:
+            if key in source.intact or key in dead or lease.pod_name not in pods or lease.sequence > source.listed_at:
                 continue
-            if source.is_whole(lease, key in source.marked) or self._restore(server, source, others, lease):
-                source.whole.add(key)
+            if source.is_intact(lease, key in source.marked) or self._restore(source, others, lease):
+                source.intact.add(key)
             yield
 
-    def _restore(self, server: Server, source: ClusterSource, others: list[ClusterSource], lease: Lease) -> bool:
+    def _restore(self, source: ClusterSource, others: list[ClusterSource], lease: Lease) -> bool:
         """Restore the lost objects of the lease; False when the collector must retry."""
         settled, reason, message = node_leases.restore(lease, source, others, self.records, self.log, self.below)
         if reason == events.CONTENDED:
-            subject = f"{lease.pool}/{lease.text}"
             self.metrics.contended.add(1)
-            self.teller.once(server, subject, reason, f"pod {lease.pod_ref}: {message}")
+            self._teller.once(f"{lease.pool}/{lease.text}", reason, f"pod {lease.pod_ref}: {message}")
         elif reason:
             self.metrics.restored.add(1)
             self.log.say("warning", message, pool=lease.pool, pod=lease.pod_ref, container=lease.container_id)
-            self.teller.about_pod(server, lease.pod, reason, message, "Warning")
+            self._teller.about_pod(lease.pod, reason, message, "Warning")
         return settled
 
-    def _check(self, server: Server, lease: Lease, abandoned_by: str = "") -> None:
+    def _check(self, lease: Lease, abandoned_by: str = "") -> None:
         """Changed unless the pod of the lease is dead still, and the node `abandoned_by` is gone or out of service."""
-        pod = server.pod(*lease.pod_name)
+        pod = self.server().pod(*lease.pod_name)
         if lease.identity not in find_dead([lease], {lease.pod_name: pod} if pod else {}):
             raise Changed("it is in use, or has changed")
         if abandoned_by and not (pod and pod.is_over and not lease.node):
-            node = server.node(abandoned_by)
+            node = self.server().node(abandoned_by)
             if node and not node.out_of_service:
                 raise Changed(f"node {node.name} is there again")
 
     # --- all, for the elected one ---
 
-    def _look_at_all(self, server: Server) -> Steps:
+    def _free_abandoned(self, server: Server) -> Steps:
+        """Free the dead ones of the leases that no node's agent frees."""
         nodes = server.nodes()
         yield
-        found: list[tuple[ClusterSource, dict[Key, Lease], dict[Key, Reservation]]] = []
         for source in self._sources:
-            known = source.marked.keys() | source.records.keys()
-            mine: dict[Key, Lease] = {}
-            for page in source.unattended(nodes):
-                mine.update((key, lease) for key, lease in ((one.identity, one) for one in page) if key not in known)
+            for _ in source.read_abandoned(nodes):
                 yield
-            lone = {key: one for key, one in ((r.lease.identity, r) for r in source.lone) if key not in known}
-            found.append((source, mine | {key: one.lease for key, one in lone.items()}, lone))
             for fault in source.faults:
-                self.teller.once(server, fault, events.UNREADABLE, fault)
-        self._measure(server)
+                self._teller.once(fault, events.UNREADABLE, fault)
+        self._measure()
         pods: dict[Name, Pod] = {}
-        leases = [lease for _, mine, _ in found for lease in mine.values()]
+        leases = [lease for source in self._sources for lease in source.abandoned.values()]
         names, addresses = {lease.pod_name for lease in leases}, {lease.address for lease in leases}
-        for pod_page in server.pods() if leases else ():
-            named = (((pod.namespace, pod.name), pod) for pod in pod_page)
-            pods.update(
-                (name, pod) for name, pod in named if name in names or not addresses.isdisjoint(pod.addresses())
-            )
+        for page in server.pods() if leases else ():
+            found = by_name(page).items()
+            pods.update((n, pod) for n, pod in found if n in names or not addresses.isdisjoint(pod.addresses()))
             yield
-        for source, mine, lone in found:
-            yield from self._look_at_abandoned(server, source, mine, lone, nodes, pods)
+        for source in self._sources:
+            yield from self._free_abandoned_of(source, nodes, pods)
         if monotonic() - self._tidied >= _LISTED_GRACES * self.grace:
             for source in self._sources:
                 source.store.forget()
             self._tidied = monotonic()
 
-    def _look_at_abandoned(
-        self,
-        server: Server,
-        source: ClusterSource,
-        mine: dict[Key, Lease],
-        lone: dict[Key, Reservation],
-        nodes: dict[str, Node],
-        pods: dict[Name, Pod],
-    ) -> Steps:
-        source.remember_nodes(mine, pods)
-        dead = find_dead(list(mine.values()), pods)
+    def _free_abandoned_of(self, source: ClusterSource, nodes: dict[str, Node], pods: dict[Name, Pod]) -> Steps:
+        source.remember_nodes(pods)
+        leases = source.abandoned
+        dead = find_dead(list(leases.values()), pods)
         named = {name for one in self._sources for name in one.named}
         waiting = {}
         for key in dead:
-            pod = pods.get(mine[key].pod_name)
-            waiting[key] = hindrance(mine[key], nodes, source.seen_on.get(key), bool(pod and pod.is_over), named)
-        for key in source.waiting.saw({key: mine[key] for key in dead if waiting[key]}, monotonic(), self.grace):
-            self.teller.once(server, waiting[key], events.WAITING, f"{dead[key]}, but {waiting[key]}")
-        free = {key: mine[key] for key in dead if not waiting[key]}
-        for key in self._ripe(source.abandoned, free, dead):
+            pod = pods.get(leases[key].pod_name)
+            waiting[key] = hindrance(leases[key], nodes, source.seen_on.get(key), bool(pod and pod.is_over), named)
+        for key in source.waiting.saw({key: leases[key] for key in dead if waiting[key]}, monotonic(), self.grace):
+            self._teller.once(waiting[key], events.WAITING, f"{dead[key]}, but {waiting[key]}")
+        free = {key: leases[key] for key in dead if not waiting[key]}
+        for key in self._ripe(source.abandoned_dead, free, dead):
             if not self.election.is_elected():
                 return
-            lease = mine[key]
+            lease, reserved = leases[key], source.unleased.get(key)
             node = lease.node or source.seen_on.get(key, "")
-            if self._free(source, lease, partial(self._check, server, abandoned_by=node), lone.get(key)):
-                self._report_freed(source.abandoned, server, lease, dead[key], key in lone)
+            if self._free(source, lease, partial(self._check, abandoned_by=node), reserved):
+                self._report_freed(source.abandoned_dead, lease, dead[key], bool(reserved))
             yield
 
-    def _measure(self, server: Server) -> None:
+    def _measure(self) -> None:
         usage = [pool for source in self._sources for pool in source.usage.values()]
         used = Counter({(pool.name, node): count for pool in usage for node, count in pool.used.items()})
         self.metrics.in_use.replace({key: float(count) for key, count in used.items()})
@@ -231,13 +212,13 @@ class Collector:
         for pool in usage:
             count = pool.used.total()
             if warning := near_limit(pool.name, pool.object_bytes, count):
-                self.teller.once(server, pool.name, events.NEAR_LIMIT, warning)
+                self._teller.once(pool.name, events.NEAR_LIMIT, warning)
             if pool.size and count >= pool.usable:
                 message = f"pool {pool.name} is exhausted: all its {count} addresses are leased"
-                self.teller.once(server, pool.name, events.EXHAUSTED, message)
+                self._teller.once(pool.name, events.EXHAUSTED, message)
 
     def _forget_all(self) -> None:
-        self._looked = float("-inf")
+        self._all_read_at = float("-inf")
         for source in self._sources:
             source.forget()
         self._count()
@@ -255,27 +236,25 @@ class Collector:
         return ripe
 
     def _count(self) -> None:
-        leases = [lease for tracker in self._trackers() for lease in tracker.leases.values()]
-        found = Counter((lease.pool, lease.node) for lease in leases)
+        found = Counter((lease.pool, lease.node) for lease in self.suspects)
         self.metrics.candidates.replace({key: float(count) for key, count in found.items()})
 
     def _free(
         self, source: ClusterSource, lease: Lease, check: Callable[[Lease], object], reserved: Reservation | None = None
     ) -> bool:
         """Free the lease, or delete the reservation that no lease goes with; whether it was done. CniError."""
+        freeing = Freeing(source.store, source.cluster, self.records, self.log, self.below, SECONDS)
         try:
             if reserved:
-                self._freeing[source.kind].delete_reservation(reserved, lambda now: check(now.lease))
+                freeing.delete_reservation(reserved, lambda now: check(now.lease))
             else:
-                self._freeing[source.kind].free_lease(lease, check, self.cooldown())
+                freeing.free_lease(lease, check, self.cooldown())
         except Changed as fault:
             self.log.say("info", f"{lease.text} is not freed: {fault}", **_fields(lease))
             return False
         return True
 
-    def _report_freed(
-        self, tracker: GraceTracker, server: Server, lease: Lease, why: str, is_reservation: bool = False
-    ) -> None:
+    def _report_freed(self, tracker: GraceTracker, lease: Lease, why: str, is_reservation: bool = False) -> None:
         tracker.leases.pop(lease.identity, None)
         self._count()
         if is_reservation:
@@ -285,7 +264,7 @@ class Collector:
             self.metrics.reclaimed.add(1, lease.pool, lease.node)
             message = f"{why}: freed in pool {lease.pool}"
         self.log.say("warning", message, **_fields(lease))
-        self.teller.about_pod(server, lease.pod, events.RECLAIMED, message)
+        self._teller.about_pod(lease.pod, events.RECLAIMED, message)
 
 
 def _fields(lease: Lease) -> dict[str, str]:

@@ -22,16 +22,8 @@ BOOT_CLOCK = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # it goes on whil
 class Election:
     """The candidate `identity`; a renewal lasts for `seconds`."""
 
-    def __init__(
-        self,
-        namespace: str,
-        identity: str,
-        seconds: float,
-        name: str = NAME,
-        clock: Callable[[], float] = BOOT_CLOCK,
-    ) -> None:
+    def __init__(self, namespace: str, identity: str, seconds: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._namespace = namespace
-        self._name = name
         self._identity = identity
         self._seconds = seconds
         self._clock = clock
@@ -47,22 +39,21 @@ class Election:
     def renew(self, server: Server) -> None:
         """Renew the lease, or take it when nobody holds it. A CniError of `server` leaves it as it was, to run out."""
         sent = self._clock()
-        found = server.lease(self._namespace, self._name)
-        spec = (found or {}).get("spec") or {}
+        version, spec = server.lease(self._namespace, NAME)
         self.holder = spec.get("holderIdentity") or ""
-        if found and not self._is_free(spec, sent):
+        if not self._is_free(spec, sent):
             self._until = 0.0
             return
         was_ours = self.holder == self._identity
-        now = _text(datetime.now(UTC))
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         new = {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": max(1, round(self._seconds)),
             "acquireTime": spec.get("acquireTime") or now if was_ours else now,
             "renewTime": now,
-            "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (0 if was_ours or not found else 1),
+            "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (0 if was_ours or not version else 1),
         }
-        if self._put(server, found, new):
+        if server.put_lease(self._namespace, NAME, version, new):
             self.holder, self._until = self._identity, sent + self._seconds * 2 / 3
         else:
             self._until = 0.0
@@ -70,10 +61,10 @@ class Election:
     def resign(self, server: Server) -> None:
         """Give the lease back, so that another need not wait for its end."""
         self._until = 0.0
-        found = server.lease(self._namespace, self._name)
-        spec = (found or {}).get("spec") or {}
-        if found and spec.get("holderIdentity") == self._identity:
-            self._put(server, found, {**spec, "holderIdentity": "", "leaseDurationSeconds": 1})
+        version, spec = server.lease(self._namespace, NAME)
+        if spec.get("holderIdentity") == self._identity:
+            given_back = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
+            server.put_lease(self._namespace, NAME, version, given_back)
 
     def _is_free(self, spec: dict[str, Any], now: float) -> bool:
         holder = spec.get("holderIdentity") or ""
@@ -84,18 +75,3 @@ class Election:
             self._observed, self._observed_at = record, now
         seconds = spec.get("leaseDurationSeconds")
         return now >= self._observed_at + (seconds if isinstance(seconds, int) else self._seconds)
-
-    def _put(self, server: Server, found: dict[str, Any] | None, spec: dict[str, Any]) -> bool:
-        metadata = (found or {}).get("metadata") or {}
-        kept = {key: metadata[key] for key in ("resourceVersion", "labels", "annotations") if metadata.get(key)}
-        document = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {**kept, "name": self._name, "namespace": self._namespace},
-            "spec": spec,
-        }
-        return server.put_lease(self._namespace, document, not found)
-
-
-def _text(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -36,7 +36,7 @@ def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, 
 
 
 def is_abandoned(lease: Lease, nodes: Mapping[str, Node]) -> bool:
-    """Whether no node's agent collects the lease: its node is unknown, gone, or out of service for good."""
+    """Whether no node's agent frees the lease: its node is unknown, gone, or out of service for good."""
     node = nodes.get(lease.node)
     return node is None or node.out_of_service
 
@@ -66,18 +66,18 @@ def hindrance(
 
 
 class GraceTracker:
-    """Leases that each look since has found dead, and the time of the first; in memory alone, so a new agent begins anew."""
+    """Leases that each reading since the first has found dead, and its time; in memory alone, so a new agent begins anew."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
         self._first: dict[Key, float] = {}
 
     def saw(self, dead: Mapping[Key, Lease], now: float, grace: float) -> list[Key]:
-        """Those of `dead` that the first look found at least `grace` seconds ago."""
+        """Those of `dead` that the first reading found at least `grace` seconds ago."""
         self.leases = dict(dead)
         self._first = {key: self._first.get(key, now) for key in dead}
         return [key for key, first in self._first.items() if now - first >= grace]
 
     def clear(self) -> None:
-        """Forget all: the next look is a first one."""
+        """Forget all: the next reading is a first one."""
         self.leases, self._first = {}, {}

@@ -18,7 +18,7 @@ class Health:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._whole: tuple[object, ...] = ()  # the fingerprint of plugins that were seen to run
+        self._known_good: tuple[object, ...] = ()  # the fingerprint of plugins that were seen to run
 
     def faults(self) -> list[str]:
         """What is wrong now; [] when nothing is."""
@@ -26,12 +26,12 @@ class Health:
             folder, state = folder_of(self._options), state_of(self._options)
             facts = layout.read(folder.path)
             fingerprint = health.fingerprint(folder.path, facts)
-            if fingerprint == self._whole:
+            if fingerprint == self._known_good:
                 return list(health.state_faults(state))
             found = health.faults(folder.path, folder.shown, facts, state)
         except CniError as fault:
             return [fault.msg]
         except OSError as fault:
             return [f"{fault.filename}: {fault.strerror}"]
-        self._whole = () if found else fingerprint
+        self._known_good = () if found else fingerprint
         return found

@@ -35,15 +35,15 @@ def end_on_signals() -> None:
 
 
 class Task:
-    """`begin` every `every` seconds. A failed one is begun again after `retry` seconds, doubled up to `longest`."""
+    """`begin` every `every` seconds. A failed one is begun again after a second, doubled up to `longest` seconds."""
 
-    def __init__(self, name: str, every: float, begin: Steps, retry: float = 1.0, longest: float = 0.0) -> None:
+    def __init__(self, name: str, every: float, begin: Steps, longest: float = 0.0) -> None:
         self.name = name
         self.every = every
         self.due = 0.0  # monotonic
         self.failed = False
         self._begin = begin
-        self._retry = self._pause = min(retry, every)
+        self._retry = self._pause = min(1.0, every)
         self._longest = longest or every
         self.steps: Iterator[object] | None = None
 

@@ -17,7 +17,7 @@ from ipam.leases import Lease
 from ipam.stores.base import Claimed
 
 Outcome = tuple[bool, str, str]  # whether the lease is settled; the reason of an Event and its message, "" for none
-_WHOLE: Outcome = (True, "", "")
+_SETTLED: Outcome = (True, "", "")
 _BUSY: Outcome = (False, "", "")
 
 
@@ -55,24 +55,24 @@ def restore(
         try:
             holder = source.holder(lease)
         except ValueError:
-            return _WHOLE
+            return _SETTLED
         again = "was lost, and is there again"
         if holder is lease:
             lost = source.complete(lease)
-            return (True, events.RESTORED, f"the overlap reservation of {lease.text} {again}") if lost else _WHOLE
+            return (True, events.RESTORED, f"the overlap reservation of {lease.text} {again}") if lost else _SETTLED
         if holder and holder.pod_name == lease.pod_name:
-            return _WHOLE
+            return _SETTLED
         if holder:
             other = holder.pod_ref or holder.container_id
             remedy = "delete one of the two pods, so that it gets another address"
             return True, events.CONTENDED, f"{lease.text} of pool {lease.pool} is held by {other} too: {remedy}"
         if not _may_be_used(lease, users, records, below) or any(_has_moved(lease, other) for other in others):
-            return _WHOLE
+            return _SETTLED
         try:
             answer = source.store.claim([lease.want], lease.owner)
         except InvalidConfig as fault:  # such as a pool that cannot be read, or was closed just now
             log.state(f"restore {lease.pool}", f"{lease.text} cannot be put back: {fault.msg}")
-            return _WHOLE
+            return _SETTLED
         if not isinstance(answer, Claimed):
             return _BUSY
         return True, events.LEASE_RESTORED, f"the lease of {lease.text} in pool {lease.pool} {again}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -28,40 +27,30 @@ _MOST_BYTES = 1 << 20
 _OWN_WORDS = "# Written by `railcni agent`, anew whenever the token or the authority changes."
 
 
-@dataclass(frozen=True)
-class ServerAccess:
-    """How the API server is reached: its URL, a bearer token, the authority's certificates (PEM), a namespace."""
-
-    server: str
-    token: str
-    authority: bytes
-    namespace: str
-
-
-def service_account(folder: str, server: str, namespace: str) -> ServerAccess | None:
-    """The access of the service account that the kubelet keeps in `folder`; None when no token is there.
+def service_account_token(folder: str) -> str:
+    """The token of the service account that the kubelet keeps in `folder`; "" when none is there.
 
     IoFailure when it cannot be read, InvalidConfig for a token that is none.
     """
     token = read(f"{folder}/token")
     if token is None:
-        return None
+        return ""
     text = token.decode("ascii", "replace").strip()
     if not text or not text.isprintable() or "\ufffd" in text or '"' in text or "\\" in text:
         raise InvalidConfig(f"{folder}/token holds no token: want a service account's, as the kubelet writes it")
-    return ServerAccess(server, text, read(f"{folder}/ca.crt") or b"", namespace)
+    return text
 
 
-def kubeconfig(access: ServerAccess) -> bytes:
-    """The kubeconfig, as whereabouts has it."""
-    authority = base64.b64encode(access.authority).decode()
-    cluster = f'    certificate-authority-data: "{authority}"\n' if authority else ""
+def kubeconfig(server: str, token: str, authority: bytes, namespace: str) -> bytes:
+    """The kubeconfig, as whereabouts has it; `authority` are the server's certificates (PEM)."""
+    encoded = base64.b64encode(authority).decode()
+    cluster = f'    certificate-authority-data: "{encoded}"\n' if encoded else ""
     return (
         f"{_OWN_WORDS}\n"
         "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n"
-        f'    server: "{access.server}"\n{cluster}users:\n- name: whereabouts\n  user:\n    token: "{access.token}"\n'
+        f'    server: "{server}"\n{cluster}users:\n- name: whereabouts\n  user:\n    token: "{token}"\n'
         "contexts:\n- name: whereabouts-context\n  context:\n    cluster: local\n    user: whereabouts\n"
-        f'    namespace: "{access.namespace}"\ncurrent-context: whereabouts-context\n'
+        f'    namespace: "{namespace}"\ncurrent-context: whereabouts-context\n'
     ).encode()
 
 
@@ -72,17 +61,17 @@ def is_own(data: bytes) -> bool:
 
 def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
     """The agent's own: it names the files of the service account in `folder`, so what rotates is read anew."""
-    authority = f"{folder}/ca.crt"
+    cluster = {"server": server}
+    if os.path.exists(f"{folder}/ca.crt"):
+        cluster["certificate-authority"] = f"{folder}/ca.crt"
     document = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "local", "cluster": {"server": server}}],
+        "clusters": [{"name": "local", "cluster": cluster}],
         "users": [{"name": "agent", "user": {"tokenFile": f"{folder}/token"}}],
         "contexts": [{"name": "agent", "context": {"cluster": "local", "user": "agent", "namespace": namespace}}],
         "current-context": "agent",
     }
-    if os.path.exists(authority):
-        document["clusters"] = [{"name": "local", "cluster": {"server": server, "certificate-authority": authority}}]
     return json.dumps(document).encode()
 
 
@@ -126,7 +115,7 @@ def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:
         wanted[name] = {**nested, "kubeconfig": path}
 
 
-def server_url(environ: dict[str, str]) -> str:
+def server_url(environ: Mapping[str, str]) -> str:
     """The API server's URL as the kubelet tells a pod; "" outside of one."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:

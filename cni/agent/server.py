@@ -1,4 +1,4 @@
-"""What the agent asks of the API server beside leases: the election's object, Events, tokens."""
+"""The requests of the agent to the API server that concern no leases: the election's object, Events, tokens."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ class Server(Cluster):
         ranges = self.pages(POOLS, lambda pool: str((pool.get("spec") or {}).get("range")), size=4)
         return any(not text.startswith(MOVED) for page in ranges for text in page)
 
-    def lease(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """A Lease of the coordination API; None when there is none."""
+    def lease(self, namespace: str, name: str) -> tuple[str, dict[str, Any]]:
+        """The resourceVersion and the spec of a Lease of the coordination API; "" and {} when there is none."""
         try:
-            return self.api.get(_LEASES, name, namespace=namespace)[0]
+            found, _ = self.api.get(_LEASES, name, namespace=namespace)
         except Gone:
-            return None
+            return "", {}
+        return found["metadata"]["resourceVersion"], found.get("spec") or {}
 
-    def put_lease(self, namespace: str, document: dict[str, Any], is_new: bool) -> bool:
-        """Create the object, or let it have the spec of `document`; False when another was there first."""
-        metadata = document["metadata"]
-        operations = [
-            {"op": "test", "path": "/metadata/resourceVersion", "value": metadata.get("resourceVersion")},
-            {"op": "add", "path": "/spec", "value": document["spec"]},
-        ]
+    def put_lease(self, namespace: str, name: str, version: str, spec: dict[str, Any]) -> bool:
+        """Let a Lease that is as in `version`, or is to be created when that is "", have `spec`; False when it is not."""
+        metadata = {"name": name, "namespace": namespace}
+        new = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
         try:
-            if is_new:
-                self.api.create(_LEASES, document, namespace)
+            if version:
+                self.api.patch(_LEASES, name, [test, {"op": "add", "path": "/spec", "value": spec}], namespace)
             else:
-                self.api.patch(_LEASES, metadata["name"], operations, namespace)
+                self.api.create(_LEASES, new, namespace)
         except (Conflict, Gone):
             return False
         return True

@@ -7,14 +7,12 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from cni import VERSION
 from cni.agent import loop, nodefiles
 from cni.agent.collector import Collector
 from cni.agent.election import Election
-from cni.agent.events import Teller
 from cni.agent.health import Health
 from cni.agent.loop import Ended, Task
 from cni.agent.server import SECONDS, Server, measure
@@ -58,8 +56,6 @@ class Agent:
         self._has_account = False
         self._has_written = False
         self._authority = b""
-        self._teller = Teller(self.node, log)
-        self._fault = ""
         self.election = Election(options.namespace, f"{self.node}_{uuid.uuid4()}", options.lease_seconds)
         self.collector = Collector(
             self.server,
@@ -70,7 +66,6 @@ class Agent:
             self.election,
             options.grace,
             self.metrics,
-            self._teller,
             log,
         )
         self._flushed = False
@@ -81,7 +76,7 @@ class Agent:
         tasks = [Task("files", _REFRESH_EVERY, self.refresh)] if not options.kubeconfig else []
         if tasks and options.plugin_account:
             tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
-        tasks.append(Task("flush", _FLUSH_EVERY, self.flush, 1.0, _FLUSH_LONGEST))
+        tasks.append(Task("flush", _FLUSH_EVERY, self.flush, _FLUSH_LONGEST))
         if not options.no_collect:
             tasks.append(Task("election", options.lease_seconds / 3, self.elect))
             tasks.append(Task("collector", options.every or options.grace / 2, self.collector.steps))
@@ -92,6 +87,7 @@ class Agent:
     def server(self) -> Server:
         """The API server as it is reached now; CniError when it cannot be told how."""
         if self._server is None:
+            chosen.kubeconfig_of(self._options.kubeconfig)  # a missing one may be made yet
             self._server = Server(self._kubeconfig(), seconds=SECONDS)
         return self._server
 
@@ -108,12 +104,6 @@ class Agent:
             " kubeconfig with --kubeconfig"
         )
 
-    def forget_server(self) -> None:
-        """Reach it anew: the kubeconfig has changed."""
-        if self._server:
-            self._server.close()
-            self._server = None
-
     def resign(self) -> None:
         """Give up the election, if that can be done at once."""
         if self._server and self.election.is_elected():
@@ -128,27 +118,25 @@ class Agent:
     def refresh(self) -> Iterator[None]:
         """Write kubeconfig, flat file and node name where they are not as they should be."""
         folder, options = self._folder(), self._options
-        server = options.api_server or nodefiles.server_url(dict(os.environ))
-        access = nodefiles.service_account(options.service_account, server, options.namespace)
-        if access is None:
+        server = options.api_server or nodefiles.server_url(os.environ)
+        token = nodefiles.service_account_token(options.service_account)
+        if not token:
             return
         if not server:
             raise InvalidConfig(
                 "KUBERNETES_SERVICE_HOST is not set, so the API server's address is not known: name it with --api-server"
             )
-        self._use(access)
-        access = replace(access, token=self._tokens.current(access.token, self.server))
-        self._put_kubeconfig(folder, nodefiles.kubeconfig(access))
+        authority = nodefiles.read(f"{options.service_account}/ca.crt") or b""
+        self._use(server, authority)
+        token = self._tokens.current(token, self.server)
+        self._put_kubeconfig(folder, nodefiles.kubeconfig(server, token, authority, options.namespace))
         if options.node:
             self._put(folder, nodefiles.NODE_NAME, options.node.encode())
         yield
-        flat = f"{folder}/{nodefiles.FLAT_FILE}"
-        present = nodefiles.read(flat)
-        datastore = self._options.datastore
+        present = nodefiles.read(f"{folder}/{nodefiles.FLAT_FILE}")
+        datastore = options.datastore
         if present is None and datastore != "kubernetes" and self.server().has_pools():
-            datastore = (
-                "kubernetes"  # the pools of whereabouts are in use: a second store would give their addresses again
-            )
+            datastore = "kubernetes"  # whereabouts' pools are in use: a second store would give their addresses again
         self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
 
     def probe_token(self) -> Iterator[None]:
@@ -170,14 +158,16 @@ class Agent:
         finally:
             api.close()
 
-    def _use(self, access: nodefiles.ServerAccess) -> None:
-        """Reach the API server by the service account's files from now on."""
+    def _use(self, server: str, authority: bytes) -> None:
+        """Reach the API server by the service account's files from now on; anew, if one of them has changed."""
         files.make_private_directory(self._state)
-        data = nodefiles.own_kubeconfig(access.server, self._options.service_account, access.namespace)
+        data = nodefiles.own_kubeconfig(server, self._options.service_account, self._options.namespace)
         changed = nodefiles.put(self._state, nodefiles.OWN, data)
-        if changed or not self._has_account or access.authority != self._authority:
-            self._has_account, self._authority = True, access.authority
-            self.forget_server()
+        if changed or not self._has_account or authority != self._authority:
+            self._has_account, self._authority = True, authority
+            if self._server:
+                self._server.close()
+                self._server = None
 
     def _put_kubeconfig(self, folder: str, data: bytes) -> None:
         found = nodefiles.read(f"{folder}/{nodefiles.KUBECONFIG}") if self._has_written else None
@@ -212,14 +202,13 @@ class Agent:
                 raise TryAgainLater(f"{left} releases of this node are still to be made")
 
     def elect(self) -> Iterator[None]:
-        """Renew the election, or see who is elected."""
+        """Renew the election, or read which agent is elected."""
         former = self.election.is_elected()
         try:
             yield
             self.election.renew(self.server())
         finally:
             elected = self.election.is_elected()
-            self.metrics.leader.set(elected)
             if elected != former:
                 now = "elected" if elected else "no longer elected"
                 self._log.say("info", f"{now} to look after what no node looks after", holder=self.election.holder)

@@ -15,11 +15,10 @@ import os
 from cni.cli.terminal import subcommand
 from cni.library.installation.options import add_options
 from ipam import stores
+from ipam.stores.apiserver.kubeconfig import NAMESPACE, SERVICE_ACCOUNT
 
 LISTEN = "127.0.0.1:9108"
 CONF_DIR = "/etc/cni/net.d"
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-NAMESPACE = "kube-system"
 GRACE = 60.0
 
 

@@ -27,6 +27,8 @@ from pyroute2 import netns as namespaces
 from cni.cli import ipam
 from cni.cli.attach.options import ROOT
 from cni.cli.terminal import output
+from cni.library.audit import holdings
+from cni.library.audit.store import Choice
 from cni.library.documents import networks
 from cni.library.inventory import attachments as recorded
 from cni.library.runtime import icmp
@@ -34,6 +36,7 @@ from cni.library.runtime.cache import Cache, Parameters
 from cni.library.runtime.calls import Runtime
 from cni.library.runtime.executables import Executables
 from cni.shared.kernel.netns import open_namespace
+from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError, IoFailure
 from cni.warm import places
 
@@ -298,7 +301,7 @@ def _ping_once(report: DemoReport, pod: DemoPod, payload: int, sequence: int, no
 
 def _show_pool(report: DemoReport, title: str, wanted: list[str]) -> None:
     report.section(title)
-    found = [ipam.document(lease) for lease in ipam.leases()]
+    found = [ipam.document(lease) for lease in holdings.read(Choice({"kind": "file", "path": STATE})).leases]
     if found:
         rows = [(f["pool"], f["address"], f["pod"], f["ifname"], f["containerID"][:12]) for f in found]
         output.print_table(("pool", "address", "pod", "interface", "container"), rows)

@@ -345,6 +345,13 @@ def test_without_token_and_kubeconfig_it_serves_probes_and_says_what_is_missing(
     assert not folder(rig).exists()
 
 
+def test_a_kubeconfig_that_is_not_there_is_named_with_its_option(rig: Rig) -> None:
+    agent = rig.agent("n1", "--kubeconfig=/no/such/file", "--once")
+    assert agent.process.wait(timeout=30) == 1
+    assert agent.says(r'msg="--kubeconfig \"/no/such/file\": there is no such file"'), agent.log
+    assert "kubernetes.kubeconfig" not in agent.log
+
+
 def test_the_metrics_are_what_prometheus_reads(rig: Rig) -> None:
     rig.allocate(a1=("c1", 'team/a"b'), a2=("c2", "team/live"))
     rig.reserve(1, owner("c1", 'team/a"b', node="deleted"))

@@ -12,7 +12,6 @@ from cni.agent import collector, grace
 from cni.agent.cluster_stores import ClusterSource
 from cni.agent.collector import Collector
 from cni.agent.election import Election
-from cni.agent.events import Teller
 from cni.agent.grace import GraceTracker
 from cni.agent.nodefiles import Tokens
 from cni.library.audit.model import Node, Pod
@@ -124,7 +123,7 @@ class Deleted(ClusterSource):
 
     kind = "kubernetes"
 
-    def connect(self, cluster: Any, seconds: float) -> None:
+    def connect(self, cluster: Any) -> None:
         self.cluster, self.store = cluster, Store()
 
     def holder(self, lease: Lease) -> Lease | None:
@@ -133,8 +132,9 @@ class Deleted(ClusterSource):
     def of_node(self, node: str) -> list[Lease]:
         return []
 
-    def unattended(self, nodes: Any) -> Iterator[list[Lease]]:
-        yield [lease_on("deleted", uid="u1")]
+    def read_abandoned(self, nodes: Any) -> Iterator[None]:
+        self._keep([lease_on("deleted", uid="u1")], nodes)
+        yield
 
 
 def test_the_grace_begins_when_the_node_that_a_lease_waited_for_is_ready(
@@ -155,7 +155,6 @@ def test_the_grace_begins_when_the_node_that_a_lease_waited_for_is_ready(
         election,
         60,
         Metrics(),
-        Teller("n1", log),
         log,  # type: ignore
     )
     monkeypatch.setattr(made, "_sources", [Deleted()])
@@ -174,21 +173,19 @@ class Leases:
     """One object, with versions; `meddle` is done before a write."""
 
     def __init__(self) -> None:
-        self.document: dict[str, Any] | None = None
+        self.spec: dict[str, Any] = {}
         self.version = 0
         self.meddle = lambda: None
 
-    def lease(self, namespace: str, name: str) -> dict[str, Any] | None:
-        return self.document
+    def lease(self, namespace: str, name: str) -> tuple[str, dict[str, Any]]:
+        return str(self.version or ""), self.spec
 
-    def put_lease(self, namespace: str, document: dict[str, Any], is_new: bool) -> bool:
+    def put_lease(self, namespace: str, name: str, version: str, spec: dict[str, Any]) -> bool:
         self.meddle()
-        if is_new != (self.document is None):
-            return False
-        if not is_new and document["metadata"].get("resourceVersion") != str(self.version):
+        if version != str(self.version or ""):
             return False
         self.version += 1
-        self.document = {**document, "metadata": {**document["metadata"], "resourceVersion": str(self.version)}}
+        self.spec = spec
         return True
 
 
@@ -207,7 +204,7 @@ def test_only_one_candidate_holds_the_lease_at_any_time() -> None:
     two.renew(leases)
     one.renew(leases)
     assert (one.is_elected(), two.is_elected()) == (False, True)
-    assert leases.document and leases.document["spec"]["leaseTransitions"] == 1
+    assert leases.spec["leaseTransitions"] == 1
     two.resign(leases)
     one.renew(leases)
     assert (one.is_elected(), two.is_elected()) == (True, False)
@@ -217,8 +214,7 @@ def test_a_candidate_counts_from_when_it_saw_the_renewal_not_from_the_others_clo
     now, leases = [1000.0], Leases()
     one, two = (Election("ns", name, 30, clock=lambda: now[0]) for name in ("one", "two"))
     one.renew(leases)
-    assert leases.document
-    leases.document["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"
+    leases.spec["renewTime"] = "1999-01-01T00:00:00.000000Z"
     two.renew(leases)
     assert not two.is_elected()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cni.cli.main import COMMANDS
+from tests.blackbox.command import run
 from tests.node import ROOT
 
 
@@ -44,3 +46,30 @@ def test_a_command_loads_no_library_but_what_it_needs(tmp_path: Path, argv: str,
         [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert set(done.stderr.splitlines()[-1].split()) == needed
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        *(
+            (f"{command} --kubeconfig MISSING", '--kubeconfig "MISSING": there is no such file')
+            for command in ("pools", "leases", "show 10.0.0.1", "audit", "flush", "pools --data-dir EMPTY")
+        ),
+        ("pools --config MISSING", '--config "MISSING": there is no such file'),
+        ("pools --data-dir MISSING", '--data-dir "MISSING": there is no such directory'),
+        ("reclaim --from-report MISSING", "report MISSING cannot be read: No such file or directory"),
+        ("migrate --from file:EMPTY --to kubernetes:MISSING", "kubernetes:MISSING: there is no such file"),
+        ("migrate --from addresslease:MISSING --to file:EMPTY", "addresslease:MISSING: there is no such file"),
+        ("migrate --from config:MISSING --to file:EMPTY", "config:MISSING: there is no such file"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named_with_the_option_that_names_it(tmp_path: Path, argv: str, said: str) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir(mode=0o700)
+    answer = run(*argv.replace("MISSING", "/no/file").replace("EMPTY", str(empty)).split(), code=1)
+    assert answer == f"railcni: {said.replace('MISSING', '/no/file')}\n"
+
+
+def test_a_kubeconfig_that_the_user_may_not_read_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert run("pools", "--kubeconfig", __file__, code=1) == f'railcni: --kubeconfig "{__file__}": it cannot be read\n'

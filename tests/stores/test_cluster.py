@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cni.library.audit import cluster as clusters
-from cni.library.audit.cluster import Cluster, whole
+from cni.library.audit.cluster import Cluster, read_all
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores import apiserver
 from ipam.stores.apiserver import kubeconfig
@@ -151,7 +151,7 @@ def test_a_list_whose_pages_expire_is_read_from_its_beginning(tmp_path: Path, mo
         gone = {**BUSY, "code": 410, "reason": "Expired"}
         server.faults = lambda method, resource, number: (410, gone) if number == 2 else None
         one = connect(server.kubeconfig(tmp_path))
-        assert [pod.name for pod in whole(one.pods)] == [f"p{n}" for n in range(5)]
+        assert [pod.name for pod in read_all(one.pods)] == [f"p{n}" for n in range(5)]
         assert list(one.pods("node-2")) == [[]]
         assert len(server.seen) > 4
     finally:

@@ -27,7 +27,7 @@ from cni.agent.loop import Ended, end_on_signals
 from cni.cli.attach import options as networks
 from cni.cli.dranet.claims import Claims
 from cni.cli.terminal import subcommand
-from cni.library.audit.store import of_flat_file
+from cni.library.audit.store import kubeconfig_of, of_flat_file
 from cni.library.inventory.places import NET_DIRECTORY
 from cni.library.runtime.cache import Parameters
 from cni.library.runtime.executables import Executables
@@ -245,7 +245,9 @@ def _run(options: argparse.Namespace) -> int:
     finally:
         os.umask(usual)
     end_on_signals()
-    claims = Claims(lambda: options.kubeconfig or of_flat_file().kubeconfig, profiles.has, profiles.free, log)
+    claims = Claims(
+        lambda: kubeconfig_of(options.kubeconfig) or of_flat_file().kubeconfig, profiles.has, profiles.free, log
+    )
     threading.Thread(target=_look, args=(claims, options.grace), daemon=True).start()
     log.say("info", "railcni dranet-ipam serves", socket=options.socket, profiles=options.conf_dir)
     try:

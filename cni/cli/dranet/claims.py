@@ -12,7 +12,7 @@ from collections.abc import Callable
 from os import devnull
 from typing import Any
 
-from cni.library.audit.cluster import whole
+from cni.library.audit.cluster import read_all
 from cni.library.service.log import AgentLog
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError
@@ -58,7 +58,7 @@ class Claims:
             return set()
         api = Api(path, _SECONDS)  # after the records: a claim is there before its lease
         try:
-            claims = whole(lambda: api.pages(CLAIMS, brief=True, namespace=EVERYWHERE, size=_PAGE))
+            claims = read_all(lambda: api.pages(CLAIMS, brief=True, namespace=EVERYWHERE, size=_PAGE))
         finally:
             api.close()
         uids = {claim["metadata"]["uid"] for claim in claims}

@@ -1,4 +1,4 @@
-"""railcni ipam pools, leases, show: who has which address. They read, and change nothing. flush: releases made up for."""
+"""railcni ipam pools, leases, show: which pod has which address. They change nothing. flush: retries pending releases."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from cni.library.audit.holdings import PoolUse
 from cni.library.audit.model import Snapshot
 from cni.library.inventory.podnames import is_of_pod, read_pod
 from cni.shared.log import Log
-from cni.shared.records import STATE, Records
+from cni.shared.records import Records
 from cni.verbs import unended
 from ipam import upkeep
 from ipam.leases import Lease, Want
 from ipam.ranges import format_address, parse_address
 from ipam.stores.apiserver.faults import Forbidden
 from ipam.stores.base import READ
-from ipam.stores.file import FileStore
 from ipam.stores.kubernetes.objects import LIMIT, REMEDY, WARN_PERCENT, percent
 
 _FLUSH_SECONDS = 30.0
@@ -75,13 +74,6 @@ def register(
     stores.add_options(flush)
     flush.set_defaults(run=_flush)
     return list(of_ipam.choices.values())
-
-
-def leases() -> list[Lease]:
-    """All leases of this node's own file store, by pool and address."""
-    store = FileStore(STATE, READ)
-    with store.session():
-        return list(holdings.leases(store))
 
 
 def _pools(options: argparse.Namespace) -> int:
@@ -151,7 +143,11 @@ def _leases(options: argparse.Namespace) -> int:
         found = [holdings.read(choice, progress.say, options.pool) for choice in choices]
     leases = [lease for snapshot in found for lease in snapshot.leases if _is_chosen(lease, options)]
     if options.output == "table":
-        _print(leases, empty=f"no lease in {stores.told(choices)}")
+        columns = ("address", "pool", "pod", "network", "interface", "container", "since", "node")
+        keys = ("address", "pool", "pod", "network", "ifname", "containerID", "created", "node")
+        known = [{**one, "containerID": one["containerID"][:12]} for one in map(document, leases)]
+        rows = [[one[key] for key in keys] for one in known]
+        output.print_table(columns, rows, empty=f"no lease in {stores.told(choices)}")
     else:
         output.print_data([document(lease) for lease in leases], options.output)
     return _print_unread(found)
@@ -208,25 +204,16 @@ def _place(choice: stores.Choice, leases: list[Lease]) -> None:
                 lease.node, lease.pod = pod.node, (*lease.pod_name, lease.pod[2] or pod.uid)
     except Forbidden:
         pass  # then it is not known
-    finally:
-        cluster.close()
 
 
 def _holders(choice: stores.Choice, address: tuple[int, int]) -> Iterable[Lease]:
-    """Who has an address, asked of each pool that may hold it."""
+    """The leases of an address, asked of each pool that may hold it."""
     store = choice.open(READ)
     with store.session():
         for pool in store.pools():
             lease = store.holder(Want(pool.name, *address, None)) if pool.family == address[0] else None
             if lease:
                 yield lease
-
-
-def _print(found: list[Lease], empty: str) -> None:
-    columns = ("address", "pool", "pod", "network", "interface", "container", "since", "node")
-    keys = ("address", "pool", "pod", "network", "ifname", "containerID", "created", "node")
-    rows = [{**known, "containerID": known["containerID"][:12]} for known in map(document, found)]
-    output.print_table(columns, [[row[key] for key in keys] for row in rows], empty=empty)
 
 
 def document(lease: Lease) -> dict[str, Any]:

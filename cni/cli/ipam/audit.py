@@ -1,7 +1,7 @@
-"""railcni ipam audit: pools, reservations and indexes against who lives. It reads, and changes nothing.
+"""railcni ipam audit: compares pools, reservations and indexes with living pods. It reads, and changes nothing.
 
-What is found is looked at once more a moment later, for between the reading of the leases and that of the pods
-attachments come and go; only what both looks show is reported.
+All is read twice, a moment apart, for between the reading of the leases and that of the pods attachments come and go; only
+findings of both readings are reported.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
-from cni.cli.ipam import report
 from cni.cli.ipam.report import Report
 from cni.cli.terminal import output, subcommand
 from cni.cli.terminal.progress import Progress
+from cni.library.audit import snapshot
 from cni.library.audit import store as stores
 from cni.library.audit.findings import KEEP, RECLAIM
-from cni.library.audit.snapshot import Look, look
 
-PAUSE = 0.3  # seconds between the looks
+PAUSE = 0.3  # seconds between the readings
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,13 +40,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run=_run)
 
 
-def seen_twice(choices: Sequence[stores.Choice], progress: Progress) -> Look:
-    """The second of two looks, with those findings that the first had too."""
-    first = look(choices, progress.say)
+def seen_twice(choices: Sequence[stores.Choice], progress: Progress) -> snapshot.Audit:
+    """The second of two audits, with those findings that the first had too."""
+    first = snapshot.audit(choices, progress.say)
     if not first.findings:
         return first
     time.sleep(PAUSE)
-    second = look(choices, lambda text: progress.say(f"{text}, for the second time"))
+    second = snapshot.audit(choices, lambda text: progress.say(f"{text}, for the second time"))
     known = {finding.key() for finding in first.findings}
     kept = [finding for finding in second.findings if finding.key() in known]
     return replace(second, findings=kept)
@@ -56,7 +56,9 @@ def _run(options: argparse.Namespace) -> int:
     choices = stores.choose(options, output.print_fault)
     with Progress() as progress:
         seen = seen_twice(choices, progress)
-    made = report.of(choices, seen.counts, seen.findings, seen.unread)
+    identities = [choice.identity() for choice in choices]
+    unread = list(dict.fromkeys(why for one in seen.snapshots for why in one.unread))
+    made = Report(identities, datetime.now(UTC), seen.counts, seen.findings, unread)
     if options.report:
         made.write(options.report)
     if options.output != "table":

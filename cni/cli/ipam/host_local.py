@@ -16,9 +16,6 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, format_address, parse_address
 
-_NO_LEASES = ("lock",)
-_LAST = "last_reserved_ip."
-
 
 def read(
     directory: str, network: str, network_name: str, ranges: Sequence[Range], node_name: str, cache: Cache
@@ -30,10 +27,15 @@ def read(
     network = network or os.path.basename(os.path.normpath(directory))
     known = {(e.parameters.container_id, e.parameters.ifname): e for e in cache.all() if e.network == network}
     found, strays = [], []
-    for name in _names(directory):
-        address = _address(name)
-        if address is None:
-            continue
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as fault:
+        raise IoFailure(f"{directory} cannot be listed: {fault.strerror}") from None
+    for name in names:
+        try:
+            address = parse_address(name)
+        except ValueError:
+            continue  # "lock" and last_reserved_ip.N are no leases
         rng = next((r for r in ranges if r.family == address[0] and r.contains(address[1])), None)
         if rng is None:
             strays.append(format_address(*address))
@@ -75,21 +77,6 @@ def _owner(
     netns = entry.parameters.netns if entry else ""
     where = (node_name, node.boot_id(), netns) if netns else ("", "", "")  # else it would be taken for one that is gone
     return Owner(Attachment(network, container, ifname), (pod[0], pod[1], pod[2]), *where, sequence)
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        names = sorted(os.listdir(directory))
-    except OSError as fault:
-        raise IoFailure(f"{directory} cannot be listed: {fault.strerror}") from None
-    return [n for n in names if n not in _NO_LEASES and not n.startswith(_LAST)]
-
-
-def _address(name: str) -> tuple[int, int] | None:
-    try:
-        return parse_address(name)
-    except ValueError:
-        return None
 
 
 def _entry(path: str) -> tuple[str, str, int]:

@@ -28,34 +28,17 @@ from cni.library.runtime.cache import DIRECTORY, Cache
 from cni.shared.kernel.node import host_name
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
-from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam import stores as kinds
-from ipam.leases import Lease, Want
+from ipam.leases import Lease
 from ipam.ranges import Range, parse_cidr
 from ipam.records import PART
-from ipam.stores.base import CHANGE, CREATE, Claimed, Pauses, Store, Taken, Unknown
+from ipam.stores.base import CREATE, Claimed, Pauses, Store, Taken, Unknown
 
 _AT_ONCE = 200  # attachments in one turn: the node's own plugins wait for it
 _PASSES = 5
 _SHOWN = 50  # conflicts
 SECONDS = 30.0  # for one request
-
-
-class Conflicts(CniError):
-    """Addresses that both stores have given, each to another."""
-
-    code = 7
-
-
-@dataclass
-class Outcome:
-    """What was done, in leases; `records` are those of this node that name the new store now."""
-
-    copied: int = 0
-    there: int = 0
-    taken_back: int = 0
-    removed: int = 0
-    records: int = 0
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -99,31 +82,25 @@ def _run(options: argparse.Namespace) -> int:
     target = stores.parse(options.target)
     source = _source(options, target)
     with Progress() as progress:
-        plan, outcome = _Migration(source, target, progress.say).run(options.dry_run, options.remove_source)
+        plan, done = _Migration(source, target, progress.say).run(options.dry_run, options.remove_source)
     if options.output != "table":
-        output.print_data(_document(plan, outcome, options), options.output)
-        return 0
-    if options.dry_run:
+        document = {"from": options.source, "to": options.target, "dryRun": options.dry_run}
+        if options.dry_run:
+            done = {"toCopy": plan.missing, "there": len(plan.there)}
+        output.print_data({**document, **done}, options.output)
+    elif options.dry_run:
         output.console().print(
             f"{output.counted(plan.missing, 'lease')} would be copied, {len(plan.there)} are there already"
         )
     else:
         output.console().print(
-            f"{output.counted(outcome.copied, 'lease')} copied, {outcome.there} were there already; all verified"
-            + (f"; {outcome.taken_back} taken back, whose attachments have gone" if outcome.taken_back else "")
-            + (f"; {outcome.removed} removed from the source" if options.remove_source else "")
+            f"{output.counted(done['copied'], 'lease')} copied, {done['there']} were there already; all verified"
+            + (f"; {done['takenBack']} taken back, whose attachments have gone" if done["takenBack"] else "")
+            + (f"; {done['removed']} removed from the source" if options.remove_source else "")
         )
-        switched = output.counted(outcome.records, "record")
+        switched = output.counted(done["records"], "record")
         output.console().print(f"the new store is named by {switched} of this node now")
     return 0
-
-
-def _document(plan: Plan, outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
-    document: dict[str, Any] = {"from": options.source, "to": options.target, "dryRun": options.dry_run}
-    if options.dry_run:
-        return document | {"toCopy": plan.missing, "there": len(plan.there)}
-    keys = {"copied": "copied", "there": "there", "takenBack": "taken_back", "removed": "removed", "records": "records"}
-    return document | {key: getattr(outcome, name) for key, name in keys.items()}
 
 
 # --- sources ---
@@ -159,19 +136,17 @@ def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
         raise InvalidConfig(f"{options.source} and {options.target} are the same store")
     if choice.kind == "file" and stores.is_missing(choice.store_ref["path"]):
         raise InvalidConfig(f"{options.source}: there is no such directory, so there is nothing to copy")
-    if choice.kind == "kubernetes" and target.kind == "addresslease":
-        pools = Pools(choice, lambda found: _of_cluster(found, options))
-        return LeaseSource(choice.store_ref, pools.read, len, pools)
-    if choice.kind == "kubernetes":
-        return LeaseSource(
-            choice.store_ref,
-            lambda: _chosen(_of_cluster(holdings.read(choice), options), options, target),
-            lambda leases: _opened(choice, leases).release(leases),
-        )
+    moves = choice.kind == "kubernetes" and target.kind == "addresslease"
+    pools = Pools(choice) if moves else None
+
+    def read() -> list[Lease]:
+        found = holdings.read(choice)
+        moved = pools.moved_from(found) if pools else []
+        leases = _of_cluster(found, options) if choice.kind == "kubernetes" else list(found.leases)
+        return moved + (leases if choice.kind == "file" else _chosen(leases, options.node, target))
+
     return LeaseSource(
-        choice.store_ref,
-        lambda: _chosen(list(holdings.leases(choice.open(CHANGE))), options, target),
-        lambda leases: choice.open(CHANGE).release(leases),
+        choice.store_ref, read, len if pools else lambda leases: _opened(choice, leases).release(leases), pools
     )
 
 
@@ -206,9 +181,9 @@ def _complete(lease: Lease, network: str, known: set[str]) -> None:
         lease.node, lease.boot_id, lease.netns, lease.machine = "", "", "", ""
 
 
-def _chosen(leases: list[Lease], options: argparse.Namespace, target: Choice) -> list[Lease]:
-    """`leases`, or for a file store those of one node."""
-    if target.kind != "file" or stores.parse(options.source).kind == "file":
+def _chosen(leases: list[Lease], node: str, target: Choice) -> list[Lease]:
+    """`leases`, or for a file store those of `node`."""
+    if target.kind != "file":
         return leases
     unknown = [lease for lease in leases if not lease.node]
     if unknown:
@@ -216,7 +191,7 @@ def _chosen(leases: list[Lease], options: argparse.Namespace, target: Choice) ->
             f"a file store has the leases of one node, and that of {shown(unknown[0])} ({unknown[0].holder()}) is not"
             f" known, nor that of {len(unknown) - 1} others: release them first, or choose a store that nodes share"
         )
-    return [lease for lease in leases if lease.node == options.node]
+    return [lease for lease in leases if lease.node == node]
 
 
 def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
@@ -234,35 +209,20 @@ def _opened(choice: Choice, leases: Iterable[Lease]) -> Store:
     return kinds.open_store(store_ref if choice.kind == "kubernetes" else choice.store_ref, CREATE, seconds=SECONDS)
 
 
-# --- the plan: pure ---
+# --- the migration ---
 
 
 @dataclass
 class Plan:
-    """`copy` are leases to be claimed, by owner; `there` those that are; `conflicts` those that another holds."""
+    """`copy` are leases to be claimed, by owner; `there` those that the destination has already."""
 
     copy: dict[tuple[object, ...], list[Lease]] = field(default_factory=dict)
     there: list[Lease] = field(default_factory=list)
-    conflicts: list[tuple[Lease, Lease]] = field(default_factory=list)
 
     @property
     def missing(self) -> int:
         """The number of leases that are to be copied."""
         return sum(map(len, self.copy.values()))
-
-
-def compared(leases: Iterable[Lease], holder: Callable[[Want], Lease | None]) -> Plan:
-    """The leases to copy. `holder` returns the lease that has an address in the destination."""
-    found = Plan()
-    for lease in leases:
-        other = holder(lease.want)
-        if other is None:
-            found.copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
-        elif is_same(other, lease):
-            found.there.append(lease)
-        else:
-            found.conflicts.append((lease, other))
-    return found
 
 
 def is_same(other: Lease, lease: Lease) -> bool:
@@ -279,27 +239,21 @@ def shown(lease: Lease) -> str:
     return f"{lease.text} of {lease.pool}"
 
 
-def conflict(pair: tuple[Lease, Lease]) -> str:
-    """What is said of an address that both stores have given."""
-    lease, other = pair
-    return f"{shown(lease)}: here {lease.holder()}; there {other.holder()}"
-
-
-# --- the migration ---
-
-
 class _Migration:
     def __init__(self, source: LeaseSource, target: Choice, progress: Callable[[str], object]) -> None:
         self._source = source
         self._target = target
         self._progress = progress
-        self._outcome = Outcome()
+        self._done = {"copied": 0, "there": 0, "takenBack": 0, "removed": 0, "records": 0}
         self._copied: dict[tuple[Any, ...], Lease] = {}
         moves_back = target.kind == "kubernetes" and (source.store_ref or {}).get("kind") == "addresslease"
-        self._opens = Pools(target, lambda found: []) if moves_back else None
+        self._opens = Pools(target) if moves_back else None
 
-    def run(self, dry_run: bool, remove_source: bool) -> tuple[Plan, Outcome]:
-        """Copy until nothing is left to copy; Conflicts, with nothing written, when both stores have an address."""
+    def run(self, dry_run: bool, remove_source: bool) -> tuple[Plan, dict[str, int]]:
+        """Copy until nothing is left to copy; InvalidConfig, with nothing written, when both stores have an address.
+
+        Returns the plan, and how many leases, and records of this node, were changed in which way.
+        """
         self._progress("reading the source")
         leases = self._source.read()
         closed = self._opens.closed() if self._opens else {}
@@ -311,7 +265,7 @@ class _Migration:
             for lease in waiting:
                 first.copy.setdefault(lease.key(), []).append(lease)
         if dry_run or (not leases and not self._source.store_ref):
-            return first, self._outcome
+            return first, self._done
         for _ in range(_PASSES):
             self._copy(plan)
             leases = self._source.read()
@@ -324,24 +278,31 @@ class _Migration:
                 f"{plan.missing} leases were new in the source each time: let no ADD run meanwhile, and run this again",
                 "\n".join(shown(lease) for group in plan.copy.values() for lease in group[:1]),
             )
-        self._outcome.there = len(first.there)
+        self._done["there"] = len(first.there)
         self._switch_records(leases)
         if remove_source or self._opens or self._source.pools:
             self._progress("removing from the source")
-            self._outcome.removed = self._source.remove(leases)
-        return first, self._outcome
+            self._done["removed"] = self._source.remove(leases)
+        return first, self._done
 
     def _planned(self, leases: list[Lease]) -> Plan:
         self._progress(f"comparing {len(leases)} leases")
+        plan, conflicts = Plan(), []
         store = _opened(self._target, leases)
         with store.session():
-            plan = compared(leases, store.holder)
-        if plan.conflicts:
-            told = [conflict(pair) for pair in plan.conflicts[:_SHOWN]]
-            more = f"\nand {len(plan.conflicts) - _SHOWN} more" if len(plan.conflicts) > _SHOWN else ""
-            raise Conflicts(
-                f"{len(plan.conflicts)} addresses are given to others in {self._target}, so nothing was copied: {told[0]}",
-                "\n".join(told) + more,
+            for lease in leases:
+                other = store.holder(lease.want)
+                if other is None:
+                    plan.copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
+                elif is_same(other, lease):
+                    plan.there.append(lease)
+                else:
+                    conflicts.append(f"{shown(lease)}: here {lease.holder()}; there {other.holder()}")
+        if conflicts:
+            more = [f"and {len(conflicts) - _SHOWN} more"] if len(conflicts) > _SHOWN else []
+            raise InvalidConfig(
+                f"{len(conflicts)} addresses are given to others in {self._target}, so nothing was copied: {conflicts[0]}",
+                "\n".join([*conflicts[:_SHOWN], *more]),
             )
         return plan
 
@@ -358,14 +319,14 @@ class _Migration:
                         raise answer.reason
                     self._copied.update((lease.key(), lease) for lease in group)
             self._progress(f"{len(self._copied)} leases copied")
-        self._outcome.copied = len(self._copied)
+        self._done["copied"] = len(self._copied)
 
     def _take_back(self, leases: list[Lease]) -> None:
         """Release copied leases that are no longer in the source: a DEL has freed them there."""
         there = {lease.key() for lease in leases}
         gone = [lease for key, lease in self._copied.items() if key not in there]
         if gone:
-            self._outcome.taken_back += _opened(self._target, gone).release(gone)
+            self._done["takenBack"] += _opened(self._target, gone).release(gone)
             for lease in gone:
                 del self._copied[lease.key()]
 
@@ -387,7 +348,7 @@ class _Migration:
                     if self._target.kind == "kubernetes":
                         store_ref["pools"] = sorted(set(record["pools"]))
                     records.write(attachment, PART, {**record, "store": store_ref})
-                    self._outcome.records += 1
+                    self._done["records"] += 1
 
     def _is_of_source(self, record: dict[str, Any]) -> bool:
         return kinds.same(record.get("store") or {}, self._source.store_ref or {})

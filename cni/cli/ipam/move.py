@@ -6,70 +6,61 @@ that no CIDR is: Go whereabouts and older versions of railcni refuse an ADD from
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from cni.library.audit import holdings
+from cni.library.audit.cluster import Cluster
 from cni.library.audit.model import Snapshot
 from cni.library.audit.store import Choice
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease
 from ipam.ranges import parse_cidr
-from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.kubernetes import objects
 
-_SECONDS = 30.0
-
 
 class Pools:
-    """The IPPools of the chosen cluster. `leases_of` makes leases from the pools that are read."""
+    """The IPPools of the chosen cluster."""
 
-    def __init__(self, choice: Choice, leases_of: Callable[[Snapshot], list[Lease]]) -> None:
-        self._choice = choice
-        self._leases_of = leases_of
-        self._api = Api(choice.kubeconfig, _SECONDS)
+    def __init__(self, choice: Choice) -> None:
+        self._cluster = Cluster(choice.kubeconfig)
+        self._api = self._cluster.api
         self._versions: dict[str, str] = {}
-        self.moved: list[Lease] = []
+        self._moved: list[Lease] = []
 
-    def read(self) -> list[Lease]:
-        """The leases of all pools, those included that `close` has taken out of theirs."""
-        found = holdings.read(self._choice)
+    def moved_from(self, found: Snapshot) -> list[Lease]:
+        """The leases that `close` has taken out of their pools, besides those in the pools `found`, which it closes next."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             raise InvalidConfig(
                 f"the addresses of {sliced[0]} cannot be moved: it has node_slice_size, which datastore addresslease does not"
                 " take. Leave it out of that network first"
             )
         self._versions = {state.name: state.version for state in found.pools}
-        return self.moved + self._leases_of(found)
+        return self._moved
 
     def close(self, leases: list[Lease]) -> bool:
         """Close each pool that is still as it was read, when its `leases` are; whether all were."""
-        whole = True
+        closed = True
         for name, version in self._versions.items():
             try:
                 cidr = (self._api.get(POOLS, name)[0].get("spec") or {}).get("range")
                 self._replace(name, version, f"{objects.MOVED}{cidr}", {})
             except (Conflict, Gone):
-                whole = False
+                closed = False
                 continue
             own = [lease for lease in leases if lease.pool == name]
-            self.moved += own
+            self._moved += own
             for lease in own:
                 self._unreserve(lease)
-        return whole
+        return closed
 
     def _unreserve(self, lease: Lease) -> None:
-        if lease.scope is None:
-            return
-        name = objects.reservation_name(lease)
-        try:
-            found = objects.Reservation(self._api.get(RESERVATIONS, name)[0], (lease.scope,))
-            if found.is_of(lease):
-                self._api.delete(RESERVATIONS, name, found.uid, found.version)
-        except (Conflict, Gone):
-            pass  # it is another's
+        found = self._cluster.reservation(lease)
+        if found and found.is_of(lease):
+            try:
+                self._api.delete(RESERVATIONS, found.name, found.uid, found.version)
+            except (Conflict, Gone):
+                pass  # it is another's
 
     def _replace(self, name: str, version: str, cidr: str, entries: dict[str, Any]) -> None:
         """Let a pool have this range and these allocations, if it still is as in `version`; Conflict, Gone."""
@@ -107,12 +98,12 @@ class Pools:
     def _reserve(self, lease: Lease) -> None:
         if lease.scope is None:
             return
-        name = objects.reservation_name(lease)
         try:
             self._api.create(RESERVATIONS, objects.reservation(lease))
         except Conflict:
-            found = objects.Reservation(self._api.get(RESERVATIONS, name)[0], (lease.scope,))
-            if not found.is_of(lease):
+            found = self._cluster.reservation(lease)
+            if not (found and found.is_of(lease)):
+                name = objects.reservation_name(lease)
                 raise InvalidConfig(
                     f"address {name} is reserved for another already: `railcni ipam audit` tells"
                 ) from None

@@ -1,9 +1,9 @@
 """railcni ipam reclaim: free what an audit has found dead.
 
-Nothing is freed on the report's word. All is looked at anew, at least a grace later; what is found dead again, as the
-same lease, is read once more by itself right before it is freed, and its change is tested by the store: the
-resourceVersion of pool, AddressLease or reservation, all that makes a lease this one. What has changed is passed over, and
-so is what may be in use on the machine that the command runs on.
+Nothing is freed because of the report alone. All is read anew, at least a grace later; a lease that is dead again, and the
+same, is read once more by itself right before it is freed, and the store tests the change: the resourceVersion of pool,
+AddressLease or reservation, all that makes a lease this one. A lease that has changed stays, and so does one whose address
+may be in use on the machine that the command runs on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.leases import Lease
 from ipam.stores.base import CHANGE
-from ipam.stores.kubernetes.objects import Reservation
 
 GRACE = 60.0  # seconds: longer than a sandbox takes to be made anew
 
@@ -89,38 +88,30 @@ def _reclaim(made: Report, choices: list[stores.Choice], options: argparse.Names
         seen = seen_twice(choices, progress)
     again = {finding.key() for finding in seen.findings}
     found = {choice.kind: _Found(choice, snapshot) for choice, snapshot in zip(choices, seen.snapshots, strict=True)}
-    try:
-        for finding in made.dead:
-            store = found.get(finding.store) or found[choices[0].kind]
-            yield _one(finding, finding.key() in again, store, options.dry_run)
-    finally:
-        for store in found.values():
-            store.close()
+    for finding in made.dead:
+        store = found.get(finding.store) or found[choices[0].kind]
+        yield _one(finding, finding.key() in again, store, options.dry_run)
 
 
 class _Found:
-    """What a look at the chosen store has `seen`; InvalidConfig when its pods could not be read."""
+    """A chosen store as an audit has `seen` it; InvalidConfig when its pods could not be read."""
 
     def __init__(self, choice: stores.Choice, seen: Snapshot) -> None:
         if seen.records is None and seen.pods is None:
             raise InvalidConfig("nothing can be reclaimed: the pods cannot be read")
         self._choice = choice
         self._seen = seen
-        self._cluster = Cluster(choice.kubeconfig, choice.namespace) if self._seen.pods is not None else None
+        self._cluster = Cluster(choice.kubeconfig, choice.namespace) if seen.pods is not None else None
         self._freeing = Freeing(choice.open(CHANGE), self._cluster, Records(STATE), Log())
-        self._leases = {
-            (lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in self._seen.leases
-        }
-
-    def close(self) -> None:
-        if self._cluster:
-            self._cluster.close()
+        self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def free(self, finding: Finding, dry_run: bool) -> None:
         """Free what the finding is about; Changed when it must not be freed, CniError when it cannot be."""
         if not finding.pool:
             (reserved,) = (r for r in self._seen.reserved or () if r.name == finding.reservation[0])
-            self._freeing.delete_reservation(reserved, lambda now: self._check_reservation(finding, now), dry_run)
+            self._freeing.delete_reservation(
+                reserved, lambda now: _agree(finding, self._rules_for(now.lease).reservation(now)), dry_run
+            )
             return
         lease = self._leases[finding.pool, finding.address, finding.container_id, finding.ifname]
         self._freeing.free_lease(lease, lambda now: self._check(finding, now), self._cooldown(lease), dry_run)
@@ -132,24 +123,17 @@ class _Found:
         else:
             _agree(finding, self._rules_for(lease).lease(lease))
 
-    def _check_reservation(self, finding: Finding, reserved: Reservation) -> None:
-        _agree(finding, self._rules_for(reserved.lease).reservation(reserved))
-
     def _rules_for(self, lease: Lease) -> AuditRules:
         """The rules over this lease, its pod and node as they are now, and all else that concerns its address."""
         seen, cluster = self._seen, self._cluster
         if cluster is None:
             raise Changed("its pod cannot be read")
         pods = {name: pod for name, pod in (seen.pods or {}).items() if lease.address in pod.addresses()}
-        pod = cluster.pod(*lease.pod_name)
         pods.pop(lease.pod_name, None)
-        if pod:
+        if pod := cluster.pod(*lease.pod_name):
             pods[lease.pod_name] = pod
-        nodes = None if seen.nodes is None else dict(seen.nodes)
-        if nodes is not None and lease.node:
-            nodes.pop(lease.node, None)
-            node = cluster.node(lease.node)
-            nodes |= {lease.node: node} if node else {}
+        node = None if seen.nodes is None else cluster.node(lease.node)
+        nodes = {node.name: node} if node else {}
         same = [one for one in seen.leases if one.address == lease.address]
         reserved = None if seen.reserved is None else [r for r in seen.reserved if r.address == lease.address]
         return AuditRules(replace(seen, leases=same, reserved=reserved, pods=pods, nodes=nodes, pools=()))

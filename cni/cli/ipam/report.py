@@ -10,7 +10,6 @@ from typing import Any
 
 from cni.cli.terminal import output
 from cni.library.audit.findings import KEEP, RECLAIM, Finding
-from cni.library.audit.store import Choice
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 KIND, API_VERSION = "IpamAudit", "railcni.io/v1"
@@ -55,13 +54,6 @@ class Report:
     def write(self, path: str) -> None:
         """Write it to `path`, whole or not at all; IoFailure."""
         output.write_file("report", path, f"{json.dumps(self.document(), indent=2)}\n".encode(), mode=0o666)
-
-
-def of(
-    choices: Sequence[Choice], counts: Mapping[str, int], findings: Sequence[Finding], unread: Sequence[str] = ()
-) -> Report:
-    """The report of now."""
-    return Report([choice.identity() for choice in choices], datetime.now(UTC), counts, findings, unread)
 
 
 def load(path: str) -> Report:

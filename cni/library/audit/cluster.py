@@ -45,7 +45,7 @@ class Cluster:
     def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:
         """The objects of `resource`, a page at a time, each as `parse` reads it; none where the resource is not defined.
 
-        `choice` is that of Api.pages. Expired in between when the reader is too slow (`whole` begins again).
+        `choice` is that of Api.pages. Expired in between when the reader is too slow (`read_all` begins again).
         """
         try:
             for page in self.api.pages(resource, **{"size": _PAGE, **choice}):
@@ -54,9 +54,9 @@ class Cluster:
             if resource not in _DEFINED:
                 raise
 
-    def _one(self, resource: str, name: str, namespace: str = "") -> dict[str, Any] | None:
+    def _one(self, resource: str, parse: Callable[[dict[str, Any]], T], name: str, namespace: str = "") -> T | None:
         try:
-            return self.api.get(resource, name, namespace=namespace)[0] if name else None
+            return parse(self.api.get(resource, name, namespace=namespace)[0]) if name else None
         except Gone:
             return None
         except Undefined:
@@ -72,36 +72,35 @@ class Cluster:
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """A pod as it is now; None when there is none."""
-        document = self._one(PODS, name, namespace) if namespace else None
-        return parse_pod(document) if document else None
+        return self._one(PODS, parse_pod, name, namespace) if namespace else None
 
     def nodes(self) -> dict[str, Node]:
         """The nodes, by name."""
-        return {node.name: node for node in whole(lambda: self.pages(NODES, parse_node, namespace=EVERYWHERE))}
+        return {node.name: node for node in read_all(lambda: self.pages(NODES, parse_node, namespace=EVERYWHERE))}
 
     def node(self, name: str) -> Node | None:
         """A node as it is now; None when there is none."""
-        document = self._one(NODES, name, EVERYWHERE)
-        return parse_node(document) if document else None
+        return self._one(NODES, parse_node, name, EVERYWHERE)
 
     def networks(self) -> tuple[list[Network], set[str]]:
         """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
-        found = whole(lambda: self.pages(NADS, lambda nad: (nad_name(nad), parse_networks(nad)), namespace=EVERYWHERE))
+        found = read_all(
+            lambda: self.pages(NADS, lambda nad: (nad_name(nad), parse_networks(nad)), namespace=EVERYWHERE)
+        )
         return [network for _, networks in found for network in networks], {name for name, _ in found}
 
     # --- whereabouts' objects ---
 
     def pool(self, name: str) -> IPPool | None:
         """An IPPool as it stands now; None when there is none, ValueError for one that gives no addresses."""
-        document = self._one(POOLS, name)
-        return IPPool(document, 0) if document else None
+        return self._one(POOLS, lambda document: IPPool(document, 0), name)
 
     def reservation(self, lease: Lease) -> Reservation | None:
         """The reservation of the address of `lease`, for any owner; None when there is none."""
-        if lease.scope is None:
+        scope = lease.scope
+        if scope is None:
             return None
-        document = self._one(RESERVATIONS, reservation_name(lease))
-        return Reservation(document, (lease.scope,)) if document else None
+        return self._one(RESERVATIONS, lambda found: Reservation(found, (scope,)), reservation_name(lease))
 
 
 class PoolReading:
@@ -124,7 +123,7 @@ class PoolReading:
         for page in self._cluster.pages(RESERVATIONS, Reservation):
             self._reserved.update((one.name, one) for one in page)
             yield []
-        for documents in self._cluster.pages(POOLS, lambda document: document, size=_POOLS):
+        for documents in self._cluster.pages(POOLS, dict, size=_POOLS):
             while documents:
                 state = self._parsed(documents.pop())
                 yield [state] if state else []
@@ -152,12 +151,12 @@ class PoolReading:
             one.place(self._scopes)
         return list(self._reserved.values())
 
-    def lone(self) -> list[Reservation]:
+    def unleased(self) -> list[Reservation]:
         """The reservations whose addresses no pool holds, when the pools are read."""
         return [one for one in self.reserved() if one.name not in self._leased]
 
 
-def whole(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
+def read_all(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
     """All that the pages of `read` have, from the start again when the snapshot that they are of is gone.
 
     `progress` is called after each page with the count so far.

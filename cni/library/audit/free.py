@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from cni.library.audit import in_use
 from cni.library.audit.cluster import Cluster
@@ -58,7 +57,8 @@ class Freeing:
             if users is None:
                 raise Changed("an operation on its attachment is under way")
             record = upkeep.read_record(lease.attachment, self.records, self.log)
-            if record and not self._is_of(record, lease):
+            own = record and stores.same(record["store"], self.store.record()) and not record["pending"]
+            if record and not (own and record["sequence"] == lease.sequence):
                 raise Changed("its record tells of another lease or store, or of a release that is pending")
             self._refuse_used(lease, users)
             if record is None:
@@ -82,10 +82,6 @@ class Freeing:
             if found:
                 return found[0]
         return lease
-
-    def _is_of(self, record: dict[str, Any], lease: Lease) -> bool:
-        own = stores.same(record["store"], self.store.record())
-        return own and not record["pending"] and record["sequence"] == lease.sequence
 
     def _refuse_used(self, lease: Lease, users: list[Attachment]) -> None:
         try:
@@ -136,13 +132,11 @@ class Freeing:
 
         An ADD that takes the address over changes it in place, so its UID alone would not do.
         """
-        now = self.cluster.reservation(reserved.lease) if self.cluster else None
+        then = reserved.lease
+        now = self.cluster.reservation(then) if self.cluster else None
         if now is None or not self.cluster:
             raise Changed("the reservation is gone")
-        if now.uid != reserved.uid or (now.lease.pod_ref, now.lease.container_id) != (
-            reserved.lease.pod_ref,
-            reserved.lease.container_id,
-        ):
+        if (now.uid, now.lease.pod_name, now.lease.container_id) != (reserved.uid, then.pod_name, then.container_id):
             raise Changed("another has taken its place")
         check(now)
         if not dry_run:

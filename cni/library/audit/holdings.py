@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from cni.library.audit import occupancy
-from cni.library.audit.cluster import Cluster, PoolReading, whole
+from cni.library.audit.cluster import Cluster, PoolReading, read_all
 from cni.library.audit.model import Network, Snapshot
 from cni.library.audit.occupancy import Occupancy
 from cni.library.audit.store import Choice
@@ -64,15 +64,12 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
     if choice.kind != "kubernetes":
         return of_store(choice, progress, pool)
     cluster = Cluster(choice.kubeconfig, choice.namespace)
+    progress("reading networks")
     try:
-        progress("reading networks")
-        try:
-            networks, _ = cluster.networks()
-        except Forbidden:
-            networks = []  # then pools are as large as their names say
-        return of_pools(cluster, networks, progress, pool)
-    finally:
-        cluster.close()
+        networks, _ = cluster.networks()
+    except Forbidden:
+        networks = []  # then pools are as large as their names say
+    return of_pools(cluster, networks, progress, pool)
 
 
 def of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
@@ -84,7 +81,7 @@ def of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
             found.append(lease)
             if len(found) % _PAGE == 0:
                 progress(f"{len(found)} leases read")
-        return Snapshot(choice.kind, found)
+        return Snapshot(choice.kind, found, counts={"leases": len(found)})
 
 
 def leases(store: Store, pool: str = "") -> Iterator[Lease]:
@@ -101,6 +98,8 @@ def of_pools(cluster: Cluster, networks: list[Network], progress: Progress, pool
     """What the IPPools of a cluster hold."""
     progress("reading pools and reservations")
     reading = PoolReading(cluster, networks)
-    states = sorted((s for s in whole(reading.read) if pool in ("", s.name)), key=lambda state: state.name)
+    states = sorted((s for s in read_all(reading.read) if pool in ("", s.name)), key=lambda state: state.name)
     found = [lease for state in states for lease in state.leases]
-    return Snapshot("kubernetes", found, states, reading.reserved(), networks=networks, unread=reading.faults)
+    reserved = reading.reserved()
+    counts = {"pools": len(states), "leases": len(found), "reservations": len(reserved)}
+    return Snapshot("kubernetes", found, states, reserved, networks=networks, unread=reading.faults, counts=counts)

@@ -25,20 +25,20 @@ LINK_PART = "link"
 
 
 @contextmanager
-def excluded(records: Records, who: Attachment) -> Iterator[list[Attachment] | None]:
-    """Hold the locks of `who`, which has the leases, and of the links that use them; None when an ADD or DEL of one runs.
+def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] | None]:
+    """Hold the locks of `owner`, which has the leases, and of the links that use them; None when an ADD or DEL of one runs.
 
     Yields the attachments of these links: several for a group of rails (ipam.group.members).
     """
-    users = members.users(who, records.read(who, PART))
+    users = members.users(owner, records.read(owner, PART))
     with ExitStack() as locks:
-        for attachment, part in (*((user, LINK_PART) for user in users), (who, PART)):
+        for attachment, part in (*((user, LINK_PART) for user in users), (owner, PART)):
             held = records.try_locked(attachment, part)
             if held is None:
                 yield None
                 return
             locks.enter_context(held)
-        yield users if members.users(who, records.read(who, PART)) == users else None
+        yield users if members.users(owner, records.read(owner, PART)) == users else None
 
 
 def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: Callable[[str], str] = str) -> bool:

@@ -7,12 +7,11 @@ and on a node that is not ready a pod may run on after its object is gone: none 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from cni.library.audit import findings as kinds
 from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, about
-from cni.library.audit.model import Address, Snapshot
+from cni.library.audit.model import Snapshot
 from cni.library.audit.pod_rules import AddressUse
 from ipam.leases import Lease
 from ipam.ranges import format_address
@@ -21,13 +20,13 @@ from ipam.stores.kubernetes.objects import REMEDY, WARN_PERCENT, IPPool, Reserva
 
 def find(snapshot: Snapshot) -> list[Finding]:
     """All findings, those of one pool together and in the order of their addresses."""
-    rules, use = AuditRules(snapshot), AddressUse(snapshot)
+    rules = AuditRules(snapshot)
     found = [
         *rules.leases(),
         *rules.given_twice(),
-        *rules.reservations(),
-        *use.without_lease(),
-        *use.duplicates(),
+        *filter(None, map(rules.reservation, snapshot.reserved or ())),
+        *rules.use.without_lease(),
+        *rules.use.duplicates(),
         *pools(snapshot.pools),
     ]
     return sorted(found, key=lambda f: (f.pool, len(f.address), f.address, f.kind, f.pod))
@@ -38,10 +37,7 @@ class AuditRules:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._all = snapshot
-        self._use = AddressUse(snapshot)
-        self._leases: dict[Address, list[Lease]] = defaultdict(list)
-        for lease in snapshot.leases:
-            self._leases[lease.address].append(lease)
+        self.use = AddressUse(snapshot)
         self._reserved = {r.key: r for r in snapshot.reserved or () if r.address}
         self._unreserved = {pool for n in snapshot.networks if not n.overlap for pool in n.pools()}
 
@@ -90,7 +86,7 @@ class AuditRules:
 
     def _dead(self, lease: Lease, kind: str, why: str) -> Finding:
         """A finding that the lease can be freed, or that its address may still be in use."""
-        users = self._use.users(lease)
+        users = self.use.users(lease)
         if users:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
         node = (self._all.nodes or {}).get(lease.node)
@@ -105,7 +101,7 @@ class AuditRules:
 
     def given_twice(self) -> Iterator[Finding]:
         """Addresses that several pools have given where they must be unique."""
-        for leases in self._leases.values():
+        for leases in self.use.leases.values():
             reserving = [h for h in leases if h.scope is not None and h.pool not in self._unreserved]
             for scope in {h.scope for h in reserving}:
                 same = [h for h in reserving if h.scope == scope]
@@ -123,45 +119,31 @@ class AuditRules:
             why = "its overlap reservation is lost: a pool that overlaps could give the address again"
             yield self._of(lease, kinds.LOST_RESERVATION, RESTORE, why)
         elif not reserved.is_of(lease):
-            others = [h for h in self._leases[lease.address] if h.scope == lease.scope and reserved.is_of(h)]
+            others = [h for h in self.use.leases[lease.address] if h.scope == lease.scope and reserved.is_of(h)]
             other = reserved.lease.pod_ref or reserved.lease.container_id
             if other and not others:
                 yield self._of(lease, kinds.FOREIGN_RESERVATION, LOOK, f"its overlap reservation says {other}")
-
-    def reservations(self) -> Iterator[Finding]:
-        """The findings of all reservations."""
-        for reserved in self._all.reserved or ():
-            finding = self.reservation(reserved)
-            if finding:
-                yield finding
 
     def reservation(self, reserved: Reservation) -> Finding | None:
         """What is to be said of a reservation that goes with no lease."""
         if reserved.address is None:
             return self._about(reserved, kinds.UNREADABLE, LOOK, "its name holds no address")
-        if any(h.scope == reserved.lease.scope for h in self._leases[reserved.address]):
+        if any(h.scope == reserved.lease.scope for h in self.use.leases[reserved.address]):
             return None
-        if self._all.pods is None:
-            return self._about(reserved, kinds.RESERVATION_WITHOUT_LEASE, LOOK, "no pool holds its address")
-        pod = self._all.pods.get(reserved.lease.pod_name)
-        if pod and pod.is_pending:
-            return self._about(
-                reserved, kinds.RESERVATION_WITHOUT_LEASE, KEEP, "no pool holds its address, its pod is pending"
-            )
-        used = self._use.in_scope(reserved.lease.scope or "", reserved.address)
-        if used:
-            why = f"no pool holds its address, and pod {used[0]} uses it"
-            return self._about(reserved, kinds.RESERVATION_WITHOUT_LEASE, LOOK, why)
-        node = (self._all.nodes or {}).get(reserved.lease.node)
-        if (
-            not reserved.lease.pod[1]
-            or (pod and not pod.is_over and pod.interfaces is None)
-            or (node and node.may_run_on)
-        ):
-            why = "no pool holds its address, and whether it is in use cannot be told"
-            return self._about(reserved, kinds.RESERVATION_WITHOUT_LEASE, LOOK, why)
-        why = "no pool holds its address, and its pod does not use it"
-        return self._about(reserved, kinds.RESERVATION_WITHOUT_LEASE, RECLAIM, why)
+        lease, pods = reserved.lease, self._all.pods
+        pod, node = (pods or {}).get(lease.pod_name), (self._all.nodes or {}).get(lease.node)
+        used = self.use.in_scope(lease.scope or "", reserved.address)
+        silent = pod is not None and not pod.is_over and pod.interfaces is None
+        action, why = LOOK, ", and whether it is in use cannot be told"
+        if pods is None:
+            why = ""
+        elif pod and pod.is_pending:
+            action, why = KEEP, ", its pod is pending"
+        elif used:
+            why = f", and pod {used[0]} uses it"
+        elif lease.pod[1] and not silent and not (node and node.may_run_on):
+            action, why = RECLAIM, ", and its pod does not use it"
+        return self._about(reserved, kinds.RESERVATION_WITHOUT_LEASE, action, f"no pool holds its address{why}")
 
     def _about(self, reserved: Reservation, kind: str, action: str, why: str) -> Finding:
         return about(

@@ -6,9 +6,10 @@ A lease is that of the stores, ipam.leases.Lease. What a store does not tell is 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from cni.library.audit.findings import Finding
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Pool
 from ipam.ranges import Range
@@ -110,6 +111,7 @@ class Snapshot:
 
     `kind` is the store's; `nads` are the "namespace/name" of every NAD, with any IPAM. Of a file store `records` are the
     node's that name it, and `counted` the pools as its own bitmaps count them. `unread` says what could not be read and why.
+    `findings` are faults that the reading itself has met, `counts` how many objects of each kind were read.
     """
 
     kind: str
@@ -123,3 +125,5 @@ class Snapshot:
     records: Sequence[tuple[Attachment, Mapping[str, Any]]] | None = None
     counted: Collection[Pool] = ()
     unread: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)

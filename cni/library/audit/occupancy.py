@@ -9,13 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ipam.ranges import Range, parse_cidr
 
 Span = tuple[int, int]  # the first and the last address
 
 CELLS = 32
-_WHOLE = 1 << 16  # addresses that are shown to the last
+_MOST_SHOWN = 1 << 16  # addresses that are shown to the last
 _BLOCKS = "·▁▂▃▄▅▆▇█"
 _PLAIN = ".12345678"
 
@@ -65,32 +66,19 @@ def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
 
 def of(values: Sequence[int], spans: Sequence[Span]) -> Occupancy:
     """The occupancy by the leased addresses `values`, in order, of `spans`, in order."""
-    counts = [bisect_right(values, high) - bisect_left(values, low) for low, high in spans]
-    size, inside = sum(high - low + 1 for low, high in spans), sum(counts)
+    size, places = 0, []  # the leased ones by their place among all addresses of the spans
+    for low, high in spans:
+        inside = values[bisect_left(values, low) : bisect_right(values, high)]
+        places += [size + value - low for value in inside]
+        size += high - low + 1
     shown = size
-    if size > _WHOLE:
-        reach = _index(spans, values[-1]) + 1 if values else 1
+    if size > _MOST_SHOWN:
+        reach = places[-1] + 1 if places else 1
         shown = min(size, max(256, 1 << (reach - 1).bit_length()))
     count = min(CELLS, shown)
     ends = [i * shown // count for i in range(count + 1)]
-    cells = [_leased(values, spans, ends[i], ends[i + 1]) for i in range(count)]
-    return Occupancy(size, len(values), len(values) - inside, tuple(cells), shown)
-
-
-def _leased(values: Sequence[int], spans: Sequence[Span], first: int, end: int) -> float:
-    """The share of the addresses first..end-1, counted through `spans`, that are leased."""
-    found, before = 0, 0
-    for low, high in spans:
-        a, b = max(first - before, 0), min(end - before, high - low + 1)
-        if a < b:
-            found += bisect_left(values, low + b) - bisect_left(values, low + a)
-        before += high - low + 1
-    return found / (end - first)
-
-
-def _index(spans: Sequence[Span], value: int) -> int:
-    """How many addresses of `spans` are below `value`."""
-    return sum(min(high, value - 1) - low + 1 for low, high in spans if low < value)
+    cells = [(bisect_left(places, end) - bisect_left(places, first)) / (end - first) for first, end in pairwise(ends)]
+    return Occupancy(size, len(values), len(values) - len(places), tuple(cells), shown)
 
 
 def _takes(encoding: str) -> bool:

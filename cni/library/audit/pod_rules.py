@@ -14,7 +14,7 @@ from ipam.stores.kubernetes.objects import IPPool
 
 
 class AddressUse:
-    """The addresses in use, and which leases they go with."""
+    """The addresses in use, and which leases they go with; `leases` are those of the snapshot by address."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._all = snapshot
@@ -23,9 +23,9 @@ class AddressUse:
             for interface in () if pod.is_over else pod.interfaces or ():
                 for address in interface.addresses:
                     self._users[address].append((pod, interface))
-        self._leases: dict[Address, list[Lease]] = defaultdict(list)
+        self.leases: dict[Address, list[Lease]] = defaultdict(list)
         for lease in snapshot.leases:
-            self._leases[lease.address].append(lease)
+            self.leases[lease.address].append(lease)
         self._own: dict[str, list[Network]] = defaultdict(list)
         for network in snapshot.networks:
             self._own[network.name].append(network)
@@ -57,7 +57,7 @@ class AddressUse:
             return None  # a static address, or another IPAM
         if networks and all(n.datastore not in ("", self._all.kind) for n in networks):
             return None
-        found = [h for h in self._leases[address] if self._draws(interface, h)]
+        found = [h for h in self.leases[address] if self._draws(interface, h)]
         if any(self._is_of(h, pod, interface) for h in found):
             return None
         if not networks and not found and not any(_holds(p, address) for p in self._all.pools):
@@ -102,15 +102,12 @@ class AddressUse:
             for pod, interface in users:
                 spaces[self._space(interface, address)][str(pod)] = pod
             for space, pods in spaces.items():
-                if len(pods) > 1 and space is not None:
-                    yield self._duplicate(address, list(pods.values()))
-
-    @staticmethod
-    def _duplicate(address: Address, pods: list[Pod]) -> Finding:
-        text = format_address(*address)
-        where = ", ".join(f"{pod} (node {pod.node})" for pod in pods)
-        message = f"{text} is in use by {len(pods)} pods at once: {where}; delete all but one of them"
-        return Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(pods[0]), node=pods[0].node)
+                if len(pods) < 2 or space is None:
+                    continue
+                text, first = format_address(*address), next(iter(pods.values()))
+                where = ", ".join(f"{pod} (node {pod.node})" for pod in pods.values())
+                message = f"{text} is in use by {len(pods)} pods at once: {where}; delete all but one of them"
+                yield Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(first), node=first.node)
 
     def _space(self, interface: PodInterface, address: Address) -> object:
         """In which an address is to be unique; None when it comes from elsewhere."""
@@ -118,7 +115,7 @@ class AddressUse:
         if networks:
             network = networks[0]
             return ("scope", network.network_name) if network.overlap else ("pools", *network.pools())
-        if interface.network in self._all.nads or not self._leases[address]:
+        if interface.network in self._all.nads or not self.leases[address]:
             return None
         return ("nad", interface.network)
 

@@ -1,4 +1,4 @@
-"""One look at a store and at those whom its leases are for. Reads only: get and list, and files."""
+"""Reads a store, and the pods and nodes that its leases are for, and applies the rules. It only gets and lists, and reads files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from os import stat as read_status
 from typing import Any
 
 from cni.library.audit import holdings, in_use, lease_rules, store_rules
-from cni.library.audit.cluster import Cluster, by_name, whole
+from cni.library.audit.cluster import Cluster, by_name, read_all
 from cni.library.audit.findings import DUPLICATE_ADDRESS, POD_WITHOUT_LEASE, Finding
 from cni.library.audit.holdings import Progress
 from cni.library.audit.model import Network, Snapshot
@@ -27,21 +27,16 @@ from ipam.stores.etcd import EtcdStore
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was seen: the findings, the snapshots they are of, a store's each, and how much was looked at."""
+class Audit:
+    """The findings, the snapshots that they are of, one of each store, and how many objects of each kind were read."""
 
     findings: list[Finding]
     counts: Mapping[str, int]
     snapshots: list[Snapshot]
 
-    @property
-    def unread(self) -> list[str]:
-        """What could not be read, and why."""
-        return list(dict.fromkeys(why for snapshot in self.snapshots for why in snapshot.unread))
 
-
-def look(choices: Sequence[Choice], progress: Progress) -> Look:
-    """Look at all of the stores, which are of one cluster if they are several.
+def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
+    """Audit at all of the stores, which are of one cluster if they are several.
 
     CniError when a store, or in a cluster the pods, cannot be read.
     """
@@ -49,36 +44,33 @@ def look(choices: Sequence[Choice], progress: Progress) -> Look:
     if choice.kind == "file":
         return _at_files(choice, progress)
     if not choice.has_cluster:
-        found, findings, counts = _of_store(choice, None, [], progress)
+        found = _of_store(choice, None, [], progress)
         why = "the pods: no kubeconfig is named, so no lease was compared with its pod (--kubeconfig names one)"
-        return Look(findings, counts, [replace(found, unread=[why])])
+        return Audit(list(found.findings), found.counts, [replace(found, unread=[why])])
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     unread: list[str] = []
-    try:
-        progress("reading networks")
-        networks, nads = _or(cluster.networks, ([], set()), unread)
-        # before the pods: a pod is there before its lease, and goes after it
-        read = [_of_store(one, cluster, networks, progress) for one in choices]
-        progress("reading pods")
-        pods = by_name(whole(cluster.pods, progress, "pods"))
-        progress("reading nodes")
-        nodes = _or(cluster.nodes, None, unread)
-    finally:
-        cluster.close()
+    progress("reading networks")
+    networks, nads = _or(cluster.networks, ([], set()), unread)
+    # before the pods: a pod is there before its lease, and goes after it
+    read = [_of_store(one, cluster, networks, progress) for one in choices]
+    progress("reading pods")
+    pods = by_name(read_all(cluster.pods, progress, "pods"))
+    progress("reading nodes")
+    nodes = _or(cluster.nodes, None, unread)
     around: dict[str, Any] = {"pods": pods, "nodes": nodes, "networks": networks, "nads": nads}
-    snapshots = [replace(found, **around, unread=[*found.unread, *unread]) for found, _, _ in read]
+    snapshots = [replace(found, **around, unread=[*found.unread, *unread]) for found in read]
     total: Counter[str] = Counter()
-    for _, _, counts in read:
-        total.update(counts)
-    return Look(_findings(snapshots, [own for _, own, _ in read]), {**total, "pods": len(pods)}, snapshots)
+    for found in read:
+        total.update(found.counts)
+    return Audit(_findings(snapshots), {**total, "pods": len(pods)}, snapshots)
 
 
-def _findings(snapshots: Sequence[Snapshot], before: Sequence[list[Finding]]) -> list[Finding]:
-    """The findings of each store, beside those `before`; what is wrong with pods once, and only where no store is right."""
+def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
+    """The findings of each store; a fault of a pod's addresses once, and only where no store is right."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
-    for snapshot, own in zip(snapshots, before, strict=True):
-        for finding in [*own, *lease_rules.find(snapshot)]:
+    for snapshot in snapshots:
+        for finding in [*snapshot.findings, *lease_rules.find(snapshot)]:
             if finding.kind == POD_WITHOUT_LEASE and len(snapshots) > 1 and (finding.address, finding.pod) in given:
                 continue
             if finding.kind not in (POD_WITHOUT_LEASE, DUPLICATE_ADDRESS):
@@ -87,17 +79,11 @@ def _findings(snapshots: Sequence[Snapshot], before: Sequence[list[Finding]]) ->
     return list(found.values())
 
 
-def _of_store(
-    choice: Choice, cluster: Cluster | None, networks: list[Network], progress: Progress
-) -> tuple[Snapshot, list[Finding], dict[str, int]]:
-    """What the store holds, what is wrong with it by itself, and how much was looked at."""
+def _of_store(choice: Choice, cluster: Cluster | None, networks: list[Network], progress: Progress) -> Snapshot:
     if choice.kind == "kubernetes" and cluster:
-        found = holdings.of_pools(cluster, networks, progress)
-        counts = {"pools": len(found.pools), "leases": len(found.leases), "reservations": len(found.reserved or ())}
-        return found, [], counts
+        return holdings.of_pools(cluster, networks, progress)
     if choice.kind != "etcd":
-        found = holdings.of_store(choice, progress)
-        return found, [], {"leases": len(found.leases)}
+        return holdings.of_store(choice, progress)
     store = EtcdStore(choice.store_ref, READ)
     entries: dict[bytes, bytes] = {}
     last = b""
@@ -106,7 +92,7 @@ def _of_store(
         last = page[-1][0]
         progress(f"{len(entries)} keys read")
     leases, findings = store_rules.find_in_keys(entries, store.keys.root, store.expected)
-    return Snapshot(choice.kind, leases), findings, {"keys": len(entries), "leases": len(leases)}
+    return Snapshot(choice.kind, leases, findings=findings, counts={"keys": len(entries), "leases": len(leases)})
 
 
 def _or(read: Callable[[], Any], instead: Any, unread: list[str]) -> Any:
@@ -118,7 +104,7 @@ def _or(read: Callable[[], Any], instead: Any, unread: list[str]) -> Any:
         return instead
 
 
-def _at_files(choice: Choice, progress: Progress) -> Look:
+def _at_files(choice: Choice, progress: Progress) -> Audit:
     store = choice.open(READ)
     with store.session():
         pools = store.pools()
@@ -127,7 +113,7 @@ def _at_files(choice: Choice, progress: Progress) -> Look:
     progress(f"{len(leases)} leases read")
     found = Snapshot(choice.kind, leases, records=records, counted=pools)
     counts = {"pools": len(pools), "leases": len(leases), "records": len(records)}
-    return Look(store_rules.find(found, is_there), counts, [found])
+    return Audit(store_rules.find(found, is_there), counts, [found])
 
 
 def _names(record: Mapping[str, Any], choice: Choice) -> bool:

@@ -95,11 +95,11 @@ class Choice:
 
 def named(options: argparse.Namespace) -> list[Choice]:
     """The stores that the options name: both of a cluster's where they name it alone. InvalidConfig, UnsupportedField."""
+    path = kubeconfig_of(options.kubeconfig)
     if options.data_dir:
         if is_missing(options.data_dir):
             raise InvalidConfig(f'--data-dir "{options.data_dir}": there is no such directory')
-        return [Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}, options.kubeconfig)]
-    path = os.path.abspath(options.kubeconfig) if options.kubeconfig else ""
+        return [Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}, path)]
     if not path or options.config:
         found = of_flat_file(options.config)
         if found.kubeconfig or found.kind not in stores.IN_CLUSTER:
@@ -116,17 +116,14 @@ def choose(options: argparse.Namespace, warn: Callable[[str], object]) -> list[C
     api = Api(found[0].kubeconfig, _SECONDS, options.namespace)
     known: list[Choice] = []
     refused: list[Forbidden] = []
-    try:
-        for choice in found:
-            try:
-                next(api.pages(_RESOURCES[choice.kind], brief=True, size=1))
-                known.append(choice)
-            except Undefined:
-                pass
-            except Forbidden as fault:
-                refused.append(fault)
-    finally:
-        api.close()
+    for choice in found:
+        try:
+            next(api.pages(_RESOURCES[choice.kind], brief=True, size=1))
+            known.append(choice)
+        except Undefined:
+            pass
+        except Forbidden as fault:
+            refused.append(fault)
     if not known and refused:
         raise refused[0]
     if not known:
@@ -159,13 +156,9 @@ def of_flat_file(config: str = "") -> Choice:
     named.datastore = configuration.datastore(named)
     if named.datastore == "etcd" and not named.etcd_host:
         refuse([Fault(source.where("etcd_host"), None, "want the endpoints of etcd")])
-    if named.datastore in stores.IN_CLUSTER:
-        if not named.kubeconfig:
-            refuse([Fault(source.where("kubernetes.kubeconfig"), None, "want the path of a kubeconfig")])
-        store_ref = {"kind": named.datastore, "kubeconfig": named.kubeconfig}
-    else:
-        store_ref = stores.ref_of(named)
-    return Choice(store_ref, named.kubeconfig, "", named.cooldown_seconds)
+    if named.datastore in stores.IN_CLUSTER and not named.kubeconfig:
+        refuse([Fault(source.where("kubernetes.kubeconfig"), None, "want the path of a kubeconfig")])
+    return Choice(stores.ref_of(named), named.kubeconfig, "", named.cooldown_seconds)
 
 
 def parse(text: str) -> Choice:
@@ -173,13 +166,9 @@ def parse(text: str) -> Choice:
     kind, _, place = text.partition(":")
     if kind == "file" and place:
         return Choice({"kind": "file", "path": os.path.abspath(place)})
-    if kind in stores.IN_CLUSTER and place:
-        path = os.path.abspath(place)
-        return Choice({"kind": kind, "kubeconfig": path}, path)
-    if kind == "config" and place:
-        if is_missing(place):
-            raise InvalidConfig(f"{text}: there is no such file")
-        return of_flat_file(os.path.abspath(place))
+    if kind in (*stores.IN_CLUSTER, "config") and place:
+        path = _readable(place, text)
+        return of_flat_file(path) if kind == "config" else Choice({"kind": kind, "kubeconfig": path}, path)
     if kind == "etcd" and place:
         named = IpamConfig()
         named.ranges = []
@@ -191,8 +180,21 @@ def parse(text: str) -> Choice:
     )
 
 
+def kubeconfig_of(path: str) -> str:
+    """The absolute path that the option --kubeconfig names; "" when it is not given. InvalidConfig names the option."""
+    return _readable(path, f'--kubeconfig "{path}"') if path else ""
+
+
+def _readable(path: str, named: str) -> str:
+    """`path` made absolute; InvalidConfig for the argument `named` when the file cannot be read."""
+    if not os.access(path, os.R_OK):
+        why = "there is no such file" if is_missing(path) else "it cannot be read"
+        raise InvalidConfig(f"{named}: {why}")
+    return os.path.abspath(path)
+
+
 def is_missing(path: str) -> bool:
-    """Whether nothing is there: one who may not look there is told so when it is opened."""
+    """Whether nothing is at `path`. Where the user may not look, the opening says so."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

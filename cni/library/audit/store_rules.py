@@ -62,19 +62,15 @@ def _records(snapshot: Snapshot, in_use: InUse) -> Iterator[Finding]:
             held = there.get((lease.pool, lease.address))
             if held and (held.container_id, held.ifname) == (lease.container_id, lease.ifname):
                 continue
-            users = members.users(attachment, dict(record))
-            yield _unleased(lease, held, in_use(lease, users) if lease.netns else None)
-
-
-def _unleased(lease: Lease, held: Lease | None, there: bool | None) -> Finding:
-    holder = f"the store gives it to {held.user()}" if held else "the store does not hold it"
-    state = (
-        "its namespace is gone: GC removes the record"
-        if there is False
-        else "it may be in use: detach and attach it anew"
-    )
-    why = f"of container {lease.container_id} ({lease.ifname}) is in its record, and {holder}; {state}"
-    return about(lease, kinds.RECORD_WITHOUT_LEASE, LOOK, "", message=f"{lease.text} {why}")
+            gone = lease.netns and in_use(lease, members.users(attachment, dict(record))) is False
+            state = (
+                "its namespace is gone: GC removes the record"
+                if gone
+                else "it may be in use: detach and attach it anew"
+            )
+            holder = f"the store gives it to {held.user()}" if held else "the store does not hold it"
+            why = f"of container {lease.container_id} ({lease.ifname}) is in its record, and {holder}; {state}"
+            yield about(lease, kinds.RECORD_WITHOUT_LEASE, LOOK, "", message=f"{lease.text} {why}")
 
 
 def _counts(snapshot: Snapshot) -> Iterator[Finding]:
