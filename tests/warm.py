@@ -93,8 +93,6 @@ def only_worker(node: Node) -> int:
     former = _workers(node)
     if not sockets(node):
         begin(node)
-    for process in former:
-        _send(process, signal.SIGTERM)
 
     def fresh() -> list[int]:
         return [process for process in _workers(node) if process not in former and waits(process)]
@@ -102,6 +100,8 @@ def only_worker(node: Node) -> int:
     deadline = time.monotonic() + BEGIN_SECONDS
     while len(now := fresh()) != 1 or len(_workers(node)) != 1:
         assert time.monotonic() < deadline, f"the workers are {_workers(node)}, and one new one was to wait for calls"
+        for process in set(former).intersection(_workers(node)):
+            _send(process, signal.SIGTERM)  # again: a worker that has just been forked does not heed it yet
         if not sockets(node):
             node.start_cni("whereabouts", "STATUS", NOTHING).finish()
         select.select([], [], [], 0.01)

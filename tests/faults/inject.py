@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,7 +80,13 @@ class Injector:
 
     def strike(self, command: Command, fault: str, point: str) -> Outcome:
         """Call with `fault` (KILL or the name of an error) at `point`."""
-        outcome = self._finish(self.start(command, fault, point))
+        outcome = finished(self.start(command, fault, point))
+        if (
+            self._tracer and fault == KILL
+        ):  # the call was served cold, and strace may not have said yet that the worker died
+            with suppress(subprocess.TimeoutExpired):
+                self._tracer.wait(_DETACH_SECONDS)
+        self._detach()
         outcome.hit = self._hit(point)
         was_killed = "+++ killed by SIGKILL" in self._file.read_text() if self._node.is_warm else outcome.killed
         done = was_killed if fault == KILL else outcome.hit and "INJECTED" in outcome.hit.result
