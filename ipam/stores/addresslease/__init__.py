@@ -31,7 +31,7 @@ from ipam.stores.addresslease.objects import Entry
 from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import ADDRESSES
-from ipam.stores.apiserver.store import ObjectStore
+from ipam.stores.apiserver.store import ObjectStore, attempt
 from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown
 
 TYPE_CHECKING = False
@@ -107,7 +107,7 @@ class AddressLeaseStore(ObjectStore):
             own = [] if new else self.find(owner.attachment)
             pool, scope, family, _, last = windows[0] if windows else ("", None, 4, 0, 0)
             ends = last % self.window == self.window - 1  # else the range does, and all of it is read
-            crowded = ends and self._objects.get(objects.name_of(pool, scope, family, last)) is not None
+            crowded = ends and self._objects.get(objects.name_of(Want(pool, family, last, scope))) is not None
             self._surveyed = Survey(own, self._of_pod(owner), self._former(owner), crowded)
             return self._surveyed
 
@@ -204,7 +204,7 @@ class AddressLeaseStore(ObjectStore):
 
     def entry(self, lease: Lease) -> Entry | None:
         """The object at the place of `lease`."""
-        name = objects.name_of(lease.pool, lease.scope, lease.family, lease.value)
+        name = objects.name_of(lease)
         return self._entries.get(name) or self._objects.get(name)
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
@@ -212,7 +212,7 @@ class AddressLeaseStore(ObjectStore):
             claim = Claim(self._objects, wants, owner, instead_of, self.entry)
             claim.cooldown = self.cooldown
             try:
-                answer = claim.make()
+                answer = attempt(claim.leases, claim.make, claim.undo, claim.taken)
             finally:
                 self._forget()
             if instead_of or not isinstance(answer, Taken):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from ipam.leases import Want
+
 API_VERSION = "railcni.io/v1alpha1"
 NODE, POOL, SPACE, BLOCK, STATE = (f"railcni.io/{name}" for name in ("node", "pool", "space", "block", "state"))
 ATTACHMENT, POD, FENCE = "railcni.io/attachment", "railcni.io/pod", "railcni.io/fence"
@@ -39,12 +41,12 @@ _POD = ("namespace", "name", "uid")
 _UNTOLD = {**dict.fromkeys(("node", "bootID", "netns"), ""), "scope": None}
 
 
-def name_of(pool: str, scope: str | None, family: int, value: int) -> str:
+def name_of(place: Want | Lease) -> str:
     """The name of the object of an address."""
-    address = format_address(family, value)
-    if family == 6:
-        address = "-".join(f"{value >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
-    space = "" if scope == "" else _space(pool, scope)
+    address = format_address(place.family, place.value)
+    if place.family == 6:
+        address = "-".join(f"{place.value >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
+    space = "" if place.scope == "" else _space(place.pool, place.scope)
     return f"{address}.{space}" if space else address
 
 
@@ -123,7 +125,7 @@ def document(lease: Lease, state: str = HELD) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "AddressLease",
-        "metadata": {"name": name_of(lease.pool, lease.scope, lease.family, lease.value), "labels": labels},
+        "metadata": {"name": name_of(lease), "labels": labels},
         "spec": spec,
     }
 

@@ -18,20 +18,20 @@ from __future__ import annotations
 
 import time
 
-from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
 from ipam.ranges import format_address
 from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.apiserver.store import ObjectStore
+from ipam.stores.apiserver.store import ObjectStore, attempt
 from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown
 from ipam.stores.kubernetes import objects
 from ipam.stores.kubernetes.change import holder_besides, patch, pauses, reserve_for_others, unreserve
 from ipam.stores.kubernetes.claim import Claim
 from ipam.stores.kubernetes.locks import PoolLocks
-from ipam.stores.kubernetes.view import Names, View
+from ipam.stores.kubernetes.view import View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,12 +57,10 @@ class KubernetesStore(ObjectStore):
         seconds: float = SHARED_SECONDS,
         known: Callable[[], list[Lease]] = list,
         warn: Callable[[str], object] = lambda text: None,
-        names: Names | None = None,
     ) -> None:
         super().__init__(store_ref, seconds)
-        names = names or Names(store_ref.get("node") or "")
         self._locks = PoolLocks(self.api, store_ref.get("pools") or [], seconds, warn)
-        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, names)
+        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, store_ref.get("node") or "")
         self._warn = warn
 
     def begin(self) -> None:
@@ -193,48 +191,18 @@ class KubernetesStore(ObjectStore):
     def pools(self) -> list[Pool]:
         with self.session():
             found = (self._view.parsed(document, 0) for document in self.api.list_all(POOLS))
-            return sorted(
-                (
-                    Pool(self._view.names.pool_of(pool.name), pool.family, len(pool.entries))
-                    for pool in found
-                    if pool.entries
-                ),
-                key=lambda pool: pool.name,
-            )
+            used = [Pool(pool.name, pool.family, len(pool.entries)) for pool in found if pool.entries]
+            return sorted(used, key=lambda pool: pool.name)
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """One attempt; after a change of a pool by others the caller has to read again."""
         with self.session():
             self._locks.take()
             claim = Claim(self._view, wants, owner, instead_of, self._warn)
-            if claim.conflicts(False):
-                return self._taken(claim.conflicts(True))
-            failure: Exception | None = None
-            taken: list[Want] = []
-            try:
-                taken = claim.make(self._locks.end)
-                if not taken:
-                    return Claimed(claim.leases)
-            except Open as fault:
+            answer = attempt(claim.leases, lambda: claim.make(self._locks.end), claim.undo, claim.taken)
+            if not isinstance(answer, Claimed):
                 self._view.forget()
-                return Unknown(fault)  # the next `find` shows the outcome
-            except (CniError, Conflict) as fault:
-                failure = fault
-            try:
-                claim.undo()
-            except CniError as fault:
-                self._view.forget()
-                return Unknown(fault)
-            if isinstance(failure, CniError):
-                raise failure
-            if failure:
-                return self._taken([])
-            self._view.thorough = True
-            return self._taken(claim.conflicts(True) or taken)
-
-    def _taken(self, wants: list[Want]) -> Taken:
-        self._view.forget()
-        return Taken(wants)
+            return answer
 
     def release(self, leases: Sequence[Lease]) -> int:
         freed = 0
@@ -282,7 +250,7 @@ class KubernetesStore(ObjectStore):
             return
         fence = pool.patch({}, {objects.FENCE: str(time.time_ns())})
         try:
-            self.api.patch(POOLS, self._view.names.object_of(name), fence)
+            self.api.patch(POOLS, name, fence)
         except Gone:
             pass  # and so are its leases
         except Conflict as fault:

@@ -6,7 +6,7 @@ import time
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease
-from ipam.ranges import format_address
+from ipam.ranges import format_address, range_of
 from ipam.stores.apiserver.faults import Conflict, Gone, TooLarge
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.base import SHARED_SECONDS, Open, Pauses
@@ -51,7 +51,7 @@ def patch(
         annotations = pool.remembering(released) | pool.cooled(cooled, view.cooldown, int(time.time()))
     operations = pool.patch(changes, annotations)
     try:
-        metadata = view.api.patch(POOLS, view.names.object_of(name), operations).get("metadata") or {}
+        metadata = view.api.patch(POOLS, name, operations).get("metadata") or {}
     except Gone:
         raise Conflict(f"pool {name} has gone") from None
     except TooLarge:
@@ -79,12 +79,12 @@ def _full(view: View, name: str, pool: IPPool) -> TryAgainLater:
 def create(view: View, name: str, family: int, changes: Changes) -> IPPool:
     """A new pool for `changes`, empty: no test makes a late creation fail, so it must claim nothing. Conflict, Open."""
     try:
-        cidr = view.names.range_of(name, family, next(iter(changes)))
+        cidr = range_of(name, family, next(iter(changes)))
     except ValueError:
         raise InvalidConfig(
             f"pool {name} bears no range in its name that holds {format_address(family, next(iter(changes)))}"
         ) from None
-    document = objects.new_pool(view.names.object_of(name), cidr, {})
+    document = objects.new_pool(name, cidr, {})
     _check_offsets(name, IPPool(document, 0), changes)
     pool = IPPool(view.api.create(POOLS, document), 0)
     view.read_pools[name] = pool

@@ -17,7 +17,7 @@ from __future__ import annotations
 from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Want, as_text, owner_from_json, returns
-from ipam.ranges import BITS, format_address, object_name, parse_address, parse_cidr, range_of
+from ipam.ranges import BITS, format_address, network_name_of, object_name, parse_address, parse_cidr, range_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,10 +151,23 @@ class IPPool:
             else:
                 self.stray.append(key)
 
-    def lease(self, entry: Allocation, pool: str, scope: str | None) -> Lease:
-        """The lease that an allocation tells of, as one of `pool` in `scope`; neither tells network, node nor sequence."""
+    def named_scope(self, node: str = "") -> str | None:
+        """The network's name, with which the pool's name begins: the scope of leases without a record. None for no range.
+
+        `node` is that of a slice's pool, whose name precedes the range.
+        """
+        try:
+            scope = network_name_of(self.name, self.family, self.first)
+        except ValueError:
+            return None
+        if node and f"-{scope}".endswith(f"-{node}"):
+            scope = scope.removesuffix(node).removesuffix("-")
+        return scope
+
+    def lease(self, entry: Allocation, scope: str | None) -> Lease:
+        """The lease that an allocation tells of, in `scope`; neither tells network, node nor sequence."""
         owner = Owner(Attachment("", entry.container_id, entry.ifname), (*entry.pod, ""))
-        lease = Lease(Want(pool, self.family, entry.value, scope), owner)
+        lease = Lease(Want(self.name, self.family, entry.value, scope), owner)
         lease.claimed = entry.claimed
         return lease
 
@@ -162,7 +175,7 @@ class IPPool:
         """Set `scope` and `leases`; `reservation_of` the name of a reservation answers the reservation, if there is one."""
         self.scope, self.leases = scope, []
         for _, entry in sorted(self.entries.items()):
-            lease = self.lease(entry, self.name, scope)
+            lease = self.lease(entry, scope)
             found = None if scope is None else reservation_of(reservation_name(lease))
             if found and found.is_of(lease):
                 found.tell(lease)
