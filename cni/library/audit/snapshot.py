@@ -105,7 +105,7 @@ def _of_store(
         entries.update(page)
         last = page[-1][0]
         progress(f"{len(entries)} keys read")
-    leases, findings = store_rules.find_in_keys(entries, store.keys.root, store.expected)
+    leases, findings = store_rules.find_in_keys(entries, store.keys.root, store.keys.entries)
     return Snapshot(choice.kind, leases), findings, {"keys": len(entries), "leases": len(leases)}
 
 

@@ -5,7 +5,6 @@ It runs without a terminal, with this process's environment and the kubeconfig's
 
 from __future__ import annotations
 
-import errno
 import posix
 import select
 from time import monotonic
@@ -98,21 +97,18 @@ class Helper:
             raise InvalidConfig(f"{self} cannot be run: {fault.strerror}") from None
         finally:
             posix.close(writing)
+        output = None
         try:
             output = _read(reading, deadline)
-            ended = True
         except TimeoutError:
-            ended = False
-        finally:
-            posix.close(reading)
-        if not ended:
             try:
                 posix.kill(-pid, _KILL)
-            except OSError as fault:
-                if fault.errno != errno.ESRCH:
-                    raise
+            except ProcessLookupError:
+                pass  # it has just ended
+        finally:
+            posix.close(reading)
         status = posix.waitpid(pid, 0)[1]
-        if not ended:
+        if output is None:
             raise TryAgainLater(f"{self} has not ended in time: run it by hand and see what it waits for")
         if status:
             raise InvalidConfig(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cni.shared.spec.errors import CniError
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict
-from ipam.stores.base import Claimed, Open, Store, Taken, Unknown
+from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,25 +15,14 @@ if TYPE_CHECKING:
     from ipam.leases import Lease, Want
 
 
-class ObjectStore(Store):
+class ObjectStore(ServedStore):
     """The store of `store_ref` (ipam.stores.ref_of); every request is over in `seconds`."""
 
-    __slots__ = ("_store_ref", "api")
+    __slots__ = ("api",)
 
     def __init__(self, store_ref: dict[str, Any], seconds: float) -> None:
-        super().__init__()
-        self._store_ref = store_ref
         self.api = Api(store_ref.get("kubeconfig") or "", seconds, store_ref.get("namespace") or "")
-
-    def record(self) -> dict[str, Any]:
-        return self._store_ref
-
-    def finish_by(self, deadline: float) -> None:
-        self.api.deadline = deadline
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.api.close()
+        super().__init__(store_ref, self.api)
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
         with self.session():

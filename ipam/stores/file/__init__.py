@@ -159,9 +159,7 @@ class FileStore(Store):
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         start = bitmap.address_key(after.family, after.value) if after else b""
-        if node:
-            return self._leases(schema.PAGE_OF_NODE, pool, start, node, limit)
-        return self._leases(schema.PAGE, pool, start, limit)
+        return self._leases(schema.PAGE, pool, start, node, limit)
 
     def pools(self) -> list[Pool]:
         found: dict[str, Pool] = {}

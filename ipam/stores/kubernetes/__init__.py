@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ipam.stores.base import Window
-    from ipam.stores.kubernetes.change import Changes
+    from ipam.stores.kubernetes.objects import Allocation
 
 
 class KubernetesStore(ObjectStore):
@@ -81,34 +81,31 @@ class KubernetesStore(ObjectStore):
 
     def find(self, attachment: Attachment) -> list[Lease]:
         with self.session():
-            found = []
-            for pool in self._view.all():
-                for entry in pool.entries.values():
-                    if entry.container_id == attachment.container_id and entry.ifname in ("", attachment.ifname):
-                        lease = self._view.completed(self._view.lease(pool, entry))
-                        lease.network = lease.network or attachment.network
-                        if lease.attachment == attachment:
-                            found.append(lease)
-            return by_place(found)
+            ifnames = ("", attachment.ifname)
+            found = self._leases(lambda x: x.container_id == attachment.container_id and x.ifname in ifnames)
+            for lease in found:
+                lease.network = lease.network or attachment.network
+            return [lease for lease in found if lease.attachment == attachment]
+
+    def _leases(self, is_meant: Callable[[Allocation], bool]) -> list[Lease]:
+        """The leases of allocations in the pools of an attachment, with what their reservations tell, by pool and address."""
+        return by_place(
+            self._view.completed(self._view.lease(pool, entry))
+            for pool in self._view.all()
+            for entry in pool.entries.values()
+            if is_meant(entry)
+        )
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
         """A lease without a uid is left out of `pods`, unless it is certain to be the living pod's."""
         with self.session():
-            pods = self._of_pod(owner.pod, owner.attachment.ifname)
+            ref, ifname = objects.podref(owner.pod), owner.attachment.ifname
+            pods = self._leases(lambda x: x.text("podref") == ref and x.ifname == ifname) if owner.pod[1] else []
             unknown = [lease for lease in pods if lease.attachment != owner.attachment and not lease.pod[2]]
             if unknown and owner.pod[2]:
                 strange = self._strange(unknown, owner.pod)
                 pods = [lease for lease in pods if lease not in strange]
-            return Survey(self.find(owner.attachment), pods, self._former(owner.pod, owner.attachment.ifname))
-
-    def _of_pod(self, pod: tuple[str, str, str], ifname: str) -> list[Lease]:
-        ref = objects.podref(pod)
-        return by_place(
-            self._view.completed(self._view.lease(pool, entry))
-            for pool in (self._view.all() if pod[1] else ())
-            for entry in pool.entries.values()
-            if entry.document.get("podref") == ref and entry.ifname == ifname
-        )
+            return Survey(self.find(owner.attachment), pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
         """Those of `leases`, all without a uid, that may be of another pod of the same name, on the wire still.
@@ -155,10 +152,8 @@ class KubernetesStore(ObjectStore):
 
     def holder(self, want: Want) -> Lease | None:
         with self.session():
-            pool = self._view.pool(want.pool)
-            entry = objects.allocation(pool, want)
-            if pool and entry:
-                return self._view.completed(self._view.lease(pool, entry))
+            if lease := self._view.lease_at(want):
+                return self._view.completed(lease)
             found = self._view.reservation(want)
             if found is None:
                 return None
@@ -215,13 +210,10 @@ class KubernetesStore(ObjectStore):
                 there = [lease for lease in left if self._view.is_there(lease)]
                 reserve_for_others(self._view, [lease for lease in left if lease not in there])
                 left = there
-                changes: dict[str, Changes] = {}
-                for lease in left:
-                    changes.setdefault(lease.pool, {})[lease.value] = None
                 try:
-                    for name, change in changes.items():
+                    for name in dict.fromkeys(lease.pool for lease in left):
                         gone = [lease for lease in left if lease.pool == name]
-                        patch(self._view, name, change, cooled=gone, released=gone)
+                        patch(self._view, name, dict.fromkeys(x.value for x in gone), cooled=gone, released=gone)
                         self._view.remember([], gone)
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]

@@ -76,8 +76,8 @@ def _full(view: View, name: str, pool: IPPool) -> TryAgainLater:
     )
 
 
-def create(view: View, name: str, family: int, changes: Changes) -> IPPool:
-    """A new pool for `changes`, empty: no test makes a late creation fail, so it must claim nothing. Conflict, Open."""
+def create(view: View, name: str, family: int, changes: Changes) -> None:
+    """Make a pool for `changes`, empty: no test makes a late creation fail, so it must claim nothing. Conflict, Open."""
     try:
         cidr = range_of(name, family, next(iter(changes)))
     except ValueError:
@@ -86,9 +86,7 @@ def create(view: View, name: str, family: int, changes: Changes) -> IPPool:
         ) from None
     document = objects.new_pool(name, cidr, {})
     _check_offsets(name, IPPool(document, 0), changes)
-    pool = IPPool(view.api.create(POOLS, document), 0)
-    view.read_pools[name] = pool
-    return pool
+    view.read_pools[name] = IPPool(view.api.create(POOLS, document), 0)
 
 
 def _check_offsets(name: str, pool: IPPool, values: Iterable[int]) -> None:
@@ -130,9 +128,7 @@ def holder_besides(view: View, lease: Lease) -> Lease | None:
 
     whereabouts moves an entry to a restarted sandbox, and leaves the former container in the reservation.
     """
-    pool = view.pool(lease.pool)
-    entry = objects.allocation(pool, lease)
-    found = view.lease(pool, entry) if pool and entry else None
+    found = view.lease_at(lease)
     return found if found and (found.container_id, found.ifname) != (lease.container_id, lease.ifname) else None
 
 

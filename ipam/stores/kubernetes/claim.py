@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipam.leases import Lease, Owner, Want, given_up
+from ipam.stores.apiserver import uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import RESERVATIONS
 from ipam.stores.apiserver.store import conflicts
@@ -88,24 +89,11 @@ class Claim:
         for lease in self.leases:
             changes.setdefault(lease.pool, {})[lease.value] = objects.entry_of(self._owner)
         for name, change in changes.items():
-            pool = self._view.pool(name)
-            if pool is None:
-                family = next(lease.family for lease in self.leases if lease.pool == name)
-                self._make_pool(name, family, change)
             cooled = [old for old in given_up(self._instead_of, self._wants) if old.pool == name]
             self._written.append((name, self._patched(name, change, cooled)))
 
-    def _make_pool(self, name: str, family: int, change: Changes) -> None:
-        try:
-            create(self._view, name, family, change)
-        except Conflict:
-            self._view.forget_pool(name)
-            pool = self._view.pool(name)
-            if not self._written or pool is None or any(value in pool.entries for value in change):
-                raise
-
     def _patched(self, name: str, change: Changes, cooled: Sequence[Lease]) -> Changes:
-        """Put `change` into a pool; its former allocations at these places. Conflict, Open.
+        """Put `change` into a pool, or into a new one; its former allocations at these places. Conflict, Open.
 
         The first pool orders the claims: once it is written, a further pool that others change is read again here. Else the
         whole claim would begin anew with each change of any of its pools.
@@ -114,6 +102,8 @@ class Claim:
         while True:
             former = self._standing(name, change)
             try:
+                if self._view.pool(name) is None:
+                    create(self._view, name, next(x.family for x in self.leases if x.pool == name), change)
                 patch(self._view, name, change, self._warn, cooled)
                 return former
             except Conflict:
@@ -161,10 +151,11 @@ class Claim:
         """
         namespace, name, uid = found.lease.pod
         try:
-            living = self._view.api.pod_uid(namespace, name) if name else ""
+            return bool(name) and uid in ("", uid_of(self._view.api.pod(namespace, name)))
+        except Gone:
+            return False
         except Forbidden:
             return True
-        return bool(living) and uid in ("", living)
 
     def _replace(self, former: Lease, lease: Lease) -> None:
         """Let the reservation of the address of `former` say that it belongs to `lease`. Conflict, Open."""

@@ -130,6 +130,12 @@ class View:
             return known
         return pool.lease(entry, pool.named_scope(self._node))
 
+    def lease_at(self, place: Want | Lease) -> Lease | None:
+        """The lease that the pool has at the address of `place`; None for none."""
+        pool = self.pool(place.pool)
+        entry = objects.allocation(pool, place)
+        return self.lease(pool, entry) if pool and entry else None
+
     def completed(self, lease: Lease) -> Lease:
         """`lease` with the members that its reservation tells, if no record does; without a reservation its scope is None."""
         found = self.reservation(lease)
