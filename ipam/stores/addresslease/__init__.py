@@ -93,7 +93,7 @@ class AddressLeaseStore(ObjectStore):
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)
             if not recorded or len(found) < len(recorded):
-                chosen = self._chosen({objects.ATTACHMENT: objects.attachment_label(attachment)})
+                chosen = self._chosen({objects.ATTACHMENT: objects.hashed(*attachment.key())})
                 found = [entry.lease for entry in chosen if entry.held and entry.lease.attachment == attachment]
             return by_place(found)
 
@@ -207,8 +207,7 @@ class AddressLeaseStore(ObjectStore):
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         with self.session():
-            claim = Claim(self._objects, wants, owner, instead_of, self.entry)
-            claim.cooldown = self.cooldown
+            claim = Claim(self._objects, wants, owner, instead_of, self.entry, self.cooldown)
             try:
                 answer = attempt(claim.leases, claim.make, claim.undo, claim.taken)
             finally:

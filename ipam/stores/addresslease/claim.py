@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Claim:
     """One attempt. `known` answers the object of a lease as this session has read it."""
 
-    __slots__ = ("_instead_of", "_known", "_made", "_objects", "_replaced", "_wants", "cooldown", "leases")
+    __slots__ = ("_cooldown", "_instead_of", "_known", "_made", "_objects", "_replaced", "_wants", "leases")
 
     def __init__(
         self,
@@ -39,15 +39,16 @@ class Claim:
         owner: Owner,
         instead_of: Sequence[Lease],
         known: Callable[[Lease], Entry | None],
+        cooldown: int,
     ) -> None:
         self._objects = found
         self._wants = wants
         self._instead_of = instead_of
         self._known = known
+        self._cooldown = cooldown
         self._made: list[Entry] = []
         self._replaced: list[tuple[Entry, Entry]] = []  # as it is now, as it was
         self.leases = [Lease(want, owner) for want in wants]
-        self.cooldown = 0
 
     def make(self) -> list[Want]:
         """Make the objects; a want of another, or lease that has ended, after which `undo` is due. Open."""
@@ -63,7 +64,7 @@ class Claim:
         freed = {lease.key() for lease in left_free(self._instead_of, self._wants)}
         for entry in given_up.values():
             if entry.name not in names:
-                self._give_up(entry, self.cooldown if entry.lease.key() in freed else 0)
+                self._give_up(entry, self._cooldown if entry.lease.key() in freed else 0)
         return []
 
     def _give(self, lease: Lease, given_up: dict[str, Entry]) -> bool:

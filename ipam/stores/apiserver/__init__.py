@@ -49,7 +49,7 @@ class Api(http.Client):
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
 
-    __slots__ = ("_access", "_namespace", "_path", "_token", "requests")
+    __slots__ = ("_access", "_namespace", "_path", "_token")
 
     def __init__(self, path: str, seconds: float, namespace: str = "") -> None:
         super().__init__(seconds)
@@ -57,7 +57,6 @@ class Api(http.Client):
         self._namespace = namespace
         self._access: Access | None = None
         self._token: str | None = None
-        self.requests = 0  # so far
 
     @property
     def access(self) -> Access:
@@ -159,6 +158,8 @@ class Api(http.Client):
         namespace: str = "",
         accept: str = "",
     ) -> bytes:
+        if Api.observe is None:
+            return self._request(method, resource, name, query, body, namespace, accept)
         began, fault = monotonic(), None
         try:
             return self._request(method, resource, name, query, body, namespace, accept)
@@ -166,8 +167,7 @@ class Api(http.Client):
             fault = raised
             raise
         finally:
-            if Api.observe:
-                Api.observe(verb_of(method, name), resource, monotonic() - began, fault)
+            Api.observe(verb_of(method, name), resource, monotonic() - began, fault)
 
     def _request(
         self, method: str, resource: str, name: str, query: str, body: bytes, namespace: str, accept: str
@@ -213,7 +213,6 @@ class Api(http.Client):
             headers += f"Authorization: Bearer {self._token}\r\n"
         if body:
             headers += f"Content-Type: {JSON_PATCH if method == 'PATCH' else 'application/json'}\r\n"
-        self.requests += 1
         try:
             patient = self.deadline if connection.answers else deadline
             limit = max(min(patient, monotonic() + _ATTEMPT_SECONDS), monotonic() + 0.1)

@@ -31,9 +31,8 @@ class Helper:
         """`path` is the kubeconfig's, `directory` where its relative paths start."""
         self.where = path
         self._status: dict[str, Any] | None = None
-        command = described.get("command") if isinstance(described, dict) else None
-        arguments = described.get("args") or [] if isinstance(described, dict) else []
-        variables = described.get("env") or [] if isinstance(described, dict) else []
+        described = described if isinstance(described, dict) else {}
+        command, arguments = described.get("command"), described.get("args") or []
         if not isinstance(command, str) or not command or not _are_texts(arguments):
             raise InvalidConfig(f"kubeconfig {path}: exec needs command, a text, and args, a list of texts")
         self._version = described.get("apiVersion")
@@ -45,7 +44,7 @@ class Helper:
             command = f"{directory}/{command}"
         self._argv = [command, *arguments]
         self._environ: dict[str, str] = {}
-        for entry in variables:
+        for entry in described.get("env") or []:
             if not isinstance(entry, dict) or not _are_texts([entry.get("name"), entry.get("value")]):
                 raise InvalidConfig(f"kubeconfig {path}: exec.env wants objects with name and value, both texts")
             self._environ[entry["name"]] = entry["value"]

@@ -90,8 +90,7 @@ class EtcdStore(ServedStore):
         own = keys.pod_of(owner.pod, owner.attachment.ifname)
         reads = []
         for place in self.keys.places(Want(pool, family, low, scope)):
-            first, last = (self.keys.cooling(*place, family, value) for value in (low, high))
-            reads.append(txn.read(first, next_key(last)))
+            reads.append(txn.read(*self.keys.span(family, low, high, "cooling", *place)))
         return {
             keys.value_of(key, family) for found in self._read(*reads) for key, pod in found if not own or pod != own
         }
@@ -214,7 +213,8 @@ class EtcdStore(ServedStore):
     def _cooling(self, lease: Lease, term: str) -> dict[bytes, bytes]:
         pod = keys.pod_of(lease.pod, lease.ifname)
         places = self.keys.places(lease) if term else []
-        return {self.keys.cooling(*place, lease.family, lease.value): pod for place in places}
+        address = keys.place_of(lease.family, lease.value)
+        return {self.keys.all("cooling", *place) + address: pod for place in places}
 
     def forget(self) -> None:
         """Remove the oldest former addresses of pods above FORMER."""

@@ -47,12 +47,17 @@ class Keys:
         """The key of an address in a pool (`kind` LEASE) or a scope (RESERVED)."""
         return self.all(kind, space) + place_of(family, value)
 
-    def all(self, kind: str, *names: str) -> bytes:
-        """The beginning of the keys of this kind with these names next."""
+    def all(self, *names: str) -> bytes:
+        """The beginning of the keys with these names, the kind first."""
         try:
-            return self.root + "".join(f"{_escaped(name)}/" for name in (kind, *names)).encode()
+            return self.root + "".join(f"{_escaped(name)}/" for name in names).encode()
         except UnicodeError:
             raise InvalidConfig(f"{names!r:.100} cannot be kept in etcd: it is not UTF-8; want another name") from None
+
+    def span(self, family: int, low: int, high: int, *names: str) -> tuple[bytes, bytes]:
+        """The key of the address `low` behind these names, and the first key behind that of `high`."""
+        prefix = self.all(*names)
+        return prefix + place_of(family, low), next_key(prefix + place_of(family, high))
 
     def full(self, kind: str, space: str, size: int, family: int, value: int) -> bytes:
         return self.all("full", kind, space, str(size)) + place_of(family, value)
@@ -99,10 +104,6 @@ class Keys:
     def former(self, lease: Lease) -> bytes:
         """The key of the last address of the pod of `lease` in its pool."""
         return self.all("former", *lease.pod[:2], lease.ifname, lease.pool)[:-1]
-
-    def cooling(self, kind: str, space: str, family: int, value: int) -> bytes:
-        """The key of an address of a pool or scope during its cooldown."""
-        return self.all("cooling", kind, space) + place_of(family, value)
 
 
 def end_of(prefix: bytes) -> bytes:

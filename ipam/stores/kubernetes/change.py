@@ -44,7 +44,7 @@ def patch(
     added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
     _check_offsets(name, pool, added)
     grown = objects.growth(added.values())
-    if added and not objects.takes(pool.size, grown):
+    if added and pool.size + grown > objects.LIMIT - objects.RESERVE:
         raise _full(view, name, pool)
     annotations: dict[str, str] = {}
     if objects.percent(pool.size) < objects.WARN_PERCENT:

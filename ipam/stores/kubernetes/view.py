@@ -66,9 +66,8 @@ class View:
 
     def all(self) -> list[IPPool]:
         """The pools that an attachment may have leases in."""
-        names = self._named
-        if names is not None:
-            return [pool for pool in map(self.pool, names) if pool]
+        if self._named is not None:
+            return [pool for pool in map(self.pool, self._named) if pool]
         self._before()
         for document in self.api.list_all(POOLS):
             pool = self.parsed(document, 0)
