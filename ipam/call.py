@@ -55,8 +55,7 @@ def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
     """The description of the store that a record names; if the configuration names the same store, with its password."""
     if not stores.is_shared(recorded) or config.datastore != recorded.get("kind"):
         return recorded
-    store_ref = stores.ref_of(config)
-    return stores.joined(recorded, store_ref) if stores.same(recorded, store_ref) else recorded
+    return stores.joined(recorded, stores.ref_of(config))
 
 
 def preferred_of(config: IpamConfig, owner: Owner, log: Log) -> list[tuple[int, int]]:

@@ -157,9 +157,7 @@ def flush(records: Records, log: Log, store_ref: dict[str, Any] | None, seconds:
             if record is None or not record["pending"]:
                 left -= 1
                 continue
-            where = record["store"]
-            if store_ref and stores.same(where, store_ref):
-                where = stores.joined(where, store_ref)
+            where = stores.joined(record["store"], store_ref)
             try:
                 release(attachment, record, where, records, log, seconds)
                 left -= 1
@@ -352,9 +350,7 @@ def _collect(
                 return
             if not (record and record["pending"]) and records.read(attachment, _LINK_PART):
                 return  # an ADD has made the link since the link plugin read its records, or it could not be removed
-            where = record["store"] if record else store_ref
-            if record and store_ref and stores.same(record["store"], store_ref):
-                where = stores.joined(record["store"], store_ref)  # the configuration has the password
+            where = stores.joined(record["store"], store_ref) if record else store_ref
             if where:
                 release(attachment, record, where, records, log, cooldown=ipam_records.cooldown(record) or cooldown)
                 log.info(f"collected {attachment}")

@@ -178,7 +178,7 @@ class PoolSource(ClusterSource):
         entry = allocation(pool, lease)
         if pool is None or entry is None:
             return None
-        return lease if entry.is_of(lease) else pool.lease(entry, lease.pool, lease.scope)
+        return lease if entry.is_of(lease) else pool.lease(entry, lease.scope)
 
     def is_there(self, lease: Lease) -> bool:
         reserved = self.cluster.reservation(lease)

@@ -225,9 +225,7 @@ def _collect(
                 records.write(shared, PART, {**record, "members": left})
                 log.info(f"collected {len(record['members']) - len(left)} rails of {shared}")
             return
-        where = record["store"]
-        if store_ref and stores.same(where, store_ref):
-            where = stores.joined(where, store_ref)  # the configuration has the password
+        where = stores.joined(record["store"], store_ref)
         release(shared, record, where, records, log)
         log.info(f"collected {shared}")
 

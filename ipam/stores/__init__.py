@@ -109,8 +109,13 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(shared) and one.get("prefix") == other.get("prefix")
 
 
-def joined(recorded: dict[str, Any], store_ref: dict[str, Any]) -> dict[str, Any]:
-    """`store_ref` with what only `recorded`, the same reference in a record, knows: pools of former ranges."""
+def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
+    """`store_ref` of a configuration, with its password and the pools of former ranges that only a record knows.
+
+    It is `recorded`, the reference in the record, where the configuration names another store or none.
+    """
+    if not store_ref or not same(recorded, store_ref):
+        return recorded
     if "pools" not in recorded or "pools" not in store_ref:
         return store_ref
     return {**store_ref, "pools": sorted({*recorded["pools"], *store_ref["pools"]})}
@@ -133,17 +138,14 @@ def _endpoints(text: str, tls: bool) -> list[str]:
 
 
 def _is_kubernetes(store_ref: dict[str, Any]) -> bool:
-    return _are_texts(store_ref.get("kubeconfig"), store_ref.get("node", ""), *_list(store_ref.get("pools", [])))
+    texts = [store_ref.get("kubeconfig"), store_ref.get("node", "")]
+    return _are_texts(texts) and _are_texts(store_ref.get("pools", []))
 
 
 def _is_etcd(store_ref: dict[str, Any]) -> bool:
     texts = [store_ref.get(key) for key in ("prefix", "user", "ca", "cert", "key")]
-    return bool(store_ref.get("endpoints")) and _are_texts(*texts, *_list(store_ref["endpoints"]))
+    return _are_texts(texts) and bool(store_ref.get("endpoints")) and _are_texts(store_ref["endpoints"])
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [None]
-
-
-def _are_texts(*values: Any) -> bool:
-    return all(isinstance(value, str) for value in values)
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)

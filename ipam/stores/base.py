@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.errors import CniError
     from cni.shared.spec.request import Attachment
     from ipam.leases import Lease, Owner, Pool, Want
+    from ipam.stores.http import Client
 
     Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
 
@@ -57,15 +58,15 @@ class Pauses:
         self._pause = first
         self._longest = longest
 
-    def wait(self) -> bool:
-        """Pause; False, at once, when no time is left for another attempt."""
+    def wait(self, more: float = 0.0) -> bool:
+        """Pause, `more` seconds longer; False, at once, when no time is left for another attempt."""
         now = time.monotonic()
         left = self._deadline - now
         if self._pause:
             self._pause = min(max(self._pause, (now - self._since) / 2), self._longest)
-        if left < self._pause:
+        if left < self._pause + more:
             return False
-        time.sleep(self._pause * min(1.0, left / self._seconds) * (0.5 + posix.urandom(1)[0] / 256))
+        time.sleep(more + self._pause * min(1.0, left / self._seconds) * (0.5 + posix.urandom(1)[0] / 256))
         self._pause = min(2 * self._pause, self._longest) or _SECOND_PAUSE
         self._since = time.monotonic()
         return True
@@ -241,3 +242,24 @@ class Store:
             found += [lease for lease in page if lease.boot_id != boot_id]
             page = self.leases(pool, page[-1], node=node)
         return found[:limit]
+
+
+class ServedStore(Store):
+    """A store behind a server: `store_ref` is the reference of a record, `client` makes the requests."""
+
+    __slots__ = ("_client", "_store_ref")
+
+    def __init__(self, store_ref: dict[str, Any], client: Client) -> None:
+        super().__init__()
+        self._store_ref = store_ref
+        self._client = client
+
+    def record(self) -> dict[str, Any]:
+        return self._store_ref
+
+    def finish_by(self, deadline: float) -> None:
+        self._client.deadline = deadline
+
+    def close(self) -> None:
+        """Close the connection, or keep it for the next call."""
+        self._client.close()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
+    from cni.shared.spec.errors import CniError
+
 AGENT = f"railcni/{VERSION}"  # Kubernetes notes the part before the / as a field's manager
 
 _MOMENT = 0.25  # seconds for a place that others come after
@@ -40,6 +42,10 @@ class _Socket(_socket.socket):
 
 class Lost(OSError):
     """A request was sent, at least in part, and no whole reply came: the server may have served it."""
+
+
+class _Ended(ConnectionResetError):
+    """The other side has closed the connection."""
 
 
 class Refused(OSError):
@@ -90,27 +96,6 @@ at_end: list[Callable[[], None]] = []
 """A warm worker calls these functions when a call is over: each keeps or closes a connection."""
 
 
-def keep(key: Any, connection: Connection) -> None:
-    """Keep a connection for the next call with this `key`, or close it; None closes it."""
-    if kept is None or key is None or not connection.reused or connection.closed:
-        connection.close()
-        return
-    while len(kept) >= _MOST_KEPT:
-        kept.pop(next(iter(kept))).close()
-    connection.used = monotonic()
-    kept[key] = connection
-
-
-def take(key: Any) -> Connection | None:
-    """The connection that was kept for `key`, unless the server has closed it or soon may."""
-    connection = kept.pop(key, None) if kept else None
-    if connection and (connection.is_silent() and monotonic() - connection.used < _KEPT_SECONDS):
-        return connection
-    if connection:
-        connection.close()
-    return None
-
-
 class Connection:
     """A connected socket, with TLS when there is a `context`, which `dial` made for `host`."""
 
@@ -137,11 +122,9 @@ class Connection:
                 if isinstance(fault, Untrusted):
                     raise fault from None
                 why = _why(fault)
-                if isinstance(fault, TimeoutError) or (getattr(fault, "reason", None) and " eof " not in why):
-                    raise OSError(fault.errno, why) from None
-                raise OSError(
-                    fault.errno, "it closes the connection in the TLS handshake: does it speak TLS?"
-                ) from None
+                if not isinstance(fault, TimeoutError) and (not getattr(fault, "reason", None) or " eof " in why):
+                    why = "it closes the connection in the TLS handshake: does it speak TLS?"
+                raise OSError(fault.errno, why) from None
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
         """(status, body) of the reply. `headers` are whole lines. Lost, Untrusted; the connection is closed then."""
@@ -158,7 +141,10 @@ class Connection:
             fault = _tls_fault(fault)
             if isinstance(fault, Untrusted):
                 raise fault from None
-            raise Lost(fault.errno, _why(fault)) from None
+            why = _why(fault)
+            if fault.errno == errno.ECONNRESET and not self.reused and not self._tls:
+                why += " (does it want TLS, https://?)"
+            raise Lost(fault.errno, why) from None
         except ValueError:
             self.close()
             raise Lost(errno.EPROTO, "what came is not an HTTP reply") from None
@@ -201,22 +187,16 @@ class Connection:
         self._wait(deadline)
         piece = self._tls.read(_PIECE) if self._tls else self._socket.recv(_PIECE)
         if not piece:
-            raise EOFError
+            raise _Ended(errno.ECONNRESET, "the connection was closed")
         self._buffer += piece
 
     def _line(self, deadline: float) -> str:
         while (end := self._buffer.find(b"\n")) < 0:
             if len(self._buffer) > _PIECE:
                 raise ValueError
-            self._fill(deadline)
+            self._more(deadline)
         line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
         return line.decode("latin-1").rstrip("\r")
-
-    def _fill(self, deadline: float) -> None:
-        try:
-            self._more(deadline)
-        except EOFError:
-            raise ConnectionResetError(errno.ECONNRESET, "the connection was closed") from None
 
     def _exactly(self, size: int, deadline: float) -> bytes:
         if not 0 <= size <= _MOST_BYTES:
@@ -224,7 +204,7 @@ class Connection:
         pieces, have = [self._buffer], len(self._buffer)
         while have < size:
             self._buffer = b""
-            self._fill(deadline)
+            self._more(deadline)
             pieces.append(self._buffer)
             have += len(self._buffer)
         data = b"".join(pieces)
@@ -258,47 +238,80 @@ class Connection:
         try:
             while len(self._buffer) <= _MOST_BYTES:
                 self._more(deadline)
-        except EOFError:
+        except _Ended:
             pass
         self.close()
         return self._buffer
 
 
-def split_url(text: str) -> tuple[str, str, str, str]:
-    """(scheme, host, port, path) of [scheme://]host[:port][/path], "" for a part that is absent; ValueError."""
-    scheme, found, rest = text.rpartition("://")
-    if found and scheme not in ("http", "https"):
-        raise ValueError("want http:// or https://")
-    place, slash, path = rest.partition("/")
-    if place.startswith("["):
-        host, closed, port = place[1:].partition("]")
-        if not closed or (port and not port.startswith(":")):
-            raise ValueError("want [address]:port")
-        port = port[1:]
-    else:
-        host, port = (place, "") if place.count(":") > 1 else place.partition(":")[::2]
-    if not host or not text.isascii() or any(c in text for c in " @?#\t\r\n"):
-        raise ValueError("want host:port, such as 10.0.0.1:2379")
-    if port and not (port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError("want a port from 1 to 65535")
-    return scheme, host, port, slash + path
+class Endpoint:
+    """Where a server listens. `base` begins the path of every request."""
+
+    __slots__ = ("base", "host", "port", "tls")
+
+    def __init__(self, text: str, tls: bool, ports: tuple[int, int]) -> None:
+        """`text` is [scheme://]host[:port][/path]. `tls` counts where the scheme is absent, and one of `ports`, without and
+        with TLS, where the port is. ValueError."""
+        scheme, found, rest = text.rpartition("://")
+        if found and scheme not in ("http", "https"):
+            raise ValueError("want http:// or https://")
+        place, slash, path = rest.partition("/")
+        if place.startswith("["):
+            host, closed, port = place[1:].partition("]")
+            if not closed or (port and not port.startswith(":")):
+                raise ValueError("want [address]:port")
+            port = port[1:]
+        else:
+            host, port = (place, "") if place.count(":") > 1 else place.partition(":")[::2]
+        if not host or not text.isascii() or any(c in text for c in " @?#\t\r\n"):
+            raise ValueError("want host:port, such as 10.0.0.1:2379")
+        if port and not (port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError("want a port from 1 to 65535")
+        self.tls = scheme == "https" if scheme else tls
+        self.host = host
+        self.port = int(port or ports[self.tls])
+        self.base = (slash + path).rstrip("/")
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.base}"
+
+
+class Failed(Exception):
+    """An attempt failed, and another may succeed; `failure` is the error when none does; `sent`: it may have been served."""
+
+    def __init__(self, failure: CniError, sent: bool = False) -> None:
+        self.failure = failure
+        self.sent = sent
 
 
 class Client:
-    """The one connection of a client, which a warm worker keeps for its next call."""
+    """The one connection of a client, which a warm worker keeps for its next call.
 
-    __slots__ = ("_connection", "_context", "_kept_as")
+    `seconds` bound each request with all its attempts, and `deadline` (time.monotonic) bounds all requests.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_connection", "_context", "_kept_as", "deadline", "seconds")
+
+    def __init__(self, seconds: float) -> None:
         self._connection: Connection | None = None
         self._context: Any = None  # of TLS
         self._kept_as: Any = None
+        self.seconds = seconds
+        self.deadline = float("inf")
 
     def close(self) -> None:
         """Close the connection, or keep it for the next call."""
-        if self._connection:
-            keep(self._kept_as, self._connection)
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if kept is None or self._kept_as is None or not connection.reused or connection.closed:
+            connection.close()
+            return
+        while len(kept) >= _MOST_KEPT:
+            kept.pop(next(iter(kept))).close()
+        connection.used = monotonic()
+        kept[self._kept_as] = connection
 
     def drop(self) -> None:
         """Close the connection for good."""
@@ -306,13 +319,23 @@ class Client:
         self.close()
 
     def kept(self, key: Callable[[], Any]) -> Connection | None:
-        """The connection, or the one that an earlier call has kept under `key`; None when neither serves."""
+        """The connection, or the one that an earlier call has kept under `key`; None when neither serves.
+
+        `key` reads all that a connection is made with; OSError and ValueError come again when one is made.
+        """
         if self._connection is None or self._connection.closed:
             self._connection = None
             if kept is not None:
-                self._kept_as = key()
+                try:
+                    self._kept_as = key()
+                except (OSError, ValueError):
+                    self._kept_as = None
                 at_end.append(self.close)
-                self._connection = take(self._kept_as)
+                found = kept.pop(self._kept_as, None)
+                if found and found.is_silent() and monotonic() - found.used < _KEPT_SECONDS:
+                    self._connection = found
+                elif found:
+                    found.close()
         return self._connection
 
 

@@ -69,9 +69,9 @@ MISTAKEN = {
     ),
     "a claim of which nothing is known reported as made, over Kubernetes": (
         Edit(
-            "ipam/stores/kubernetes/__init__.py",
+            "ipam/stores/apiserver/store.py",
             r"return Unknown\(fault\)  # the next.*",
-            "return Claimed(claim.leases)",
+            "return Claimed(leases)",
         ),
         ("kubernetes-macvlan-add", "reset-before", "retry"),
         "and leased are",

@@ -16,12 +16,13 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease.objects import name_of
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.resources import POOLS
 from ipam.stores.base import Claimed, Store
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
 from ipam.stores.kubernetes import KubernetesStore, locks
-from ipam.stores.kubernetes.objects import IPPool
-from ipam.stores.kubernetes.view import Names
+from ipam.stores.kubernetes.objects import new_pool
 from tests import etcd
 from tests.stores import etcd_dump, kubernetes_proxy
 from tests.stores.kubernetes_api import ApiServer
@@ -85,20 +86,35 @@ def description(endpoints: list[str], **more: str) -> dict[str, Any]:
     return {"kind": "etcd", "endpoints": endpoints, "prefix": "/railcni", **absent, **more}
 
 
-class AnyNames(Names):
-    """Names for pools that are called anything, and hold any address."""
+class AnyNames(Api):
+    """An API server whose pools are called anything."""
 
-    def object_of(self, pool: str) -> str:
-        return "x" + pool.encode().hex()
+    __slots__ = ()
 
-    def pool_of(self, name: str) -> str:
-        return bytes.fromhex(name[1:]).decode()
+    def get(self, resource: str, name: str, query: str = "", namespace: str = "") -> tuple[dict[str, Any], int]:
+        document, size = super().get(resource, encoded(resource, name), query, namespace)
+        return decoded(resource, document), size
 
-    def range_of(self, pool: str, family: int, value: int) -> str:
-        return "0.0.0.0/0" if family == 4 else f"{ipaddress.IPv6Address(value >> 62 << 62)}/66"
+    def list_all(self, resource: str, *choice: Any, **more: Any) -> list[dict[str, Any]]:
+        return [decoded(resource, document) for document in super().list_all(resource, *choice, **more)]
 
-    def scope_of(self, pool: IPPool) -> str | None:
-        return ""
+    def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
+        return super().patch(resource, encoded(resource, name), operations, namespace)
+
+    def make_pool(self, want: Want) -> None:
+        """An empty pool that holds any address."""
+        cidr = "0.0.0.0/0" if want.family == 4 else f"{ipaddress.IPv6Address(want.value >> 62 << 62)}/66"
+        self.create(POOLS, new_pool(encoded(POOLS, want.pool), cidr, {}))
+
+
+def encoded(resource: str, name: str) -> str:
+    return "x" + name.encode().hex() if resource == POOLS else name
+
+
+def decoded(resource: str, document: dict[str, Any]) -> dict[str, Any]:
+    if resource == POOLS:
+        document["metadata"]["name"] = bytes.fromhex(document["metadata"]["name"][1:]).decode()
+    return document
 
 
 class RecordingStore(KubernetesStore):
@@ -108,12 +124,18 @@ class RecordingStore(KubernetesStore):
     """
 
     def __init__(self, store_ref: dict[str, Any], records: list[Lease]) -> None:
-        super().__init__(store_ref, 20, lambda: records, names=AnyNames())
+        super().__init__(store_ref, 20, lambda: records)
+        self.api.__class__ = AnyNames
         self._view.thorough = True
         self._records = records
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
-        answer = super().claim(wants, owner, instead_of)
+        with self.session():
+            for want in wants:
+                if self._view.pool(want.pool) is None:
+                    AnyNames.make_pool(self.api, want)
+                    self._view.forget_pool(want.pool)
+            answer = super().claim(wants, owner, instead_of)
         if isinstance(answer, Claimed):
             self._records += answer.leases
         return answer
@@ -169,7 +191,7 @@ class RecordingLeaseStore(AddressLeaseStore):
         answer = super().claim(wants, owner, instead_of)
         if isinstance(answer, Claimed):
             for lease in answer.leases:
-                name = name_of(lease.pool, lease.scope, lease.family, lease.value)
+                name = name_of(lease)
                 self._records[name, lease.attachment] = lease
         return answer
 

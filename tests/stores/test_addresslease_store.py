@@ -14,7 +14,7 @@ import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable, StateDamaged, TryAgainLater
 from ipam import acquire, rules
-from ipam.leases import Lease
+from ipam.leases import Lease, Want
 from ipam.ranges import Range, parse_address
 from ipam.rules import Need
 from ipam.stores import addresslease
@@ -90,7 +90,7 @@ NAMES = [
 def test_an_object_is_called_by_its_address_and_where_it_is_unique(
     pool: str, scope: str | None, family: int, value: int, name: str
 ) -> None:
-    assert objects.name_of(pool, scope, family, value) == name
+    assert objects.name_of(Want(pool, family, value, scope)) == name
     assert objects.address_of(name) == (family, value)
 
 

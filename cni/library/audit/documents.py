@@ -16,7 +16,6 @@ from ipam.keys import IPAM_KEYS, RANGE_KEYS
 from ipam.ranges import parse_address
 from ipam.source import Source
 from ipam.stores.kubernetes.objects import IPPool, Reservation
-from ipam.stores.kubernetes.view import Names
 
 STATUS_ANNOTATIONS = ("k8s.v1.cni.cncf.io/network-status", "k8s.v1.cni.cncf.io/networks-status")
 STATIC_ANNOTATION = "kubernetes.io/config.mirror"
@@ -109,7 +108,7 @@ def parse_pool(
 
 
 def _scope(pool: IPPool, networks: Collection[Network]) -> str | None:
-    found = Names().scope_of(pool)
+    found = pool.named_scope()
     if any(found == n.network_name for n in networks):
         return found
     sliced = {n.network_name for n in networks if n.sliced}

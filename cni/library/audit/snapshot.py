@@ -91,7 +91,7 @@ def _of_store(choice: Choice, cluster: Cluster | None, networks: list[Network], 
         entries.update(page)
         last = page[-1][0]
         progress(f"{len(entries)} keys read")
-    leases, findings = store_rules.find_in_keys(entries, store.keys.root, store.expected)
+    leases, findings = store_rules.find_in_keys(entries, store.keys.root, store.keys.entries)
     return Snapshot(choice.kind, leases, findings=findings, counts={"keys": len(entries), "leases": len(leases)})
 
 

@@ -31,7 +31,7 @@ from ipam.stores.addresslease.objects import Entry
 from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import ADDRESSES
-from ipam.stores.apiserver.store import ObjectStore
+from ipam.stores.apiserver.store import ObjectStore, attempt
 from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown
 
 TYPE_CHECKING = False
@@ -90,11 +90,12 @@ class AddressLeaseStore(ObjectStore):
     def find(self, attachment: Attachment) -> list[Lease]:
         """By the record, if all its leases exist: a claim is whole, so there are no others."""
         with self.session():
-            recorded = [self.entry(lease) for lease in self._known() if lease.attachment == attachment]
-            found = [entry for entry in recorded if entry and entry.held and entry.lease.attachment == attachment]
+            recorded = [lease for lease in self._known() if lease.attachment == attachment]
+            found = self._standing(recorded)
             if not recorded or len(found) < len(recorded):
-                found = self._chosen({objects.ATTACHMENT: objects.attachment_label(attachment)})
-            return by_place(entry.lease for entry in found if entry.held and entry.lease.attachment == attachment)
+                chosen = self._chosen({objects.ATTACHMENT: objects.hashed(*attachment.key())})
+                found = [entry.lease for entry in chosen if entry.held and entry.lease.attachment == attachment]
+            return by_place(found)
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
         """A pool counts as crowded while the last address of its first block is held."""
@@ -105,20 +106,17 @@ class AddressLeaseStore(ObjectStore):
                 self._forget()
             self._recent = new
             own = [] if new else self.find(owner.attachment)
+            pods = self._standing([lease for lease in self._known() if lease.is_of_pod(owner)])
             pool, scope, family, _, last = windows[0] if windows else ("", None, 4, 0, 0)
             ends = last % self.window == self.window - 1  # else the range does, and all of it is read
-            crowded = ends and self._objects.get(objects.name_of(pool, scope, family, last)) is not None
-            self._surveyed = Survey(own, self._of_pod(owner), self._former(owner), crowded)
+            crowded = ends and self._objects.get(objects.name_of(Want(pool, family, last, scope))) is not None
+            self._surveyed = Survey(own, by_place(pods), self._former(owner), crowded)
             return self._surveyed
 
-    def _of_pod(self, owner: Owner) -> list[Lease]:
-        found = []
-        for lease in self._known():
-            if lease.is_of_pod(owner):
-                entry = self.entry(lease)
-                if entry and entry.held and entry.lease.attachment == lease.attachment:
-                    found.append(entry.lease)
-        return by_place(found)
+    def _standing(self, recorded: Sequence[Lease]) -> list[Lease]:
+        """The leases at the places of those `recorded` that still are of the same attachments."""
+        read = [(lease, self.entry(lease)) for lease in recorded]
+        return [e.lease for lease, e in read if e and e.held and e.lease.attachment == lease.attachment]
 
     def _former(self, owner: Owner) -> list[tuple[int, int]]:
         if not returns(owner.pod):
@@ -204,15 +202,14 @@ class AddressLeaseStore(ObjectStore):
 
     def entry(self, lease: Lease) -> Entry | None:
         """The object at the place of `lease`."""
-        name = objects.name_of(lease.pool, lease.scope, lease.family, lease.value)
+        name = objects.name_of(lease)
         return self._entries.get(name) or self._objects.get(name)
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         with self.session():
-            claim = Claim(self._objects, wants, owner, instead_of, self.entry)
-            claim.cooldown = self.cooldown
+            claim = Claim(self._objects, wants, owner, instead_of, self.entry, self.cooldown)
             try:
-                answer = claim.make()
+                answer = attempt(claim.leases, claim.make, claim.undo, claim.taken)
             finally:
                 self._forget()
             if instead_of or not isinstance(answer, Taken):

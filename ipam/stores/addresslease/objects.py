@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import _blake2
 
-from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, from_json, to_json
 from ipam.ranges import format_address, parse_address
+from ipam.stores.apiserver.resources import replacement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
+
+    from ipam.leases import Want
 
 API_VERSION = "railcni.io/v1alpha1"
 NODE, POOL, SPACE, BLOCK, STATE = (f"railcni.io/{name}" for name in ("node", "pool", "space", "block", "state"))
@@ -39,18 +41,18 @@ _POD = ("namespace", "name", "uid")
 _UNTOLD = {**dict.fromkeys(("node", "bootID", "netns"), ""), "scope": None}
 
 
-def name_of(pool: str, scope: str | None, family: int, value: int) -> str:
+def name_of(place: Want | Lease) -> str:
     """The name of the object of an address."""
-    address = format_address(family, value)
-    if family == 6:
-        address = "-".join(f"{value >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
-    space = "" if scope == "" else _space(pool, scope)
+    address = format_address(place.family, place.value)
+    if place.family == 6:
+        address = "-".join(f"{place.value >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
+    space = "" if place.scope == "" else _space(place.pool, place.scope)
     return f"{address}.{space}" if space else address
 
 
 def memory_name(pod: tuple[str, str, str], ifname: str) -> str:
     """The name of the object with a pod's former addresses."""
-    return f"former.{pod_label(pod, ifname)}"
+    return f"former.{hashed(*pod[:2], ifname)}"
 
 
 def address_of(name: str) -> tuple[int, int]:
@@ -63,7 +65,7 @@ def _space(pool: str, scope: str | None) -> str:
     kind, text = ("pool", pool) if scope is None else ("net", scope)
     parts = text.split(".")
     fits = all(p and p[0] in _ALNUM and p[-1] in _ALNUM and all(c in _ALNUM or c == "-" for c in p) for p in parts)
-    return f"{kind}.{text}" if fits and len(text) <= _LONGEST_NAME - 45 else f"{kind}-{_hash(text)}"
+    return f"{kind}.{text}" if fits and len(text) <= _LONGEST_NAME - 45 else f"{kind}-{hashed(text)}"
 
 
 def selector(labels: Mapping[str, str]) -> str:
@@ -75,7 +77,7 @@ def label(text: str) -> str:
     """`text` as the value of a label; a hash where it cannot be one."""
     edges = text[:1] + text[-1:]
     fits = all(c in _SIGNS for c in text) and not any(c in "-_." for c in edges)
-    return text if fits and len(text) <= _LONGEST_LABEL else f"hash-{_hash(text)}"
+    return text if fits and len(text) <= _LONGEST_LABEL else f"hash-{hashed(text)}"
 
 
 def space_label(pool: str, scope: str | None) -> str:
@@ -86,16 +88,9 @@ def block_label(family: int, value: int) -> str:
     return f"{family}-{value // BLOCK_SIZE:x}"
 
 
-def pod_label(pod: tuple[str, str, str], ifname: str) -> str:
-    return _hash(pod[0], pod[1], ifname)
-
-
-def attachment_label(attachment: Attachment) -> str:
-    return _hash(*attachment.key())
-
-
-def _hash(*parts: str) -> str:
-    data = "\0".join(parts).encode("utf-8", "surrogateescape")
+def hashed(*names: str) -> str:
+    """The label of an attachment, by its key, or of a pod's interface, by namespace, name and ifname."""
+    data = "\0".join(names).encode("utf-8", "surrogateescape")
     return _blake2.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -107,10 +102,10 @@ def document(lease: Lease, state: str = HELD) -> dict[str, Any]:
         SPACE: space_label(lease.pool, lease.scope),
         BLOCK: block_label(lease.family, lease.value),
         STATE: state,
-        ATTACHMENT: attachment_label(lease.attachment),
+        ATTACHMENT: hashed(*lease.attachment.key()),
     }
     if lease.pod[1]:
-        labels[POD] = pod_label(lease.pod, lease.ifname)
+        labels[POD] = hashed(*lease.pod_name, lease.ifname)
     spec = {
         **to_json(lease),
         "pod": dict(zip(_POD, lease.pod, strict=True)),
@@ -123,7 +118,7 @@ def document(lease: Lease, state: str = HELD) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "AddressLease",
-        "metadata": {"name": name_of(lease.pool, lease.scope, lease.family, lease.value), "labels": labels},
+        "metadata": {"name": name_of(lease), "labels": labels},
         "spec": spec,
     }
 
@@ -194,14 +189,7 @@ class Entry:
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
         """The JSON patch from it to `new`, which fails when it has changed since it was read."""
-        return [
-            {"op": "test", "path": "/metadata/uid", "value": self.uid},
-            {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
-            {"op": "add", "path": "/metadata/labels", "value": self._labels(new["metadata"]["labels"])},
-            {"op": "add", "path": "/spec", "value": new["spec"]},
-        ]
-
-    def _labels(self, new: dict[str, str]) -> dict[str, str]:
-        """`new`, and what others have added."""
         own = (NODE, POOL, SPACE, BLOCK, STATE, ATTACHMENT, POD)
-        return {key: value for key, value in self.labels.items() if key not in own} | new
+        of_others = {key: value for key, value in self.labels.items() if key not in own}
+        members = {"/metadata/labels": of_others | new["metadata"]["labels"], "/spec": new["spec"]}
+        return replacement(self.uid, self.version, members)

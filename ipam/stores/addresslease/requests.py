@@ -54,46 +54,36 @@ class Objects:
 
         The object of a second request is marked, and `remove` leaves it as a fence: the first one may still be served.
         """
-        lost: Open | None = None
-        try:
-            while True:
-                try:
-                    return self._entry(self._api.create(ADDRESSES, document)), True
-                except Open as fault:
-                    if lost:
-                        raise
-                    lost = fault
-                    document["metadata"]["labels"][FENCE] = str(time.time_ns())
-                except Conflict:
-                    found = self.get(document["metadata"]["name"])
-                    if found is None:
-                        raise
-                    return found, found.is_of(lease)
-        except CniError as fault:
-            raise lost or fault from None
+
+        def create(again: bool) -> tuple[Entry, bool]:
+            if again:
+                document["metadata"]["labels"][FENCE] = str(time.time_ns())
+            try:
+                return self._entry(self._api.create(ADDRESSES, document)), True
+            except Conflict:
+                found = self.get(document["metadata"]["name"])
+                if found is None:
+                    raise
+                return found, found.is_of(lease)
+
+        return _twice(create)
 
     def replace(self, entry: Entry, new: dict[str, Any]) -> Entry:
         """`entry` with the labels and the spec of `new`; Conflict when it is no longer as it was read."""
-        lost: Open | None = None
-        patch = entry.replacement(new)
-        try:
-            while True:
-                try:
-                    metadata = self._api.patch(ADDRESSES, entry.name, patch).get("metadata") or {}
-                    return self._entry({**new, "metadata": metadata})
-                except Gone:
+
+        def patch(again: bool) -> Entry:
+            try:
+                metadata = self._api.patch(ADDRESSES, entry.name, entry.replacement(new)).get("metadata") or {}
+                return self._entry({**new, "metadata": metadata})
+            except (Open, Conflict, Gone) as fault:
+                found = self.get(entry.name) if again else None
+                if found and found.spec == new["spec"]:
+                    return found  # by the request whose reply was lost
+                if isinstance(fault, Gone):
                     raise Conflict(f"{entry.name} has gone") from None
-                except (Open, Conflict) as fault:
-                    if isinstance(fault, Conflict) and not lost:
-                        raise
-                    found = self.get(entry.name)
-                    if found and found.spec == new["spec"]:
-                        return found
-                    if lost or found is None or found.version != entry.version:
-                        raise
-                    lost = fault if isinstance(fault, Open) else lost
-        except CniError as fault:
-            raise lost or fault from None
+                raise
+
+        return _twice(patch)
 
     def remove(self, entry: Entry) -> bool:
         """Delete `entry`; whether it existed. Conflict when it is no longer as it was read.
@@ -103,20 +93,15 @@ class Objects:
         if entry.is_fenced(time.time_ns()):
             self.replace(entry, entry.freed(time.time_ns(), 0))
             return True
-        lost: Open | None = None
-        try:
-            while True:
-                try:
-                    self._api.delete(ADDRESSES, entry.name, entry.uid, entry.version)
-                    return True
-                except Gone:
-                    return lost is not None
-                except Open as fault:
-                    if lost:
-                        raise
-                    lost = fault
-        except CniError as fault:
-            raise lost or fault from None
+
+        def delete(again: bool) -> bool:
+            try:
+                self._api.delete(ADDRESSES, entry.name, entry.uid, entry.version)
+            except Gone:
+                return again
+            return True
+
+        return _twice(delete)
 
     def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
         """The answer of `make` for the object of `lease`, read again after each change by others; None when it is no longer
@@ -142,3 +127,14 @@ class Objects:
                 f"addresslease {name} in namespace {self._api.access.namespace} of {self._api} tells no address: only"
                 f" railcni may write these objects. Delete it: kubectl delete addresslease {name}"
             ) from None
+
+
+def _twice(request: Callable[[bool], T]) -> T:
+    """The answer of `request`, which is made again, and told so, after a lost reply; the first error when that fails too."""
+    try:
+        return request(False)
+    except Open as lost:
+        try:
+            return request(True)
+        except CniError:
+            raise lost from None

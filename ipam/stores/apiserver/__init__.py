@@ -6,18 +6,16 @@ has not carried it out (429, and 503 with Retry-After). After a lost reply Open 
 
 from __future__ import annotations
 
-import errno
 import posix
-import time
 from time import monotonic
 
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores import http
 from ipam.stores.apiserver import kubeconfig
-from ipam.stores.apiserver.faults import Conflict, Expired, Gone, refusal
+from ipam.stores.apiserver.faults import Conflict, Expired, refusal
 from ipam.stores.apiserver.resources import EVERYWHERE, PODS, VERBS, path_of, verb_of
-from ipam.stores.base import Open, Unreachable
+from ipam.stores.base import Open, Pauses, Unreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,27 +42,21 @@ _BRIEF_PAGE = 5000  # of a list of metadata
 class Api(http.Client):
     """The API server of the kubeconfig at `path`, "" for the service account of this pod.
 
-    `namespace` has the objects; "" is that of the kubeconfig's context. `seconds` bound each request with all its attempts,
-    but a server that has answered once, even to TLS alone, may take until `deadline` (time.monotonic). `observe`, if it is
-    set, gets the verb, the resource, the seconds and the fault or None of each request of this process.
+    `namespace` has the objects; "" is that of the kubeconfig's context. A server that has answered once, even to TLS alone,
+    may take until `deadline`, whatever `seconds` are. `observe`, if it is set, gets the verb, the resource, the seconds and
+    the fault or None of each request of this process.
     """
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
 
-    __slots__ = (
-        *("_access", "_namespace", "_path", "_token"),
-        *("deadline", "requests", "seconds"),
-    )
+    __slots__ = ("_access", "_namespace", "_path", "_token")
 
     def __init__(self, path: str, seconds: float, namespace: str = "") -> None:
-        super().__init__()
+        super().__init__(seconds)
         self._path = path
         self._namespace = namespace
         self._access: Access | None = None
         self._token: str | None = None
-        self.requests = 0  # so far
-        self.seconds = seconds
-        self.deadline = float("inf")
 
     @property
     def access(self) -> Access:
@@ -121,13 +113,6 @@ class Api(http.Client):
         """The metadata of a pod; Gone."""
         return self._object(self._call("GET", PODS, name, namespace=namespace, accept=BRIEF)).get("metadata") or {}
 
-    def pod_uid(self, namespace: str, name: str) -> str:
-        """The uid of a pod as its runtime knows it; "" without a pod of the name."""
-        try:
-            return uid_of(self.pod(namespace, name))
-        except Gone:
-            return ""
-
     def create(self, resource: str, document: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         """The new object as the server has it; Conflict for a name in use. Open."""
         return self._object(self._call("POST", resource, "", "", codec.dumps(document).encode(), namespace))
@@ -158,7 +143,7 @@ class Api(http.Client):
         """Connect, if the server can be reached now; a failure is left to the next request."""
         try:
             self._connected(monotonic() + min(self.seconds, _CONNECT_SECONDS))
-        except _Failed:
+        except http.Failed:
             pass
 
     # --- one request ---
@@ -195,12 +180,13 @@ class Api(http.Client):
         target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
         changes = method != "GET"
         accept = accept or (BRIEF if method == "PATCH" else "application/json")
-        pause, asked, renewed = _FIRST_PAUSE, 0.0, False
+        attempts = Pauses(deadline, _FIRST_PAUSE, _LONGEST_PAUSE)
+        asked, renewed = 0.0, False
         while True:
             try:
                 status, reply = self._attempt(method, target, body, accept, deadline)
                 failure: CniError | None = None
-            except _Failed as failed:
+            except http.Failed as failed:
                 failure = failed.failure
                 if changes and failed.sent:
                     raise Open(f"{failure.msg} ({VERBS[method]} {where})") from None
@@ -214,37 +200,29 @@ class Api(http.Client):
                 failure, asked = refusal(self, status, reply, method, resource, name, namespace)
                 if self._connection:  # a proxy in front of a busy server sends no Status
                     asked = max(asked, self._connection.retry_after)
-            wait = max(pause / 2, min(asked, _RETRY_AFTER_LIMIT)) + pause * posix.urandom(1)[0] / 256
-            if monotonic() + wait > deadline:
+            if not attempts.wait(min(asked, _RETRY_AFTER_LIMIT)):
                 raise failure
-            time.sleep(wait)
-            pause, asked = min(2 * pause, _LONGEST_PAUSE), 0.0
+            asked = 0.0
 
     def _attempt(self, method: str, target: str, body: bytes, accept: str, deadline: float) -> tuple[int, bytes]:
-        while True:
-            connection = self._connected(deadline)
-            if self._token is None:
-                self._token = self.access.token(deadline)
-            headers = f"Accept: {accept}\r\n"
-            if self._token:
-                headers += f"Authorization: Bearer {self._token}\r\n"
-            if body:
-                headers += f"Content-Type: {JSON_PATCH if method == 'PATCH' else 'application/json'}\r\n"
-            self.requests += 1
-            try:
-                patient = self.deadline if connection.answers else deadline
-                limit = max(min(patient, monotonic() + _ATTEMPT_SECONDS), monotonic() + 0.1)
-                return connection.request(method, target, headers, body, limit)
-            except http.Untrusted as fault:
-                raise self._untrusted(fault) from None
-            except http.Lost as fault:
-                self._connection = None
-                said = f"{self} has not answered: {fault.strerror}"
-                if fault.errno == errno.ECONNRESET and not connection.reused and not self.access.tls:
-                    said += " (does it want TLS, https://?)"
-                raise _Failed(
-                    Unreachable(f"{said}. See that it is well and can be reached from this node"), True
-                ) from None
+        connection = self._connected(deadline)
+        if self._token is None:
+            self._token = self.access.token(deadline)
+        headers = f"Accept: {accept}\r\n"
+        if self._token:
+            headers += f"Authorization: Bearer {self._token}\r\n"
+        if body:
+            headers += f"Content-Type: {JSON_PATCH if method == 'PATCH' else 'application/json'}\r\n"
+        try:
+            patient = self.deadline if connection.answers else deadline
+            limit = max(min(patient, monotonic() + _ATTEMPT_SECONDS), monotonic() + 0.1)
+            return connection.request(method, target, headers, body, limit)
+        except http.Untrusted as fault:
+            raise self._untrusted(fault) from None
+        except http.Lost as fault:
+            self._connection = None
+            said = f"{self} has not answered: {fault.strerror}. See that it is well and can be reached from this node"
+            raise http.Failed(Unreachable(said), True) from None
 
     def _connected(self, deadline: float) -> http.Connection:
         access = self.access
@@ -255,13 +233,13 @@ class Api(http.Client):
         try:
             _, socket = http.dial([(access.host, access.port)], max(0.1, deadline - monotonic()))
         except http.Refused as fault:
-            raise _Failed(self._unreachable(fault.reasons[0]), False) from None
+            raise http.Failed(self._unreachable(fault.reasons[0]), False) from None
         try:
             self._connection = http.Connection(socket, access.verified_name, self._context, deadline)
         except http.Untrusted as fault:
             raise self._untrusted(fault) from None
         except OSError as fault:
-            raise _Failed(self._unreachable(str(fault.strerror or fault)), False) from None
+            raise http.Failed(self._unreachable(str(fault.strerror or fault)), False) from None
         return self._connection
 
     def _unreachable(self, reason: str) -> Unreachable:
@@ -305,14 +283,6 @@ def is_static(pod: dict[str, Any]) -> bool:
 def uid_of(pod: dict[str, Any]) -> str:
     """The uid of the pod with the metadata `pod`, as its runtime knows it: a static pod's is in an annotation."""
     return str((pod.get("annotations") or {}).get(_STATIC) or pod.get("uid") or "")
-
-
-class _Failed(Exception):
-    """An attempt failed; `failure` is the error when no time is left; `sent`: the server may have served it."""
-
-    def __init__(self, failure: CniError, sent: bool) -> None:
-        self.failure = failure
-        self.sent = sent
 
 
 def _escaped(text: str) -> str:

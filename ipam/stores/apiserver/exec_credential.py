@@ -5,7 +5,6 @@ It runs without a terminal, with this process's environment and the kubeconfig's
 
 from __future__ import annotations
 
-import errno
 import posix
 import select
 from time import monotonic
@@ -32,9 +31,8 @@ class Helper:
         """`path` is the kubeconfig's, `directory` where its relative paths start."""
         self.where = path
         self._status: dict[str, Any] | None = None
-        command = described.get("command") if isinstance(described, dict) else None
-        arguments = described.get("args") or [] if isinstance(described, dict) else []
-        variables = described.get("env") or [] if isinstance(described, dict) else []
+        described = described if isinstance(described, dict) else {}
+        command, arguments = described.get("command"), described.get("args") or []
         if not isinstance(command, str) or not command or not _are_texts(arguments):
             raise InvalidConfig(f"kubeconfig {path}: exec needs command, a text, and args, a list of texts")
         self._version = described.get("apiVersion")
@@ -46,7 +44,7 @@ class Helper:
             command = f"{directory}/{command}"
         self._argv = [command, *arguments]
         self._environ: dict[str, str] = {}
-        for entry in variables:
+        for entry in described.get("env") or []:
             if not isinstance(entry, dict) or not _are_texts([entry.get("name"), entry.get("value")]):
                 raise InvalidConfig(f"kubeconfig {path}: exec.env wants objects with name and value, both texts")
             self._environ[entry["name"]] = entry["value"]
@@ -98,21 +96,18 @@ class Helper:
             raise InvalidConfig(f"{self} cannot be run: {fault.strerror}") from None
         finally:
             posix.close(writing)
+        output = None
         try:
             output = _read(reading, deadline)
-            ended = True
         except TimeoutError:
-            ended = False
-        finally:
-            posix.close(reading)
-        if not ended:
             try:
                 posix.kill(-pid, _KILL)
-            except OSError as fault:
-                if fault.errno != errno.ESRCH:
-                    raise
+            except ProcessLookupError:
+                pass  # it has just ended
+        finally:
+            posix.close(reading)
         status = posix.waitpid(pid, 0)[1]
-        if not ended:
+        if output is None:
             raise TryAgainLater(f"{self} has not ended in time: run it by hand and see what it waits for")
         if status:
             raise InvalidConfig(

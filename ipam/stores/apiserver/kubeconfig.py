@@ -33,22 +33,27 @@ _UNREAD = {  # keys of a user that choose another identity, and are not read
 }
 
 
-class Access:
+class Access(http.Endpoint):
     """An API server and the credentials for it. `path` is the kubeconfig's, "" for a service account.
 
-    `base` begins every request's path. Files that the kubeconfig names are read when they are needed.
+    Files that the kubeconfig names are read when they are needed.
     """
 
     __slots__ = (
         *("_authority", "_certificate", "_insecure", "_key", "_token", "_token_file"),
-        *("base", "helper", "host", "namespace", "path", "port", "tls", "verified_name"),
+        *("helper", "namespace", "path", "verified_name"),
     )
 
     def __init__(self, path: str, server: str, namespace: str) -> None:
         """InvalidConfig when `server` is no URL."""
+        try:
+            super().__init__(server, False, (80, 443))
+        except ValueError:
+            raise InvalidConfig(
+                f"kubeconfig {path}: server of its cluster: want a URL such as https://10.0.0.1:6443"
+            ) from None
         self.path = path
         self.namespace = namespace or NAMESPACE
-        self.tls, self.host, self.port, self.base = _server(path, server)
         self.helper: Helper | None = None
         self._authority: str | bytes = ""  # a path, or the content of such a file
         self._certificate: str | bytes = ""
@@ -56,10 +61,6 @@ class Access:
         self._insecure = False
         self.verified_name = self.host  # the name that the server's certificate must bear
         self._token = self._token_file = ""
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.base}"
 
     def token(self, deadline: float) -> str:
         """The current bearer token, "" for none; CniError when none is known before `deadline` (monotonic)."""
@@ -80,16 +81,13 @@ class Access:
         return bool(self._token_file or self.helper)
 
     def kept_as(self) -> Any:
-        """The key under which a connection may be kept, of all that it was made with; None for none."""
+        """The key under which a connection may be kept, of all that it was made with; None for none. OSError, ValueError."""
         if self.helper:
             return None
-        try:
-            pems = [
-                files.read_regular(pem, _MOST_BYTES) if isinstance(pem, str) and pem else pem
-                for pem in (self._authority, self._certificate, self._key)
-            ]
-        except (OSError, ValueError):
-            return None  # `context` raises the error
+        pems = [
+            files.read_regular(pem, _MOST_BYTES) if isinstance(pem, str) and pem else pem
+            for pem in (self._authority, self._certificate, self._key)
+        ]
         return self.host, self.port, self.tls, self.verified_name, self._insecure, *pems
 
     def context(self, deadline: float, make: Callable[[str, str, str], Any] = http.tls_context) -> Any:
@@ -232,15 +230,3 @@ def _path(pem: str | bytes, held: list[int]) -> str:
     while pem:
         pem = pem[posix.write(fd, pem) :]
     return f"/proc/self/fd/{fd}"
-
-
-def _server(path: str, text: str) -> tuple[bool, str, int, str]:
-    """(TLS, host, port, base path) of a server's URL."""
-    try:
-        scheme, host, port, base = http.split_url(text)
-    except ValueError:
-        raise InvalidConfig(
-            f"kubeconfig {path}: server of its cluster: want a URL such as https://10.0.0.1:6443"
-        ) from None
-    tls = scheme == "https"
-    return tls, host, int(port or (443 if tls else 80)), base.rstrip("/")

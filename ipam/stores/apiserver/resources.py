@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 GROUP = "whereabouts.cni.cncf.io"
 ADDRESS_GROUP = "railcni.io"
 VERSION = "v1alpha1"
@@ -42,3 +46,10 @@ def group_of(resource: str) -> str:
 def verb_of(method: str, name: str) -> str:
     """The verb of Kubernetes for a request, with a name or without."""
     return "list" if method == "GET" and not name else VERBS[method]
+
+
+def replacement(uid: str, version: str, members: dict[str, Any]) -> list[dict[str, Any]]:
+    """The JSON patch that sets `members`, by path, of the object of `uid`; it fails unless the object is of this version."""
+    tests = (("/metadata/uid", uid), ("/metadata/resourceVersion", version))
+    changes = [{"op": "add", "path": path, "value": value} for path, value in members.items()]
+    return [{"op": "test", "path": path, "value": value} for path, value in tests] + changes

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+from cni.shared.spec.errors import CniError
 from ipam.stores.apiserver import Api
-from ipam.stores.base import Store
+from ipam.stores.apiserver.faults import Conflict
+from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
+    from ipam.leases import Lease, Want
 
-class ObjectStore(Store):
+
+class ObjectStore(ServedStore):
     """The store of `store_ref` (ipam.stores.ref_of); every request is over in `seconds`."""
 
-    __slots__ = ("_store_ref", "api")
+    __slots__ = ("api",)
 
     def __init__(self, store_ref: dict[str, Any], seconds: float) -> None:
-        super().__init__()
-        self._store_ref = store_ref
         self.api = Api(store_ref.get("kubeconfig") or "", seconds, store_ref.get("namespace") or "")
-
-    def record(self) -> dict[str, Any]:
-        return self._store_ref
-
-    def finish_by(self, deadline: float) -> None:
-        self.api.deadline = deadline
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.api.close()
+        super().__init__(store_ref, self.api)
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
         with self.session():
@@ -41,3 +34,57 @@ class ObjectStore(Store):
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
         """The addresses of a pool that no claim can have."""
         raise NotImplementedError
+
+
+def attempt(
+    leases: list[Lease],
+    make: Callable[[], list[Want]],
+    undo: Callable[[], object],
+    taken: Callable[[], list[Want]],
+) -> Claimed | Taken | Unknown:
+    """Make a claim that takes several requests, or `undo` the part that was made. CniError when nothing was changed.
+
+    `make` answers with a want or lease that the claim fails by, if there is one; Conflict, Open. `taken` answers with all of
+    them, when all is undone.
+    """
+    failure: Exception | None = None
+    failed: list[Want] = []
+    try:
+        failed = make()
+        if not failed:
+            return Claimed(leases)
+    except Open as fault:
+        return Unknown(fault)  # the next `find` shows the outcome
+    except (CniError, Conflict) as fault:
+        failure = fault
+    try:
+        undo()
+    except CniError as fault:
+        return Unknown(failure if isinstance(failure, CniError) else fault)
+    if isinstance(failure, CniError):
+        raise failure
+    return Taken([] if failure else taken() or failed)
+
+
+def conflicts(
+    instead_of: Sequence[Lease],
+    wants: Sequence[Want],
+    is_there: Callable[[Lease], bool],
+    is_held: Callable[[Want, Sequence[Lease]], bool],
+) -> list[Want]:
+    """The leases to be given up that have ended, and the wants that exclude one another, or that others hold.
+
+    `is_held`: whether another lease holds the address of a want, when these leases are given up.
+    """
+    given: list[Lease] = []
+    accepted: list[Want] = []
+    taken: list[Want] = []
+    for old in instead_of:
+        if is_there(old) and not any((old.pool, old.address) == (other.pool, other.address) for other in given):
+            given.append(old)
+        else:
+            taken.append(old.want)
+    for want in wants:
+        held = any(want.excludes(other) for other in accepted) or is_held(want, given)
+        (taken if held else accepted).append(want)
+    return taken

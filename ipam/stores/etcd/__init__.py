@@ -23,7 +23,7 @@ from ipam.stores.base import (
     SHARED_SECONDS,
     Claimed,
     Open,
-    Store,
+    ServedStore,
     Survey,
     Taken,
     Unknown,
@@ -49,32 +49,21 @@ _AT_ONCE = 64  # leases that one request reads by their keys
 _FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories; the keys that each removes
 
 
-class EtcdStore(Store):
+class EtcdStore(ServedStore):
     """The store of `store_ref` (ipam.stores.ref_of); every request is over in `seconds`."""
 
-    __slots__ = ("_gateway", "_search", "_store_ref", "keys")
+    __slots__ = ("_gateway", "_search", "keys")
 
     kind = "etcd"
     window = BLOCK
 
     def __init__(self, store_ref: dict[str, Any], use: int = CREATE, seconds: float = SHARED_SECONDS) -> None:
-        super().__init__()
-        self._store_ref = store_ref
         self.keys = Keys(store_ref["prefix"])
         paths = (store_ref["ca"], store_ref["cert"], store_ref["key"])
         endpoints = [endpoint(text, False) for text in store_ref["endpoints"]]
         self._gateway = Gateway(endpoints, paths, store_ref["user"], store_ref.get("password", ""), seconds)
+        super().__init__({key: value for key, value in store_ref.items() if key != "password"}, self._gateway)
         self._search = Search(self.keys, self._call, use != READ)
-
-    def record(self) -> dict[str, Any]:
-        return {key: value for key, value in self._store_ref.items() if key != "password"}
-
-    def finish_by(self, deadline: float) -> None:
-        self._gateway.deadline = deadline
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._gateway.close()
 
     def find(self, attachment: Attachment) -> list[Lease]:
         prefix = self.keys.all("attachment", *attachment.key())
@@ -101,8 +90,7 @@ class EtcdStore(Store):
         own = keys.pod_of(owner.pod, owner.attachment.ifname)
         reads = []
         for place in self.keys.places(Want(pool, family, low, scope)):
-            first, last = (self.keys.cooling(*place, family, value) for value in (low, high))
-            reads.append(txn.read(first, next_key(last)))
+            reads.append(txn.read(*self.keys.span(family, low, high, "cooling", *place)))
         return {
             keys.value_of(key, family) for found in self._read(*reads) for key, pod in found if not own or pod != own
         }
@@ -198,9 +186,8 @@ class EtcdStore(Store):
         term = self._term()
         each = []
         written: set[bytes] = set()  # etcd takes a key once
-        for lease in sorted(
-            distinct, key=lambda lease: -lease.sequence
-        ):  # etcd compares all before it changes anything
+        # etcd compares all before it changes anything
+        for lease in sorted(distinct, key=lambda lease: -lease.sequence):
             changes = [txn.delete(key) for key in (*self.keys.entries(lease), *self.keys.marks(lease))]
             cooling = self._cooling(lease, term)
             place = keys.place_of(lease.family, lease.value)
@@ -226,7 +213,8 @@ class EtcdStore(Store):
     def _cooling(self, lease: Lease, term: str) -> dict[bytes, bytes]:
         pod = keys.pod_of(lease.pod, lease.ifname)
         places = self.keys.places(lease) if term else []
-        return {self.keys.cooling(*place, lease.family, lease.value): pod for place in places}
+        address = keys.place_of(lease.family, lease.value)
+        return {self.keys.all("cooling", *place) + address: pod for place in places}
 
     def forget(self) -> None:
         """Remove the oldest former addresses of pods above FORMER."""
@@ -251,12 +239,8 @@ class EtcdStore(Store):
             (found,) = self._read(txn.read(start, end_of(prefix), limit, keys_only=bool(node)))
             if not node or not found:
                 return [parse(*entry) for entry in found]
-            page = [
-                lease
-                for lease in self._leases([place + keys.last_name(key).encode() for key, _ in found])
-                if lease.node == node
-            ]
-            if page:
+            listed = self._leases([place + keys.last_name(key).encode() for key, _ in found])
+            if page := [lease for lease in listed if lease.node == node]:
                 return page
             start = next_key(found[-1][0])  # all of these are gone by now
 
@@ -267,13 +251,8 @@ class EtcdStore(Store):
         while first:
             name, _, place = first[0][0][len(prefix) :].partition(b"/")
             own = prefix + name + b"/"
-            reply = self._call(
-                txn.transaction(
-                    [],
-                    [txn.count(own, end_of(own)), txn.read(end_of(own), end_of(prefix), 1, keys_only=True)],
-                )
-            )
-            counted, following = txn.answers(reply)
+            reads = [txn.count(own, end_of(own)), txn.read(end_of(own), end_of(prefix), 1, keys_only=True)]
+            counted, following = txn.answers(self._call({"success": reads}))
             found.append(Pool(keys.unescaped(name), 4 if len(place) == 8 else 6, txn.number(counted)))
             first = txn.entries(following)
         return sorted(found, key=lambda pool: pool.name)
@@ -282,10 +261,6 @@ class EtcdStore(Store):
         """Up to `limit` keys below the prefix behind `after`, with their values, in their order; for an audit."""
         root = self.keys.root
         return self._read(txn.read(next_key(after) if after else root, end_of(root), limit))[0]
-
-    def expected(self, lease: Lease) -> dict[bytes, bytes]:
-        """All keys of `lease`, with their values."""
-        return self.keys.entries(lease)
 
     def _leases(self, places: list[bytes]) -> list[Lease]:
         """The leases at these places, POOL/ADDRESS as in keys."""

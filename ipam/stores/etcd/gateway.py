@@ -7,7 +7,6 @@ twice (`once`) is not repeated after a lost reply: Open is raised.
 from __future__ import annotations
 
 import _blake2
-import errno
 import posix
 from time import monotonic
 
@@ -16,6 +15,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores import http
 from ipam.stores.base import Open, Pauses, Unreachable
+from ipam.stores.http import Endpoint, Failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,44 +34,26 @@ _INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _DATA_LOSS, _UNAUTHENTICATED = 3, 
 _UNIMPLEMENTED = 12
 
 
-class Endpoint:
-    """Where a member of the cluster listens for clients."""
-
-    __slots__ = ("host", "port", "tls")
-
-    def __init__(self, host: str, port: int, tls: bool) -> None:
-        self.host = host
-        self.port = port
-        self.tls = tls
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
-
-
 def endpoint(text: str, tls: bool) -> Endpoint:
     """`text` is host, host:port, [IPv6]:port or one of these behind http:// or https://, else `tls` decides; ValueError."""
-    scheme, host, port, path = http.split_url(text.strip())
-    if path.strip("/"):
+    found = Endpoint(text.strip(), tls, (DEFAULT_PORT, DEFAULT_PORT))
+    if found.base:
         raise ValueError("want host:port, such as 10.0.0.1:2379")
-    return Endpoint(host, int(port or DEFAULT_PORT), scheme == "https" if scheme else tls)
+    return found
 
 
 class Gateway(http.Client):
-    """The gateway of one cluster. `seconds` and `deadline` (time.monotonic) bound each call, with all its attempts.
+    """The gateway of one cluster.
 
     `tls` holds the paths of the authority's certificate, the client's certificate and its key.
     """
 
-    __slots__ = (
-        *("_at", "_endpoints", "_password"),
-        *("_refused", "_tls", "_token", "_user", "deadline", "seconds"),
-    )
+    __slots__ = ("_at", "_endpoints", "_password", "_refused", "_tls", "_token", "_user")
 
     def __init__(
         self, endpoints: list[Endpoint], tls: tuple[str, str, str], user: str, password: str, seconds: float
     ) -> None:
-        super().__init__()
+        super().__init__(seconds)
         self._endpoints = endpoints
         self._tls = tls
         self._user = user
@@ -79,8 +61,6 @@ class Gateway(http.Client):
         self._token = ""
         self._refused = False  # whether etcd has refused a token
         self._at = 0  # index of the endpoint of the connection, or of the one to try first
-        self.seconds = seconds
-        self.deadline = float("inf")
 
     def call(self, method: str, document: dict[str, Any], once: bool = False) -> dict[str, Any]:
         """The gateway's answer to POST /v3/`method`.
@@ -94,14 +74,14 @@ class Gateway(http.Client):
         while True:
             try:
                 return self._attempt(method, document, once, deadline)
-            except _Failed as failed:
+            except Failed as failed:
                 if failure is None or monotonic() < deadline:  # an attempt that our own deadline ends has no cause
                     failure = failed.failure
             if not attempts.wait():
                 raise failure
 
     def _attempt(self, method: str, document: dict[str, Any], once: bool, deadline: float) -> dict[str, Any]:
-        """One attempt; _Failed with the error to raise when no time is left for another."""
+        """One attempt; Failed with the error to raise when no time is left for another."""
         connection = self._connected(deadline)
         sent = False
         try:
@@ -111,8 +91,6 @@ class Gateway(http.Client):
             return self._exchange(connection, method, document, deadline)
         except http.Lost as fault:
             said = f"has not answered: {fault.strerror}"
-            if fault.errno == errno.ECONNRESET and not connection.reused and not self._where().tls:
-                said += " (does it want TLS, https://?)"
             remedy = "see that the member is well"
         except _Unserved as fault:
             said, sent = f"answers: {fault.said}", sent and fault.open
@@ -121,7 +99,7 @@ class Gateway(http.Client):
         self._move_on()
         if sent:
             raise Open(f"{said}; {remedy}")
-        raise _Failed(self._unreachable([said]))
+        raise Failed(self._unreachable([said]))
 
     def _exchange(
         self, connection: http.Connection, method: str, document: dict[str, Any], deadline: float
@@ -152,7 +130,7 @@ class Gateway(http.Client):
             index, socket = http.dial([(e.host, e.port) for e in turned], left)
         except http.Refused as fault:
             self._at = 0
-            raise _Failed(
+            raise Failed(
                 self._unreachable([f"{e}: {reason}" for e, reason in zip(turned, fault.reasons, strict=True)])
             ) from None
         self._at = (self._at + index) % len(self._endpoints)
@@ -165,15 +143,12 @@ class Gateway(http.Client):
         except OSError as fault:
             lost = f"{where}: {fault.strerror or fault}"
             self._move_on()
-            raise _Failed(self._unreachable([lost])) from None
+            raise Failed(self._unreachable([lost])) from None
         return self._connection
 
     def _as_it_is(self) -> Any:
-        """The key under which a connection may be kept, of all that it was made with; None for none."""
-        try:
-            pems = [files.read_regular(path, _MOST_BYTES) if path else b"" for path in self._tls]
-        except (OSError, ValueError):
-            return None  # `_tls_context` raises the error
+        """The key under which a connection may be kept, of all that it was made with; OSError, ValueError."""
+        pems = [files.read_regular(path, _MOST_BYTES) if path else b"" for path in self._tls]
         return str(self._where()), *pems
 
     def _tls_context(self) -> Any:
@@ -278,13 +253,6 @@ class Gateway(http.Client):
         if code in (_INVALID, _UNIMPLEMENTED):
             return InvalidConfig(f"etcd at {where} refuses the request: {said}. Want etcd 3.4 or newer")
         return _Unserved(code, said, code not in (_EXHAUSTED, _PRECONDITION))
-
-
-class _Failed(Exception):
-    """An attempt failed, and another may succeed; `failure` is the error when none does."""
-
-    def __init__(self, failure: CniError) -> None:
-        self.failure = failure
 
 
 class _Unserved(Exception):

@@ -38,35 +38,38 @@ _DIGITS = {4: 8, 6: 32}  # of an address of a family
 class Keys:
     """The keys under one prefix. InvalidConfig for a name that cannot be in a key."""
 
-    __slots__ = ("_root",)
+    __slots__ = ("root",)
 
     def __init__(self, prefix: str) -> None:
-        self._root = f"{prefix.rstrip('/')}/v1/"
-
-    @property
-    def root(self) -> bytes:
-        """The beginning of all keys."""
-        return self._root.encode()
+        self.root = f"{prefix.rstrip('/')}/v1/".encode()  # the beginning of all keys
 
     def taken(self, kind: str, space: str, family: int, value: int) -> bytes:
         """The key of an address in a pool (`kind` LEASE) or a scope (RESERVED)."""
-        return self._key(kind, space) + place_of(family, value)
+        return self.all(kind, space) + place_of(family, value)
 
-    def all(self, kind: str, *names: str) -> bytes:
-        """The beginning of the keys of this kind with these names next."""
-        return self._key(kind, *names)
+    def all(self, *names: str) -> bytes:
+        """The beginning of the keys with these names, the kind first."""
+        try:
+            return self.root + "".join(f"{_escaped(name)}/" for name in names).encode()
+        except UnicodeError:
+            raise InvalidConfig(f"{names!r:.100} cannot be kept in etcd: it is not UTF-8; want another name") from None
+
+    def span(self, family: int, low: int, high: int, *names: str) -> tuple[bytes, bytes]:
+        """The key of the address `low` behind these names, and the first key behind that of `high`."""
+        prefix = self.all(*names)
+        return prefix + place_of(family, low), next_key(prefix + place_of(family, high))
 
     def full(self, kind: str, space: str, size: int, family: int, value: int) -> bytes:
-        return self._key("full", kind, space, str(size)) + place_of(family, value)
+        return self.all("full", kind, space, str(size)) + place_of(family, value)
 
     def void(self, attachment: Attachment, sequence: int) -> bytes:
-        return self._key("void", *attachment.key()) + b"%016x" % sequence
+        return self.all("void", *attachment.key()) + b"%016x" % sequence
 
     def identity(self, lease: Lease) -> bytes:
         """The key below attachment/ of `lease`."""
         place = place_of(lease.family, lease.value).decode()
         names = (lease.network, lease.container_id, lease.ifname, lease.pool, place)
-        return self._key("attachment", *names) + b"%016x" % lease.sequence
+        return self.all("attachment", *names) + b"%016x" % lease.sequence
 
     def places(self, want: Want | Lease) -> list[tuple[str, str]]:
         """(kind, space) of each key that only one lease can have."""
@@ -81,12 +84,12 @@ class Keys:
         """The first five keys of `lease`, with their values."""
         place = place_of(lease.family, lease.value)
         written = codec.dumps(to_json(lease)).encode()
-        found = {self._key(LEASE, lease.pool) + place: written, self.identity(lease): written}
+        found = {self.all(LEASE, lease.pool) + place: written, self.identity(lease): written}
         if lease.scope is not None:
-            found[self._key(RESERVED, lease.scope) + place] = lease.pool.encode()
+            found[self.all(RESERVED, lease.scope) + place] = lease.pool.encode()
         if lease.pod[1]:
-            found[self._key("pod", *lease.pod[:2], lease.ifname, lease.pool) + place] = b""
-        found[self._key("node", lease.node, lease.pool) + place] = b""
+            found[self.all("pod", *lease.pod[:2], lease.ifname, lease.pool) + place] = b""
+        found[self.all("node", lease.node, lease.pool) + place] = b""
         return found
 
     def marks(self, lease: Lease, kept: Collection[bytes] = ()) -> list[bytes]:
@@ -100,17 +103,7 @@ class Keys:
 
     def former(self, lease: Lease) -> bytes:
         """The key of the last address of the pod of `lease` in its pool."""
-        return self._key("former", *lease.pod[:2], lease.ifname, lease.pool)[:-1]
-
-    def cooling(self, kind: str, space: str, family: int, value: int) -> bytes:
-        """The key of an address of a pool or scope during its cooldown."""
-        return self._key("cooling", kind, space) + place_of(family, value)
-
-    def _key(self, *names: str) -> bytes:
-        try:
-            return (self._root + "".join(f"{_escaped(name)}/" for name in names)).encode()
-        except UnicodeError:
-            raise InvalidConfig(f"{names!r:.100} cannot be kept in etcd: it is not UTF-8; want another name") from None
+        return self.all("former", *lease.pod[:2], lease.ifname, lease.pool)[:-1]
 
 
 def end_of(prefix: bytes) -> bytes:

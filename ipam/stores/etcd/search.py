@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ipam.leases import Want
 from ipam.stores.etcd import txn
-from ipam.stores.etcd.keys import BLOCK, LARGE, LEASE, next_key, value_of
+from ipam.stores.etcd.keys import BLOCK, LARGE, LEASE, value_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class Search:
         """(an address from `at` on below which all blocks are marked, whether its own block is known to have no mark)."""
         start, block = at & -LARGE, at & -BLOCK
         behind = min(start + LARGE * (LARGE // BLOCK), _TOP[family] + 1)
-        last = next_key(self._keys.full(kind, space, BLOCK, family, start + LARGE - 1))
-        of_blocks = txn.count(self._keys.full(kind, space, BLOCK, family, block), last)
+        of_blocks = txn.count(*self._keys.span(family, block, start + LARGE - 1, "full", kind, space, str(BLOCK)))
         counted, listed = self._answers([of_blocks, self._marked(kind, space, LARGE, family, start, behind - 1)])
         large = {value_of(key, family) for key, _ in txn.entries(listed)}
         if start not in large:
@@ -117,9 +116,8 @@ class Search:
         marked = {value_of(key, family) for key, _ in txn.entries(answer)}
         open_blocks = [block for block in range(at & -BLOCK, end, BLOCK) if block not in marked]
         if self._asked > _SINGLE and open_blocks:
-            ends = [(block, block + BLOCK - 1) for block in open_blocks]
-            keys = [[self._keys.taken(kind, space, family, value) for value in pair] for pair in ends]
-            answers = self._answers([txn.count(first, next_key(last)) for first, last in keys])
+            spans = [self._keys.span(family, block, block + BLOCK - 1, kind, space) for block in open_blocks]
+            answers = self._answers([txn.count(*span) for span in spans])
             full = [block for block, answer in zip(open_blocks, answers, strict=True) if txn.number(answer) == BLOCK]
             self._mark(kind, space, family, full[: self._spare], BLOCK)
             self._spare -= len(full[: self._spare])
@@ -131,16 +129,14 @@ class Search:
         if scope is None:
             return [self._span(LEASE, pool, family, low, high)]
         (_, (kind, space)) = self._keys.places(Want(pool, family, low, scope))
-        low_key, high_key = (self._keys.taken(LEASE, pool, family, value) for value in (low, high))
-        return [self._span(kind, space, family, low, high, values=True), txn.count(low_key, next_key(high_key))]
+        leased = txn.count(*self._keys.span(family, low, high, LEASE, pool))
+        return [self._span(kind, space, family, low, high, values=True), leased]
 
     def _span(self, kind: str, space: str, family: int, low: int, high: int, values: bool = False) -> Op:
-        low_key, high_key = (self._keys.taken(kind, space, family, value) for value in (low, high))
-        return txn.read(low_key, next_key(high_key), keys_only=not values)
+        return txn.read(*self._keys.span(family, low, high, kind, space), keys_only=not values)
 
     def _marked(self, kind: str, space: str, size: int, family: int, low: int, high: int) -> Op:
-        low_key, high_key = (self._keys.full(kind, space, size, family, value) for value in (low, high))
-        return txn.read(low_key, next_key(high_key), keys_only=True)
+        return txn.read(*self._keys.span(family, low, high, "full", kind, space, str(size)), keys_only=True)
 
     def _mark(self, kind: str, space: str, family: int, starts: list[int], size: int) -> None:
         """Mark spans of `size` addresses that a search found to be full, if they still are."""

@@ -115,7 +115,8 @@ class FileStore(Store):
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         with self.session():
-            database = self._open()
+            database = self._database
+            assert database, "a claim needs a store that was opened with CREATE"  # noqa: S101  # a fault of the caller
             leases = [Lease(want, owner) for want in wants]
             try:
                 taken = [old.want for old in instead_of if not self._delete(old)]
@@ -159,9 +160,7 @@ class FileStore(Store):
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         start = bitmap.address_key(after.family, after.value) if after else b""
-        if node:
-            return self._leases(schema.PAGE_OF_NODE, pool, start, node, limit)
-        return self._leases(schema.PAGE, pool, start, limit)
+        return self._leases(schema.PAGE, pool, start, node, limit)
 
     def pools(self) -> list[Pool]:
         found: dict[str, Pool] = {}
@@ -185,10 +184,6 @@ class FileStore(Store):
                 rows = self._rows(schema.FIND_COOLING, kind, space, *what, name, namespace, owner.attachment.ifname)
                 found |= {bitmap.address(key) for (key,) in rows}
         return {value for of, value in found if of == family}
-
-    def _open(self) -> Database:
-        assert self._database, "a claim needs a store that was opened with CREATE"  # noqa: S101  # a fault of the caller
-        return self._database
 
     def _fill(self, database: Database) -> None:
         """Fill the file with its own leases, or else with the restored ones; of two for one address the later claim counts.

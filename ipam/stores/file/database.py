@@ -219,20 +219,18 @@ class Database:
         """Whether the whole file is sound: SQLite says "damaged" for a failed read of the disk, too."""
         self._disconnect()
         try:
-            connection = _sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
-        except _sqlite3.Error:
-            return False
-        try:
-            return bool(connection.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
+            self._connection = _sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+            return bool(self._connection.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
         except (_sqlite3.Error, UnicodeDecodeError):
             return False
         finally:
-            connection.close()
+            self._disconnect()
 
     def _set_aside(self) -> str:
         self._disconnect()
-        number = 1
-        while _exists(f"{self.path}.damaged-{number}"):
+        directory, _, name = self.path.rpartition("/")
+        number, names = 1, posix.listdir(directory)
+        while f"{name}.damaged-{number}" in names:
             number += 1
         aside = f"{self.path}.damaged-{number}"
         posix.rename(self.path, aside)
@@ -322,11 +320,3 @@ def _this_boot() -> bytes:
 
 def _code(fault: Any) -> int:
     return (getattr(fault, "sqlite_errorcode", None) or 0) & 0xFF
-
-
-def _exists(path: str) -> bool:
-    try:
-        posix.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True

@@ -91,21 +91,14 @@ def _examine(path: str, fd: int, status: posix.stat_result) -> None:
     if status.st_mode & _FILE_TYPE != _REGULAR:
         raise IoFailure(f"lease file {path} is not a regular file: remove it")
     files.check_private(status)
-    _examine_journal(f"{path}-journal")
+    try:
+        files.check_private_file(posix.stat(f"{path}-journal", follow_symlinks=False))
+    except FileNotFoundError:
+        pass
+    except files.NotPrivate as fault:  # SQLite would wait for such a journal, or follow it out of the directory
+        raise IoFailure(f"cannot use {path}-journal: {fault.strerror}") from None
     if posix.major(status.st_dev) == 0:  # none of the local block devices
         _refuse_remote(path, fd)
-
-
-def _examine_journal(path: str) -> None:
-    """Refuse a journal that SQLite would wait for, or follow out of the directory."""
-    try:
-        status = posix.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    try:
-        files.check_private_file(status)
-    except files.NotPrivate as fault:
-        raise IoFailure(f"cannot use {path}: {fault.strerror}") from None
 
 
 def _refuse_remote(path: str, fd: int) -> None:

@@ -61,8 +61,7 @@ FIND = "SELECT * FROM lease WHERE container = ? AND ifname = ? AND network = ? O
 FIND_POD = "SELECT * FROM lease WHERE pod = ? AND pod <> '' AND namespace = ? AND ifname = ? ORDER BY pool, address"
 FIND_ADDRESS = "SELECT * FROM lease WHERE pool = ? AND address = ?"
 FIND_RESERVED = "SELECT * FROM lease WHERE scope = ? AND scope IS NOT NULL AND address = ?"
-PAGE = "SELECT * FROM lease WHERE pool = ? AND address > ? ORDER BY address LIMIT ?"
-PAGE_OF_NODE = "SELECT * FROM lease WHERE pool = ? AND address > ? AND node = ? ORDER BY address LIMIT ?"
+PAGE = "SELECT * FROM lease WHERE pool = ? AND address > ? AND ? IN ('', node) ORDER BY address LIMIT ?"
 EARLIER_BOOTS = (
     "SELECT * FROM lease WHERE pool = ? AND boot <> ? AND node = ? ORDER BY address LIMIT ?"  # reads the pool
 )

@@ -18,20 +18,20 @@ from __future__ import annotations
 
 import time
 
-from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
 from ipam.ranges import format_address
 from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.apiserver.store import ObjectStore
+from ipam.stores.apiserver.store import ObjectStore, attempt
 from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown
 from ipam.stores.kubernetes import objects
 from ipam.stores.kubernetes.change import holder_besides, patch, pauses, reserve_for_others, unreserve
 from ipam.stores.kubernetes.claim import Claim
 from ipam.stores.kubernetes.locks import PoolLocks
-from ipam.stores.kubernetes.view import Names, View
+from ipam.stores.kubernetes.view import View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ipam.stores.base import Window
-    from ipam.stores.kubernetes.change import Changes
+    from ipam.stores.kubernetes.objects import Allocation
 
 
 class KubernetesStore(ObjectStore):
@@ -57,12 +57,10 @@ class KubernetesStore(ObjectStore):
         seconds: float = SHARED_SECONDS,
         known: Callable[[], list[Lease]] = list,
         warn: Callable[[str], object] = lambda text: None,
-        names: Names | None = None,
     ) -> None:
         super().__init__(store_ref, seconds)
-        names = names or Names(store_ref.get("node") or "")
         self._locks = PoolLocks(self.api, store_ref.get("pools") or [], seconds, warn)
-        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, names)
+        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, store_ref.get("node") or "")
         self._warn = warn
 
     def begin(self) -> None:
@@ -83,34 +81,31 @@ class KubernetesStore(ObjectStore):
 
     def find(self, attachment: Attachment) -> list[Lease]:
         with self.session():
-            found = []
-            for pool in self._view.all():
-                for entry in pool.entries.values():
-                    if entry.container_id == attachment.container_id and entry.ifname in ("", attachment.ifname):
-                        lease = self._view.completed(self._view.lease(pool, entry))
-                        lease.network = lease.network or attachment.network
-                        if lease.attachment == attachment:
-                            found.append(lease)
-            return by_place(found)
+            ifnames = ("", attachment.ifname)
+            found = self._leases(lambda x: x.container_id == attachment.container_id and x.ifname in ifnames)
+            for lease in found:
+                lease.network = lease.network or attachment.network
+            return [lease for lease in found if lease.attachment == attachment]
+
+    def _leases(self, is_meant: Callable[[Allocation], bool]) -> list[Lease]:
+        """The leases of allocations in the pools of an attachment, with what their reservations tell, by pool and address."""
+        return by_place(
+            self._view.completed(self._view.lease(pool, entry))
+            for pool in self._view.all()
+            for entry in pool.entries.values()
+            if is_meant(entry)
+        )
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
         """A lease without a uid is left out of `pods`, unless it is certain to be the living pod's."""
         with self.session():
-            pods = self._of_pod(owner.pod, owner.attachment.ifname)
+            ref, ifname = objects.podref(owner.pod), owner.attachment.ifname
+            pods = self._leases(lambda x: x.text("podref") == ref and x.ifname == ifname) if owner.pod[1] else []
             unknown = [lease for lease in pods if lease.attachment != owner.attachment and not lease.pod[2]]
             if unknown and owner.pod[2]:
                 strange = self._strange(unknown, owner.pod)
                 pods = [lease for lease in pods if lease not in strange]
-            return Survey(self.find(owner.attachment), pods, self._former(owner.pod, owner.attachment.ifname))
-
-    def _of_pod(self, pod: tuple[str, str, str], ifname: str) -> list[Lease]:
-        ref = objects.podref(pod)
-        return by_place(
-            self._view.completed(self._view.lease(pool, entry))
-            for pool in (self._view.all() if pod[1] else ())
-            for entry in pool.entries.values()
-            if entry.document.get("podref") == ref and entry.ifname == ifname
-        )
+            return Survey(self.find(owner.attachment), pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
         """Those of `leases`, all without a uid, that may be of another pod of the same name, on the wire still.
@@ -157,10 +152,8 @@ class KubernetesStore(ObjectStore):
 
     def holder(self, want: Want) -> Lease | None:
         with self.session():
-            pool = self._view.pool(want.pool)
-            entry = objects.allocation(pool, want)
-            if pool and entry:
-                return self._view.completed(self._view.lease(pool, entry))
+            if lease := self._view.lease_at(want):
+                return self._view.completed(lease)
             found = self._view.reservation(want)
             if found is None:
                 return None
@@ -193,48 +186,18 @@ class KubernetesStore(ObjectStore):
     def pools(self) -> list[Pool]:
         with self.session():
             found = (self._view.parsed(document, 0) for document in self.api.list_all(POOLS))
-            return sorted(
-                (
-                    Pool(self._view.names.pool_of(pool.name), pool.family, len(pool.entries))
-                    for pool in found
-                    if pool.entries
-                ),
-                key=lambda pool: pool.name,
-            )
+            used = [Pool(pool.name, pool.family, len(pool.entries)) for pool in found if pool.entries]
+            return sorted(used, key=lambda pool: pool.name)
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """One attempt; after a change of a pool by others the caller has to read again."""
         with self.session():
             self._locks.take()
             claim = Claim(self._view, wants, owner, instead_of, self._warn)
-            if claim.conflicts(False):
-                return self._taken(claim.conflicts(True))
-            failure: Exception | None = None
-            taken: list[Want] = []
-            try:
-                taken = claim.make(self._locks.end)
-                if not taken:
-                    return Claimed(claim.leases)
-            except Open as fault:
+            answer = attempt(claim.leases, lambda: claim.make(self._locks.end), claim.undo, claim.taken)
+            if not isinstance(answer, Claimed):
                 self._view.forget()
-                return Unknown(fault)  # the next `find` shows the outcome
-            except (CniError, Conflict) as fault:
-                failure = fault
-            try:
-                claim.undo()
-            except CniError as fault:
-                self._view.forget()
-                return Unknown(fault)
-            if isinstance(failure, CniError):
-                raise failure
-            if failure:
-                return self._taken([])
-            self._view.thorough = True
-            return self._taken(claim.conflicts(True) or taken)
-
-    def _taken(self, wants: list[Want]) -> Taken:
-        self._view.forget()
-        return Taken(wants)
+            return answer
 
     def release(self, leases: Sequence[Lease]) -> int:
         freed = 0
@@ -247,13 +210,10 @@ class KubernetesStore(ObjectStore):
                 there = [lease for lease in left if self._view.is_there(lease)]
                 reserve_for_others(self._view, [lease for lease in left if lease not in there])
                 left = there
-                changes: dict[str, Changes] = {}
-                for lease in left:
-                    changes.setdefault(lease.pool, {})[lease.value] = None
                 try:
-                    for name, change in changes.items():
+                    for name in dict.fromkeys(lease.pool for lease in left):
                         gone = [lease for lease in left if lease.pool == name]
-                        patch(self._view, name, change, cooled=gone, released=gone)
+                        patch(self._view, name, dict.fromkeys(x.value for x in gone), cooled=gone, released=gone)
                         self._view.remember([], gone)
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]
@@ -282,7 +242,7 @@ class KubernetesStore(ObjectStore):
             return
         fence = pool.patch({}, {objects.FENCE: str(time.time_ns())})
         try:
-            self.api.patch(POOLS, self._view.names.object_of(name), fence)
+            self.api.patch(POOLS, name, fence)
         except Gone:
             pass  # and so are its leases
         except Conflict as fault:

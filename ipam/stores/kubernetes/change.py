@@ -6,7 +6,7 @@ import time
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease
-from ipam.ranges import format_address
+from ipam.ranges import format_address, range_of
 from ipam.stores.apiserver.faults import Conflict, Gone, TooLarge
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.base import SHARED_SECONDS, Open, Pauses
@@ -44,14 +44,14 @@ def patch(
     added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
     _check_offsets(name, pool, added)
     grown = objects.growth(added.values())
-    if added and not objects.takes(pool.size, grown):
+    if added and pool.size + grown > objects.LIMIT - objects.RESERVE:
         raise _full(view, name, pool)
     annotations: dict[str, str] = {}
     if objects.percent(pool.size) < objects.WARN_PERCENT:
         annotations = pool.remembering(released) | pool.cooled(cooled, view.cooldown, int(time.time()))
     operations = pool.patch(changes, annotations)
     try:
-        metadata = view.api.patch(POOLS, view.names.object_of(name), operations).get("metadata") or {}
+        metadata = view.api.patch(POOLS, name, operations).get("metadata") or {}
     except Gone:
         raise Conflict(f"pool {name} has gone") from None
     except TooLarge:
@@ -76,19 +76,17 @@ def _full(view: View, name: str, pool: IPPool) -> TryAgainLater:
     )
 
 
-def create(view: View, name: str, family: int, changes: Changes) -> IPPool:
-    """A new pool for `changes`, empty: no test makes a late creation fail, so it must claim nothing. Conflict, Open."""
+def create(view: View, name: str, family: int, changes: Changes) -> None:
+    """Make a pool for `changes`, empty: no test makes a late creation fail, so it must claim nothing. Conflict, Open."""
     try:
-        cidr = view.names.range_of(name, family, next(iter(changes)))
+        cidr = range_of(name, family, next(iter(changes)))
     except ValueError:
         raise InvalidConfig(
             f"pool {name} bears no range in its name that holds {format_address(family, next(iter(changes)))}"
         ) from None
-    document = objects.new_pool(view.names.object_of(name), cidr, {})
+    document = objects.new_pool(name, cidr, {})
     _check_offsets(name, IPPool(document, 0), changes)
-    pool = IPPool(view.api.create(POOLS, document), 0)
-    view.read_pools[name] = pool
-    return pool
+    view.read_pools[name] = IPPool(view.api.create(POOLS, document), 0)
 
 
 def _check_offsets(name: str, pool: IPPool, values: Iterable[int]) -> None:
@@ -130,9 +128,7 @@ def holder_besides(view: View, lease: Lease) -> Lease | None:
 
     whereabouts moves an entry to a restarted sandbox, and leaves the former container in the reservation.
     """
-    pool = view.pool(lease.pool)
-    entry = objects.allocation(pool, lease)
-    found = view.lease(pool, entry) if pool and entry else None
+    found = view.lease_at(lease)
     return found if found and (found.container_id, found.ifname) != (lease.container_id, lease.ifname) else None
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ipam.leases import Lease, Owner, Want, given_up
+from ipam.stores.apiserver import uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import RESERVATIONS
+from ipam.stores.apiserver.store import conflicts
 from ipam.stores.base import Open
 from ipam.stores.kubernetes import objects
 from ipam.stores.kubernetes.change import create, patch, pauses, unreserve
@@ -46,40 +48,39 @@ class Claim:
 
         `between` is called after the pools: their allocations protect the addresses from then on.
         """
+        if failed := conflicts(self._instead_of, self._wants, self._view.is_there, self._is_in_pool):
+            return failed
         self._write()
         between()
         taken = self._reserve()
-        if not taken:
+        if taken:
+            self._view.thorough = True
+        else:
             kept = {(want.scope, want.family, want.value) for want in self._wants}
             unreserve(self._view, [o for o in self._instead_of if (o.scope, o.family, o.value) not in kept])
             self._view.remember(self.leases, self._instead_of)
         return taken
 
-    def conflicts(self, reservations: bool) -> list[Want]:
-        """The wants and leases that the claim fails by: by the pools, and with `reservations` by these too."""
-        given: list[Want] = []
-        accepted: list[Want] = []
-        taken: list[Want] = []
-        for old in self._instead_of:
-            is_twice = any((old.pool, old.value, old.family) == (w.pool, w.value, w.family) for w in given)
-            (taken if is_twice or not self._view.is_there(old) else given).append(old.want)
-        for want in self._wants:
-            free = [w for w in given if (w.family, w.value) == (want.family, want.value)]
-            pool = self._view.pool(want.pool)
-            held = any(want.excludes(other) for other in accepted)
-            if pool is not None and want.value in pool.entries:
-                held = held or all(w.pool != want.pool for w in free)
-            if reservations and not held and want.scope is not None and all(w.scope != want.scope for w in free):
-                found = self._view.reservation(want)
-                held = found is not None and not self._is_own(want)
-            (taken if held else accepted).append(want)
-        return taken
+    def taken(self) -> list[Want]:
+        """All wants and leases that the claim fails by, by pools and reservations."""
+        return conflicts(self._instead_of, self._wants, self._view.is_there, self._is_held)
 
-    def _is_own(self, want: Want) -> bool:
-        """Whether the reservation of `want` belongs to a lease that the claim gives up at its address."""
+    def _is_in_pool(self, want: Want, given: Sequence[Lease]) -> bool:
+        pool = self._view.pool(want.pool)
+        freed = any((old.pool, old.family, old.value) == (want.pool, want.family, want.value) for old in given)
+        return pool is not None and want.value in pool.entries and not freed
+
+    def _is_held(self, want: Want, given: Sequence[Lease]) -> bool:
+        if self._is_in_pool(want, given):
+            return True
+        if any((old.scope, old.family, old.value) == (want.scope, want.family, want.value) for old in given):
+            return False
         found = self._view.reservation(want)
-        same = [old for old in self._instead_of if (old.pool, old.value) == (want.pool, want.value)]
-        return found is not None and any(found.is_of(old) for old in same)
+        return found is not None and not any(found.is_of(old) for old in self._at(want))
+
+    def _at(self, place: Want | Lease) -> list[Lease]:
+        """The leases at this place that the claim gives up."""
+        return [old for old in self._instead_of if (old.pool, old.value) == (place.pool, place.value)]
 
     def _write(self) -> None:
         changes: dict[str, Changes] = {}
@@ -88,24 +89,11 @@ class Claim:
         for lease in self.leases:
             changes.setdefault(lease.pool, {})[lease.value] = objects.entry_of(self._owner)
         for name, change in changes.items():
-            pool = self._view.pool(name)
-            if pool is None:
-                family = next(lease.family for lease in self.leases if lease.pool == name)
-                self._make_pool(name, family, change)
             cooled = [old for old in given_up(self._instead_of, self._wants) if old.pool == name]
             self._written.append((name, self._patched(name, change, cooled)))
 
-    def _make_pool(self, name: str, family: int, change: Changes) -> None:
-        try:
-            create(self._view, name, family, change)
-        except Conflict:
-            self._view.forget_pool(name)
-            pool = self._view.pool(name)
-            if not self._written or pool is None or any(value in pool.entries for value in change):
-                raise
-
     def _patched(self, name: str, change: Changes, cooled: Sequence[Lease]) -> Changes:
-        """Put `change` into a pool; its former allocations at these places. Conflict, Open.
+        """Put `change` into a pool, or into a new one; its former allocations at these places. Conflict, Open.
 
         The first pool orders the claims: once it is written, a further pool that others change is read again here. Else the
         whole claim would begin anew with each change of any of its pools.
@@ -114,6 +102,8 @@ class Claim:
         while True:
             former = self._standing(name, change)
             try:
+                if self._view.pool(name) is None:
+                    create(self._view, name, next(x.family for x in self.leases if x.pool == name), change)
                 patch(self._view, name, change, self._warn, cooled)
                 return former
             except Conflict:
@@ -142,11 +132,10 @@ class Claim:
                     continue
                 except Conflict:
                     self._view.forget_reservation(lease)
-            same = [old for old in self._instead_of if (old.pool, old.value) == (lease.pool, lease.value)]
             found = self._view.reservation(lease)
-            if found and any(found.is_of(old) for old in (*given, *same, lease)):
+            if found and any(found.is_of(old) for old in (*given, *self._at(lease), lease)):
                 self._replace(lease, lease)
-                self._moved += [(lease, old) for old in (given or same)[:1]]
+                self._moved += [(lease, old) for old in (given or self._at(lease))[:1]]
             elif found and found.lease.pool == lease.pool and not self._is_used(found, lease):
                 # a leftover: the pool had no allocation for it before _write
                 self._replace(lease, lease)
@@ -162,10 +151,11 @@ class Claim:
         """
         namespace, name, uid = found.lease.pod
         try:
-            living = self._view.api.pod_uid(namespace, name) if name else ""
+            return bool(name) and uid in ("", uid_of(self._view.api.pod(namespace, name)))
+        except Gone:
+            return False
         except Forbidden:
             return True
-        return bool(living) and uid in ("", living)
 
     def _replace(self, former: Lease, lease: Lease) -> None:
         """Let the reservation of the address of `former` say that it belongs to `lease`. Conflict, Open."""

@@ -45,7 +45,10 @@ class PoolLocks:
         self._taken = False
 
     def take(self) -> None:
-        """Wait for the locks, unless they are held; CniError for a kubeconfig that cannot be used."""
+        """Wait for the locks, unless they are held; CniError for a kubeconfig that cannot be used.
+
+        IoFailure for a fault that an administrator can repair; a warning where no such file can be, as in a container.
+        """
         if self._taken:
             return
         self._taken = True
@@ -61,7 +64,12 @@ class PoolLocks:
         except (TimeoutError, ValueError):  # ValueError: not in the main thread
             pass
         except OSError as fault:
-            self._do_without(fault)
+            what = f"the node's locks cannot be kept in {DIRECTORY}: {fault.strerror}"
+            if isinstance(fault, files.NotPrivate) or fault.errno not in (EACCES, EPERM, EROFS):
+                raise IoFailure(
+                    f"{what}; it must be a local directory of root with mode 700, such as a tmpfs"
+                ) from None
+            self._warn(f"{what}: processes of this node disturb one another at their pools")
         self._api.deadline += monotonic() - began  # the server is not what was waited for
 
     @staticmethod
@@ -74,13 +82,6 @@ class PoolLocks:
             except TimeoutError:
                 if posix.fstat(fd).st_mtime_ns == released or monotonic() > last:
                     raise
-
-    def _do_without(self, fault: OSError) -> None:
-        """IoFailure for a fault that an administrator can repair; a warning where no such file can be, as in a container."""
-        what = f"the node's locks cannot be kept in {DIRECTORY}: {fault.strerror}"
-        if isinstance(fault, files.NotPrivate) or fault.errno not in (EACCES, EPERM, EROFS):
-            raise IoFailure(f"{what}; it must be a local directory of root with mode 700, such as a tmpfs")
-        self._warn(f"{what}: processes of this node disturb one another at their pools")
 
     def end(self) -> None:
         self._taken = False

@@ -26,14 +26,10 @@ if TYPE_CHECKING:
     from ipam.ranges import Range
 
 
-class NoSlice(TryAgainLater):
-    """No slice is left for this node."""
-
-
 def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:
     """Set the range of `config` to this node's slice; with `take` take one, else choose the one that an ADD would take.
 
-    NoSlice; InvalidConfig for a configuration that does not fit the NodeSlicePool; errors of the API server.
+    TryAgainLater when no slice is left; InvalidConfig for a configuration that does not fit the NodeSlicePool; errors of the API server.
     """
     if len(config.ranges) != 1:
         raise InvalidConfig(
@@ -95,7 +91,7 @@ def _read(api: Api, name: str) -> tuple[str, list[tuple[str, str]]]:
     try:
         document, _ = api.get(SLICES, name)
     except Gone:
-        raise NoSlice(
+        raise TryAgainLater(
             f"there is no NodeSlicePool {name} in namespace {api.access.namespace} of {api}: whereabouts' node-slice-controller"
             " makes it of a NAD with node_slice_size. See that it runs and has seen this NAD, or leave node_slice_size out"
         ) from None
@@ -115,7 +111,7 @@ def _part(api: Api, name: str, rng: Range, text: str) -> Range:
 
 
 def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices: list[tuple[str, str]]) -> int:
-    """The first slice that no node has, and of which no other pool has an address in use; NoSlice."""
+    """The first slice that no node has, and of which no other pool has an address in use; TryAgainLater."""
     free = [index for index, (holder, _) in enumerate(slices) if not holder]
     pools = _pools(api, network_name) if free else []
     for index in free:
@@ -125,7 +121,7 @@ def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices:
         if not any(part.contains(value) for pool in others for value in pool.entries):
             return index
     why = f"{len(free)} are free but have addresses in use by pods of former nodes" if free else "nodes have them all"
-    raise NoSlice(
+    raise TryAgainLater(
         f"NodeSlicePool {name} has no slice for node {node}: of {len(slices)} {why}. Enlarge the range or node_slice_size's"
         f" number, or delete nodes that are gone; `kubectl get nodeslicepool {name} -o yaml` shows who has which",
         str(api),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cni.shared.spec.errors import InvalidConfig
-from ipam import ranges
 from ipam.leases import Lease, Want
 from ipam.stores.apiserver.faults import Gone
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
@@ -19,48 +18,17 @@ if TYPE_CHECKING:
     from ipam.stores.kubernetes.objects import Allocation
 
 
-class Names:
-    """The names of objects for pools, as whereabouts forms them.
-
-    `node` is the node of a slice's pools, whose name precedes their ranges; "" for pools that are no slices.
-    """
-
-    __slots__ = ("_node",)
-
-    def __init__(self, node: str = "") -> None:
-        self._node = node
-
-    def object_of(self, pool: str) -> str:
-        return pool
-
-    def pool_of(self, name: str) -> str:
-        return name
-
-    def range_of(self, pool: str, family: int, value: int) -> str:
-        """The CIDR of a pool that holds the address; ValueError."""
-        return ranges.range_of(pool, family, value)
-
-    def scope_of(self, pool: IPPool) -> str | None:
-        """The scope of a lease without a record: the network's name, with which the pool's name begins."""
-        try:
-            scope = ranges.network_name_of(pool.name, pool.family, pool.first)
-        except ValueError:
-            return None
-        if self._node and f"-{scope}".endswith(f"-{self._node}"):
-            scope = scope.removesuffix(self._node).removesuffix("-")
-        return scope
-
-
 class View:
-    """The readings since `forget`. `named` are the pools that an attachment may have leases in, None for all.
+    """The readings since `forget`. `named` are the pools that an attachment may have leases in, None for all; `node` is the
+    node of a slice's pools, "" for pools that are no slices.
 
     `before` is called before a pool is read. `cooldown` is that of the store. `thorough`: searches read the reservations of
     other pools, too; set after a conflict with one.
     """
 
     __slots__ = (
-        *("_before", "_known", "_known_from", "_named", "_reservations", "_reserved"),
-        *("api", "cooldown", "names", "read_pools", "thorough"),
+        *("_before", "_known", "_known_from", "_named", "_node", "_reservations", "_reserved"),
+        *("api", "cooldown", "read_pools", "thorough"),
     )
 
     def __init__(
@@ -69,14 +37,14 @@ class View:
         before: Callable[[], object],
         named: list[str] | None,
         known: Callable[[], list[Lease]],
-        names: Names,
+        node: str,
     ) -> None:
         self.api = api
         self._before = before
-        self.names = names
         self.cooldown = 0
         self.thorough = False
         self._named = named
+        self._node = node
         self._known_from = known
         self._known: dict[tuple[str, int, int], Lease] | None = None
         self.read_pools: dict[str, IPPool | None] = {}
@@ -98,13 +66,12 @@ class View:
 
     def all(self) -> list[IPPool]:
         """The pools that an attachment may have leases in."""
-        names = self._named
-        if names is not None:
-            return [pool for pool in map(self.pool, names) if pool]
+        if self._named is not None:
+            return [pool for pool in map(self.pool, self._named) if pool]
         self._before()
         for document in self.api.list_all(POOLS):
             pool = self.parsed(document, 0)
-            self.read_pools.setdefault(self.names.pool_of(pool.name), pool)
+            self.read_pools.setdefault(pool.name, pool)
         return [pool for pool in self.read_pools.values() if pool]
 
     def pool(self, name: str) -> IPPool | None:
@@ -112,7 +79,7 @@ class View:
         if name not in self.read_pools:
             self._before()
             try:
-                self.read_pools[name] = self.parsed(*self.api.get(POOLS, self.names.object_of(name)))
+                self.read_pools[name] = self.parsed(*self.api.get(POOLS, name))
             except Gone:
                 self.read_pools[name] = None
         return self.read_pools[name]
@@ -157,11 +124,16 @@ class View:
 
     def lease(self, pool: IPPool, entry: Allocation) -> Lease:
         """The lease of an allocation, by this node's record if there is one."""
-        name = self.names.pool_of(pool.name)
-        known = self.known_leases().get((name, pool.family, entry.value))
+        known = self.known_leases().get((pool.name, pool.family, entry.value))
         if known and entry.is_of(known):
             return known
-        return pool.lease(entry, name, self.names.scope_of(pool))
+        return pool.lease(entry, pool.named_scope(self._node))
+
+    def lease_at(self, place: Want | Lease) -> Lease | None:
+        """The lease that the pool has at the address of `place`; None for none."""
+        pool = self.pool(place.pool)
+        entry = objects.allocation(pool, place)
+        return self.lease(pool, entry) if pool and entry else None
 
     def completed(self, lease: Lease) -> Lease:
         """`lease` with the members that its reservation tells, if no record does; without a reservation its scope is None."""
