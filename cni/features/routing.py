@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import errno
 import posix
-from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 from cni.shared import rail
 from cni.shared.config import Fault, Key, mapping
-from cni.shared.kernel import ip_rules, routes, sysctl
+from cni.shared.kernel import ip_rules, ipconfig, routes, sysctl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.rail import KEYS as KEYS
 from cni.shared.rail import Rail
@@ -79,10 +78,10 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
     table = document["table"]
     for address in result.ips:
         text = address.address.partition("/")[0]
-        _add(sandbox, link, table, _subnet(address.address), "", source=text)
+        _add(sandbox, link, table, ipconfig.subnet(address.address), "", source=text)
     for route in result.routes:
         if route.table is None:
-            gw = route.gw or _gateway(result, route.family)
+            gw = route.gw or ipconfig.gateway(route.family, result.ips)
             _add(sandbox, link, table, route.dst, gw, route.priority, route.scope, route.mtu, route.advmss)
     for dst, gw in _defaults(result):
         _add(sandbox, link, table, dst, gw)
@@ -123,24 +122,10 @@ def _add(
         ) from None
 
 
-def _subnet(address: str) -> str:
-    """The network that "address/length" is in, in the kernel's form."""
-    text, _, length = address.partition("/")
-    family = AF_INET6 if ":" in text else AF_INET
-    octets = inet_pton(family, text)
-    host = 8 * len(octets) - int(length)
-    network = int.from_bytes(octets, "big") >> host << host
-    return f"{inet_ntop(family, network.to_bytes(len(octets), 'big'))}/{length}"
-
-
-def _gateway(result: Result, family: int) -> str:
-    return next((a.gateway for a in result.ips if a.gateway and a.family == family), "")
-
-
 def _defaults(result: Result) -> Iterator[Entry]:
     """A default route by the gateway of each family that has one, unless the attachment's routes have it."""
     for family, dst in ((4, "0.0.0.0/0"), (6, "::/0")):
-        gw = _gateway(result, family)
+        gw = ipconfig.gateway(family, result.ips)
         if gw and not any(route.family == family and route.dst.endswith("/0") for route in result.routes):
             yield dst, gw
 
@@ -178,16 +163,16 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
     there_now = {rule.source.partition("/")[0] for rule in ip_rules.list_of(sandbox.rtnl) if rule.table == table}
     held = {(r.dst, r.gw) for r in routes.list_of(sandbox.rtnl, link.index) if r.table == table}
     for address in expected.ips:
-        source = _canonical(address.address)
+        source = ipconfig.canonical(address.address).partition("/")[0]
         if source not in there_now:
             found.append(f"the rule from {source} to table {table} is gone")
-        if (_subnet(address.address), "") not in held:
-            found.append(f"table {table} has no route to {_subnet(address.address)} by {link.name}")
+        if (ipconfig.subnet(address.address), "") not in held:
+            found.append(f"table {table} has no route to {ipconfig.subnet(address.address)} by {link.name}")
     for dst, gw in _defaults(expected):
         if (dst, gw) not in held:
             found.append(f"table {table} has no default route by {gw}")
     for route in expected.routes:
-        if route.table is None and _subnet(route.dst) not in {dst for dst, _ in held}:
+        if route.table is None and ipconfig.subnet(route.dst) not in {dst for dst, _ in held}:
             found.append(f"table {table} has no route to {route.dst} by {link.name}")
     return found
 
@@ -204,13 +189,6 @@ def unlike(document: dict[str, Any] | None, config: Rail) -> list[str]:
         for key, value in pairs.items()
         if document[key] != value
     ]
-
-
-def _canonical(address: str) -> str:
-    """The address of "address/length", in the kernel's form."""
-    text = address.partition("/")[0]
-    family = AF_INET6 if ":" in text else AF_INET
-    return inet_ntop(family, inet_pton(family, text))
 
 
 def status(config: Rail, plugin: str, netdev: Link | None) -> None:
