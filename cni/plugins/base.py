@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
         @property
         def mtu(self) -> int:
-            """The link's MTU in bytes; 0 when there is no link."""
+            """The MTU in bytes; 0 when there is no link, and none is configured."""
 
         def document(self) -> dict[str, Any]:
             """The plan as the record keeps it; `load` reads it back."""

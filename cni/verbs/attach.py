@@ -228,7 +228,7 @@ class _Attempt:
             self._refuse_ipv6_on_a_small_mtu()
 
     def _refuse_ipv6_on_a_small_mtu(self) -> None:
-        """The kernel would only say EINVAL. An MTU of 0 in a plan is that of no link, or of one that is there already."""
+        """The kernel would only say EINVAL. An MTU of 0 in a plan is not known."""
         mtu = self._planned.mtu
         for address in self._addresses.ips:
             if address.family == 6 and 0 < mtu < IPV6_LEAST_MTU:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Attachment, Request
 
 USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
+LEAST_MTU = 68  # RFC 791, section 3.2: of a device whose own bound is not known
 
 
 def permit(device: Link | None, pci: str) -> None:
@@ -126,10 +127,14 @@ def refusal_of(
         return InvalidEnvironment(
             f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
         )
-    if mtu and not device.min_mtu <= mtu <= (device.max_mtu or 65535):
-        return InvalidConfig(
-            f'mtu {mtu} is not one that device "{device.name}" can have: give {device.min_mtu} to {device.max_mtu or 65535}'
-        )
+    return refused_mtu(mtu, f'device "{device.name}"', device.min_mtu, device.max_mtu)
+
+
+def refused_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> InvalidConfig | None:
+    """Why `device` cannot have the MTU `mtu` (0: its own), or None; `most` 0 is no bound of the device's."""
+    most = most or 65535
+    if mtu and not least <= mtu <= most:
+        return InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
     return None
 
 
@@ -328,8 +333,8 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
 
 
 def unmoved(planned: Plan) -> tuple[str, int] | None:
-    """The MAC and MTU of a function that a userspace driver holds: they are not known."""
-    return None if planned.device else ("", 0)
+    """The MTU that is configured for a function that a userspace driver holds; its MAC is not known."""
+    return None if planned.device else ("", planned.mtu)
 
 
 def differences(planned: Plan, link: Link | None) -> list[str]:

@@ -50,7 +50,12 @@ KEYS = (
     Key("hwaddr", optional(hardware_address), "", "MAC address of the device"),
     Key("kernelpath", optional(string), "", "the device's directory under /sys/devices"),
     Key("pciBusID", optional(string), "", "PCI address of the device, such as 0000:3b:00.0", "pci"),
-    Key("mtu", integer(0, 65535), 0, "MTU in the sandbox in bytes; 0: as the device has it"),
+    Key(
+        "mtu",
+        integer(0, 65535),
+        0,
+        "MTU in the sandbox in bytes; 0: as the device has it. For a device without a netdev (DPDK) it is only in the result",
+    ),
     Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
     Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
     Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
@@ -210,7 +215,11 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         )
     pci = _pci_address(config)
     if facts.driver in USERSPACE_DRIVERS:
-        return Plan({"name": request.attachment.ifname, "mtu": 0, "pci": pci, "device": {}, "restoresState": False})
+        misfit = moved.refused_mtu(config.mtu, selected)
+        if misfit:
+            raise misfit
+        name = request.attachment.ifname
+        return Plan({"name": name, "mtu": config.mtu, "pci": pci, "device": {}, "restoresState": False})
     device = facts.device
     if facts.holder:
         raise moved.held_by(selected, facts.holder)

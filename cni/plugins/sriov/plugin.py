@@ -175,8 +175,10 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     function, device = facts.function, facts.device
     if device:
         fault = moved.refusal_of(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
-        if fault:
-            raise fault
+    else:
+        fault = moved.refused_mtu(config.mtu, selected)
+    if fault:
+        raise fault
     if function and config.mtu > function.pf.mtu:
         raise InvalidConfig(
             f'mtu {config.mtu} is above {function.pf.mtu}, the MTU of PF "{function.pf.name}": lower the key `mtu`, or'
@@ -188,7 +190,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     return Plan(
         {
             "name": request.attachment.ifname,
-            "mtu": (config.mtu or device.mtu) if device else 0,
+            "mtu": config.mtu or (device.mtu if device else 0),
             "pci": config.pci,
             "device": facts.state,
             "restoresState": True,
@@ -196,7 +198,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
             "keys": [*wanted, *(["mac"] if config.mac and function else [])],
             "former": former,
             "mac": config.mac,
-            "told": ["", 0] if device else [mac, function.pf.mtu if function else 0],
+            "told": ["", 0] if device else [mac, config.mtu or (function.pf.mtu if function else 0)],
         }
     )
 
