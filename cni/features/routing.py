@@ -191,5 +191,5 @@ def unlike(document: dict[str, Any] | None, config: Rail) -> list[str]:
     ]
 
 
-def status(config: Rail, plugin: str, netdev: Link | None) -> None:
+def status(config: Rail, is_shared: bool, netdev: Link | None) -> None:
     """Nothing more than the link is needed."""

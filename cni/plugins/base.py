@@ -1,6 +1,6 @@
 """The contract of a link plugin: the functions of its module, which `cni.verbs` calls.
 
-A module fits `LinkPlugin` by its functions alone. After the contract come a class and a function that the plugins share.
+A module fits `LinkPlugin` by its functions alone. After the contract come a class and two functions that the plugins share.
 """
 
 from __future__ import annotations
@@ -40,10 +40,17 @@ if TYPE_CHECKING:
         """
 
         NAME: str
+        SHARES_NETDEV: bool  # its netdev stays on the host, where other attachments have it too
+        ONLY_OURS: (
+            str  # why the plugin of another suite cannot end its attachments even without a sandbox; "" when it can
+        )
 
         @property
         def KEYS(self) -> Sequence[Key]:
             """Its configuration: docs/reference.md, `railcni nad lint` and the JSON Schema are made from this table."""
+
+        def direct_log(self, request: Request, log: Log) -> None:
+            """Give `log` the file and level that the network has for it."""
 
         def read(self, request: Request, faults: list[Fault]) -> Any:
             """The checked configuration: `dns` and `dad` are attributes of it. All its faults go to `faults`."""
@@ -141,6 +148,10 @@ class DeviceClaim:
     ) -> None:
         if self._lock:
             self._lock.__exit__(kind, fault, trace)
+
+
+def keep_log(request: Request, log: Log) -> None:
+    """The `direct_log` of a plugin without keys for its log."""
 
 
 _UNKNOWN = (None, "")

@@ -197,7 +197,9 @@ class _Attempt:
             from cni.features.base import Place
 
             netdev, in_sandbox = plugin.carrier(self._planned)
-            place = Place(plugin.NAME, netdev, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log)
+            place = Place(
+                netdev, plugin.SHARES_NETDEV, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log
+            )
             self._features = features.plan(asked, self._request, place)
 
     def write_record(self) -> None:

@@ -10,7 +10,7 @@ Source: plugins/main/host-device of containernetworking/plugins for keys and res
 
 from __future__ import annotations
 
-from cni.plugins.base import DeviceClaim
+from cni.plugins.base import DeviceClaim, keep_log
 from cni.plugins.host_device import devices, moved
 from cni.plugins.host_device import planned as plans
 from cni.plugins.host_device.moved import USERSPACE_DRIVERS
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Attachment, Request
 
 NAME = "host-device"
+SHARES_NETDEV = False
+ONLY_OURS = "the device would come back without its MTU, MAC, addresses and routes"
 
 KEYS = (
     Key("device", optional(netdev), "", "name of the device, such as ens2f0"),
@@ -123,6 +125,7 @@ def read(request: Request, faults: list[Fault]) -> Config:
     return config
 
 
+direct_log = keep_log
 load = Plan
 apply = moved.move
 refused_up = moved.refused_up

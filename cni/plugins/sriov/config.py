@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
 
-NAME = "sriov"
 LOG_LEVELS = ("panic", "error", "warning", "info", "verbose", "debug")
 
 

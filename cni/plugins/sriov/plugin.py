@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Attachment, Request
 
-NAME = configuration.NAME
+NAME = "sriov"
+SHARES_NETDEV = False
+ONLY_OURS = "the VF would keep the settings of this pod, and its name there"
 KEYS = configuration.KEYS
+direct_log = configuration.direct_log
 read = configuration.read
 
 
