@@ -23,6 +23,7 @@ from cni.shared.kernel.netlink import KernelError
 from cni.shared.rail import KEYS as KEYS
 from cni.shared.rail import Rail
 from cni.shared.spec.errors import InvalidConfig, KernelRefused
+from cni.shared.spec.result import Route
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,13 +79,15 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
     table = document["table"]
     for address in result.ips:
         text = address.address.partition("/")[0]
-        _add(sandbox, link, table, ipconfig.subnet(address.address), "", source=text)
+        route = Route(ipconfig.subnet(address.address), table=table)
+        ipconfig.add_route(sandbox.rtnl, link, route, "", text)
     for route in result.routes:
         if route.table is None:
             gw = route.gw or ipconfig.gateway(route.family, result.ips)
-            _add(sandbox, link, table, route.dst, gw, route.priority, route.scope, route.mtu, route.advmss)
+            again = Route(route.dst, gw, route.mtu, route.advmss, route.priority, table, route.scope)
+            ipconfig.add_route(sandbox.rtnl, link, again, gw)
     for dst, gw in _defaults(result):
-        _add(sandbox, link, table, dst, gw)
+        ipconfig.add_route(sandbox.rtnl, link, Route(dst, table=table), gw)
     for address in result.ips:
         source = address.address.partition("/")[0]
         try:
@@ -97,29 +100,6 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
                     str(fault),
                 ) from None
     return False
-
-
-def _add(
-    sandbox: Sandbox,
-    link: Link,
-    table: int,
-    dst: str,
-    gw: str,
-    priority: int | None = None,
-    scope: int | None = None,
-    mtu: int | None = None,
-    advmss: int | None = None,
-    source: str = "",
-) -> None:
-    try:
-        routes.add(sandbox.rtnl, link.index, dst, gw, priority, table, scope, mtu, advmss, source=source)
-    except KernelError as fault:
-        if fault.errno == errno.EEXIST:  # two addresses of one subnet
-            return
-        by = f" by {gw}" if gw else ""
-        raise KernelRefused(
-            f"route {dst}{by} cannot be set on {link.name} in table {table}: {fault.strerror}", str(fault)
-        ) from None
 
 
 def _defaults(result: Result) -> Iterator[Entry]:

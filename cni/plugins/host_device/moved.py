@@ -1,8 +1,8 @@
 """The move of a device from the host into a sandbox, and back to the host in its former state.
 
-    holders  the attachments that have the device
-    reclaim  the DEL of an attachment whose sandbox is gone, made by the next ADD that needs the device
-    fit      why the device cannot be moved, as the error to raise                            pure
+    holders  the attachments that have the device, and holder_of the one that keeps it: one whose sandbox is gone gives it
+             back to the next ADD that needs the device
+    refuse_unfit  why the device cannot be moved                                              pure
     move     one message moves, names and marks the device
     remove   back to the host: name, alias, alternative names, MTU, MAC, up, addresses, routes
 
@@ -22,13 +22,14 @@ import posix
 
 from cni.plugins.host_device import devices
 from cni.plugins.host_device.planned import PART, REFUSED, RETURNED, Plan, among, recorded
+from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
-from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, TryAgainLater, Unrestored
+from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, Lingers, TryAgainLater, Unrestored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from cni.plugins.base import Named
@@ -70,7 +71,28 @@ def holders(
         records.refuse_newer(device.parent_device, device.mac)
 
 
-def reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, records: Records, named: Named) -> None:
+def holder_of(
+    found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
+) -> tuple[Attachment | None, bool]:
+    """The first of the attachments `found` that keeps the device, and whether another has given it back: one whose sandbox
+    died without a DEL does."""
+    is_back = False
+    for attachment, record in found:
+        held = records.try_locked(attachment, PART)
+        if held is None:
+            return attachment, is_back
+        with held:
+            if sandboxes.of_record(record, request):
+                return attachment, is_back
+            try:  # the kernel brought the device back as it was in that sandbox
+                _reclaim(attachment, record, host, records, named)
+            except Lingers:
+                return attachment, is_back
+        is_back = True
+    return None, is_back
+
+
+def _reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, records: Records, named: Named) -> None:
     """Return the device of an attachment to the host, as its DEL would, and note this in the record.
 
     The caller holds the lock of the attachment, whose sandbox is gone without a DEL. Its DEL may come later, when another
@@ -100,42 +122,41 @@ def look(
     """
     from cni.plugins.host_device import hoststate  # a DEL reads no state
 
-    seen = hoststate.look(device, links, routes, host)
-    if seen.lost:
+    state, tied, lost = hoststate.look(device, links, routes, host)
+    if lost:
         log.warning(
-            f'device "{device.name}" will come back without what cannot be saved: {"; ".join(seen.lost)}; remove it before,'
+            f'device "{device.name}" will come back without what cannot be saved: {"; ".join(lost)}; remove it before,'
             " or set it again after the DEL"
         )
-    return seen.state, seen.tied
+    return state, tied
 
 
-def refusal_of(
+def refuse_unfit(
     selected: str, device: Link, reason: str, tied: str, taken: Link | None, mtu: int, request: Request
-) -> InvalidConfig | InvalidEnvironment | None:
-    """Why `device` cannot go to the sandbox of `request`, or None.
+) -> None:
+    """Raise why `device` cannot go to the sandbox of `request` (pure).
 
     `selected` is the key and value that name it, `reason` why the node needs it, `tied` why another link needs it, `taken`
     a link that has the ifname in the sandbox, `mtu` the MTU that is wanted (0: its own).
     """
     if reason:
-        return InvalidConfig(
+        raise InvalidConfig(
             f"{selected} is refused: {reason}, and moving it would cut the node off; select another device"
         )
     if tied:
-        return InvalidConfig(f"{selected} is refused: {tied}")
+        raise InvalidConfig(f"{selected} is refused: {tied}")
     if taken is not None:
-        return InvalidEnvironment(
+        raise InvalidEnvironment(
             f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
         )
-    return refused_mtu(mtu, f'device "{device.name}"', device.min_mtu, device.max_mtu)
+    refuse_mtu(mtu, f'device "{device.name}"', device.min_mtu, device.max_mtu)
 
 
-def refused_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> InvalidConfig | None:
-    """Why `device` cannot have the MTU `mtu` (0: its own), or None; `most` 0 is no bound of the device's."""
+def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:
+    """InvalidConfig when `device` cannot have the MTU `mtu` (0: its own); `most` 0 is no bound of the device's."""
     most = most or 65535
     if mtu and not least <= mtu <= most:
-        return InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
-    return None
+        raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
 
 
 def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:

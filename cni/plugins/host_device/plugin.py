@@ -28,9 +28,9 @@ from cni.shared.config import (
     optional,
     string,
 )
-from cni.shared.kernel import sandbox, sysfs
+from cni.shared.kernel import sysfs
 from cni.shared.records import Records
-from cni.shared.spec.errors import InvalidConfig, Lingers, NotAvailable, TryAgainLater
+from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 from cni.shared.spec.request import member
 
 TYPE_CHECKING = False
@@ -148,17 +148,9 @@ def claim(config: Config, request: Request, host: Rtnl, records: Records, named:
     if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
         return claimed
     device = _found(config, pci, claimed.links)
-    for attachment, record in moved.holders(request.attachment, device, _is_meant(config), records):
-        held = records.try_locked(attachment, plans.PART)
-        if held is None or sandbox.of_record(record, request):
-            claimed.holder = attachment
-            break
-        with held:  # the kernel brought the device back as it was in that sandbox
-            try:
-                moved.reclaim(attachment, record, host, records, named)
-            except Lingers:
-                claimed.holder = attachment
-                break
+    found = moved.holders(request.attachment, device, _is_meant(config), records)
+    claimed.holder, is_back = moved.holder_of(found, request, host, records, named)
+    if is_back:
         claimed.links = host.links()
     return claimed
 
@@ -218,9 +210,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         )
     pci = _pci_address(config)
     if facts.driver in USERSPACE_DRIVERS:
-        misfit = moved.refused_mtu(config.mtu, selected)
-        if misfit:
-            raise misfit
+        moved.refuse_mtu(config.mtu, selected)
         name = request.attachment.ifname
         return Plan({"name": name, "mtu": config.mtu, "pci": pci, "device": {}, "restoresState": False})
     device = facts.device
@@ -228,9 +218,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         raise moved.held_by(selected, facts.holder)
     if device is None:
         raise _absent(selected, facts)
-    unfit = moved.refusal_of(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
-    if unfit:
-        raise unfit
+    moved.refuse_unfit(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
     return Plan(
         {
             "name": request.attachment.ifname,

@@ -67,7 +67,9 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str,
     if link.up or (has_ipv6 and not dad):
         _announce_again(inside, link)
     for route in wanted.routes:
-        _add_route(inside, link, route, wanted.ips)
+        gw = _next_hop(route, wanted.ips)
+        _refuse_numbers(route, gw)
+        add_route(inside, link, route, gw)
     after = inside.link(index=link.index) or link
     if wanted.ips and not after.kind and not after.carrier:  # what was announced went nowhere
         _await_carrier(inside, link)
@@ -135,21 +137,21 @@ def _await_detection(inside: Rtnl, link: Link) -> None:
         time.sleep(0.05)
 
 
-def _add_route(inside: Rtnl, link: Link, route: WantedRoute, ips: list[IPConfig]) -> None:
-    gw = _next_hop(route, ips)
-    _refuse_numbers(route, gw)
+def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str = "") -> None:
+    """Add the route by the gateway `gw`, with the preferred `source`; no fault when this very route is there."""
+    own = (route.priority, route.table, route.scope, route.mtu, route.advmss)
     try:
-        routes.add(inside, link.index, route.dst, gw, route.priority, route.table, route.scope, route.mtu, route.advmss)
+        routes.add(inside, link.index, route.dst, gw, *own, source=source)
     except ValueError:
         raise InvalidConfig(
             f'route "{route.dst[:60]}" by "{gw[:60]}": want a CIDR and an address of the same family'
         ) from None
     except KernelError as fault:
         if fault.errno == errno.EEXIST:
-            return  # this very route is there, listed twice or set by the kernel: no fault with Go's plugins either
-        by = f" by {gw}" if gw else ""
+            return  # it is listed twice, or set by the kernel: no fault with Go's plugins either
+        by, table = f" by {gw}" if gw else "", f" in table {route.table}" if route.table else ""
         raise KernelRefused(
-            f"route {route.dst}{by} cannot be set on {link.name}: {_route_reason(fault)}", str(fault)
+            f"route {route.dst}{by} cannot be set on {link.name}{table}: {_route_reason(fault)}", str(fault)
         ) from None
 
 
