@@ -8,7 +8,6 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
     from typing import Any, Protocol
 
     from cni.shared.config import Fault, Key
@@ -143,11 +142,9 @@ class DeviceClaim:
     def __enter__(self) -> DeviceClaim:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._lock:
-            self._lock.__exit__(kind, fault, trace)
+            self._lock.release()
 
 
 def keep_log(request: Request, log: Log) -> None:

@@ -42,6 +42,26 @@ USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 LEAST_MTU = 68  # RFC 791, section 3.2: of a device whose own bound is not known
 
 
+class Facts:
+    """The result of a survey: the device and its state, the `driver` of a PCI function, or the `holder` of the device: an
+    attachment, or the path of a sandbox; None or "" when it is free.
+
+    `reason` is why the node needs the device, `tied` why another link does, `taken` a link of the sandbox that has the
+    ifname.
+    """
+
+    __slots__ = ("device", "driver", "holder", "reason", "state", "taken", "tied")
+
+    def __init__(self) -> None:
+        self.device: Link | None = None
+        self.driver = ""
+        self.holder: Attachment | str | None = None
+        self.reason = ""
+        self.state: dict[str, Any] = {}
+        self.taken: Link | None = None
+        self.tied = ""
+
+
 def permit(device: Link | None, pci: str) -> None:
     """InvalidConfig when the node does not allow networks the device."""
     parent = device.parent_device if device and device.parent_bus == "pci" else ""
@@ -131,21 +151,18 @@ def look(
     return state, tied
 
 
-def refuse_unfit(
-    selected: str, device: Link, reason: str, tied: str, taken: Link | None, mtu: int, request: Request
-) -> None:
+def refuse_unfit(selected: str, device: Link, facts: Facts, mtu: int, request: Request) -> None:
     """Raise why `device` cannot go to the sandbox of `request` (pure).
 
-    `selected` is the key and value that name it, `reason` why the node needs it, `tied` why another link needs it, `taken`
-    a link that has the ifname in the sandbox, `mtu` the MTU that is wanted (0: its own).
+    `selected` is the key and value that name it, `mtu` the MTU that is wanted (0: its own).
     """
-    if reason:
+    if facts.reason:
         raise InvalidConfig(
-            f"{selected} is refused: {reason}, and moving it would cut the node off; select another device"
+            f"{selected} is refused: {facts.reason}, and moving it would cut the node off; select another device"
         )
-    if tied:
-        raise InvalidConfig(f"{selected} is refused: {tied}")
-    if taken is not None:
+    if facts.tied:
+        raise InvalidConfig(f"{selected} is refused: {facts.tied}")
+    if facts.taken is not None:
         raise InvalidEnvironment(
             f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
         )

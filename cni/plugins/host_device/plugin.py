@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cni.plugins.base import Named
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.log import Log
-    from cni.shared.spec.request import Attachment, Request
+    from cni.shared.spec.request import Request
 
 NAME = "host-device"
 SHARES_NETDEV = False
@@ -93,20 +93,14 @@ class Config:
         return ""
 
 
-class Facts:
-    """The result of `survey`: the device and its state, or its holder; `reason` or `tied` when it must not be moved."""
+class Facts(moved.Facts):
+    """With the names of the host's netdevs."""
 
-    __slots__ = ("device", "driver", "holder", "names", "reason", "state", "taken", "tied")
+    __slots__ = ("names",)
 
     def __init__(self) -> None:
-        self.device: Link | None = None
-        self.driver = ""
-        self.holder: Attachment | str | None = None
+        super().__init__()
         self.names: list[str] = []
-        self.reason = ""
-        self.state: dict[str, Any] = {}
-        self.taken: Link | None = None
-        self.tied = ""
 
 
 def read(request: Request, faults: list[Fault]) -> Config:
@@ -218,7 +212,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         raise moved.held_by(selected, facts.holder)
     if device is None:
         raise _absent(selected, facts)
-    moved.refuse_unfit(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
+    moved.refuse_unfit(selected, device, facts, config.mtu, request)
     return Plan(
         {
             "name": request.attachment.ifname,

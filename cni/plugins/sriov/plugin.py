@@ -43,33 +43,16 @@ direct_log = configuration.direct_log
 read = configuration.read
 
 
-class Facts:
-    """The result of `survey`. `holder` has the VF: an attachment, or the path of a sandbox; None or "" when it is free."""
+class Facts(moved.Facts):
+    """With the VF as its PF sees it, and whether there is such a PCI device, and it is a PF itself."""
 
-    __slots__ = (
-        "device",
-        "driver",
-        "exists",
-        "function",
-        "holder",
-        "is_physical",
-        "reason",
-        "state",
-        "taken",
-        "tied",
-    )
+    __slots__ = ("exists", "function", "is_physical")
 
     def __init__(self) -> None:
-        self.device: Link | None = None
-        self.driver = ""
+        super().__init__()
         self.exists = True
         self.function: vf.VirtualFunction | None = None
-        self.holder: Attachment | str | None = None
         self.is_physical = False
-        self.reason = ""
-        self.state: dict[str, Any] = {}
-        self.taken: Link | None = None
-        self.tied = ""
 
 
 class Plan(plans.Plan):
@@ -166,7 +149,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     _refuse_unfit(config, selected, facts)
     function, device = facts.function, facts.device
     if device:
-        moved.refuse_unfit(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
+        moved.refuse_unfit(selected, device, facts, config.mtu, request)
     else:
         moved.refuse_mtu(config.mtu, selected)
     if function and config.mtu > function.pf.mtu:
