@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-PLUGINS = ("macvlan", "host-device", "whereabouts", "sriov", "rdma")
-ATTACHING = PLUGINS[:4]  # an ADD of rdma needs a kernel with RDMA in exclusive mode: tests/lab/test_rdma_chain.py
-LINK_PLUGINS = ("macvlan", "host-device", "sriov")
+from cni.plugins import EXECUTABLES
+
+PLUGINS = EXECUTABLES
+ATTACHING = tuple(
+    name for name in PLUGINS if name != "rdma"
+)  # its ADD needs a kernel with RDMA in exclusive mode: tests/lab/test_rdma_chain.py
 
 each_plugin = pytest.mark.parametrize("plugin", PLUGINS)
 each_attaching = pytest.mark.parametrize("plugin", ATTACHING)

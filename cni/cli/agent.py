@@ -47,19 +47,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_access(access: argparse._ArgumentGroup) -> None:
-    access.add_argument(
-        "--conf-dir",
-        default=CONF_DIR,
-        metavar="DIR",
-        help=f"the runtime's folder of networks, in whose whereabouts.d the files are kept; default: {CONF_DIR}",
-    )
-    access.add_argument(
-        "--service-account",
-        default=SERVICE_ACCOUNT,
-        metavar="DIR",
-        help="where the kubelet keeps token and ca.crt (not below --root); without a token there no file is written;"
-        f" default: {SERVICE_ACCOUNT}",
-    )
+    about = "the runtime's folder of networks, in whose whereabouts.d the files are kept"
+    subcommand.option(access, "--conf-dir", CONF_DIR, about)
+    about = "where the kubelet keeps token and ca.crt (not below --root); without a token there no file is written"
+    subcommand.option(access, "--service-account", SERVICE_ACCOUNT, about)
     access.add_argument(
         "--plugin-account",
         type=_account,
@@ -79,11 +70,8 @@ def _add_access(access: argparse._ArgumentGroup) -> None:
         default="kubernetes",
         help="for a node that has no flat file, in a cluster that has no IPPools; default: kubernetes",
     )
-    access.add_argument(
-        "--namespace",
-        default=NAMESPACE,
-        help=f"of whereabouts' objects and of the election's Lease; default: {NAMESPACE}",
-    )
+    about = "of whereabouts' objects and of the election's Lease"
+    subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE")
     access.add_argument(
         "--kubeconfig",
         default="",
@@ -97,23 +85,13 @@ def _add_access(access: argparse._ArgumentGroup) -> None:
 
 def _add_collector(collects: argparse._ArgumentGroup) -> None:
     collects.add_argument("--no-collect", action="store_true", help="free nothing, as while Go's reconciler still runs")
-    collects.add_argument(
-        "--grace",
-        type=subcommand.seconds,
-        default=GRACE,
-        metavar="SECONDS",
-        help=f"between the two sightings of a dead lease after which it is freed; default: {GRACE:g}",
-    )
+    about = "between the two sightings of a dead lease after which it is freed"
+    subcommand.option(collects, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
     collects.add_argument(
         "--every", type=subcommand.seconds, metavar="SECONDS", help="between two looks; default: half of --grace"
     )
-    collects.add_argument(
-        "--lease-seconds",
-        type=subcommand.seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="for which the agent is elected that looks after nodes without one; default: 30",
-    )
+    about = "for which the agent is elected that looks after nodes without one"
+    subcommand.option(collects, "--lease-seconds", 30.0, about, "SECONDS", type=subcommand.seconds)
 
 
 def _run(options: argparse.Namespace) -> int:

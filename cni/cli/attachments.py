@@ -18,18 +18,16 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--network", default="", help="of this network only")
     parser.add_argument("--pod", default="", metavar="[NAMESPACE/]NAME", help="of this pod only")
     parser.add_argument("--container", default="", metavar="ID", help="of this container only, or of NAMESPACE/POD")
-    parser.add_argument("--state-dir", default=STATE, metavar="DIR", help=f"default: {STATE}")
+    subcommand.option(parser, "--state-dir", STATE)
     output.add_option(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     attachments = [a for a in found(options.network, options.state_dir) if _is_chosen(a, options)]
-    if options.output != "table":
-        output.print_data(attachments, options.output)
-        return 0
     columns = ("network", "interface", "pod", "addresses", "namespace", "container")
-    output.print_table(columns, [_row(a) for a in attachments], empty="no attachment")
+    rows = [_row(a) for a in attachments]
+    output.show(options.output, attachments, lambda: output.print_table(columns, rows, empty="no attachment"))
     return 0
 
 

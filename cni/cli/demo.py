@@ -91,12 +91,8 @@ class DemoPod:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """This thread in the pod's network namespace, for as long as the block lasts."""
-        namespace = open_namespace(self.parameters.netns)
-        try:
-            with namespace.entered():
-                yield
-        finally:
-            namespace.close()
+        with open_namespace(self.parameters.netns) as there, there.entered():
+            yield
 
 
 PODS = (DemoPod(1), DemoPod(2))

@@ -40,12 +40,7 @@ def register(commands: subcommand.Commands) -> None:
                 f" sriov-network-operator in YAML or JSON; - for stdin; more than once: all of them; default: {CONFIG}",
             )
         one.add_argument("--root", default="", metavar="DIR", help="the folder that has the node's sys, dev and proc")
-        one.add_argument(
-            "--kubelet-dir",
-            default=FOLDER,
-            metavar="DIR",
-            help=f"kubelet's folder of device plugins; default: {FOLDER}",
-        )
+        subcommand.option(one, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
         output.add_option(one)
         one.set_defaults(run=run)
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -100,11 +101,17 @@ def standard_library(python: Interpreter) -> Iterator[BundleEntry]:
             yield BundleEntry(f"{python.library}/lib-dynload/{path.name}", path)
 
 
-def distributions(project: Path = PROJECT, extra: str = "") -> list[Distribution]:
+def described(project: Path) -> dict[str, Any]:
+    """What pyproject.toml says of the project: `version`, `urls` and the like."""
+    found: dict[str, Any] = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def distributions(extra: str = "") -> list[Distribution]:
     """The installed distributions that the project's dependencies need, and those of its `extra`, in the order of names."""
-    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    more = described["optional-dependencies"][extra] if extra else []
-    wanted = [Requirement(text) for text in (*described["dependencies"], *more)]
+    project = described(PROJECT)
+    more = project["optional-dependencies"][extra] if extra else []
+    wanted = [Requirement(text) for text in (*project["dependencies"], *more)]
     found: dict[str, Distribution] = {}
     while wanted:
         requirement = wanted.pop()
@@ -131,16 +138,16 @@ def packages(python: Interpreter, installed: list[Distribution]) -> Iterator[Bun
             yield BundleEntry(f"{python.library}/site-packages/{path}", Path(str(path.locate())), origin=dist.name)
 
 
-def project_files(project: Path = PROJECT) -> Iterator[BundleEntry]:
+def project_files() -> Iterator[BundleEntry]:
     """The project's own modules, without this package, and conf/: the demo attaches by it, and people start from it."""
     for top in ("cni", "ipam"):
-        for path in _files(project / top):
-            target = str(path.relative_to(project))
+        for path in _files(PROJECT / top):
+            target = str(path.relative_to(PROJECT))
             if not target.startswith("cni/dist/"):
                 yield BundleEntry(target, path, origin="railcni")
-    for path in _files(project / "conf"):
-        yield BundleEntry(str(path.relative_to(project)), path, origin="railcni")
-    yield BundleEntry("LICENSE", project / "LICENSE", origin="railcni")
+    for path in _files(PROJECT / "conf"):
+        yield BundleEntry(str(path.relative_to(PROJECT)), path, origin="railcni")
+    yield BundleEntry("LICENSE", PROJECT / "LICENSE", origin="railcni")
 
 
 def _files(top: Path) -> Iterator[Path]:

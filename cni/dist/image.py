@@ -11,14 +11,13 @@ import hashlib
 import json
 import subprocess
 import time
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cni import VERSION
 from cni.dist import archive
-from cni.dist.contents import PROJECT
+from cni.dist.contents import PROJECT, described
 from cni.dist.errors import CannotBuild
 
 PLACE = "/opt/railcni"  # of the bundle in the image
@@ -88,7 +87,7 @@ def _architecture(bundle: Path) -> str:
 
 def _labels() -> dict[str, str]:
     """What annotations.md has names for; the revision where git knows it, and addresses where pyproject.toml has them."""
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    project = described(PROJECT)
     argv = ["git", "-C", str(PROJECT), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         revision = subprocess.run(argv, capture_output=True, text=True).stdout.strip()

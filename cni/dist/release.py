@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import yaml
 
 from cni.dist import archive, bill, image
-from cni.dist.contents import PROJECT
+from cni.dist.contents import PROJECT, described
 from cni.dist.errors import CannotBuild
 
 # The other files that name the version of pyproject.toml, each with the text right before it.
@@ -32,12 +31,6 @@ PLACES = {
 CHART = "conf/charts/railcni"
 SUMS = "SHA256SUMS"
 URLS = ("Source", "Documentation", "Downloads")
-
-
-def described(project: Path = PROJECT) -> dict[str, Any]:
-    """What pyproject.toml says of the project: `version`, `urls` and the like."""
-    found: dict[str, Any] = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    return found
 
 
 def others(project: Path = PROJECT) -> Iterator[tuple[Path, str]]:

@@ -112,7 +112,7 @@ def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Features |
     return Features(documents) if documents else None
 
 
-def status(asked: Mapping[str, Any], plugin: str, netdev: Link | None) -> None:
+def status(asked: Mapping[str, Any], is_shared: bool, netdev: Link | None) -> None:
     """Raise why an ADD could not have a feature now; `netdev` is the one on the host that ADDs would use, if it is known."""
     for name, config in asked.items():
-        named(name).status(config, plugin, netdev)
+        named(name).status(config, is_shared, netdev)

@@ -49,28 +49,28 @@ if TYPE_CHECKING:
         def unlike(self, document: dict[str, Any] | None, config: Any) -> list[str]:
             """The differences of `config` from the plan `document` (pure), which is None when no feature was planned."""
 
-        def status(self, config: Any, plugin: str, netdev: Link | None) -> None:
+        def status(self, config: Any, is_shared: bool, netdev: Link | None) -> None:
             """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now.
 
-            `netdev` is the one of the host that ADDs of the link plugin would use, None when it is not known.
+            `netdev` is the one of the host that ADDs would use, None when it is not known; `is_shared` as in Place.
             """
 
 
 class Place:
     """The place of the attachment, for the plan of a feature.
 
-    `plugin` is the link plugin's name, `netdev` that of the netdev which carries the link (macvlan's master; host-device's
-    device; "" for none), `in_sandbox` whether that netdev is in the sandbox and not on the host, `mtu` the planned MTU of the
+    `netdev` is the name of the netdev which carries the link (macvlan's master; host-device's
+    device; "" for none), `is_shared` whether that netdev stays on the host for other attachments too, `in_sandbox` whether it is in the sandbox, `mtu` the planned MTU of the
     link in bytes (0: none). `host` is a route socket on the host, `sandbox` the sandbox.
     """
 
-    __slots__ = ("host", "in_sandbox", "log", "mtu", "netdev", "plugin", "sandbox")
+    __slots__ = ("host", "in_sandbox", "is_shared", "log", "mtu", "netdev", "sandbox")
 
     def __init__(
-        self, plugin: str, netdev: str, in_sandbox: bool, mtu: int, host: Rtnl, sandbox: Sandbox, log: Log
+        self, netdev: str, is_shared: bool, in_sandbox: bool, mtu: int, host: Rtnl, sandbox: Sandbox, log: Log
     ) -> None:
-        self.plugin = plugin
         self.netdev = netdev
+        self.is_shared = is_shared
         self.in_sandbox = in_sandbox
         self.mtu = mtu
         self.host = host

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import errno
 import posix
-from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 from cni.shared import rail
 from cni.shared.config import Fault, Key, mapping
-from cni.shared.kernel import ip_rules, routes, sysctl
+from cni.shared.kernel import ip_rules, ipconfig, routes, sysctl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.rail import KEYS as KEYS
 from cni.shared.rail import Rail
 from cni.shared.spec.errors import InvalidConfig, KernelRefused
+from cni.shared.spec.result import Route
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,13 +79,15 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
     table = document["table"]
     for address in result.ips:
         text = address.address.partition("/")[0]
-        _add(sandbox, link, table, _subnet(address.address), "", source=text)
+        route = Route(ipconfig.subnet(address.address), table=table)
+        ipconfig.add_route(sandbox.rtnl, link, route, "", text)
     for route in result.routes:
         if route.table is None:
-            gw = route.gw or _gateway(result, route.family)
-            _add(sandbox, link, table, route.dst, gw, route.priority, route.scope, route.mtu, route.advmss)
+            gw = route.gw or ipconfig.gateway(route.family, result.ips)
+            again = Route(route.dst, gw, route.mtu, route.advmss, route.priority, table, route.scope)
+            ipconfig.add_route(sandbox.rtnl, link, again, gw)
     for dst, gw in _defaults(result):
-        _add(sandbox, link, table, dst, gw)
+        ipconfig.add_route(sandbox.rtnl, link, Route(dst, table=table), gw)
     for address in result.ips:
         source = address.address.partition("/")[0]
         try:
@@ -100,47 +102,10 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
     return False
 
 
-def _add(
-    sandbox: Sandbox,
-    link: Link,
-    table: int,
-    dst: str,
-    gw: str,
-    priority: int | None = None,
-    scope: int | None = None,
-    mtu: int | None = None,
-    advmss: int | None = None,
-    source: str = "",
-) -> None:
-    try:
-        routes.add(sandbox.rtnl, link.index, dst, gw, priority, table, scope, mtu, advmss, source=source)
-    except KernelError as fault:
-        if fault.errno == errno.EEXIST:  # two addresses of one subnet
-            return
-        by = f" by {gw}" if gw else ""
-        raise KernelRefused(
-            f"route {dst}{by} cannot be set on {link.name} in table {table}: {fault.strerror}", str(fault)
-        ) from None
-
-
-def _subnet(address: str) -> str:
-    """The network that "address/length" is in, in the kernel's form."""
-    text, _, length = address.partition("/")
-    family = AF_INET6 if ":" in text else AF_INET
-    octets = inet_pton(family, text)
-    host = 8 * len(octets) - int(length)
-    network = int.from_bytes(octets, "big") >> host << host
-    return f"{inet_ntop(family, network.to_bytes(len(octets), 'big'))}/{length}"
-
-
-def _gateway(result: Result, family: int) -> str:
-    return next((a.gateway for a in result.ips if a.gateway and a.family == family), "")
-
-
 def _defaults(result: Result) -> Iterator[Entry]:
     """A default route by the gateway of each family that has one, unless the attachment's routes have it."""
     for family, dst in ((4, "0.0.0.0/0"), (6, "::/0")):
-        gw = _gateway(result, family)
+        gw = ipconfig.gateway(family, result.ips)
         if gw and not any(route.family == family and route.dst.endswith("/0") for route in result.routes):
             yield dst, gw
 
@@ -178,16 +143,16 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
     there_now = {rule.source.partition("/")[0] for rule in ip_rules.list_of(sandbox.rtnl) if rule.table == table}
     held = {(r.dst, r.gw) for r in routes.list_of(sandbox.rtnl, link.index) if r.table == table}
     for address in expected.ips:
-        source = _canonical(address.address)
+        source = ipconfig.canonical(address.address).partition("/")[0]
         if source not in there_now:
             found.append(f"the rule from {source} to table {table} is gone")
-        if (_subnet(address.address), "") not in held:
-            found.append(f"table {table} has no route to {_subnet(address.address)} by {link.name}")
+        if (ipconfig.subnet(address.address), "") not in held:
+            found.append(f"table {table} has no route to {ipconfig.subnet(address.address)} by {link.name}")
     for dst, gw in _defaults(expected):
         if (dst, gw) not in held:
             found.append(f"table {table} has no default route by {gw}")
     for route in expected.routes:
-        if route.table is None and _subnet(route.dst) not in {dst for dst, _ in held}:
+        if route.table is None and ipconfig.subnet(route.dst) not in {dst for dst, _ in held}:
             found.append(f"table {table} has no route to {route.dst} by {link.name}")
     return found
 
@@ -206,12 +171,5 @@ def unlike(document: dict[str, Any] | None, config: Rail) -> list[str]:
     ]
 
 
-def _canonical(address: str) -> str:
-    """The address of "address/length", in the kernel's form."""
-    text = address.partition("/")[0]
-    family = AF_INET6 if ":" in text else AF_INET
-    return inet_ntop(family, inet_pton(family, text))
-
-
-def status(config: Rail, plugin: str, netdev: Link | None) -> None:
+def status(config: Rail, is_shared: bool, netdev: Link | None) -> None:
     """Nothing more than the link is needed."""

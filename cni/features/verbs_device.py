@@ -104,7 +104,7 @@ def plan(config: Config, request: Request, place: Place) -> dict[str, Any] | Non
             raise InvalidConfig(*_without_device(place.netdev))
         return None
     roce = [port for port in ports if rdma_sysfs.is_roce(*port)]  # a device that has gone by then does not tell
-    if place.plugin == "macvlan":
+    if place.is_shared:
         unusable = _unusable_by_others(place.netdev, ports)
         if unusable and config.required:
             raise InvalidConfig(f"`rdma` is required, and {unusable}")
@@ -259,14 +259,14 @@ def _has_device(name: str, sandbox: Sandbox) -> bool:
         return rdma_netlink.has_device(name)
 
 
-def status(config: Config, plugin: str, netdev: Link | None) -> None:
+def status(config: Config, is_shared: bool, netdev: Link | None) -> None:
     """NotAvailable without a verbs device that pods can use; LimitedConnectivity when its port does not work."""
     if netdev is None:
         return
     ports = rdma_sysfs.ports_of_netdev(netdev.name)
     if not ports and config.required:
         raise NotAvailable(*_without_device(netdev.name))
-    if ports and config.required and plugin == "macvlan":
+    if ports and config.required and is_shared:
         unusable = _unusable_by_others(netdev.name, ports)
         if unusable:
             raise NotAvailable(f"`rdma` is required, and {unusable}")

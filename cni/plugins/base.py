@@ -1,6 +1,6 @@
 """The contract of a link plugin: the functions of its module, which `cni.verbs` calls.
 
-A module fits `LinkPlugin` by its functions alone. After the contract come a class and a function that the plugins share.
+A module fits `LinkPlugin` by its functions alone. After the contract come a class and two functions that the plugins share.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
     from typing import Any, Protocol
 
     from cni.shared.config import Fault, Key
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
         @property
         def mtu(self) -> int:
-            """The link's MTU in bytes; 0 when there is no link."""
+            """The MTU in bytes; 0 when there is no link, and none is configured."""
 
         def document(self) -> dict[str, Any]:
             """The plan as the record keeps it; `load` reads it back."""
@@ -40,10 +39,17 @@ if TYPE_CHECKING:
         """
 
         NAME: str
+        SHARES_NETDEV: bool  # its netdev stays on the host, where other attachments have it too
+        ONLY_OURS: (
+            str  # why the plugin of another suite cannot end its attachments even without a sandbox; "" when it can
+        )
 
         @property
         def KEYS(self) -> Sequence[Key]:
             """Its configuration: docs/reference.md, `railcni nad lint` and the JSON Schema are made from this table."""
+
+        def direct_log(self, request: Request, log: Log) -> None:
+            """Give `log` the file and level that the network has for it."""
 
         def read(self, request: Request, faults: list[Fault]) -> Any:
             """The checked configuration: `dns` and `dad` are attributes of it. All its faults go to `faults`."""
@@ -136,11 +142,13 @@ class DeviceClaim:
     def __enter__(self) -> DeviceClaim:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._lock:
-            self._lock.__exit__(kind, fault, trace)
+            self._lock.release()
+
+
+def keep_log(request: Request, log: Log) -> None:
+    """The `direct_log` of a plugin without keys for its log."""
 
 
 _UNKNOWN = (None, "")

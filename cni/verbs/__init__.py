@@ -30,10 +30,7 @@ _PAUSE, _SECONDS = 10.0, 1.0  # seconds between two attempts on the node, and ab
 def call(name: str, request: Request, log: Log) -> Result | None:
     """Serve `request` with the link plugin `name`; the result of an ADD, None for every other verb."""
     plugin = plugins.named(name)
-    if name == "sriov":
-        from cni.plugins.sriov import config
-
-        config.direct_log(request, log)
+    plugin.direct_log(request, log)
     if request.command in ("ADD", "DEL", "GC"):
         _finish_others(request, log)
     if request.command == "ADD":

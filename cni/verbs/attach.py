@@ -197,7 +197,9 @@ class _Attempt:
             from cni.features.base import Place
 
             netdev, in_sandbox = plugin.carrier(self._planned)
-            place = Place(plugin.NAME, netdev, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log)
+            place = Place(
+                netdev, plugin.SHARES_NETDEV, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log
+            )
             self._features = features.plan(asked, self._request, place)
 
     def write_record(self) -> None:
@@ -228,7 +230,7 @@ class _Attempt:
             self._refuse_ipv6_on_a_small_mtu()
 
     def _refuse_ipv6_on_a_small_mtu(self) -> None:
-        """The kernel would only say EINVAL. An MTU of 0 in a plan is that of no link, or of one that is there already."""
+        """The kernel would only say EINVAL. An MTU of 0 in a plan is not known."""
         mtu = self._planned.mtu
         for address in self._addresses.ips:
             if address.family == 6 and 0 < mtu < IPV6_LEAST_MTU:

@@ -21,5 +21,5 @@ def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
     config = plugin.read(request, faults)
     asked = features.read(request, faults)
     refuse(faults)
-    features.status(asked, plugin.NAME, plugin.status(config, Rtnl(), log))
+    features.status(asked, plugin.SHARES_NETDEV, plugin.status(config, Rtnl(), log))
     delegate.forward(request, log)

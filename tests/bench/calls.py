@@ -13,8 +13,9 @@ from tests.bench.samples import Sample
 
 _PR_SET_CHILD_SUBREAPER = 36
 # In the background, so that the shell has nobody's memory but its own when it forks, and nobody waits for the plugin:
-# it becomes a child of this process. The shell gives background processes no stdin of their own.
-_ORPHAN = '"$0" "$@" <&4 3>&- 4<&- & echo $! >&3'
+# it becomes a child of this process. Until then it waits for the gate, since the shell takes note of the end of a process
+# that is quick. The shell gives background processes no stdin of their own.
+_ORPHAN = '(read _ <&5; exec "$0" "$@" <&4 3>&- 4<&- 5<&-) & echo $! >&3'
 
 
 class Failed(Exception):
@@ -54,9 +55,10 @@ class Call:
 
 
 class Running:
-    """A process that has been started. Its stdin and stdout are files in memory, so nobody waits for a pipe."""
+    """A process that has been started. Its stdin and stdout are files in memory, so nobody waits for a pipe. The `gate` is a
+    descriptor that the `wrapper` has as 5."""
 
-    def __init__(self, call: Call, wrapper: Sequence[str] = ()) -> None:
+    def __init__(self, call: Call, wrapper: Sequence[str] = (), gate: int = -1) -> None:
         self.call = call
         given, self.said, self._aside = (os.memfd_create(name) for name in ("stdin", "stdout", "aside"))
         os.write(given, call.stdin)
@@ -67,6 +69,7 @@ class Running:
             (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
             (os.POSIX_SPAWN_DUP2, self._aside, 3),
             (os.POSIX_SPAWN_DUP2, 0, 4),
+            *([(os.POSIX_SPAWN_DUP2, gate, 5)] if gate >= 0 else []),
         ]
         argv = [*wrapper, *map(str, call.argv)]
         self.began = time.perf_counter()
@@ -95,9 +98,14 @@ def peak_kib(call: Call) -> int:
     ru_maxrss of a process begins with that of the one that it was before exec (setmax_mm_hiwater_rss, fs/exec.c): here
     that is a shell of a megabyte instead of this interpreter.
     """
-    shell = Running(call, ("/bin/sh", "-c", _ORPHAN))
-    said = os.dup(shell.said)  # the shell ends before the plugin
-    _, _, pid = shell.finish()
+    gate, opened = os.pipe()
+    try:
+        shell = Running(call, ("/bin/sh", "-c", _ORPHAN), gate)
+        said = os.dup(shell.said)  # the shell ends before the plugin
+        _, _, pid = shell.finish()
+    finally:
+        os.close(opened)
+        os.close(gate)
     _, status, usage = os.wait4(int(pid), 0)
     out = _whole(said)
     if status:

@@ -211,6 +211,20 @@ def test_a_function_that_a_userspace_driver_holds_gets_addresses_and_stays(node:
         assert node.leftovers() == []
 
 
+def test_the_mtu_of_a_function_that_a_userspace_driver_holds_is_in_the_result_or_refused(node: Node, pod: Pod) -> None:
+    bus(node, "pci", "0000:3b:01.0", driver="vfio-pci")
+    config = network(device=None, pciBusID="0000:3b:01.0")
+    refused(node, pod, config | {"mtu": 67}, 7, "mtu 67", "0000:3b:01.0", "68 to 65535")
+    refused(
+        node, pod, config | {"mtu": 1279, "ipam": {**config["ipam"], "range": "fd00:1::/64"}}, 7, "mtu 1279", "IPv6"
+    )
+    result = add(node, pod, config | {"mtu": 9000})
+    assert result["interfaces"][0]["mtu"] == 9000
+    node.cni("host-device", "CHECK", {**config, "mtu": 9000, "prevResult": result}, netns=pod).succeeded()
+    delete(node, pod, config)
+    assert node.leftovers() == []
+
+
 # --- ADD: what is refused ---
 
 

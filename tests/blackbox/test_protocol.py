@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from cni.plugins import LINK_PLUGINS
 from tests import node as nodes
 from tests.blackbox.test_host_device import PCI, bus
-from tests.each import ATTACHING, LINK_PLUGINS, each_and, each_attaching, each_plugin
+from tests.each import ATTACHING, each_and, each_attaching, each_plugin
 from tests.node import BIN, VERSIONS, Node, Pod
 
 ATTACHMENT_VERBS = ("ADD", "CHECK", "DEL")

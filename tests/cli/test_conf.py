@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from cni import plugins
 from cni.cli.rails import plan as rails_plan
 from cni.cli.rails import render
 from cni.library.documents import networks
 from cni.library.documents.networks import Network
-from cni.library.installation.layout import PREFIXED
+from cni.library.installation.layout import PLAIN
 from cni.library.lint import lint
 from cni.plugins.host_device import plugin as host_device
-from cni.plugins.macvlan import plugin as macvlan
-from cni.plugins.sriov import plugin as sriov
 from cni.shared import rail
 from cni.shared.config import Fault
 from cni.shared.spec.errors import CniError
@@ -31,13 +30,15 @@ from ipam.group import indexes
 from ipam.ranges import format_address
 
 CONF = Path(__file__).parents[2] / "conf"
-RAIL = {"type": "macvlan", "master": "ens2f0", "mode": "bridge", "mtu": 9000}
+RAIL = {"type": "railcni-macvlan", "master": "ens2f0", "mode": "bridge", "mtu": 9000}
 RENDERED = {"type": "macvlan", "master": "ens2f0", "mode": "bridge", "mtu": 1500}
 HOST_DEVICE = {"type": "host-device"}
-VF = {"type": "sriov"}
+VF = {"type": "railcni-sriov"}
 VF_SET = {"vlan": 100, "vlanQoS": 3, "spoofchk": "on", "trust": "off", "max_tx_rate": 10000}
 GROUP = {"group": "gpu", "addressing": "same-index", "ranges": ["192.168.120.0/24", "192.168.121.0/24"]}
-GPU_RAILS = [{"type": "macvlan", "master": f"ens2f{r}", "mtu": 9000, "rail": {"index": r, **GROUP}} for r in (0, 1)]
+GPU_RAILS = [
+    {"type": "railcni-macvlan", "master": f"ens2f{r}", "mtu": 9000, "rail": {"index": r, **GROUP}} for r in (0, 1)
+]
 
 # the first plugin of each network less its ipam block; the types behind it; the first address of each range
 NETWORKS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
@@ -47,10 +48,10 @@ NETWORKS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "rdma-net-ranges": (RAIL, [], ["192.168.113.16", "192.168.114.10", "192.168.115.16"]),
     "rdma-net-tuning": (RAIL, ["tuning"], ["192.168.116.1"]),
     "rdma-net-sbr": (RAIL, ["sbr"], ["192.168.117.1"]),
-    "rdma-pf-name": ({**HOST_DEVICE, "device": "ens2f1"}, [], ["192.168.118.1"]),
-    "rdma-pf-pci": ({**HOST_DEVICE, "pciBusID": "0000:18:00.2"}, [], ["192.168.119.1"]),
+    "rdma-pf-name": ({"type": "railcni-host-device", "device": "ens2f1"}, [], ["192.168.118.1"]),
+    "rdma-pf-pci": ({"type": "railcni-host-device", "pciBusID": "0000:18:00.2"}, [], ["192.168.119.1"]),
     "rdma-vf": ({**VF, "deviceID": "0000:18:00.3"}, [], ["192.168.122.1"]),
-    "rdma-vf-exclusive": ({**VF, **VF_SET}, ["rdma"], ["192.168.123.1"]),
+    "rdma-vf-exclusive": ({**VF, **VF_SET}, ["railcni-rdma"], ["192.168.123.1"]),
     "gpu-rail-0": (GPU_RAILS[0], [], ["192.168.120.1"]),
     "gpu-rail-1": (GPU_RAILS[1], [], ["192.168.121.1"]),
     "nvidia-macvlan": (RENDERED, [], ["192.168.2.225"]),
@@ -65,6 +66,7 @@ FILES = {str(p.relative_to(CONF)) for p in CONF.rglob("*") if p.is_file() and no
 NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {
     n: f"nad/nvidia/{n.removeprefix('nvidia-')}.yaml" for n in NETWORKS if n.startswith("nvidia-")
 }
+OURS = [name for name in NADS.values() if "nvidia" not in name]  # NVIDIA's operator renders the plain names
 RESOURCES = [n for n in NETWORKS if n.startswith("nvidia-") or n == "rdma-vf-exclusive"]  # or want a device plugin's VF
 NUMBERS = dict(zip([n for n in NETWORKS if n not in RESOURCES], (*range(10, 90, 10), 90, 91, 92), strict=True))
 CONFLISTS = {name: f"net.d/{number}-{name}.conflist" for name, number in NUMBERS.items()}
@@ -136,10 +138,12 @@ def test_the_examples_have_no_fault_and_their_pods_name_networks_and_resources_t
     assert resources["limits"] == resources["requests"] == {"nvidia.com/gpu": 8, **amounts}
 
 
-def test_the_network_that_validates_a_cluster_names_plugins_that_an_install_brings() -> None:
-    network = networks.read(str(CONF / "kubernetes/validate/nad.yaml"))[0]
-    (step,) = network.steps
-    assert {step.type, step.document["ipam"]["type"]} <= {*PREFIXED}
+@pytest.mark.parametrize(
+    "name", ["kubernetes/validate/nad.yaml", "examples/hello-rdma.yaml", *OURS, *CONFLISTS.values()]
+)
+def test_a_network_names_our_plugins_as_every_install_brings_them(name: str) -> None:
+    for step in read(name).steps:
+        assert not {*PLAIN} & {step.type, (step.document.get("ipam") or {}).get("type")}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -170,10 +174,8 @@ def test_our_plugins_find_no_fault_in_it(name: str) -> None:
     network = read(name)
     _, _, addresses = NETWORKS[network.name]
     faults: list[Fault] = []
-    if network.steps[0].type == "macvlan":
-        assert macvlan.read(request(network), faults).master == NETWORKS[network.name][0]["master"]
-    else:
-        {"host-device": host_device, "sriov": sriov}[network.steps[0].type].read(request(network), faults)
+    config = plugins.named(network.steps[0].type.removeprefix("railcni-")).read(request(network), faults)
+    assert getattr(config, "master", None) == NETWORKS[network.name][0].get("master")
     key = rail.read(request(network).config, faults)
     assert not faults, [str(fault) for fault in faults]
     if addresses:
@@ -190,11 +192,11 @@ def test_the_seed_network_is_the_one_of_the_walk_through() -> None:
     assert read("nad/rdma-net-ipam.yaml").steps[0].document == {
         "cniVersion": "0.3.1",
         "name": "rdma-net-ipam",
-        "type": "macvlan",
+        "type": "railcni-macvlan",
         "master": "ens2f0",
         "mode": "bridge",
         "mtu": 9000,
-        "ipam": {"type": "whereabouts", "range": "192.168.111.0/24"},
+        "ipam": {"type": "railcni-whereabouts", "range": "192.168.111.0/24"},
     }
 
 

@@ -25,7 +25,7 @@ from cni.plugins.macvlan import plugin as macvlan
 from cni.shared.config import Key, integer
 from ipam import keys
 from tests.cli.test_conf import CONF, CONFLISTS, NADS
-from tests.unit.test_readme import wanted
+from tests.unit.test_reference import wanted
 
 GOOD: dict[str, Any] = {
     "cniVersion": "1.0.0",

@@ -43,7 +43,7 @@ def test_every_rail_is_told_of_all_ranges_and_of_its_own() -> None:
             "exclude": [f"192.168.{index}.20", f"192.168.{index}.254"],
         }
         assert found["rail"]["ranges"][index] == own
-        assert found["ipam"] == {"type": "whereabouts", **own, "gateway": f"192.168.{index}.254"}
+        assert found["ipam"] == {"type": "railcni-whereabouts", **own, "gateway": f"192.168.{index}.254"}
         assert (found["master"], found["mtu"], found["name"]) == (f"eth_r{index}", 9000, f"gpu-rail-{index}")
         assert rail.read(found, []) is not None
     assert network(wanted, made, 0)["rail"]["ranges"] == network(wanted, made, 1)["rail"]["ranges"]
@@ -74,7 +74,7 @@ def test_functions_of_sriov_are_chosen_by_their_nic_and_named_in_the_network() -
         nad = render.nad(wanted, made, made[1])
         assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/rails_rail_1"}
         found = network(wanted, made, 1)
-        assert found["type"] == kind and found["rail"]["routing"] is False and "master" not in found
+        assert found["type"] == f"railcni-{kind}" and found["rail"]["routing"] is False and "master" not in found
 
 
 @pytest.mark.parametrize("kind", ["macvlan", "sriov", "host-device"])

@@ -11,10 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cni.plugins import LINK_PLUGINS
+
 DEVICE, OTHER = "ens2f0", "ens3f0"
 MODES = ("bridge", "private", "vepa", "passthru")
 HOST_DEVICE = "host-device"
-PLUGINS = (*(f"macvlan-{mode}" for mode in MODES), HOST_DEVICE)
+IN_LAB = ("sriov",)  # it needs virtual functions: tests/lab/test_hosts_vf.py
+PLUGINS = tuple(
+    column
+    for name in LINK_PLUGINS
+    if name not in IN_LAB
+    for column in ([f"macvlan-{mode}" for mode in MODES] if name == "macvlan" else [name])
+)
 
 _ADDRESSES = "ip addr add 10.0.0.2/24 dev ens2f0; ip addr add fd00:a::2/64 dev ens2f0"
 _DEFAULT = ("default route",)

@@ -181,6 +181,15 @@ def test_a_vf_of_a_userspace_driver_is_not_moved_and_told_with_its_administrativ
         planned(facts(**bound, function=None), mac="02:00:00:00:00:01")
 
 
+def test_the_mtu_of_a_vf_without_a_netdev_is_told_or_refused() -> None:
+    bound = {"device": None, "driver": "vfio-pci"}
+    assert sriov.unmoved(planned(facts(**bound), mtu=4000)) == ("", 4000)
+    assert sriov.unmoved(planned(facts(**bound, function=None), mtu=9600)) == ("", 9600)
+    for of_pf, mtu, words in (({}, 67, "give 68 to"), ({"function": None}, 1, "give 68 to"), ({}, 9001, "above 9000")):
+        with pytest.raises(InvalidConfig, match=f"^mtu {mtu} .*{words}"):
+            planned(facts(**bound, **of_pf), mtu=mtu)
+
+
 def test_a_record_holds_the_whole_plan() -> None:
     before = planned(facts(), vlan=7, spoofchk="off", mac="02:00:00:00:00:01", mtu=1400)
     after = sriov.load(json.loads(json.dumps(before.document())))

@@ -18,7 +18,7 @@ import io
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import redirect_stderr
+from contextlib import closing, redirect_stderr
 from typing import Any
 
 from cni.cli.attach.options import add_options
@@ -181,18 +181,12 @@ def _refuse_second(runtime: Runtime, network: Network, parameters: Parameters) -
 
 def _has_link(netns: str, ifname: str) -> bool:
     try:
-        namespace = namespaces.open_namespace(netns)
-    except CniError:
-        return False
-    try:
-        with namespace.entered():
+        with namespaces.open_namespace(netns) as there, there.entered():
             return socket.if_nametoindex(ifname) > 0
     except PermissionError:  # then nothing can have been made there either
         return True
-    except OSError:
+    except (CniError, OSError):
         return False
-    finally:
-        namespace.close()
 
 
 def _has_carrier(parameters: Parameters) -> bool | None:
@@ -202,10 +196,8 @@ def _has_carrier(parameters: Parameters) -> bool | None:
             rtnl = Rtnl()
     except (CniError, OSError):
         return None
-    try:
+    with closing(rtnl):
         return next((link.carrier for link in rtnl.links() if link.name == parameters.ifname), None)
-    finally:
-        rtnl.close()
 
 
 def _undo(runtime: Runtime, network: Network, parameters: Parameters, fault: BaseException) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from cni.cli.terminal import output
+from cni.cli.terminal import output, subcommand
 from cni.library.inventory.places import NAMED_NAMESPACES, NET_DIRECTORY
 from cni.library.inventory.podnames import read_pod
 from cni.library.runtime.cache import DIRECTORY
@@ -83,9 +83,7 @@ def _add_defaults(parser: argparse.ArgumentParser) -> None:
         metavar="DIR:DIR",
         help=f"where plugins are looked for; default: CNI_PATH, then {', '.join(PLUGIN_DIRECTORIES)}",
     )
-    parser.add_argument(
-        "--cache-dir", default=DIRECTORY, metavar="DIR", help=f"where results are kept; default: {DIRECTORY}"
-    )
+    subcommand.option(parser, "--cache-dir", DIRECTORY, "where results are kept")
 
 
 def _ifname(text: str) -> str:

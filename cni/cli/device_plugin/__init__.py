@@ -40,15 +40,9 @@ def register(commands: subcommand.Commands) -> None:
         metavar="ADDRESS:PORT",
         help=f"/healthz, /readyz and /metrics; default: {LISTEN}, this node alone",
     )
-    parser.add_argument(
-        "--kubelet-dir", default=FOLDER, metavar="DIR", help=f"kubelet's folder of device plugins; default: {FOLDER}"
-    )
-    parser.add_argument(
-        "--pod-resources",
-        default=PODS,
-        metavar="SOCKET",
-        help=f"kubelet's, which tells whether another plugin serves a resource; default: {PODS}",
-    )
+    subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
+    about = "kubelet's, which tells whether another plugin serves a resource"
+    subcommand.option(parser, "--pod-resources", PODS, about, "SOCKET")
     parser.add_argument(
         "--root", default="", metavar="DIR", help="the folder that has the node's sys, dev, proc and run"
     )

@@ -21,10 +21,7 @@ def run(options: argparse.Namespace) -> int:
     config = read_config(options.config)
     found = resources(config.resources, read_host(options.root))
     nad.print_findings(config.findings, sys.stderr)
-    if options.output == "table":
-        output.print_table(_COLUMNS, _rows(found))
-    else:
-        output.print_data(_document(found), options.output)
+    output.show(options.output, _document(found), lambda: output.print_table(_COLUMNS, _rows(found)))
     return int(any(f.severity == ERROR for f in config.findings))
 
 

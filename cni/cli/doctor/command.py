@@ -47,9 +47,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="ADDRESS",
         help="with --pod: whether this address answers, to small packets and to those of the whole MTU",
     )
-    parser.add_argument(
-        "--conf-dir", default=NET_DIRECTORY, metavar="DIR", help=f"the node's networks; default: {NET_DIRECTORY}"
-    )
+    subcommand.option(parser, "--conf-dir", NET_DIRECTORY, "the node's networks")
     parser.add_argument(
         "--cni-path", default="", metavar="DIR:DIR", help="the plugin folders; default: those of the node's runtimes"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from cni.cli.doctor.finding import ADVICE, NOTE, OK, UNKNOWN, Observation
@@ -30,11 +31,8 @@ class Congestion:
 
 def read(netdev: str, driver: str, root: str = "/sys") -> Congestion:
     """What the driver of `netdev`, a link of this thread's namespace, says."""
-    socket = Rtnl()
-    try:
+    with closing(Rtnl()) as socket:
         told = dcb.read(socket, netdev)
-    finally:
-        socket.close()
     trust = text(f"{root}/class/net/{netdev}/qos/trust")
     if not trust and told is not None:
         trust = "dscp" if told.by_dscp else "pcp" if driver == "mlx5_core" else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
@@ -35,15 +36,10 @@ class LinkParameters:
 def mode() -> str:
     """ "shared" or "exclusive"; "" when the kernel does not say."""
     try:
-        socket = rdma_netlink.Rdma()
+        with closing(rdma_netlink.Rdma()) as socket:
+            return socket.netns_mode()
     except OSError:
         return ""
-    try:
-        return socket.netns_mode()
-    except OSError:
-        return ""
-    finally:
-        socket.close()
 
 
 def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterator[Observation]:
@@ -80,8 +76,7 @@ def read(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> Link
 def _answers(networks: Sequence[str]) -> dict[str, str]:
     """By which link of this thread's namespace answers leave, of each of `networks` as its address is asked for them."""
     found: dict[str, str] = {}
-    rtnl = Rtnl()
-    try:
+    with closing(Rtnl()) as rtnl:
         names = {link.index: link.name for link in rtnl.links()}
         for own in map(ipaddress.IPv4Interface, networks):
             strangers = [s for s in map(ipaddress.IPv4Address, _STRANGERS) if s not in own.network]
@@ -90,8 +85,6 @@ def _answers(networks: Sequence[str]) -> dict[str, str]:
                 by = next((index for index in links if index != route_lookup.LOOPBACK), None)
                 if by is not None:
                     found.setdefault(subnet, names.get(by, ""))
-    finally:
-        rtnl.close()
     return found
 
 

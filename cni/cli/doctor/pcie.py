@@ -44,11 +44,8 @@ class PcieFunction:
     most_virtual_functions: int = 0
 
 
-@dataclass(frozen=True)
-class Bridges:
-    """The PCI bridges above NICs and GPUs that are near one another; whether ACS there redirects, None: not read."""
-
-    redirecting: dict[str, bool | None]
+Bridges = dict[str, bool | None]
+"""The PCI bridges above NICs and GPUs that are near one another; whether ACS there redirects, None: not read."""
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFunction]:
@@ -79,7 +76,7 @@ def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
         for _, nic in topology.nics:
             if topology.distance(gpu, nic) in (PIX, PXB):
                 near.update(b for b in (*gpu.above, *nic.above) if is_address(b))
-    return Bridges({b: config_space.redirects_peers(_config(f"{root}/bus/pci/devices/{b}")) for b in sorted(near)})
+    return {b: config_space.redirects_peers(_config(f"{root}/bus/pci/devices/{b}")) for b in sorted(near)}
 
 
 def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
@@ -117,8 +114,8 @@ def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Itera
             yield Observation(
                 ADVICE, subject, f"the IOMMU translates its DMA ({function.domain})", "pass-through", remedy
             )
-    wrong = [bridge for bridge, redirects in bridges.redirecting.items() if redirects]
-    unread = [bridge for bridge, redirects in bridges.redirecting.items() if redirects is None]
+    wrong = [bridge for bridge, redirects in bridges.items() if redirects]
+    unread = [bridge for bridge, redirects in bridges.items() if redirects is None]
     if wrong:
         yield Observation(
             ADVICE,
@@ -129,8 +126,8 @@ def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Itera
         )
     elif unread:
         yield Observation(UNKNOWN, "ACS", f"only root can read it ({len(unread)} bridges)")
-    elif bridges.redirecting:
-        yield Observation(OK, "ACS", f"off on the {len(bridges.redirecting)} bridges between GPUs and NICs")
+    elif bridges:
+        yield Observation(OK, "ACS", f"off on the {len(bridges)} bridges between GPUs and NICs")
 
 
 def check_virtual_functions(functions: Sequence[PcieFunction]) -> Iterator[Observation]:

@@ -48,15 +48,9 @@ def register(commands: subcommand.Commands) -> None:
     """Add `dranet-ipam`."""
     about = "on each node: give the devices of DRANET their addresses, as its webhook"
     parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.")
-    parser.add_argument(
-        "--socket", default=SOCKET, metavar="FILE", help=f"DRANET's --webhook-url=unix://FILE; default: {SOCKET}"
-    )
-    parser.add_argument(
-        "--conf-dir",
-        default=NET_DIRECTORY,
-        metavar="DIR",
-        help=f"the profiles: files *.conf and *.json with `name` and `ipam`, without `type`; default: {NET_DIRECTORY}",
-    )
+    subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
+    about = "the profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
+    subcommand.option(parser, "--conf-dir", NET_DIRECTORY, about)
     parser.add_argument(
         "--cni-path",
         default=":".join(networks.PLUGIN_DIRECTORIES),
@@ -69,13 +63,8 @@ def register(commands: subcommand.Commands) -> None:
         metavar="FILE",
         help="of the ResourceClaims; default: that of the installed flat file",
     )
-    parser.add_argument(
-        "--grace",
-        type=subcommand.seconds,
-        default=GRACE,
-        metavar="SECONDS",
-        help=f"for which a claim must be gone before its leases are freed; default: {GRACE:g}",
-    )
+    about = "for which a claim must be gone before its leases are freed"
+    subcommand.option(parser, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
     parser.set_defaults(run=_run)
 
 

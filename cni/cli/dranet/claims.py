@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from os import devnull
 from typing import Any
 
@@ -56,11 +57,8 @@ class Claims:
         path = self._kubeconfig() if held else ""
         if not path:
             return set()
-        api = Api(path, _SECONDS)  # after the records: a claim is there before its lease
-        try:
+        with closing(Api(path, _SECONDS)) as api:  # after the records: a claim is there before its lease
             claims = read_all(lambda: api.pages(CLAIMS, brief=True, namespace=EVERYWHERE, size=_PAGE))
-        finally:
-            api.close()
         uids = {claim["metadata"]["uid"] for claim in claims}
         gone = {attachment for attachment in held if attachment.container_id not in uids}
         for attachment in gone & self._gone:

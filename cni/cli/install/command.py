@@ -52,12 +52,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_link_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--link-dir",
-        default=COMMANDS,
-        metavar="DIR",
-        help=f"where the command railcni is linked, if the folder is there and no other file has the name; default: {COMMANDS}",
-    )
+    about = "where the command railcni is linked, if the folder is there and no other file has the name"
+    subcommand.option(parser, "--link-dir", COMMANDS, about)
 
 
 def _plugins(text: str) -> tuple[str, ...]:

@@ -35,10 +35,8 @@ def show(options: argparse.Namespace) -> int:
         "healthy": not faults,
         "faults": faults,
     }
-    if options.output == "table":
-        _print(document, "; ".join(map(str, running)) or "none at the moment")
-    else:
-        output.print_data(document, options.output)
+    workers = "; ".join(map(str, running)) or "none at the moment"
+    output.show(options.output, document, lambda: _print(document, workers))
     return int(bool(faults))
 
 

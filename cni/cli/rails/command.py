@@ -105,10 +105,8 @@ def _check(options: argparse.Namespace) -> int:
     reports = check.check(rails)
     if options.peer:
         check.ping(reports, _peer(options.peer, reports, found))
-    if options.output == "table":
-        output.print_table(check.COLUMNS, map(check.row, reports))
-    else:
-        output.print_data([report.document() for report in reports], options.output)
+    documents = [report.document() for report in reports]
+    output.show(options.output, documents, lambda: output.print_table(check.COLUMNS, map(check.row, reports)))
     sys.stdout.flush()
     return int(any(report.faults for report in reports))
 

@@ -36,7 +36,7 @@ def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[st
 
 def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
     """The network of one rail, as a NAD holds it."""
-    found: dict[str, Any] = {"cniVersion": "1.0.0", "name": rail.name, "type": plan.type}
+    found: dict[str, Any] = {"cniVersion": "1.0.0", "name": rail.name, "type": f"railcni-{plan.type}"}
     if plan.type == "macvlan":
         found["master"] = rail.nic.netdev
     if plan.mtu and plan.type != "sriov":
@@ -49,7 +49,7 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
     if plan.addressing == "same-index":
         key |= {"addressing": plan.addressing, "ranges": [_member(other) for other in rails]}
     first, *others = rail.ranges
-    ipam: dict[str, Any] = {"type": "whereabouts", **first}
+    ipam: dict[str, Any] = {"type": "railcni-whereabouts", **first}
     if others:
         ipam["ipRanges"] = others
     if plan.gateway:

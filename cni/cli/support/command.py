@@ -36,17 +36,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE",
         help="default: railcni-support-NODE-TIME.tar.gz, here; mode 0600",
     )
-    parser.add_argument("--conf-dir", default=NET_DIRECTORY, metavar="DIR", help=f"default: {NET_DIRECTORY}")
-    parser.add_argument("--state-dir", default=STATE, metavar="DIR", help=f"default: {STATE}")
-    parser.add_argument("--cache-dir", default=Places.results, metavar="DIR", help=f"default: {Places.results}")
+    for flag, default in (("conf", NET_DIRECTORY), ("state", STATE), ("cache", Places.results)):
+        subcommand.option(parser, f"--{flag}-dir", default)
     parser.add_argument("--config", default="", metavar="FLATFILE", help="default: the installed flat file")
     parser.add_argument("--log", action="append", default=[], metavar="FILE", help="a further log; can be repeated")
-    parser.add_argument(
-        "--cni-path",
-        default=":".join(Places.plugins),
-        metavar="DIR:DIR",
-        help=f"the plugin folders; default: {':'.join(Places.plugins)}",
-    )
+    subcommand.option(parser, "--cni-path", ":".join(Places.plugins), "the plugin folders", "DIR:DIR")
     output.add_option(parser)
     parser.set_defaults(run=_run)
 

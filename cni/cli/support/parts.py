@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -51,7 +52,7 @@ def gather(places: Places, report: Callable[[str], object]) -> list[Part]:
     parts: list[Part] = []
     for about, make in (
         ("files of the node's networks", lambda: _tree("config/net.d", places.networks)),
-        ("attachment records", lambda: [_json("attachments.json", "attachments and their records", _attachments(places))]),
+        ("attachment records", lambda: [_json("attachments.json", "attachments and their records", recorded.found(directory=places.state))]),
         ("records as files", lambda: _tree("state/attachments", f"{places.state}/attachments")),
         ("results that runtimes keep", lambda: _tree("results", f"{places.results}/results")),
         ("leases", lambda: [_json("leases.json", "the leases of the node's store", _leases(places))]),
@@ -93,12 +94,16 @@ def _tree(name: str, directory: str) -> list[Part]:
         inside = f"{name}/{os.path.relpath(path, directory)}"
         if path.endswith(_CERTIFICATES):
             parts.append(Part(inside, path, fault="certificates and keys are not gathered"))
-            continue
-        try:
-            parts.append(Part(inside, path, _read(path)))
-        except (OSError, ValueError) as fault:
-            parts.append(Part(inside, path, fault=getattr(fault, "strerror", None) or str(fault)))
+        else:
+            parts.append(_file(inside, path))
     return parts
+
+
+def _file(name: str, path: str, end: bool = False) -> Part:
+    try:
+        return Part(name, path, _read(path, end))
+    except (OSError, ValueError) as fault:
+        return Part(name, path, fault=getattr(fault, "strerror", None) or str(fault))
 
 
 def _walk(directory: str) -> Iterator[str]:
@@ -130,16 +135,9 @@ def _read(path: str, end: bool = False) -> str:
 
 
 def _logs(places: Places) -> list[Part]:
-    parts = []
-    for path in dict.fromkeys((*places.logs, *_named_logs(places), *places.usual_logs)):
-        name = "logs/" + path.strip("/").replace("/", "_")
-        try:
-            parts.append(Part(name, path, _read(path, end=True)))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as fault:
-            parts.append(Part(name, path, fault=getattr(fault, "strerror", None) or str(fault)))
-    return parts
+    paths = dict.fromkeys((*places.logs, *_named_logs(places), *places.usual_logs))
+    parts = [_file("logs/" + path.strip("/").replace("/", "_"), path, end=True) for path in paths]
+    return [part for part in parts if part.fault != os.strerror(errno.ENOENT)]
 
 
 def _named_logs(places: Places) -> Iterator[str]:
@@ -181,10 +179,6 @@ def _kernel_log() -> str:
 
 
 # --- reports ---
-
-
-def _attachments(places: Places) -> Any:
-    return recorded.found(directory=places.state)
 
 
 def _leases(places: Places) -> Any:

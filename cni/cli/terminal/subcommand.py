@@ -16,6 +16,14 @@ def add(commands: Commands, name: str, about: str, more: str = ".", **options: A
     return commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
 
 
+def option(
+    parser: argparse._ActionsContainer, flag: str, default: object, about: str = "", metavar: str = "DIR", **more: Any
+) -> None:
+    """An option with a value, whose help ends with its default."""
+    shown = f"default: {default:g}" if isinstance(default, float) else f"default: {default}"
+    parser.add_argument(flag, default=default, metavar=metavar, help=f"{about}; {shown}" if about else shown, **more)
+
+
 def address(text: str) -> tuple[str, int]:
     """ADDRESS:PORT, as the type of an option."""
     host, _, port = text.rpartition(":")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cni.shared.spec.errors import InvalidConfig
@@ -45,18 +45,8 @@ class Diagnostic:
 
     def document(self) -> dict[str, Any]:
         """The finding for programs."""
-        return {
-            "file": self.path,
-            "line": self.line,
-            "column": self.column,
-            "length": self.length,
-            "severity": self.severity,
-            "network": self.network,
-            "key": self.key,
-            "message": self.message,
-            "fix": self.fix,
-            "text": self.text,
-        }
+        found = asdict(self)
+        return {"file": found.pop("path"), **found}
 
     def snippet(self, width: int = WIDTH) -> list[str]:
         """The line, and below it a mark under the fault; [] for a file as a whole."""

@@ -22,6 +22,7 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from cni import plugins
 from cni.library.installation.layout import PREFIXED
 from cni.library.inventory import attachments as recorded
 from cni.shared.kernel import node
@@ -44,10 +45,8 @@ def holds(state: str, root: str, remaining: Collection[str]) -> Iterator[tuple[d
 
 def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> str:
     plugin, network_type = record.get("plugin", ""), _type(record.get("config"))
-    if plugin == "host-device":
-        return "the device would come back without its MTU, MAC, addresses and routes"
-    if plugin == "sriov":
-        return "the VF would keep the settings of this pod, and its name there"
+    if plugin in plugins.LINK_PLUGINS and (reason := plugins.named(plugin).ONLY_OURS):
+        return reason
     if not alive:
         return ""
     if network_type in PREFIXED:

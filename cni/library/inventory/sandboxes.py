@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 from cni.library.inventory.denied import is_denied
@@ -157,28 +158,18 @@ def inode_of(path: str) -> int:
 
 
 def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Iterator[SandboxInterface]:
-    host = Rtnl()
-    try:
-        if there.inode == own.inode:  # which every user may look at, and root alone enter
-            rtnl = Rtnl()
-        else:
-            with there.entered():
-                rtnl = Rtnl()
-    except BaseException:
-        host.close()
-        raise
-    try:
+    is_own = there.inode == own.inode  # which every user may look at, and root alone enter
+    with nullcontext() if is_own else there.entered():
+        rtnl = Rtnl()
+    with closing(rtnl), closing(Rtnl()) as host:
         own_id = rtnl.netns_id(own.fd)
         for link in rtnl.links():
-            below = _lower(link, host, own_id, there.inode == own.inode)
+            below = _lower(link, host, own_id, is_own)
             given = [a.text for a in addresses.list_of(rtnl, link.index)]
             texts = tuple(a.partition("/")[0] for a in given)
             inet = tuple(a for a in given if ":" not in a)
             parent = link.parent_bus, link.parent_device
             yield SandboxInterface(link.name, link.kind, link.mtu, link.up, texts, below, *parent, inet, link.carrier)
-    finally:
-        host.close()
-        rtnl.close()
 
 
 def _lower(link: Link, host: Rtnl, own_id: int | None, is_own: bool) -> str:

@@ -92,9 +92,11 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
     """The GPUs of the machine, and `nics`: names with their PCI addresses; those that have none are left out."""
     folder = f"{root}/bus/pci/devices"
     devices = [device(address, root) for address in names_in(folder) if is_address(address)]
-    gpus = tuple(sorted((d for d in devices if d.is_gpu), key=lambda d: _order(d.address)))
+    gpus = [d for d in devices if d.is_gpu]
+    gpus.sort(key=lambda d: [int(part, 16) for part in re.split("[:.]", d.address)])
+    one_node = text(f"{root}/devices/system/node/online") in ("", "0")  # "0-1" for two
     known = {d.address: d for d in devices}
-    return Topology(gpus, tuple((name, known[address]) for name, address in nics if address in known), _one_node(root))
+    return Topology(tuple(gpus), tuple((name, known[address]) for name, address in nics if address in known), one_node)
 
 
 def device(address: str, root: str = "/sys") -> PciDevice:
@@ -138,19 +140,11 @@ def table(topology: Topology) -> tuple[Sequence[str], list[Sequence[str]]]:
     return columns, rows
 
 
-def _one_node(root: str) -> bool:
-    return text(f"{root}/devices/system/node/online") in ("", "0")  # "0-1" for two
-
-
 def _hex(digits: str) -> int:
     try:
         return int(digits, 16)
     except ValueError:
         return 0
-
-
-def _order(address: str) -> tuple[int, ...]:
-    return tuple(int(part, 16) for part in re.split("[:.]", address))
 
 
 def default_route_links(proc: str = "/proc") -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from cni import plugins
 from cni.library.installation.layout import PLAIN
 from cni.plugins import LINK_PLUGINS
 
@@ -13,11 +14,18 @@ OWN_CHAINED = "rdma"
 PREFIX = "railcni-"
 _LEAST_LETTERS = 5  # in shorter names one letter makes another word
 
+
+def own(name: str) -> str:
+    """The executable of ours that `name` is: "" when none; "railcni-macvlan" is macvlan."""
+    plain = name.removeprefix(PREFIX)
+    return plain if plain in PLAIN else ""
+
+
 LINKS = {
     "accelerated-bridge", "aws-cni", "azure-vnet", "bridge", "calico", "cilium-cni", "cnv-bridge", "dummy",
-    "flannel", "host-device", "ib-sriov", "ib-sriov-cni", "ipoib", "ipvlan", "kindnet", "kube-ovn", "macvlan",
-    "macvtap", "multus", "multus-shim", "ovn-k8s-cni-overlay", "ovs", "ptp", "sriov", "tap", "userspace",
-    "vlan", "weave-net",
+    "flannel", "ib-sriov", "ib-sriov-cni", "ipoib", "ipvlan", "kindnet", "kube-ovn", "macvtap", "multus",
+    "multus-shim", "ovn-k8s-cni-overlay", "ovs", "ptp", "tap", "userspace", "vlan", "weave-net",
+    *LINK_PLUGINS, *(PREFIX + name for name in LINK_PLUGINS),
 }  # fmt: skip
 """Plugins that make an interface or move one: the first of a chain, and one alone (containernetworking/plugins and others)."""
 
@@ -33,7 +41,9 @@ IPAMS = {
 }  # fmt: skip
 """Plugins that an `ipam` block can name."""
 
-SHARING = {"bridge", "dummy", "ipvlan", "macvlan", "macvtap", "ptp", "railcni-macvlan", "tap", "vlan"}
+SHARING = {"bridge", "dummy", "ipvlan", "macvtap", "ptp", "tap", "vlan"} | {
+    name for name in LINKS if own(name) and plugins.named(own(name)).SHARES_NETDEV
+}
 """Plugins that make a link of their own, which no verbs device belongs to: `rdma` finds none to move."""
 
 OF_RUNTIMES = (
@@ -48,13 +58,7 @@ OF_MULTUS = ("deviceID", "pciBusID", "resourceName")
 OF_LISTS = ("cniVersion", "cniVersions", "name", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins")
 
 
-PLUGINS = LINKS | CHAINED | IPAMS | {*LINK_PLUGINS} | {PREFIX + name for name in PLAIN}
-
-
-def own(name: str) -> str:
-    """The executable of ours that `name` is: "" when none; "railcni-macvlan" is macvlan."""
-    plain = name.removeprefix(PREFIX)
-    return plain if plain in PLAIN else ""
+PLUGINS = LINKS | CHAINED | IPAMS
 
 
 def meant(name: str) -> str:

@@ -13,7 +13,6 @@ from cni.library.documents.text import Keys
 from cni.library.lint import known, plugin
 from cni.library.lint.plugin import Surroundings
 from cni.library.lint.table import executable
-from cni.plugins import LINK_PLUGINS
 from cni.shared.spec.request import member
 from cni.shared.spec.versions import SUPPORTED
 
@@ -170,7 +169,7 @@ def _chain(scope: Scope, listed: list[Any]) -> None:
             continue
         at = ("plugins", i, "type")
         if kind in known.CHAINED and not makers and all(isinstance(k, str) and k in known.CHAINED for k in kinds[:i]):
-            later = next((k for k in kinds[i:] if isinstance(k, str) and _makes(k)), "")
+            later = next((k for k in kinds[i:] if isinstance(k, str) and k in known.LINKS), "")
             fix = f"put it behind {later}" if later else 'put a plugin such as {"type": "macvlan", ...} before it'
             if kind != "loopback" or len(kinds) > 1:
                 scope.error(at, f"{kind} changes the interface of a plugin before it, and there is no such plugin", fix)
@@ -181,15 +180,11 @@ def _chain(scope: Scope, listed: list[Any]) -> None:
         if is_chained and (sharing := [m for m in makers if m in known.SHARING]):
             message = f"{kind} moves the verbs device of a whole NIC or VF, and {sharing[0]} makes a link beside it: its ADD fails"
             scope.error(at, message, "remove it: links share the verbs device; or take host-device or sriov before it")
-        if _makes(kind):
+        if kind in known.LINKS:
             if makers:
                 message = f"{kind} makes a second interface, of the same name as that of {makers[0]}: its ADD fails"
                 scope.error(at, message, "write a network for each, and name both in the pod's annotation")
             makers.append(kind)
-
-
-def _makes(kind: str) -> bool:
-    return kind in known.LINKS or (known.own(kind) in LINK_PLUGINS and known.own(kind) not in known.CHAINED)
 
 
 def examine_plugin(scope: Scope, outer: dict[str, Any], around: Surroundings) -> None:

@@ -66,11 +66,12 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
         _same_index(scope, keys, document, asked.get("rail"))
         if not faults:
             _mtu(scope, keys, document, getattr(config, "mtu", 0))
-        if own == "macvlan" and not member(document, "master"):
+        names = {key.name for key in module.KEYS}
+        if "master" in names and not member(document, "master"):
             message = "no master is named: the link goes on that of the default route, which is seldom the RDMA netdev"
             scope.warn((*keys, "master"), message, 'add "master": "ens2f0", the name of the RDMA netdev')
-        if own in ("host-device", "sriov"):
-            _device(scope, keys, document, around, own)
+        if not module.SHARES_NETDEV:
+            _device(scope, keys, document, around, "device" in names)
     elif own == known.OWN_CHAINED:
         unknown_keys(scope, keys, document, rdma.KEYS, f"the plugin {own}", own)
         faults = []
@@ -125,13 +126,14 @@ def _foreign_mtu(scope: Scope, keys: Keys, document: Mapping[str, Any]) -> None:
         scope.error((*keys, "mtu"), f"{shown(mtu)}: want an integer", proposal(integer(0, 65535), mtu))
 
 
-def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings, kind: str) -> None:
-    """Whether the plugin learns which device to take: from its own keys, or from the resource of a NAD."""
+def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings, by_name: bool) -> None:
+    """Whether the plugin learns which device to take: from its own keys (`by_name`: also the device's name), or from the
+    resource of a NAD."""
     selectors = [n for n in ("device", "hwaddr", "kernelpath", "pciBusID", "deviceID") if member(document, n)]
     capabilities = member(document, "capabilities")
     capable = isinstance(capabilities, dict) and member(capabilities, "deviceID")
     if not selectors and not around.resource and not (capable and not around.nad):
-        one = '"device": "ens2f0"' if kind == "host-device" else '"deviceID"'
+        one = '"device": "ens2f0"' if by_name else '"deviceID"'
         if around.nad:
             message = f"no device is named, and the NAD has no annotation {RESOURCE_NAME}"
             fix = f"add the annotation {RESOURCE_NAME}: DOMAIN/RESOURCE, or {one} here"
@@ -139,6 +141,6 @@ def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
             message, fix = "no device is named", f"add {one}"
         scope.error(keys, message, fix)
     taken = [n for n in selectors if n in ("device", "hwaddr", "kernelpath")]
-    if around.resource and taken and kind == "host-device":
+    if around.resource and taken and by_name:
         message = f"{taken[0]} wins over the device that {around.resource} allocates: every pod gets this one"
         scope.warn((*keys, taken[0]), message, f'remove "{taken[0]}", or the annotation')

@@ -78,38 +78,27 @@ UNLISTED = {  # parameters that rtnetlink does not show, with the default of the
 _ADDR_GEN_MODE, _BY_SECRET = slice(47 * 4, 48 * 4), 2  # DEVCONF_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_STABLE_PRIVACY
 
 
-class Seen:
-    """A device as `look` found it: its `state`, why it is `tied` to the host (or ""), and what will be `lost`."""
-
-    __slots__ = ("lost", "state", "tied")
-
-    def __init__(self) -> None:
-        self.state: dict[str, Any] = {}
-        self.tied = ""
-        self.lost: list[str] = []
-
-
-def look(device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl) -> Seen:
-    """Read the state of the device on the host; TryAgainLater when it leaves meanwhile.
+def look(
+    device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl
+) -> tuple[dict[str, Any], str, list[str]]:
+    """The state of the device on the host, or why it is tied to the host; and the parts that will be lost. TryAgainLater
+    when it leaves meanwhile.
 
     `links` and `every` are all links of the host, and all routes, as RTM_NEWROUTE bodies.
     """
-    seen = Seen()
     try:
         others = raw_state.link_addresses(host, device.index) if device.kind not in ("vxlan", "bridge") else []
-        seen.tied = _tied(device, links, others)
-        if seen.tied:
-            return seen
+        tied = _tied(device, links, others)
+        if tied:
+            return {}, tied, []
         bodies = raw_state.of_link(every, device.index)
-        seen.state = _state(device, bodies, every, host)
-        seen.lost = _lost(device, bodies, others, host)
+        return _state(device, bodies, every, host), "", _lost(device, bodies, others, host)
     except KernelError as fault:
         if fault.errno != errno.ENODEV:
             raise
         raise TryAgainLater(
             f'device "{device.name}" is gone from the host: another attachment may have taken it; retry', str(fault)
         ) from None
-    return seen
 
 
 def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:

@@ -1,8 +1,8 @@
 """The move of a device from the host into a sandbox, and back to the host in its former state.
 
-    holders  the attachments that have the device
-    reclaim  the DEL of an attachment whose sandbox is gone, made by the next ADD that needs the device
-    fit      why the device cannot be moved, as the error to raise                            pure
+    holders  the attachments that have the device, and holder_of the one that keeps it: one whose sandbox is gone gives it
+             back to the next ADD that needs the device
+    refuse_unfit  why the device cannot be moved                                              pure
     move     one message moves, names and marks the device
     remove   back to the host: name, alias, alternative names, MTU, MAC, up, addresses, routes
 
@@ -22,13 +22,14 @@ import posix
 
 from cni.plugins.host_device import devices
 from cni.plugins.host_device.planned import PART, REFUSED, RETURNED, Plan, among, recorded
+from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
-from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, TryAgainLater, Unrestored
+from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, Lingers, TryAgainLater, Unrestored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from cni.plugins.base import Named
@@ -38,6 +39,27 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Attachment, Request
 
 USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
+LEAST_MTU = 68  # RFC 791, section 3.2: of a device whose own bound is not known
+
+
+class Facts:
+    """The result of a survey: the device and its state, the `driver` of a PCI function, or the `holder` of the device: an
+    attachment, or the path of a sandbox; None or "" when it is free.
+
+    `reason` is why the node needs the device, `tied` why another link does, `taken` a link of the sandbox that has the
+    ifname.
+    """
+
+    __slots__ = ("device", "driver", "holder", "reason", "state", "taken", "tied")
+
+    def __init__(self) -> None:
+        self.device: Link | None = None
+        self.driver = ""
+        self.holder: Attachment | str | None = None
+        self.reason = ""
+        self.state: dict[str, Any] = {}
+        self.taken: Link | None = None
+        self.tied = ""
 
 
 def permit(device: Link | None, pci: str) -> None:
@@ -69,7 +91,28 @@ def holders(
         records.refuse_newer(device.parent_device, device.mac)
 
 
-def reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, records: Records, named: Named) -> None:
+def holder_of(
+    found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
+) -> tuple[Attachment | None, bool]:
+    """The first of the attachments `found` that keeps the device, and whether another has given it back: one whose sandbox
+    died without a DEL does."""
+    is_back = False
+    for attachment, record in found:
+        held = records.try_locked(attachment, PART)
+        if held is None:
+            return attachment, is_back
+        with held:
+            if sandboxes.of_record(record, request):
+                return attachment, is_back
+            try:  # the kernel brought the device back as it was in that sandbox
+                _reclaim(attachment, record, host, records, named)
+            except Lingers:
+                return attachment, is_back
+        is_back = True
+    return None, is_back
+
+
+def _reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, records: Records, named: Named) -> None:
     """Return the device of an attachment to the host, as its DEL would, and note this in the record.
 
     The caller holds the lock of the attachment, whose sandbox is gone without a DEL. Its DEL may come later, when another
@@ -99,38 +142,38 @@ def look(
     """
     from cni.plugins.host_device import hoststate  # a DEL reads no state
 
-    seen = hoststate.look(device, links, routes, host)
-    if seen.lost:
+    state, tied, lost = hoststate.look(device, links, routes, host)
+    if lost:
         log.warning(
-            f'device "{device.name}" will come back without what cannot be saved: {"; ".join(seen.lost)}; remove it before,'
+            f'device "{device.name}" will come back without what cannot be saved: {"; ".join(lost)}; remove it before,'
             " or set it again after the DEL"
         )
-    return seen.state, seen.tied
+    return state, tied
 
 
-def refusal_of(
-    selected: str, device: Link, reason: str, tied: str, taken: Link | None, mtu: int, request: Request
-) -> InvalidConfig | InvalidEnvironment | None:
-    """Why `device` cannot go to the sandbox of `request`, or None.
+def refuse_unfit(selected: str, device: Link, facts: Facts, mtu: int, request: Request) -> None:
+    """Raise why `device` cannot go to the sandbox of `request` (pure).
 
-    `selected` is the key and value that name it, `reason` why the node needs it, `tied` why another link needs it, `taken`
-    a link that has the ifname in the sandbox, `mtu` the MTU that is wanted (0: its own).
+    `selected` is the key and value that name it, `mtu` the MTU that is wanted (0: its own).
     """
-    if reason:
-        return InvalidConfig(
-            f"{selected} is refused: {reason}, and moving it would cut the node off; select another device"
+    if facts.reason:
+        raise InvalidConfig(
+            f"{selected} is refused: {facts.reason}, and moving it would cut the node off; select another device"
         )
-    if tied:
-        return InvalidConfig(f"{selected} is refused: {tied}")
-    if taken is not None:
-        return InvalidEnvironment(
+    if facts.tied:
+        raise InvalidConfig(f"{selected} is refused: {facts.tied}")
+    if facts.taken is not None:
+        raise InvalidEnvironment(
             f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
         )
-    if mtu and not device.min_mtu <= mtu <= (device.max_mtu or 65535):
-        return InvalidConfig(
-            f'mtu {mtu} is not one that device "{device.name}" can have: give {device.min_mtu} to {device.max_mtu or 65535}'
-        )
-    return None
+    refuse_mtu(mtu, f'device "{device.name}"', device.min_mtu, device.max_mtu)
+
+
+def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:
+    """InvalidConfig when `device` cannot have the MTU `mtu` (0: its own); `most` 0 is no bound of the device's."""
+    most = most or 65535
+    if mtu and not least <= mtu <= most:
+        raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
 
 
 def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
@@ -328,8 +371,8 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
 
 
 def unmoved(planned: Plan) -> tuple[str, int] | None:
-    """The MAC and MTU of a function that a userspace driver holds: they are not known."""
-    return None if planned.device else ("", 0)
+    """The MTU that is configured for a function that a userspace driver holds; its MAC is not known."""
+    return None if planned.device else ("", planned.mtu)
 
 
 def differences(planned: Plan, link: Link | None) -> list[str]:

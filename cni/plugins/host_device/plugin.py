@@ -10,7 +10,7 @@ Source: plugins/main/host-device of containernetworking/plugins for keys and res
 
 from __future__ import annotations
 
-from cni.plugins.base import DeviceClaim
+from cni.plugins.base import DeviceClaim, keep_log
 from cni.plugins.host_device import devices, moved
 from cni.plugins.host_device import planned as plans
 from cni.plugins.host_device.moved import USERSPACE_DRIVERS
@@ -28,9 +28,9 @@ from cni.shared.config import (
     optional,
     string,
 )
-from cni.shared.kernel import sandbox, sysfs
+from cni.shared.kernel import sysfs
 from cni.shared.records import Records
-from cni.shared.spec.errors import InvalidConfig, Lingers, NotAvailable, TryAgainLater
+from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 from cni.shared.spec.request import member
 
 TYPE_CHECKING = False
@@ -41,16 +41,23 @@ if TYPE_CHECKING:
     from cni.plugins.base import Named
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.log import Log
-    from cni.shared.spec.request import Attachment, Request
+    from cni.shared.spec.request import Request
 
 NAME = "host-device"
+SHARES_NETDEV = False
+ONLY_OURS = "the device would come back without its MTU, MAC, addresses and routes"
 
 KEYS = (
     Key("device", optional(netdev), "", "name of the device, such as ens2f0"),
     Key("hwaddr", optional(hardware_address), "", "MAC address of the device"),
     Key("kernelpath", optional(string), "", "the device's directory under /sys/devices"),
     Key("pciBusID", optional(string), "", "PCI address of the device, such as 0000:3b:00.0", "pci"),
-    Key("mtu", integer(0, 65535), 0, "MTU in the sandbox in bytes; 0: as the device has it"),
+    Key(
+        "mtu",
+        integer(0, 65535),
+        0,
+        "MTU in the sandbox in bytes; 0: as the device has it. For a device without a netdev (DPDK) it is only in the result",
+    ),
     Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
     Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
     Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
@@ -86,20 +93,14 @@ class Config:
         return ""
 
 
-class Facts:
-    """The result of `survey`: the device and its state, or its holder; `reason` or `tied` when it must not be moved."""
+class Facts(moved.Facts):
+    """With the names of the host's netdevs."""
 
-    __slots__ = ("device", "driver", "holder", "names", "reason", "state", "taken", "tied")
+    __slots__ = ("names",)
 
     def __init__(self) -> None:
-        self.device: Link | None = None
-        self.driver = ""
-        self.holder: Attachment | str | None = None
+        super().__init__()
         self.names: list[str] = []
-        self.reason = ""
-        self.state: dict[str, Any] = {}
-        self.taken: Link | None = None
-        self.tied = ""
 
 
 def read(request: Request, faults: list[Fault]) -> Config:
@@ -118,6 +119,7 @@ def read(request: Request, faults: list[Fault]) -> Config:
     return config
 
 
+direct_log = keep_log
 load = Plan
 apply = moved.move
 refused_up = moved.refused_up
@@ -140,17 +142,9 @@ def claim(config: Config, request: Request, host: Rtnl, records: Records, named:
     if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
         return claimed
     device = _found(config, pci, claimed.links)
-    for attachment, record in moved.holders(request.attachment, device, _is_meant(config), records):
-        held = records.try_locked(attachment, plans.PART)
-        if held is None or sandbox.of_record(record, request):
-            claimed.holder = attachment
-            break
-        with held:  # the kernel brought the device back as it was in that sandbox
-            try:
-                moved.reclaim(attachment, record, host, records, named)
-            except Lingers:
-                claimed.holder = attachment
-                break
+    found = moved.holders(request.attachment, device, _is_meant(config), records)
+    claimed.holder, is_back = moved.holder_of(found, request, host, records, named)
+    if is_back:
         claimed.links = host.links()
     return claimed
 
@@ -210,15 +204,15 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         )
     pci = _pci_address(config)
     if facts.driver in USERSPACE_DRIVERS:
-        return Plan({"name": request.attachment.ifname, "mtu": 0, "pci": pci, "device": {}, "restoresState": False})
+        moved.refuse_mtu(config.mtu, selected)
+        name = request.attachment.ifname
+        return Plan({"name": name, "mtu": config.mtu, "pci": pci, "device": {}, "restoresState": False})
     device = facts.device
     if facts.holder:
         raise moved.held_by(selected, facts.holder)
     if device is None:
         raise _absent(selected, facts)
-    unfit = moved.refusal_of(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
-    if unfit:
-        raise unfit
+    moved.refuse_unfit(selected, device, facts, config.mtu, request)
     return Plan(
         {
             "name": request.attachment.ifname,

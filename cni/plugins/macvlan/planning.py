@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from cni.shared.kernel.links import Link
     from cni.shared.spec.request import Request
 
-NAME = "macvlan"
 MODES = ("bridge", "private", "vepa", "passthru")
 STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: netif_is_macvlan, macvlan_common_newlink
 ARPHRD_ETHER = 1

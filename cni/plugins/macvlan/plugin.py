@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import posix
 
-from cni.plugins.base import DeviceClaim
+from cni.plugins.base import DeviceClaim, keep_log
 from cni.plugins.macvlan import planning
 from cni.plugins.macvlan.planning import STANDS_FOR_ITS_LOWER, Config, Facts, Plan
 from cni.shared.config import fill
@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from cni.shared.records import Records
     from cni.shared.spec.request import Request
 
-NAME = planning.NAME
+NAME = "macvlan"
+SHARES_NETDEV = True
+ONLY_OURS = ""
 KEYS = planning.KEYS
+direct_log = keep_log
 read = planning.read
 plan = planning.plan
 load = Plan

@@ -35,7 +35,7 @@ def device(attachment: Attachment) -> str:
         return ""
     except (OSError, ValueError) as fault:
         raise IoFailure(
-            f"{path}, in which Go's rdma-cni tells of this attachment, cannot be read: {fault}; see to it, or remove it"
+            f"{path}, in which Go's rdma-cni tells of this attachment, cannot be read: {fault}; repair it, or remove it"
             " when the verbs device is on the host"
         ) from None
     return name

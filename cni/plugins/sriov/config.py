@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
 
-NAME = "sriov"
 LOG_LEVELS = ("panic", "error", "warning", "info", "verbose", "debug")
 
 
@@ -58,7 +57,12 @@ KEYS = (
         "",
         "carrier of the VF: the PF's, or always, or never",
     ),
-    Key("mtu", integer(0, 65535), 0, "MTU in the sandbox in bytes, at most the PF's; 0: as the VF has it"),
+    Key(
+        "mtu",
+        integer(0, 65535),
+        0,
+        "MTU in the sandbox in bytes, at most the PF's; 0: as the VF has it, in the result of a VF without a netdev (DPDK) the PF's",
+    ),
     Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
     Key("logLevel", optional(one_of(*LOG_LEVELS), "warning"), "warning", "least level of the log lines"),
     Key("logFile", optional(string), "", "path of a file to which log lines are appended, in addition to stderr"),

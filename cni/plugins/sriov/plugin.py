@@ -20,9 +20,9 @@ from cni.plugins.host_device import planned as plans
 from cni.plugins.sriov import config as configuration
 from cni.plugins.sriov import go_cache, vf
 from cni.plugins.sriov.config import Config
-from cni.shared.kernel import routes, sandbox, sysfs, vfs
+from cni.shared.kernel import routes, sysfs, vfs
 from cni.shared.records import Records
-from cni.shared.spec.errors import InvalidConfig, Lingers, NotAvailable, TryAgainLater
+from cni.shared.spec.errors import InvalidConfig, NotAvailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,38 +35,24 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Attachment, Request
 
-NAME = configuration.NAME
+NAME = "sriov"
+SHARES_NETDEV = False
+ONLY_OURS = "the VF would keep the settings of this pod, and its name there"
 KEYS = configuration.KEYS
+direct_log = configuration.direct_log
 read = configuration.read
 
 
-class Facts:
-    """The result of `survey`. `holder` has the VF: an attachment, or the path of a sandbox; None or "" when it is free."""
+class Facts(moved.Facts):
+    """With the VF as its PF sees it, and whether there is such a PCI device, and it is a PF itself."""
 
-    __slots__ = (
-        "device",
-        "driver",
-        "exists",
-        "function",
-        "holder",
-        "is_physical",
-        "reason",
-        "state",
-        "taken",
-        "tied",
-    )
+    __slots__ = ("exists", "function", "is_physical")
 
     def __init__(self) -> None:
-        self.device: Link | None = None
-        self.driver = ""
+        super().__init__()
         self.exists = True
         self.function: vf.VirtualFunction | None = None
-        self.holder: Attachment | str | None = None
         self.is_physical = False
-        self.reason = ""
-        self.state: dict[str, Any] = {}
-        self.taken: Link | None = None
-        self.tied = ""
 
 
 class Plan(plans.Plan):
@@ -149,19 +135,10 @@ def _reason(device: Link, links: Sequence[Link], bodies: Sequence[bytes], host: 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
     """The attachment that has the VF; one whose sandbox died without a DEL gives it back first."""
-    for attachment, record in plans.recorded(request.attachment, records):
-        if record["link"]["pci"] != pci:
-            continue
-        held = records.try_locked(attachment, plans.PART)
-        if held is None:
-            return attachment
-        with held:
-            if sandbox.of_record(record, request):
-                return attachment
-            try:
-                moved.reclaim(attachment, record, host, records, named)
-            except Lingers:
-                return attachment
+    found = ((a, record) for a, record in plans.recorded(request.attachment, records) if record["link"]["pci"] == pci)
+    holder, _ = moved.holder_of(found, request, host, records, named)
+    if holder:
+        return holder
     records.refuse_newer(pci)
     return go_cache.holder(pci)
 
@@ -169,14 +146,12 @@ def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Nam
 def plan(config: Config, request: Request, facts: Facts) -> Plan:
     """The settings and the move; the CniError says why they cannot be made."""
     selected = f'deviceID "{config.pci}"'
-    unfit = _unfit(config, selected, facts)
-    if unfit:
-        raise unfit
+    _refuse_unfit(config, selected, facts)
     function, device = facts.function, facts.device
     if device:
-        fault = moved.refusal_of(selected, device, facts.reason, facts.tied, facts.taken, config.mtu, request)
-        if fault:
-            raise fault
+        moved.refuse_unfit(selected, device, facts, config.mtu, request)
+    else:
+        moved.refuse_mtu(config.mtu, selected)
     if function and config.mtu > function.pf.mtu:
         raise InvalidConfig(
             f'mtu {config.mtu} is above {function.pf.mtu}, the MTU of PF "{function.pf.name}": lower the key `mtu`, or'
@@ -188,7 +163,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     return Plan(
         {
             "name": request.attachment.ifname,
-            "mtu": (config.mtu or device.mtu) if device else 0,
+            "mtu": config.mtu or (device.mtu if device else 0),
             "pci": config.pci,
             "device": facts.state,
             "restoresState": True,
@@ -196,28 +171,26 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
             "keys": [*wanted, *(["mac"] if config.mac and function else [])],
             "former": former,
             "mac": config.mac,
-            "told": ["", 0] if device else [mac, function.pf.mtu if function else 0],
+            "told": ["", 0] if device else [mac, config.mtu or (function.pf.mtu if function else 0)],
         }
     )
 
 
-def _unfit(config: Config, selected: str, facts: Facts) -> InvalidConfig | TryAgainLater | None:
+def _refuse_unfit(config: Config, selected: str, facts: Facts) -> None:
     if not config.pci:
-        return InvalidConfig(
+        raise InvalidConfig(
             "no VF is given: let a device plugin's resource bring it (the NAD's annotation"
             " k8s.v1.cni.cncf.io/resourceName), or give its PCI address in the key `deviceID`"
         )
     if not facts.exists:
-        return InvalidConfig(
-            f"{selected} is no PCI device of this node: see `lspci -D`, and whether the PF has its VFs"
-        )
+        raise InvalidConfig(f"{selected} is no PCI device of this node: see `lspci -D`, and whether the PF has its VFs")
     if facts.is_physical:
-        return InvalidConfig(f"{selected} is a physical function: give one of its VFs, or use the plugin host-device")
+        raise InvalidConfig(f"{selected} is a physical function: give one of its VFs, or use the plugin host-device")
     if facts.holder:
-        return moved.held_by(selected, facts.holder)
+        raise moved.held_by(selected, facts.holder)
     if facts.device is None and facts.driver not in moved.USERSPACE_DRIVERS:
         driver = f"its driver is {facts.driver}" if facts.driver else "no driver is bound to it"
-        return InvalidConfig(
+        raise InvalidConfig(
             f"{selected} has no netdev on the host ({driver}): bind it to the NIC's VF driver, or for DPDK to"
             f" {moved.USERSPACE_DRIVERS[0]}"
         )
@@ -225,11 +198,10 @@ def _unfit(config: Config, selected: str, facts: Facts) -> InvalidConfig | TryAg
     if facts.device is None and config.mac:
         asked.append("mac")
     if asked and facts.function is None:
-        return InvalidConfig(
+        raise InvalidConfig(
             f"{', '.join(asked)}: the PF of {selected} sets this, and it is not to be seen here (a virtual machine, or a PF"
             " without a netdev in the host's namespace): leave the key out, and set it where the PF is"
         )
-    return None
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:

@@ -67,7 +67,9 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str,
     if link.up or (has_ipv6 and not dad):
         _announce_again(inside, link)
     for route in wanted.routes:
-        _add_route(inside, link, route, wanted.ips)
+        gw = _next_hop(route, wanted.ips)
+        _refuse_numbers(route, gw)
+        add_route(inside, link, route, gw)
     after = inside.link(index=link.index) or link
     if wanted.ips and not after.kind and not after.carrier:  # what was announced went nowhere
         _await_carrier(inside, link)
@@ -135,21 +137,35 @@ def _await_detection(inside: Rtnl, link: Link) -> None:
         time.sleep(0.05)
 
 
-def _add_route(inside: Rtnl, link: Link, route: WantedRoute, ips: list[IPConfig]) -> None:
-    gw = route.gw or _gateway(route.family, ips)
+def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str = "") -> None:
+    """Add the route by the gateway `gw`, with the preferred `source`; no fault when this very route is there."""
+    own = (route.priority, route.table, route.scope, route.mtu, route.advmss)
     try:
-        routes.add(inside, link.index, route.dst, gw, route.priority, route.table, route.scope, route.mtu, route.advmss)
+        routes.add(inside, link.index, route.dst, gw, *own, source=source)
     except ValueError:
         raise InvalidConfig(
             f'route "{route.dst[:60]}" by "{gw[:60]}": want a CIDR and an address of the same family'
         ) from None
     except KernelError as fault:
         if fault.errno == errno.EEXIST:
-            return  # this very route is there, listed twice or set by the kernel: no fault with Go's plugins either
-        by = f" by {gw}" if gw else ""
+            return  # it is listed twice, or set by the kernel: no fault with Go's plugins either
+        by, table = f" by {gw}" if gw else "", f" in table {route.table}" if route.table else ""
         raise KernelRefused(
-            f"route {route.dst}{by} cannot be set on {link.name}: {_route_reason(fault)}", str(fault)
+            f"route {route.dst}{by} cannot be set on {link.name}{table}: {_route_reason(fault)}", str(fault)
         ) from None
+
+
+def _refuse_numbers(route: WantedRoute, gw: str) -> None:
+    """InvalidConfig for a number that no route can have, or a scope that a route by `gw` cannot have."""
+    for key, most in _MOST.items():
+        value = getattr(route, key)
+        if value is not None and not 0 <= value <= most:
+            raise InvalidConfig(f"route {route.dst}: {key} {value} cannot be set, want 0 to {most}")
+    if gw and route.family == 4 and (route.scope or 0) >= routes.LINK_SCOPE:
+        raise InvalidConfig(
+            f"route {route.dst}: scope {route.scope} is that of a destination on the link, and its gateway is {gw}: want scope"
+            ' 0, or "gw": "0.0.0.0" for no gateway'
+        )
 
 
 def _route_reason(fault: KernelError) -> str:
@@ -160,7 +176,14 @@ def _route_reason(fault: KernelError) -> str:
     return str(fault.strerror)
 
 
-def _gateway(family: int, ips: list[IPConfig]) -> str:
+def _next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
+    """The gateway of `route`, by default that of an address; "" for none, which 0.0.0.0 says to the kernel."""
+    gw = canonical(route.gw) or gateway(route.family, ips)
+    return "" if gw == "0.0.0.0" else gw
+
+
+def gateway(family: int, ips: list[IPConfig]) -> str:
+    """The gateway of the first address of `family` that has one; "" for none."""
     return next((a.gateway for a in ips if a.gateway and a.family == family), "")
 
 
@@ -172,13 +195,19 @@ def differences(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
         if canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
     held = routes.list_of(inside, link.index)
+    known = set()
     for route in wanted.routes:
-        dst, gw = canonical(route.dst), route.gw or _gateway(route.family, wanted.ips)
-        more = [(key, value) for key in ("table", "priority", "mtu", "advmss") if (value := getattr(route, key))]
+        dst, gw = subnet(route.dst), _next_hop(route, wanted.ips)
+        keys: tuple[str, ...] = ("table", "priority", "mtu", "advmss")
+        place = (dst, route.table or routes.MAIN_TABLE, route.priority or routes.IPV6_PRIORITY)
+        if route.family == 6 and place in known:  # IPv6 keeps the metrics of the first: fib6_add_rt2node, ip6_fib.c
+            keys = keys[:2]
+        known.add(place)
+        more = [(key, value) for key in keys if (value := getattr(route, key))]
         if not any(
             r.dst == dst
             and gw in ("", r.gw)
-            and all(getattr(r, key) == min(value, _MOST.get(key, value)) for key, value in more)
+            and all(getattr(r, key) == min(value, _KEPT.get(key, value)) for key, value in more)
             for r in held
         ):
             words = [route.dst, *(["by", gw] if gw else []), *(f"{key} {value}" for key, value in more)]
@@ -186,14 +215,32 @@ def differences(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
     return found
 
 
-_MOST = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel keeps no more: ip_metrics_convert, net/ipv4/metrics.c
+_UINT32 = 0xFFFFFFFF
+_MOST = {
+    "table": _UINT32,
+    "priority": _UINT32,
+    "scope": 254,
+    "mtu": _UINT32,
+    "advmss": _UINT32,
+}  # 255: RT_SCOPE_NOWHERE
+_KEPT = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel keeps no more: ip_metrics_convert, net/ipv4/metrics.c
 
 
 def canonical(text: str) -> str:
-    """ "address/length" as the kernel's side of the comparison is written."""
+    """An address, or "address/length", in the kernel's form; any other text as it is."""
     address, slash, length = text.partition("/")
     family = AF_INET6 if ":" in address else AF_INET
     try:
         return inet_ntop(family, inet_pton(family, address)) + slash + length
     except OSError:
         return text
+
+
+def subnet(text: str) -> str:
+    """The network that "address/length" is in, in the kernel's form."""
+    address, _, length = text.partition("/")
+    family = AF_INET6 if ":" in address else AF_INET
+    octets = inet_pton(family, address)
+    host = 8 * len(octets) - int(length)
+    network = int.from_bytes(octets, "big") >> host << host
+    return f"{inet_ntop(family, network.to_bytes(len(octets), 'big'))}/{length}"

@@ -15,7 +15,6 @@ from cni.shared.spec.errors import InvalidNamespace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
 _OWN = "/proc/thread-self/ns/net"
 _NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h
@@ -45,9 +44,7 @@ class Namespace:
     def __enter__(self) -> Namespace:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def entered(self) -> Entered:
@@ -72,9 +69,7 @@ class Entered:
             raise
         return self._namespace
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             _setns(self._former.fd)
         finally:

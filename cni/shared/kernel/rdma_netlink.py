@@ -10,8 +10,6 @@ from cni.shared.kernel.netlink import Socket, number, number_of, string, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cni.shared.kernel.links import Rtnl
 
 _NETLINK_RDMA = 20
@@ -60,9 +58,7 @@ class Rdma(Socket):
     def __enter__(self) -> Rdma:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def netns_mode(self) -> str:

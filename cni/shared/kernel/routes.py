@@ -42,6 +42,7 @@ _DEFAULT_BITS = {AF_INET: 1, AF_INET6: 4}  # the longest prefixes of `default_ro
 
 UNICAST = 1  # a type of route
 MAIN_TABLE, LOCAL_TABLE = 254, 255
+IPV6_PRIORITY = 1024  # of an IPv6 route that is given none
 UNIVERSE_SCOPE, LINK_SCOPE = 0, 253
 KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
 
@@ -49,8 +50,8 @@ KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
 class Route:
     """A route by the link `index`; of a multipath route, the part that goes by this link.
 
-    `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric, of which the lowest wins; the kernel gives an
-    IPv6 route without one 1024. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
+    `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric, of which the lowest wins, IPV6_PRIORITY for an
+    IPv6 route without one. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
     `source` is the preferred source address.
     """
 
@@ -89,16 +90,16 @@ class Route:
 
 
 def list_of(rtnl: Socket, index: int) -> list[Route]:
-    """The routes by the link `index`, IPv4 first, the kernel's own among them, of all tables but the local one.
+    """The unicast routes by the link `index`, IPv4 first, the kernel's own among them, of all tables.
 
     KernelError ENODEV when there is no such link.
     """
     found = _dump(rtnl, AF_INET, number(_OIF, index)) + _dump(rtnl, AF_INET6, number(_OIF, index))
-    return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
+    return [route for route in found if route.index == index and route.kind == UNICAST]
 
 
 def of_bodies(bodies: Iterable[bytes], index: int) -> list[Route]:
-    """The same of RTM_NEWROUTE bodies that have been read already."""
+    """The routes by the link `index` in RTM_NEWROUTE bodies, of all tables but the local one."""
     found = [route for body in bodies for route in _unpack(body)]
     return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
 

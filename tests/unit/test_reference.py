@@ -1,6 +1,6 @@
 """The configuration reference, docs/reference.md, is what the tables in the code say; and links in documents lead somewhere.
 
-`python -m tests.unit.test_readme` writes it anew.
+`python -m tests.unit.test_reference` writes it anew.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from cni import features
-from cni.plugins.host_device import plugin as host_device
-from cni.plugins.macvlan import plugin as macvlan
+from cni import features, plugins
 from cni.plugins.rdma import plugin as rdma
-from cni.plugins.sriov import plugin as sriov
 from cni.shared import policy, rail
 from cni.shared.config import Key
 from ipam import keys
@@ -24,14 +21,12 @@ from ipam import keys
 README = Path(__file__).parents[2] / "README.md"
 REFERENCE = README.parent / "docs/reference.md"
 DOCUMENTS = (README, README.with_name("SECURITY.md"), *sorted(README.parent.glob("docs/*.md")))
-BEGIN = "<!-- reference: tests/unit/test_readme.py compares it with the tables in the code -->\n"
+BEGIN = "<!-- reference: tests/unit/test_reference.py compares it with the tables in the code -->\n"
 END = "<!-- end of reference -->\n"
 
 SECTIONS: tuple[tuple[str, Sequence[Key]], ...] = (
-    ("`macvlan`", macvlan.KEYS),
-    ("`host-device`", host_device.KEYS),
-    ("`sriov`", sriov.KEYS),
-    ("`macvlan`, `host-device` and `sriov`", [features.named(name).KEY for name in features.NAMES]),
+    *((f"`{name}`", plugins.named(name).KEYS) for name in plugins.LINK_PLUGINS),
+    (", ".join(f"`{name}`" for name in plugins.LINK_PLUGINS), [features.named(name).KEY for name in features.NAMES]),
     ("`rail`", rail.KEYS),
     ("an object as `rdma`", features.named("rdma").KEYS),
     ("`rdma`, the chained plugin", rdma.KEYS),
@@ -78,7 +73,7 @@ def split(text: str) -> tuple[str, str, str]:
 
 
 def test_the_reference_is_what_the_tables_say() -> None:
-    assert split(REFERENCE.read_text())[1] == reference(), "write it anew: python -m tests.unit.test_readme"
+    assert split(REFERENCE.read_text())[1] == reference(), "write it anew: python -m tests.unit.test_reference"
 
 
 def anchors(text: str) -> set[str]:

@@ -1,0 +1,106 @@
+"""Every value of every key of a route: ADD sets the route and CHECK finds it, or ADD refuses with code 7, key and value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ipam.keys import ROUTE_KEYS
+from tests.blackbox.test_foreign_ipam import Ipam, call
+from tests.blackbox.test_foreign_ipam import network as foreign_network
+from tests.blackbox.test_macvlan import network
+from tests.node import Node
+
+ADDRESSES = [
+    {"address": "192.168.111.7/24", "gateway": "192.168.111.254"},
+    {"address": "fd00:111::7/64", "gateway": "fd00:111::ff"},
+]
+NEIGHBOURS = {4: "192.168.111.200", 6: "fd00:111::fe"}
+DESTINATIONS = {4: "10.8.{}.0/24", 6: "fd00:8:{}::/64"}
+OF_FAMILY: dict[int, dict[str, tuple[Any, ...]]] = {
+    4: {
+        "dst": ("0.0.0.0/0", "0.0.0.0/1", "10.8.0.9/32", "192.168.111.0/24", "192.168.111.7/32", "224.0.0.0/4"),
+        "gw": ("", "0.0.0.0", "192.168.111.200"),
+    },
+    6: {
+        "dst": ("::/0", "fd00:8::9/128", "fd00:9::9/64", "fd00:111::/64", "fd00:111::7/128", "ff00::/8"),
+        "gw": ("", "FD00:111:0::FE", "fe80::9"),
+    },
+}
+VALUES: dict[str, tuple[Any, ...]] = {
+    "mtu": (0, 1, 65520, 65521, 2**31 - 1),
+    "advmss": (0, 1, 65495, 65496, 2**31 - 1),
+    "priority": (0, 1, 256, 1024, 2**32 - 1),
+    "table": (0, 70, 252, 253, 254, 255, 256, 2**32 - 1),
+    "scope": (0, 200, 252, 253, 254, 255),
+}
+
+
+def is_refused(key: str, value: Any, family: int, has_gateway: bool) -> bool:
+    """Whether the kernel has no such route: in IPv6 it ignores the scope."""
+    return key == "scope" and (value == 255 or (value >= 253 and has_gateway and family == 4))
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize(
+    ("key", "version"),
+    [
+        *((key.name, "1.1.0") for key in ROUTE_KEYS),
+        ("table", "1.0.0"),  # the prevResult of which has of a route `dst` and `gw` alone
+    ],
+)
+def test_a_route_is_set_and_found_again_with_every_value_of_its_keys_or_refused(
+    node: Node, key: str, version: str, family: int
+) -> None:
+    node.master()
+    pod = node.pod()
+    for gw, gateways in (("", False), (NEIGHBOURS[family], False), ("", True)):
+        routes = [
+            {"dst": DESTINATIONS[family].format(n), "gw": gw, key: value}
+            for n, value in enumerate((OF_FAMILY[family] | VALUES)[key])
+        ]
+        refused = [r for r in routes if is_refused(key, r[key], family, bool(gw) or gateways)]
+        for some in ([r for r in routes if r not in refused], *([r] for r in refused)):
+            addresses = ADDRESSES if gateways else [{"address": a["address"]} for a in ADDRESSES]
+            ipam = {"type": "whereabouts", "datastore": "file", "addresses": addresses, "routes": some}
+            config = network(version, ipam=ipam)
+            reply = node.cni("macvlan", "ADD", config, netns=pod)
+            if some[0] in refused:
+                reply.refused(7, f"route {some[0]['dst']}", f"{key} {some[0][key]}", "want")
+            else:
+                checked = config | {"prevResult": reply.succeeded()}
+                node.cni("macvlan", "CHECK", checked, netns=pod).succeeded()
+            node.cni("macvlan", "DEL", config, netns=pod).succeeded()
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_a_number_that_no_route_can_have_is_refused_when_another_ipam_plugin_gives_it(node: Node, key: str) -> None:
+    node.master()
+    ipam, pod = Ipam(node), node.pod()
+    for dst, value in (("10.8.0.0/16", -1), ("fd00:8::/64", 2**32), ("10.8.0.0/16", 2**64)):
+        ipam.replies("ADD", {"cniVersion": "1.1.0", "ips": ADDRESSES, "routes": [{"dst": dst, key: value}]})
+        call(node, "ADD", foreign_network("macvlan"), pod).refused(7, f"route {dst}", f"{key} {value}", "want 0 to ")
+    assert "net1" not in pod.view.names()
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        [{"dst": "fd00:8::9/64"}],
+        [{"dst": "FD00:0008::/64", "gw": "FD00:0111::FE"}],
+        [{"dst": "fd00:8::/64", "mtu": 1400}, {"dst": "fd00:8::/64", "mtu": 1300}],
+        [{"dst": "fd00:8::/64", "mtu": 1400}, {"dst": "fd00:8::/64", "mtu": 1300, "priority": 1024, "table": 254}],
+        [{"dst": "fd00:8::/64", "mtu": 1400}, {"dst": "fd00:8::/64", "gw": "fd00:111::fe", "mtu": 1300}],
+        [{"dst": "10.8.0.0/16", "mtu": 1400}, {"dst": "10.8.0.0/16", "mtu": 1300}],
+    ],
+    ids=["host bits", "another spelling", "twice", "twice by number", "two next hops", "twice in IPv4"],
+)
+def test_the_routes_of_another_ipam_plugin_are_found_as_the_kernel_keeps_them(
+    node: Node, routes: list[dict[str, Any]]
+) -> None:
+    node.master()
+    ipam, pod, config = Ipam(node), node.pod(), foreign_network("macvlan")
+    ipam.replies("ADD", {"cniVersion": "1.1.0", "ips": ADDRESSES, "routes": routes})
+    result = call(node, "ADD", config, pod).succeeded()
+    call(node, "CHECK", config | {"prevResult": result}, pod).succeeded()
