@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import time
 from collections.abc import Sequence
@@ -98,7 +99,9 @@ def peak_kib(call: Call) -> int:
     ru_maxrss of a process begins with that of the one that it was before exec (setmax_mm_hiwater_rss, fs/exec.c): here
     that is a shell of a megabyte instead of this interpreter.
     """
-    gate, opened = os.pipe()
+    reading, opened = os.pipe()
+    gate = fcntl.fcntl(reading, fcntl.F_DUPFD_CLOEXEC, 10)  # beyond the numbers of the other descriptors
+    os.close(reading)
     try:
         shell = Running(call, ("/bin/sh", "-c", _ORPHAN), gate)
         said = os.dup(shell.said)  # the shell ends before the plugin
