@@ -3,8 +3,8 @@
 As in pkg/kubelet/cm/devicemanager of Kubernetes: a start removes the sockets in the folder and knows of the checkpoint;
 a registration is answered after GetDevicePluginOptions, for which kubelet waits 10 s until the plugin's socket is there;
 the list of the last plugin that says something counts; when a connection ends, all devices of the resource are
-unhealthy, whoever sent them. Before 1.34 the connections were known by
-the name of the resource alone (`by_path` False), so that the end of an old one closed the new one.
+unhealthy, whoever sent them. Before 1.37 (kubernetes/kubernetes#135437) the connections were known by the name of the
+resource alone (`by_path` False), so that the end of an old one closed the new one.
 """
 
 from __future__ import annotations
