@@ -18,6 +18,7 @@ VERSION = "v1beta1"
 _REGISTRATION = api.DESCRIPTOR.services_by_name["Registration"]
 _LISTER = pods.DESCRIPTOR.services_by_name["PodResourcesLister"]
 _SECONDS = 5.0  # for an answer
+_SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 _MOST_BYTES = 64 << 20  # kubelet lists the devices of all plugins in one message
 
 
@@ -82,7 +83,5 @@ class Kubelet:
 
 async def _connected(channel: grpc.aio.Channel) -> None:
     """Wait until the channel is connected, or has failed to be: a call tells the reason."""
-    state = channel.get_state(try_to_connect=True)
-    while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+    while (state := channel.get_state(try_to_connect=True)) not in _SETTLED:
         await channel.wait_for_state_change(state)
-        state = channel.get_state()
