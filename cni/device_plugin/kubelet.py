@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ VERSION = "v1beta1"
 _REGISTRATION = api.DESCRIPTOR.services_by_name["Registration"]
 _LISTER = pods.DESCRIPTOR.services_by_name["PodResourcesLister"]
 _SECONDS = 5.0  # for an answer
+_SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 _MOST_BYTES = 64 << 20  # kubelet lists the devices of all plugins in one message
 
 
@@ -44,13 +46,19 @@ class Kubelet:
     async def register(self, endpoint: str, resource: str) -> None:
         """Register the socket named `endpoint` for the resource; TryAgainLater with what kubelet answers.
 
-        kubelet calls the plugin's GetDevicePluginOptions before it answers.
+        kubelet calls the plugin's GetDevicePluginOptions before it answers, and waits 10 s for a socket that is not there.
+        A start of kubelet removes all sockets before it listens, so the socket is looked for once there is a connection.
         """
         options = api.DevicePluginOptions(get_preferred_allocation_available=True)
         request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options)
         async with grpc.aio.insecure_channel(f"unix:{self.socket}") as channel:
             try:
+                await asyncio.wait_for(_connected(channel), _SECONDS)
+                if not os.path.exists(os.path.join(self.folder, endpoint)):
+                    raise TryAgainLater(f"kubelet has just started, and has removed the socket of {resource}")
                 await services.client(_REGISTRATION, channel).Register(request, timeout=_SECONDS)
+            except TimeoutError:
+                raise TryAgainLater(f"kubelet does not register {resource}: no answer in {_SECONDS:g} s") from None
             except grpc.aio.AioRpcError as fault:
                 raise TryAgainLater(
                     f"kubelet does not register {resource}: {fault.details() or fault.code().name}"
@@ -71,3 +79,9 @@ class Kubelet:
             except grpc.aio.AioRpcError:
                 return None
         return frozenset(one for d in answer.devices if d.resource_name == resource for one in d.device_ids)
+
+
+async def _connected(channel: grpc.aio.Channel) -> None:
+    """Wait until the channel is connected, or has failed to be: a call tells the reason."""
+    while (state := channel.get_state(try_to_connect=True)) not in _SETTLED:
+        await channel.wait_for_state_change(state)

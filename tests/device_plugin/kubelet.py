@@ -1,9 +1,10 @@
 """kubelet's device manager, made for tests: it registers, lists and allocates as kubelet does, over the same sockets.
 
 As in pkg/kubelet/cm/devicemanager of Kubernetes: a start removes the sockets in the folder and knows of the checkpoint;
-a registration is answered after GetDevicePluginOptions; the list of the last plugin that says something counts; when a
-connection ends, all devices of the resource are unhealthy, whoever sent them. Before 1.34 the connections were known by
-the name of the resource alone (`by_path` False), so that the end of an old one closed the new one.
+a registration is answered after GetDevicePluginOptions, for which kubelet waits 10 s until the plugin's socket is there;
+the list of the last plugin that says something counts; when a connection ends, all devices of the resource are
+unhealthy, whoever sent them. Before 1.37 (kubernetes/kubernetes#135437) the connections were known by the name of the
+resource alone (`by_path` False), so that the end of an old one closed the new one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ SECONDS = 60.0  # for anything to come true, on however slow a machine
 DEVICE_PLUGIN = api.DESCRIPTOR.services_by_name["DevicePlugin"]
 REGISTRATION = api.DESCRIPTOR.services_by_name["Registration"]
 LISTER = pods.DESCRIPTOR.services_by_name["PodResourcesLister"]
+DIAL_SECONDS = 10.0  # in which a plugin's socket has to be there
 VERSIONS = ("v1beta1",)
 CHECKPOINT = "kubelet_internal_checkpoint"
 
@@ -48,13 +50,15 @@ class Known:
 class Client:
     """A connection to a plugin."""
 
-    def __init__(self, kubelet: Kubelet, name: str, endpoint: str) -> None:
+    def __init__(self, kubelet: Kubelet, name: str, endpoint: str, context: Any) -> None:
         self.kubelet = kubelet
         self.name = name
         self.path = str(kubelet.folder / endpoint)
         self.channel = grpc.insecure_channel(f"unix:{self.path}")
         self.stub = services.client(DEVICE_PLUGIN, self.channel)
-        self.options = self.stub.GetDevicePluginOptions(api.Empty(), timeout=SECONDS)
+        call = self.stub.GetDevicePluginOptions.future(api.Empty(), timeout=DIAL_SECONDS, wait_for_ready=True)
+        context.add_callback(call.cancel)  # for a plugin that waits no longer
+        self.options = call.result()
         self.stream: Any = None
 
     def run(self) -> None:
@@ -83,31 +87,47 @@ class Kubelet:
         self.resources: dict[str, Known] = {}
         self.pod_devices: dict[str, dict[str, list[str]]] = {}  # of a container: IDs by resource
         self.registered: list[str] = []
+        self.missed: list[str] = []  # sockets that were registered and are not there
+        self.asked = 0  # how often it was asked what it has
         self._clients: list[Client] = []
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition(threading.RLock())
         self._servers: list[grpc.Server] = []
         self._stopping = False
+        self._busy = False
 
     # --- what a test does ---
 
-    def start(self) -> None:
+    def start(self, busy: bool = False) -> None:
+        """Begin to say what there is, and then to listen for plugins. A `busy` one is asked what there is before it
+        listens, and answers then."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.pods.parent.mkdir(parents=True, exist_ok=True)
+        self.pods.unlink(missing_ok=True)
+        self._stopping, self._busy = False, busy
+        self._read_checkpoint()
+        lister = grpc.server(ThreadPoolExecutor(16))
+        services.serve(LISTER, lister, self)
+        lister.add_generic_rpc_handlers([self._lister()])
+        lister.add_insecure_port(f"unix:{self.pods}")
+        asked = self.asked
+        lister.start()
+        self._servers = [lister]
+        assert not busy or self.until(lambda: self.asked > asked)
         for path in self.folder.iterdir():
             if stat.S_ISSOCK(path.lstat().st_mode):
                 path.unlink()
-        self.pods.unlink(missing_ok=True)
-        self._stopping = False
-        self._read_checkpoint()
+        self._listen()
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+
+    def _listen(self) -> None:
         server = grpc.server(ThreadPoolExecutor(16))
         services.serve(REGISTRATION, server, self)
-        services.serve(LISTER, server, self)
-        server.add_generic_rpc_handlers([self._lister()])
-        for path in (self.pods, self.folder / "kubelet.sock"):
-            server.add_insecure_port(f"unix:{path}")
+        server.add_insecure_port(f"unix:{self.folder / 'kubelet.sock'}")
         server.start()
-        self._servers = [server]
+        self._servers.append(server)
 
     def stop(self, killed: bool = False) -> None:
         """End; one that is killed leaves its sockets behind, where nobody listens."""
@@ -131,13 +151,8 @@ class Kubelet:
 
     def listen_anew(self) -> None:
         """Make the socket anew and go on with the connections that there are, as after an error of the socket."""
-        path = self.folder / "kubelet.sock"
-        path.unlink()
-        server = grpc.server(ThreadPoolExecutor(16))
-        services.serve(REGISTRATION, server, self)
-        server.add_insecure_port(f"unix:{path}")
-        server.start()
-        self._servers.append(server)
+        (self.folder / "kubelet.sock").unlink()
+        self._listen()
 
     def until(self, condition: Callable[[], object], seconds: float = SECONDS) -> bool:
         """Whether the condition came true, looked at whenever a plugin says something."""
@@ -186,9 +201,11 @@ class Kubelet:
         domain, slash, _ = request.resource_name.partition("/")
         if not slash or "kubernetes.io" in domain:
             context.abort(grpc.StatusCode.UNKNOWN, f"the ResourceName {request.resource_name!r} is invalid")
+        if not (self.folder / request.endpoint).exists():
+            self.missed.append(request.endpoint)
         try:
-            client = Client(self, request.resource_name, request.endpoint)
-        except grpc.RpcError as fault:
+            client = Client(self, request.resource_name, request.endpoint, context)
+        except (grpc.RpcError, grpc.FutureCancelledError) as fault:
             context.abort(grpc.StatusCode.UNKNOWN, f"failed to get device plugin options: {fault}")
         with self._changed:
             if self._stopping:
@@ -203,6 +220,9 @@ class Kubelet:
 
     def GetAllocatableResources(self, request: Any, context: Any) -> Any:
         with self._changed:
+            self.asked += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._busy, SECONDS)
             listed = [
                 pods.ContainerDevices(resource_name=name, device_ids=[one])
                 for name, known in self.resources.items()

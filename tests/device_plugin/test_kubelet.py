@@ -104,6 +104,14 @@ def test_two_restarts_of_kubelet_at_once_are_survived(scene: Scene) -> None:
     assert is_whole(scene), scene.lines
 
 
+def test_a_socket_that_a_starting_kubelet_has_removed_is_not_registered(scene: Scene) -> None:
+    """kubelet would wait for it, and the plugin for kubelet."""
+    scene.kubelet.stop(killed=True)
+    scene.kubelet.start(busy=True)
+    assert is_whole(scene), scene.lines
+    assert scene.kubelet.missed == []
+
+
 def test_a_plugin_registers_when_kubelets_socket_is_another(scene: Scene) -> None:
     before = scene.kubelet.registered.count(SHARED)
     scene.kubelet.listen_anew()
