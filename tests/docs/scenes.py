@@ -96,10 +96,12 @@ SCENES = {
         after="CNI_COMMAND=VERSION /opt/cni/bin/railcni-macvlan | grep 1.1.0; /usr/local/bin/railcni status",
     ),
     ("air-gapped", "PIP_NO_INDEX=1"): Scene(before="rm .venv", after="bin/railcni --version | grep -x 'railcni 0.1.0'"),
-    ("command", "man -M"): Scene(said=r"(?s)railcni ipam leases.*complete -F _shtab_railcni railcni"),
+    ("command", "man -M"): Scene(said=r"(?s)railcni-ipam-leases - the leases.*complete -F _shtab_railcni railcni"),
     ("device-plugin", "--show"): Scene(
         before="cp conf/kubernetes/device-plugin/config.json device-plugin.json", said="rdma/hca_shared_devices_a"
     ),
+    ("device-plugin", "bin/railcni device-plugin --config device-plugin.json\n"): Scene(said="railcni device-plugin serves"),
+    ("dranet", "railcni dranet-ipam"): Scene(said=r"/run/railcni/dranet\.sock"),
     ("device-plugin", "vfs plan"): Scene(
         before="""printf '{"virtualFunctions": [{"nicSelector": {"pfNames": ["ens2f0"]}, "numVfs": 8}]}' > vfs.json""",
         names={"FILE": "vfs.json"},
@@ -116,6 +118,17 @@ SCENES = {
     ),
     ("leases", "ipam show"): Scene(
         names={"192.168.111.7": "192.168.111.1"}, said=r"pod: +default/pod-1(?s:.*)nothing is wrong"
+    ),
+    ("leases", "--to etcd:"): Scene(
+        before=f"""
+            {INSTALLED}; kubectl apply -f {FILES}/team.yaml
+            mkdir -p one; printf 'c1\\r\\nnet1' > one/192.168.111.9
+            railcni ipam migrate --from host-local:one --to file:/var/lib/cni/railcni --range 192.168.111.0/24
+            timeout 60 etcd --data-dir=etcd >etcd.log 2>&1 & echo $! > etcd.pid
+            until ETCDCTL_API=3 etcdctl endpoint health; do sleep 0.2; done""",
+        names={"/path/kubeconfig": "admin.kubeconfig", "https://10.0.0.1:2379": "http://127.0.0.1:2379"},
+        said="(?s)1 lease would be copied.*1 lease copied",
+        after="ETCDCTL_API=3 etcdctl get --prefix / | grep 192.168.111; kill $(cat etcd.pid)",
     ),
     ("leases", "--from host-local"): Scene(
         before="mkdir -p /var/lib/cni/networks/rdma-net; printf 'c1\\r\\nnet1' > /var/lib/cni/networks/rdma-net/192.168.111.9",

@@ -3,7 +3,8 @@
 A block of shell lines stands behind a mark. `run: hand` runs it on a node of its own, in namespaces, with the real command and
 plugins; with the word `findings` behind it, commands may end with 1, since they find something on such a node. `run: cluster`
 runs it with the real kubectl and helm, in the cluster of tests/docs/cluster.py, between what tests/docs/scenes.py has of the text
-around it. `not run: REASON` needs what no test has. Every line
+around it. With `serves` a command is ended by SIGTERM after
+some seconds. `run: build` is run as it stands, in a copy of the checkout, beside a registry. `not run: REASON` needs what no test has. Every line
 that begins with railcni, of every page, is read by the command's own parser.
 """
 
@@ -180,6 +181,8 @@ def test_what_a_page_does_in_a_cluster_works_in_its_order(page: Path, shell: She
     todo = list(runs(page, "cluster"))
     if not tools.find("helm") and any("helm " in block.text for block in todo):
         pytest.skip("needs helm: `.ci/helm` puts it into build/tools")
+    if not shutil.which("etcd") and any("etcd" in block.what for block in todo):
+        pytest.skip("needs etcd: install etcd-server and etcd-client")
     if not shutil.which("ping") and not shutil.which("busybox"):
         pytest.skip("needs ping: install iputils-ping or busybox")
     with cluster(shell, has_rdma=page.stem in scenes.RDMA):
@@ -197,6 +200,8 @@ def played(shell: Shell, scene: Scene, block: Block) -> str:
     for placeholder, name in scene.names.items():
         assert placeholder in text
         text = text.replace(placeholder, name)
+    if "serves" in block.what.split():
+        text = f"timeout --preserve-status 3 {text}"
     said = shell.run(text, findings="findings" in block.what.split())
     assert re.search(scene.said, said), said
     shell.run(scene.after)
@@ -227,6 +232,8 @@ def test_what_a_page_builds_is_built_in_its_order(page: Path, shell: Shell, tmp_
                 text = f"bash -ec '\n{text}complete -p railcni'"
             if "network" in block.what.split():
                 on_this_machine(shell, text)
+            elif "containerd" in block.what.split():
+                beside_containerd(shell, text)
             else:
                 played(shell, scenes.of(page.stem, block.text), block._replace(text=text, what="build"))
 
@@ -238,6 +245,21 @@ def on_this_machine(shell: Shell, text: str) -> None:
     if "No matching distribution" in done.stderr or "Connection" in done.stderr:
         pytest.skip("needs an index of Python packages")
     assert done.returncode == 0, done.stderr
+
+
+def beside_containerd(shell: Shell, text: str) -> None:
+    """Run lines on a node with a containerd; then it has railcni's image, by the name that docs/air-gapped.md tells."""
+    from tests.containerd import runtime
+
+    why = runtime.missing()
+    if why:
+        pytest.skip(why)
+    with runtime.Runtime(
+        shell.node, {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "loopback"}]}
+    ) as machine:
+        for lines in (text, "ctr -n k8s.io images ls -q | grep -x localhost/railcni:0.1.0"):
+            done = machine.enter(["sh", "-ec", f"cd {shell.folder}\n{lines}"])
+            assert done.returncode == 0, done.stderr
 
 
 @contextlib.contextmanager
