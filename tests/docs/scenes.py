@@ -96,11 +96,13 @@ SCENES = {
         after="CNI_COMMAND=VERSION /opt/cni/bin/railcni-macvlan | grep 1.1.0; /usr/local/bin/railcni status",
     ),
     ("air-gapped", "PIP_NO_INDEX=1"): Scene(before="rm .venv", after="bin/railcni --version | grep -x 'railcni 0.1.0'"),
-    ("command", "man -M"): Scene(said=r"(?s)railcni-ipam-leases - the leases.*complete -F _shtab_railcni railcni"),
+    ("command", "man -M"): Scene(said=r"(?s)railcni-ipam-leases - the leases.*complete .*-F _shtab_railcni railcni"),
     ("device-plugin", "--show"): Scene(
         before="cp conf/kubernetes/device-plugin/config.json device-plugin.json", said="rdma/hca_shared_devices_a"
     ),
-    ("device-plugin", "bin/railcni device-plugin --config device-plugin.json\n"): Scene(said="railcni device-plugin serves"),
+    ("device-plugin", "bin/railcni device-plugin --config device-plugin.json\n"): Scene(
+        said="railcni device-plugin serves"
+    ),
     ("dranet", "railcni dranet-ipam"): Scene(said=r"/run/railcni/dranet\.sock"),
     ("device-plugin", "vfs plan"): Scene(
         before="""printf '{"virtualFunctions": [{"nicSelector": {"pfNames": ["ens2f0"]}, "numVfs": 8}]}' > vfs.json""",
