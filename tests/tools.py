@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import shutil
 import subprocess
 
@@ -15,6 +17,15 @@ def find(name: str) -> str:
     """The path of the program, on PATH or in build/tools; "" for none."""
     own = ROOT / "build/tools" / name
     return shutil.which(name) or (str(own) if os.access(own, os.X_OK) else "")
+
+
+@functools.cache
+def kubectl_version() -> tuple[int, ...]:
+    """Of the client; () without kubectl. From 1.31 on `kubectl exec` speaks WebSocket, as the cluster of tests/docs does."""
+    if not find("kubectl"):
+        return ()
+    shown = run("kubectl", "version", "--client").stdout
+    return tuple(map(int, re.findall(r"Client Version: v(\d+)\.(\d+)", shown)[0]))
 
 
 def needs(name: str, remedy: str) -> pytest.MarkDecorator:

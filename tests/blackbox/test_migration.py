@@ -1,4 +1,5 @@
-"""docs/migration.md, step by step: each test's docstring begins with the heading of the step that it takes.
+"""What docs/migration.md promises, step by step: each test's docstring begins with the heading of its step. The commands of the
+page are run by tests/docs, in their order.
 
 Where whereabouts acts, the Go executable does if RAILCNI_TEST_WHEREABOUTS names it and RAILCNI_TEST_KUBECONFIG a real API
 server; else `Go` below writes what it writes. The server is the one for tests unless a real one is given.
@@ -19,13 +20,11 @@ import yaml
 
 from cni.cli import ipam as ipam_command
 from cni.cli.ipam import migrate as ipam_migrate
-from cni.library.installation import content, running
-from cni.library.installation.layout import PLAIN, PREFIXED
+from cni.library.installation import running
 from cni.shared.spec.errors import CniError
 from ipam.stores.kubernetes import locks
 from tests.agent.rig import Rig
 from tests.blackbox.command import run
-from tests.blackbox.test_install import install, make_bundle, said, uninstall
 from tests.blackbox.test_kubernetes import Server, network, server  # noqa: F401
 from tests.node import GO_PLUGINS, ROOT, Node, Pod, until
 from tests.stores import kubernetes_proxy
@@ -144,31 +143,15 @@ def site(tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> I
     api.close()
 
 
-@pytest.fixture
-def plugins(tmp_path: Path) -> Path:
-    """The plugin folder of a node where whereabouts and the Go plugins are."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in PLAIN:
-        (folder / name).write_text(f"#!/bin/sh\necho {name} of Go\n")
-        (folder / name).chmod(0o755)
-    return folder
-
-
-@pytest.fixture
-def bundle(tmp_path: Path) -> content.Content:
-    return make_bundle(tmp_path / "bundle", "ours")
-
-
-def test_every_step_of_the_document_is_a_test_and_every_test_a_step() -> None:
+def test_every_test_is_of_a_step_of_the_document_in_its_order() -> None:
     headings = re.findall(r"^## ((?:\d+|[A-Z])\. .+)$", DOCUMENT, re.M)
     taken = [
         (function.__doc__ or "").partition("\n")[0].removesuffix(".")
         for name, function in globals().items()
         if re.match(r"test_(\d+|[a-z])_", name)
     ]
-    assert list(dict.fromkeys(taken)) == headings
-    assert len(headings) > 10
+    assert list(dict.fromkeys(taken)) == [heading for heading in headings if heading in taken]
+    assert len(taken) > 10
 
 
 def test_1_a_cluster_that_is_wholly_gos_is_audited_and_cleared(site: Site) -> None:
@@ -198,13 +181,6 @@ def test_2_what_the_reconciler_takes_from_a_pending_pod_is_missed_by_check(site:
     assert "whereabouts-reconciler" in DOCUMENT and "ip-control-loop" in DOCUMENT and "ip-reconciler" in DOCUMENT
 
 
-def test_3_the_prefixed_names_leave_whereabouts_what_it_has(plugins: Path, bundle: content.Content) -> None:
-    """3. Install railcni beside whereabouts."""
-    install(plugins, bundle)
-    assert {name: said(plugins / name) for name in PLAIN} == {name: f"{name} of Go" for name in PLAIN}
-    assert {said(plugins / name) for name in PREFIXED} == {"oursours"}
-
-
 def test_3_the_account_of_the_shared_kubeconfig_gets_whereabouts_rights_before_the_agent_writes_it() -> None:
     """3. Install railcni beside whereabouts."""
     (binding,) = set(re.findall(r"^kubectl create clusterrolebinding .*[^\\\n]$", DOCUMENT, re.M))
@@ -213,10 +189,6 @@ def test_3_the_account_of_the_shared_kubeconfig_gets_whereabouts_rights_before_t
     assert binding.endswith(f" --serviceaccount={account['namespace']}:{account['name']}")
     assert f"--plugin-account={account['namespace']}/{account['name']}" in DAEMONSET
     assert DOCUMENT.index(binding) < DOCUMENT.index("kubectl apply -k conf/kubernetes")
-    name = binding.split()[3]
-    removed = DOCUMENT.index(f"kubectl delete clusterrolebinding {name}")
-    assert DOCUMENT.index("## 8.") < removed < DOCUMENT.index("## 9.")
-    assert DOCUMENT.index("## 10.") < DOCUMENT.rindex(binding) < DOCUMENT.index("## 11.")
 
 
 def test_3_nodes_of_both_kinds_give_from_one_pool(site: Site) -> None:
@@ -257,15 +229,6 @@ def test_5_a_network_of_the_prefixed_types_is_served_out_of_the_same_pool(node: 
     node.cni("railcni-macvlan", "DEL", config, netns=pod, args=args).succeeded()
     assert server.allocations() == {}
     assert node.leftovers() == []
-
-
-def test_6_the_plain_names_become_ours_and_what_had_them_is_kept(plugins: Path, bundle: content.Content) -> None:
-    """6. Take the plain names."""
-    install(plugins, bundle)
-    install(plugins, bundle, replace=True)
-    assert {said(plugins / name) for name in (*PLAIN, *PREFIXED)} == {"oursours"}
-    kept = plugins / "railcni-bundle/replaced"
-    assert {name: said(kept / name) for name in PLAIN} == {name: f"{name} of Go" for name in PLAIN}
 
 
 def test_7_a_pod_that_go_attached_is_detached_link_and_lease(node: Node, server: Server) -> None:  # noqa: F811
@@ -310,17 +273,6 @@ def test_8_the_agent_frees_what_go_left_and_no_living_pods(site: Site) -> None:
     assert agent.says("free the lease with `railcni ipam reclaim`"), agent.log
 
 
-def test_9_an_audit_finds_nothing_and_the_pool_says_who_has_what(site: Site) -> None:
-    """9. Verify."""
-    for n, add in enumerate((lambda: site.go.call("ADD", "go1", "p0"), lambda: site.ours("ADD", "c1", "p1")[0])):
-        site.lives(f"p{n}", add(), node="n1")
-    assert site.audit(0) == []
-    (pool,) = run("pools", "--kubeconfig", site.cluster.kubeconfig, data=True)
-    assert pool["used"] == 2
-    leases = run("leases", "--kubeconfig", site.cluster.kubeconfig, data=True)
-    assert sorted(lease["pod"] for lease in leases) == ["ns/p0", "ns/p1"]
-
-
 def test_10_releases_that_wait_are_made_before_the_records_are_left(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,15 +285,6 @@ def test_10_releases_that_wait_are_made_before_the_records_are_left(
     monkeypatch.setattr(ipam_command, "Records", lambda: site.rig.records("n1"))
     run("flush", "--kubeconfig", site.cluster.kubeconfig)
     assert (site.held(), site.reserved(), site.cluster.recorded(RECORDS)) == ({}, [], {})
-
-
-def test_11_the_plain_names_are_gos_again_and_nothing_of_ours_is_left(plugins: Path, bundle: content.Content) -> None:
-    """11. To go back: give whereabouts its names."""
-    before = sorted(path.name for path in plugins.iterdir())
-    install(plugins, bundle, replace=True)
-    uninstall(plugins)
-    assert {name: said(plugins / name) for name in PLAIN} == {name: f"{name} of Go" for name in PLAIN}
-    assert sorted(path.name for path in plugins.iterdir() if path.name != ".lock") == before
 
 
 def test_12_go_takes_our_entries_over_and_what_is_left_of_ours_frees_nothing(site: Site) -> None:

@@ -95,9 +95,9 @@ def test_a_submodule_that_its_package_imports_is_loaded_once(executables: Path) 
         "pack = posix.open(sys.argv[1], 0)",
         f"code, index = marshal.loads(posix.pread(pack, {pack.HEAD}, 0))",
         "exec(code, {'root': sys.argv[2], 'pack': pack, 'index': index})",
-        "from ipam.stores.apiserver.faults import Gone",
+        "from ipam.stores.apiserver.faults import Conflict",
         "from ipam.stores import apiserver",
-        "print(apiserver.Gone is Gone)",
+        "print(apiserver.Conflict is Conflict)",
     )
     argv = [interpreter, "-IS", "-c", "\n".join(lines), str(modules), str(ROOT)]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "True\n"
