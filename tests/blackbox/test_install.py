@@ -701,6 +701,8 @@ LEASED = {"addresses": ["10.9.0.1"]}
         (MACVLAN, LEASED, False, ""),
         (MACVLAN, None, True, ""),
         (None, LEASED, True, "10.9.0.1 would be given to others too"),
+        (MACVLAN, LEASED | {"store": {"kind": "kubernetes"}}, True, ""),
+        (MACVLAN, LEASED | {"store": {"kind": "addresslease"}}, True, "10.9.0.1 would be given to others too"),
         (MACVLAN | {"config": '{"type": "railcni-macvlan"}'}, None, True, "no other plugin detaches"),
         (MACVLAN | {"plugin": "host-device", "config": '{"type": "host-device"}'}, None, False, "without its MTU"),
         (MACVLAN | {"plugin": "sriov", "config": '{"type": "sriov"}'}, None, False, "the VF would keep the settings"),

@@ -7,8 +7,8 @@ The Go plugins do this on the DEL of an attachment that railcni has made:
 - host-device moves the device back under the name that its alias has. MTU, MAC, addresses, routes, alternative names
   and up stay lost: only railcni's record has them.
 - sriov finds no cache of its own, does nothing and succeeds: the VF keeps its VLAN and other settings for the next pod.
-- host-local and whereabouts do not read railcni's file store: they find no lease, succeed, and sooner or later
-  give the address to a second pod, while the first still answers to it.
+- host-local and whereabouts read none of railcni's own stores: they find no lease, succeed, and sooner or later give
+  the address to a second pod, while the first still answers to it. A lease in whereabouts' pools can be left to it.
 - A network of type railcni-… has no plugin at all any more: its pods would never end.
 
 An attachment of an earlier boot needs no DEL: the kernel has forgotten it. Nor does a macvlan whose namespace is gone;
@@ -53,9 +53,15 @@ def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> 
         return f"no other plugin detaches a network of type {network_type}"
     if plugin and plugin not in remaining:
         return f"no other plugin {plugin} is there to detach it"
-    if record.get("addresses"):
+    if record.get("addresses") and not ("whereabouts" in remaining and _is_shared(record)):
         return f"{', '.join(map(str, record['addresses']))} would be given to others too"
     return ""
+
+
+def _is_shared(record: dict[str, Any]) -> bool:
+    """Whether the lease is in the pools of whereabouts."""
+    store = record.get("store")
+    return isinstance(store, dict) and store.get("kind") == "kubernetes"
 
 
 def _type(config: Any) -> str:
