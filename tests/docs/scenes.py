@@ -194,8 +194,8 @@ SCENES = {
         said="nothing",
         after="kubectl -n kube-system get deployment whereabouts-reconciler -o jsonpath={.spec.replicas} | grep -x 1",
     ),
-    ("migration", "--to addresslease:"): Scene(said="1 lease copied", after=f"{USED} 0; {HELD} 1"),
-    ("migration", "--from addresslease:"): Scene(said="1 lease copied", after=f"{USED} 1; {HELD} 0"),
+    ("migration", "--to addresslease:"): Scene(said="2 leases copied", after=f"{USED} 0; {HELD} 2"),
+    ("migration", "--from addresslease:"): Scene(said="2 leases copied", after=f"{USED} 2; {HELD} 0"),
     ("migration", "> leases.yaml"): Scene(
         before=OPERATORS, said=r"192\.168\.111\.0-24 ", after="grep -c 'kind: IPPool$' leases.yaml | grep -x 2"
     ),
