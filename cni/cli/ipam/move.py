@@ -29,7 +29,7 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """The leases that `close` has taken out of their pools, besides those in the pools `found`, which it closes next."""
+        """The leases that `close` has already taken out of their pools. Those in the pools `found` are not among them."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             raise InvalidConfig(
                 f"the addresses of {sliced[0]} cannot be moved: it has node_slice_size, which datastore addresslease does not"
