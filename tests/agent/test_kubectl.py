@@ -19,7 +19,9 @@ from tests.agent.rig import Rig, owner
 from tests.node import BIN, ROOT
 
 pytestmark = [
-    pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl on PATH: install it, and run the tests again"),
+    pytest.mark.skipif(
+        not shutil.which("kubectl"), reason="needs kubectl on PATH: install it, and run the tests again"
+    ),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for namespaces and chroot: run the tests with sudo"),
 ]
 ALONE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc"]  # an install stops the workers that it sees
