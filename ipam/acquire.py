@@ -12,44 +12,16 @@ from cni.shared.spec.errors import TryAgainLater
 from ipam import allocator, rules
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import format_address
+from ipam.rules import Exhausted
 from ipam.stores.base import Claimed, Pauses, Store, Taken, Unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from typing import Protocol
 
     from ipam.ranges import Range
-    from ipam.rules import Need
+    from ipam.rules import Choice, Need
     from ipam.stores.base import Window
-
-    class Choice(Protocol):
-        """How the addresses of a claim are chosen: `windows` and `search` as here, `plan` as in ipam.rules."""
-
-        def windows(self, store: Store, wanted: Sequence[Need], owner: Owner, contended: int, /) -> list[Window]: ...
-
-        def plan(
-            self,
-            wanted: Sequence[Need],
-            own: Sequence[Lease],
-            pods: Sequence[Lease],
-            owner: Owner,
-            lost: Collection[Want],
-            /,
-        ) -> rules.Plan: ...
-
-        def search(
-            self,
-            store: Store,
-            wanted: Sequence[Need],
-            chosen: Sequence[int | None],
-            owner: Owner,
-            contended: int,
-            reclaim: Callable[[str], bool],
-            liked: Sequence[tuple[int, int]],
-            /,
-        ) -> list[int]: ...
-
 
 CLAIM_SECONDS = 30.0
 CONTENDED_SECONDS = 200.0  # of attempts that lose to others' claims: kubelet ends its call after 240
@@ -59,21 +31,16 @@ _UNSEEN = 3  # places that are tried unread, in a store where a reading costs mo
 _NEAR, _NEAR_SPREAD = 1, 256  # the first of them is near: the first block fills, and is no longer listed, the sooner
 
 
-class Exhausted(TryAgainLater):
-    """A pool has no free address."""
-
-
 class Terms:
     """The terms of a claim, apart from its store, its needs and its owner.
 
     `remember(wants, sequence)` is called before each claim, and when the leases exist already. `reclaim(pool)` is called
     when a pool is exhausted, and says whether it has freed an address. The addresses in `doubtful` are not kept, since a
     release of them may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
-    free, the best first. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `choice` chooses the addresses;
-    with None each is chosen by itself. `new`: the attachment never had a lease (ipam.stores.base.Store.survey).
+    free, the best first. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease (ipam.stores.base.Store.survey).
     """
 
-    __slots__ = ("choice", "doubtful", "new", "preferred", "reclaim", "remember", "seconds")
+    __slots__ = ("doubtful", "new", "preferred", "reclaim", "remember", "seconds")
 
     def __init__(
         self,
@@ -82,7 +49,6 @@ class Terms:
         doubtful: Sequence[Want] = (),
         preferred: Callable[[], list[tuple[int, int]]] = list,
         seconds: float = 0,
-        choice: Choice | None = None,
         new: bool = False,
     ) -> None:
         self.new = new
@@ -91,11 +57,10 @@ class Terms:
         self.doubtful = doubtful
         self.preferred = preferred
         self.seconds = seconds or CLAIM_SECONDS
-        self.choice = choice
 
 
-def acquire(store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) -> list[int]:
-    """Lease an address for each need in `wanted` to `owner`, all or none; returns the addresses in the order of the needs.
+def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
+    """Lease an address for each need of `wanted` to `owner`, all or none; returns the addresses in the order of the needs.
 
     Each attempt has the seconds of `terms`: a store that has answered an attempt is well, and others' claims are no fault.
     Raises Exhausted when a pool has no free address; TryAgainLater when another attachment holds a requested address, or
@@ -123,7 +88,7 @@ def acquire(store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) ->
                 store.finish_by(deadline)
                 if not pauses.wait():
                     raise TryAgainLater(
-                        f"no address of {', '.join(need.pool for need in wanted)} could be claimed within"
+                        f"no address of {', '.join(need.pool for need in _needs(wanted))} could be claimed within"
                         f" {last - began:g} s, because others claim from there at the same time: retry"
                     )
         unknown += 1  # `survey` of the next session shows whether it was made
@@ -135,43 +100,42 @@ def acquire(store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) ->
 class _Attempts:
     """The attempts at one claim. Each goes by the results of those before it."""
 
-    __slots__ = ("_contended", "_liked", "_lost", "_new", "_owner", "_store", "_terms", "_wanted")
+    __slots__ = ("_contended", "_lost", "_new", "_owner", "_preferred", "_store", "_terms", "_wanted")
 
-    def __init__(self, store: Store, wanted: Sequence[Need], owner: Owner, terms: Terms) -> None:
+    def __init__(self, store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> None:
         self._store = store
         self._wanted = wanted
         self._owner = owner
         self._terms = terms
         self._lost = list(terms.doubtful)
-        self._liked: list[tuple[int, int]] | None = None
+        self._preferred: list[tuple[int, int]] | None = None
         self._contended = 0  # the number of the place at which the search begins; 0: the lowest address
         self._new = terms.new
 
     def once(self) -> list[int] | Taken | Unknown:
         """Make one attempt, in a session of the store: the addresses, or the store's answer when it made no lease."""
         store, wanted, owner, terms = self._store, self._wanted, self._owner, self._terms
-        choice = terms.choice
-        windows, plan, find = (choice.windows, choice.plan, choice.search) if choice else (_windows, rules.plan, search)
-        window = windows(store, wanted, owner, self._contended)
-        found = store.survey(owner, window, self._new)
-        planned = plan(wanted, found.own, found.pods, owner, self._lost)
-        if found.crowded:
+        needs = _needs(wanted)
+        windows = _windows(store, wanted, owner, self._contended)
+        found = store.survey(owner, windows, self._new)
+        planned = rules.plan(wanted, found.own, found.pods, owner, self._lost)
+        if found.near_full:
             self._contended = max(self._contended, _NEAR + 1)
-        while None in planned.chosen and self._is_full(window):
+        while None in planned.chosen and self._is_full(windows):
             self._contended = max(self._contended, _NEAR) + 1
-            window = windows(store, wanted, owner, self._contended)
-        if self._liked is None and None in planned.chosen:
-            self._liked = [*terms.preferred(), *found.former]
+            windows = _windows(store, wanted, owner, self._contended)
+        if self._preferred is None and None in planned.chosen:
+            self._preferred = [*terms.preferred(), *found.former]
         if store.cooldown:
-            _check_requested(store, wanted, planned.given_up, owner)
+            _check_requested(store, needs, planned.given_up, owner)
         try:
-            values = find(store, wanted, planned.chosen, owner, self._contended, terms.reclaim, self._liked or ())
+            values = search(store, wanted, planned.chosen, owner, self._contended, terms.reclaim, self._preferred or ())
         except Exhausted:
             if not self._new:
                 raise
             self._new = False
             return Taken([])
-        wants = [need.want(value) for need, value in zip(wanted, values, strict=True)]
+        wants = [need.want(value) for need, value in zip(needs, values, strict=True)]
         if planned.settled:
             terms.remember(wants, found.own[0].sequence)
             return values
@@ -180,8 +144,8 @@ class _Attempts:
         if isinstance(answer, Claimed):
             return values
         if isinstance(answer, Taken) and answer.wants:
-            self._lost += _lost(store, wanted, wants, planned, answer.wants, owner)
-            self._liked = []
+            self._lost += _lost(store, needs, wants, planned, answer.wants, owner)
+            self._preferred = []
             if store.spreads and any(
                 w in answer.wants for w, c in zip(wants, planned.chosen, strict=True) if c is None
             ):
@@ -204,24 +168,46 @@ def unseen(store: Store) -> range:
 
 
 def lowest_free(
-    store: Store, need: Need, start: int = 0, avoid: Collection[int] = (), cooling: Collection[int] = ()
+    store: Store, choice: Choice, start: int = 0, avoid: Collection[int] = (), cooling: Collection[int] = ()
 ) -> int | None:
-    """The first address that can be claimed, from `start` to the end of the range and then from its beginning.
+    """The first index that can be claimed, from `start` to the end of its space and then from the beginning.
 
-    The few addresses in `avoid` and the many in `cooling` are passed over.
+    The few indexes in `avoid` and the many in `cooling` are passed over.
     """
-    rng = need.rng
 
     def occupied(low: int, high: int) -> int:
-        bits = store.occupied(need.pool, need.scope, rng.family, low, high)
+        bits = _occupied(store, choice, low, high)
         if cooling:
-            bits |= sum(1 << value - low for value in range(low, high + 1) if value in cooling)
+            bits |= sum(1 << index - low for index in range(low, high + 1) if index in cooling)
         return bits
 
     def next_open(low: int, high: int) -> int:
-        return store.next_open(need.pool, need.scope, rng.family, low, high)
+        for i, need in enumerate(choice.needs):
+            first, last = choice.values(low)[i], choice.values(high)[i]
+            low += store.next_open(need.pool, need.scope, need.rng.family, first, last) - first
+            if low > high:
+                break
+        return low
 
-    return allocator.search(rng, occupied, next_open, start, avoid, store.window)
+    return allocator.search(choice.space, occupied, next_open, start, avoid, store.window)
+
+
+def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
+    """The bitset of the indexes low..high that have an address which cannot be claimed."""
+    bits = 0
+    for window in _windows_of(choice, low, high):
+        bits |= store.occupied(*window)
+    return bits
+
+
+def _windows_of(choice: Choice, low: int, high: int) -> list[Window]:
+    """The addresses of the indexes low..high, for each need."""
+    bounds = zip(choice.needs, choice.values(low), choice.values(high), strict=True)
+    return [(need.pool, need.scope, need.rng.family, first, last) for need, first, last in bounds]
+
+
+def _needs(wanted: Sequence[Choice]) -> list[Need]:
+    return [need for choice in wanted for need in choice.needs]
 
 
 def start_of(rng: Range, owner: Owner, contended: int) -> int:
@@ -231,84 +217,109 @@ def start_of(rng: Range, owner: Owner, contended: int) -> int:
     return allocator.search_start(rng, owner.node, (*owner.attachment.key(), str(contended)))
 
 
-def _windows(store: Store, wanted: Sequence[Need], owner: Owner, contended: int) -> list[Window]:
+def _windows(store: Store, wanted: Sequence[Choice], owner: Owner, contended: int) -> list[Window]:
     """The windows that `search` reads first."""
-    found = []
-    for need in wanted:
-        rng = need.rng
-        window = allocator.window_from(rng, start_of(need.rng, owner, contended), rng.last, store.window)
-        if need.requested is None and window:
-            found.append((need.pool, need.scope, rng.family, *window))
+    found: list[Window] = []
+    for choice in wanted:
+        start = start_of(choice.space, owner, contended)
+        window = allocator.window_from(choice.space, start, choice.space.last, store.window)
+        if choice.requested is None and window:
+            found += _windows_of(choice, *window)
     return found
 
 
 def search(
     store: Store,
-    wanted: Sequence[Need],
+    wanted: Sequence[Choice],
     chosen: Sequence[int | None],
     owner: Owner,
     contended: int,
     reclaim: Callable[[str], bool],
-    liked: Sequence[tuple[int, int]] = (),
+    preferred: Sequence[tuple[int, int]] = (),
 ) -> list[int]:
-    """`chosen` with a free address in place of each None, if possible one of `liked`; Exhausted when none is free."""
+    """`chosen`, an address for each need, with free ones in place of None, of one of `preferred` if possible; Exhausted.
+
+    The addresses of a choice are all chosen, or none is.
+    """
     values: list[int] = []
-    proposed: list[int] = []  # indices of `wanted`
-    for i, (need, value) in enumerate(zip(wanted, chosen, strict=True)):
-        if value is None:
-            start = start_of(need.rng, owner, contended)
-            others = (*zip(wanted, values), *zip(wanted[i + 1 :], chosen[i + 1 :], strict=True))  # noqa: B905
-            avoid = [v for n, v in others if v is not None and n.rng.family == need.rng.family]
-            cooling = cooling_of(store, need, owner)
-            value = _liked(store, need, liked, {*avoid, *cooling})
-            if value is None and contended in unseen(store) and start not in {*avoid, *cooling}:
-                value = start
-            if value is None:
-                value = lowest_free(store, need, start, avoid, cooling)
-                if value is not None and store.is_claimed_here(need.want(value)):
-                    value = _unclaimed(store, need, value, {*avoid, *cooling})
-            if value is None and reclaim(need.pool):
-                cooling = cooling_of(store, need, owner)
-                value = lowest_free(store, need, start, avoid, cooling)
-            if value is None:
-                free = sum(wanted[j].rng.family == need.rng.family and need.rng.usable(values[j]) for j in proposed)
-                raise _exhausted(need, free, sum(map(need.rng.usable, cooling)))
-            proposed.append(i)
-        values.append(value)
+    proposed: list[tuple[int, int]] = []
+    needs = _needs(wanted)
+    for choice in wanted:
+        at, end = len(values), len(values) + len(choice.needs)
+        kept = [value for value in chosen[at:end] if value is not None]
+        if kept:
+            values += kept
+            continue
+        start = start_of(choice.space, owner, contended)
+        others = (*zip(needs, values), *zip(needs[end:], chosen[end:], strict=True))  # noqa: B905
+        indexes = [choice.index_of(need.rng.family, value) for need, value in others if value is not None]
+        avoid = [index for index in indexes if index is not None]
+        cooling = _cooling(store, choice, owner)
+        index = _preferred_free(store, choice, preferred, {*avoid, *cooling})
+        if index is None and contended in unseen(store) and start not in {*avoid, *cooling}:
+            index = start
+        if index is None:
+            index = lowest_free(store, choice, start, avoid, cooling)
+            if index is not None and _is_claimed_here(store, choice, index):
+                index = _unclaimed(store, choice, index, {*avoid, *cooling})
+        if index is None and True in [reclaim(pool) for pool in dict.fromkeys(need.pool for need in choice.needs)]:
+            cooling = _cooling(store, choice, owner)
+            index = lowest_free(store, choice, start, avoid, cooling)
+        if index is None:
+            count = sum(map(choice.space.usable, cooling))
+            waiting = f", {count} of them until their ipam.cooldown_seconds are over" if count else ""
+            found = (choice.index_of(*address) for address in proposed)
+            raise choice.exhausted(sum(i is not None and choice.space.usable(i) for i in found), waiting)
+        given = choice.values(index)
+        values += given
+        proposed += zip((need.rng.family for need in choice.needs), given, strict=True)
     return values
 
 
-def _unclaimed(store: Store, need: Need, value: int, avoid: Collection[int]) -> int:
-    """The next free address of the window that no other call of this node is about to claim; else `value`."""
-    last = min(value | store.window - 1, need.rng.last)
-    bits = store.occupied(need.pool, need.scope, need.rng.family, value, last)
-    for at in range(value + 1, last + 1):
-        may_be_given = not bits >> at - value & 1 and need.rng.usable(at) and at not in avoid
-        if may_be_given and not store.is_claimed_here(need.want(at)):
+def _is_claimed_here(store: Store, choice: Choice, index: int) -> bool:
+    """Whether another call of this node is about to claim an address of the index."""
+    return any(store.is_claimed_here(need.want(v)) for need, v in zip(choice.needs, choice.values(index), strict=True))
+
+
+def _unclaimed(store: Store, choice: Choice, index: int, avoid: Collection[int]) -> int:
+    """The next free index of the window that no other call of this node is about to claim; else `index`."""
+    last = min(index | store.window - 1, choice.space.last)
+    bits = _occupied(store, choice, index, last)
+    for at in range(index + 1, last + 1):
+        may_be_given = not bits >> at - index & 1 and choice.space.usable(at) and at not in avoid
+        if may_be_given and not _is_claimed_here(store, choice, at):
             return at
-    return value
+    return index
 
 
-def _liked(store: Store, need: Need, liked: Sequence[tuple[int, int]], avoid: Collection[int]) -> int | None:
-    """The first of `liked` that is free and that the range of `need` gives; None when no address is both."""
-    for family, value in liked:
-        may_be_given = family == need.rng.family and need.rng.usable(value) and value not in avoid
-        if may_be_given and not store.occupied(need.pool, need.scope, family, value, value):
-            return value
+def _preferred_free(
+    store: Store, choice: Choice, preferred: Sequence[tuple[int, int]], avoid: Collection[int]
+) -> int | None:
+    """The index of the first of `preferred` that is free and that `choice` can give; None when no address is both."""
+    for address in preferred:
+        index = choice.index_of(*address)
+        may_be_given = index is not None and choice.space.usable(index) and index not in avoid
+        if index is not None and may_be_given and not _occupied(store, choice, index, index):
+            return index
     return None
 
 
-def cooling_of(store: Store, need: Need, owner: Owner) -> Collection[int]:
-    """The addresses of `need` that `owner` may not have yet, since another pod has just given them up."""
+def _cooling(store: Store, choice: Choice, owner: Owner) -> Collection[int]:
+    """The indexes with an address that `owner` may not have yet, since another pod has just given it up."""
     if not store.cooldown:
         return ()
-    return store.cooling(need.pool, need.scope, need.rng.family, need.rng.first, need.rng.last, owner)
+    found: set[int] = set()
+    first = choice.space.first
+    for need, value_of_first in zip(choice.needs, choice.values(first), strict=True):
+        of = (need.pool, need.scope, need.rng.family, need.rng.first, need.rng.last)
+        found |= {first + value - value_of_first for value in store.cooling(*of, owner)}
+    return found
 
 
-def _check_requested(store: Store, wanted: Sequence[Need], kept: Sequence[Lease], owner: Owner) -> None:
+def _check_requested(store: Store, needs: Sequence[Need], kept: Sequence[Lease], owner: Owner) -> None:
     """Raise TryAgainLater when a requested address is cooling; those of the leases `kept` are not asked about."""
     held = {(lease.pool, lease.value) for lease in kept}
-    for need in wanted:
+    for need in needs:
         value = need.requested
         if value is None or (need.pool, value) in held:
             continue
@@ -319,18 +330,9 @@ def _check_requested(store: Store, wanted: Sequence[Need], kept: Sequence[Lease]
             )
 
 
-def _exhausted(need: Need, free: int, cooling: int) -> Exhausted:
-    size = need.rng.size()
-    waiting = f", {cooling} of them until their ipam.cooldown_seconds are over" if cooling else ""
-    return Exhausted(
-        f"pool {need.pool} is exhausted: {size - free} of the {size} addresses that range {need.rng} may give are in use{waiting}."
-        " Delete attachments or enlarge the range; `railcni ipam leases` shows who holds them"
-    )
-
-
 def _lost(
     store: Store,
-    wanted: Sequence[Need],
+    needs: Sequence[Need],
     wants: Sequence[Want],
     planned: rules.Plan,
     taken: Sequence[Want],
@@ -343,7 +345,7 @@ def _lost(
     """
     known = {lease.key() for lease in planned.given_up}
     lost = []
-    for need, want, kept in zip(wanted, wants, planned.chosen, strict=True):
+    for need, want, kept in zip(needs, wants, planned.chosen, strict=True):
         if want not in taken or kept is None:
             continue
         holder = store.holder(want)

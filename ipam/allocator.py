@@ -37,7 +37,7 @@ def search(
 
     `occupied(low, high)` answers the bitset of a window. `next_open(low, high)` answers an address from low on below
     which all are occupied, high + 1 when all of low..high are: it is asked once a window is full, and a store that
-    knows spares us reading the full ones behind it. `avoid` are addresses that the caller knows to be taken
+    knows spares us reading the full ones after it. `avoid` are addresses that the caller knows to be taken
     otherwise, such as one just proposed for the same attachment. A window has `size` addresses, a power of two.
     """
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):

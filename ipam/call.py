@@ -1,30 +1,38 @@
-"""What every verb of the IPAM plugin reads from a request first: the configuration, the owner and the store; and STATUS."""
+"""The parts of the verbs that a network and a group of rails share: the configuration, the owner, and the claim of addresses."""
 
 from __future__ import annotations
 
 import time
 
+from cni.shared.config import refuse
 from cni.shared.kernel import node
-from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable
+from cni.shared.spec.errors import CniError
+from cni.shared.spec.request import Attachment, member
 from ipam import config as configuration
+from ipam import records as ipam_records
 from ipam import stores
-from ipam.leases import Owner
+from ipam.leases import Owner, Want
 from ipam.ranges import format_address, parse_address
 from ipam.records import PART
-from ipam.stores.base import CREATE, SHARED_SECONDS
+from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
 from ipam.upkeep import reclaim, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
+    from cni.shared.config import Fault
     from cni.shared.log import Log
-    from cni.shared.records import Records
-    from cni.shared.spec.request import Attachment, Request
+    from cni.shared.records import HeldLock, Records
+    from cni.shared.spec.request import Request
     from ipam.config import IpamConfig
-    from ipam.rules import Need
+    from ipam.group.indexes import Group
+    from ipam.rules import Choice
     from ipam.stores.base import Store
+
+
+_PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
 
 
 def configured(request: Request, log: Log) -> IpamConfig:
@@ -36,6 +44,38 @@ def configured(request: Request, log: Log) -> IpamConfig:
     if config.node_slice_size and config.datastore == "file":
         log.warning("ipam.node_slice_size has no effect: the file store's addresses are this node's alone")
     return config
+
+
+def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | None]:
+    """The checked configuration, and the group of a rail that asks for the same index; None for any other network."""
+    if not is_of_group(request):
+        return configured(request, log), None
+    from cni.shared import rail as rails_key
+    from ipam.group import indexes
+
+    faults: list[Fault] = []
+    rail = rails_key.read(request.config, faults)
+    refuse(faults)
+    assert rail is not None  # noqa: S101  # the key is there
+    config = configured(request, log)
+    return config, indexes.group_of(rail, config)
+
+
+def is_of_group(request: Request) -> bool:
+    """Whether the network is a rail whose group gives a pod one index on all rails (rail.addressing: same-index)."""
+    if member(request.config, "rail") is None:
+        return False
+    from cni.shared import rail as rails_key
+
+    return rails_key.asks_for_same_index(request.config)
+
+
+def ref_of(config: IpamConfig, group: Group | None) -> dict[str, Any]:
+    """The reference to the store of `config`, with the pools of all rails of its group."""
+    store_ref = stores.ref_of(config)
+    if group and "pools" in store_ref:
+        store_ref["pools"] = group.pools()
+    return store_ref
 
 
 def owner_of(request: Request, config: IpamConfig) -> Owner:
@@ -58,16 +98,71 @@ def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
     return stores.joined(recorded, stores.ref_of(config))
 
 
-def preferred_of(config: IpamConfig, owner: Owner, log: Log) -> list[tuple[int, int]]:
-    """The addresses, (family, value), in the pod's annotation; none unless the configuration has it read."""
-    if not (config.preferred_ip_annotation and owner.pod[1]):
-        return []
-    from ipam import annotation
+def claim(
+    wanted: Sequence[Choice],
+    owner: Owner,
+    config: IpamConfig,
+    store_ref: dict[str, Any],
+    record: dict[str, Any] | None,
+    records: Records,
+    of_group: dict[str, Any] | None = None,
+) -> tuple[list[int], dict[str, Any] | None]:
+    """Lease an address for each need of `wanted` to `owner`; returns the addresses, and the record that names them.
 
-    return annotation.preferred(config.kubeconfig, owner.pod, min(SHARED_SECONDS, config.store_timeout), log)
+    `record` is the present one, whose lock the caller holds; `of_group` are the members that a group adds to it.
+    """
+    from ipam.acquire import Terms, acquire  # the other verbs claim no address
+
+    restore = restorer(store_ref, records, owner)
+    store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
+    store.cooldown = config.cooldown_seconds
+    former = record
+
+    def remember(wants: Sequence[Want], sequence: int) -> None:
+        nonlocal record
+        owner.sequence = sequence
+        new = ipam_records.document(stores.recorded(store_ref), wants, owner, config.cooldown_seconds)
+        new |= of_group or {}
+        if record is None or any(record.get(key) != value for key, value in new.items()):
+            records.write(owner.attachment, PART, new)
+            record = new
+
+    doubtful: list[Want] = []
+    if record and record["pending"] and stores.is_shared(store_ref):
+        doubtful = [lease.want for lease in ipam_records.leases(owner.attachment, record)]
+    seconds = config.store_timeout if stores.is_shared(store_ref) else 0
+
+    claims: list[HeldLock] = []
+
+    def is_claimed_here(want: Want) -> bool:
+        lock = records.try_locked(Attachment(want.pool, format_address(want.family, want.value), ""), "address")
+        claims.extend([lock] if lock else ())
+        return lock is None
+
+    if stores.is_shared(store_ref) and store.spreads and of_group is None:
+        store.is_claimed_here = is_claimed_here
+    try:
+        terms = Terms(
+            remember,
+            reclaim=lambda pool: reclaim(store, pool, owner, records),
+            doubtful=doubtful,
+            preferred=lambda: _preferred(config, owner.pod, records.log),
+            seconds=seconds,
+            new=record is None and of_group is None,
+        )
+        return acquire(store, wanted, owner, terms), record
+    except Unreachable:
+        raise  # nobody knows what was claimed; DEL or GC finds it by the record
+    except CniError:
+        if record is not former:
+            _forget(owner.attachment, store, records, former)
+        raise
+    finally:
+        for lock in claims:
+            lock.release()
 
 
-def forget(attachment: Attachment, store: Store, records: Records, former: dict[str, Any] | None = None) -> None:
+def _forget(attachment: Attachment, store: Store, records: Records, former: dict[str, Any] | None) -> None:
     """Replace the record of a failed ADD by the `former` one, or remove it if that is None, if nothing was claimed for certain.
 
     A store that was lost is restored from the records, so no record may name an address that its attachment does not have.
@@ -82,42 +177,39 @@ def forget(attachment: Attachment, store: Store, records: Records, former: dict[
         pass  # DEL or GC ends it by the record
 
 
-def attempt(
-    config: IpamConfig,
-    owner: Owner,
-    target: Callable[[float], tuple[dict[str, Any], Sequence[Need]]],
-    search: Callable[..., list[int]],
-    records: Records,
-    log: Log,
-) -> None:
-    """Search the store for the addresses that an ADD would claim, and claim none; NotAvailable when the ADD would fail.
+def _preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[tuple[int, int]]:
+    """The addresses, (family, value), in the annotation of the pod (namespace, name, uid), the best first.
 
-    That is also when no store is named: runtimes call STATUS without a pod, and those that call it serve Kubernetes.
+    Empty when the pod cannot be read or the annotation is no list of addresses, with a line in the log; and when the pod
+    of that name has another uid. Some builds of whereabouts read the same annotation: one address, which is given if it is
+    free, and ignored if not.
     """
-    if config.unnamed:
-        raise NotAvailable(config.unnamed)
-    seconds = min(SHARED_SECONDS, config.store_timeout)
+    if not (config.preferred_ip_annotation and pod[1]):
+        return []
+    from ipam.stores.apiserver import Api, uid_of
+    from ipam.stores.apiserver.faults import Gone
+
+    api = Api(config.kubeconfig, min(SHARED_SECONDS, config.store_timeout))
     try:
-        store_ref, wanted = target(seconds)
-        store = stores.open_store(store_ref, CREATE, restorer(store_ref, records, log), seconds)
-        store.cooldown = config.cooldown_seconds
-        with store.session():
-            search(
-                store,
-                wanted,
-                [None] * len(wanted),
-                owner,
-                False,
-                lambda pool: reclaim(store, pool, owner, records, log),
-            )
-    except InvalidConfig:
-        raise
+        metadata = api.pod(*pod[:2])
+    except Gone:
+        log.warning(f"there is no pod {pod[0]}/{pod[1]}: its annotation {_PREFERRED} is passed over")
+        return []
     except CniError as fault:
-        raise NotAvailable(fault.msg, fault.details) from None
+        log.warning(f"annotation {_PREFERRED} is passed over: {fault.msg}")
+        return []
+    finally:
+        api.close()
+    if pod[2] and uid_of(metadata) != pod[2]:
+        return []
+    text = str((metadata.get("annotations") or {}).get(_PREFERRED) or "")
     try:
-        store.ready()
-    except CniError as fault:
-        raise NotAvailable(fault.msg, fault.details) from None
+        return [parse_address(part.strip().partition("/")[0]) for part in text.split(",") if part.strip()]
+    except ValueError:
+        log.warning(
+            f'annotation {_PREFERRED} "{text[:100]}" of pod {pod[0]}/{pod[1]}: want addresses, separated by commas'
+        )
+        return []
 
 
 def address_of(text: str) -> tuple[int, int]:

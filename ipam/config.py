@@ -33,23 +33,6 @@ if TYPE_CHECKING:
 class IpamConfig:
     """A checked IPAM configuration: an attribute for each key of IPAM_KEYS, and those that are made of several keys."""
 
-    __slots__ = (
-        *(key.attribute for key in IPAM_KEYS),
-        *(
-            "addresses",
-            "config_path",
-            "dns",
-            "gateways",
-            "hidden",
-            "node",
-            "notes",
-            "ranges",
-            "requested",
-            "routes",
-            "slice_node",
-            "unnamed",
-        ),
-    )
     ranges: list[Range]  # each gives an address; the block's own range first
     addresses: list[IPConfig]  # static ones, for every attachment
     requested: list[Requested]  # by CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment

@@ -1,9 +1,13 @@
 """The node's files that the IPAM configuration depends on: the flat file, the host name, and where a path leads.
 
+A network's own `dataDir` leads to a directory of ours, never to one of another program.
+
 This module is the default for the parameter `files` of `ipam.config.read`; tests pass another reader.
 """
 
 from __future__ import annotations
+
+import posix
 
 from cni.shared.kernel import files
 from cni.shared.kernel.node import host_name
@@ -19,6 +23,12 @@ PATHS = (
 """Where an installer puts the flat file; the first that exists counts."""
 
 _LIMIT = 1 << 20  # bytes; the path may come from a network's author: no device, FIFO or endless file is read
+
+_LEASES = "leases.db"  # of the lease file; what belongs to it has a name that begins so
+_STATE = "/var/lib/cni/railcni"
+_FORMER_ROOTS = ("/var/lib/cni", "/run/cni")  # the default of dataRoots in version 0.1.0
+_FILE_TYPE, _REGULAR, _DIRECTORY = 0o170000, 0o100000, 0o040000
+_NAME_MAX = 255  # bytes (include/uapi/linux/limits.h)
 
 
 def load(path: str) -> bytes | None:
@@ -38,9 +48,7 @@ def follow(path: str, roots: str = "") -> str:
         from cni.shared import policy  # most networks name no path
 
         if roots == "dataRoots":
-            from ipam import datadir
-
-            return datadir.confine(path)
+            return _confined(path)
         return policy.current().confine(roots, path)
     from cni.shared.kernel import paths
 
@@ -48,3 +56,66 @@ def follow(path: str, roots: str = "") -> str:
         return paths.resolve(path)
     except OSError as fault:
         raise ValueError(f"cannot be followed: {fault.strerror}") from None
+
+
+def _confined(path: str) -> str:
+    """The directory that `path` leads to; ValueError says why leases may not be kept in it.
+
+    They may be kept in the node's own store, in directories below `dataRoots` of the node's policy, and, unless the
+    administrator has set dataRoots, in the stores that version 0.1.0 has made at other places, which have a lease file. The
+    author of a network is no administrator, and one new file among another program's already does harm: host-local takes each
+    name below /var/lib/cni/networks/NETWORK for an address in use.
+    """
+    from cni.shared import policy
+    from cni.shared.kernel import paths
+
+    allowed = policy.current()
+    try:
+        resolved, state = paths.resolve(path), paths.resolve(_STATE)
+        roots = [paths.resolve(root) for root in allowed.data_roots]
+        former = [paths.resolve(root) for root in _FORMER_ROOTS] if allowed.data_roots is policy.DATA_ROOTS else []
+    except OSError as fault:
+        raise ValueError(f"cannot be followed: {fault.strerror}") from None
+    if resolved == state:
+        return _STATE
+    has_leases = _has_leases(resolved)
+    if has_leases and any(paths.is_below(resolved, root) for root in former):
+        return resolved
+    allowed.confine("dataRoots", path)
+    if has_leases or resolved in roots:
+        return resolved
+    parts = resolved.split("/")
+    if any(len(part.encode()) > _NAME_MAX for part in parts):
+        raise ValueError(f"has a part of more than {_NAME_MAX} bytes: File name too long")
+    if any(part.startswith(_LEASES) for part in parts):
+        raise ValueError(f"has a part that begins with {_LEASES}, as the names of lease files do: want another name")
+    if paths.is_below(resolved, state) and not paths.is_below(resolved, f"{state}/stores"):
+        raise ValueError(f"is among railcni's own records: want a directory below {_STATE}/stores")
+    holder = _nearest(resolved)
+    is_inside = any(holder != root and paths.is_below(holder, root) for root in roots)
+    if is_inside and _has_files(holder) and not _has_leases(holder):
+        what = "holds" if holder == resolved else f"is to be made in {holder[:60]}, which holds"
+        raise ValueError(f"{what} files of others: want a directory for railcni alone, such as one in {_STATE}/stores")
+    return resolved
+
+
+def _nearest(path: str) -> str:
+    """The directory at `path`, or the nearest one above it that exists."""
+    while path and not _is(path, _DIRECTORY):
+        path = path.rpartition("/")[0]
+    return path or "/"
+
+
+def _has_leases(directory: str) -> bool:
+    return any(name.startswith(_LEASES) and _is(f"{directory}/{name}", _REGULAR) for name in files.names_in(directory))
+
+
+def _has_files(directory: str) -> bool:
+    return any(not _is(f"{directory}/{name}", _DIRECTORY) for name in files.names_in(directory))
+
+
+def _is(path: str, kind: int) -> bool:
+    try:
+        return posix.stat(path, follow_symlinks=False).st_mode & _FILE_TYPE == kind
+    except OSError:
+        return False

@@ -1,6 +1,6 @@
 """The keys of the `ipam` block and of the flat file: their types, defaults and meaning, as tables.
 
-docs/reference.md and the published JSON Schema are compared with these tables. Names match without
+docs/reference.md and the JSON Schema of `railcni nad schema` are made from these tables. Names match without
 regard to case, unknown keys are ignored, null is absent. A name with a dot is a key of a nested object. Sources:
 whereabouts v0.9, pkg/types and doc/extended-configuration.md; `dataDir` is host-local's.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cni.shared.config import Key, boolean, integer, list_of, mapping, one_of, optional, string
 from cni.shared.log import LEVELS
+from cni.shared.spec.result import MOST_SCOPE
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 
 TYPE_CHECKING = False
@@ -62,7 +63,7 @@ def absolute_path(value: Any) -> str:
 
 def etcd_prefix(value: Any) -> str:
     if not string(value).startswith("/") or not value.isascii() or not value.isprintable() or len(value) > 200:
-        raise ValueError('want "/" and printable ASCII behind it, 200 characters at most')
+        raise ValueError('want "/" and printable ASCII after it, 200 characters at most')
     return str(value)
 
 
@@ -135,7 +136,7 @@ IPAM_KEYS = (
         "network_name",
         string,
         "",
-        "sets pools and overlap reservations apart: the same range can be used anew under each network_name",
+        "sets pools and overlap reservations apart: the same range can be used again under each network_name",
     ),
     Key(
         "enable_overlapping_ranges",
@@ -248,7 +249,7 @@ ROUTE_KEYS = (
     Key("table", _UINT32, None, "the routing table (cniVersion 1.1.0)"),
     Key(
         "scope",
-        integer(0, 255),
+        integer(0, MOST_SCOPE),
         None,
         "the scope, in the kernel's numbers: 0 global, 253 link, 254 host (cniVersion 1.1.0)",
     ),

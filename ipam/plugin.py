@@ -11,16 +11,14 @@ later call can end, because of their order:
 from __future__ import annotations
 
 from cni.shared.records import STATE, Began, Records
-from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, UnsupportedField
+from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField
 from cni.shared.spec.request import Attachment, member
 from cni.shared.spec.result import IPConfig, Result
 from ipam import rules, stores
-from ipam.call import address_of, attempt, configured, forget, owner_of, preferred_of, reached
-from ipam.leases import Want
+from ipam.call import address_of, claim, configured, configured_rail, is_of_group, owner_of, reached, ref_of
 from ipam.ranges import format_address
-from ipam.records import PART, document
-from ipam.records import leases as recorded_leases
-from ipam.stores.base import CREATE, READ, SHARED_SECONDS, Unreachable
+from ipam.records import PART
+from ipam.stores.base import CREATE, READ, SHARED_SECONDS
 from ipam.upkeep import flush_reminded, is_pending, read_record, reclaim, recorder, release, restorer
 
 TYPE_CHECKING = False
@@ -29,67 +27,46 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cni.shared.log import Log
-    from cni.shared.records import HeldLock
     from cni.shared.spec.request import Request
     from ipam.config import IpamConfig
+    from ipam.group.indexes import Group
     from ipam.ranges import Range
-    from ipam.rules import Need
+    from ipam.rules import Choice, Need
 
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
     """Serve `request`; the result of an ADD, None for every other verb. The records are under the directory `state`."""
     try:
-        return _serve(request, Records(state, log), log)
+        return _serve(request, Records(state, log))
     except CniError as fault:
         for text in log.hidden:
             fault.msg, fault.details = (part.replace(text, "(not shown)") for part in (fault.msg, fault.details))
         raise
 
 
-def _serve(request: Request, records: Records, log: Log) -> Result | None:
-    if request.command != "GC" and member(request.config, "rail") is not None:
-        from cni.shared import rail
-
-        if rail.asks_for_same_index(request.config):
-            return _of_group(request, records, log)
+def _serve(request: Request, records: Records) -> Result | None:
     if request.command == "ADD":
-        return add(request, records, log)
-    {"DEL": delete, "CHECK": check, "GC": collect, "STATUS": status}[request.command](request, records, log)
+        return add(request, records)
+    {"DEL": delete, "CHECK": check, "GC": collect, "STATUS": status}[request.command](request, records)
     return None
 
 
-def _of_group(request: Request, records: Records, log: Log) -> Result | None:
-    if request.command == "ADD":
-        from ipam.group import add
-
-        return add.add(request, records, log)
-    from ipam.group import verbs
-
-    {"DEL": verbs.delete, "CHECK": verbs.check, "STATUS": verbs.status}[request.command](request, records, log)
-    return None
-
-
-def add(request: Request, records: Records, log: Log) -> Result:
+def add(request: Request, records: Records) -> Result:
     """The addresses of the attachment: those that it has already, or new ones, all or none."""
-    config = configured(request, log)
-    stores.locate(config, request.attachment.network, True, config.store_timeout)
-    wanted = rules.needs(config)
-    store_ref = stores.ref_of(config) if wanted else None
-    values: list[int] = []
-    with records.locked(request.attachment, PART):
-        record = read_record(request.attachment, records, log)
-        if record and not (
-            store_ref and stores.same(record["store"], store_ref)
-        ):  # the configuration has changed after the ADD that wrote the record
-            release(request.attachment, record, record["store"], records, log)
-            record = None
-        if store_ref:
-            if record:
-                store_ref = stores.joined(record["store"], store_ref)
-            values = _acquire(request, config, wanted, store_ref, record, records, log)
+    config, group = configured_rail(request, records.log)
+    store_ref: dict[str, Any] | None
+    if group:
+        from ipam.group import rails
+
+        store_ref, values = rails.add(group, config, request.attachment, owner_of(request, config), records)
+        needs = group.own
+    else:
+        stores.locate(config, request.attachment.network, True, config.store_timeout)
+        needs = rules.needs(config)
+        store_ref, values = _add(needs, config, request, records)
     if store_ref and stores.is_shared(store_ref):
-        flush_reminded(records, log, store_ref)
-    addresses = [f"{format_address(n.rng.family, v)}/{n.rng.prefix}" for n, v in zip(wanted, values, strict=True)]
+        flush_reminded(records, store_ref)
+    addresses = [f"{format_address(n.rng.family, v)}/{n.rng.prefix}" for n, v in zip(needs, values, strict=True)]
     for family, value, prefix in config.requested:
         if config.range_of(family, value) is None:
             addresses.append(f"{format_address(family, value)}/{prefix}")
@@ -98,102 +75,81 @@ def add(request: Request, records: Records, log: Log) -> Result:
     return Result(ips=ips, routes=config.routes, dns=config.dns)
 
 
-def _acquire(
-    request: Request,
-    config: IpamConfig,
-    wanted: Sequence[Need],
-    store_ref: dict[str, Any],
-    record: dict[str, Any] | None,
-    records: Records,
-    log: Log,
-) -> list[int]:
-    from ipam.acquire import Terms, acquire  # the other verbs claim no address
-
-    owner = owner_of(request, config)
-    restore = restorer(store_ref, records, log, owner)
-    store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, log.warning)
-    store.cooldown = config.cooldown_seconds
-    former = record
-
-    def remember(wants: Sequence[Want], sequence: int) -> None:
-        nonlocal record
-        owner.sequence = sequence
-        new = document(stores.recorded(store_ref), wants, owner, config.cooldown_seconds)
-        if record is None or any(record.get(key) != value for key, value in new.items()):
-            records.write(request.attachment, PART, new)
-            record = new
-
-    def preferred() -> list[tuple[int, int]]:
-        return preferred_of(config, owner, log)
-
-    doubtful: list[Want] = []
-    if record and record["pending"] and stores.is_shared(store_ref):
-        doubtful = [le.want for le in recorded_leases(request.attachment, record)]
-    seconds = config.store_timeout if stores.is_shared(store_ref) else 0
-
-    def reclaimed(pool: str) -> bool:
-        return reclaim(store, pool, owner, records, log)
-
-    claims: list[HeldLock] = []
-
-    def is_claimed_here(want: Want) -> bool:
-        lock = records.try_locked(Attachment(want.pool, format_address(want.family, want.value), ""), "address")
-        claims.extend([lock] if lock else ())
-        return lock is None
-
-    if stores.is_shared(store_ref) and store.spreads:
-        store.is_claimed_here = is_claimed_here
-    try:
-        terms = Terms(remember, reclaimed, doubtful, preferred, seconds, new=record is None)
-        return acquire(store, wanted, owner, terms)
-    except Unreachable:
-        raise  # nobody knows what was claimed; DEL or GC finds it by the record
-    except CniError:
-        if record is not former:
-            forget(request.attachment, store, records, former)
-        raise
-    finally:
-        for lock in claims:
-            lock.release()
-
-
-def delete(request: Request, records: Records, log: Log) -> None:
-    """Release the leases of the attachment, which are found by its record, or without one by the configuration."""
+def _add(
+    needs: Sequence[Need], config: IpamConfig, request: Request, records: Records
+) -> tuple[dict[str, Any] | None, list[int]]:
+    """(the store of the addresses, None without any; the address for each of `needs`)."""
+    store_ref = stores.ref_of(config) if needs else None
     with records.locked(request.attachment, PART):
-        record = read_record(request.attachment, records, log)
+        record = read_record(request.attachment, records)
+        if record and not (
+            store_ref and stores.same(record["store"], store_ref)
+        ):  # the configuration has changed after the ADD that wrote the record
+            release(request.attachment, record, record["store"], records)
+            record = None
+        if store_ref is None:
+            return None, []
+        if record:
+            store_ref = stores.joined(record["store"], store_ref)
+        return store_ref, claim(needs, owner_of(request, config), config, store_ref, record, records)[0]
+
+
+def delete(request: Request, records: Records) -> None:
+    """Release the leases of the attachment, which are found by its record, or without one by the configuration.
+
+    The leases of a group are those of its last rail.
+    """
+    holder, read = request.attachment, read_record
+    if is_of_group(request):
+        from cni.shared.rail import group_of
+        from ipam.group import rails
+
+        name = group_of(request.config)
+        if not name:
+            return  # no ADD with this configuration has claimed an address
+        holder, read = rails.attachment_of(name, holder.container_id), rails.read
+    with records.locked(holder, PART):
+        record = read(holder, records)
         store_ref = record["store"] if record else None
-        seconds, cooldown = 0.0, None
+        seconds, cooldown, group = 0.0, None, None
         try:
-            config = configured(request, log)
-            if store_ref is None:
-                store_ref = _searched(request, config) if rules.needs(config) else None
-            else:
-                store_ref = reached(store_ref, config)
+            config, group = configured_rail(request, records.log)
+            store_ref = reached(store_ref, config) if store_ref else _searched(request, config, group)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
             if (
                 record is None
             ):  # then no ADD of ours has claimed anything, and a wrong configuration must not keep a pod from ending
-                log.warning(
+                records.log.warning(
                     f"nothing is recorded of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
         if not store_ref:
-            records.remove(request.attachment, PART)
+            records.remove(holder, PART)
             return
+        if holder != request.attachment:
+            record = rails.leave(request.attachment, holder, record, group, store_ref, seconds, cooldown or 0, records)
+            if record is None:
+                return
         try:
-            release(request.attachment, record, store_ref, records, log, seconds, cooldown)
+            release(holder, record, store_ref, records, seconds, cooldown)
         except CniError as fault:
-            if not stores.is_shared(store_ref) or not is_pending(request.attachment, records):
+            if not stores.is_shared(store_ref) or not is_pending(holder, records):
                 raise
-            log.error(f"the release of {request.attachment} is pending, and will be tried again: {fault.msg}")
+            records.log.error(f"the release of {holder} is pending, and will be tried again: {fault.msg}")
             return
     if stores.is_shared(store_ref):
-        flush_reminded(records, log, store_ref)
+        flush_reminded(records, store_ref)
 
 
-def _searched(request: Request, config: IpamConfig) -> dict[str, Any]:
-    """The description of the store in which an attachment without a record may have leases; it names no pools if they are
-    not known, and all are then searched."""
+def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict[str, Any] | None:
+    """The reference to the store in which an attachment without a record may have leases, None where it has none.
+
+    It names no pools if they are not known, and all are then searched.
+    """
+    if group:
+        return ref_of(config, group)
+    if not rules.needs(config):
+        return None
     try:
         stores.locate(config, request.attachment.network, False, min(SHARED_SECONDS, config.store_timeout))
     except CniError:  # the controller makes no NodeSlicePool for a network that was deleted
@@ -203,24 +159,29 @@ def _searched(request: Request, config: IpamConfig) -> dict[str, Any]:
     return stores.ref_of(config)
 
 
-def check(request: Request, records: Records, log: Log) -> None:
+def check(request: Request, records: Records) -> None:
     """Compare the store with prevResult, and prevResult with the configuration; AttachmentDiffers names all differences."""
     from cni.shared.spec import result
     from ipam import check as comparison
 
-    config = configured(request, log)
+    config, group = configured_rail(request, records.log)
     previous = member(request.config, "prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
     expected = result.parse(previous)
-    found = comparison.unlike(config, expected, request.cni_version)
     given = {address_of(a.address): a.address for a in expected.ips}
-    static = {address_of(a.address) for a in config.addresses}
-    of_ranges = {key: text for key, text in given.items() if key not in static}
-    ranges = list(config.ranges)  # whole, before they are a node's slices
-    stores.locate(config, request.attachment.network, False)
-    with records.locked(request.attachment, PART):
-        found += _lease_differences(request.attachment, config, of_ranges, ranges, records, log)
+    if group:
+        from ipam.group import rails
+
+        found = rails.differences(group, request.attachment, config, given, records)
+    else:
+        found = comparison.unlike(config, expected, request.cni_version)
+        static = {address_of(a.address) for a in config.addresses}
+        of_ranges = {key: text for key, text in given.items() if key not in static}
+        ranges = list(config.ranges)  # whole, before they are a node's slices
+        stores.locate(config, request.attachment.network, False)
+        with records.locked(request.attachment, PART):
+            found += _lease_differences(request.attachment, config, of_ranges, ranges, records)
     if found:
         raise AttachmentDiffers(
             f"the addresses of {request.attachment.ifname} of container {request.attachment.container_id} are not as ADD left"
@@ -235,15 +196,14 @@ def _lease_differences(
     given: dict[tuple[int, int], str],
     ranges: Sequence[Range],
     records: Records,
-    log: Log,
 ) -> list[str]:
     """The differences of the leases of `attachment` from the addresses `given` in its ranges, and from `ranges`."""
     wanted = rules.needs(config)
-    record = read_record(attachment, records, log)
+    record = read_record(attachment, records)
     if not wanted and not record:
         return []
     store_ref = reached(record["store"], config) if record else stores.ref_of(config)
-    known = recorder(attachment.network, records, log, attachment.container_id)
+    known = recorder(attachment.network, records, attachment.container_id)
     store = stores.open_store(store_ref, READ, known, min(SHARED_SECONDS, config.store_timeout))
     found = []
     with store.session():
@@ -268,7 +228,7 @@ def _lease_differences(
     return found
 
 
-def collect(request: Request, records: Records, log: Log) -> None:
+def collect(request: Request, records: Records) -> None:
     """Release the leases of the attachments of this network that the runtime does not list. All are tried before an error."""
     from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments
     from ipam import upkeep
@@ -276,12 +236,12 @@ def collect(request: Request, records: Records, log: Log) -> None:
     began = Began()
     valid = valid_attachments(request)
     if valid is None:
-        log.warning(NOTHING_LISTED)
+        records.log.warning(NOTHING_LISTED)
         return
     faults: list[CniError] = []
     store_ref, pools, node_name, cooldown = None, [], "", 0
     try:
-        config = configured(request, log)
+        config = configured(request, records.log)
         node_name, cooldown = config.node, config.cooldown_seconds
         stores.locate(config, request.attachment.network, False)
         wanted = rules.needs(config)
@@ -289,27 +249,46 @@ def collect(request: Request, records: Records, log: Log) -> None:
             store_ref, pools = stores.ref_of(config), list(dict.fromkeys(need.pool for need in wanted))
     except CniError as fault:
         faults.append(fault)
-    faults += upkeep.collect(request.attachment.network, valid, node_name, store_ref, pools, records, log, cooldown)
+    faults += upkeep.collect(request.attachment.network, valid, node_name, store_ref, pools, records, cooldown)
     groups = records.of_groups(PART)
     if groups:
-        from ipam.group import verbs
+        from ipam.group import rails
 
-        faults += verbs.collect(request.attachment.network, valid, began, groups, store_ref, records, log)
+        faults += rails.collect(request.attachment.network, valid, began, groups, store_ref, records)
     if faults:
         faults[0].details = "\n".join(filter(None, [faults[0].details, *(fault.msg for fault in faults[1:])]))
         raise faults[0]
 
 
-def status(request: Request, records: Records, log: Log) -> None:
-    """Whether an ADD could be served now; NotAvailable says why not."""
+def status(request: Request, records: Records) -> None:
+    """Search the store for the addresses that an ADD would claim, and claim none; NotAvailable when the ADD would fail.
+
+    That is also when no store is named: runtimes call STATUS without a pod, and those that call it serve Kubernetes.
+    """
     from ipam.acquire import search
 
-    config = configured(request, log)
-    if not rules.needs(config) and not config.unnamed:
+    config, group = configured_rail(request, records.log)
+    if config.unnamed:
+        raise NotAvailable(config.unnamed)
+    if not group and not rules.needs(config):
         return
-
-    def target(seconds: float) -> tuple[dict[str, Any], Sequence[Need]]:
-        stores.locate(config, request.attachment.network, False, seconds)
-        return stores.ref_of(config), rules.needs(config)
-
-    attempt(config, owner_of(request, config), target, search, records, log)
+    owner = owner_of(request, config)
+    seconds = min(SHARED_SECONDS, config.store_timeout)
+    try:
+        if not group:
+            stores.locate(config, request.attachment.network, False, seconds)
+        wanted: Sequence[Choice] = [group] if group else rules.needs(config)
+        store_ref = ref_of(config, group)
+        store = stores.open_store(store_ref, CREATE, restorer(store_ref, records), seconds)
+        store.cooldown = config.cooldown_seconds
+        chosen = [None for choice in wanted for need in choice.needs]
+        with store.session():
+            search(store, wanted, chosen, owner, 0, lambda pool: reclaim(store, pool, owner, records))
+    except InvalidConfig:
+        raise
+    except CniError as fault:
+        raise NotAvailable(fault.msg, fault.details) from None
+    try:
+        store.ready()
+    except CniError as fault:
+        raise NotAvailable(fault.msg, fault.details) from None

@@ -136,7 +136,7 @@ class Range:
             self.first = max(self.first, start)
         if end is not None:
             self.last = min(self.last, end)
-        self.blocked = _merge(blocked, self.first, self.last)
+        self.blocked = merge(blocked, self.first, self.last)
         self._spans = _gaps(self.blocked, self.first, self.last)
 
     def __str__(self) -> str:
@@ -215,7 +215,7 @@ def _bounds(family: int, value: int, prefix: int) -> Span:
     return value & ~hosts, value | hosts
 
 
-def _merge(spans: Iterable[Span], low: int, high: int) -> list[Span]:
+def merge(spans: Iterable[Span], low: int, high: int) -> list[Span]:
     """`spans` cut to low..high, sorted, those that overlap or touch joined."""
     merged: list[Span] = []
     for a, b in sorted((max(a, low), min(b, high)) for a, b in spans):

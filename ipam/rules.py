@@ -3,25 +3,38 @@
 1. The same attachment again: the addresses that it has, as long as the configuration still gives them.
 2. The same pod (namespace and name) with the same ifname in a new sandbox: the leases move to it. Not when both uids
    are known and differ: then it is another pod of the same name, and the former one may still be on the wire. Nor
-   when a uid is not known and the machines differ: a pod's sandbox is made anew where it was.
+   when a uid is not known and the machines differ: a pod's sandbox is made again where it was.
 3. No pod name matches no pod.
 4. What an attachment holds and the configuration no longer gives is given up in the step that claims the rest.
 """
 
 from __future__ import annotations
 
+from cni.shared.spec.errors import TryAgainLater
 from ipam.leases import Lease, Owner, Want
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from typing import TypeAlias
 
     from ipam.config import IpamConfig
+    from ipam.group.indexes import Group
     from ipam.ranges import Range
+
+    Choice: TypeAlias = "Need | Group"
+    """An index of `space` is chosen, which stands for an address for each of `needs`; a need alone is a choice of one."""
+
+
+class Exhausted(TryAgainLater):
+    """A pool has no free address."""
 
 
 class Need:
-    """One address that an attachment gets from a pool: any of `rng`, or the one that was `requested`."""
+    """One address that an attachment gets from a pool: any of `rng`, or the one that was `requested`.
+
+    As a choice its index is the address itself.
+    """
 
     __slots__ = ("pool", "requested", "rng", "scope")
 
@@ -35,11 +48,34 @@ class Need:
         """The address `value`, as a claim asks for it."""
         return Want(self.pool, self.rng.family, value, self.scope)
 
-    def is_met_by(self, lease: Lease) -> bool:
-        """Whether the address of `lease` is one that this need could be given."""
-        if lease.pool != self.pool or lease.family != self.rng.family:
-            return False
-        return lease.value == self.requested if self.requested is not None else self.rng.usable(lease.value)
+    @property
+    def needs(self) -> list[Need]:
+        return [self]
+
+    @property
+    def space(self) -> Range:
+        return self.rng
+
+    def values(self, index: int) -> list[int]:
+        """The address for each of `needs` at an index."""
+        return [index]
+
+    def index_of(self, family: int, value: int) -> int | None:
+        """The index of an address; None for an address of another family."""
+        return value if family == self.rng.family else None
+
+    def kept_index(self, place: Lease | Want) -> int | None:
+        """The index to keep for a lease at `place`; None where its pool or its range is another."""
+        is_kept = place.pool == self.pool and place.family == self.rng.family and self.rng.usable(place.value)
+        return place.value if is_kept else None
+
+    def exhausted(self, free: int, waiting: str) -> Exhausted:
+        """The error when no index is free; `free` addresses are only proposed, and `waiting` tells of cooldowns."""
+        size = self.rng.size()
+        return Exhausted(
+            f"pool {self.pool} is exhausted: {size - free} of the {size} addresses that range {self.rng} may give are in"
+            f" use{waiting}. Delete attachments or enlarge the range; `railcni ipam leases` shows who holds them"
+        )
 
 
 class Plan:
@@ -77,30 +113,50 @@ def needs(config: IpamConfig) -> list[Need]:
 
 
 def plan(
-    wanted: Sequence[Need], own: Sequence[Lease], pods: Sequence[Lease], owner: Owner, lost: Collection[Want] = ()
+    wanted: Sequence[Choice], own: Sequence[Lease], pods: Sequence[Lease], owner: Owner, lost: Collection[Want] = ()
 ) -> Plan:
     """What to claim for `owner`, whose attachment holds `own`; `pods` are the leases of its pod under its ifname.
 
-    `lost` are addresses of leases that cannot be kept, since another holds the reservation.
+    `lost` are addresses of leases that cannot be kept, since another holds the reservation. A choice keeps the index that
+    most of the leases have.
     """
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
     usable = [lease for lease in (*own, *former) if (lease.pool, lease.value) not in gone]
-    chosen: list[int | None] = [need.requested for need in wanted]
-    kept: list[Lease | None] = [None] * len(wanted)
+    found: dict[
+        int, list[tuple[int | None, Lease | None]]
+    ] = {}  # an address and its lease for each need, by place in `wanted`
     for i in sorted(range(len(wanted)), key=lambda i: wanted[i].requested is None):  # a requested address first
-        for lease in usable:
-            if wanted[i].is_met_by(lease):
+        choice, found[i] = wanted[i], []
+        index = choice.requested if choice.requested is not None else _most_kept(choice, usable, lost)
+        values = [None] * len(choice.needs) if index is None else choice.values(index)
+        for need, value in zip(choice.needs, values, strict=True):
+            place = (need.pool, need.rng.family, value)
+            lease = next((x for x in usable if (x.pool, x.family, x.value) == place), None)
+            if lease:
                 usable.remove(lease)
-                kept[i], chosen[i] = lease, lease.value
-                break
+            found[i].append((value, lease))
+    pairs = [pair for i in range(len(wanted)) for pair in found[i]]
+    kept = [lease for _, lease in pairs]
+    needs = [need for choice in wanted for need in choice.needs]
     moved = [lease for lease in former if lease in kept]
     settled = (
         not moved
-        and len(own) == len(wanted)
-        and all(lease and is_current(lease, need, owner) for lease, need in zip(kept, wanted, strict=True))
+        and len(own) == len(needs)
+        and all(lease and is_current(lease, need, owner) for lease, need in zip(kept, needs, strict=True))
     )
-    return Plan(chosen, [*own, *moved], settled)
+    return Plan([value for value, _ in pairs], [*own, *moved], settled)
+
+
+def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
+    """The index that most of the leases `usable` have, of two the one of the earlier lease; None for none that is whole."""
+    gone = {choice.kept_index(want) for want in lost}
+    counts: dict[int, int] = {}
+    for lease in usable:
+        index = choice.kept_index(lease)
+        if index is not None and index not in gone:
+            counts[index] = counts.get(index, 0) + 1
+    return max(counts, key=lambda index: counts[index]) if counts else None
 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:

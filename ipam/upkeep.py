@@ -1,6 +1,6 @@
 """Leases and records are kept in agreement: release, collection, and the first leases of a store whose file was lost.
 
-`release` is the one way in which a recorded attachment loses its addresses: DEL, GC, `flush` and the agent call it.
+A recorded attachment loses its addresses by `release`, which DEL, GC, `flush` and the agent call, and after a reboot by `reclaim`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from cni.shared.log import Log
     from cni.shared.records import Records
     from cni.shared.spec.request import Attachment
     from ipam.leases import Lease
@@ -33,7 +32,7 @@ _FLUSH_PAUSE = 10.0  # seconds after an attempt that left releases; a release th
 _LINK_PART = "link"
 
 
-def read_record(attachment: Attachment, records: Records, log: Log) -> dict[str, Any] | None:
+def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | None:
     """The IPAM record; None when there is none, or when its members are damaged."""
     record = records.read(attachment, PART)
     if record is None:
@@ -41,7 +40,7 @@ def read_record(attachment: Attachment, records: Records, log: Log) -> dict[str,
     try:
         ipam_records.leases(attachment, record)
     except ValueError as fault:
-        log.error(f"the record of {attachment} is damaged: {fault}; going by the store alone")
+        records.log.error(f"the record of {attachment} is damaged: {fault}; going by the store alone")
         return None
     return record
 
@@ -51,7 +50,6 @@ def release(
     record: dict[str, Any] | None,
     store_ref: dict[str, Any],
     records: Records,
-    log: Log,
     seconds: float = 0,
     cooldown: int | None = None,
 ) -> None:
@@ -62,14 +60,14 @@ def release(
     then says that the release is pending.
     """
     held = ipam_records.leases(attachment, record) if record else []
-    restore = restorer(store_ref, records, log)
+    restore = restorer(store_ref, records)
     if stores.is_shared(store_ref):  # a release asks for this attachment's leases alone
         recorded = list(held)
         restore = lambda: recorded  # noqa: E731
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
     store.cooldown = ipam_records.cooldown(record) if cooldown is None else cooldown
     if record and stores.is_shared(store_ref) and not record["pending"]:
-        record = _marked_pending(attachment, record, records, log)
+        record = _marked_pending(attachment, record, records)
     try:
         with store.session():
             if held and store.release(held) == len(held):
@@ -88,11 +86,11 @@ def release(
             pass  # the first error is the cause
         raise
     if held:
-        log.info(f"released {_texts(held)}")
+        records.log.info(f"released {_texts(held)}")
     records.remove(attachment, PART)
 
 
-def _marked_pending(attachment: Attachment, record: dict[str, Any], records: Records, log: Log) -> dict[str, Any]:
+def _marked_pending(attachment: Attachment, record: dict[str, Any], records: Records) -> dict[str, Any]:
     """`record`, written with the mark that its release is pending.
 
     A store may serve the request long after this process was killed. With the mark, an ADD of the same attachment takes
@@ -102,7 +100,7 @@ def _marked_pending(attachment: Attachment, record: dict[str, Any], records: Rec
     try:
         records.write(attachment, PART, marked)
     except CniError as fault:
-        log.warning(f"the release of {attachment} could not be written down before it is made: {fault.msg}")
+        records.log.warning(f"the release of {attachment} could not be written down before it is made: {fault.msg}")
         return record
     return marked
 
@@ -127,13 +125,13 @@ def is_pending(attachment: Attachment, records: Records) -> bool:
     return record is not None and record.get("pending") is True
 
 
-def flush_reminded(records: Records, log: Log, store_ref: dict[str, Any]) -> None:
+def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
     """Call `flush` if it is due; the caller has just reached the store `store_ref`."""
     if records.is_reminded(_FLUSH_PAUSE):
-        flush(records, log, store_ref, _FLUSH_SECONDS)
+        flush(records, store_ref, _FLUSH_SECONDS)
 
 
-def flush(records: Records, log: Log, store_ref: dict[str, Any] | None, seconds: float) -> int:
+def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
     """Retry the pending releases for about `seconds`; the number of those that are left.
 
     `store_ref` is the store of the configuration, with its password; None where there is none. A store that cannot be
@@ -153,16 +151,16 @@ def flush(records: Records, log: Log, store_ref: dict[str, Any] | None, seconds:
         if held is None:
             continue
         with held:
-            record = read_record(attachment, records, log)
+            record = read_record(attachment, records)
             if record is None or not record["pending"]:
                 left -= 1
                 continue
             where = stores.joined(record["store"], store_ref)
             try:
-                release(attachment, record, where, records, log, seconds)
+                release(attachment, record, where, records, seconds)
                 left -= 1
             except CniError as fault:
-                log.warning(f"the release of {attachment} stays pending: {fault.msg}")
+                records.log.warning(f"the release of {attachment} stays pending: {fault.msg}")
                 if isinstance(fault, Unreachable):
                     silent.append(where)
                     deadline = time.monotonic() + seconds
@@ -176,52 +174,45 @@ def is_among(store: Any, found: Iterable[dict[str, Any]]) -> bool:
     return isinstance(store, dict) and any(stores.same(store, one) for one in found)
 
 
-def restorer(
-    store_ref: dict[str, Any], records: Records, log: Log, owner: Owner | None = None
-) -> Callable[[], list[Lease]]:
+def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
     """The function that reads the leases which a new store of this description begins with: those of the records that name it.
 
     For an `owner`, the store addresslease gets the leases of its container and its pod in its network alone.
     """
     if owner and store_ref.get("kind") == "addresslease":
-        return recorder(owner.attachment.network, records, log, owner.attachment.container_id, owner.pod[1])
+        return recorder(owner.attachment.network, records, owner.attachment.container_id, owner.pod[1])
 
     def restore() -> list[Lease]:
-        found: list[Lease] = []
-        for attachment, _, record in (*records.all(PART), *records.newer(PART)):
-            where = record.get("store")
-            if not isinstance(where, dict) or stores.same(where, store_ref):
-                # A record of a newer format counts as far as it can be read: its own version releases an address too many.
-                try:
-                    found += ipam_records.leases(attachment, record)
-                except ValueError as fault:
-                    log.error(f"the record of {attachment} cannot be read: {fault}; its addresses are not restored")
+        listed = [(attachment, record) for attachment, _, record in (*records.all(PART), *records.newer(PART))]
+        named = [x for x in listed if not isinstance(x[1].get("store"), dict) or stores.same(x[1]["store"], store_ref)]
+        # A record of a newer format counts as far as it can be read: its own version releases an address too many.
+        found = _leases_of(named, records)
         if found and not stores.is_shared(store_ref):
-            log.warning(f"the store was new; restored from the attachment records: {_texts(found)}")
+            records.log.warning(f"the store was new; restored from the attachment records: {_texts(found)}")
         return found
 
     return restore
 
 
-def recorder(network: str, records: Records, log: Log, *names: str) -> Callable[[], list[Lease]]:
+def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
     """The function that reads the leases in a network's records, whatever store these name: a migration may have moved them.
 
     With `names`, of containers and pods, it reads those records alone that hold one of them.
     """
-
-    def known() -> list[Lease]:
-        found: list[Lease] = []
-        for attachment, record in records.of_network(network, PART, *names):
-            try:
-                found += ipam_records.leases(attachment, record)
-            except ValueError as fault:
-                log.error(f"the record of {attachment} cannot be read: {fault}")
-        return found
-
-    return known
+    return lambda: _leases_of(records.of_network(network, PART, *names), records)
 
 
-def reclaim(store: Store, pool: str, owner: Owner, records: Records, log: Log) -> bool:
+def _leases_of(listed: Iterable[tuple[Attachment, dict[str, Any]]], records: Records) -> list[Lease]:
+    found: list[Lease] = []
+    for attachment, record in listed:
+        try:
+            found += ipam_records.leases(attachment, record)
+        except ValueError as fault:
+            records.log.error(f"the record of {attachment} cannot be read: {fault}; its addresses are not restored")
+    return found
+
+
+def reclaim(store: Store, pool: str, owner: Owner, records: Records) -> bool:
     """Release the leases of `pool` from earlier boots of this node whose namespaces are gone; whether any was released."""
     freed = False
     for attachment in {lease.attachment for lease in store.of_earlier_boots(pool, owner.node, owner.boot_id)}:
@@ -238,7 +229,7 @@ def reclaim(store: Store, pool: str, owner: Owner, records: Records, log: Log) -
                 continue
             freed = store.release(dead) > 0 or freed
             records.remove(attachment, PART)
-            log.warning(f"reclaimed {_texts(dead)} of {attachment}, which an earlier boot left")
+            records.log.warning(f"reclaimed {_texts(dead)} of {attachment}, which an earlier boot left")
     return freed
 
 
@@ -268,7 +259,6 @@ def collect(
     store_ref: dict[str, Any] | None,
     pools: Iterable[str],
     records: Records,
-    log: Log,
     cooldown: int = 0,
 ) -> list[CniError]:
     """Release the leases of the attachments of `network` that are not `valid`; returns the errors.
@@ -296,7 +286,7 @@ def collect(
         if is_among(where, silent):
             continue
         try:
-            _collect(attachment, began, store_ref, records, log, cooldown)
+            _collect(attachment, began, store_ref, records, cooldown)
         except CniError as fault:
             note_fault(fault, where, faults, silent)
     try:
@@ -335,7 +325,7 @@ def _unlisted(
 
 
 def _collect(
-    attachment: Attachment, began: Began, store_ref: dict[str, Any] | None, records: Records, log: Log, cooldown: int
+    attachment: Attachment, began: Began, store_ref: dict[str, Any] | None, records: Records, cooldown: int
 ) -> None:
     link = records.try_locked(attachment, _LINK_PART)
     if link is None:
@@ -345,15 +335,15 @@ def _collect(
         if own is None:
             return
         with own:
-            record = read_record(attachment, records, log)
+            record = read_record(attachment, records)
             if record and not began.is_after(record["sequence"]):
                 return
             if not (record and record["pending"]) and records.read(attachment, _LINK_PART):
                 return  # an ADD has made the link since the link plugin read its records, or it could not be removed
             where = stores.joined(record["store"], store_ref) if record else store_ref
             if where:
-                release(attachment, record, where, records, log, cooldown=ipam_records.cooldown(record) or cooldown)
-                log.info(f"collected {attachment}")
+                release(attachment, record, where, records, cooldown=ipam_records.cooldown(record) or cooldown)
+                records.log.info(f"collected {attachment}")
 
 
 def _texts(leases: Iterable[Lease]) -> str:

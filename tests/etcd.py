@@ -135,6 +135,11 @@ def post(url: str, method: str, document: dict[str, Any]) -> Any:
         return json.load(reply)
 
 
+def is_claim(data: bytes) -> bool:
+    """Whether a client of ours asks for a claim with `data`: no other request has these keys."""
+    return b"/void/" in data and b"/node/" in data
+
+
 _shared: dict[tuple[str, ...], Cluster] = {}
 
 

@@ -6,6 +6,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+_QUIET = 0.3  # seconds: an answer is whole when no more has come for so long; gRPC sends other frames before
+
 
 class Proxy:
     """`with Proxy(port) as proxy`: connections to `proxy.port` reach 127.0.0.1:`port`, or another `host`.
@@ -78,12 +80,15 @@ class Proxy:
     ) -> None:
         """Pass on what the server says, until a reply is to be lost."""
         try:
-            while (data := server.recv(1 << 20)) and not losing.is_set():
-                if held.is_set():
-                    self.done.set()
-                client.sendall(data)
+            while data := server.recv(1 << 20):
+                if losing.is_set() or held.is_set():
+                    server.settimeout(_QUIET)
+                if not losing.is_set():
+                    client.sendall(data)
         except OSError:
             pass
+        if held.is_set():
+            self.done.set()
         _shut(client, server)
 
 

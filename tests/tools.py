@@ -33,6 +33,10 @@ def needs(name: str, remedy: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not find(name), reason=f"needs {name}: {remedy}")
 
 
+needs_ip = needs("ip", "apt-get install iproute2")
+needs_compiler = needs("cc", "apt-get install gcc libc6-dev")
+
+
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run it, with its output."""
     return subprocess.run([find(name), *arguments], capture_output=True, text=True)

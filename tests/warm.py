@@ -78,7 +78,7 @@ def of_node(node: Node) -> list[int]:
 
 
 def allow(node: Node, number: int) -> None:
-    """Write the policy that allows so many workers, 0 for none, and begin anew with it."""
+    """Write the policy that allows so many workers, 0 for none, and begin again with it."""
     policy = node.path(PATHS[1])
     policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text(json.dumps({"warm": {"workers": number}}))

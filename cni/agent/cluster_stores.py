@@ -8,23 +8,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from cni.agent import events
 from cni.agent.grace import GraceTracker, is_abandoned
-from cni.agent.server import SECONDS
+from cni.agent.loop import SECONDS
+from cni.library.audit import in_use
 from cni.library.audit.cluster import Cluster, PoolReading
+from cni.library.audit.free import Freeing
 from cni.library.audit.model import Key, Name, Node, Pod
+from cni.library.service.log import AgentLog
+from cni.shared.records import Records
+from cni.shared.spec.errors import InvalidConfig
+from cni.shared.spec.request import Attachment
+from ipam import records as ipam_records
+from ipam import upkeep
 from ipam.leases import Lease
 from ipam.ranges import BITS, range_of
 from ipam.stores import open_store
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver.faults import Conflict, Undefined
 from ipam.stores.apiserver.resources import ADDRESSES, POOLS, RESERVATIONS
-from ipam.stores.base import CHANGE, Store
+from ipam.stores.base import CHANGE, Claimed, Store
 from ipam.stores.kubernetes import objects
 from ipam.stores.kubernetes.objects import IPPool, Reservation, allocation
 
 _NAMES = 1000  # names and labels of objects in one reply
+
+Outcome = tuple[bool, str, str]  # whether the lease is settled; the reason of an Event and its message, "" for none
+_SETTLED: Outcome = (True, "", "")
+_BUSY: Outcome = (False, "", "")
 
 
 class Usage:
@@ -46,13 +59,20 @@ class Usage:
 
 
 class ClusterSource(ABC):
-    """A store of the API server. `usage` to `faults` are those of the last `read_abandoned`."""
+    """A store of the API server. `usage` to `faults` are those of the last `read_abandoned`.
+
+    `node_records` are this node's; `below` finds a path of the host where it is mounted here.
+    """
 
     kind = ""
 
-    def __init__(self) -> None:
+    def __init__(self, node_records: Records, log: AgentLog, below: Callable[[str], str]) -> None:
+        self._node_records = node_records
+        self._log = log
+        self._below = below
         self.cluster: Cluster
         self.store: Store
+        self.freeing: Freeing
         self.usage: dict[str, Usage] = {}
         self.named: set[str] = set()  # nodes that leases name
         self.abandoned: dict[Key, Lease] = {}  # the leases that no node's agent frees
@@ -69,13 +89,12 @@ class ClusterSource(ABC):
         """Read `cluster` from now on."""
         self.cluster = cluster
         self.store = open_store({"kind": self.kind, "kubeconfig": cluster.path}, CHANGE, seconds=SECONDS)
+        self.freeing = Freeing(self.store, cluster, self._node_records, self._below, SECONDS)
 
     def forget(self) -> None:
         """Forget the leases of other nodes: another agent is elected."""
         self._begin()
-        self.abandoned_dead.clear()
-        self.waiting.clear()
-        self.seen_on = {}
+        self.abandoned_dead, self.waiting, self.seen_on = GraceTracker(), GraceTracker(), {}
 
     def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
         """Note the nodes of the pods of abandoned leases while they live; another pod of the same name does not count."""
@@ -114,6 +133,60 @@ class ClusterSource(ABC):
         """Make the other objects of a lease that is held; whether one was missing."""
         return False
 
+    def read_records(self) -> None:
+        """Read this node's records for its leases in this store, without pending releases."""
+        found: list[Lease] = []
+        for attachment, _, record in self._node_records.all(ipam_records.PART):
+            if record.get("pending") is True or (record.get("store") or {}).get("kind") != self.kind:
+                continue
+            try:
+                found += ipam_records.leases(attachment, record)
+            except ValueError:
+                continue  # the next verb that reads the record says so
+        self.records = {lease.identity: lease for lease in found}
+
+    def restore(self, lease: Lease, others: Iterable[ClusterSource]) -> Outcome:
+        """Put back the objects of a lease that this store has lost. CniError.
+
+        The address of another lease stays with it. A lease without any object is put back only while it may be in use: the
+        record may be that of a former sandbox of the pod. A pool that is closed, or an address that another store has, was
+        moved there: then the record is to follow (`railcni ipam migrate`).
+        """
+        with in_use.excluded(self._node_records, lease.attachment) as users:
+            record = upkeep.read_record(lease.attachment, self._node_records) if users else None
+            if record is None or users is None or record["pending"] or record["sequence"] != lease.sequence:
+                return _BUSY
+            try:
+                holder = self.holder(lease)
+            except ValueError:
+                return _SETTLED
+            again = "was lost, and is there again"
+            if holder is lease:
+                lost = self.complete(lease)
+                return (True, events.RESTORED, f"the overlap reservation of {lease.text} {again}") if lost else _SETTLED
+            if holder and holder.pod_name == lease.pod_name:
+                return _SETTLED
+            if holder:
+                other = holder.pod_ref or holder.container_id
+                remedy = "delete one of the two pods, so that it gets another address"
+                return True, events.CONTENDED, f"{lease.text} of pool {lease.pool} is held by {other} too: {remedy}"
+            if not self._may_be_used(lease, users) or any(_has_moved(lease, other) for other in others):
+                return _SETTLED
+            try:
+                answer = self.store.claim([lease.want], lease.owner)
+            except InvalidConfig as fault:  # such as a pool that cannot be read, or was closed just now
+                self._log.state(f"restore {lease.pool}", f"{lease.text} cannot be put back: {fault.msg}")
+                return _SETTLED
+            if not isinstance(answer, Claimed):
+                return _BUSY
+            return True, events.LEASE_RESTORED, f"the lease of {lease.text} in pool {lease.pool} {again}"
+
+    def _may_be_used(self, lease: Lease, users: list[Attachment]) -> bool:
+        try:
+            return in_use.may_be(lease, users, self._node_records, self._below)
+        except OSError:
+            return True  # the agent cannot tell
+
     def _begin(self) -> None:
         """Forget the last `read_abandoned`."""
         self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, {}, []
@@ -137,9 +210,7 @@ class PoolSource(ClusterSource):
 
     kind = "kubernetes"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._read: dict[str, IPPool | None] = {}  # since `of_node`
+    _read: dict[str, IPPool | None]  # since `of_node`
 
     def fault(self) -> str:
         try:
@@ -225,7 +296,7 @@ class AddressSource(ClusterSource):
     def read_abandoned(self, nodes: Mapping[str, Node]) -> Iterator[None]:
         self._begin()
         named = {addresses.label(name): name for name in nodes}
-        strange: set[str] = set()
+        lost: set[str] = set()
         selector = addresses.selector({addresses.STATE: addresses.HELD})
         for page in self.cluster.pages(ADDRESSES, dict, labels=selector, brief=True, size=_NAMES):
             for metadata in (document["metadata"] for document in page):
@@ -236,9 +307,9 @@ class AddressSource(ClusterSource):
                 except ValueError:
                     self.faults.append(f"the name of AddressLease {name} tells no address")
                 if mark not in named or nodes[named[mark]].out_of_service:
-                    strange.add(mark)
+                    lost.add(mark)
             yield
-        for mark in sorted(strange):
+        for mark in sorted(lost):
             for leases in self._leases({addresses.NODE: mark}):
                 self._keep(leases, nodes)
                 yield
@@ -249,3 +320,10 @@ class AddressSource(ClusterSource):
         except Undefined:
             return None
         return lease if found and found.attachment == lease.attachment else found
+
+
+def _has_moved(lease: Lease, other: ClusterSource) -> bool:
+    try:
+        return other.holder(lease) is not None
+    except ValueError:
+        return False

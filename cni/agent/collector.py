@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time, time_ns
 
-from cni.agent import events, node_leases
+from cni.agent import events
 from cni.agent.cluster_stores import AddressSource, ClusterSource, PoolSource
 from cni.agent.election import Election
 from cni.agent.events import Teller
-from cni.agent.grace import GraceTracker, find_dead, hindrance
-from cni.agent.server import SECONDS, Server
-from cni.library.audit.cluster import by_name, read_all
-from cni.library.audit.free import Changed, Freeing
+from cni.agent.grace import GraceTracker, blocker, find_dead
+from cni.library.audit.cluster import Cluster, by_name, read_all
+from cni.library.audit.free import Changed
 from cni.library.audit.lease_rules import near_limit
 from cni.library.audit.model import Key, Name, Node, Pod
 from cni.library.service.log import AgentLog
@@ -42,7 +41,7 @@ class Collector:
     `below` finds a path of the host where it is mounted here; `cooldown` gives the seconds of a freed address's cooldown.
     """
 
-    server: Callable[[], Server]
+    server: Callable[[], Cluster]
     records: Records
     below: Callable[[str], str]
     cooldown: Callable[[], int]
@@ -54,8 +53,10 @@ class Collector:
 
     def __post_init__(self) -> None:
         self._teller = Teller(self.server, self.node, self.log)
-        self._connected: Server | None = None
-        self._sources: list[ClusterSource] = [PoolSource(), AddressSource()]
+        self._connected: Cluster | None = None
+        self._sources: list[ClusterSource] = [
+            kind(self.records, self.log, self.below) for kind in (PoolSource, AddressSource)
+        ]
         self._all_read_at = self._tidied = float("-inf")
 
     @property
@@ -85,7 +86,7 @@ class Collector:
         self.metrics.passes.add(1, "done")
         self.metrics.last.set(time())
 
-    def _connect(self) -> Server:
+    def _connect(self) -> Cluster:
         server = self.server()
         if server is not self._connected:
             self._connected = server
@@ -97,7 +98,7 @@ class Collector:
 
     def _list(self, source: ClusterSource) -> Steps:
         """Read this node's records, and at intervals its objects; before the pods, which are older than their leases."""
-        source.records = {lease.identity: lease for lease in node_leases.recorded(self.records, source.kind)}
+        source.read_records()
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace:
             if fault := source.fault():
@@ -116,7 +117,7 @@ class Collector:
                 del source.marked[key], dead[key]
             yield
         freed: set[Attachment] = set()
-        for key in self._ripe(source.dead, {key: leases[key] for key in dead}, dead):
+        for key in self._due(source.dead, {key: leases[key] for key in dead}, dead):
             lease = leases[key]
             if lease.attachment not in freed and not self._free(source, lease, self._check):
                 continue
@@ -135,7 +136,7 @@ class Collector:
 
     def _restore(self, source: ClusterSource, others: list[ClusterSource], lease: Lease) -> bool:
         """Restore the lost objects of the lease; False when the collector must retry."""
-        settled, reason, message = node_leases.restore(lease, source, others, self.records, self.log, self.below)
+        settled, reason, message = source.restore(lease, others)
         if reason == events.CONTENDED:
             self.metrics.contended.add(1)
             self._teller.once(f"{lease.pool}/{lease.text}", reason, f"pod {lease.pod_ref}: {message}")
@@ -157,7 +158,7 @@ class Collector:
 
     # --- all, for the elected one ---
 
-    def _free_abandoned(self, server: Server) -> Steps:
+    def _free_abandoned(self, server: Cluster) -> Steps:
         """Free the dead ones of the leases that no node's agent frees."""
         nodes = server.nodes()
         yield
@@ -189,11 +190,11 @@ class Collector:
         waiting = {}
         for key in dead:
             pod = pods.get(leases[key].pod_name)
-            waiting[key] = hindrance(leases[key], nodes, source.seen_on.get(key), bool(pod and pod.is_over), named)
+            waiting[key] = blocker(leases[key], nodes, source.seen_on.get(key), bool(pod and pod.is_over), named)
         for key in source.waiting.saw({key: leases[key] for key in dead if waiting[key]}, monotonic(), self.grace):
             self._teller.once(waiting[key], events.WAITING, f"{dead[key]}, but {waiting[key]}")
         free = {key: leases[key] for key in dead if not waiting[key]}
-        for key in self._ripe(source.abandoned_dead, free, dead):
+        for key in self._due(source.abandoned_dead, free, dead):
             if not self.election.is_elected():
                 return
             lease, reserved = leases[key], source.unleased.get(key)
@@ -227,13 +228,13 @@ class Collector:
 
     # --- what came of it ---
 
-    def _ripe(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
+    def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
         """The keys of `found` that were also dead a grace ago; the new ones are logged."""
         for key in found.keys() - tracker.leases.keys():
             self.log.say("info", f"{why[key]}: freed if it is so in {self.grace:g} s still", **_fields(found[key]))
-        ripe = tracker.saw(found, monotonic(), self.grace)
+        due = tracker.saw(found, monotonic(), self.grace)
         self._count()
-        return ripe
+        return due
 
     def _count(self) -> None:
         found = Counter((lease.pool, lease.node) for lease in self.suspects)
@@ -243,12 +244,11 @@ class Collector:
         self, source: ClusterSource, lease: Lease, check: Callable[[Lease], object], reserved: Reservation | None = None
     ) -> bool:
         """Free the lease, or delete the reservation that no lease goes with; whether it was done. CniError."""
-        freeing = Freeing(source.store, source.cluster, self.records, self.log, self.below, SECONDS)
         try:
             if reserved:
-                freeing.delete_reservation(reserved, lambda now: check(now.lease))
+                source.freeing.delete_reservation(reserved, lambda now: check(now.lease))
             else:
-                freeing.free_lease(lease, check, self.cooldown())
+                source.freeing.free_lease(lease, check, self.cooldown())
         except Changed as fault:
             self.log.say("info", f"{lease.text} is not freed: {fault}", **_fields(lease))
             return False

@@ -13,9 +13,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from cni.agent.server import Server
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Conflict, Gone
 
 NAME = "railcni-agent"
+_LEASES = "leases"
 BOOT_CLOCK = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # it goes on while the machine sleeps
 
 
@@ -36,10 +38,10 @@ class Election:
         """Whether this candidate holds the lease now; False once its last renewal is too old."""
         return self._clock() < self._until
 
-    def renew(self, server: Server) -> None:
-        """Renew the lease, or take it when nobody holds it. A CniError of `server` leaves it as it was, to run out."""
+    def renew(self, api: Api) -> None:
+        """Renew the lease, or take it when nobody holds it. A CniError of `api` leaves it as it was, to run out."""
         sent = self._clock()
-        version, spec = server.lease(self._namespace, NAME)
+        version, spec = self._read(api)
         self.holder = spec.get("holderIdentity") or ""
         if not self._is_free(spec, sent):
             self._until = 0.0
@@ -53,18 +55,18 @@ class Election:
             "renewTime": now,
             "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (0 if was_ours or not version else 1),
         }
-        if server.put_lease(self._namespace, NAME, version, new):
+        if self._write(api, version, new):
             self.holder, self._until = self._identity, sent + self._seconds * 2 / 3
         else:
             self._until = 0.0
 
-    def resign(self, server: Server) -> None:
+    def resign(self, api: Api) -> None:
         """Give the lease back, so that another need not wait for its end."""
         self._until = 0.0
-        version, spec = server.lease(self._namespace, NAME)
+        version, spec = self._read(api)
         if spec.get("holderIdentity") == self._identity:
             given_back = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
-            server.put_lease(self._namespace, NAME, version, given_back)
+            self._write(api, version, given_back)
 
     def _is_free(self, spec: dict[str, Any], now: float) -> bool:
         holder = spec.get("holderIdentity") or ""
@@ -75,3 +77,26 @@ class Election:
             self._observed, self._observed_at = record, now
         seconds = spec.get("leaseDurationSeconds")
         return now >= self._observed_at + (seconds if isinstance(seconds, int) else self._seconds)
+
+    def _read(self, api: Api) -> tuple[str, dict[str, Any]]:
+        """The resourceVersion and the spec of the Lease; "" and {} when there is none."""
+        try:
+            found, _ = api.get(_LEASES, NAME, namespace=self._namespace)
+        except Gone:
+            return "", {}
+        return found["metadata"]["resourceVersion"], found.get("spec") or {}
+
+    def _write(self, api: Api, version: str, spec: dict[str, Any]) -> bool:
+        """Let the Lease, as it is in `version` or is to be created when that is "", have `spec`; False when it is not so."""
+        try:
+            if version:
+                test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
+                change = {"op": "add", "path": "/spec", "value": spec}
+                api.patch(_LEASES, NAME, [test, change], self._namespace)
+            else:
+                metadata = {"name": NAME, "namespace": self._namespace}
+                new = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+                api.create(_LEASES, new, self._namespace)
+        except (Conflict, Gone):
+            return False
+        return True

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from cni.agent.server import Server
+from cni.library.audit.cluster import Cluster
 from cni.library.service.log import AgentLog
 from cni.shared.spec.errors import CniError
+from ipam.stores.apiserver.faults import Conflict, NoNamespace, Terminating, Undefined
 
 RECLAIMED, CONTENDED = "AddressReclaimed", "AddressContended"
 RESTORED, LEASE_RESTORED = "ReservationRestored", "LeaseRestored"
@@ -22,7 +23,7 @@ _REPEAT_SECONDS = 3600.0
 class Teller:
     """Writes Events in the name of `node`'s agent, and a failure to the log; a lasting fault (`once`) again after an hour."""
 
-    def __init__(self, server: Callable[[], Server], node: str, log: AgentLog) -> None:
+    def __init__(self, server: Callable[[], Cluster], node: str, log: AgentLog) -> None:
         self._server = server
         self._node = node
         self._log = log
@@ -38,12 +39,8 @@ class Teller:
             self._about_node(reason, message, kind)
 
     def _about_node(self, reason: str, message: str, kind: str) -> None:
-        reference = {
-            "kind": "Node",
-            "apiVersion": "v1",
-            "name": self._node,
-            "uid": self._node,
-        }  # as the kubelet refers to it
+        # as the kubelet refers to it
+        reference = {"kind": "Node", "apiVersion": "v1", "name": self._node, "uid": self._node}
         self._tell(NODES_NAMESPACE, reference, reason, message, kind)
 
     def once(self, subject: str, reason: str, message: str) -> None:
@@ -56,6 +53,7 @@ class Teller:
             self._about_node(reason, message, "Warning")
 
     def _tell(self, namespace: str, reference: dict[str, Any], reason: str, message: str, kind: str) -> bool:
+        """Create the Event; False when there is no such namespace."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         document = {
             "apiVersion": "v1",
@@ -73,7 +71,11 @@ class Teller:
             "count": 1,
         }
         try:
-            return self._server().tell(namespace, document)
+            self._server().api.create("events", document, namespace)
+        except (NoNamespace, Undefined, Terminating):
+            return False  # its namespace is gone, or on its way out
+        except Conflict:
+            pass  # it is there
         except CniError as fault:
-            self._log.state("events", f"cannot write Events: {fault.msg}")
-            return True  # another place would not help
+            self._log.state("events", f"cannot write Events: {fault.msg}")  # another place would not help
+        return True

@@ -41,7 +41,7 @@ def is_abandoned(lease: Lease, nodes: Mapping[str, Node]) -> bool:
     return node is None or node.out_of_service
 
 
-def hindrance(
+def blocker(
     lease: Lease, nodes: Mapping[str, Node], seen_on: str | None, is_over: bool, named: Collection[str] = ()
 ) -> str:
     """The reason why an abandoned lease whose pod is gone cannot be freed yet, "" for none: its pod may run somewhere.
@@ -66,7 +66,7 @@ def hindrance(
 
 
 class GraceTracker:
-    """Leases that each reading since the first has found dead, and its time; in memory alone, so a new agent begins anew."""
+    """Leases that each reading since the first has found dead, and its time; in memory alone, so a new agent begins again."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
@@ -77,7 +77,3 @@ class GraceTracker:
         self.leases = dict(dead)
         self._first = {key: self._first.get(key, now) for key in dead}
         return [key for key, first in self._first.items() if now - first >= grace]
-
-    def clear(self) -> None:
-        """Forget all: the next reading is a first one."""
-        self.leases, self._first = {}, {}

@@ -15,6 +15,8 @@ from typing import NoReturn
 from cni.library.service.log import AgentLog
 from cni.shared.spec.errors import CniError
 
+SECONDS = 3.0  # for a request to the API server: the agent does one thing at a time
+
 Steps = Callable[[], Iterator[object]]
 
 

@@ -9,22 +9,23 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from cni.agent.server import Server
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 from cni.shared.spec.request import member
 from ipam.stores import IN_CLUSTER
+from ipam.stores.apiserver import Api
+from ipam.stores.base import Unreachable
 
 TOKEN_SECONDS = 24 * 3600  # of a requested token; the server may grant less
 FOLDER, KUBECONFIG, FLAT_FILE, NODE_NAME = "whereabouts.d", "whereabouts.kubeconfig", "whereabouts.conf", "nodename"
 OWN = "agent.kubeconfig"  # in the state directory; it holds no secret
 _MOST_BYTES = 1 << 20
-_OWN_WORDS = "# Written by `railcni agent`, anew whenever the token or the authority changes."
+_OWN_WORDS = "# Written by `railcni agent`, again whenever the token or the authority changes."
 
 
 def service_account_token(folder: str) -> str:
@@ -60,7 +61,7 @@ def is_own(data: bytes) -> bool:
 
 
 def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
-    """The agent's own: it names the files of the service account in `folder`, so what rotates is read anew."""
+    """The agent's own: it names the files of the service account in `folder`, so what rotates is read again."""
     cluster = {"server": server}
     if os.path.exists(f"{folder}/ca.crt"):
         cluster["certificate-authority"] = f"{folder}/ca.crt"
@@ -115,14 +116,6 @@ def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:
         wanted[name] = {**nested, "kubeconfig": path}
 
 
-def server_url(environ: Mapping[str, str]) -> str:
-    """The API server's URL as the kubelet tells a pod; "" outside of one."""
-    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
-    if not host or not port:
-        return ""
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
 def read(path: str) -> bytes | None:
     """What the file at `path` holds, None when there is none. IoFailure."""
     try:
@@ -171,13 +164,19 @@ class Tokens:
         self._token = ""
         self._renewal = 0.0
 
-    def current(self, own: str, server: Callable[[], Server]) -> str:
+    def current(self, own: str, api: Callable[[], Api]) -> str:
         """The token to be written now; a requested one is renewed at half its life. CniError."""
         if not self._name:
             return own
         if not self._token or self._clock() >= self._renewal:
-            began = self._clock()
-            self._token, seconds = server().token(self._namespace, self._name, TOKEN_SECONDS)
+            began, wanted = self._clock(), {"audiences": [], "expirationSeconds": TOKEN_SECONDS}
+            answer = api().create(
+                f"serviceaccounts/{self._name}/token", {"metadata": {}, "spec": wanted}, self._namespace
+            )
+            self._token = str((answer.get("status") or {}).get("token") or "")
+            if not self._token:
+                raise Unreachable(f"{api()} has issued no token for the service account {self._namespace}/{self._name}")
+            seconds = int((answer.get("spec") or {}).get("expirationSeconds") or TOKEN_SECONDS)
             self._renewal = began + seconds / 2
         return self._token
 

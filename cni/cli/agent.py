@@ -25,79 +25,51 @@ GRACE = 60.0
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `agent`."""
     about = "on each node: write kubeconfig and flat file, finish releases, free dead leases, report health and metrics"
-    parser = subcommand.add(
-        commands, "agent", about, ". It runs until SIGTERM, in the foreground. No plugin needs it to run."
-    )
+    more = ". It runs until SIGTERM, in the foreground. No plugin needs it to run."
+    parser = subcommand.add(commands, "agent", about, more, run=_run)
     add_options(parser)
-    parser.add_argument_group("what it serves").add_argument(
-        "--listen",
-        type=subcommand.address,
-        default=LISTEN,
-        metavar="ADDRESS:PORT",
-        help=f"/healthz, /readyz and /metrics; default: {LISTEN}, this node alone",
-    )
-    _add_access(parser.add_argument_group("the API server and the node's files"))
-    _add_collector(parser.add_argument_group("the collector"))
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="do all of it once, with both sightings, and end; exit code 1: something could not be done",
-    )
-    parser.set_defaults(run=_run)
-
-
-def _add_access(access: argparse._ArgumentGroup) -> None:
+    subcommand.listen(parser.add_argument_group("what it serves"), LISTEN)
+    access = parser.add_argument_group("the API server and the node's files")
     about = "the runtime's folder of networks, in whose whereabouts.d the files are kept"
     subcommand.option(access, "--conf-dir", CONF_DIR, about)
     about = "where the kubelet keeps token and ca.crt (not below --root); without a token there no file is written"
     subcommand.option(access, "--service-account", SERVICE_ACCOUNT, about)
-    access.add_argument(
-        "--plugin-account",
-        type=_account,
-        metavar="NAMESPACE/NAME",
-        help="write a token that is requested for this service account, good for a day; default: the agent's own token,"
-        " which ends with its pod",
+    about = (
+        "write a token that is requested for this service account, good for a day; default: the agent's own token,"
+        " which ends with its pod"
     )
-    access.add_argument(
-        "--api-server",
-        default="",
-        metavar="URL",
-        help="for the kubeconfig, as the node reaches it; default: from KUBERNETES_SERVICE_HOST and _PORT",
-    )
-    access.add_argument(
-        "--datastore",
-        choices=stores.IN_CLUSTER,
-        default="kubernetes",
-        help="for a node that has no flat file, in a cluster that has no IPPools; default: kubernetes",
-    )
+    access.add_argument("--plugin-account", type=_account, metavar="NAMESPACE/NAME", help=about)
+    about = "for the kubeconfig, as the node reaches it; default: from KUBERNETES_SERVICE_HOST and _PORT"
+    subcommand.option(access, "--api-server", "", about, "URL")
+    about = "for a node that has no flat file, in a cluster that has no IPPools"
+    subcommand.option(access, "--datastore", "kubernetes", about, None, choices=stores.IN_CLUSTER)
     about = "of whereabouts' objects and of the election's Lease"
     subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE")
-    access.add_argument(
-        "--kubeconfig",
-        default="",
-        metavar="FILE",
-        help="use this one and write no files; without it and a token, the one that the installed flat file names",
-    )
+    about = "use this one and write no files; without it and a token, the one that the installed flat file names"
+    subcommand.option(access, "--kubeconfig", "", about, "FILE")
     access.add_argument(
         "--node", default=os.environ.get("NODENAME", ""), metavar="NAME", help="default: NODENAME, else the host name"
     )
-
-
-def _add_collector(collects: argparse._ArgumentGroup) -> None:
+    collects = parser.add_argument_group("the collector")
     collects.add_argument("--no-collect", action="store_true", help="free nothing, as while Go's reconciler still runs")
     about = "between the two sightings of a dead lease after which it is freed"
     subcommand.option(collects, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
     collects.add_argument(
         "--every", type=subcommand.seconds, metavar="SECONDS", help="between two looks; default: half of --grace"
     )
-    about = "for which the agent is elected that looks after nodes without one"
+    about = "for which the agent is elected that frees the leases of lost nodes"
     subcommand.option(collects, "--lease-seconds", 30.0, about, "SECONDS", type=subcommand.seconds)
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="do all of it once, with both sightings, and end; exit code 1: something could not be done",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
-    from cni.agent import work  # with all that serves the agent alone
+    from cni.agent import agent  # with all that serves the agent alone
 
-    return work.run(options)
+    return agent.run(options)
 
 
 def _account(text: str) -> str:

@@ -7,37 +7,44 @@ from typing import Any
 
 from cni.cli.terminal import output, subcommand
 from cni.library.inventory.attachments import found
-from cni.library.inventory.podnames import is_of_pod
+from cni.library.inventory.places import is_of_pod
 from cni.shared.records import STATE
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `attachments`."""
     about = "the attachments that this node's records tell of"
-    parser = subcommand.add(commands, "attachments", about)
+    parser = subcommand.add(commands, "attachments", about, run=_run, shows=True)
+    add_filters(parser)
+    subcommand.option(parser, "--state-dir", STATE)
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """The options that choose attachments, by which `is_chosen` goes."""
     parser.add_argument("--network", default="", help="of this network only")
     parser.add_argument("--pod", default="", metavar="[NAMESPACE/]NAME", help="of this pod only")
-    parser.add_argument("--container", default="", metavar="ID", help="of this container only, or of NAMESPACE/POD")
-    subcommand.option(parser, "--state-dir", STATE)
-    output.add_option(parser)
-    parser.set_defaults(run=_run)
+    about = "of this container, or of the ones whose ID begins so; or of NAMESPACE/POD"
+    subcommand.option(parser, "--container", "", about, "ID")
 
 
-def _run(options: argparse.Namespace) -> int:
-    attachments = [a for a in found(options.network, options.state_dir) if _is_chosen(a, options)]
-    columns = ("network", "interface", "pod", "addresses", "namespace", "container")
-    rows = [_row(a) for a in attachments]
-    output.show(options.output, attachments, lambda: output.print_table(columns, rows, empty="no attachment"))
-    return 0
-
-
-def _is_chosen(attachment: dict[str, Any], options: argparse.Namespace) -> bool:
-    namespace, _, name = attachment["pod"].partition("/")
+def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
+    """Whether an attachment or a lease, as JSON has it, is one that the options of `add_filters` choose."""
+    namespace, _, name = document["pod"].partition("/")
+    if options.network not in ("", document["network"]):
+        return False
     if options.pod and not is_of_pod((namespace, name), options.pod):
         return False
     if "/" in options.container:
         return is_of_pod((namespace, name), options.container)
-    return str(attachment["containerID"]).startswith(options.container)
+    return str(document["containerID"]).startswith(options.container)
+
+
+def _run(options: argparse.Namespace) -> int:
+    attachments = [a for a in found(directory=options.state_dir) if is_chosen(options, a)]
+    columns = ("network", "interface", "pod", "addresses", "namespace", "container")
+    rows = [_row(a) for a in attachments]
+    output.show(options.output, attachments, lambda: output.print_table(columns, rows, empty="no attachment"))
+    return 0
 
 
 def _row(attachment: dict[str, Any]) -> tuple[object, ...]:

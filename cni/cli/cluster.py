@@ -54,14 +54,12 @@ def register(commands: subcommand.Commands) -> None:
         "--agents-in", default="railcni", metavar="NAMESPACE", help="where the agents are; default: railcni"
     )
     verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    status = subcommand.add(verbs, "status", "what is installed on each node, and what is wrong there")
-    output.add_option(status)
-    status.set_defaults(run=_status)
-    doctor = subcommand.add(verbs, "doctor", "run `railcni doctor` on a node, in a pod that is removed again")
+    about = "what is installed on each node, and what is wrong there"
+    subcommand.add(verbs, "status", about, run=_status, shows=True)
+    about = "run `railcni doctor` on a node, in a pod that is removed again"
+    doctor = subcommand.add(verbs, "doctor", about, run=_doctor, shows=True)
     doctor.add_argument("target", metavar="NODE|NAMESPACE/POD", help="a node, or a pod on its node")
     doctor.add_argument("-v", "--verbose", action="store_true", help="also what is as it should be")
-    output.add_option(doctor)
-    doctor.set_defaults(run=_doctor)
     for verb in ipam.register(verbs, anywhere=True):
         verb.set_defaults(run=partial(_ipam, verb.get_default("run")))
 

@@ -25,9 +25,9 @@ from pyroute2 import IPRoute
 from pyroute2 import netns as namespaces
 
 from cni.cli import ipam
-from cni.cli.attach.options import ROOT
+from cni.cli.attach import ROOT
 from cni.cli.terminal import output
-from cni.library.audit import holdings
+from cni.library.audit import snapshot
 from cni.library.audit.store import Choice
 from cni.library.documents import networks
 from cni.library.inventory import attachments as recorded
@@ -133,11 +133,17 @@ def run() -> int:
         runtime = Runtime(Executables([os.path.join(ROOT, "bin")], environ={}), Cache())
         network = networks.find(NAD)
         _show_pool(report, "The pool before", [])
-        _attach(report, runtime, network)
+        report.section(f"ADD for {len(PODS)} pods, by the executables in bin/ with nothing but the CNI variables")
+        for pod in PODS:
+            result = runtime.add(network, pod.parameters, runtime.negotiate(network))
+            addresses = [a["address"] for a in result.get("ips", [])]
+            report.expect(addresses == [f"{pod.address}/24"], f"{pod.name} gets {pod.address}/24", addresses)
         _show_pods(report)
         _ping(report)
         _show_pool(report, "The pool with both pods attached", [f"{p.address} default/{p.name}" for p in PODS])
-        _detach(report, runtime, network)
+        report.section("DEL for both")
+        for pod in PODS:
+            runtime.delete(network, pod.parameters)
         _show_pool(report, "The pool after", [])
         _show_remains(report)
     except CniError as fault:
@@ -201,103 +207,76 @@ def _prepare(report: DemoReport, place: str) -> None:
     report.text(f"  flat file  {_FLAT_FILE_PLACE}: the leases in a file instead of a cluster")
 
 
-def _attach(report: DemoReport, runtime: Runtime, network: networks.Network) -> None:
-    report.section(f"ADD for {len(PODS)} pods, by the executables in bin/ with nothing but the CNI variables")
-    for pod in PODS:
-        result = runtime.add(network, pod.parameters, runtime.negotiate(network))
-        addresses = [a["address"] for a in result.get("ips", [])]
-        report.expect(addresses == [f"{pod.address}/24"], f"{pod.name} gets {pod.address}/24", addresses)
-
-
-@dataclass(frozen=True)
-class DemoLink:
-    """A link as pyroute2 reads it, and as `ip` shows it; "" where `ip` is not installed."""
-
-    mac: str
-    mtu: int
-    is_up: bool
-    addresses: tuple[str, ...]
-    is_apart: bool  # from the link below, which is in another namespace
-    text: str
-
-
-def _look(name: str) -> DemoLink | None:
-    """The link `name` in this thread's network namespace."""
-    program = shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin:/bin") or "true"
-    text = subprocess.run([program, "addr", "show", "dev", name], capture_output=True, text=True, check=False).stdout
+def _links() -> dict[str, Any]:
+    """The links of this thread's network namespace, as pyroute2 reads them, without lo."""
     with IPRoute() as ipr:
-        link: Any = next((link for link in ipr.get_links() if link.get("ifname") == name), None)
-        if link is None:
-            return None
-        inet = tuple(
-            f"inet {a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}"
-            for a in ipr.get_addr(index=link["index"], family=socket.AF_INET)
-        )
-    is_up = bool(link["flags"] & _IFF_UP) and link.get("operstate") == "UP"
-    return DemoLink(link.get("address"), link.get("mtu"), is_up, inet, link.get("link_netnsid") is not None, text)
+        return {link.get("ifname"): link for link in ipr.get_links() if link.get("ifname") != "lo"}
 
 
-def _links() -> list[str]:
-    with IPRoute() as ipr:
-        return sorted(link.get("ifname") for link in ipr.get_links() if link.get("ifname") != "lo")
+def _is_up(link: Any) -> bool:
+    return bool(link["flags"] & _IFF_UP) and link.get("operstate") == "UP"
 
 
 def _show_pods(report: DemoReport) -> None:
-    shown = {}
+    program = shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin:/bin") or "true"
+    shown, links, inet = {}, {}, {}
     for pod in PODS:
-        with pod.entered():
-            shown[pod] = _look(_IFNAME)
+        with pod.entered(), IPRoute() as ipr:
+            told = subprocess.run(
+                [program, "addr", "show", "dev", _IFNAME], capture_output=True, text=True, check=False
+            )
+            shown[pod], links[pod] = told.stdout, _links().get(_IFNAME)
+            addresses = ipr.get_addr(family=socket.AF_INET, label=_IFNAME)
+            inet[pod] = [f"inet {a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}" for a in addresses]
     report.section("The pods' interfaces")
-    rows = [(p.name, _IFNAME, s.mac, s.mtu, f"{p.address}/24") for p, s in shown.items() if s]
+    rows = [(p.name, _IFNAME, s.get("address"), s.get("mtu"), f"{p.address}/24") for p, s in links.items() if s]
     output.print_table(("pod", "interface", "mac", "mtu", "address"), rows)
-    for pod, link in shown.items():
+    for pod, link in links.items():
         report.section(f"{pod.name}: ip addr show dev {_IFNAME}")
         if link is None:
             report.expect(False, f"{_IFNAME} is there", "it is missing")
-        else:
-            report.text(link.text.rstrip() or "  (the program ip is not installed)")
-            report.expect(link.is_up, "it is up", link)
-            report.expect(link.mtu == _MTU, f"its MTU is {_MTU}", link.mtu)
-            wanted = f"inet {pod.address}/24 brd 192.168.111.255"
-            report.expect(link.addresses == (wanted,), wanted, link.addresses)
-            report.expect(int(link.mac[:2], 16) & 3 == 2, "its MAC is locally administered", link.mac)
-            report.expect(link.is_apart, "it stands on a link of another namespace", link)
+            continue
+        report.text(shown[pod].rstrip() or "  (the program ip is not installed)")
+        report.expect(_is_up(link), "it is up", link.get("operstate"))
+        report.expect(link.get("mtu") == _MTU, f"its MTU is {_MTU}", link.get("mtu"))
+        wanted = f"inet {pod.address}/24 brd 192.168.111.255"
+        report.expect(inet[pod] == [wanted], wanted, inet[pod])
+        mac = link.get("address")
+        report.expect(int(mac[:2], 16) & 3 == 2, "its MAC is locally administered", mac)
+        is_apart = link.get("link_netnsid") is not None
+        report.expect(is_apart, "it stands on a link of another namespace", link.get("link"))
 
 
 def _ping(report: DemoReport) -> None:
     first, second = PODS
     report.section(f"{first.name} pings {second.name} ({second.address})")
+    whole = _MTU - _HEADERS
+    echoes = [*[(56, "")] * _PINGS, (whole, f", {_MTU} on the wire, not to be fragmented")]
+    times: list[float] = []
     with first.entered():
-        times = [_ping_once(report, second, 56, number) for number in range(1, _PINGS + 1)]
-        whole = _MTU - _HEADERS
-        _ping_once(report, second, whole, _PINGS + 1, f", {whole + _HEADERS} on the wire, not to be fragmented")
+        for number, (payload, note) in enumerate(echoes, 1):
+            try:
+                milliseconds = icmp.ping(second.address, payload, number) * 1000
+            except OSError as fault:
+                report.expect(False, f"{payload} bytes come back{note}", fault)
+                continue
+            text = f"{payload} bytes from {second.address}: seq={number} time={milliseconds:.3f} ms{note}"
+            report.expect(True, text)
+            times += [] if note else [milliseconds]
         try:
             icmp.ping(second.address, whole + 1, _PINGS + 2)
             refused = "it was sent"
         except OSError as fault:
             refused = "" if fault.errno == errno.EMSGSIZE else str(fault)
         report.expect(not refused, f"one byte more is refused: {_MTU} is the MTU", refused)
-    known = [t for t in times if t is not None]
-    if known:
-        lost = (len(times) - len(known)) * 100 // len(times)
-        report.text(
-            f"  rtt min/avg/max = {min(known):.3f}/{statistics.mean(known):.3f}/{max(known):.3f} ms, {lost}% loss"
-        )
-
-
-def _ping_once(report: DemoReport, pod: DemoPod, payload: int, sequence: int, note: str = "") -> float | None:
-    try:
-        milliseconds = icmp.ping(pod.address, payload, sequence) * 1000
-    except OSError as fault:
-        report.expect(False, f"{payload} bytes come back{note}", fault)
-        return None
-    report.expect(True, f"{payload} bytes from {pod.address}: seq={sequence} time={milliseconds:.3f} ms{note}")
-    return milliseconds
+    if times:
+        mean, lost = statistics.mean(times), (_PINGS - len(times)) * 100 // _PINGS
+        report.text(f"  rtt min/avg/max = {min(times):.3f}/{mean:.3f}/{max(times):.3f} ms, {lost}% loss")
 
 
 def _show_pool(report: DemoReport, title: str, wanted: list[str]) -> None:
     report.section(title)
-    found = [ipam.document(lease) for lease in holdings.read(Choice({"kind": "file", "path": STATE})).leases]
+    found = [ipam.document(lease) for lease in snapshot.read(Choice({"kind": "file", "path": STATE})).leases]
     if found:
         rows = [(f["pool"], f["address"], f["pod"], f["ifname"], f["containerID"][:12]) for f in found]
         output.print_table(("pool", "address", "pod", "interface", "container"), rows)
@@ -305,24 +284,17 @@ def _show_pool(report: DemoReport, title: str, wanted: list[str]) -> None:
     report.expect(held == wanted, f"{len(wanted)} leases" if wanted else "no lease", held)
 
 
-def _detach(report: DemoReport, runtime: Runtime, network: networks.Network) -> None:
-    report.section("DEL for both")
-    for pod in PODS:
-        runtime.delete(network, pod.parameters)
-
-
 def _show_remains(report: DemoReport) -> None:
     report.section("What is left on the node")
     for pod in PODS:
         with pod.entered():
-            links = _links()
+            links = sorted(_links())
         report.expect(not links, f"no link in {pod.name}", links)
         namespaces.remove(pod.parameters.netns, _LIBC)
-    links, master = _links(), _look(_MASTER)
-    report.expect(links == sorted([_MASTER, "switch"]), f"no link beside {_MASTER} and its wire", links)
-    unchanged = master is not None and master.is_up and master.mtu == _MTU
+    left = _links()
+    master = left.get(_MASTER)
+    report.expect(sorted(left) == [_MASTER, "switch"], f"no link beside {_MASTER} and its wire", sorted(left))
+    unchanged = master is not None and _is_up(master) and master.get("mtu") == _MTU
     report.expect(unchanged, f"{_MASTER} is up with MTU {_MTU}", master)
-    records = recorded.found()
-    report.expect(not records, "no record of an attachment", records)
-    cached = [e.network for e in Cache().all()]
-    report.expect(not cached, "no cached result", cached)
+    for what, found in (("record of an attachment", recorded.found()), ("cached result", list(Cache().all()))):
+        report.expect(not found, f"no {what}", found)

@@ -12,29 +12,44 @@ from collections.abc import Sequence
 from typing import Any
 
 from cni import VERSION
-from cni.cli import overview
 from cni.cli.terminal import output, subcommand
-from cni.library.runtime.failed import PluginFailed, StepsFailed
+from cni.library.runtime.executables import PluginFailed, StepsFailed
 from cni.shared.spec.errors import CniError
 
-# Which module has which commands. Only that of the command given is loaded: the libraries of all take half a second.
-COMMANDS = {
-    "cni.cli.attach.command": ("attach", "detach", "check", "gc", "status"),
-    "cni.cli.ipam": ("ipam",),
-    "cni.cli.attachments": ("attachments",),
-    "cni.cli.install.command": ("install", "uninstall"),
-    "cni.cli.agent": ("agent",),
-    "cni.cli.device_plugin": ("device-plugin",),
-    "cni.cli.vfs": ("vfs",),
-    "cni.cli.rdma.command": ("rdma",),
-    "cni.cli.nad.command": ("nad",),
-    "cni.cli.rails.command": ("rails",),
-    "cni.cli.doctor.command": ("doctor",),
-    "cni.cli.support.command": ("support-bundle",),
-    "cni.cli.cluster": ("cluster",),
-    "cni.cli.dranet": ("dranet-ipam",),
-    "cni.cli.warm": ("warm",),
+# The commands in groups, as --help lists them, with the module below cni.cli that has each. Only that of the command given
+# is loaded: the libraries of all take half a second.
+GROUPS = {
+    "look at a node": {
+        "status": "attach",
+        "doctor": "doctor.command",
+        "rdma": "rdma",
+        "attachments": "attachments",
+        "support-bundle": "support",
+    },
+    "networks": {"nad": "nad.command", "rails": "rails.command", "demo": ""},
+    "addresses": {"ipam": "ipam"},
+    "a cluster": {"cluster": "cluster"},
+    "set up a node": {
+        "install": "install",
+        "uninstall": "install",
+        "agent": "agent",
+        "device-plugin": "device_plugin",
+        "dranet-ipam": "dranet",
+        "vfs": "vfs",
+        "warm": "warm",
+    },
+    "call plugins by hand": dict.fromkeys(("attach", "detach", "check", "gc"), "attach"),
 }
+MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
+EXAMPLES = """\
+examples:
+  railcni demo                             two pods on one network, on this machine
+  railcni doctor                           what is wrong with the RDMA of this node
+  railcni doctor --pod team/train-0        what is wrong with that of a pod
+  railcni nad lint rdma-net.yaml           the faults of a NetworkAttachmentDefinition
+  railcni ipam show 192.168.111.7          which pod has an address
+  kubectl railcni status                   all nodes of a cluster
+"""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -80,6 +95,22 @@ class _Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
 
+class _Overview(argparse.RawDescriptionHelpFormatter):
+    """Lists the commands in GROUPS."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        listed = {one.dest: one for one in action._get_subactions()}
+        parts = []
+        for title, names in GROUPS.items():
+            parts.append(f"{' ' * self._current_indent}{title}:\n")
+            self._indent()
+            parts += [super(_Overview, self)._format_action(listed[name]) for name in names if name in listed]
+            self._dedent()
+        return "".join(parts)
+
+
 def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command `given`; without a known one, of all commands."""
     parser = _Parser(prog="railcni", description="Networks for RDMA pods, by hand.")
@@ -87,13 +118,13 @@ def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     commands: argparse._SubParsersAction[Any] = parser.add_subparsers(
         required=True, metavar="COMMAND", title="commands"
     )
-    needed = [module for module, names in COMMANDS.items() if given and given[0] in names]
-    for module in needed or ([] if {"demo", "--version"} & {*given} else COMMANDS):
-        importlib.import_module(module).register(commands)
+    name = given[0] if given else ""
+    needed = [MODULES[name]] if name in MODULES else [] if name == "--version" else MODULES.values()
+    for module in dict.fromkeys(filter(None, needed)):
+        importlib.import_module(f"cni.cli.{module}").register(commands)
     about = "attach two pods to an RDMA-like master, ping, detach; in namespaces of its own"
-    demo = subcommand.add(commands, "demo", about)
-    demo.set_defaults(run=_demo)
-    parser.formatter_class, parser.epilog = overview.Overview, overview.EXAMPLES
+    subcommand.add(commands, "demo", about, run=_demo)
+    parser.formatter_class, parser.epilog = _Overview, EXAMPLES
     return parser
 
 

@@ -32,13 +32,11 @@ def register(commands: subcommand.Commands) -> None:
     ):
         one = subcommand.add(verbs, verb, text)
         if verb != "show":
-            one.add_argument(
-                "--config",
-                action="append",
-                metavar="FILE",
-                help="the device plugin's configuration (virtualFunctions), or SriovNetworkNodePolicy objects of"
-                f" sriov-network-operator in YAML or JSON; - for stdin; more than once: all of them; default: {CONFIG}",
+            about = (
+                "the device plugin's configuration (virtualFunctions), or SriovNetworkNodePolicy objects of"
+                f" sriov-network-operator in YAML or JSON; - for stdin; more than once: all of them; default: {CONFIG}"
             )
+            one.add_argument("--config", action="append", metavar="FILE", help=about)
         one.add_argument("--root", default="", metavar="DIR", help="the folder that has the node's sys, dev and proc")
         subcommand.option(one, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
         output.add_option(one)
@@ -56,10 +54,8 @@ def _show(options: argparse.Namespace) -> int:
 def _rows(found: NodeCards) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = []
     for card in found.cards:
-        own = card.function
-        rows.append(
-            (own.id, ", ".join(own.netdevs), f"{len(card.vfs)} of {card.most}", None, own.driver, None, None, None)
-        )
+        own, count = card.function, f"{len(card.vfs)} of {card.most}"
+        rows.append((own.id, ", ".join(own.netdevs), count, None, own.driver, None, None, None))
         for number, vf in sorted(card.vfs.items()):
             rdma = ", ".join(vf.verbs) or ("yes" if vf.has_rdma else "")
             rows.append((None, None, number, vf.id, vf.driver, ", ".join(vf.netdevs), rdma, found.uses.get(vf.id, "")))

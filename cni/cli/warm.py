@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cni.cli.terminal import output, subcommand
-from cni.library.installation.below import below
+from cni.library.installation.files import below
 from cni.shared.kernel import locks
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.warm import places, protocol
@@ -46,18 +46,15 @@ class Workers:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `warm`."""
     about = "the processes that serve calls without a start of Python"
-    verbs = subcommand.add(commands, "warm", about).add_subparsers(required=True, metavar="VERB")
+    verbs = subcommand.add_group(commands, "warm", about)
     for name, run, does in (
         ("status", _status, "show them"),
         ("stop", _stop, "let them finish what they serve, and end; the next calls make new ones"),
     ):
-        parser = subcommand.add(verbs, name, does)
+        parser = subcommand.add(verbs, name, does, run=run, shows=run is _status)
         parser.add_argument(
             "--root", default="/", metavar="DIR", help="where the host's file system is mounted, in a container"
         )
-        if run is _status:
-            output.add_option(parser)
-        parser.set_defaults(run=run)
 
 
 def found(root: str = "/") -> list[Workers]:
@@ -93,12 +90,12 @@ def _ask_to_end(path: str) -> int:
 def _status(options: argparse.Namespace) -> int:
     _be_root()
     workers = found(options.root)
-    if options.output != "table":
-        output.print_data([asdict(w) for w in workers], options.output)
-    elif workers:
-        output.print_table(("supervisor", "workers"), [(w.supervisor or "", str(w)) for w in workers])
-    else:
+    if options.output == "table" and not workers:
         output.console().print("no workers: they begin with the next call that succeeds, and end when no call comes")
+        return 0
+    rows = [(w.supervisor or "", str(w)) for w in workers]
+    documents = [asdict(w) for w in workers]
+    output.show(options.output, documents, lambda: output.print_table(("supervisor", "workers"), rows))
     return 0
 
 

@@ -76,7 +76,8 @@ def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str
     the fewest containers use."""
     groups = {one: offer.group for offer in resource.offers for one in offer.ids}
     left: dict[str, list[str]] = {}
-    for one in reversed(sorted_ids(set(available) - set(needed))):
+    # the last first, in order of their numbers: 0000:3b:00.0-10 before 0000:3b:00.0-9
+    for one in sorted(set(available) - set(needed), key=lambda one: (len(one), one), reverse=True):
         left.setdefault(groups.get(one, ""), []).append(one)
     used = dict.fromkeys(left, 0)
     for one in needed:
@@ -89,11 +90,6 @@ def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str
         if not left[group]:
             del left[group]
     return chosen[:size]
-
-
-def sorted_ids(ids: set[str]) -> list[str]:
-    """In order of their numbers: 0000:3b:00.0-9 before 0000:3b:00.0-10."""
-    return sorted(ids, key=lambda one: (len(one), one))
 
 
 def cdi_document(resource: Resource) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from cni.library.inventory.topology import default_route_links, text
 from cni.library.resources import config
 from cni.library.resources.config import Config
 from cni.shared.kernel import rdma_sysfs
-from cni.shared.kernel.files import names_in
+from cni.shared.kernel.files import mark, names_in
 
 _FOLDERS = ("infiniband", "vfio")  # of device nodes
 _NODES = ("/dev/vhost-net", "/dev/net/tun")
@@ -36,15 +36,8 @@ def read_config(paths: Sequence[str]) -> Config:
 
 
 def config_state(paths: Sequence[str]) -> tuple[object, ...]:
-    """What is another after a change of one of the files."""
-    found: list[tuple[int, ...]] = []
-    for path in paths:
-        try:
-            status = os.stat(path)  # of what a link of a ConfigMap leads to
-            found.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
-        except OSError:
-            found.append(())
-    return tuple(found)
+    """What is another after a change of one of the files; a link of a ConfigMap leads to them."""
+    return tuple(mark(path, links=True) for path in paths)
 
 
 def read_host(root: str = "", before: Host | None = None) -> Host:

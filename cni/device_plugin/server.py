@@ -4,7 +4,7 @@ kubelet ends a stream without a word: when it restarts, when another plugin take
 restarted quickly, when it mistakes the new connection for the old one. So what counts is not that a registration
 succeeded but that a stream is open, and that kubelet then has the devices that are offered: it sets all devices of a
 resource to unhealthy when any connection of the resource ends. So kubelet is asked what it has, soon after a stream has
-begun and then now and then, and the list is sent anew when it differs.
+begun and then now and then, and the list is sent again when it differs.
 
 Devices that were never offered here are another plugin's, which has registered later: kubelet then asks that one for
 allocations, though it goes by the last list of either. So no list is sent from here until that plugin has gone.
@@ -17,6 +17,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -56,8 +57,7 @@ class Endpoint:
         self._allocated = allocated
         self._cdi = cdi
         self._list = answers.listing(resource)
-        self._changed = asyncio.Condition()
-        self._version = 0
+        self._changed = asyncio.Event()  # set when another list than the last one is to be sent
         self._server: grpc.aio.Server | None = None
         self._path = ""
         self._seen: tuple[int, ...] = ()  # kubelet's identity at the last look
@@ -74,7 +74,7 @@ class Endpoint:
         """Whether kubelet listens."""
         return bool(self._streams)
 
-    async def update(self, resource: Resource) -> bool:
+    def update(self, resource: Resource) -> bool:
         """Offer this from now on; whether it differs."""
         if resource == self.resource:
             return False
@@ -83,7 +83,7 @@ class Endpoint:
         if listing != self._list:
             self._list = listing
             if not self.conflict:
-                await self._send()
+                self._send()
         return True
 
     async def attend(self) -> None:
@@ -110,7 +110,7 @@ class Endpoint:
         if server is not None:
             await server.stop(None)
         if self._path:
-            remove(self._path)
+            Path(self._path).unlink(missing_ok=True)
         self._streams.clear()
 
     async def _listen(self) -> None:
@@ -160,7 +160,7 @@ class Endpoint:
         self._log.state(name, text, resource=name)
 
     async def _compare(self) -> None:
-        """Send the list anew when kubelet has other devices, unless these are another plugin's."""
+        """Send the list again when kubelet has other devices, unless these are another plugin's."""
         now = monotonic()
         if now - self._streams[0] > _STABLE:
             self._pause = _RETRY
@@ -180,14 +180,13 @@ class Endpoint:
         else:
             differs = known != self.resource.healthy_ids
         if differs:
-            await self._send()
+            self._send()
         self._look_due = monotonic() + _LOOKS[min(self._looks, len(_LOOKS) - 1)]
         self._looks += 1
 
-    async def _send(self) -> None:
-        async with self._changed:
-            self._version += 1
-            self._changed.notify_all()
+    def _send(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     # --- what kubelet calls ---
 
@@ -201,12 +200,11 @@ class Endpoint:
         self._log.say("info", "kubelet listens", resource=self.resource.name, devices=self.resource.healthy)
         try:
             while True:
-                version = self._version
+                changed = self._changed
                 self._sent = monotonic()
                 self._offered |= self.resource.ids
                 yield self._list
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._version != version)  # noqa: B023
+                await changed.wait()
         finally:
             if began in self._streams:
                 self._streams.remove(began)
@@ -236,9 +234,6 @@ class Endpoint:
             answer.container_responses.add(deviceIDs=ids)
         return answer
 
-    async def PreStartContainer(self, request: Any, context: Any) -> api.PreStartContainerResponse:
-        return api.PreStartContainerResponse()
-
 
 def remove_stale(folder: str) -> None:
     """Remove the sockets in `folder` that processes of ours have left, which were killed: nobody listens there."""
@@ -249,14 +244,6 @@ def remove_stale(folder: str) -> None:
                 try:
                     caller.connect(path)
                 except ConnectionRefusedError:
-                    remove(path)
+                    Path(path).unlink(missing_ok=True)
                 except OSError:
                     pass
-
-
-def remove(path: str) -> None:
-    """Remove a file, if it is there."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass

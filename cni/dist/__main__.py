@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cni.dist import archive, bundle, image, manual, release
-from cni.dist.contents import Interpreter
-from cni.dist.errors import CannotBuild
+from cni.dist.contents import PYTHON, Bundle, CannotBuild
 
 
 def main() -> int:
@@ -18,24 +17,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m cni.dist", description=__doc__)
     parser.add_argument("product", choices=["bundle", "image", "release", "version", "manual"])
     parser.add_argument("--output", type=Path, default=Path("build"), metavar="DIR", help="default: build")
-    parser.add_argument(
-        "--python", type=Path, metavar="FILE", help="refuse to build with another interpreter than this"
-    )
+    about = "refuse to build with another interpreter than this"
+    parser.add_argument("--python", type=Path, metavar="FILE", help=about)
     parser.add_argument(
         "--device-plugin", dest="extra", action="store_const", const="device-plugin", default="", help="with gRPC too"
     )
-    parser.add_argument(
-        "--with",
-        dest="others",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="BUNDLE",
-        help="of an image or a release: also this bundle, of another architecture; may be repeated",
-    )
+    about = "of an image or a release: also this bundle, of another architecture; may be repeated"
+    parser.add_argument("--with", dest="others", type=Path, action="append", default=[], metavar="BUNDLE", help=about)
     chosen = parser.parse_args()
     try:
-        _compare(chosen.python)
+        # the bundle gets the interpreter that runs this, with its packages
+        if chosen.python and chosen.python.resolve() != PYTHON:
+            raise CannotBuild(
+                f".venv is of {PYTHON}, not of {chosen.python}: make clean, then make again with PYTHON={chosen.python}"
+            )
         with tempfile.TemporaryDirectory() as folder:
             _make(chosen, [release.unpacked(other, Path(folder)) for other in chosen.others])
     except CannotBuild as fault:
@@ -51,10 +46,7 @@ def _make(chosen: argparse.Namespace, others: Sequence[Path]) -> None:
             print(path)
         return
     if chosen.product == "manual":
-        for entry in manual.entries():
-            path = chosen.output / entry.target
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(entry.read())
+        manual.add(Bundle(chosen.output))
         print(chosen.output / "share")
         return
     if chosen.product == "release":
@@ -69,13 +61,6 @@ def _make(chosen: argparse.Namespace, others: Sequence[Path]) -> None:
         files = release.build([made, *others], files[1:], chosen.output / "release")
     for file in files:
         print(f"{file}  {file.stat().st_size / 1e6:.1f} MB")
-
-
-def _compare(wanted: Path | None) -> None:
-    """The bundle gets the interpreter that runs this, with its packages: they must be those that were asked for."""
-    runs = Interpreter().executable
-    if wanted and wanted.resolve() != runs:
-        raise CannotBuild(f".venv is of {runs}, not of {wanted}: make clean, then make again with PYTHON={wanted}")
 
 
 if __name__ == "__main__":

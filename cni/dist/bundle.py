@@ -18,9 +18,8 @@ import tempfile
 from pathlib import Path
 
 from cni import VERSION
-from cni.dist import archive, bill, bytecode, contents, libraries, manual, origins
-from cni.dist.contents import BundleEntry, Interpreter
-from cni.dist.errors import CannotBuild
+from cni.dist import archive, bill, contents, elf, manual
+from cni.dist.contents import Bundle, CannotBuild
 from cni.plugins import EXECUTABLES
 
 _PROGRAMS = ("agent", "cli", "device_plugin", "library")
@@ -38,6 +37,14 @@ sys.path.append(root + "/{library}/site-packages")
 from cni.cli.main import main
 sys.exit(main())
 """
+_COMPILE = """\
+import py_compile, sys
+top = sys.argv[1]
+for module in sys.argv[2:]:
+    source = f"{top}/{module}"
+    py_compile.compile(source, f"{source}c", module, True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+"""
+_PACK = "import sys; sys.path[0] = sys.argv[1]; from cni.compiled import pack; sys.stdout.buffer.write(pack.pack(sys.argv[1]))"
 
 
 def name(machine: str = platform.machine()) -> str:
@@ -51,12 +58,12 @@ def build(target: Path, extra: str = "") -> Path:
 
     CannotBuild says what is missing. What stood there before stays until the new one is complete and has answered.
     """
-    python = Interpreter()
     made = target / (f"{name()}-{extra}" if extra else name())
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target) as folder:
         new = Path(folder, name())
-        _write(_entries(python, extra), new, MOST_BYTES + (MOST_EXTRA_BYTES if extra else 0))
+        _fill(Bundle(new), extra)
+        _finish(new, MOST_BYTES + (MOST_EXTRA_BYTES if extra else 0))
         _try(new, extra)
         shutil.rmtree(made, ignore_errors=True)
         new.rename(made)
@@ -64,41 +71,38 @@ def build(target: Path, extra: str = "") -> Path:
     return made
 
 
-def _entries(python: Interpreter, extra: str) -> list[BundleEntry]:
-    """All that the bundle holds, in the order of the paths."""
+def _fill(bundle: Bundle, extra: str) -> None:
     installed = contents.distributions(extra=extra)
-    entries = [
-        BundleEntry("libexec/python3", python.executable, executable=True),
-        *contents.standard_library(python),
-        *contents.packages(python, installed),
-        *contents.project_files(),
-    ]
-    entries += libraries.needed(entries, python)
-    entries.append(BundleEntry("VERSION", data=f"{VERSION}\n".encode(), origin="railcni"))
+    bundle.add("libexec/python3", contents.PYTHON, "", executable=True)
+    for target, file in contents.standard_library():
+        bundle.add(target, file, "")
+    for target, file, origin in contents.packages(installed):
+        bundle.add(target, file, origin)
+    for target, file in contents.project_files():
+        bundle.add(target, file)
+    for library, file in elf.needed(bundle.sources.values()).items():
+        bundle.add(f"lib/{library}", file, "", executable=True)
+    bundle.add("VERSION", f"{VERSION}\n".encode())
+    launcher = compile_launcher(elf.loader().name)
+    for executable in (*EXECUTABLES, "railcni", "kubectl-railcni", "python3"):
+        bundle.add(f"bin/{executable}", launcher, executable=True)
     template = (contents.PROJECT / "bin/launcher.in").read_text()
     for plugin in EXECUTABLES:
-        start = template.replace("@PLUGIN@", plugin).encode()
-        entries.append(BundleEntry(f"libexec/{plugin}.py", data=start, origin="railcni"))
-        entries.append(BundleEntry(f"bin/railcni-{plugin}", link=plugin, origin="railcni"))
-    command = _RUN_COMMAND.format(library=python.library)
-    entries.append(BundleEntry("libexec/railcni.py", data=command.encode(), origin="railcni"))
+        bundle.add(f"libexec/{plugin}.py", template.replace("@PLUGIN@", plugin).encode())
+        (bundle.top / f"bin/railcni-{plugin}").symlink_to(plugin)
+    command = _RUN_COMMAND.format(library=contents.LIBRARY)
+    bundle.add("libexec/railcni.py", command.encode())
     cluster = command.replace("sys.exit", 'sys.argv.insert(1, "cluster")\nsys.exit')
-    entries.append(BundleEntry("libexec/kubectl-railcni.py", data=cluster.encode(), origin="railcni"))
-    launcher = compile_launcher(libraries.loader(python).name)
-    for executable in (*EXECUTABLES, "railcni", "kubectl-railcni", "python3"):
-        entries.append(BundleEntry(f"bin/{executable}", data=launcher, executable=True, origin="railcni"))
-    packages = origins.attribute(entries, python, installed)
+    bundle.add("libexec/kubectl-railcni.py", cluster.encode())
+    packages = bill.attribute(bundle, installed)
     for package in packages:
         if package.terms:
-            entries.append(
-                BundleEntry(f"licenses/{package.name}", data=package.terms.read_bytes(), origin=package.name)
-            )
-    entries += manual.entries()
-    entries = [*bytecode.compiled(entries, python.executable), *bytecode.packs(contents.PROJECT, python.executable)]
-    libraries.for_anywhere(entries, platform.machine())
-    entries.sort(key=lambda entry: entry.target)
-    document = bill.document(name(), entries, packages, origins.linked())
-    return [*entries, BundleEntry(bill.FILE, data=document, origin="railcni")]
+            bundle.add(f"licenses/{package.name}", package.terms, package.name)
+    manual.add(bundle)
+    compile_modules(bundle)
+    bundle.add(f"bin/modules.{sys.implementation.cache_tag}", _run(_PACK, str(contents.PROJECT)))
+    elf.for_anywhere(bundle, platform.machine())
+    bundle.add(bill.FILE, bill.document(name(), bundle, packages))
 
 
 def compile_launcher(loader: str) -> bytes:
@@ -110,32 +114,49 @@ def compile_launcher(loader: str) -> bytes:
         )
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "launcher")
-        flags = [
-            f"@{_LAUNCHER.with_suffix('.flags')}",
-            f'-DTAG="{sys.implementation.cache_tag}"',
-            f'-DLOADER="{loader}"',
-        ]
-        argv = [*compiler, *flags, str(_LAUNCHER), "-o", str(output)]
+        names = [f'-DTAG="{sys.implementation.cache_tag}"', f'-DLOADER="{loader}"']
+        argv = [*compiler, f"@{_LAUNCHER.with_suffix('.flags')}", *names, str(_LAUNCHER), "-o", str(output)]
         done = subprocess.run(argv, capture_output=True, text=True)
         if done.returncode:
             raise CannotBuild(f"{_LAUNCHER.name} cannot be compiled: {done.stderr[-500:]}")
         return output.read_bytes()
 
 
-def _write(entries: list[BundleEntry], top: Path, most: int) -> None:
+def compile_modules(bundle: Bundle) -> None:
+    """Put bytecode in place of the source of each module.
+
+    A module's .pyc lies where its .py would: the import system then asks for one file less, and nobody can edit a
+    source on a node in vain. Tracebacks name the module's path in the bundle.
+    """
+    modules = sorted(target for target in bundle.origins if target.endswith(".py"))
+    _run(_COMPILE, str(bundle.top), *modules)
+    for target in modules:
+        (bundle.top / target).unlink()
+        bundle.origins[f"{target}c"] = bundle.origins.pop(target)
+
+
+def _run(program: str, *arguments: str) -> bytes:
+    """What `program` prints in a fresh interpreter.
+
+    What marshal writes depends on which objects happen to be shared in the process that writes (bpo-34093), and the
+    order of a set on the seed of string hashes: for the same bytes each time the process has a fixed seed and nothing
+    more to do, and compiles everything in the order of the paths.
+    """
+    argv = [str(contents.PYTHON), "-BSs", "-c", program, *arguments]
+    done = subprocess.run(argv, env={"PYTHONHASHSEED": "0"}, capture_output=True)
+    if done.returncode:
+        fault = done.stderr.decode(errors="replace")[-500:]
+        raise CannotBuild(f"the modules cannot be compiled by {contents.PYTHON}: {fault}")
+    return done.stdout
+
+
+def _finish(top: Path, most: int) -> None:
+    """Give all that lies there the modes and the time of a bundle; CannotBuild when it has more than `most` bytes."""
     size = 0
-    for entry in entries:
-        path = top / entry.target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if entry.link:
-            path.symlink_to(entry.link)
-            continue
-        path.write_bytes(entry.read())
-        path.chmod(0o755 if entry.executable else 0o644)
-        size += len(entry.read())
     for path in archive.tree(top):
-        if path.is_dir() and not path.is_symlink():
-            path.chmod(0o755)
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+            size += 0 if path.is_dir() else path.stat().st_size
         os.utime(path, (archive.epoch(), archive.epoch()), follow_symlinks=False)
     if size > most:
         raise CannotBuild(
@@ -148,9 +169,9 @@ def _try(bundle: Path, extra: str) -> None:
     nothing else in the environment."""
     found = [path.relative_to(bundle) for path in sorted(bundle.glob("cni/*/**/*.pyc"))]
     wanted = [path for path in found if path.parts[1] in _PROGRAMS and (extra or _NEEDS_EXTRA not in path.parts)]
-    imports = "\n".join(_module(path) for path in wanted)
+    modules = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in wanted]
     start = _RUN_COMMAND.partition("from cni")[0].replace("__file__", f"{str(bundle / 'libexec/railcni.pyc')!r}")
-    program = start.format(library=Interpreter().library) + imports
+    program = start.format(library=contents.LIBRARY) + "".join(f"import {module}\n" for module in modules)
     for argv, environ in (
         (["bin/macvlan"], {"CNI_COMMAND": "VERSION"}),
         (["bin/railcni", "--help"], {}),
@@ -160,8 +181,3 @@ def _try(bundle: Path, extra: str) -> None:
         done = subprocess.run([bundle / argv[0], *argv[1:]], env=environ, capture_output=True, text=True)
         if done.returncode:
             raise CannotBuild(f"the bundle does not run: {argv[0]}: {(done.stderr or done.stdout)[-500:]}")
-
-
-def _module(path: Path) -> str:
-    """The statement that imports the module at `path`."""
-    return f"import {'.'.join(path.with_suffix('').parts).removesuffix('.__init__')}"

@@ -14,7 +14,6 @@ import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,14 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cni.dist.errors import CannotBuild
-
 PROJECT = Path(__file__).resolve().parents[2]
+
+# The CPython that runs this, as it lies on the machine.
+PYTHON = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
+PREFIX = Path(sys.base_prefix)
+_STANDARD = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
+_PLATFORM = Path(sysconfig.get_path("platstdlib", vars={"platbase": sys.base_prefix}))
+LIBRARY = str(_STANDARD.relative_to(PREFIX))  # lib/pythonX.Y
 
 # Unused modules of the standard library, by the first part of their path.
 _LEFT_OUT = {
@@ -42,63 +46,44 @@ _LEFT_OUT_EXTENSIONS = (
 _LEFT_OUT_METADATA = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 
 
-@dataclass
-class BundleEntry:
-    """One file of the bundle: `target` is its path in there; its bytes are `data`, or those of the file `source`, or
-    it is a symbolic link to `link`. `origin` is the name of the package that it comes from ("" until known)."""
-
-    target: str
-    source: Path | None = None
-    data: bytes | None = None
-    link: str = ""
-    executable: bool = False
-    origin: str = ""
-
-    def read(self) -> bytes:
-        """The file's bytes."""
-        if self.data is None:
-            assert self.source is not None  # noqa: S101  # a link has neither, and is not read
-            self.data = self.source.read_bytes()
-        return self.data
+class CannotBuild(Exception):
+    """A bundle or an image cannot be built; the message names the cause and the remedy."""
 
 
-@dataclass
-class Interpreter:
-    """The CPython that runs this, as it lies on the machine. `library` is lib/pythonX.Y, relative to its prefix."""
+class Bundle:
+    """A bundle in the making, in the directory `top`. By their paths in there: `origins` has the package of each file, and
+    `sources` the files that were copied from this machine, whose packages are not known at first."""
 
-    executable: Path = field(default_factory=lambda: Path(sys._base_executable).resolve())  # type: ignore[attr-defined]
-    prefix: Path = field(default_factory=lambda: Path(sys.base_prefix))
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.origins: dict[str, str] = {}
+        self.sources: dict[str, Path] = {}
 
-    @property
-    def standard(self) -> Path:
-        return Path(sysconfig.get_path("stdlib", vars={"installed_base": str(self.prefix)}))
-
-    @property
-    def extensions(self) -> Path:
-        paths = (
-            Path(sysconfig.get_path("platstdlib", vars={"platbase": str(self.prefix)}), "lib-dynload"),
-            self.standard / "lib-dynload",
-        )
-        return next((path for path in paths if path.is_dir()), paths[0])
-
-    @property
-    def library(self) -> str:
-        return str(self.standard.relative_to(self.prefix))
+    def add(self, target: str, content: Path | bytes, origin: str = "railcni", executable: bool = False) -> None:
+        """Write the file `target`, with the bytes `content` or those of that file."""
+        if isinstance(content, Path):
+            self.sources[target], content = content, content.read_bytes()
+        self.origins[target] = origin
+        path = self.top / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o755 if executable else 0o644)
 
 
-def standard_library(python: Interpreter) -> Iterator[BundleEntry]:
-    """Its modules and extension modules."""
-    for path in sorted(python.standard.iterdir()):
+def standard_library() -> Iterator[tuple[str, Path]]:
+    """Its modules and extension modules, each with its path in the bundle."""
+    for path in sorted(_STANDARD.iterdir()):
         if path.name in _LEFT_OUT or path.name.startswith(("config-", "LICENSE")):
             continue
         if path.is_dir():
             for file in _files(path):
-                yield BundleEntry(f"{python.library}/{file.relative_to(python.standard)}", file)
+                yield f"{LIBRARY}/{file.relative_to(_STANDARD)}", file
         elif path.suffix == ".py":
-            yield BundleEntry(f"{python.library}/{path.name}", path)
-    for path in sorted(python.extensions.glob("*.so")):
+            yield f"{LIBRARY}/{path.name}", path
+    extensions = next((p for p in (_PLATFORM, _STANDARD) if (p / "lib-dynload").is_dir()), _STANDARD)
+    for path in sorted(extensions.glob("lib-dynload/*.so")):
         if not path.name.startswith(_LEFT_OUT_EXTENSIONS):
-            yield BundleEntry(f"{python.library}/lib-dynload/{path.name}", path)
+            yield f"{LIBRARY}/lib-dynload/{path.name}", path
 
 
 def described(project: Path) -> dict[str, Any]:
@@ -123,8 +108,8 @@ def distributions(extra: str = "") -> list[Distribution]:
     return [found[name] for name in sorted(found)]
 
 
-def packages(python: Interpreter, installed: list[Distribution]) -> Iterator[BundleEntry]:
-    """The files of the distributions in site-packages."""
+def packages(installed: list[Distribution]) -> Iterator[tuple[str, Path, str]]:
+    """The files of the distributions in site-packages, each with its path in the bundle and the distribution's name."""
     for dist in installed:
         if dist.files is None:
             raise CannotBuild(f"{dist.name} has no list of its files: install it with pip, from requirements.txt")
@@ -135,19 +120,15 @@ def packages(python: Interpreter, installed: list[Distribution]) -> Iterator[Bun
                 continue
             if metadata and path.name in _LEFT_OUT_METADATA:
                 continue
-            yield BundleEntry(f"{python.library}/site-packages/{path}", Path(str(path.locate())), origin=dist.name)
+            yield f"{LIBRARY}/site-packages/{path}", Path(str(path.locate())), dist.name
 
 
-def project_files() -> Iterator[BundleEntry]:
+def project_files() -> Iterator[tuple[str, Path]]:
     """The project's own modules, without this package, and conf/: the demo attaches by it, and people start from it."""
-    for top in ("cni", "ipam"):
-        for path in _files(PROJECT / top):
-            target = str(path.relative_to(PROJECT))
-            if not target.startswith("cni/dist/"):
-                yield BundleEntry(target, path, origin="railcni")
-    for path in _files(PROJECT / "conf"):
-        yield BundleEntry(str(path.relative_to(PROJECT)), path, origin="railcni")
-    yield BundleEntry("LICENSE", PROJECT / "LICENSE", origin="railcni")
+    for path in (*(file for top in ("cni", "ipam", "conf") for file in _files(PROJECT / top)), PROJECT / "LICENSE"):
+        target = str(path.relative_to(PROJECT))
+        if not target.startswith("cni/dist/"):
+            yield target, path
 
 
 def _files(top: Path) -> Iterator[Path]:

@@ -17,8 +17,7 @@ from typing import Any
 
 from cni import VERSION
 from cni.dist import archive
-from cni.dist.contents import PROJECT, described
-from cni.dist.errors import CannotBuild
+from cni.dist.contents import PROJECT, CannotBuild, described
 
 PLACE = "/opt/railcni"  # of the bundle in the image
 NAME = f"localhost/railcni:{VERSION}"
@@ -78,7 +77,7 @@ def _architecture(bundle: Path) -> str:
     except OSError as fault:
         raise CannotBuild(f"{bundle} is no bundle: {fault.filename} is missing; `make bundle` makes one") from None
     if found != VERSION:
-        raise CannotBuild(f"{bundle} is of version {found}, not {VERSION}: make it anew, from the same sources")
+        raise CannotBuild(f"{bundle} is of version {found}, not {VERSION}: make it again, from the same sources")
     machine = int.from_bytes(head[18:20], "little") if head[:4] == b"\x7fELF" else 0
     if machine not in _MACHINES:
         raise CannotBuild(f"{bundle}/bin/railcni is for no known machine (e_machine {machine}): want amd64 or arm64")

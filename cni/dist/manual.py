@@ -11,10 +11,9 @@ import shtab
 from argparse_manpage.manpage import Manpage
 
 from cni import VERSION
-from cni.cli import main
-from cni.cli.attach import options
+from cni.cli import attach, main
 from cni.dist import archive
-from cni.dist.contents import BundleEntry
+from cni.dist.contents import Bundle
 
 # Where each shell looks below /usr/share, and what it calls the file.
 SHELLS = {
@@ -24,15 +23,15 @@ SHELLS = {
 }
 
 
-def entries() -> Iterator[BundleEntry]:
-    """The files, as they are in a bundle."""
+def add(bundle: Bundle) -> None:
+    """Add the files to the bundle."""
     os.environ["COLUMNS"] = "100"  # of the lines of a synopsis
-    options.PLUGIN_DIRECTORIES = ("BUNDLE/bin", *options.PLUGIN_DIRECTORIES[1:])  # and not where this is built
+    attach.PLUGIN_DIRECTORIES = ("BUNDLE/bin", *attach.PLUGIN_DIRECTORIES[1:])  # and not where this is built
     parser = main._parser()
     for shell, path in SHELLS.items():
-        yield BundleEntry(f"share/{path}", data=shtab.complete(parser, shell).encode(), origin="railcni")
+        bundle.add(f"share/{path}", shtab.complete(parser, shell).encode())
     for name, text in pages(parser, "networks for RDMA pods"):
-        yield BundleEntry(f"share/man/man1/{name}.1", data=text.encode(), origin="railcni")
+        bundle.add(f"share/man/man1/{name}.1", text.encode())
 
 
 def pages(parser: argparse.ArgumentParser, about: str) -> Iterator[tuple[str, str]]:

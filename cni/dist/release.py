@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 
 from cni.dist import archive, bill, image
-from cni.dist.contents import PROJECT, described
-from cni.dist.errors import CannotBuild
+from cni.dist.contents import PROJECT, CannotBuild, described
 
 # The other files that name the version of pyproject.toml, each with the text right before it.
 PLACES = {
@@ -58,7 +57,7 @@ def check() -> str:
 
 
 def build(bundles: Sequence[Path], images: Sequence[Path], target: Path) -> list[Path]:
-    """Gather the release of `bundles` and `images` in the directory `target`, which is made anew; return its files.
+    """Gather the release of `bundles` and `images` in the directory `target`, which is made again; return its files.
 
     CannotBuild: check() refuses, or a bundle's .tar.gz is not beside it.
     """
@@ -77,7 +76,9 @@ def build(bundles: Sequence[Path], images: Sequence[Path], target: Path) -> list
         shutil.copy(bundle / bill.FILE, target / f"{bundle.name}.spdx.json")
     for file in images:
         shutil.copy(file, target)
-    chart = {f"railcni/{p.relative_to(PROJECT / CHART)}": p.read_bytes() for p in _files(PROJECT / CHART)}
+    files = [p for p in sorted((PROJECT / CHART).rglob("*")) if p.is_file() and p.name != ".helmignore"]
+    # of a link that to which it leads, for a chart stands alone
+    chart = {f"railcni/{p.relative_to(PROJECT / CHART)}": p.read_bytes() for p in files}
     (target / f"railcni-chart-{project['version']}.tgz").write_bytes(archive.compress(archive.of_bytes(chart)))
     (target / "railcni.yaml").write_text(yaml.safe_dump(krew(project, packed), sort_keys=False))
     (target / f"CHANGES-{project['version']}.md").write_text(changes)
@@ -104,20 +105,16 @@ def krew(project: dict[str, Any], archives: dict[str, bytes]) -> dict[str, Any]:
     https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/
     """
     tag = f"v{project['version']}"
-    platforms = [
-        {
-            "selector": {
-                "matchLabels": {
-                    "os": "linux",
-                    "arch": image.ARCHITECTURES[name.rpartition("-")[2].removesuffix(".tar.gz")],
-                }
-            },
+    platforms = []
+    for name, data in archives.items():
+        machine = name.rpartition("-")[2].removesuffix(".tar.gz")
+        platform = {
+            "selector": {"matchLabels": {"os": "linux", "arch": image.ARCHITECTURES[machine]}},
             "uri": f"{project['urls']['Downloads']}/{tag}/{name}",
             "sha256": hashlib.sha256(data).hexdigest(),
             "bin": "railcni/bin/kubectl-railcni",
         }
-        for name, data in archives.items()
-    ]
+        platforms.append(platform)
     return {
         "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
         "kind": "Plugin",
@@ -131,11 +128,6 @@ def krew(project: dict[str, Any], archives: dict[str, bytes]) -> dict[str, Any]:
             "platforms": platforms,
         },
     }
-
-
-def _files(top: Path) -> list[Path]:
-    """The files below `top`; one that is a link is that to which it leads, for a chart stands alone."""
-    return [path for path in sorted(top.rglob("*")) if path.is_file() and path.name != ".helmignore"]
 
 
 def unpacked(bundle: Path, folder: Path) -> Path:

@@ -44,8 +44,6 @@ def named(name: str) -> Feature:
 class Features:
     """The features of one attachment, each with its plan, in the order in which they are applied."""
 
-    __slots__ = ("documents",)
-
     def __init__(self, documents: Mapping[str, dict[str, Any]]) -> None:
         self.documents = documents
 

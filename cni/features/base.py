@@ -64,8 +64,6 @@ class Place:
     link in bytes (0: none). `host` is a route socket on the host, `sandbox` the sandbox.
     """
 
-    __slots__ = ("host", "in_sandbox", "is_shared", "log", "mtu", "netdev", "sandbox")
-
     def __init__(
         self, netdev: str, is_shared: bool, in_sandbox: bool, mtu: int, host: Rtnl, sandbox: Sandbox, log: Log
     ) -> None:

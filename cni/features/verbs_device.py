@@ -70,8 +70,6 @@ KEYS: Sequence[Key] = (
 class Config:
     """The keys of KEYS, checked; `info` is runtimeConfig.CNIDeviceInfoFile as it came, None when it did not."""
 
-    __slots__ = ("info", *(k.attribute for k in KEYS))
-
     info: Any
     required: bool
     wait_seconds: int
@@ -174,7 +172,7 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
 
 def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
     """Wait for the GIDs, log the faults, and write the device-info file; returns whether `document` changed."""
-    ports, roce = _ports_in(document)
+    ports, roce = document["ports"], document["roce"]
     interface = result.interfaces[0]
     found: dict[str, gids.Place] = {}
     if roce:
@@ -196,19 +194,13 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
     return bool(document["missing"])
 
 
-def _ports_in(document: dict[str, Any]) -> tuple[Ports, Ports]:
-    """The ports that were planned with: all, and those whose GIDs are addresses."""
-    ports, roce = ([(device, port) for device, port in document[key]] for key in ("ports", "roce"))
-    return ports, roce
-
-
 def remarks(ports: Ports, netdev: str, ifname: str, mtu: int, root: str = "/sys") -> list[str]:
     """What of an attachment works, and not as it could, or not for long."""
     found = []
     size = rdma_sysfs.roce_mtu(mtu)
     if size < rdma_sysfs.WHOLE_ROCE_MTU:
         found.append(
-            f"MTU {mtu} of {ifname} makes a RoCE MTU of {size}, and {rdma_sysfs.WHOLE_ROCE_MTU} needs {rdma_sysfs.LEAST_MTU} or more:"
+            f"MTU {mtu} of {ifname} makes a RoCE MTU of {size}, and {rdma_sysfs.WHOLE_ROCE_MTU} needs {rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more:"
             f" raise the MTU of {netdev} and the key `mtu`, and on switches"
         )
     for device, port in ports:
@@ -224,13 +216,13 @@ def remarks(ports: Ports, netdev: str, ifname: str, mtu: int, root: str = "/sys"
 def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
     """Remove the device-info file; the kernel takes the GIDs out by itself."""
     if document["info"]:
-        devices = [device for device, _ in _ports_in(document)[0]]
+        devices = [device for device, _ in document["ports"]]
         deviceinfo.remove(document["info"], document.get("whose"), devices, log)
 
 
 def differences(document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
     """The addresses that had a GID, and have none now."""
-    ports, roce = _ports_in(document)
+    ports, roce = document["ports"], document["roce"]
     known = rdma_sysfs.devices()
     gone = [device for device, _ in ports if device not in known]
     if gone:

@@ -1,16 +1,18 @@
 """The contract of a link plugin: the functions of its module, which `cni.verbs` calls.
 
-A module fits `LinkPlugin` by its functions alone. After the contract come a class and two functions that the plugins share.
+A module fits `LinkPlugin` by its functions alone. After the contract comes what the plugins share.
 """
 
 from __future__ import annotations
+
+from cni.shared.config import Key, boolean, ipam_block, mapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
-    from cni.shared.config import Fault, Key
+    from cni.shared.config import Fault
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netlink import KernelError
     from cni.shared.kernel.netns import Namespace
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
         @property
         def mtu(self) -> int:
             """The MTU in bytes; 0 when there is no link, and none is configured."""
+
+        @property
+        def pci(self) -> str:
+            """The PCI address for the result; "" for none."""
 
         def document(self) -> dict[str, Any]:
             """The plan as the record keeps it; `load` reads it back."""
@@ -99,7 +105,7 @@ if TYPE_CHECKING:
         def present(self, planned: Any, inside: Rtnl) -> Link | None:
             """The link in the sandbox, under any name; None when the sandbox does not have it."""
 
-        def unmoved(self, planned: Any) -> tuple[str, int] | None:
+        def without_link(self, planned: Any) -> tuple[str, int] | None:
             """The MAC and MTU of a device that serves the pod without a link in the sandbox (DPDK), "" and 0 if they are
             not known; None for any other plan."""
 
@@ -113,9 +119,6 @@ if TYPE_CHECKING:
         def carrier(self, planned: Any) -> tuple[str, bool]:
             """The name of the netdev that carries the link's traffic, "" for none; and whether it is in the sandbox."""
 
-        def pci_id(self, planned: Any) -> str:
-            """The PCI address for the result; "" for none."""
-
         def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
             """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now.
 
@@ -125,14 +128,38 @@ if TYPE_CHECKING:
     Named = Callable[[str], LinkPlugin]
 
 
+KEYS_OF_EACH = (  # the last keys of each link plugin
+    Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
+    Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
+    Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
+)
+
+
+class LinkConfig:
+    """The values of KEYS_OF_EACH."""
+
+    dad: bool
+    ipam: dict[str, Any]
+    dns: dict[str, Any]
+
+
+class RecordedPlan:
+    """A plan whose attributes are the members of its document in the record."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.__dict__.update(document)
+
+    def document(self) -> dict[str, Any]:
+        """The plan as the record keeps it."""
+        return dict(self.__dict__)
+
+
 class DeviceClaim:
     """The claim of a device by an ADD before it plans: a `with` block that lasts until the record is written.
 
     `holder` has the device: an attachment, or the path of a sandbox that Go's plugin attached; None when it is free.
     `links` are those of the host, as far as the plugin has read them. `lock` keeps other ADDs from claiming the device.
     """
-
-    __slots__ = ("_lock", "holder", "links")
 
     def __init__(self, lock: HeldLock | None = None) -> None:
         self.holder: Attachment | str | None = None

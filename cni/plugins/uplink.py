@@ -8,10 +8,11 @@ route names, the links below that link count: a VLAN's or macvlan's lower link, 
 from __future__ import annotations
 
 from cni.shared.kernel import ip_rules, routes
+from cni.shared.kernel.links import with_those_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.routes import Route
@@ -33,24 +34,9 @@ def needed(device: Link, links: Sequence[Link], defaults: Sequence[Route]) -> st
     for route in sorted(
         defaults, key=lambda route: (route.index != device.index, route.protocol == routes.RA_PROTOCOL)
     ):
-        if route.index in known and device.index in _with_those_below(route.index, known):
+        if route.index in known and device.index in with_those_below(route.index, links):
             return _reason(route, known[route.index], device)
     return ""
-
-
-def _with_those_below(index: int, known: Mapping[int, Link]) -> set[int]:
-    """The link `index` and all that are below it in this namespace."""
-    found: set[int] = set()
-    pending = [index]
-    while pending:
-        link = known.get(pending.pop())
-        if link is None or link.index in found:
-            continue
-        found.add(link.index)
-        if link.lower_netnsid is None:
-            pending += link.lowers
-        pending += [port.index for port in known.values() if port.master_index == link.index]
-    return found
 
 
 def _reason(route: Route, carrier: Link, device: Link) -> str:

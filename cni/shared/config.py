@@ -1,6 +1,6 @@
 """Checks a network configuration by a table of its keys, and fills an object with the values.
 
-A plugin declares its keys as a table of `Key`. `fill` reads them from a JSON object into the attributes of a plain slotted
+A plugin declares its keys as a table of `Key`. `fill` reads them from a JSON object into the attributes of a plain
 object, and collects all faults, so that an author sees them at once.
 Keys match without regard to case, unknown keys are ignored, null is absent: as Go's encoding/json, which wrote the
 configurations in use.
@@ -30,8 +30,6 @@ class Key:
     `read` takes the JSON value and returns what the attribute gets, or raises ValueError that says what is wanted.
     """
 
-    __slots__ = ("attribute", "default", "doc", "name", "read")
-
     def __init__(
         self, name: str, read: Callable[[Any], Any], default: Any = None, doc: str = "", attribute: str = ""
     ) -> None:
@@ -45,16 +43,13 @@ class Key:
 class Fault:
     """A key with a wrong value, and the text that says what is wanted."""
 
-    __slots__ = ("key", "value", "wanted")
-
     def __init__(self, key: str, value: object, wanted: str) -> None:
         self.key = key
         self.value = value
         self.wanted = wanted
 
     def __str__(self) -> str:
-        shown = codec.dumps(self.value)
-        return f"{self.key} {shown if len(shown) <= 60 else shown[:57] + '...'}: {self.wanted}"
+        return f"{self.key} {codec.shown(self.value)}: {self.wanted}"
 
 
 def fill(

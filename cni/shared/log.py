@@ -22,8 +22,6 @@ class Log:
     call must not show, unlike the log, which is the node's.
     """
 
-    __slots__ = ("context", "hidden", "level", "path")
-
     def __init__(self, context: str = "", level: str = "warning", path: str = "") -> None:
         self.context = context
         self.level = level

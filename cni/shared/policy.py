@@ -110,8 +110,6 @@ KEYS = (
 class Policy:
     """The keys of KEYS, checked; `path` is the file of these keys, or the one to write."""
 
-    __slots__ = ("path", *(key.attribute for key in KEYS))
-
     config_roots: Sequence[str]
     data_roots: Sequence[str]
     device_info_roots: Sequence[str]

@@ -70,8 +70,6 @@ KEYS: Sequence[Key] = (
 class Rail:
     """The keys of KEYS, checked."""
 
-    __slots__ = tuple(key.attribute for key in KEYS)
-
     index: int
     group: str
     routing: bool

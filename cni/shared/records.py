@@ -29,6 +29,7 @@ import posix
 import time
 
 from cni.shared.kernel import files, locks, node
+from cni.shared.log import Log
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -37,8 +38,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
-
-    from cni.shared.log import Log
 
 STATE = "/var/lib/cni/railcni"
 FORMAT = 1
@@ -61,8 +60,6 @@ class Began:
     can have been made after this moment and later than now.
     """
 
-    __slots__ = ("_steady", "_wall")
-
     def __init__(self) -> None:
         self._wall = time.time_ns()
         self._steady = time.monotonic_ns()
@@ -81,11 +78,8 @@ class Began:
 class HeldLock:
     """A lock that is held until the `with` block ends."""
 
-    __slots__ = ("_fd", "_offset")
-
-    def __init__(self, fd: int, offset: int) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._offset = offset
 
     def __enter__(self) -> HeldLock:
         return self
@@ -103,12 +97,10 @@ class Records:
     Every method raises IoFailure when the directory or a file in it cannot be used, or other users can write it.
     """
 
-    __slots__ = ("_examined", "_folder", "_newer", "directory", "log")
-
     def __init__(self, directory: str = STATE, log: Log | None = None) -> None:
         self.directory = directory
         self._folder = directory + "/attachments"
-        self.log = log
+        self.log = log or Log(level="panic")  # silent
         self._examined = False
         self._newer: dict[str, dict[str, Any]] = {}  # the records of a newer format that a listing has read
 
@@ -128,25 +120,24 @@ class Records:
         except OSError as fault:
             posix.close(fd)
             raise self._refused("lock", "lock", fault) from None
-        return HeldLock(fd, offset)
+        return HeldLock(fd)
 
-    def locked_device(self, device: str, seconds: float = WAIT_SECONDS) -> HeldLock:
-        """Hold the lock of a device of the host, a PCI address; TryAgainLater when another holds it for `seconds`.
+    def locked_device(self, device: str) -> HeldLock:
+        """Hold the lock of a device of the host, a PCI address; TryAgainLater when another holds it for WAIT_SECONDS.
 
         An ADD holds it from its search for the holder of the device until its own record names the device.
         """
         try:
-            return self.locked(Attachment("", device, ""), "device", seconds)
+            return self.locked(Attachment("", device, ""), "device")
         except TryAgainLater as fault:
-            fault.msg = f"another attachment is about to take device {device} for more than {seconds:g} s: retry"
+            fault.msg = f"another attachment is about to take device {device} for more than {WAIT_SECONDS:g} s: retry"
             raise
 
     def try_locked(self, attachment: Attachment, part: str) -> HeldLock | None:
         """The lock when it is free now, else None."""
         fd = self._open_lock()
-        offset = _offset(attachment, part)
-        if locks.try_lock_byte(fd, offset):
-            return HeldLock(fd, offset)
+        if locks.try_lock_byte(fd, _offset(attachment, part)):
+            return HeldLock(fd)
         posix.close(fd)
         return None
 
@@ -294,7 +285,7 @@ class Records:
         return found
 
     def _pass_by(self, name: str, document: dict[str, Any]) -> None:
-        if self.log and name not in self._newer:
+        if name not in self._newer:
             self.log.warning(f"passed by: {_newer_format(f'{self._folder}/{name}', document).msg}")
         self._newer[name] = document
 
@@ -314,8 +305,7 @@ class Records:
         try:
             data = files.read_regular(path, _RECORD_BYTES, posix.O_NOFOLLOW, private=True)
             if _is_part(data):
-                if self.log:
-                    self.log.warning(f"record {path} was only begun when the power was lost: removed")
+                self.log.warning(f"record {path} was only begun when the power was lost: removed")
                 self._forget(name)
                 return None
             if texts and not any(text in data for text in texts):
@@ -340,8 +330,7 @@ class Records:
             return None
         except OSError as fault:
             raise self._refused("set aside", f"attachments/{name}", fault) from None
-        if self.log:
-            self.log.error(f"record {path} is damaged ({reason}): set aside as {aside}")
+        self.log.error(f"record {path} is damaged ({reason}): set aside as {aside}")
         return None
 
     def _open_lock(self) -> int:

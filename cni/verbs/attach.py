@@ -137,24 +137,6 @@ class _Attempt:
     link is made, so that an ADD without a free address makes no link.
     """
 
-    __slots__ = (
-        "_addresses",
-        "_applied",
-        "_claimed",
-        "_config",
-        "_features",
-        "_link",
-        "_log",
-        "_planned",
-        "_plugin",
-        "_record",
-        "_records",
-        "_request",
-        "_sandbox",
-        "host",
-        "is_foreign",
-    )  # fmt: skip
-
     def __init__(
         self, plugin: LinkPlugin, config: Any, request: Request, sandbox: Sandbox, records: Records, log: Log
     ) -> None:
@@ -254,17 +236,19 @@ class _Attempt:
         with self._sandbox.namespace.entered():
             if self._features:
                 self._features.before_up(link, self._sandbox)
-            try:
-                self._sandbox.rtnl.change_link(link.index, up=True)
-            except KernelError as fault:
-                raise KernelRefused(self._plugin.refused_up(self._planned, fault), str(fault)) from None
+            self._set_up(link)
         link.up = True
+
+    def _set_up(self, link: Link) -> None:
+        try:
+            self._sandbox.rtnl.change_link(link.index, up=True)
+        except KernelError as fault:
+            raise KernelRefused(self._plugin.refused_up(self._planned, fault), str(fault)) from None
 
     def configure(self) -> Result:
         """Give the link its addresses, routes and features, and set it up; the result of the ADD."""
-        outside = self._plugin.unmoved(self._planned) or ("", 0)
-        name, pci = self._planned.name, self._plugin.pci_id(self._planned)
-        interface = Interface(name, *outside, self._request.netns, pci)
+        outside = self._plugin.without_link(self._planned) or ("", 0)
+        interface = Interface(self._planned.name, *outside, self._request.netns, self._planned.pci)
         addresses = self._addresses
         for address in addresses.ips:
             address.interface = 0
@@ -275,10 +259,9 @@ class _Attempt:
         with sandbox.namespace.entered():
             if features and not link.up:
                 features.before_up(link, sandbox)
-            try:
-                interface.mac, interface.mtu = ipconfig.configure(sandbox.rtnl, link, addresses, self._config.dad)
-            except ipconfig.NotUp as fault:
-                raise KernelRefused(self._plugin.refused_up(self._planned, fault.cause), str(fault.cause)) from None
+            interface.mac, interface.mtu = ipconfig.configure(
+                sandbox.rtnl, link, addresses, self._config.dad, lambda: self._set_up(link)
+            )
             changed = features.after_up(link, result, sandbox, self._log) if features else False
         if changed:
             self._write()

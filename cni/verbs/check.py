@@ -50,20 +50,18 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
             raise InvalidConfig(
                 f'prevResult has no interface "{name}" in sandbox {request.netns}: pass on the result of this attachment\'s ADD'
             )
-        record = Records(log=log).read(request.attachment, PART)
+        record = Records(log=log).read(request.attachment, PART) or {}
         if record and record["plugin"] != plugin.NAME:
             raise AttachmentDiffers(
                 f"attachment {name} of container {request.attachment.container_id} was made by plugin {record['plugin']}, and"
                 f" its network is one of {plugin.NAME} by now: detach and attach it again"
             )
         planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, inside)
-        documents = record.get("extras") if record else None
-        recorded_mtu = record["link"].get("mtu", 0) if record else 0
-        found = _differences(plugin, planned, config, documents, host, sandbox, known[0], expected, recorded_mtu)
+        found = _differences(plugin, planned, config, record, host, sandbox, known[0], expected)
         if asked:
             from cni import features
 
-            found += features.unlike(documents or {}, asked)
+            found += features.unlike(record.get("extras", {}), asked)
     if found:
         raise AttachmentDiffers(
             f"attachment {name} of container {request.attachment.container_id} is not as ADD left it (detach and attach it"
@@ -84,22 +82,23 @@ def _differences(
     plugin: LinkPlugin,
     planned: Any,
     config: Any,
-    documents: dict[str, Any] | None,
+    record: dict[str, Any],
     host: Rtnl,
     sandbox: Sandbox,
     known: Interface,
     expected: Result,
-    recorded_mtu: int,
 ) -> list[str]:
     inside = sandbox.rtnl
     link = inside.link(name=known.name)
     if link is None:
-        if planned and plugin.unmoved(planned):
-            return plugin.differences(planned, config, None, host, inside)
+        if planned and (has := plugin.without_link(planned)):
+            found = plugin.differences(planned, config, None, host, inside)
+            return found + differs("mtu", has[1] or None, known.mtu or None, config.mtu or None)
         return [f'there is no link "{known.name}" in the sandbox'] if known.mac else []
     found = plugin.differences(planned, config, link, host, inside) if planned else []
     found += differs("mac", link.mac, known.mac, getattr(config, "mac", ""))
-    found += differs("mtu", link.mtu, known.mtu or recorded_mtu or None, config.mtu or None)
+    was = known.mtu or record.get("link", {}).get("mtu")
+    found += differs("mtu", link.mtu, was or None, config.mtu or None)
     if not link.up:
         found.append("link is down")
     others = [i.name for i in expected.interfaces if i.sandbox == known.sandbox and i is not known]
@@ -108,10 +107,10 @@ def _differences(
     ]
     wanted_here = Result([known], here, _without(expected.routes, others, inside))
     found += ipconfig.differences(inside, link, wanted_here)
-    if documents:
+    if "extras" in record:
         from cni import features
 
-        found += features.Features(documents).differences(link, wanted_here, sandbox)
+        found += features.Features(record["extras"]).differences(link, wanted_here, sandbox)
     return found
 
 

@@ -148,36 +148,15 @@ def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
     """Run the plugin: its stdout and its exit code, negative for a signal."""
     from cni.shared.kernel import children  # usually the IPAM plugin is ours
 
-    stdin = posix.memfd_create("stdin", posix.MFD_CLOEXEC)  # a pipe could fill while the plugin writes its answer
-    left = request.stdin
-    while left:
-        left = left[posix.write(stdin, left) :]
-    posix.lseek(stdin, 0, 0)
-    reading, writing = posix.pipe()
-    children.keep_status()
+    environ = {
+        k.encode("utf-8", "surrogateescape"): v.encode("utf-8", "surrogateescape") for k, v in request.environ.items()
+    }
     try:
-        pid = posix.posix_spawn(
-            path,
-            [path],
-            {
-                k.encode("utf-8", "surrogateescape"): v.encode("utf-8", "surrogateescape")
-                for k, v in request.environ.items()
-            },
-            file_actions=[(posix.POSIX_SPAWN_DUP2, stdin, 0), (posix.POSIX_SPAWN_DUP2, writing, 1)],
-        )
+        return children.run([path], environ, request.stdin)
     except OSError as fault:
-        posix.close(reading)
         raise DelegateFailed(
             f'the IPAM plugin "{kind}" cannot be run: {path}: {fault.strerror}; install it again'
         ) from None
-    finally:
-        posix.close(writing)
-        posix.close(stdin)
-    parts = []
-    while part := posix.read(reading, 1 << 16):
-        parts.append(part)
-    posix.close(reading)
-    return b"".join(parts), posix.waitstatus_to_exitcode(posix.waitpid(pid, 0)[1])
 
 
 def _versions(path: str, request: Request) -> list[str]:

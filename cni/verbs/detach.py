@@ -243,8 +243,6 @@ class Release:
     `by_link` makes it for a foreign plugin while the link exists; `finish` makes it when the link is gone, if it is not made.
     """
 
-    __slots__ = ("_fault", "_log", "_request", "is_made")
-
     def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
         former = config_of(record) if record else {}
         if record and any(member(former, key) != member(request.config, key) for key in ("ipam", "rail")):

@@ -199,7 +199,7 @@ __attribute__((noreturn)) static void answer(const char *said, size_t size, int 
 	leave(status);
 }
 
-/* Cut `path` after its last "/" and return what stood behind it, as a copy in `name`; "./" is where there is none. */
+/* Cut `path` after its last "/" and return what stood after it, as a copy in `name`; "./" is where there is none. */
 static void split(char *path, char *name)
 {
 	size_t cut = length(path);
@@ -547,5 +547,5 @@ __attribute__((used, noreturn)) void start(long *stack)
 	append(self, self + sizeof self, "/proc/self/exe");
 	run(self, count, given);
 	fail("this executable belongs to a bundle, and of that ", executed, -error,
-	     "link to bin/ of a bundle, or install railcni anew");
+	     "link to bin/ of a bundle, or install railcni again");
 }

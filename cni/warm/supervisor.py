@@ -63,7 +63,7 @@ class Supervisor:
         self._prctl = prctl
         self._path = f"{places.DIRECTORY}/{places.name_of(identity)}"
         self._depends = (pack, *policy.PATHS)
-        self._before = [_mark(path) for path in self._depends]
+        self._before = [files.mark(path) for path in self._depends]
         self._idle_seconds, most = policy.current().warm
         self._board = Board(most)
         self._workers: dict[int, tuple[int, float]] = {}  # process -> its slot, and when it was made
@@ -129,11 +129,11 @@ class Supervisor:
         """Whether calls go elsewhere by now, or should be served by other modules or another policy."""
         if not self._found(places.SOCKET) and self._found(places.AWAY) == self._socket:
             posix.rename(self._path + places.AWAY, self._path + places.SOCKET)  # it was all too slow for a launcher
-        return self._found(places.SOCKET) != self._socket or [_mark(p) for p in self._depends] != self._before
+        return self._found(places.SOCKET) != self._socket or [files.mark(p) for p in self._depends] != self._before
 
     def _found(self, kind: str) -> tuple[int, ...]:
         """Which file is there; its times change (`_look_at_queue`)."""
-        return _mark(self._path + kind)[:2]
+        return files.mark(self._path + kind)[:2]
 
     def _make(self) -> None:
         slot = self._board.states().index(FREE)
@@ -224,15 +224,6 @@ class Supervisor:
                 posix.unlink(self._path + kind)
             except FileNotFoundError:
                 pass
-
-
-def _mark(path: str) -> tuple[int, ...]:
-    """What differs when another file is at `path`, or its content is another."""
-    try:
-        status = posix.stat(path, follow_symlinks=False)
-    except OSError:
-        return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _drain(fd: int) -> None:

@@ -150,7 +150,7 @@ class Worker:
         posix.dup2(self._null, 2)
         posix.chdir("/")
         _close(fds)  # before the reply: then the runtime waits for nobody any more
-        _lives_without(connection)
+        fcntl.fcntl(connection.fileno(), fcntl.F_SETFL, 0)  # the launcher may end from here on
         self._board.set(self._slot, BUSY, 1)
         for packet in protocol.packets(reply, status):
             connection.send(packet)
@@ -212,7 +212,3 @@ def _dies_with(connection: socket) -> bool:
         return connection.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
-
-
-def _lives_without(connection: socket) -> None:
-    fcntl.fcntl(connection.fileno(), fcntl.F_SETFL, 0)

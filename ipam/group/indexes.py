@@ -8,20 +8,17 @@ may give its address. An index is taken when its address is taken on one rail.
 from __future__ import annotations
 
 from cni.shared.config import Fault, refuse
-from ipam import allocator, rules
-from ipam.acquire import Exhausted, cooling_of, start_of, unseen
 from ipam.entries import RangeEntry, read_ranges
 from ipam.ranges import BITS, Range, format_address
-from ipam.rules import Need, Plan
+from ipam.rules import Exhausted, Need
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Sequence
 
     from cni.shared.rail import Rail
     from ipam.config import IpamConfig
-    from ipam.leases import Lease, Owner, Want
-    from ipam.stores.base import Store, Window
+    from ipam.leases import Lease, Want
 
 MOST_ADDRESSES = 48  # of a group: its claim is one transaction, and etcd allows 128 comparisons in one
 
@@ -29,140 +26,55 @@ MOST_ADDRESSES = 48  # of a group: its claim is one transaction, and etcd allows
 class Group:
     """The rails of a group, as a network of it defines them: the needs of each rail, and the indexes that all can give.
 
-    `own` are the needs of the network's own rail, `wanted` those of all rails.
+    `index` is the number of the network's own rail, and `own` are its needs; `needs` those of all rails, `space` the indexes as addresses from 0 on.
     """
 
-    __slots__ = ("indexes", "name", "own", "wanted")
+    __slots__ = ("index", "name", "needs", "own", "space")
 
     def __init__(self, name: str, rails: Sequence[Sequence[Need]], index: int) -> None:
         self.name = name
+        self.index = index
         self.own = list(rails[index])
-        self.wanted = [need for needs in rails for need in needs]
-        self.indexes = _common([need.rng for need in self.wanted])
+        self.needs = [need for needs in rails for need in needs]
+        self.space = _common([need.rng for need in self.needs])
 
     def pools(self) -> list[str]:
         """The pools that hold the addresses of all rails."""
-        return sorted({need.pool for need in self.wanted})
+        return sorted({need.pool for need in self.needs})
 
     def ask(self, index: int) -> None:
         """Restrict the claim to this index."""
-        for need in self.wanted:
+        for need in self.needs:
             need.requested = need.rng.at(index)
 
     def index_of(self, family: int, value: int) -> int | None:
         """The index of an address of any rail; None for an address of no rail."""
-        for need in self.wanted:
+        for need in self.needs:
             if need.rng.family == family and need.rng.contains(value):
                 return need.rng.offset_of(value)
         return None
 
-    # --- ipam.acquire.Choice: an index is chosen, and not each address by itself ---
+    # --- as a choice (ipam.rules.Choice) ---
 
-    def windows(self, store: Store, wanted: Sequence[Need], owner: Owner, contended: int) -> list[Window]:
-        """The windows that `search` reads first."""
-        start = start_of(self.indexes, owner, contended)
-        window = allocator.window_from(self.indexes, start, self.indexes.last, store.window)
-        if wanted[0].requested is not None or window is None:
-            return []
-        return [(need.pool, need.scope, need.rng.family, *_window(need, *window)) for need in wanted]
+    @property
+    def requested(self) -> int | None:
+        """The index that `ask` has set."""
+        asked = self.needs[0].requested
+        return None if asked is None else self.needs[0].rng.offset_of(asked)
 
-    def plan(
-        self,
-        wanted: Sequence[Need],
-        own: Sequence[Lease],
-        pods: Sequence[Lease],
-        owner: Owner,
-        lost: Collection[Want] = (),
-    ) -> Plan:
-        """As ipam.rules.plan: the index that most of the leases have, all of it or none."""
-        gone = {self.index_of(want.family, want.value) for want in lost}
-        former = [lease for lease in pods if lease.attachment != owner.attachment and rules.may_take_over(lease, owner)]
-        counts: dict[int, int] = {}
-        for lease in (*own, *former):
-            index = self.index_of(lease.family, lease.value)
-            if index is not None and index not in gone and self.indexes.usable(index):
-                counts[index] = counts.get(index, 0) + 1
-        chosen = max(counts, key=lambda index: counts[index]) if counts else None
-        if wanted[0].requested is not None:
-            chosen = wanted[0].rng.offset_of(wanted[0].requested)
-        if chosen is None:
-            return Plan([None] * len(wanted), list(own), False)
-        places = {(need.pool, need.rng.at(chosen)) for need in wanted}
-        moved = [lease for lease in former if (lease.pool, lease.value) in places]
-        leased = {(lease.pool, lease.value): lease for lease in own}
-        settled = (
-            not moved
-            and len(own) == len(wanted)
-            and all(_is_held(leased.get((need.pool, need.rng.at(chosen))), need, owner) for need in wanted)
-        )
-        return Plan([need.rng.at(chosen) for need in wanted], [*own, *moved], settled)
+    def values(self, index: int) -> list[int]:
+        """The address for each of `needs` at an index."""
+        return [need.rng.at(index) for need in self.needs]
 
-    def search(
-        self,
-        store: Store,
-        wanted: Sequence[Need],
-        chosen: Sequence[int | None],
-        owner: Owner,
-        contended: int,
-        reclaim: Callable[[str], bool],
-        liked: Sequence[tuple[int, int]] = (),
-    ) -> list[int]:
-        """As ipam.acquire.search: the addresses of the lowest index that is free on all rails; Exhausted."""
-        kept = [value for value in chosen if value is not None]
-        if kept:
-            return kept
-        cooling = self._cooling(store, wanted, owner)
-        found = self._liked(store, wanted, liked, cooling)
-        start = start_of(self.indexes, owner, contended)
-        if found is None and contended in unseen(store) and start not in cooling:
-            found = start
-        if found is None:
-            found = self._lowest_free(store, wanted, start, cooling)
-        if found is None and True in [reclaim(pool) for pool in self.pools()]:
-            cooling = self._cooling(store, wanted, owner)
-            found = self._lowest_free(store, wanted, 0, cooling)
-        if found is None:
-            raise self._exhausted(len(cooling))
-        return [need.rng.at(found) for need in wanted]
+    def kept_index(self, place: Lease | Want) -> int | None:
+        """The index to keep for a lease at `place`, whatever its pool; None where not all rails give the index."""
+        index = self.index_of(place.family, place.value)
+        return index if index is not None and self.space.usable(index) else None
 
-    def _lowest_free(self, store: Store, wanted: Sequence[Need], start: int, cooling: Collection[int]) -> int | None:
-        def occupied(low: int, high: int) -> int:
-            bits = 0
-            for need in wanted:
-                bits |= store.occupied(need.pool, need.scope, need.rng.family, *_window(need, low, high))
-            return bits | sum(1 << index - low for index in cooling if low <= index <= high)
-
-        def next_open(low: int, high: int) -> int:
-            found = low
-            for need in wanted:
-                value = store.next_open(need.pool, need.scope, need.rng.family, *_window(need, found, high))
-                found = need.rng.offset_of(value)
-                if found > high:
-                    break
-            return found
-
-        return allocator.search(self.indexes, occupied, next_open, start, (), store.window)
-
-    def _liked(
-        self, store: Store, wanted: Sequence[Need], liked: Sequence[tuple[int, int]], cooling: Collection[int]
-    ) -> int | None:
-        for family, value in liked:
-            index = self.index_of(family, value)
-            if index is None or index in cooling or not self.indexes.usable(index):
-                continue
-            if not any(
-                store.occupied(need.pool, need.scope, need.rng.family, *_window(need, index, index)) for need in wanted
-            ):
-                return index
-        return None
-
-    def _cooling(self, store: Store, wanted: Sequence[Need], owner: Owner) -> set[int]:
-        return {need.rng.offset_of(value) for need in wanted for value in cooling_of(store, need, owner)}
-
-    def _exhausted(self, cooling: int) -> Exhausted:
-        waiting = f", {cooling} of them until their ipam.cooldown_seconds are over" if cooling else ""
+    def exhausted(self, free: int, waiting: str) -> Exhausted:
+        """The error when no index is free; `waiting` tells of cooldowns."""
         return Exhausted(
-            f"rail group {self.name} is exhausted: each of its {self.indexes.size()} indexes is in use on one of its rails or"
+            f"rail group {self.name} is exhausted: each of its {self.space.size()} indexes is in use on one of its rails or"
             f" more{waiting}. Delete attachments or enlarge the ranges; `railcni ipam leases` shows who holds them",
             f"pools {', '.join(self.pools())}",
         )
@@ -178,10 +90,6 @@ class _Place:
 
     def __call__(self, key: str) -> str:
         return self._name
-
-
-def _is_held(lease: Lease | None, need: Need, owner: Owner) -> bool:
-    return lease is not None and rules.is_current(lease, need, owner)
 
 
 def group_of(rail: Rail, config: IpamConfig) -> Group:
@@ -254,8 +162,3 @@ def _blocked(rng: Range) -> list[tuple[int, int]]:
     spans = [(low - rng.network, high - rng.network) for low, high in rng.blocked]
     first, last = rng.first - rng.network, rng.last - rng.network
     return [*([(0, first - 1)] if first else []), *spans, *([(last + 1, size)] if last < size else [])]
-
-
-def _window(need: Need, low: int, high: int) -> tuple[int, int]:
-    """The addresses of a window of indexes."""
-    return need.rng.at(low), need.rng.at(high)

@@ -127,7 +127,7 @@ def is_shared(store_ref: dict[str, Any]) -> bool:
 
 
 def _endpoints(text: str, tls: bool) -> list[str]:
-    from ipam.stores.etcd.gateway import endpoint
+    from ipam.stores.etcd.client import endpoint
 
     try:
         return [str(endpoint(part, tls)) for part in text.split(",") if part.strip()]

@@ -76,19 +76,19 @@ class Survey:
     """A store's answer before an address is chosen.
 
     `own`: the leases of the attachment. `pods`: those of the pod's (namespace, name) and ifname, whatever the uid, at least as
-    far as this node's records tell of them: a sandbox is made anew on its node. `former`: the former addresses, (family,
-    value), of a pod that `returns`, for this ifname. `crowded`: a free address is sooner found elsewhere than in `windows`.
+    far as this node's records tell of them: a sandbox is made again on its node. `former`: the former addresses, (family,
+    value), of a pod that `returns`, for this ifname. `near_full`: a free address is sooner found elsewhere than in `windows`.
     """
 
-    __slots__ = ("crowded", "former", "own", "pods")
+    __slots__ = ("former", "near_full", "own", "pods")
 
     def __init__(
-        self, own: list[Lease], pods: list[Lease], former: list[tuple[int, int]], crowded: bool = False
+        self, own: list[Lease], pods: list[Lease], former: list[tuple[int, int]], near_full: bool = False
     ) -> None:
         self.own = own
         self.pods = pods
         self.former = former
-        self.crowded = crowded
+        self.near_full = near_full
 
 
 class Claimed:
@@ -227,7 +227,7 @@ class Store:
         """Remove old memories of freed addresses, in a store that does not do so at each change."""
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
-        """Up to `limit` leases of a pool behind `after`, in the order of their addresses; with `node` those of it alone."""
+        """Up to `limit` leases of a pool after `after`, in the order of their addresses; with `node` those of it alone."""
         raise NotImplementedError
 
     def pools(self) -> list[Pool]:

@@ -137,14 +137,7 @@ class Connection:
                 status, fields = self._head(deadline)
             reply = self._body(fields, deadline)
         except OSError as fault:
-            self.close()
-            fault = _tls_fault(fault)
-            if isinstance(fault, Untrusted):
-                raise fault from None
-            why = _why(fault)
-            if fault.errno == errno.ECONNRESET and not self.reused and not self._tls:
-                why += " (does it want TLS, https://?)"
-            raise Lost(fault.errno, why) from None
+            raise self.lost(fault) from None
         except ValueError:
             self.close()
             raise Lost(errno.EPROTO, "what came is not an HTTP reply") from None
@@ -154,6 +147,17 @@ class Connection:
         if fields.get("connection", "").lower() == "close":
             self.close()
         return status, reply
+
+    def lost(self, fault: OSError) -> OSError:
+        """The connection is closed: what a `fault` of it is to the caller, Untrusted or Lost."""
+        self.close()
+        fault = _tls_fault(fault)
+        if isinstance(fault, Untrusted):
+            return fault
+        why = _why(fault)
+        if fault.errno == errno.ECONNRESET and not self.reused and not self._tls:
+            why += " (does it want TLS, https://?)"
+        return Lost(fault.errno, why)
 
     def is_silent(self) -> bool:
         """Whether nothing has come since the last reply, not even the end of the connection."""

@@ -56,6 +56,7 @@ ETCD_EMPTY, ETCD_FILLED, ETCD_CROWDED = (
 )
 ETCD_FILE = Operation(ETCD, "ADD, file store, empty pool")
 ETCD_CLAIMS = Operation(ETCD, f"claims a second, {PODS} processes")
+ETCD_CLAIMS_FILLED = Operation(ETCD, f"the same, 107,000 leases in etcd, {PODS} processes")
 ETCD_SEARCHES = Operation(ETCD, f"the same, each the lowest free, {PODS} processes")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.agent.health import Health
+from cni.agent.agent import Health
 from cni.library.installation import change
 from cni.library.installation.change import Folder
 from tests.blackbox.test_install import COMMAND, make_bundle

@@ -28,6 +28,7 @@ from cni.shared.spec.request import Request, parse
 from ipam import keys as ipam
 from tests.blackbox.test_host_device import PCI, bus
 from tests.node import GO_PLUGINS, Node, Pod
+from tests.tools import needs_ip
 from tests.unit import test_host_device_plan, test_sriov_plan
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
@@ -489,6 +490,7 @@ def test_what_was_changed_in_the_kernel_is_told_from_what_was_changed_in_the_con
         reply.refused(100, f"mtu is 1400{words}")
 
 
+@needs_ip
 @pytest.mark.parametrize(("key", "value"), [("priority", 7), ("table", 70), ("mtu", 1300), ("advmss", 1200)])
 def test_a_route_of_the_result_that_the_kernel_has_otherwise_is_a_difference(node: Node, key: str, value: int) -> None:
     pod = scenery(node)

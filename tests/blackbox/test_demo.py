@@ -16,6 +16,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from tests.node import ROOT, unusable
+from tests.tools import needs_compiler, needs_ip
 from tests.users import AnotherUser
 from tests.view import View
 
@@ -99,6 +100,7 @@ def assert_complete(output: str) -> None:
     assert "no link in rdma-pod-1" in output
 
 
+@needs_ip
 def test_the_demo_shows_two_pods_and_leaves_the_machine_as_it_was(checkout: Checkout) -> None:
     before = state()
     done = checkout.demo()
@@ -108,6 +110,7 @@ def test_the_demo_shows_two_pods_and_leaves_the_machine_as_it_was(checkout: Chec
     assert state() == before
 
 
+@needs_compiler
 def test_the_demo_gives_its_plugins_the_cni_variables_and_nothing_else(checkout: Checkout) -> None:
     plugin = checkout.folder / "libexec/macvlan"
     plugin.rename(plugin.with_name("ours"))

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import ssl
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,29 +16,39 @@ from typing import Any
 import pytest
 
 from cni import VERSION
-from cni.dist import archive, bill, bytecode, contents, elf, image, libraries
-from cni.dist.contents import BundleEntry, Interpreter
-from cni.dist.errors import CannotBuild
-from cni.dist.origins import Package
+from cni.dist import archive, bill, bundle, contents, elf, image
+from cni.dist.bill import Package
+from cni.dist.contents import PYTHON, Bundle, CannotBuild
+from tests.tools import needs
 
 needs_compiler = pytest.mark.skipif(
     not shutil.which("cc") or not shutil.which("strip"), reason="needs a C compiler: apt-get install gcc"
 )
 
+needs_readelf = needs("readelf", "apt-get install binutils")
 
-def library(folder: Path, *flags: str) -> bytes:
+
+def library(folder: Path, *flags: str) -> Path:
     """A shared library that was linked with `flags`."""
     source, file = folder / "a.c", folder / "a.so"
     source.write_text("int twice(int n) { return 2 * n; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", *flags, source, "-o", file], check=True)
-    return file.read_bytes()
+    return file
 
 
+def bundle_with(top: Path, **files: bytes | Path) -> Bundle:
+    """A bundle in the making with these files, by their names without a folder ("a__py" is "m/a.py")."""
+    made = Bundle(top)
+    for name, content in files.items():
+        made.add(f"m/{name.replace('__', '.')}", content)
+    return made
+
+
+@needs_readelf
 def test_the_interpreter_of_this_machine_is_read_as_its_loader_reads_it() -> None:
-    python = Interpreter()
-    found = elf.parse(python.executable.read_bytes())
-    assert found.interpreter == str(libraries.loader(python))
-    done = subprocess.run([found.interpreter, "--list", python.executable], capture_output=True, text=True)
+    found = elf.parse(PYTHON)
+    assert found.interpreter == str(elf.loader())
+    done = subprocess.run([found.interpreter, "--list", PYTHON], capture_output=True, text=True)
     assert "libc.so.6" in done.stdout
 
 
@@ -47,43 +57,46 @@ def test_the_interpreter_of_this_machine_is_read_as_its_loader_reads_it() -> Non
 def test_a_search_path_of_the_build_machine_is_removed_and_one_beside_the_file_kept(tmp_path: Path, tags: str) -> None:
     built = library(tmp_path, f"-Wl,{tags},-rpath,/opt/python/lib:$ORIGIN")
     assert elf.parse(built).search == ("/opt/python/lib", "$ORIGIN")
-    changed = elf.without_absolute_search(built)
-    assert elf.parse(changed).search == ()
-    (tmp_path / "b.so").write_bytes(changed)
-    assert ctypes.CDLL(str(tmp_path / "b.so")).twice(21) == 42
-    beside = library(tmp_path, f"-Wl,{tags},-rpath,$ORIGIN/../x.libs")
-    assert elf.without_absolute_search(beside) == beside
-    plain = library(tmp_path)
-    assert elf.without_absolute_search(plain) == plain
+    elf.remove_absolute_search(built)
+    assert elf.parse(built).search == ()
+    assert ctypes.CDLL(str(built)).twice(21) == 42
+    for flags in ([f"-Wl,{tags},-rpath,$ORIGIN/../x.libs"], []):
+        unchanged = library(tmp_path, *flags)
+        before = unchanged.read_bytes()
+        elf.remove_absolute_search(unchanged)
+        assert unchanged.read_bytes() == before
 
 
 @needs_compiler
 def test_a_library_for_small_pages_is_refused_on_aarch64_alone(tmp_path: Path) -> None:
-    large, small = (library(tmp_path, f"-Wl,-z,max-page-size={size}") for size in (0x10000, 0x1000))
-    entries = [BundleEntry("lib/a.so", data=large), BundleEntry("lib/b.so", data=small)]
-    libraries.for_anywhere(entries, "x86_64")
-    with pytest.raises(CannotBuild, match=r"^lib/b.so: linked for pages smaller than 64 KB"):
-        libraries.for_anywhere(entries, "aarch64")
-    libraries.for_anywhere(entries[:1], "aarch64")
+    made = bundle_with(tmp_path / "bundle", a__so=library(tmp_path, "-Wl,-z,max-page-size=65536"))
+    elf.for_anywhere(made, "aarch64")
+    made.add("m/b.so", library(tmp_path, "-Wl,-z,max-page-size=4096"))
+    elf.for_anywhere(made, "x86_64")
+    with pytest.raises(CannotBuild, match=r"^m/b.so: linked for pages smaller than 64 KB"):
+        elf.for_anywhere(made, "aarch64")
 
 
 def test_the_same_source_gives_the_same_bytecode_in_another_place(tmp_path: Path) -> None:
     source = b'a = {"x", "y", None, 1}\ndef f(x): return x in {"p", "q", "r", None} and "long string " * 2\n'
-    first = bytecode.compiled(
-        [BundleEntry("m/b.py", data=source), BundleEntry("m/a.py", data=source)], Path(sys.executable)
-    )
+    made = [bundle_with(tmp_path / "one", b__py=source, a__py=source)]
     file = tmp_path / "elsewhere.py"
     file.write_bytes(source)
-    second = bytecode.compiled([BundleEntry("m/a.py", file), BundleEntry("m/b.py", file)], Path(sys.executable))
-    assert [(e.target, e.read()) for e in first] == [(e.target, e.read()) for e in second]
-    assert [e.target for e in first] == ["m/a.pyc", "m/b.pyc"]
-    assert first[0].read()[4:8] == b"\1\0\0\0"  # PEP 552: a hash of the source, never compared
-    assert b"m/a.py" in first[0].read()
+    made.append(bundle_with(tmp_path / "two", a__py=file, b__py=file))
+    for one in made:
+        bundle.compile_modules(one)
+        assert set(one.origins) == {"m/a.pyc", "m/b.pyc"}
+        assert {path.name for path in (one.top / "m").iterdir()} == {"a.pyc", "b.pyc"}
+    for name in ("m/a.pyc", "m/b.pyc"):
+        assert (made[0].top / name).read_bytes() == (made[1].top / name).read_bytes()
+    first = (made[0].top / "m/a.pyc").read_bytes()
+    assert first[4:8] == b"\1\0\0\0"  # PEP 552: a hash of the source, never compared
+    assert b"m/a.py" in first
 
 
 def test_a_module_that_is_not_python_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CannotBuild, match="broken.py"):
-        bytecode.compiled([BundleEntry("broken.py", data=b"def")], Path(sys.executable))
+    with pytest.raises(CannotBuild, match=r"broken.py"):
+        bundle.compile_modules(bundle_with(tmp_path / "bundle", broken__py=b"def"))
 
 
 def test_an_archive_does_not_tell_when_by_whom_and_in_which_order_its_files_were_made(
@@ -116,26 +129,21 @@ def test_the_bundle_has_what_the_command_needs_and_no_tool_of_development() -> N
 
 
 def test_nothing_that_cannot_run_or_tells_of_the_build_machine_is_put_in() -> None:
-    python = Interpreter()
-    targets = [e.target for e in contents.standard_library(python)]
-    targets += [e.target for e in contents.packages(python, contents.distributions())]
-    targets += [e.target for e in contents.project_files()]
+    targets = [target for target, _ in (*contents.standard_library(), *contents.project_files())]
+    targets += [target for target, *_ in contents.packages(contents.distributions())]
     assert not [t for t in targets if "__pycache__" in t or t.startswith("cni/dist/") or t.endswith(("/RECORD", ".a"))]
-    names = {t.removeprefix(f"{python.library}/").split("/")[0] for t in targets if t.startswith(python.library)}
+    names = {t.removeprefix(f"{contents.LIBRARY}/").split("/")[0] for t in targets if t.startswith(contents.LIBRARY)}
     assert {"os.py", "encodings", "json", "sqlite3", "ssl.py", "http", "site-packages"} <= names
     assert not {"test", "tkinter", "idlelib", "ensurepip", "turtledemo", "lib2to3"} & names
 
 
-def test_the_bill_names_each_files_checksum_and_package() -> None:
-    entries = [
-        BundleEntry("bin/macvlan", data=b"m", origin="railcni"),
-        BundleEntry("lib/libc.so.6", data=b"c", origin="libc6"),
-        BundleEntry("bin/railcni-macvlan", link="macvlan", origin="railcni"),
-    ]
+def test_the_bill_names_each_files_checksum_and_package(tmp_path: Path) -> None:
+    made = bundle_with(tmp_path, macvlan=b"m")
+    made.add("lib/libc.so.6", b"c", "libc6")
     packages = [Package("libc6", "2.36", "pkg:deb/debian/libc6@2.36"), Package("railcni", "0.1.0", "", "Apache-2.0")]
-    document = json.loads(bill.document("railcni-0.1.0", entries, packages, ["OpenSSL 3.0.17"]))
+    document = json.loads(bill.document("railcni-0.1.0", made, packages))
     assert document["spdxVersion"] == "SPDX-2.3"
-    assert "OpenSSL 3.0.17" in document["comment"]
+    assert ssl.OPENSSL_VERSION in document["comment"]
     (file,) = [f for f in document["files"] if f["fileName"] == "./lib/libc.so.6"]
     assert file["checksums"][1] == {"algorithm": "SHA256", "checksumValue": hashlib.sha256(b"c").hexdigest()}
     owners = {r["spdxElementId"] for r in document["relationships"] if r["relatedSpdxElement"] == file["SPDXID"]}
@@ -176,7 +184,7 @@ def test_an_image_is_an_oci_index_of_both_architectures_whose_digests_hold(tmp_p
     manifests = json.loads(blob(named))["manifests"]
     assert {m["mediaType"] for m in manifests} == {"application/vnd.oci.image.manifest.v1+json"}
     assert [m["platform"]["architecture"] for m in manifests] == ["amd64", "arm64"]
-    for described, bundle in zip(manifests, bundles, strict=True):
+    for described, one in zip(manifests, bundles, strict=True):
         manifest = json.loads(blob(described))
         config = json.loads(blob(manifest["config"]))
         assert config["architecture"] == described["platform"]["architecture"]
@@ -187,9 +195,10 @@ def test_an_image_is_an_oci_index_of_both_architectures_whose_digests_hold(tmp_p
         (tmp_path / "layer").write_bytes(blob(manifest["layers"][0]))
         with tarfile.open(tmp_path / "layer") as layer:
             assert layer.getmember("opt/railcni/bin/railcni").mode == 0o755
-            assert layer.extractfile("opt/railcni/bin/railcni").read() == (bundle / "bin/railcni").read_bytes()  # type: ignore[union-attr]
+            assert layer.extractfile("opt/railcni/bin/railcni").read() == (one / "bin/railcni").read_bytes()  # type: ignore[union-attr]
 
 
+@needs("git", "apt-get install git")
 def test_the_labels_have_the_revision_and_the_addresses_of_the_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,11 +235,11 @@ def test_what_is_no_bundle_of_this_version_is_refused(
 
 @needs_compiler
 def test_what_only_a_debugger_reads_is_taken_out(tmp_path: Path) -> None:
-    entry = BundleEntry("lib/a.so", data=library(tmp_path, "-g"))
-    before = elf.parse(entry.read())
-    assert b".debug_info\0" in entry.read()
-    libraries.for_anywhere([entry], "x86_64")
-    assert b".debug_info\0" not in entry.read()
-    assert elf.parse(entry.read()) == before
-    (tmp_path / "b.so").write_bytes(entry.read())
-    assert ctypes.CDLL(str(tmp_path / "b.so")).twice(21) == 42
+    made = bundle_with(tmp_path / "bundle", a__so=library(tmp_path, "-g"))
+    file = made.top / "m/a.so"
+    before = elf.parse(file)
+    assert b".debug_info\0" in file.read_bytes()
+    elf.for_anywhere(made, "x86_64")
+    assert b".debug_info\0" not in file.read_bytes()
+    assert elf.parse(file) == before
+    assert ctypes.CDLL(str(file)).twice(21) == 42

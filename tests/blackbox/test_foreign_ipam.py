@@ -17,7 +17,10 @@ import pytest
 
 from tests.blackbox.test_macvlan import gratuitous_arp, hears, listen, unsolicited_neighbour_advertisement
 from tests.node import GO_PLUGINS, Node, Pod, Reply, until
+from tests.tools import needs_ip
 from tests.view import View
+
+pytestmark = needs_ip
 
 MASTER = "ens2f0"  # macvlan's master, and host-device's device
 ROOT = "/run/ipam"

@@ -74,7 +74,7 @@ def as_it_was(node: Node) -> dict[str, dict[str, Any]]:
 
 
 def lasting(link: Link) -> dict[str, Any]:
-    """What of a link must outlive a move: neither indices nor the link-local address, which the kernel makes anew."""
+    """What of a link must outlive a move: neither indices nor the link-local address, which the kernel makes again."""
     return {
         "identity": (link.name, link.kind, link.mac, link.alias, link.altnames),
         "state": (link.mtu, link.up),
@@ -220,7 +220,10 @@ def test_the_mtu_of_a_function_that_a_userspace_driver_holds_is_in_the_result_or
     )
     result = add(node, pod, config | {"mtu": 9000})
     assert result["interfaces"][0]["mtu"] == 9000
-    node.cni("host-device", "CHECK", {**config, "mtu": 9000, "prevResult": result}, netns=pod).succeeded()
+    checked = config | {"prevResult": result}
+    node.cni("host-device", "CHECK", checked | {"mtu": 9000}, netns=pod).succeeded()
+    reply = node.cni("host-device", "CHECK", checked | {"mtu": 1500}, netns=pod)
+    reply.refused(100, "mtu is 9000, configured is 1500")
     delete(node, pod, config)
     assert node.leftovers() == []
 

@@ -1,7 +1,7 @@
 """What a device has on the host before an attachment it has afterwards: all of it, or the table of devices says otherwise.
 
 Each scene sets up a host as administrators run it; an independent dump (iproute2's) before and after must be equal. The
-table is cni.plugins.host_device.hoststate.TABLE; the broad matrix of hosts, plugins and ways of ending is the matter of tests/hosts.
+table is that of docs/devices.md; the broad matrix of hosts, plugins and ways of ending is the matter of tests/hosts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ import pytest
 from tests.blackbox.test_host_device import PCI, bus
 from tests.faults.inject import unavailable
 from tests.node import CHROOT, STATE, Call, Node, Pod, until
+from tests.tools import needs_ip
+
+pytestmark = needs_ip
 
 needs_strace = pytest.mark.skipif(bool(unavailable() or CHROOT), reason=unavailable() or "strace is not in that root")
 
@@ -28,7 +31,7 @@ NETWORK = {"cniVersion": "1.1.0", "name": "pf-net", "type": "host-device", "devi
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 EXHAUSTED = {**LEASES, "range": "192.168.111.0/32", "exclude": ["192.168.111.0/32"]}
 
-# what the kernel counts or makes anew by itself
+# what the kernel counts or makes again by itself
 _PASSING = re.compile(r"(valid_lft|preferred_lft|valid_life_time|preferred_life_time|expires|ifindex|stats|used)")
 
 
@@ -579,7 +582,9 @@ SHOWN_BY = {
     "IPv4 and IPv6 addresses": ["addresses of many kinds", "an address of a DHCP client with its routes"],
     "temporary IPv6 addresses (privacy extensions)": ["none: needs a router on the wire"],
     "routes of all tables": ["every attribute of routes", "multipath over both NICs"],
-    "legs of these routes by other devices": ["test_the_legs_of_another_nic_carry_on_while_the_device_is_away"],
+    "next hops of these routes through other devices": [
+        "test_the_legs_of_another_nic_carry_on_while_the_device_is_away"
+    ],
     "IPv4 routes by other devices with an address of this one as their source": [
         "a route of the other NIC with a source address of this one"
     ],

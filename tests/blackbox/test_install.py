@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from cni.cli import install as install_command
 from cni.cli import main as command
-from cni.cli.install import command as install_command
-from cni.library.installation import change, content, running
+from cni.library.installation import change, content
 from cni.library.installation.change import Folder
 from cni.library.installation.layout import BUNDLE, NAMES, PLAIN, PREFIXED
 from cni.shared.records import Records
@@ -30,7 +30,7 @@ from tests.node import CHROOT, ROOT, Node
 from tests.users import AnotherUser
 
 NOWHERE = "/nowhere"  # in place of /usr/local/bin, which is this machine's
-COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.install import command as install; install.COMMANDS = {NOWHERE!r}; from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
+COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli import install; install.COMMANDS = {NOWHERE!r}; from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
 
 EVERY = bool(os.environ.get("EVERY"))  # every point of the sweeps, not a dozen of them at random
 
@@ -65,7 +65,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[content.Content, 
 @pytest.fixture(autouse=True)
 def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What these tests start can be seen, also when they run in a container with PIDs of its own."""
-    monkeypatch.setattr(running, "sees_all", lambda: True)
+    monkeypatch.setattr(change, "sees_all", lambda: True)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_version_that_something_still_runs_from_is_not_removed(
         try:
             install(plugins, three)
             assert (plugins / BUNDLE / one.version).is_dir()
-            assert running.users(f"{plugins}/{BUNDLE}/{one.version}") == [child.pid]
+            assert change.users_of(f"{plugins}/{BUNDLE}/{one.version}") == [child.pid]
         finally:
             child.kill()
             child.wait()
@@ -200,7 +200,7 @@ def test_a_version_that_something_still_runs_from_is_not_removed(
 def test_where_processes_cannot_be_seen_an_old_version_stays_for_an_hour(
     plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "sees_all", lambda: False)  # as in a container with PIDs of its own
+    monkeypatch.setattr(change, "sees_all", lambda: False)  # as in a container with PIDs of its own
     install(plugins, bundles[0])
     install(plugins, bundles[1])
     three = make_bundle(tmp_path / "three", "C")

@@ -182,7 +182,7 @@ def test_what_has_changed_since_the_report_is_passed_over(cluster: Cluster) -> N
     for n in range(1, 6):
         cluster.lease(n)
     assert {action for _, action, _ in cluster.audit()} == {"reclaim"}
-    cluster.lease(1, id="another")  # given anew, to a pod of the same name
+    cluster.lease(1, id="another")  # given again, to a pod of the same name
     cluster.server.run_pod("p2", phase="Pending")  # is there again
     cluster.server.run_pod("p3", IP(3))
     cluster.server.run_pod("p8", IP(4))  # uses it, whosever it is

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.node import ROOT, Node, Pod, Reply, until
+from tests.tools import needs_compiler
 
 PORT = 8001
 OBJECTS = f"http://127.0.0.1:{PORT}/apis/whereabouts.cni.cncf.io/v1alpha1/namespaces/kube-system"
@@ -141,6 +142,7 @@ def test_attachments_made_at_once_get_an_address_each(node: Node, pod: Pod, serv
     assert server.reservations() == []
 
 
+@needs_compiler
 @pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
 def test_a_warm_worker_keeps_its_connection_from_call_to_call(executables: Path, datastore: str) -> None:
     with Node(executables, is_warm=True) as node:

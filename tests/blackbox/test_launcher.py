@@ -125,7 +125,7 @@ def test_a_runtime_gets_an_error_of_the_protocol_when_the_bundle_is_not_whole(to
     error = json.loads(done.stdout)
     assert (done.returncode, done.stderr, error["code"]) == (1, "", 5)
     assert f"{top}/lib/{LOADER} cannot be used (errno 2)" in error["msg"]
-    assert "install railcni anew" in error["msg"]
+    assert "install railcni again" in error["msg"]
 
 
 def test_a_person_gets_it_in_words(top: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_person_gets_it_in_words(top: Path, tmp_path: Path) -> None:
     shutil.copy(top / "bin/macvlan", alone)
     done = subprocess.run([alone / "macvlan"], env={}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "link to bin/ of a bundle, or install railcni anew" in done.stderr
+    assert "link to bin/ of a bundle, or install railcni again" in done.stderr
     hostile = subprocess.run([alone / "macvlan"], env={"CNI_COMMAND": "ADD"}, capture_output=True, text=True)
     assert json.loads(hostile.stdout)["code"] == 5
 

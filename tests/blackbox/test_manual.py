@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -10,35 +11,34 @@ from pathlib import Path
 
 import pytest
 
-from cni.cli import main, overview
+from cni.cli import main
 from cni.dist import manual
+from cni.dist.contents import Bundle
 from tests.node import ROOT
 
-COMMANDS = {name for names in main.COMMANDS.values() for name in names} | {"demo"}
+_LISTS = [action for action in main._parser()._actions if isinstance(action, argparse._SubParsersAction)]
+COMMANDS = {name for action in _LISTS for name in action.choices}
 
 
 @pytest.fixture(scope="module")
 def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """share/ of a bundle."""
     top = tmp_path_factory.mktemp("bundle")
-    for entry in manual.entries():
-        path = top / entry.target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(entry.read())
+    manual.add(Bundle(top))
     return top / "share"
 
 
 def test_the_overview_has_each_command_in_one_group() -> None:
-    grouped = [name for names in overview.GROUPS.values() for name in names]
+    grouped = [name for names in main.GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(COMMANDS)
     text = main._parser().format_help()
-    for title, names in overview.GROUPS.items():
+    for title, names in main.GROUPS.items():
         part = text.split(f"  {title}:\n")[1].split(":\n")[0]
         assert all(re.search(rf"^ +{name}(?: |$)", part, re.M) for name in names)
 
 
 def test_the_examples_are_commands_that_are_understood() -> None:
-    lines = [line.split("   ")[0].split() for line in overview.EXAMPLES.splitlines()[1:]]
+    lines = [line.split("   ")[0].split() for line in main.EXAMPLES.splitlines()[1:]]
     for program, *argv in lines:
         argv = ["cluster", *argv[1:]] if program == "kubectl" else argv
         assert callable(main._parser(argv[:1]).parse_args(argv).run)

@@ -14,7 +14,10 @@ from cni.shared.records import _sealed, _unsealed
 from tests.blackbox.test_host_device import PCI, bus
 from tests.faults.inject import STOP, Command, Injector, begin, finished, unavailable
 from tests.node import STATE, Node, Pod
+from tests.tools import needs_ip
 from tests.view import View
+
+pytestmark = needs_ip
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"

@@ -20,7 +20,7 @@ import yaml
 
 from cni.cli import ipam as ipam_command
 from cni.cli.ipam import migrate as ipam_migrate
-from cni.library.installation import running
+from cni.library.installation import change
 from cni.shared.spec.errors import CniError
 from ipam.stores.kubernetes import locks
 from tests.agent.rig import Rig
@@ -133,7 +133,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
-    monkeypatch.setattr(running, "sees_all", lambda: True)
+    monkeypatch.setattr(change, "sees_all", lambda: True)
     api = kubernetes_proxy.start()
     api.core.add_node("n1")
     api.core.add_node("n2")
@@ -282,7 +282,7 @@ def test_10_releases_that_wait_are_made_before_the_records_are_left(
     site.ours("DEL", "c1", seconds=1)
     site.server.faults = lambda method, resource, number: None
     assert list(site.held().values()) == ["c1"]
-    monkeypatch.setattr(ipam_command, "Records", lambda: site.rig.records("n1"))
+    monkeypatch.setattr(ipam_command, "Records", lambda **_: site.rig.records("n1"))
     run("flush", "--kubeconfig", site.cluster.kubeconfig)
     assert (site.held(), site.reserved(), site.cluster.recorded(RECORDS)) == ({}, [], {})
 

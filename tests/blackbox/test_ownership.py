@@ -143,7 +143,7 @@ exit 0
 
 
 def test_gc_spares_what_was_attached_after_it_began(node: Node, pod: Pod) -> None:
-    """The GC is held up at c0; meanwhile c1 is attached anew, which no list of before can speak of."""
+    """The GC is held up at c0; meanwhile c1 is attached again, which no list of before can speak of."""
     script = node.path("/run/others/slow-ipam")
     script.parent.mkdir()
     script.write_text(SLOW_IPAM)

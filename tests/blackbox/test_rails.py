@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests import fabric
 from tests.fabric import Fabric
-from tests.node import STATE, Node, until
+from tests.node import GO_PLUGINS, STATE, Node, until
 
 
 def test_rails_answer_and_send_for_themselves_alone_and_leave_nothing(node: Node) -> None:
@@ -144,6 +146,14 @@ def test_all_faults_of_a_rail_are_told_at_once(node: Node) -> None:
     reply = rails.cni("ADD", pod, 0, config)
     reply.refused(7, "5 faults", "mtu", "rail.index")
     assert all(key in reply.msg for key in ("rail.routing", "rail.tableBase", "rail.group"))
+    assert node.leftovers() == []
+
+
+@pytest.mark.skipif(
+    not (GO_PLUGINS / "host-local").exists(), reason="needs Debian's package containernetworking-plugins"
+)
+def test_the_addressing_of_a_rail_is_refused_beside_another_ipam_plugin(node: Node) -> None:
+    rails = Fabric(node, 1)
     foreign = rails.network(0, ipam={"type": "host-local", "subnet": "192.168.0.0/24"})
-    rails.cni("ADD", pod, 0, foreign).refused(7, "rail.addressing", "whereabouts of this suite")
+    rails.cni("ADD", node.pod(), 0, foreign).refused(7, "rail.addressing", "whereabouts of this suite")
     assert node.leftovers() == []

@@ -49,7 +49,7 @@ def test_a_kernel_without_rdma_is_said_so_with_what_to_load(node: Node, pod: Pod
 
 
 def test_the_first_plugin_of_a_chain_cannot_be_rdma(node: Node, pod: Pod) -> None:
-    node.cni("rdma", "ADD", network(prevResult=None), netns=pod).refused(7, "prevResult", "behind sriov", "plugins")
+    node.cni("rdma", "ADD", network(prevResult=None), netns=pod).refused(7, "prevResult", "after sriov", "plugins")
     node.cni("rdma", "ADD", network(prevResult=[]), netns=pod).refused(6, "prevResult")
     assert node.leftovers() == []
 

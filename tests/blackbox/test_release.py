@@ -15,8 +15,7 @@ import yaml
 
 from cni import VERSION
 from cni.dist import release
-from cni.dist.contents import PROJECT
-from cni.dist.errors import CannotBuild
+from cni.dist.contents import PROJECT, CannotBuild
 from tests.blackbox.test_dist import bundle_of
 from tests.tools import needs, run
 

@@ -67,7 +67,8 @@ def test_a_route_is_set_and_found_again_with_every_value_of_its_keys_or_refused(
             config = network(version, ipam=ipam)
             reply = node.cni("macvlan", "ADD", config, netns=pod)
             if some[0] in refused:
-                reply.refused(7, f"route {some[0]['dst']}", f"{key} {some[0][key]}", "want")
+                place = "ipam.routes[0]" if some[0][key] == 255 else f"route {some[0]['dst']}"
+                reply.refused(7, place, f"{key} {some[0][key]}", "want")
             else:
                 checked = config | {"prevResult": reply.succeeded()}
                 node.cni("macvlan", "CHECK", checked, netns=pod).succeeded()
@@ -78,7 +79,8 @@ def test_a_route_is_set_and_found_again_with_every_value_of_its_keys_or_refused(
 def test_a_number_that_no_route_can_have_is_refused_when_another_ipam_plugin_gives_it(node: Node, key: str) -> None:
     node.master()
     ipam, pod = Ipam(node), node.pod()
-    for dst, value in (("10.8.0.0/16", -1), ("fd00:8::/64", 2**32), ("10.8.0.0/16", 2**64)):
+    more = [("10.8.0.0/16", 255)] if key == "scope" else []
+    for dst, value in (("10.8.0.0/16", -1), ("fd00:8::/64", 2**32), ("10.8.0.0/16", 2**64), *more):
         ipam.replies("ADD", {"cniVersion": "1.1.0", "ips": ADDRESSES, "routes": [{"dst": dst, key: value}]})
         call(node, "ADD", foreign_network("macvlan"), pod).refused(7, f"route {dst}", f"{key} {value}", "want 0 to ")
     assert "net1" not in pod.view.names()
@@ -104,3 +106,19 @@ def test_the_routes_of_another_ipam_plugin_are_found_as_the_kernel_keeps_them(
     ipam.replies("ADD", {"cniVersion": "1.1.0", "ips": ADDRESSES, "routes": routes})
     result = call(node, "ADD", config, pod).succeeded()
     call(node, "CHECK", config | {"prevResult": result}, pod).succeeded()
+
+
+@pytest.mark.parametrize(
+    "dst", ["fd00:111::/64", "fd00:111::7/128", "192.168.111.0/24"], ids=["subnet", "address", "subnet of IPv4"]
+)
+@pytest.mark.parametrize("priority", [None, 256])
+def test_a_route_that_the_kernel_has_set_too_is_found(node: Node, dst: str, priority: int | None) -> None:
+    """The kernel's own route to a subnet in IPv6 stays as it is: a second one of its priority changes nothing."""
+    node.master()
+    pod = node.pod()
+    route = {"dst": dst, "mtu": 1400, "advmss": 1300, **({"priority": priority} if priority else {})}
+    addresses = [{"address": a["address"]} for a in ADDRESSES]
+    ipam = {"type": "whereabouts", "datastore": "file", "addresses": addresses, "routes": [route]}
+    config = network("1.1.0", ipam=ipam)
+    result = node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    node.cni("macvlan", "CHECK", config | {"prevResult": result}, netns=pod).succeeded()

@@ -250,6 +250,7 @@ def test_an_end_that_a_delete_could_not_bring_is_brought_by_a_later_call(
     assert (node.leases(), node.files()) == ([], [])
 
 
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "")
 def test_an_attachment_that_could_not_be_ended_costs_other_calls_no_waiting(node: Node, pod: Pod) -> None:
     """The call that looks for it asks once: it holds no other up for the time that a DEL waits."""
     config = network("macvlan")
@@ -372,7 +373,7 @@ def test_no_delete_succeeds_before_the_device_of_a_dying_namespace_is_home(node:
 
 
 def test_a_netdev_of_another_namespace_is_told_by_the_directory_that_hides_it(node: Node) -> None:
-    """What cni.plugins.host_device.missing goes by: the host's NIC, as it is seen from a namespace of this machine."""
+    """What cni.plugins.host_device.moved goes by when a device is missing: the host's NIC, as it is seen from a namespace of this machine."""
     found = [Path(path) for path in glob.glob("/sys/bus/*/devices/*/net") if os.listdir(path)]
     if not found:
         pytest.skip("needs a machine whose network namespace has a netdev of a bus: run the tests on the host")

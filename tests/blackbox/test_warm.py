@@ -79,7 +79,7 @@ def network(**keys: Any) -> dict[str, Any]:
 
 
 def have_workers(node: Node, number: int) -> None:
-    """Begin anew with so many workers, which never grow more."""
+    """Begin again with so many workers, which never grow more."""
     warm.allow(node, number)
     assert until(lambda: are_ready(node, number))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from cni.agent.grace import GraceTracker
 from cni.agent.nodefiles import Tokens
 from cni.library.audit.model import Node, Pod
 from cni.library.service.log import AgentLog
-from cni.library.service.metrics import Family, Histogram, Metrics
+from cni.library.service.metrics import Counter, Histogram, Metrics
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
+from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.base import Store
 
 
@@ -49,8 +51,6 @@ def test_a_lease_is_ripe_when_it_was_seen_dead_at_each_look_for_a_grace() -> Non
     assert seen.saw({KEY: LEASE}, 160.0, 60) == [KEY]
     assert seen.saw({}, 170.0, 60) == []
     assert seen.saw({KEY: LEASE}, 180.0, 60) == [], "it was alive in between"
-    seen.clear()
-    assert seen.saw({KEY: LEASE}, 999.0, 60) == []
 
 
 def test_another_container_at_the_address_is_another_sighting() -> None:
@@ -88,13 +88,13 @@ def test_a_lease_is_dead_by_its_pod_alone() -> None:
 def test_an_abandoned_lease_is_freed_when_no_node_can_run_its_pod(
     node: str, seen_on: str | None, is_over: bool, why: str
 ) -> None:
-    found = grace.hindrance(lease_on(node), NODES, seen_on, is_over)
+    found = grace.blocker(lease_on(node), NODES, seen_on, is_over)
     assert why in found
     assert bool(why) == bool(found)
 
 
 def test_a_silent_node_that_leases_name_is_not_the_one_that_a_lease_names_otherwise() -> None:
-    assert grace.hindrance(lease_on("short-name"), NODES, None, False, {"silent"}) == ""
+    assert grace.blocker(lease_on("short-name"), NODES, None, False, {"silent"}) == ""
 
 
 def test_a_lease_is_abandoned_when_its_node_is_unknown_gone_or_off() -> None:
@@ -114,8 +114,9 @@ class Cluster:
     def nodes(self) -> dict[str, Node]:
         return {"n2": Node("n2", not self.silent, False)}
 
-    def tell(self, namespace: str, document: dict[str, Any]) -> bool:
-        return True
+    @property
+    def api(self) -> SimpleNamespace:
+        return SimpleNamespace(create=lambda resource, document, namespace: document)
 
 
 class Deleted(ClusterSource):
@@ -157,7 +158,7 @@ def test_the_grace_begins_when_the_node_that_a_lease_waited_for_is_ready(
         Metrics(),
         log,  # type: ignore
     )
-    monkeypatch.setattr(made, "_sources", [Deleted()])
+    monkeypatch.setattr(made, "_sources", [Deleted(records, log, str)])
     monkeypatch.setattr(made, "_free", lambda source, lease, *more: freed.append(lease.text) or True)
     for seconds, silent in ((0, True), (60, True), (60, True), (60, False), (59, False)):
         now[0] += seconds
@@ -177,16 +178,24 @@ class Leases:
         self.version = 0
         self.meddle = lambda: None
 
-    def lease(self, namespace: str, name: str) -> tuple[str, dict[str, Any]]:
-        return str(self.version or ""), self.spec
+    def get(self, resource: str, name: str, namespace: str) -> tuple[dict[str, Any], int]:
+        if not self.version:
+            raise Gone(name)
+        return {"metadata": {"resourceVersion": str(self.version)}, "spec": self.spec}, 0
 
-    def put_lease(self, namespace: str, name: str, version: str, spec: dict[str, Any]) -> bool:
+    def create(self, resource: str, document: dict[str, Any], namespace: str) -> None:
+        self._write("", document["spec"])
+
+    def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str) -> None:
+        test, change = operations
+        self._write(test["value"], change["value"])
+
+    def _write(self, version: str, spec: dict[str, Any]) -> None:
         self.meddle()
         if version != str(self.version or ""):
-            return False
+            raise Conflict("it has changed")
         self.version += 1
         self.spec = spec
-        return True
 
 
 def test_only_one_candidate_holds_the_lease_at_any_time() -> None:
@@ -232,9 +241,9 @@ def test_a_requested_token_is_renewed_at_half_of_what_was_granted() -> None:
     now, asked = [0.0], []
 
     class Accounts:
-        def token(self, namespace: str, account: str, seconds: int) -> tuple[str, int]:
-            asked.append((namespace, account, seconds))
-            return f"t{len(asked)}", 600
+        def create(self, resource: str, document: dict[str, Any], namespace: str) -> dict[str, Any]:
+            asked.append((namespace, resource, document["spec"]["expirationSeconds"]))
+            return {"status": {"token": f"t{len(asked)}"}, "spec": {"expirationSeconds": 600}}
 
     tokens = Tokens("kube-system/railcni", lambda: now[0])
     assert tokens.current("own", Accounts) == tokens.current("own", Accounts) == "t1"
@@ -242,12 +251,12 @@ def test_a_requested_token_is_renewed_at_half_of_what_was_granted() -> None:
     assert tokens.current("own", Accounts) == "t1"
     now[0] = 300
     assert tokens.current("own", Accounts) == "t2"
-    assert asked == [("kube-system", "railcni", 24 * 3600)] * 2
+    assert asked == [("kube-system", "serviceaccounts/railcni/token", 24 * 3600)] * 2
     assert Tokens("").current("own", Accounts) == "own"
 
 
 def test_metrics_are_written_as_prometheus_reads_them() -> None:
-    family = Family("a_total", "counter", "What\nit is.", ("x",))
+    family = Counter("a_total", "What\nit is.", "x")
     assert list(family.lines()) == []
     family.add(2, 'q"\\\n')
     assert list(family.lines()) == [

@@ -182,7 +182,7 @@ def test_our_plugins_find_no_fault_in_it(name: str) -> None:
         block = ipam_config.read(request(network), FlatFile("whereabouts.d/file-store.conf"))
         ranges = block.ranges
         if key:
-            assert indexes.group_of(key, block).indexes.size()
+            assert indexes.group_of(key, block).space.size()
         assert [format_address(r.family, r.spans()[0][0]) for r in ranges] == addresses
     else:
         assert not network.steps[0].document.get("ipam")

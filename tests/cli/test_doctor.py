@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,27 +18,22 @@ import pytest
 
 from cni import VERSION
 from cni.cli.doctor import (
-    config_space,
-    congestion,
-    gpus,
+    command,
     modules,
     namespaces,
-    nfd,
     pcie,
     pods,
     ports,
     report,
-    runtime,
     setup,
-    table,
 )
-from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Check, Observation
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.cli.doctor.namespaces import check_parameters as namespaces_check
 from cni.cli.doctor.namespaces import read as namespaces_read
 from cni.cli.doctor.pcie import PcieFunction, PcieLink
+from cni.cli.doctor.ports import Congestion
 from cni.cli.main import main
 from cni.library.inventory import topology
 from cni.library.inventory.devices import Gid, Port
@@ -51,6 +47,7 @@ from tests import machines
 from tests.machines import ETHERNET, MELLANOX, Machine
 from tests.node import BIN
 from tests.sysfs import Tree
+from tests.tools import needs_ip
 from tests.users import AnotherUser
 from tests.view import View
 
@@ -182,7 +179,7 @@ def test_device_nodes_that_are_missing_or_something_else_are_named(tmp_path: Pat
         (tmp_path / "class" / name / "dev").write_text(number + "\n")
     (tmp_path / "dev/infiniband").mkdir(parents=True)
     (tmp_path / "dev/infiniband/uverbs1").write_text("")
-    found = list(modules.check_nodes(modules.nodes(str(tmp_path), str(tmp_path / "dev"))))
+    found = list(modules.check_nodes(str(tmp_path), str(tmp_path / "dev")))
     assert [(f.level, f.found) for f in found] == [(FAULT, "not there"), (FAULT, "no character device")]
 
 
@@ -254,6 +251,7 @@ def test_of_the_reverse_path_filters_the_larger_one_counts(tmp_path: Path, every
     assert namespaces.read("ens2f0", proc=str(tmp_path)).rp_filter == counts
 
 
+@needs_ip
 def test_a_strict_reverse_path_filter_is_judged_by_where_the_kernel_sends_answers(
     namespaces: Callable[[], View],
 ) -> None:
@@ -329,12 +327,12 @@ def test_a_driver_without_dcb_says_nothing(namespaces: Callable[[], View]) -> No
     view = namespaces()
     view.add_veth("ens2f0", "wire")
     with view.entered():
-        assert congestion.read("ens2f0", "") == Congestion(None, "", None)
+        assert ports.read_congestion("ens2f0", "") == Congestion(None, "", None)
 
 
 def test_roce_that_may_lose_packets_is_advice_and_what_nobody_says_is_unknown() -> None:
     def level(*told: object) -> str:
-        return only(congestion.check({"ens2f0": Congestion(*told)})).level  # type: ignore[arg-type]
+        return only(ports.check_congestion({"ens2f0": Congestion(*told)})).level  # type: ignore[arg-type]
 
     assert level((3,), "dscp", None) == OK
     assert level((), "pcp", (3,)) == OK
@@ -349,7 +347,7 @@ def test_ecn_counts_where_both_of_its_ends_are_on(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         for priority, value in enumerate(on):
             (folder / str(priority)).write_text(value + "\n")
-    assert congestion.read("lo", "", str(tmp_path)).ecn == (1, 2)
+    assert ports.read_congestion("lo", "", str(tmp_path)).ecn == (1, 2)
 
 
 # --- PCI ---
@@ -370,16 +368,16 @@ def config(device_control: int = 0x2810, acs: int | None = None) -> bytes:
 
 
 def test_relaxed_ordering_and_acs_are_read_from_the_configuration_space() -> None:
-    assert config_space.relaxed_ordering(config(0x2810)) is True
-    assert config_space.relaxed_ordering(config(0x2800)) is False
-    assert config_space.redirects_peers(config(acs=0x1D)) is True
-    assert config_space.redirects_peers(config(acs=0x01)) is False
-    assert config_space.redirects_peers(config()) is False
+    assert pcie.relaxed_ordering(config(0x2810)) is True
+    assert pcie.relaxed_ordering(config(0x2800)) is False
+    assert pcie.redirects_peers(config(acs=0x1D)) is True
+    assert pcie.redirects_peers(config(acs=0x01)) is False
+    assert pcie.redirects_peers(config()) is False
 
 
 def test_the_64_bytes_that_others_than_root_get_tell_nothing() -> None:
-    assert config_space.relaxed_ordering(config()[:64]) is None
-    assert config_space.redirects_peers(config(acs=0x1D)[:64]) is None
+    assert pcie.relaxed_ordering(config()[:64]) is None
+    assert pcie.redirects_peers(config(acs=0x1D)[:64]) is None
 
 
 def test_a_list_of_capabilities_that_is_a_ring_ends() -> None:
@@ -387,8 +385,8 @@ def test_a_list_of_capabilities_that_is_a_ring_ends() -> None:
     space[0x61] = 0x40
     space[0x60] = 0x05
     space[0x100:0x104] = (0x0001 | 1 << 16 | 0x100 << 20).to_bytes(4, "little")
-    assert config_space.relaxed_ordering(bytes(space)) is None
-    assert config_space.redirects_peers(bytes(space)) is False
+    assert pcie.relaxed_ordering(bytes(space)) is None
+    assert pcie.redirects_peers(bytes(space)) is False
 
 
 def function(now: PcieLink, best: PcieLink, slot: PcieLink, **more: object) -> PcieFunction:
@@ -413,7 +411,7 @@ def test_acs_between_gpu_and_nic_an_iommu_that_translates_and_ordered_writes_are
     (nic / "iommu_group").mkdir()
     (nic / "iommu_group/type").write_text("DMA-FQ\n")
     facts = NodeFacts(NodePlaces(sys=str(tmp_path), live=False))
-    found = list(pcie.check_settings(facts.functions, facts.bridges))
+    found = list(pcie.check_settings(facts.functions, pcie.read_bridges(facts.topology, facts.places.sys)))
     advice = [(f.subject, f.found) for f in found if f.level == ADVICE]
     assert advice[0] == ("mlx5_0 (0000:14:00.0)", "relaxed ordering is off")
     assert "translates its DMA (DMA-FQ)" in advice[1][1]
@@ -439,15 +437,15 @@ def test_the_memory_of_gpus_is_reached_by_either_module_or_by_the_open_ones(tmp_
     closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15"
     opened = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15"
 
-    def level(*peer: str) -> str:
-        return only(gpus.check_memory(gpus.PeerMemory(*peer), seen)).level
+    def level(module: str, driver: str, release: str) -> str:
+        return only(pcie.check_memory(module, driver, release, seen)).level
 
     assert level("nvidia_peermem", closed, "6.1.0") == OK
     assert level("", opened, "6.1.0-37-amd64") == OK
     assert level("", opened, "5.4.0") == FAULT
     assert level("", closed, "6.1.0") == FAULT
     assert level("", "", "6.1.0") == UNKNOWN
-    assert list(gpus.check_memory(gpus.PeerMemory("", closed, "6.1.0"), topology.Topology((), ()))) == []
+    assert list(pcie.check_memory("", closed, "6.1.0", topology.Topology((), ()))) == []
 
 
 def test_the_way_to_the_memory_of_gpus_is_read_from_modules_driver_and_kernel(tmp_path: Path) -> None:
@@ -459,7 +457,7 @@ def test_the_way_to_the_memory_of_gpus_is_read_from_modules_driver_and_kernel(tm
         (tmp_path / name).write_text(said)
     for module in ("", "nv_peer_mem", "nvidia_peermem"):
         (tmp_path / "module" / module).mkdir(parents=True)
-        assert gpus.read(str(tmp_path), str(tmp_path)) == gpus.PeerMemory(module, "NVRM version: a", "6.1")
+        assert pcie.read_peer_memory(str(tmp_path), str(tmp_path)) == (module, "NVRM version: a", "6.1")
 
 
 # --- pods ---
@@ -500,16 +498,17 @@ def test_a_link_of_a_pod_with_a_smaller_mtu_than_its_ports_is_advice() -> None:
     assert levels(pods.check([attached(small)])) == [OK, ADVICE]
 
 
-def test_links_are_over_a_port_by_the_link_below_or_by_their_pci_function() -> None:
+def test_links_are_over_a_port_by_the_link_below_or_by_their_pci_function(tmp_path: Path) -> None:
+    machine = Tree(tmp_path)
+    machine.netdev("ens2f0", pci="0000:5e:00.0")
+    machine.verbs("mlx5_0", pci="0000:5e:00.0", netdev="ens2f0")
+    machine.verbs("mlx5_1", pci="0000:3b:00.0", netdev="net2")
     moved = SandboxInterface("net2", "", 9000, True, ("10.0.0.2",), "", "pci", "0000:3b:00.0")
     plain = SandboxInterface("eth0", "veth", 1500, True, ("10.244.0.2",))
-    box = NamespaceView("/run/netns/a", "default/pod-1", (NET1, moved, plain))
-    second = port(device="mlx5_1", netdev="net2")
-    pci = {"mlx5_0": "0000:5e:00.0", "mlx5_1": "0000:3b:00.0"}
-    found = pods.attached(
-        [box], [WITH_GID, second], pci, {"ens2f0": [("mlx5_0", 1)]}, {("/run/netns/a", "net1"): ["a"]}
-    )
-    assert [(a.interface.name, [p.device for p in a.ports], a.recorded) for a in found] == [
+    facts = NodeFacts(NodePlaces(sys=str(machine), live=False))
+    facts._seen = ([NamespaceView("/run/netns/a", "default/pod-1", (NET1, moved, plain))], [])
+    facts._recorded = {("/run/netns/a", "net1"): ["a"]}
+    assert [(a.interface.name, [p.device for p in a.ports], a.recorded) for a in facts.attached] == [
         ("net1", ["mlx5_0"], ("a",)),
         ("net2", ["mlx5_1"], ()),
     ]
@@ -518,7 +517,7 @@ def test_links_are_over_a_port_by_the_link_below_or_by_their_pci_function() -> N
 def test_a_pod_without_rdma_without_device_nodes_or_with_little_to_lock_is_told_so() -> None:
     bare = NamespaceView("/run/netns/a", "default/pod-1", (SandboxInterface("eth0", "veth", 1500, True, ()),))
     found = list(
-        pods.check_pod(bare, [], {}, [pods.PodProcess(7, (), 64 << 10), pods.PodProcess(8, ("rdma_cm", "uverbs0"), -1)])
+        pods.check_pod(bare, [], [pods.PodProcess(7, (), 64 << 10), pods.PodProcess(8, ("rdma_cm", "uverbs0"), -1)])
     )
     assert levels(found) == [FAULT, FAULT, OK, ADVICE, OK]
     assert "eth0" in found[0].found and "no /dev/infiniband" in found[1].found and "64 KiB" in found[3].found
@@ -552,7 +551,7 @@ def test_a_pod_without_the_node_of_its_nic_is_told_which_resource_brings_it(tmp_
         pods.PodProcess(8, ("rdma_cm", "uverbs1"), -1),
         pods.PodProcess(9, ("rdma_cm", "uverbs0"), -1),
     ]
-    offered, none, other, right, *_ = pods.check_pod(box, facts.attached, {}, processes, facts.pod_needs)
+    offered, none, other, right, *_ = pods.check_pod(box, facts.attached, processes, facts.pod_needs)
     assert (offered.level, offered.found) == (OK, "mlx5_0 is offered by intel.com/pf, rdma/hca_a")
     remedy = "ask for intel.com/pf or rdma/hca_a in the container: limits and requests of 1"
     assert (none.level, none.remedy) == (FAULT, remedy)
@@ -590,7 +589,7 @@ def test_a_runtime_whose_containers_may_lock_little_is_advice(tmp_path: Path) ->
         (tmp_path / str(pid) / "comm").write_text(name + "\n")
         limits = f"Limit                     Soft Limit           Hard Limit           Units     \n{'Max locked memory':26}{limit:21}{limit:21}bytes     \n"
         (tmp_path / str(pid) / "limits").write_text(limits)
-    found = list(runtime.check_memlock(runtime.read(str(tmp_path))))
+    found = list(setup.check_memlock(setup.read_runtimes(str(tmp_path))))
     assert [(f.level, f.subject) for f in found] == [
         (OK, "memlock of crio (9)"),
         (ADVICE, "memlock of containerd (17)"),
@@ -600,13 +599,13 @@ def test_a_runtime_whose_containers_may_lock_little_is_advice(tmp_path: Path) ->
 
 def test_a_clock_of_another_year_is_a_fault_and_one_that_nobody_sets_advice() -> None:
     def level(year: int, synchronized: bool | None) -> str:
-        return only(runtime.check_clock(runtime.Clock(datetime(year, 6, 1, tzinfo=UTC), synchronized))).level
+        return only(setup.check_clock(datetime(year, 6, 1, tzinfo=UTC), synchronized)).level
 
     assert [level(1970, None), level(2026, False), level(2026, True), level(2026, None)] == [FAULT, ADVICE, OK, OK]
 
 
 def test_the_clock_of_this_machine_can_be_read() -> None:
-    assert runtime.clock().now.year >= 2025
+    assert setup.clock()[0].year >= 2025
 
 
 def test_plugins_say_whose_they_are_and_their_version(tmp_path: Path) -> None:
@@ -619,9 +618,7 @@ def test_plugins_say_whose_they_are_and_their_version(tmp_path: Path) -> None:
     plugin("host-device", "exit 3")
     (tmp_path / "sriov").write_bytes(b"\x7fELFnothing")
     (tmp_path / "sriov").chmod(0o755)
-    found = {
-        os.path.basename(f.subject): f for f in setup.check_plugins(setup.plugins([str(tmp_path)]), [str(tmp_path)])
-    }
+    found = {os.path.basename(f.subject): f for f in setup.check_plugins([str(tmp_path)])}
     assert (found["macvlan"].level, found["macvlan"].found) == (OK, "another's, version v1.4.0, CNI up to 1.0.0")
     assert (found["host-device"].level, found["sriov"].level) == (FAULT, FAULT)
 
@@ -641,13 +638,13 @@ def test_the_versions_of_others_plugins_are_told_in_whatever_words_they_say_them
         """
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
-    found = {os.path.basename(p.path): p for p in setup.plugins([str(tmp_path)])}
-    assert {name: p.version for name, p in found.items()} == {name: version for name, (_, _, version) in said.items()}
-    assert not any(p.fault for p in found.values())
+    found = {os.path.basename(f.subject): f for f in setup.check_plugins([str(tmp_path)])}
+    told = {name: f"another's, version {version}," if version else "another's," for name, (*_, version) in said.items()}
+    assert {name: f.found.partition(" CNI")[0] for name, f in found.items()} == told
+    assert {f.level for f in found.values()} == {OK}
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours/macvlan").symlink_to(BIN / "macvlan")
-    ours = only(setup.plugins([str(tmp_path / "ours")]))
-    assert (ours.whose, ours.version) == ("railcni", VERSION)
+    assert only(setup.check_plugins([str(tmp_path / "ours")])).found.startswith(f"railcni, version {VERSION}, CNI")
 
 
 def test_a_plugin_that_answers_too_late_is_unknown_for_a_busy_node_is_not_a_sick_one(
@@ -656,7 +653,7 @@ def test_a_plugin_that_answers_too_late_is_unknown_for_a_busy_node_is_not_a_sick
     (tmp_path / "macvlan").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "macvlan").chmod(0o755)
     monkeypatch.setattr(setup, "_PLUGIN_SECONDS", 0.2)
-    assert levels(setup.check_plugins(setup.plugins([str(tmp_path)]), [str(tmp_path)])) == [UNKNOWN]
+    assert levels(setup.check_plugins([str(tmp_path)])) == [UNKNOWN]
 
 
 def test_networks_with_faults_or_without_their_plugins_are_named(tmp_path: Path) -> None:
@@ -672,8 +669,8 @@ def test_networks_with_faults_or_without_their_plugins_are_named(tmp_path: Path)
 
 
 def test_a_store_that_does_not_answer_is_a_fault_and_a_slow_one_advice() -> None:
-    def level(*reached: object) -> str:
-        return only(setup.check_store(setup.Reached(*reached))).level  # type: ignore[arg-type]
+    def level(store: str, seconds: float = 0.0, fault: str = "") -> str:
+        return only(setup.check_store(store, seconds, fault)).level
 
     assert [level(""), level("etcd", 0.01), level("etcd", 1.5), level("etcd", 0.0, "refused")] == [
         NOTE,
@@ -686,17 +683,17 @@ def test_a_store_that_does_not_answer_is_a_fault_and_a_slow_one_advice() -> None
 def test_the_store_of_a_flat_file_is_asked_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
     flat = tmp_path / "whereabouts.conf"
     flat.write_text(json.dumps({"datastore": "file", "dataDir": str(tmp_path)}))
-    found = only(setup.check_store(setup.reach(str(flat))))
+    found = only(setup.check_store(*setup.reach(str(flat))))
     assert (found.level, found.subject) == (OK, f"store: {tmp_path}")
     flat.write_text(json.dumps({"datastore": "etcd", "etcd_host": "127.0.0.1:1"}))
-    found = only(setup.check_store(setup.reach(str(flat))))
+    found = only(setup.check_store(*setup.reach(str(flat))))
     assert found.level == FAULT and "etcd at http://127.0.0.1:1" in found.subject
 
 
 def test_where_no_flat_file_is_installed_no_store_is_asked() -> None:
     if any(os.path.exists(path) for path in flatfile.PATHS):
         pytest.skip("this machine has a flat file of whereabouts")
-    assert setup.reach().store == ""
+    assert setup.reach()[0] == ""
 
 
 # --- the report ---
@@ -749,7 +746,7 @@ def of_root(another_user: AnotherUser) -> Iterator[Path]:
 
 
 def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and_no_fault(
-    of_root: Path,
+    of_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = NodePlaces(
         state=str(of_root / "state"),
@@ -757,9 +754,9 @@ def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and
         networks=str(of_root / "net.d"),
         plugins=(str(of_root / "bin"),),
     )
-    checks = [check for check in table.CHECKS if check.name in ("access", "plugins", "networks", "store")]
+    checks = [check for check in report.CHECKS if check.name in ("access", "plugins", "networks", "store")]
     facts = NodeFacts(places)
-    facts.store = setup.reach(str(of_root / "flat.conf"))
+    monkeypatch.setattr(setup, "reach", partial(setup.reach, str(of_root / "flat.conf")))
     found = report.run(checks, facts)
     assert {f.check for f in found if f.level == UNKNOWN} == {"access", "plugins", "networks", "store"}
     assert {f.remedy for f in found if f.level == UNKNOWN} == {"run it as root"}
@@ -770,7 +767,7 @@ def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and
 def test_the_command_has_exit_code_0_where_nothing_is_wrong_but_what_its_user_may_not_read(
     of_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "CHECKS", [check for check in table.CHECKS if check.name in ("access", "networks")])
+    monkeypatch.setattr(report, "CHECKS", [check for check in report.CHECKS if check.name in ("access", "networks")])
     monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--conf-dir", str(of_root / "net.d")])
     assert main() == 0
     said = capsys.readouterr().out
@@ -781,7 +778,7 @@ def test_the_feature_file_has_a_label_a_line_and_is_written_in_one_step(
     node: Callable[[Callable[[Path], Machine]], NodeFacts], tmp_path: Path
 ) -> None:
     path = tmp_path / "features.d/railcni"
-    nfd.write(report.examine(node(machines.grace)), str(path))
+    command.write_features(report.examine(node(machines.grace)), str(path))
     lines = path.read_text().splitlines()
     assert {"railcni.io/rdma=true", "railcni.io/rdma.healthy=true", "railcni.io/rdma.devices=2"} <= {*lines}
     assert {"railcni.io/rdma.active-ports=2", "railcni.io/rdma.rate-gbps=100", "railcni.io/rdma.gpus=1"} <= {*lines}

@@ -138,9 +138,9 @@ def gpu(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     proc = scene.folder / "nvidia"
     (proc / "driver/nvidia").mkdir(parents=True)
     (proc / "driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\n")
-    from cni.cli.doctor import gpus
+    from cni.cli.doctor import pcie
 
-    patch.setattr(gpus, "read", lambda *_, read=gpus.read: read(str(scene.sys), str(proc)))
+    patch.setattr(pcie, "read_peer_memory", lambda *_, read=pcie.read_peer_memory: read(str(scene.sys), str(proc)))
 
 
 def forbid(scene: Scene, patch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cni.library.installation import change, content, running
-from cni.library.installation.below import below
+from cni.library.installation import change, content
 from cni.library.installation.change import Folder
+from cni.library.installation.files import below
 from cni.library.installation.layout import PLAIN, PREFIXED
-from cni.library.installation.runtimes import plugin_folder
+from cni.library.installation.options import plugin_folder
 from cni.shared.spec.errors import InvalidConfig
 
 # --- which folder ---
@@ -64,6 +64,7 @@ def test_the_last_file_of_crio_that_says_it_counts(tmp_path: Path) -> None:
     parts.mkdir()
     (parts / "00-default").write_text('[crio.network]\nplugin_dirs = ["/b/bin"]')
     (parts / "99-other").write_text('[crio.runtime]\nlog = "x"')
+    (parts / "99-folder").mkdir()
     assert plugin_folder(root) == "/b/bin"
 
 
@@ -131,7 +132,7 @@ def bundle(top: Path, mark: str) -> content.Content:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    monkeypatch.setattr(running, "sees_all", lambda: True)
+    monkeypatch.setattr(change, "sees_all", lambda: True)
     (tmp_path / "plugins").mkdir()
     return Folder(str(tmp_path / "plugins"), "/opt/cni/bin")
 
@@ -157,7 +158,7 @@ def test_the_version_before_stays_and_older_ones_go_when_nothing_runs_from_them(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, three, four = (bundle(tmp_path / mark, mark) for mark in "1234")
-    monkeypatch.setattr(running, "is_unused", lambda path, version: version != one.version)
+    monkeypatch.setattr(change, "is_unused", lambda path, version: version != one.version)
     for wanted in (one, two, three):
         change.install(folder, wanted)
     Path(folder.bundle, ".new.x").touch()

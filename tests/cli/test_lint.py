@@ -70,7 +70,7 @@ def test_a_network_without_fault_has_no_finding() -> None:
 
 
 def test_a_missing_comma_is_found_in_the_yaml_file_behind_the_value_that_lacks_it() -> None:
-    """What stands behind it is looked at all the same."""
+    """What stands after it is looked at all the same."""
     text = HEAD + dedent("""\
         spec:
           config: |
@@ -86,7 +86,7 @@ def test_a_missing_comma_is_found_in_the_yaml_file_behind_the_value_that_lacks_i
     first, second = lint_text(text, "nad.yaml")
     assert (first.place, first.message, first.fix) == (
         "nad.yaml:11:7",
-        'not JSON: a comma is missing behind "mtu": 9000',
+        'not JSON: a comma is missing after "mtu": 9000',
         'write "mtu": 9000,',
     )
     assert first.snippet() == ['11 |       "mtu": 9000', "   |       ^^^^^^^^^^^"]
@@ -116,7 +116,7 @@ def test_the_comma_that_the_network_operators_example_of_v0_1_0_misses_is_all_th
     (finding,) = lint_text(text, "nad.yaml")
     line = text.splitlines().index('        "mtu": 9000') + 1
     assert (finding.place, finding.fix) == (f"nad.yaml:{line}:9", 'write "mtu": 9000,')
-    assert finding.message == 'not JSON: a comma is missing behind "mtu": 9000'
+    assert finding.message == 'not JSON: a comma is missing after "mtu": 9000'
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_the_comma_that_the_network_operators_example_of_v0_1_0_misses_is_all_th
         ('{"a": [1, 2,]}', ",", "a comma stands before ]", "remove the comma before ]"),
         ('{"a": 1,, "b": 2}', ",", "there are two commas", "remove one"),
         ('{"a": 1; "b": 2}', ";", "a comma is wanted here, not ;", "write ,"),
-        ('{"a" 1}', '"a"', 'a colon is missing behind "a"', 'write "a": '),
-        ('{"a" = 1}', "=", 'a colon is wanted behind "a", not =', 'write "a": '),
+        ('{"a" 1}', '"a"', 'a colon is missing after "a"', 'write "a": '),
+        ('{"a" = 1}', "=", 'a colon is wanted after "a", not =', 'write "a": '),
         ("{a: 1}", "a", "the key a has no quotes", 'write "a"'),
         ("{'a': 1}", "'a'", "strings stand between straight double quotes, not '", 'write "a"'),
         ('{"a": “b”}', "“b”", "strings stand between straight double quotes, not “", 'write "b"'),
@@ -141,7 +141,7 @@ def test_the_comma_that_the_network_operators_example_of_v0_1_0_misses_is_all_th
         ('{"a": 1 // b\n}', "// b", "JSON has no comments", "remove it"),
         ('{"a": {"b": 1}', "{", "the { here is never closed", "write } where it ends"),
         ('{"a": [1}', "[", "the [ here is never closed", "write ] where it ends"),
-        ('{"a": 1}}', "}", "there is more text behind the end of the JSON value", "remove this }, or open it before"),
+        ('{"a": 1}}', "}", "there is more text after the end of the JSON value", "remove this }, or open it before"),
         ('{"a": }', "}", 'a value is missing: "a" has none', "write a value here"),
         ('{"a":\u00a01}', "\u00a0", "JSON does not have the white space U+00A0", "write a space"),
         ('{"a": 1e999}', "1e999", "number 1e999 is too large", "write a smaller one"),
@@ -414,7 +414,7 @@ BARE = {"type": "macvlan", "master": "ens2f0"}
     ("document", "findings"),
     [
         (chain(BARE, {"type": "rdma", "deviceID": 5, "verbsDevic": "x"}), [("error", "plugins[1].deviceID", "5", 'write "5"'), ("warning", "plugins[1].verbsDevic", '"verbsDevic"', 'write "verbsDevice"')]),
-        (chain({"type": "tuning"}, BARE), [("error", "plugins[0].type", '"tuning"', "put it behind macvlan")]),
+        (chain({"type": "tuning"}, BARE), [("error", "plugins[0].type", '"tuning"', "put it after macvlan")]),
         (
             chain(BARE, {"type": "host-device", "device": "ens2f1"}),
             [

@@ -86,8 +86,8 @@ def told() -> set[str]:
     names = {
         f"{family.name}{end}" for family in families for end in ("", "_bucket" if family.kind == "histogram" else "")
     }
-    source = (ROOT / "cni/device_plugin/work.py").read_text()
-    return names | set(re.findall(r'Family\("(railcni_\w+)"', source))
+    source = (ROOT / "cni/device_plugin/plugin.py").read_text()
+    return names | set(re.findall(r'(?:Family|Counter)\("(railcni_\w+)"', source))
 
 
 def asked(expression: str) -> set[str]:

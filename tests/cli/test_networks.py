@@ -237,7 +237,7 @@ def test_all_faults_of_a_conflist_are_told_at_once_with_their_places(tmp_path: P
     ("text", "fault"),
     [
         ('{"name": "n",\n "type": "x",}', "2:13: not JSON: a comma stands before }; remove the comma before }"),
-        ('{"name": "n"\n "type": "x"}', '1:2: not JSON: a comma is missing behind "name": "n"; write "name": "n",'),
+        ('{"name": "n"\n "type": "x"}', '1:2: not JSON: a comma is missing after "name": "n"; write "name": "n",'),
         ('{\n\t"name": "n",\n\t"type": 5}', "3:10: type: 5: want a string"),
         ("{", "1:1: not JSON: the { here is never closed; write } where it ends"),
         ("[1]", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
@@ -276,7 +276,7 @@ def test_a_fault_in_the_json_of_a_nad_is_placed_in_the_yaml_file(tmp_path: Path,
     assert faults(path) == [f"{line}:{column + 21}: type: 5: want a string (network rdma)"]
     path = written(tmp_path, "b.yaml", head + form.format('"name": "n" "type": "x"'))
     assert faults(path) == [
-        f'{line}:{column}: not JSON: a comma is missing behind "name": "n" (network rdma); write "name": "n",'
+        f'{line}:{column}: not JSON: a comma is missing after "name": "n" (network rdma); write "name": "n",'
     ]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cni.cli import rdma as views
 from cni.cli.main import main
-from cni.cli.rdma import views
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import sandboxes
 from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cni.cli import rdma as views
 from cni.cli.doctor import modules, pcie, report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, NOTE, OK
-from cni.cli.rdma import views
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import topology
 from cni.shared.kernel import rdma_sysfs, sysfs

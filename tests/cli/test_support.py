@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cni.cli import support
 from cni.cli.main import main
-from cni.cli.support import archive, command, parts, secrets
-from cni.cli.support.archive import Part
-from cni.cli.support.command import cleaned
+from cni.cli.support import Part, cleaned, secrets
 from cni.cli.terminal import output
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
@@ -98,7 +97,7 @@ def node(tmp_path: Path) -> Path:
     os.mkfifo(networks / "50-fifo.conf")
     (networks / "60-loop.conf").symlink_to("60-loop.conf")
     (tmp_path / "own.log").write_text(LOG)
-    (tmp_path / "other.log").write_text("x" * (parts.MOST_BYTES + 10) + "\n" + LOG)
+    (tmp_path / "other.log").write_text("x" * (support.MOST_BYTES + 10) + "\n" + LOG)
     Records(str(tmp_path / "state")).write(
         Attachment("n", "c1", "net1"), "link", {"config": FLAT, "netns": "/run/netns/x"}
     )
@@ -124,7 +123,7 @@ def members(target: Path) -> dict[str, str]:
         for entry in tar:
             file = tar.extractfile(entry)
             assert file and entry.isfile() and entry.mode == 0o600 and entry.mtime == 0 and entry.uid == 0
-            found[entry.name.removeprefix(f"{archive.TOP}/")] = file.read().decode()
+            found[entry.name.removeprefix(f"{support.TOP}/")] = file.read().decode()
         return found
 
 
@@ -147,7 +146,7 @@ def test_no_secret_of_any_kind_is_in_the_archive_and_what_helps_is(
         for form in forms(secret):
             assert form not in everything, (secret, [n for n, text in inside.items() if form in text])
     assert (
-        f"short one {archive.TOP and 'REMOVED'} too"
+        f"short one {support.TOP and 'REMOVED'} too"
         in inside[f"logs/{str(node / 'own.log').strip('/').replace('/', '_')}"]
     )
     assert "ens2f0" in inside["config/net.d/10-a.conflist"]
@@ -180,7 +179,7 @@ def check_index(inside: dict[str, str], said: str) -> None:
 def test_a_node_without_anything_still_has_a_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(parts, "_rdma", lambda: 1 / 0)
+    monkeypatch.setattr(support.rdma, "document", lambda _: 1 / 0)
     target, code = run(tmp_path, monkeypatch)
     assert code == 0
     missing = {m["path"]: m["why"] for m in json.loads(members(target)["index.json"])["missing"]}
@@ -189,7 +188,7 @@ def test_a_node_without_anything_still_has_a_bundle(
 
 
 def test_a_bundle_that_cannot_be_written_leaves_nothing(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "gather", lambda places, report: [])
+    monkeypatch.setattr(support, "gather", lambda places, report: [])
     target, code = run(node, monkeypatch, "-f", str(node / "none/x.tar.gz"))
     assert code == 1
     with pytest.raises(Exception, match="cannot be written"):
@@ -200,10 +199,10 @@ def test_a_bundle_that_cannot_be_written_leaves_nothing(node: Path, monkeypatch:
 
 def test_the_same_parts_give_the_same_bytes() -> None:
     some = [Part("b", "x", "1"), Part("a", "y", "2"), Part("c", "z", fault="gone")]
-    first, second = archive.pack(some, {"node": "n"}), archive.pack(some[::-1], {"node": "n"})
+    first, second = support.pack(some, {"node": "n"}), support.pack(some[::-1], {"node": "n"})
     assert first == second
     with tarfile.open(fileobj=io.BytesIO(first)) as tar:
-        assert tar.getnames() == [f"{archive.TOP}/{n}" for n in ("index.json", "a", "b")]
+        assert tar.getnames() == [f"{support.TOP}/{n}" for n in ("index.json", "a", "b")]
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ class Kubelet:
         self.start()
 
     def listen_anew(self) -> None:
-        """Make the socket anew and go on with the connections that there are, as after an error of the socket."""
+        """Make the socket again and go on with the connections that there are, as after an error of the socket."""
         (self.folder / "kubelet.sock").unlink()
         self._listen()
 

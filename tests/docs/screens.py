@@ -1,6 +1,6 @@
 """The pictures of screens in docs/screens: what commands really print, drawn by rich at two widths, light and dark.
 
-`python -m tests.docs.screens` draws them anew, as root. The node is that of tests/cli/test_doctor_pod.py, with three faults.
+`python -m tests.docs.screens` draws them again, as root. The node is that of tests/cli/test_doctor_pod.py, with three faults.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from unittest import mock
 from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI, TerminalTheme
 
+from cni.cli import rdma
 from cni.cli.doctor import command as doctor
 from cni.cli.doctor import report
 from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import Observation
 from cni.cli.main import main
-from cni.cli.rdma import command as rdma
-from cni.cli.terminal import screen
+from cni.cli.terminal import output
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import sandboxes
 from tests.cli.test_doctor_pod import Scene, in_container
@@ -114,7 +114,7 @@ def screens() -> Iterator[tuple[str, int, Console]]:
                 record=True, force_terminal=True, width=width, file=io.StringIO(), color_system="truecolor", markup=False,
                 highlight=False, emoji=False, legacy_windows=False,
             )  # fmt: skip
-            with _scene() as scene, mock.patch.object(screen, "console", lambda _, console=console: console):
+            with _scene() as scene, mock.patch.object(output, "console", lambda _=None, console=console: console):
                 console.print(f"$ {line}")
                 act(scene)
             yield name, width, console

@@ -70,7 +70,7 @@ def test_what_the_site_needs_is_pinned_and_agrees_with_what_the_tests_need() -> 
 def test_the_pictures_are_what_the_commands_print() -> None:
     for name, width, console in screens.screens():
         drawn = (screens.FOLDER / f"{name}-{width}.txt").read_text()
-        assert screens.shown(console) == drawn, f"{name} at {width} columns: draw it anew with `make screens`"
+        assert screens.shown(console) == drawn, f"{name} at {width} columns: draw it again with `make screens`"
         assert max(map(len, drawn.splitlines())) <= width
         for theme in screens.THEMES:
             assert (screens.FOLDER / f"{name}-{width}-{theme}.svg").is_file()

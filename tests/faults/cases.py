@@ -198,7 +198,7 @@ def _wrong(scene: Scene) -> list[str]:
 
 
 def vanish(scene: Scene) -> list[str]:
-    """The sandbox is deleted, and a virtual device that was in it with it; then GC. It is made anew afterwards."""
+    """The sandbox is deleted, and a virtual device that was in it with it; then GC. It is made again afterwards."""
     inside = scene.victim.sandbox.view.names()
     scene.drop_sandbox(physical=False)
     if inside:

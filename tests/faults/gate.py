@@ -14,13 +14,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from ipam.stores.etcd import grpc, txn
 from tests.faults.trace import Call
 from tests.view import View
 
 CUT, RESET = "cut", "reset"  # the connection ends, in order or not, in place of an answer
 REQUEST = "request"  # the name of the points of a sweep that are requests
 _SECONDS = 30.0
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _WINDOW_UPDATE = 0, 1, 8  # kinds of frames
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 Answer = tuple[int, bytes]
@@ -39,14 +43,16 @@ class Request:
     @property
     def changes(self) -> bool:
         """Whether it changes a lease, or forbids one."""
-        if self.target.startswith("/v3/"):
-            return b'"request_put"' in self.body or b'"request_delete_range"' in self.body
+        if self.target == "/etcdserverpb.KV/Txn":
+            ops = [op for number, op in txn.fields(self.body) if number > 1]
+            return any(kind > 1 for op in ops for kind, _ in txn.fields(op))  # 1 is a read
         return self.method != "GET"
 
     def call(self) -> Call:
         """The request as a point of a sweep."""
         where = f"{self.method} {self.target.partition('?')[0].rpartition('/namespaces/')[2]}"
-        return Call(REQUEST, self.number, f"{where} {self.body.decode(errors='replace')}", str(self.changes), where)
+        body = self.body.decode(errors="replace").replace('"', "'")  # in quotes a point has the path that an open names
+        return Call(REQUEST, self.number, f"{where} {body}", str(self.changes), where)
 
 
 Fault = Callable[[Request, Serve], Answer | str]
@@ -69,7 +75,7 @@ class Gate:
         self.open()
 
     def begin(self, fault: Fault = no_fault) -> None:
-        """Count anew, from 1."""
+        """Count again, from 1."""
         self.fault = fault
         self.seen: list[Request] = []
 
@@ -120,7 +126,7 @@ class Gate:
             threading.Thread(target=self._attend, args=(client,), daemon=True).start()
 
     def _attend(self, client: socket.socket) -> None:
-        server = http.client.HTTPConnection("127.0.0.1", self._target, timeout=_SECONDS)
+        server = self._connected()
         answer: Answer | str = CUT
         try:
             while head := self._head(client):
@@ -128,13 +134,13 @@ class Gate:
                 with self._lock:
                     request = Request(len(self.seen) + 1, method, target, body)
                     self.seen.append(request)
-                answer = self.fault(request, lambda r=request, h=headers: _passed_on(server, r, h))
+                answer = self.fault(request, lambda r=request, h=headers: self._passed_on(server, r, h))
                 if isinstance(answer, str):
                     break
-                client.sendall(_reply(*answer))
+                client.sendall(self._reply(headers, *answer))
                 with self._lock:
                     self._clients[client] = False
-        except (OSError, http.client.HTTPException):
+        except (OSError, ValueError, http.client.HTTPException):
             pass
         finally:
             server.close()
@@ -143,6 +149,9 @@ class Gate:
             if answer == RESET:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             client.close()
+
+    def _connected(self) -> Any:
+        return http.client.HTTPConnection("127.0.0.1", self._target, timeout=_SECONDS)
 
     def _head(self, client: socket.socket) -> tuple[str, str, dict[str, str], bytes] | None:
         """Method, target, headers and body of the next request; None at the end. From its first byte on it is busy."""
@@ -168,17 +177,67 @@ class Gate:
             self._clients[client] = True
         return data
 
+    def _passed_on(self, server: Any, request: Request, headers: dict[str, str]) -> Answer:
+        kept = {name: value for name, value in headers.items() if name not in ("host", "content-length")}
+        server.request(request.method, request.target, request.body, kept)
+        reply = server.getresponse()
+        return reply.status, reply.read()
 
-def _passed_on(server: http.client.HTTPConnection, request: Request, headers: dict[str, str]) -> Answer:
-    kept = {name: value for name, value in headers.items() if name not in ("host", "content-length")}
-    server.request(request.method, request.target, request.body, kept)
-    reply = server.getresponse()
-    return reply.status, reply.read()
+    def _reply(self, headers: dict[str, str], status: int, body: bytes) -> bytes:
+        head = f"HTTP/1.1 {status} {http.client.responses.get(status, '')}\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def _reply(status: int, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status} {http.client.responses.get(status, '')}\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+class GrpcGate(Gate):
+    """A gate before etcd: an answer is 200 with the message, or a code of gRPC with the error's text."""
+
+    def _connected(self) -> Any:
+        server = socket.create_connection(("127.0.0.1", self._target), _SECONDS)
+        return grpc.Connection(server, "127.0.0.1", None, time.monotonic() + _SECONDS)
+
+    def _head(self, client: socket.socket) -> tuple[str, str, dict[str, str], bytes] | None:
+        """The next call; the member `stream` of the headers has its number. From its first byte on it is busy."""
+        data, target, message = b"", "", b""
+        while True:
+            data = data.removeprefix(_PREFACE)
+            while len(data) < 9 or len(data) < 9 + int.from_bytes(data[:3], "big") or data[:3] == _PREFACE[:3]:
+                if not (piece := self._piece(client)):
+                    return None
+                data = (data + piece).removeprefix(_PREFACE)
+            size, kind, flags = int.from_bytes(data[:3], "big"), data[3], data[4]
+            stream, content, data = int.from_bytes(data[5:9], "big"), data[9 : 9 + size], data[9 + size :]
+            if kind == _HEADERS:
+                target = content[content.index(b"/etcdserverpb.") :].partition(b"\0")[0].decode()
+            elif kind == _DATA:
+                message += content
+                if size:
+                    room = size.to_bytes(4, "big")
+                    client.sendall(_frame(_WINDOW_UPDATE, 0, 0, room) + _frame(_WINDOW_UPDATE, 0, stream, room))
+            if kind == _DATA and flags & 1:
+                return "POST", target, {"stream": str(stream)}, message[5:]
+
+    def _passed_on(self, server: Any, request: Request, headers: dict[str, str]) -> Answer:
+        method = request.target.removeprefix("/etcdserverpb.")
+        code, reply = server.call(method, request.body, "", time.monotonic() + _SECONDS)
+        return code or 200, reply
+
+    def _reply(self, headers: dict[str, str], status: int, body: bytes) -> bytes:
+        stream = int(headers["stream"])
+        if status < 100:
+            code = b"%d" % status
+            fields = (
+                b"\0\x0bgrpc-status" + bytes((len(code),)) + code + b"\0\x0cgrpc-message" + bytes((len(body),)) + body
+            )
+            return _frame(_HEADERS, 5, stream, b"\x88" + fields)
+        message = b"\0" + len(body).to_bytes(4, "big") + body
+        pieces = [_frame(_DATA, 0, stream, message[i : i + 16384]) for i in range(0, len(message), 16384)]
+        begun = _frame(_HEADERS, 4, stream, b"\x88")
+        return begun + b"".join(pieces) + _frame(_HEADERS, 5, stream, b"\0\x0bgrpc-status\x010")
+
+
+def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    """A frame of HTTP/2."""
+    return len(content).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + content
 
 
 def _shut(s: socket.socket) -> None:

@@ -36,7 +36,7 @@ _RETRIES = (
 )
 HISTORIES = {
     "first": _LIFE,
-    "crowded": _LIFE,  # there are leases of many others, so that pages split
+    "near_full": _LIFE,  # there are leases of many others, so that pages split
     "retries": _RETRIES,  # what a killed call has left half done, the next one finds, and answers by it
 }
 CROWD = 70
@@ -85,7 +85,7 @@ def record(name: str, executables: Path) -> Recording:
         Injector(scene.node) as injector,
         tempfile.TemporaryDirectory() as folder,
     ):
-        crowd = CROWD if name == "crowded" else 0
+        crowd = CROWD if name == "near_full" else 0
         for k in range(crowd):
             _lease(scene, f"crowd-{k:03}")
         before = Path(folder) / "before"

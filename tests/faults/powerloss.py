@@ -1,4 +1,4 @@
-"""Power losses: a history of ADDs and DELs is recorded, and every disk that a loss may leave of it is started anew.
+"""Power losses: a history of ADDs and DELs is recorded, and every disk that a loss may leave of it is started again.
 
     python -m tests.faults.powerloss [--only HISTORY] [--disks N] [--seed S] [--sample K] [--every] [--jobs N] [--case ID]
 

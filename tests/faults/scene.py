@@ -142,7 +142,7 @@ class Scene:
         self._host_lines = self._whole.of("host")
 
     def make_device(self, name: str) -> None:
-        """Make a device of the host, anew when it was destroyed."""
+        """Make a device of the host, again when it was destroyed."""
         devices.make(self.node.host, self.wire, name)
         if self.kind == ROUTED and name == DEVICE:
             devices.route(self.node.host, DEVICE, BESIDE)
@@ -186,7 +186,7 @@ class Scene:
         return self.host() == self._host and not self.is_worn()
 
     def is_worn(self) -> bool:
-        """Whether the next case would not meet what the first one met: a device of the host was made anew."""
+        """Whether the next case would not meet what the first one met: a device of the host was made again."""
         return self._indices_now() != self._indices
 
     def _indices_now(self) -> dict[str, tuple[int, int]]:
@@ -474,7 +474,7 @@ def _unlike_a_rail(who: Attachment, index: int) -> list[str]:
 
 
 def lasting(link: Link) -> dict[str, Any]:
-    """What of a link outlives a move: neither indices nor the link-local address, which the kernel makes anew."""
+    """What of a link outlives a move: neither indices nor the link-local address, which the kernel makes again."""
     return {
         "identity": (link.name, link.kind, link.mac, link.alias, link.altnames),
         "state": (link.mtu, link.up),

@@ -27,9 +27,7 @@ NEED = "needs Debian's package containernetworking-plugins"
 DISKS = 24  # of each point
 LEASE = f"cni/railcni/attachments/{NETWORK}:a:{IFNAME}:ipam"
 LINK = f"cni/railcni/attachments/{NETWORK}:a:{IFNAME}:link"
-_PUT = [
-    "".join(f"\\x{octet:02x}" for octet in word) for word in (b"request_put", b"requestPut")
-]  # as strace -xx writes
+_CLAIM = "".join(f"\\x{octet:02x}" for octet in b"/void/")  # as strace -xx writes
 REMINDER = "cni/railcni/pending"
 
 UNSYNCED = {
@@ -45,7 +43,7 @@ UNSYNCED = {
 
 def puts(call: Call) -> bool:
     """Whether the call sends etcd a request that writes."""
-    return call.name == "sendto" and any(word in call.text for word in _PUT)
+    return call.name == "sendto" and _CLAIM in call.text
 
 
 def made(call: Call) -> bool:

@@ -77,21 +77,21 @@ MISTAKEN = {
         "and leased are",
     ),
     "a reservation that is not undone when the rest of a claim fails": (
-        Edit("ipam/stores/kubernetes/claim.py", r"unreserve\(self\._view, self\._made\)", "pass"),
+        Edit("ipam/stores/kubernetes/claim.py", r"self\._view\.unreserve\(self\._made\)", "pass"),
         ("kubernetes-macvlan-add", "conflicts", "retry"),
         "allocated to nobody",
     ),
     "a reservation left because it has changed": (
         Edit(
-            "ipam/stores/kubernetes/change.py",
-            r"except Gone:\n {16}break",
-            "except (Gone, Conflict):\n                break",
+            "ipam/stores/kubernetes/view.py",
+            r"except Gone:\n {20}break",
+            "except (Gone, Conflict):\n                    break",
         ),
         ("kubernetes-macvlan-del", "conflicts", "delete"),
         "allocated to nobody",
     ),
     "a reservation deleted that has moved": (
-        Edit("ipam/stores/kubernetes/change.py", r"found\.uid, found\.version", "found.uid"),
+        Edit("ipam/stores/kubernetes/view.py", r"found\.uid, found\.version", "found.uid"),
         ("kubernetes-macvlan-del", "late", "restart"),
         "is not reserved",
     ),

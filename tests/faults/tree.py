@@ -24,7 +24,7 @@ class Edit:
 def copy(target: Path, edits: Sequence[Edit] = ()) -> Path:
     """Copy what the plugins need into `target`, make the `edits`, and return the directory of the executables.
 
-    AssertionError when an edit does not fit: then it must be written anew for the code as it is now.
+    AssertionError when an edit does not fit: then it must be written again for the code as it is now.
     """
     for part in ("bin", "cni", "ipam", "libexec"):
         shutil.copytree(ROOT / part, target / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "cli"))

@@ -143,7 +143,9 @@ class Host:
         # The kernel adds the route of an IPv6 address later, of one without duplicate address detection too (addrconf_dad_work).
         local = {m.get("dst") for m in routes if m["type"] == _LOCAL}
         active = (m for m in addresses if m["family"] == socket.AF_INET6 and names.get(m["index"]) not in resting)
-        waiting = waiting or any(m.get("address") not in local for m in active)
+        waiting = waiting or any(
+            (m.get("local") or m.get("address")) not in local for m in active
+        )  # of a peer: IFA_LOCAL
         waiting = waiting or any(m["flags"] & _COMING_UP == _UP | _LOWER_UP for m in messages)
         return Dump(tuple(lines), time.monotonic(), not waiting)
 

@@ -1,24 +1,26 @@
 """What the product says of each attribute of a device that is moved: that it comes back, is refused, or is lost.
 
-This is the only place where the matrix knows of the product's table, a tuple of (what, what becomes of it, note).
+The table is that of docs/devices.md, read as rows of (what, what becomes of it, note).
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from functools import cache
+from pathlib import Path
 
 KEPT, REFUSED, LOST = "kept", "refused", "lost"
-_MODULE = "cni.plugins.host_device.hoststate"
+_DOCUMENT = Path(__file__).parents[2] / "docs/devices.md"
+_BEGIN, _END = "<!-- table:", "<!-- end of table -->"
 _TOLD = "log"  # in the note of a line: the log of ADD says what is lost
 
 
+@cache
 def rows() -> tuple[tuple[str, str, str], ...]:
-    """The lines of the table; none while the product has no table."""
-    try:
-        found: tuple[tuple[str, str, str], ...] = import_module(_MODULE).TABLE
-    except (ImportError, AttributeError):
-        return ()
-    return found
+    """The rows of the table, without its heading."""
+    text = _DOCUMENT.read_text().partition(_BEGIN)[2].partition(_END)[0]
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    return tuple((what, fate, note) for what, fate, note in cells)
 
 
 def row(words: str) -> tuple[str, str, str]:

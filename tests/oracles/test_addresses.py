@@ -42,12 +42,11 @@ def test_an_ipv4_address_is_global_permanent_and_has_its_broadcast_address(pod: 
         True,
     )
     [ours] = listed(socket, pod).values()
-    assert (ours.text, ours.broadcast, ours.scope, ours.permanent, ours.valid) == (
+    assert (ours.text, ours.broadcast, ours.scope, ours.permanent) == (
         "192.168.111.1/24",
         "192.168.111.255",
         0,
         True,
-        None,
     )
     assert (ours.label, ours.peer, ours.metric, ours.index) == ("net1", "", 0, pod.link("net1").index)
 
@@ -120,10 +119,7 @@ def test_an_address_with_an_end_is_not_permanent(pod: View, rtnl: Open) -> None:
             prefixlen=24,
             IFA_CACHEINFO={"ifa_preferred": 100, "ifa_valid": 200, "cstamp": 0, "tstamp": 0},
         )
-    ours = listed(rtnl(pod), pod)["192.0.2.5/24"]
-    assert not ours.permanent
-    assert ours.valid is not None
-    assert 190 <= ours.valid <= 200
+    assert not listed(rtnl(pod), pod)["192.0.2.5/24"].permanent
 
 
 def test_only_the_addresses_of_the_link_are_listed(pod: View, rtnl: Open) -> None:

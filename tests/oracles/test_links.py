@@ -74,12 +74,10 @@ def test_a_link_is_read_as_pyroute2_reads_it(host: View, pod: View, rtnl: Open) 
     assert host.link("ens2f0").carrier
     for view, name in ((host, "ens2f0"), (pod, "net1")):
         link, seen = found(rtnl(view), name), view.link(name)
-        ours = (link.index, link.name, link.kind, link.mac, link.broadcast, link.mtu, link.up, link.carrier)
-        assert ours == (seen.index, seen.name, seen.kind, seen.mac, seen.broadcast, seen.mtu, seen.up, seen.up)
+        ours = (link.index, link.name, link.kind, link.mac, link.mtu, link.up, link.carrier)
+        assert ours == (seen.index, seen.name, seen.kind, seen.mac, seen.mtu, seen.up, seen.up)
         assert (link.macvlan_mode, link.lower_index, link.lower_netnsid) == (seen.mode, seen.lower, seen.lower_netnsid)
         assert (link.arphrd, link.min_mtu, link.max_mtu) == (ARPHRD_ETHER, 68, 65535)
-    assert found(socket, "ens2f0").operstate == "up"
-    assert found(rtnl(pod), "net1").operstate == "down"
 
 
 def test_a_link_is_found_by_index_by_name_and_by_alternative_name(host: View, rtnl: Open) -> None:
@@ -227,7 +225,6 @@ def test_a_link_without_a_carrier_is_up_and_has_none(host: View, rtnl: Open) -> 
     host.set("wire", state="down")
     link = found(rtnl(host), "ens2f0")
     assert (link.up, link.carrier) == (True, False)
-    assert link.operstate in ("down", "lowerlayerdown")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ def test_every_parameter_that_can_be_written_is_in_the_array_with_its_value(
         for number, name in enumerate(("hop_limit", "router_solicitation_interval", "ra_defrtr_metric", "medium_id")):
             if name in files:
                 files[name].write_text(str(40 + number))
-        raw = raw_state.link(socket, view.link("ens9").index)
+        link = socket.link("ens9")
+        assert link is not None
+        raw = raw_state.Raw(link.body)
         found = link_sysctls.values(names, raw.inet if family == "ipv4" else raw.inet6)
         for name, value in found.items():
             if name in files:  # a kernel may lack one

@@ -30,7 +30,7 @@ def make(directory: Path) -> None:
         ("stranger", "other-ca", "DNS:stranger"),
     ):
         _key(directory, name)
-        _run(directory, "req", "-new", "-key", f"{name}.key", "-subj", "/O=railcni", "-out", f"{name}.csr")
+        _run(directory, "req", "-new", "-key", f"{name}.key", "-subj", f"/O=railcni/CN={name}", "-out", f"{name}.csr")
         (directory / f"{name}.ext").write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")
         _run(
             directory,

@@ -30,7 +30,7 @@ class ClusterServer(ApiServer):
         super().__init__(port=port)
 
     def add(self, resource: str, namespace: str, name: str, **members: Any) -> dict[str, Any]:
-        """Make an object of one of READABLE anew."""
+        """Make an object of one of READABLE again."""
         api, kind = READABLE[resource]
         metadata = {"name": name, "uid": str(uuid.uuid4()), "resourceVersion": "1", **members.pop("metadata", {})}
         metadata |= {"namespace": namespace} if namespace else {}

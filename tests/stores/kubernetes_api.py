@@ -324,7 +324,11 @@ class ApiServer:
             return 201, self._create(resource, namespace, json.loads(body), "dryRun" not in query)
         if not name:
             brief = "as=PartialObjectMetadataList" in headers.get("Accept", "")
-            return 200, self._list(resource, namespace, query, brief)
+            listed = self._list(resource, namespace, query, brief)
+            if "as=Table" in headers.get("Accept", ""):
+                rows = [{"cells": [item["metadata"]["name"]]} for item in listed.pop("items")]
+                listed |= {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "rows": rows}
+            return 200, listed
         found = self.objects.get((resource, namespace, name))
         if found is None:
             raise Refusal(404, "NotFound", f"{where} not found", name=name, group=group, kind=resource)

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable, StateDamaged, TryAgainLater
-from ipam import acquire, rules
+from ipam import acquire
+from ipam.group.indexes import Group
 from ipam.leases import Lease, Want
 from ipam.ranges import Range, parse_address
 from ipam.rules import Need
@@ -203,6 +203,18 @@ def test_the_lowest_free_address_is_given_until_the_last_one_of_the_first_block_
     assert place.add("c4", "d", range=WIDE) == "10.0.0.255"
 
 
+def test_a_server_that_makes_no_tables_is_asked_for_objects(place: Place) -> None:
+    def lists(method: str, resource: str, number: int) -> Any:
+        query = place.server.queries[-1][1] if place.server.queries else {}
+        if method == "GET" and "includeObject" in query and "labelSelector" in query:
+            found = [place.server.metadata(ADDRESSES, name) for name in place.server.names(ADDRESSES)]
+            return 200, {"kind": "AddressLeaseList", "items": [{"metadata": metadata} for metadata in found]}
+        return None
+
+    place.server.faults = lists
+    assert [place.add(f"c{i}", f"p{i}", range=WIDE) for i in range(3)] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+
 def test_calls_of_a_node_at_once_claim_one_address_each(place: Place) -> None:
     """Each is about to create its object when the others look for the lowest free address."""
     calls, looked = 5, threading.Barrier(5)
@@ -245,13 +257,13 @@ def fill(place: Place, count: int, scope: str | None = "") -> None:
 def test_a_pool_is_said_to_be_exhausted_only_after_a_list_that_is_no_moment_old(place: Place) -> None:
     place.add("c1", range="10.0.0.0/30")
     place.add("c2", range="10.0.0.0/30")
-    stale = [place.server.metadata(ADDRESSES, name) for name in place.server.names(ADDRESSES)]
+    stale = [{"cells": [name]} for name in place.server.names(ADDRESSES)]
     place.delete("c1", range="10.0.0.0/30")
 
     def old(method: str, resource: str, number: int) -> Any:
         query = place.server.queries.pop()[1] if place.server.queries else {}
-        if method == "GET" and query.get("resourceVersion") == ["0"] and "block" in query["labelSelector"][0]:
-            return 200, {"metadata": {"resourceVersion": "1"}, "items": [{"metadata": m} for m in stale]}
+        if method == "GET" and query.get("resourceVersion") == ["0"] and "block" in query.get("labelSelector", [""])[0]:
+            return 200, {"metadata": {"resourceVersion": "1"}, "rows": stale}
         return None
 
     place.server.faults = old
@@ -471,15 +483,8 @@ def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sa
 
     server.faults = arrives
 
-    def plan(*arguments: Any) -> rules.Plan:
-        """As a group of rails plans: the index that the pod has, on all rails, unless an address of it is another's."""
-        found = rules.plan(*arguments)
-        index = 2 if arguments[-1] else 1
-        return rules.Plan([TEN + index, TEN + 256 + index], found.given_up, found.settled)
-
-    choice: Any = SimpleNamespace(windows=lambda *_: [], plan=plan, search=lambda *found: list(found[2]))
     whose = owner("new", 2, pod=pod)
     store = opened(lambda: [first, late])
-    got = acquire.acquire(store, needs, whose, acquire.Terms(lambda *_: None, choice=choice))
+    got = acquire.acquire(store, [Group("gpu", [[need] for need in needs], 0)], whose, acquire.Terms(lambda *_: None))
     assert got == [TEN + 1, TEN + 257]
     assert {lease.container_id for pool in ("10.0.0.0-24", "10.0.1.0-24") for lease in opened().leases(pool)} == {"new"}

@@ -146,7 +146,7 @@ def test_release_frees_and_can_be_repeated(store: Store) -> None:
 
 def test_a_late_release_frees_nothing_of_another(store: Store) -> None:
     first = claim(store, [want(TEN + 1)], owner("c1", 1))
-    again = claim(store, [want(TEN + 1)], owner("c1", 2), first)  # the same attachment, attached anew
+    again = claim(store, [want(TEN + 1)], owner("c1", 2), first)  # the same attachment, attached again
     assert store.release(first) == 0
     claim(store, [want(TEN + 1)], owner("c2", 3), again)
     assert store.release(first + again) == 0

@@ -22,10 +22,9 @@ from ipam import acquire
 from ipam.leases import Lease, Want
 from ipam.ranges import Range
 from ipam.rules import Need
-from ipam.stores import http
 from ipam.stores.base import READ, Claimed, Taken, Unknown, Unreachable
-from ipam.stores.etcd import EtcdStore, gateway, search
-from ipam.stores.etcd.gateway import endpoint
+from ipam.stores.etcd import EtcdStore, client, grpc, search
+from ipam.stores.etcd.client import endpoint
 from ipam.stores.etcd.search import Search
 from tests import etcd
 from tests.etcd import Cluster, Member
@@ -66,14 +65,14 @@ class Requests:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        real = http.Connection.request
+        real = grpc.Connection.call
 
-        def request(connection: http.Connection, *arguments: Any) -> tuple[int, bytes]:
-            status, reply = real(connection, *arguments)
+        def call(connection: grpc.Connection, *arguments: Any) -> tuple[int, bytes]:
+            code, reply = real(connection, *arguments)
             self.sizes.append(len(reply))
-            return status, reply
+            return code, reply
 
-        monkeypatch.setattr(http.Connection, "request", request)
+        monkeypatch.setattr(grpc.Connection, "call", call)
 
     def taken(self) -> tuple[int, int]:
         """(requests, the largest reply in bytes) since the last call."""
@@ -218,6 +217,15 @@ def test_a_pool_that_was_filled_without_searches_is_searched_in_few_requests_and
     remove()
 
 
+def test_the_first_reply_of_a_connection_may_be_large(store: EtcdStore) -> None:
+    """Larger than what a server may send of itself, and the request larger than what it takes so."""
+    claim(store, *range(1, 1_001))
+    fresh = EtcdStore({**store.record(), "password": ""})
+    assert len(fresh.leases("pool")) == 1_000
+    again = EtcdStore({**store.record(), "password": ""}, seconds=20)
+    assert len(claim(again, *range(2_000, 3_000), container="c2")) == 1_000
+
+
 def test_a_reader_writes_no_marks(store: EtcdStore) -> None:
     claim(store, *range(130))
     reader = EtcdStore({**store.record(), "password": ""}, READ)
@@ -282,10 +290,6 @@ def test_thirty_ranges_fit_into_one_claim_of_an_etcd_with_default_limits_also_wh
 # --- the network ---
 
 
-def is_claim(data: bytes) -> bool:
-    return b"request_put" in data and b"create_revision" in data
-
-
 class Once:
     """The fault, for the first claim that passes."""
 
@@ -293,7 +297,7 @@ class Once:
         self.fault = fault
 
     def __call__(self, data: bytes) -> str:
-        if is_claim(data):
+        if etcd.is_claim(data):
             fault, self.fault = self.fault, ""
             return fault
         return ""
@@ -326,7 +330,7 @@ def test_a_claim_that_was_lost_on_the_way_is_unknown_and_can_be_made_again(store
 def test_a_claim_that_arrives_after_it_was_given_up_comes_to_nothing(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "_ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
     with Proxy(shared_port(), Once("hold")) as proxy:
         own = through(proxy, store, etcd.shared(etcd.LARGE).endpoints[0])
         assert isinstance(own.claim([want(TEN + 1)], owner("c1", 1)), Unknown)
@@ -390,7 +394,7 @@ def test_an_add_whose_claim_is_lost_gets_its_address_in_the_next_try(store: Etcd
 def test_a_release_whose_reply_is_lost_is_made(store: EtcdStore) -> None:
     leases = claim(store, 1)
     lost = iter(["reply"])
-    with Proxy(shared_port(), lambda data: next(lost, "") if b"request_delete" in data else "") as proxy:
+    with Proxy(shared_port(), lambda data: next(lost, "") if b"/node/" in data else "") as proxy:
         through(proxy, store).release(leases)
     assert offsets(store) == []
 
@@ -415,7 +419,7 @@ def test_dead_endpoints_cost_a_moment_each(store: EtcdStore) -> None:
         own = EtcdStore({**store.record(), "endpoints": [*dead, *store.record()["endpoints"]], "password": ""})
         began = time.monotonic()
         claim(own, 1)
-        assert time.monotonic() - began < gateway._ATTEMPT_SECONDS
+        assert time.monotonic() - began < client._ATTEMPT_SECONDS
     finally:
         for s in (*fillers, silent):
             s.close()
@@ -424,7 +428,7 @@ def test_dead_endpoints_cost_a_moment_each(store: EtcdStore) -> None:
 def test_an_endpoint_that_accepts_and_never_answers_is_left_for_the_next(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "_ATTEMPT_SECONDS", 0.3)
+    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         first = f"http://127.0.0.1:{mute.getsockname()[1]}"
         own = EtcdStore({**store.record(), "endpoints": [first, *store.record()["endpoints"]], "password": ""})
@@ -443,16 +447,43 @@ def test_a_store_out_of_reach_is_an_error_in_bounded_time_that_names_every_endpo
     assert "etcd_host" in caught.value.msg
 
 
+def frame(kind: int, flags: int, content: bytes, stream: int = 1) -> bytes:
+    """A frame of HTTP/2."""
+    return len(content).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + content
+
+
+def failure(code: int, said: bytes) -> bytes:
+    """A failed call, as gRPC answers it."""
+    fields = ((b"grpc-status", b"%d" % code), (b"grpc-message", said))
+    named = b"".join(b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value for name, value in fields)
+    return frame(1, 5, b"\x88" + named)
+
+
+BEGUN = frame(4, 0, b"", 0) + frame(1, 4, b"\x88")  # settings, and the status 200
 REPLIES = {
     b"": Unreachable,
     b"nonsense\r\n\r\n": Unreachable,
-    b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}": Unreachable,
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n": Unreachable,
-    b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}": Unreachable,
-    b"HTTP/1.1 503 Unavailable\r\nContent-Length: 3\r\n\r\nno\n": Unreachable,
-    b"HTTP/1.1 404 Not Found\r\nContent-Length: 3\r\n\r\nno\n": InvalidConfig,
-    b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[[[[": Unreachable,
+    b"HTTP/1.1 400 Bad Request\r\n\r\n": InvalidConfig,
     b"X" * 200_000: Unreachable,
+    frame(4, 0, b"\0\4", 0): Unreachable,
+    frame(7, 0, b"\0\0\0\0\0\0\0\0", 0): Unreachable,
+    frame(3, 0, b"\0\0\0\7"): Unreachable,
+    frame(1, 5, b"\x48\x03503"): Unreachable,
+    frame(1, 5, b"\x8d"): Unreachable,
+    frame(1, 5, b"\x88"): Unreachable,
+    frame(1, 5, b"\x88\0\x8b"): Unreachable,
+    frame(1, 5, b"\x88\0\x7f"): Unreachable,
+    frame(1, 1, b"\x88"): Unreachable,
+    BEGUN: Unreachable,
+    BEGUN + frame(0, 1, b""): Unreachable,
+    BEGUN + frame(0, 1, b"\0\0\0\0\x09{}"): Unreachable,
+    BEGUN + frame(0, 1, b"\1\0\0\0\2{}"): Unreachable,
+    BEGUN + frame(0, 9, b"\0\0\0\0\0"): Unreachable,
+    BEGUN + frame(0, 0, b"\0\0\0\0\2{}") + failure(0, b""): Unreachable,
+    BEGUN + frame(0, 0, b"\0\0\0\0\2\x0a\x09") + failure(0, b""): Unreachable,
+    failure(0, b""): Unreachable,
+    failure(12, b"unknown service etcdserverpb.KV"): InvalidConfig,
+    failure(14, b"etcdserver: no leader"): Unreachable,
 }
 
 
@@ -484,8 +515,7 @@ def test_a_server_that_is_no_etcd_is_an_error_of_ours(reply: bytes) -> None:
 
 
 def test_the_error_tells_the_cause_and_not_that_the_last_attempt_had_no_time_left() -> None:
-    said = b'{"error": "etcdserver: no leader", "code": 14, "message": "etcdserver: no leader"}'
-    reply = b"HTTP/1.1 503 S\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said)
+    reply = failure(14, b"etcdserver: no leader")
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -705,6 +735,22 @@ def test_tls_verifies_both_sides_and_names_what_is_wrong(pems: Path) -> None:
 
 
 @needs_openssl
+def test_without_a_user_the_name_in_the_client_certificate_is_the_users(pems: Path) -> None:
+    files = {key: f"{pems}/{name}" for key, name in (("ca", "ca.pem"), ("cert", "client.pem"), ("key", "client.key"))}
+    with tls_cluster(pems, "server", "--client-cert-auth", "--trusted-ca-file", files["ca"]) as cluster:
+        flags = [f"--{option}={files[key]}" for option, key in (("cacert", "ca"), ("cert", "cert"), ("key", "key"))]
+        EtcdStore(description(cluster.endpoints, **files), seconds=20).find(owner().attachment)  # it serves
+        for words in ("user add root:x", "user add client:x", "role add r", "user grant-role client r"):
+            cluster.ctl(*words.split(), flags=flags)
+        cluster.ctl("role", "grant-permission", "r", "--prefix=true", "readwrite", "/railcni/", flags=flags)
+        cluster.ctl("user", "grant-role", "root", "root", flags=flags)
+        cluster.ctl("auth", "enable", flags=flags)
+        assert claim(EtcdStore(description(cluster.endpoints, **files)), 1)
+        with pytest.raises(InvalidConfig, match="denies"):
+            EtcdStore(description(cluster.endpoints, prefix="/elsewhere", **files)).find(owner().attachment)
+
+
+@needs_openssl
 def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
     pems: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -712,7 +758,7 @@ def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
         EtcdStore(description(cluster.endpoints, ca=f"{pems}/ca.pem"), seconds=5).find(owner().attachment)
     assert "mismatch" in caught.value.msg
     plain = etcd.shared().endpoints[0].replace("http:", "https:")
-    monkeypatch.setattr(gateway, "_FIRST_PAUSE", 60)  # one attempt, which the end of the time does not cut off
+    monkeypatch.setattr(client, "_FIRST_PAUSE", 60)  # one attempt, which the end of the time does not cut off
     with pytest.raises(Unreachable, match="does it speak TLS"):
         EtcdStore(description([plain]), seconds=5).find(owner().attachment)
 
@@ -720,7 +766,7 @@ def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
 @pytest.fixture(autouse=True)
 def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are kept below a directory of the test."""
-    monkeypatch.setattr(gateway, "TOKENS", str(tmp_path / "tokens"))
+    monkeypatch.setattr(client, "TOKENS", str(tmp_path / "tokens"))
 
 
 @pytest.fixture(scope="module")
@@ -761,21 +807,21 @@ def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
     guarded: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = http.Connection.request
+    real = grpc.Connection.call
 
-    def request(connection: http.Connection, method: str, target: str, *rest: Any) -> tuple[int, bytes]:
-        asked.append(target)
-        return real(connection, method, target, *rest)
+    def observed(connection: grpc.Connection, method: str, *rest: Any) -> tuple[int, bytes]:
+        asked.append(method)
+        return real(connection, method, *rest)
 
-    monkeypatch.setattr(http.Connection, "request", request)
+    monkeypatch.setattr(grpc.Connection, "call", observed)
 
     def call(container: str, offset: int, password: str = "s3cret") -> int:
         asked.clear()
         claim(EtcdStore(description(guarded.endpoints, user="railcni", password=password)), offset, container=container)
-        return asked.count("/v3/auth/authenticate")
+        return asked.count("Auth/Authenticate")
 
     call("c10", 10)
-    (kept,) = Path(gateway.TOKENS).iterdir()
+    (kept,) = Path(client.TOKENS).iterdir()
     assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert call("c11", 11) == 0
     with pytest.raises(InvalidConfig):

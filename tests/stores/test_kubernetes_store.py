@@ -831,7 +831,7 @@ def test_a_namespace_that_is_being_deleted_is_named_with_what_to_do_and_status_s
     cluster.server.ending.add("kube-system")
     said = message(cluster, container="c2")
     assert said.startswith("11 ")
-    assert all(word in said[:250] for word in ("namespace kube-system", "deleted", "create it anew"))
+    assert all(word in said[:250] for word in ("namespace kube-system", "deleted", "create it again"))
     with pytest.raises(NotAvailable, match="namespace kube-system"):
         cluster.call("STATUS", "")
 

@@ -20,11 +20,11 @@ from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
 from ipam import plugin, stores, upkeep
 from ipam import records as ipam_records
-from ipam.group import verbs
+from ipam.group import rails
 from ipam.ranges import format_address
 from ipam.stores import base
 from ipam.stores.base import CREATE, Store
-from ipam.stores.etcd import gateway
+from ipam.stores.etcd import client
 from ipam.stores.kubernetes import locks
 from tests import etcd
 from tests.proxy import Proxy
@@ -86,7 +86,7 @@ class Place:
         self.call("GC", config={"cni.dev/valid-attachments": listed}, **more)
 
     def records(self, node: str = "node-1") -> Records:
-        return Records(str(self.directory / node))
+        return Records(str(self.directory / node), Log())
 
     def pending(self) -> list[str]:
         return sorted(a.container_id for a, _, record in self.records().all("ipam") if record["pending"])
@@ -99,7 +99,7 @@ class Place:
         return found
 
     def store(self, store_ref: dict[str, Any]) -> Store:
-        return stores.open_store(store_ref, CREATE, upkeep.restorer(store_ref, self.records(), Log()), 5)
+        return stores.open_store(store_ref, CREATE, upkeep.restorer(store_ref, self.records()), 5)
 
     def leased(self, store_ref: dict[str, Any]) -> dict[str, str]:
         store = self.store(store_ref)
@@ -232,7 +232,7 @@ def test_a_pod_gets_another_address_than_its_predecessor_of_the_same_name_that_l
     uid = place.server.add_pod("ns", "web-0")
     node = "node-2" if place.shared else "node-1"
     assert place.add("new", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"
-    assert place.add("again", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"  # its own sandbox was made anew
+    assert place.add("again", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"  # its own sandbox was made again
 
 
 # --- machines of one node name ---
@@ -314,7 +314,7 @@ def test_a_pod_without_a_uid_takes_no_address_of_a_pod_of_its_name_on_another_ma
     assert shared.add("c1", "db") == "10.0.0.1"
     machines.be("other")
     assert shared.add("c2", "db") == "10.0.0.2"
-    assert shared.add("c3", "db") == "10.0.0.2"  # the sandbox was made anew there
+    assert shared.add("c3", "db") == "10.0.0.2"  # the sandbox was made again there
 
 
 # --- cooldown ---
@@ -380,11 +380,11 @@ def test_a_requested_address_is_given_or_its_holder_named(place: Place, ways: di
 # --- the annotation ---
 
 
-def annotated(place: Place, value: str, name: str = "a") -> dict[str, Any]:
+def annotated(place: Place, value: str, name: str = "a", static_uid: str = "") -> dict[str, Any]:
     """Annotate a pod; the keys of a block by which that is read."""
     if ("ns", name) in place.pods:
         place.server.remove_pod("ns", name)
-    place.pods["ns", name] = place.server.add_pod("ns", name, preferred=value)
+    place.pods["ns", name] = place.server.add_pod("ns", name, preferred=value, static_uid=static_uid)
     directory = place.directory / "pods"
     directory.mkdir(exist_ok=True)
     found: dict[str, Any] = place.block.get("kubernetes") or {"kubeconfig": place.server.kubeconfig(directory)}
@@ -402,6 +402,11 @@ def test_an_address_that_the_pods_annotation_names_is_given_when_it_is_free(plac
     assert place.add("c2", "b", **block) == "10.0.0.1 fd00::1"  # it keeps what it has
     annotated(place, "10.0.0.70", "c")
     assert place.add("c3", "c", ip="10.0.0.80", **block) == "10.0.0.80 fd00::2"
+
+
+def test_the_annotation_of_a_static_pod_is_read_by_the_uid_that_its_kubelet_gave(place: Place) -> None:
+    block = annotated(place, "10.0.0.50", static_uid="of-kubelet")
+    assert place.add("c1", "a", uid="of-kubelet", **block) == "10.0.0.50"
 
 
 def test_without_the_key_nobody_asks_for_the_pod(place: Place) -> None:
@@ -456,7 +461,7 @@ def cut(place: Place) -> None:
 def fail(place: Place, fault: Callable[[bytes], str]) -> None:
     assert place.proxy
     place.proxy.fault = fault
-    for module in (base, plugin, verbs):
+    for module in (base, plugin, rails):
         place.hurry.setattr(module, "SHARED_SECONDS", HURRY_SECONDS)
     place.hurry.setattr(upkeep, "_FLUSH_SECONDS", HURRY_SECONDS)
 
@@ -468,14 +473,14 @@ def mend(place: Place) -> None:
 
 
 def changes(data: bytes) -> bool:
-    return b"request_put" in data or data.startswith((b"PATCH", b"POST /apis"))
+    return etcd.is_claim(data) or data.startswith((b"PATCH", b"POST /apis"))
 
 
 @pytest.mark.parametrize("when", [lambda data: True, changes], ids=["from the first", "at the claim"])
 def test_an_add_over_a_store_that_is_silent_ends_within_store_timeout(
     shared: Place, monkeypatch: pytest.MonkeyPatch, when: Callable[[bytes], bool]
 ) -> None:
-    monkeypatch.setattr(gateway, "_ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
     shared.add("c1")
     silent(shared, when)
     began = time.monotonic()
@@ -529,7 +534,7 @@ def test_a_delete_without_its_store_succeeds_and_is_pending_with_and_without_a_r
     assert shared.pending() == ["c1", "unheard-of"]
     mend(shared)
     assert shared.leased(store_ref) == {"10.0.0.1": "c1"}
-    assert upkeep.flush(shared.records(), Log(), store_ref, 10) == 0
+    assert upkeep.flush(shared.records(), store_ref, 10) == 0
     assert shared.leased(store_ref) == {}
     assert shared.records().all() == []
 
@@ -626,7 +631,7 @@ def test_a_release_that_cannot_be_made_holds_up_none_that_sorts_after_it(shared:
             with pytest.raises(CniError):
                 shared.collect()
         else:
-            assert upkeep.flush(shared.records(), Log(), store_ref, 1) == 2
+            assert upkeep.flush(shared.records(), store_ref, 1) == 2
         assert shared.pending() == ["c0", "c1"]
         shared.server.remove("ippools", "10.9.0.0-24")
         assert "c2" not in shared.leased(store_ref).values()
@@ -638,7 +643,7 @@ def test_a_release_that_was_pending_cools_from_when_it_is_made(shared: Place) ->
     cut(shared)
     shared.delete("c1", "a", cooldown_seconds=600, store_timeout=1)
     mend(shared)
-    assert upkeep.flush(shared.records(), Log(), store_ref, 10) == 0
+    assert upkeep.flush(shared.records(), store_ref, 10) == 0
     assert shared.add("c2", "b", cooldown_seconds=600) == "10.0.0.2"
 
 

@@ -16,9 +16,9 @@ from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam import plugin, upkeep
-from ipam.group import members
+from ipam.group.rails import attachment_of
 from ipam.stores.apiserver import Api
-from ipam.stores.etcd.gateway import Gateway
+from ipam.stores.etcd.client import Client
 from ipam.stores.file.database import Database
 from ipam.stores.kubernetes import locks
 from tests.stores.test_lease_life import MAKERS, Place
@@ -86,7 +86,7 @@ class Rails:
         self.records.remove(Attachment(f"rail-{rail}", "c1", f"net{rail}"), "link")
 
     def lose(self) -> None:
-        self.records.remove(members.attachment_of("gpu", "c1"), "ipam")
+        self.records.remove(attachment_of("gpu", "c1"), "ipam")
 
     def cut(self) -> None:
         """Let the store be out of reach, which a file is not."""
@@ -100,7 +100,7 @@ class Rails:
     def flush(self, store_ref: dict[str, Any]) -> int:
         """As by the command or the agent, which know the store of a configuration: with all pools."""
         pools = {"pools": [text.replace("/", "-") for text in RANGES]} if store_ref["kind"] == "kubernetes" else {}
-        return upkeep.flush(self.records, Log(), {**store_ref, **pools}, 10)
+        return upkeep.flush(self.records, {**store_ref, **pools}, 10)
 
     def foreign(self, rail: int, index: int, container: str = "other") -> None:
         """A pod of a plain network on the subnet of a rail."""
@@ -369,7 +369,7 @@ class Killer:
             (Records, "write"),
             (Records, "remove"),
             (Database, "commit"),
-            (Gateway, "call"),
+            (Client, "call"),
             (Api, "get"),
             (Api, "patch"),
             (Api, "create"),
@@ -570,7 +570,7 @@ def test_a_link_of_another_group_that_names_no_rail_keeps_nothing(rails: Rails) 
 def test_a_rail_that_is_attached_after_the_record_was_lost_has_the_index_of_the_others_or_none(rails: Rails) -> None:
     store_ref = rails.attach(0, 1, 2)
     rails.detach(0)
-    who = members.attachment_of("gpu", "c1")
+    who = attachment_of("gpu", "c1")
     store = rails.place.store(store_ref)
     lost = [lease for lease in store.find(who) if lease.pool in ("10.0.0.0-28", "10.0.3.0-28")]
     store.release(lost)

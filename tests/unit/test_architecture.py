@@ -1,6 +1,6 @@
 """No file imports in a circle, and the picture of the architecture is the contract of imports in pyproject.toml.
 
-`python -m tests.unit.test_architecture` draws docs/architecture.svg anew.
+`python -m tests.unit.test_architecture` draws docs/architecture.svg again.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_the_contract_has_at_most_twelve_layers() -> None:
 
 
 def test_the_picture_is_that_of_the_contract() -> None:
-    assert PICTURE.read_text() == picture(), "python -m tests.unit.test_architecture draws it anew"
+    assert PICTURE.read_text() == picture(), "python -m tests.unit.test_architecture draws it again"
 
 
 if __name__ == "__main__":

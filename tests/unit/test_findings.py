@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from cni.library.audit import findings as kinds
-from cni.library.audit.documents import nad_name, parse_networks, parse_node, parse_pod, parse_pool
 from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding
 from cni.library.audit.lease_rules import find
-from cni.library.audit.model import Snapshot
+from cni.library.audit.model import Snapshot, nad_name, parse_networks, parse_node, parse_pod, parse_pool
 from ipam.stores.kubernetes.objects import LIMIT, Reservation
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from cni.plugins.host_device import devices
-from cni.plugins.host_device import planned as plans
 from cni.plugins.host_device import plugin as host_device
 from cni.shared.config import Fault, refuse
-from cni.shared.kernel.links import Link
+from cni.shared.kernel.links import Link, ifinfo
 from cni.shared.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
 from cni.shared.spec.request import Attachment, Request, parse
 
@@ -30,11 +29,10 @@ def request(**config: Any) -> Request:
 
 
 def link(**attributes: Any) -> Link:
-    found = Link.__new__(Link)
-    defaults = {"name": "ens2f0", "index": 7, "mtu": 9000, "min_mtu": 68, "max_mtu": 9978, "lower_index": 0}
-    defaults |= {"lower_netnsid": None, "master_index": 0, "altnames": []}
-    for name in Link.__slots__:
-        setattr(found, name, {**defaults, **attributes}.get(name, ""))
+    found = Link(ifinfo(0))
+    defaults = {"name": "ens2f0", "index": 7, "mtu": 9000, "min_mtu": 68, "max_mtu": 9978}
+    for name, value in {**defaults, **attributes}.items():
+        setattr(found, name, value)
     return found
 
 
@@ -112,7 +110,7 @@ def test_the_mtu_of_a_function_without_a_netdev_is_told_or_refused(mtu: int, fit
     asked = request(pciBusID="0000:3b:00.2", mtu=mtu)
     of_userspace = facts(device=None, driver="vfio-pci")
     if fits:
-        assert host_device.unmoved(host_device.plan(read(asked), asked, of_userspace)) == ("", mtu)
+        assert host_device.without_link(host_device.plan(read(asked), asked, of_userspace)) == ("", mtu)
         return
     with pytest.raises(InvalidConfig, match=f'^mtu {mtu} .*pciBusID "0000:3b:00.2".* give 68 to 65535'):
         host_device.plan(read(asked), asked, of_userspace)
@@ -161,7 +159,7 @@ def test_a_virtual_device_is_known_in_a_sandbox_by_its_index_or_by_more_than_one
 ) -> None:
     remembered = devices.identity_of(link(**VETH))
     candidate = link(**VETH | found)
-    assert (devices.known_again(remembered, [candidate], marked=True, away=True) is candidate) is known
+    assert (devices.known_again(remembered, [candidate], away=True) is candidate) is known
 
 
 def test_a_virtual_device_on_the_host_is_not_known_by_its_name() -> None:
@@ -176,7 +174,7 @@ def test_the_link_with_the_index_of_the_device_comes_before_one_that_bears_its_s
     remembered = devices.identity_of(link(**VETH))
     planted = link(**VETH | MARK | OUTSIDE | {"index": 2})
     device = link(**VETH | NO_MAC | OUTSIDE)
-    assert devices.known_again(remembered, [planted, device], marked=True, away=True) is device
+    assert devices.known_again(remembered, [planted, device], away=True) is device
 
 
 def test_a_record_holds_the_whole_plan() -> None:
@@ -184,4 +182,4 @@ def test_a_record_holds_the_whole_plan() -> None:
     before = host_device.plan(read(asked), asked, facts())
     after = host_device.load(json.loads(json.dumps(before.document())))
     assert after.mtu == 4200
-    assert all(getattr(after, name) == getattr(before, name) for name in plans.Plan.__slots__)
+    assert vars(after) == vars(before)

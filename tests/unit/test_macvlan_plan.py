@@ -11,7 +11,7 @@ import pytest
 from cni.plugins.macvlan import plugin as macvlan
 from cni.shared import policy
 from cni.shared.config import Fault, refuse
-from cni.shared.kernel.links import Link
+from cni.shared.kernel.links import Link, ifinfo
 from cni.shared.spec.errors import CniError, InvalidConfig, InvalidEnvironment
 from cni.shared.spec.request import Request, parse
 
@@ -30,10 +30,10 @@ def request(config: dict[str, Any] | None = None, args: str = "", container: str
 
 
 def link(**attributes: Any) -> Link:
-    found = Link.__new__(Link)
-    defaults = {"name": "ens2f0", "index": 7, "mtu": 9000, "min_mtu": 68, "arphrd": 1, "kind": "", "lower_index": 0}
-    for name in Link.__slots__:
-        setattr(found, name, {**defaults, **attributes}.get(name, ""))
+    found = Link(ifinfo(0))
+    defaults = {"name": "ens2f0", "index": 7, "mtu": 9000, "min_mtu": 68, "arphrd": 1}
+    for name, value in {**defaults, **attributes}.items():
+        setattr(found, name, value)
     return found
 
 
@@ -59,6 +59,13 @@ def test_the_mtu_is_the_masters_unless_a_smaller_one_is_asked_for() -> None:
 def test_an_mtu_above_the_masters_is_refused_with_both_numbers() -> None:
     with pytest.raises(InvalidConfig, match=r"mtu 9001 is above 9000.*ens2f0"):
         planned(request({"mtu": 9001}))
+
+
+@pytest.mark.parametrize(("of_master", "least"), [(0, 68), (68, 68), (1280, 1280)])
+def test_an_mtu_below_the_least_of_master_and_ethernet_is_refused(of_master: int, least: int) -> None:
+    with pytest.raises(InvalidConfig, match=f"mtu {least - 1} is below {least}"):
+        planned(request({"mtu": least - 1}), link(min_mtu=of_master))
+    assert planned(request({"mtu": least}), link(min_mtu=of_master)).mtu == least
 
 
 def test_runtime_config_wins_over_cni_args_and_these_over_the_key() -> None:
@@ -216,4 +223,4 @@ def test_no_master_and_no_default_route_says_which_key_is_missing() -> None:
 def test_a_record_holds_the_whole_plan() -> None:
     before = planned(request({"mtu": 1500, "bcqueuelen": 9}))
     after = macvlan.load(json.loads(json.dumps(before.document())))
-    assert all(getattr(after, name) == getattr(before, name) for name in macvlan.Plan.__slots__)
+    assert vars(after) == vars(before)

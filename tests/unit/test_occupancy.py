@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from cni.library.audit import occupancy
+from cni.library.audit.model import Snapshot
 from cni.library.audit.occupancy import spans_of
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, parse_address
+from ipam.stores.kubernetes.objects import IPPool
 
 NET = parse_address("10.0.0.0")[1]
 
@@ -32,3 +36,11 @@ def test_of_a_vast_range_the_beginning_is_shown_as_far_as_leases_reach() -> None
     assert (full.shown, full.size) == (512, (1 << 64) - 2)
     assert occupancy.of([], spans_of("::/64")).shown == 256
     assert occupancy.of([1, 1 << 40], spans_of("::/64")).shown == 1 << 40
+
+
+def test_a_pool_whose_name_tells_no_range_is_told_while_it_has_leases() -> None:
+    odd = IPPool({"metadata": {"name": "odd"}, "spec": {"range": "10.0.0.0/24"}}, 0)
+    lease = Lease(Want("odd", 4, NET + 1, ""), Owner(Attachment("net", "c1", "net1")))
+    assert occupancy.pools(Snapshot("kubernetes", [], [odd])) == []
+    (pool,) = occupancy.pools(Snapshot("kubernetes", [lease], [odd]))
+    assert (pool.name, pool.used, pool.occupancy) == ("odd", 1, None)

@@ -1,6 +1,6 @@
 """The configuration reference, docs/reference.md, is what the tables in the code say; and links in documents lead somewhere.
 
-`python -m tests.unit.test_reference` writes it anew.
+`python -m tests.unit.test_reference` writes it again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def split(text: str) -> tuple[str, str, str]:
 
 
 def test_the_reference_is_what_the_tables_say() -> None:
-    assert split(REFERENCE.read_text())[1] == reference(), "write it anew: python -m tests.unit.test_reference"
+    assert split(REFERENCE.read_text())[1] == reference(), "write it again: python -m tests.unit.test_reference"
 
 
 def anchors(text: str) -> set[str]:

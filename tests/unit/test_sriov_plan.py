@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from cni.plugins.host_device import devices
-from cni.plugins.host_device import planned as plans
-from cni.plugins.host_device.moved import Plan as MovedPlan
 from cni.plugins.sriov import plugin as sriov
 from cni.plugins.sriov import vf as sriov_vf
 from cni.shared.config import Fault
@@ -173,18 +171,18 @@ def test_what_is_set_is_what_will_be_put_back_and_nothing_else() -> None:
 def test_a_vf_of_a_userspace_driver_is_not_moved_and_told_with_its_administrative_mac() -> None:
     bound = {"device": None, "driver": "vfio-pci"}
     made = planned(facts(**bound), vlan=7)
-    assert (made.device, made.mtu, sriov.unmoved(made)) == ({}, 0, ("", 9000))
+    assert (made.device, made.mtu, sriov.without_link(made)) == ({}, 0, ("", 9000))
     function = sriov_vf.VirtualFunction(link(name="ens1f0", mtu=1500), 3, STATE | {"mac": "02:00:00:00:00:0a"})
-    assert sriov.unmoved(planned(facts(**bound, function=function))) == ("02:00:00:00:00:0a", 1500)
-    assert sriov.unmoved(planned(facts(**bound, function=None))) == ("", 0)
+    assert sriov.without_link(planned(facts(**bound, function=function))) == ("02:00:00:00:00:0a", 1500)
+    assert sriov.without_link(planned(facts(**bound, function=None))) == ("", 0)
     with pytest.raises(InvalidConfig, match="^mac: the PF"):
         planned(facts(**bound, function=None), mac="02:00:00:00:00:01")
 
 
 def test_the_mtu_of_a_vf_without_a_netdev_is_told_or_refused() -> None:
     bound = {"device": None, "driver": "vfio-pci"}
-    assert sriov.unmoved(planned(facts(**bound), mtu=4000)) == ("", 4000)
-    assert sriov.unmoved(planned(facts(**bound, function=None), mtu=9600)) == ("", 9600)
+    assert sriov.without_link(planned(facts(**bound), mtu=4000)) == ("", 4000)
+    assert sriov.without_link(planned(facts(**bound, function=None), mtu=9600)) == ("", 9600)
     for of_pf, mtu, words in (({}, 67, "give 68 to"), ({"function": None}, 1, "give 68 to"), ({}, 9001, "above 9000")):
         with pytest.raises(InvalidConfig, match=f"^mtu {mtu} .*{words}"):
             planned(facts(**bound, **of_pf), mtu=mtu)
@@ -193,8 +191,7 @@ def test_the_mtu_of_a_vf_without_a_netdev_is_told_or_refused() -> None:
 def test_a_record_holds_the_whole_plan() -> None:
     before = planned(facts(), vlan=7, spoofchk="off", mac="02:00:00:00:00:01", mtu=1400)
     after = sriov.load(json.loads(json.dumps(before.document())))
-    for name in (*MovedPlan.__slots__, *sriov.Plan.__slots__):
-        assert getattr(after, name) == getattr(before, name), name
+    assert vars(after) == vars(before)
 
 
 def test_a_vf_whose_permanent_mac_follows_its_own_is_known_again() -> None:
@@ -203,13 +200,13 @@ def test_a_vf_whose_permanent_mac_follows_its_own_is_known_again() -> None:
     known = devices.identity_of(vf)
     given = {"parent_bus": "pci", "parent_device": VF, "permanent_mac": "02:00:00:00:00:0b"}
     assert devices.is_same(known, link(**given, index=7, name="net1"))
-    assert devices.is_same(known, link(**given, index=9, alias="ens1f0v3"), marked=True)
-    assert not devices.is_same(known, link(**given, index=9), marked=True)
+    assert devices.is_same(known, link(**given, index=9, alias="ens1f0v3"))
+    assert not devices.is_same(known, link(**given, index=9))
 
 
 def test_the_document_of_a_device_that_was_given_back_says_so() -> None:
     document = planned(facts()).document() | {"returned": True}
-    assert plans.Plan(document).returned
+    assert devices.Plan(document).returned
     assert not sriov.load(planned(facts()).document()).returned
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from cni.plugins import uplink
-from cni.shared.kernel.links import Link
+from cni.shared.kernel.links import Link, ifinfo
 from cni.shared.kernel.routes import BOOT_PROTOCOL, MAIN_TABLE, RA_PROTOCOL, Route
 
 
 def link(name: str, index: int, **attributes: Any) -> Link:
-    found = Link.__new__(Link)
-    defaults = {"name": name, "index": index, "kind": "", "lower_index": 0, "lower_netnsid": None, "master_index": 0}
+    found = Link(ifinfo(index))
     below = attributes.get("lower_index", 0)
-    defaults["lowers"] = (below,) if below and attributes.get("kind") != "veth" else ()
-    for slot in Link.__slots__:
-        setattr(found, slot, {**defaults, **attributes}.get(slot, ""))
+    defaults = {"name": name, "lowers": (below,) if below and attributes.get("kind") != "veth" else ()}
+    for each, value in {**defaults, **attributes}.items():
+        setattr(found, each, value)
     return found
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
+import re
 import sys
 
-from cni.cli.doctor import nfd
 from cni.cli.doctor.finding import ADVICE, FAULT, MEANINGS, NOTE, OK, SKIPPED, UNKNOWN, Observation
 from cni.cli.terminal import output, subcommand
 from cni.library.inventory import topology
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 _ABOUT = "what keeps RDMA of pods from working on this node, and the remedy"
 _STYLES = {FAULT: "bold red", ADVICE: "yellow", UNKNOWN: "cyan", SKIPPED: "dim", OK: "green", NOTE: ""}
 _CALLED_WRONGLY = 2
+FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/railcni"
+_PREFIX = "railcni.io"
+_RATE = re.compile(r"(\d+)(?:\.\d+)? Gb/sec")
 _CODES = "Exit codes: 0 no fault, 1 a fault, 2 called wrongly, or for a pod that is not here. Levels: " + "; ".join(
     f"{level}: {meaning}" for level, meaning in MEANINGS.items()
 )
@@ -27,41 +31,21 @@ _CODES = "Exit codes: 0 no fault, 1 a fault, 2 called wrongly, or for a pod that
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `doctor`."""
-    parser = subcommand.add(
-        commands,
-        "doctor",
-        _ABOUT,
-        ". It reads sysfs, proc, netlink and CNI's files, and changes nothing.",
-        epilog=_CODES + ".",
+    more = ". It reads sysfs, proc, netlink and CNI's files, and changes nothing."
+    parser = subcommand.add(commands, "doctor", _ABOUT, more, run=_run, shows=True, epilog=_CODES + ".")
+    about = (
+        "look at all that this pod's RDMA needs: its links, their masters and ports, GIDs, MTU, modules, device nodes,"
+        " limits and the node's policy"
     )
-    parser.add_argument(
-        "--pod",
-        default="",
-        metavar="NAMESPACE/POD|NETNS",
-        help="look at all that this pod's RDMA needs: its links, their masters and ports, GIDs, MTU, modules, device nodes,"
-        " limits and the node's policy",
-    )
-    parser.add_argument(
-        "--peer",
-        type=_address,
-        metavar="ADDRESS",
-        help="with --pod: whether this address answers, to small packets and to those of the whole MTU",
-    )
+    subcommand.option(parser, "--pod", "", about, "NAMESPACE/POD|NETNS")
+    about = "with --pod: whether this address answers, to small packets and to those of the whole MTU"
+    parser.add_argument("--peer", type=_address, metavar="ADDRESS", help=about)
     subcommand.option(parser, "--conf-dir", NET_DIRECTORY, "the node's networks")
-    parser.add_argument(
-        "--cni-path", default="", metavar="DIR:DIR", help="the plugin folders; default: those of the node's runtimes"
-    )
-    parser.add_argument(
-        "--nfd",
-        nargs="?",
-        const=nfd.DEFAULT,
-        default="",
-        metavar="FILE",
-        help=f"write the labels of node-feature-discovery besides; default: {nfd.DEFAULT}; - for stdout alone",
-    )
+    about = "the plugin folders; default: those of the node's runtimes"
+    subcommand.option(parser, "--cni-path", "", about, "DIR:DIR")
+    about = f"also write the labels of node-feature-discovery; default: {FEATURES}; - for stdout alone"
+    subcommand.option(parser, "--nfd", "", about, "FILE", nargs="?", const=FEATURES)
     parser.add_argument("-v", "--verbose", action="store_true", help="a table with what is as it should be, too")
-    output.add_option(parser)
-    parser.set_defaults(run=_run, refuse=parser.error)
 
 
 def _address(text: str) -> str:
@@ -85,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
         output.print_fault(f"railcni: {fault.msg}", fault.details)
         return _CALLED_WRONGLY
     if options.nfd:
-        nfd.write(found, options.nfd)
+        write_features(found, options.nfd)
     if options.nfd != "-":
         if options.output != "table":
             output.print_data(found.document(), options.output)
@@ -95,8 +79,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print(found: DoctorReport, verbose: bool) -> None:
-    from cni.cli.doctor import report
-
     verbose = verbose or bool(found.facts.pod)
     told = [f for f in found.findings if f.remedy]
     rows = [_row(f) for f in found.findings if not f.remedy and (verbose or f.level not in (OK, SKIPPED))]
@@ -116,10 +98,48 @@ def _print(found: DoctorReport, verbose: bool) -> None:
         sys.stdout.write("\n")
         sys.stdout.flush()
         output.print_table(*topology.table(found.facts.topology))
-    summary = ", ".join(f"{number} {level}" for level, number in report.counts(found.findings).items())
+    levels = [finding.level for finding in found.findings]
+    summary = ", ".join(f"{levels.count(level)} {level}" for level in dict.fromkeys([OK, *levels]))
     verdict = "healthy" if found.is_healthy else "not healthy"
     out.print(f"\n{verdict}: {summary}")
 
 
 def _row(finding: Observation) -> tuple[object, ...]:
     return output.styled(finding.level, _STYLES[finding.level]), finding.check, f"{finding.subject}: {finding.found}"
+
+
+# --- labels: the feature file of node-feature-discovery, lines NAME=VALUE ---
+
+
+def features(report: DoctorReport) -> dict[str, str]:
+    """What changes seldom: labels are written to the API server at each change."""
+    ports = [p for p in report.facts.ports if p.is_active]
+    rates = [int(found[1]) for p in ports if (found := _RATE.match(p.rate))]
+    mtus = [p.roce_mtu for p in ports if p.roce_mtu is not None]
+    known = {
+        "rdma": str(bool(report.facts.devices)).lower(),
+        "rdma.healthy": str(report.is_healthy).lower(),
+        "rdma.faults": ".".join(sorted({f.check for f in report.faults}))[:63].strip(".-"),
+        "rdma.devices": str(len(report.facts.devices)),
+        "rdma.active-ports": str(len(ports)),
+        "rdma.link-layer": "_".join(sorted({p.link_layer for p in ports})),
+        "rdma.rate-gbps": str(min(rates)) if rates else "",
+        "rdma.roce-mtu": str(min(mtus)) if mtus else "",
+        "rdma.netns-mode": report.facts.netns_mode,
+        "rdma.gpus": str(len(report.facts.topology.gpus)),
+    }
+    return {f"{_PREFIX}/{name}": value for name, value in known.items() if value}
+
+
+def write_features(report: DoctorReport, path: str) -> None:
+    """Write the file in one step, "-" is stdout; IoFailure.
+
+    The worker of node-feature-discovery reads the files of the folder again and again (its customization guide, "Local
+    feature source"), and passes hidden ones over, as the one is that is written first.
+    """
+    lines = "".join(f"{name}={value}\n" for name, value in features(report).items())
+    if path == "-":
+        sys.stdout.write(lines)
+        return
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    output.write_file("feature file", path, lines.encode(), mode=0o666)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cni.cli import warm
-from cni.cli.doctor import congestion, gpus, modules, namespaces, pcie, pods, runtime, setup
+from cni.cli.doctor import modules, namespaces, pcie, pods, setup
 from cni.cli.doctor.namespaces import LinkParameters
-from cni.library.installation.runtimes import DEFAULT, candidates
+from cni.cli.doctor.ports import Congestion, read_congestion
+from cni.library.installation.options import DEFAULT, candidates
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import functions, sandboxes, topology
 from cni.library.inventory.devices import Port
 from cni.library.inventory.places import NET_DIRECTORY
 from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
-from cni.library.inventory.topology import text
 from cni.library.runtime.cache import DIRECTORY
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import read_whole
@@ -57,13 +57,6 @@ class NodeFacts:
             return found
         masters = {interface.lower for interface in self.chosen.interfaces}
         return replace(found, functions=tuple(f for f in found.functions if masters.intersection(f.netdevs)))
-
-    @cached_property
-    def nodes(self) -> list[modules.DeviceNode]:
-        """The device nodes of all verbs devices; of one pod those that its links need."""
-        found = modules.nodes(self.places.sys, self.places.dev)
-        needed = {"rdma_cm", *(need.node for need in self.pod_needs)} if self.pod else ()
-        return [node for node in found if not self.pod or os.path.basename(node.path) in needed]
 
     @cached_property
     def _seen(self) -> tuple[list[NamespaceView], list[str]]:
@@ -125,29 +118,28 @@ class NodeFacts:
     def management(self) -> frozenset[str]:
         return topology.default_route_links(f"{self.places.proc}/self" if self.places.live else self.places.proc)
 
-    @cached_property
-    def administrative_states(self) -> dict[str, bool]:
-        return topology.administrative_states(self.places.sys)
-
-    @cached_property
-    def parameters(self) -> dict[str, LinkParameters]:
-        own = self._own_interfaces
-        networks = {name: own[name].networks if name in own else () for name in self.active_netdevs}
-        return {name: namespaces.read(name, networks[name], self.places.proc) for name in networks}
+    @property
+    def own_interfaces(self) -> dict[str, SandboxInterface]:
+        """The links of this namespace, by name."""
+        return {i.name: i for i in self.sandboxes[0].interfaces} if self.sandboxes else {}
 
     @property
-    def _own_interfaces(self) -> dict[str, SandboxInterface]:
-        return {i.name: i for i in self.sandboxes[0].interfaces} if self.sandboxes else {}
+    def _networks(self) -> dict[str, Sequence[str]]:
+        """The IPv4 addresses of active RoCE netdevs, with their lengths."""
+        own = self.own_interfaces
+        return {name: own[name].networks if name in own else () for name in self.active_netdevs}
+
+    @property
+    def parameters(self) -> dict[str, LinkParameters]:
+        return {name: namespaces.read(name, own, self.places.proc) for name, own in self._networks.items()}
 
     @property
     def subnets(self) -> dict[str, list[str]]:
         """The IPv4 subnets of active RoCE netdevs, with those that are in each."""
         found: dict[str, list[str]] = {}
-        own = self._own_interfaces
-        for name in self.active_netdevs:
-            for network in own[name].networks if name in own else ():
-                subnet = str(ipaddress.ip_network(network, strict=False))
-                found[subnet] = [*dict.fromkeys([*found.get(subnet, []), name])]
+        for name, own in self._networks.items():
+            for subnet in dict.fromkeys(str(ipaddress.ip_network(network, strict=False)) for network in own):
+                found.setdefault(subnet, []).append(name)
         return found
 
     @cached_property
@@ -173,13 +165,15 @@ class NodeFacts:
         wanted = [self.chosen] if self.pod else [s for s in self.sandboxes if s.netns]
         lowers = {i.lower for s in wanted for i in s.interfaces if i.lower}
         over = {name: rdma_sysfs.ports_of_netdev(name, self.places.sys) for name in lowers}
-        ports = inventory.ports(self.devices)
-        return pods.attached(wanted, ports, {d.name: d.pci for d in self.devices}, over, self._recorded)
-
-    @property
-    def links_up(self) -> dict[str, bool]:
-        """Whether each link of this namespace is set up."""
-        return {name: interface.up for name, interface in self._own_interfaces.items()}
+        found = []
+        for sandbox, interface in [(s, i) for s in wanted for i in s.interfaces]:
+            below = over.get(interface.lower, ())
+            own = [d.name for d in self.devices if interface.bus == "pci" and d.pci == interface.device]
+            ports = [p for p in inventory.ports(self.devices) if (p.device, p.number) in below or p.device in own]
+            if any(port.is_roce for port in ports):
+                known = self._recorded.get((sandbox.netns, interface.name), [])
+                found.append(pods.AttachedLink(sandbox, interface, tuple(ports), tuple(known)))
+        return found
 
     @property
     def pod_records(self) -> list[str]:
@@ -200,10 +194,6 @@ class NodeFacts:
         return found
 
     @cached_property
-    def pod_parameters(self) -> dict[str, LinkParameters]:
-        return pods.read_parameters(self.chosen, [link.interface for link in self.attached])
-
-    @cached_property
     def pod_processes(self) -> list[pods.PodProcess]:
         return pods.processes(self.chosen, self.places.proc)
 
@@ -222,31 +212,15 @@ class NodeFacts:
         return found if isinstance(found, dict) else {}
 
     @cached_property
-    def congestion(self) -> dict[str, congestion.Congestion]:
+    def congestion(self) -> dict[str, Congestion]:
         drivers = {p.netdev: d.driver for d in self.devices for p in d.ports}
         if not self.places.live:
             return {}
-        return {name: congestion.read(name, drivers.get(name, ""), self.places.sys) for name in self.active_netdevs}
+        return {name: read_congestion(name, drivers.get(name, ""), self.places.sys) for name in self.active_netdevs}
 
     @cached_property
     def functions(self) -> list[pcie.PcieFunction]:
         return pcie.read(self.nics, self.places.sys)
-
-    @cached_property
-    def bridges(self) -> pcie.Bridges:
-        return pcie.read_bridges(self.topology, self.places.sys)
-
-    @cached_property
-    def peer_memory(self) -> gpus.PeerMemory:
-        return gpus.read(self.places.sys, self.places.proc)
-
-    @cached_property
-    def runtimes(self) -> list[runtime.RuntimeProcess]:
-        return runtime.read(self.places.proc)
-
-    @cached_property
-    def clock(self) -> runtime.Clock:
-        return runtime.clock()
 
     @cached_property
     def folders(self) -> list[str]:
@@ -260,31 +234,10 @@ class NodeFacts:
         return [folder for folder in found if os.path.isdir(folder)]
 
     @cached_property
-    def plugins(self) -> list[setup.InstalledPlugin]:
-        return setup.plugins(self.folders)
-
-    @cached_property
-    def workers(self) -> list[warm.Workers]:
-        return warm.found()
-
-    @cached_property
     def network_files(self) -> list[setup.NetworkFile]:
         return setup.network_files(self.places.networks)
-
-    @cached_property
-    def store(self) -> setup.Reached:
-        return setup.reach()
-
-    @property
-    def answers(self) -> list[pods.Answer]:
-        """What came back from the peer that is named."""
-        return pods.ask(self.chosen, self.attached, self.peer) if self.peer else []
 
     @property
     def moves_devices(self) -> bool:
         """Whether the CNI plugin that moves verbs devices is installed."""
         return any(os.path.isfile(os.path.join(folder, "rdma")) for folder in self.folders)
-
-    @property
-    def node_name(self) -> str:
-        return text(f"{self.places.proc}/sys/kernel/hostname")

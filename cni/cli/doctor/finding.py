@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 OK, NOTE, ADVICE, UNKNOWN, SKIPPED, FAULT = "ok", "note", "advice", "unknown", "skipped", "fault"
@@ -31,14 +31,8 @@ class Observation:
 
     def document(self) -> dict[str, Any]:
         """The observation for programs."""
-        return {
-            "check": self.check,
-            "level": self.level,
-            "subject": self.subject,
-            "found": self.found,
-            "healthy": self.healthy or None,
-            "remedy": self.remedy or None,
-        }
+        known = asdict(self) | {"healthy": self.healthy or None, "remedy": self.remedy or None}
+        return {"check": known.pop("check"), **known}
 
 
 @dataclass(frozen=True)

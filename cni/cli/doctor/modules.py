@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, Observation
@@ -34,16 +34,6 @@ class Modules:
 
     loaded: frozenset[str]
     functions: tuple[Function, ...]
-
-
-@dataclass(frozen=True)
-class DeviceNode:
-    """An expected device node: `wanted` is its "major:minor", `found` the file that is there, "" for none."""
-
-    path: str
-    wanted: str
-    found: str
-    mode: int = 0
 
 
 def read(root: str = "/sys") -> Modules:
@@ -82,40 +72,30 @@ def check(modules: Modules) -> Iterator[Observation]:
             yield Observation(NOTE, function.id, found)
 
 
-def nodes(root: str = "/sys", dev: str = "/dev") -> list[DeviceNode]:
-    """The nodes of each verbs device that sysfs shows, and rdma_cm."""
-    wanted = {}
-    for name in sorted(names_in(f"{root}/class/infiniband_verbs")):
-        if name.startswith("uverbs"):
-            wanted[name] = text(f"{root}/class/infiniband_verbs/{name}/dev")
-    if os.path.isdir(f"{root}/class/misc/rdma_cm"):
-        wanted["rdma_cm"] = text(f"{root}/class/misc/rdma_cm/dev")
-    return [_node(f"{dev}/infiniband/{name}", number) for name, number in wanted.items()]
-
-
-def _node(path: str, wanted: str) -> DeviceNode:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return DeviceNode(path, wanted, "")
-    if not stat.S_ISCHR(status.st_mode):
-        return DeviceNode(path, wanted, "no character device")
-    number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-    return DeviceNode(path, wanted, number, stat.S_IMODE(status.st_mode))
-
-
-def check_nodes(nodes: Sequence[DeviceNode]) -> Iterator[Observation]:
-    """Nodes that are not there, or are others."""
-    for node in nodes:
-        if node.found == node.wanted or (node.found and not node.wanted):
-            yield Observation(OK, node.path, f"{node.found}, mode {node.mode:o}")
-        elif node.found:
-            yield Observation(
-                FAULT, node.path, node.found, f"character device {node.wanted}", "udevadm trigger; see udev's log"
-            )
-        else:
+def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> Iterator[Observation]:
+    """The nodes of each verbs device that sysfs shows, and rdma_cm, or those of them that are `chosen`: nodes that are not
+    there, or are others."""
+    verbs = [name for name in sorted(names_in(f"{root}/class/infiniband_verbs")) if name.startswith("uverbs")]
+    places = {name: f"{root}/class/infiniband_verbs/{name}" for name in verbs} | {
+        "rdma_cm": f"{root}/class/misc/rdma_cm"
+    }
+    for name, place in places.items():
+        if not os.path.isdir(place) or (chosen is not None and name not in chosen):
+            continue
+        path, wanted = f"{dev}/infiniband/{name}", text(f"{place}/dev")
+        healthy = f"character device {wanted}"
+        try:
+            status = os.stat(path)
+        except OSError:
             remedy = "udevadm trigger; in a container: mount /dev/infiniband, as a device plugin does"
-            yield Observation(FAULT, node.path, "not there", f"character device {node.wanted}", remedy)
+            yield Observation(FAULT, path, "not there", healthy, remedy)
+            continue
+        number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        found = number if stat.S_ISCHR(status.st_mode) else "no character device"
+        if wanted in ("", found):
+            yield Observation(OK, path, f"{found}, mode {stat.S_IMODE(status.st_mode):o}")
+        else:
+            yield Observation(FAULT, path, found, healthy, "udevadm trigger; see udev's log")
 
 
 def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterator[Observation]:

@@ -1,16 +1,32 @@
-"""The PCI side of RDMA NICs: link width and speed, relaxed ordering, ACS, IOMMU, virtual functions.
+"""The PCI side of RDMA NICs: link width and speed, relaxed ordering, ACS, IOMMU, virtual functions; and GPUs: which NIC is near
+which, and whether a NIC reaches their memory.
 
-Source: Documentation/ABI/testing/sysfs-bus-pci (current_link_*, max_link_*, sriov_*), sysfs-kernel-iommu_groups.
+Source: Documentation/ABI/testing/sysfs-bus-pci (current_link_*, max_link_*, sriov_*), sysfs-kernel-iommu_groups. Registers in
+the file `config` are those of include/uapi/linux/pci_regs.h: capabilities form a list from 0x34 on, extended ones another from
+0x100 on. Others than root get its first 64 bytes alone, where no capability is.
+
+Three ways lead to the memory of GPUs: the module nvidia_peermem, its predecessor nv_peer_mem, and DMA-BUF, which NVIDIA's open
+kernel modules offer on Linux 5.12 and newer (GPUDirect RDMA documentation; drivers/infiniband/core/umem_dmabuf.c).
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cni.cli.doctor import config_space
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
-from cni.library.inventory.topology import PIX, PXB, Topology, device, is_address, text
+from cni.library.inventory.topology import PIX, PXB, SYS, Topology, device, is_address, text
+
+_FIRST, _FIRST_EXTENDED = 0x34, 0x100
+_EXPRESS, _ACS = 0x10, 0x0D
+_DEVICE_CONTROL, _RELAXED_ORDERING = 8, 0x0010
+_ACS_CONTROL, _REDIRECTS = 6, 0x0004 | 0x0008 | 0x0010  # of requests, of completions, upstream forwarding
+_MOST = 96  # capabilities; a list that is damaged may be a ring
+_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+_NVIDIA = 0x10DE
+_DMA_BUF = (5, 12)
 
 
 @dataclass(frozen=True)
@@ -50,23 +66,23 @@ Bridges = dict[str, bool | None]
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFunction]:
     """The functions of `nics`: names of verbs devices with their PCI addresses."""
-    return [_function(name, address, f"{root}/bus/pci/devices/{address}", root) for name, address in nics]
-
-
-def _function(name: str, address: str, place: str, root: str) -> PcieFunction:
-    above = device(address, root).above[-1:]
-    port = f"{root}/bus/pci/devices/{above[0]}" if above and is_address(above[0]) else ""
-    return PcieFunction(
-        name=name,
-        address=address,
-        now=_link(place, "current"),
-        best=_link(place, "max"),
-        slot_best=_link(port, "max") if port else PcieLink(),
-        relaxed_ordering=config_space.relaxed_ordering(_config(place)),
-        domain=text(f"{place}/iommu_group/type"),
-        virtual_functions=_number(text(f"{place}/sriov_numvfs")),
-        most_virtual_functions=_number(text(f"{place}/sriov_totalvfs")),
-    )
+    found = []
+    for name, address in nics:
+        place, above = f"{root}/bus/pci/devices/{address}", device(address, root).above[-1:]
+        port = f"{root}/bus/pci/devices/{above[0]}" if above and is_address(above[0]) else ""
+        function = PcieFunction(
+            name=name,
+            address=address,
+            now=_link(place, "current"),
+            best=_link(place, "max"),
+            slot_best=_link(port, "max") if port else PcieLink(),
+            relaxed_ordering=relaxed_ordering(_config(place)),
+            domain=text(f"{place}/iommu_group/type"),
+            virtual_functions=_number(text(f"{place}/sriov_numvfs")),
+            most_virtual_functions=_number(text(f"{place}/sriov_totalvfs")),
+        )
+        found.append(function)
+    return found
 
 
 def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
@@ -76,7 +92,7 @@ def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
         for _, nic in topology.nics:
             if topology.distance(gpu, nic) in (PIX, PXB):
                 near.update(b for b in (*gpu.above, *nic.above) if is_address(b))
-    return {b: config_space.redirects_peers(_config(f"{root}/bus/pci/devices/{b}")) for b in sorted(near)}
+    return {b: redirects_peers(_config(f"{root}/bus/pci/devices/{b}")) for b in sorted(near)}
 
 
 def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
@@ -156,3 +172,97 @@ def _config(place: str) -> bytes:
             return file.read(4096)
     except OSError:
         return b""
+
+
+# --- the configuration space; pure ---
+
+
+def relaxed_ordering(config: bytes) -> bool | None:
+    """Whether the function may relax the order of its writes; None when that cannot be read."""
+    for kind, at in _capabilities(config):
+        if kind == _EXPRESS and at + _DEVICE_CONTROL + 2 <= len(config):
+            return bool(_word(config, at + _DEVICE_CONTROL) & _RELAXED_ORDERING)
+    return None
+
+
+def redirects_peers(config: bytes) -> bool | None:
+    """Whether ACS of a bridge sends what devices below it say to one another up to the host bridge; None: unread."""
+    if len(config) <= _FIRST_EXTENDED:
+        return None
+    for kind, at in _extended(config):
+        if kind == _ACS and at + _ACS_CONTROL + 2 <= len(config):
+            return bool(_word(config, at + _ACS_CONTROL) & _REDIRECTS)
+    return False
+
+
+def _capabilities(config: bytes) -> Iterator[tuple[int, int]]:
+    at = config[_FIRST] & ~3 if len(config) > 0x40 else 0
+    for _ in range(_MOST):
+        if not 0x40 <= at <= min(len(config), 0x100) - 2:
+            return
+        yield config[at], at
+        at = config[at + 1] & ~3
+
+
+def _extended(config: bytes) -> Iterator[tuple[int, int]]:
+    at = _FIRST_EXTENDED
+    for _ in range(_MOST):
+        if not _FIRST_EXTENDED <= at <= len(config) - 4:
+            return
+        header = int.from_bytes(config[at : at + 4], "little")
+        if header in (0, 0xFFFFFFFF):
+            return
+        yield header & 0xFFFF, at
+        at = header >> 20 & ~3
+
+
+def _word(config: bytes, at: int) -> int:
+    return int.from_bytes(config[at : at + 2], "little")
+
+
+# --- GPUs ---
+
+
+def read_peer_memory(root: str = "/sys", proc: str = "/proc") -> tuple[str, str, str]:
+    """The module for peer memory that is loaded, or ""; what NVIDIA's driver says of itself, "" for none; the kernel's
+    release."""
+    module = next((m for m in _PEER_MODULES if os.path.isdir(f"{root}/module/{m}")), "")
+    driver = text(f"{proc}/driver/nvidia/version").partition("\n")[0]
+    return module, driver, text(f"{proc}/sys/kernel/osrelease")
+
+
+def check_memory(module: str, driver: str, release: str, topology: Topology) -> Iterator[Observation]:
+    """Whether the memory of the node's NVIDIA GPUs can be reached: the first three are those of `read_peer_memory`."""
+    if not any(gpu.vendor == _NVIDIA for gpu in topology.gpus):
+        return
+    subject = "memory of the GPUs"
+    version = re.match(r"(\d+)\.(\d+)", release)
+    is_new = version is not None and (int(version[1]), int(version[2])) >= _DMA_BUF
+    if module:
+        yield Observation(OK, subject, f"reached by {module}")
+    elif is_new and "Open Kernel Module" in driver:
+        yield Observation(OK, subject, "reached by DMA-BUF (NVIDIA's open kernel modules)")
+    elif not driver:
+        yield Observation(UNKNOWN, subject, "NVIDIA's driver is not seen here: in a container, or not installed")
+    else:
+        yield Observation(
+            FAULT,
+            subject,
+            "NICs do not reach it: neither nvidia_peermem nor NVIDIA's open kernel modules are loaded, so all that GPUs"
+            " send is copied through the host's memory",
+            "nvidia_peermem loaded, or the open kernel modules on Linux 5.12 or newer (DMA-BUF)",
+            "modprobe nvidia_peermem, and add it to /etc/modules-load.d (with the GPU Operator: driver.rdma.enabled)",
+        )
+
+
+def check_distance(topology: Topology) -> Iterator[Observation]:
+    """For each GPU its nearest NICs."""
+    for number, gpu in enumerate(topology.gpus):
+        near = topology.nearest(gpu)
+        if not near:
+            continue
+        distance = topology.distance(gpu, dict(topology.nics)[near[0]])
+        found = f"{distance} to {', '.join(near)}"
+        if distance == SYS:
+            found += ": no NIC is on its NUMA node"
+        yield Observation(NOTE, f"GPU{number} ({gpu.address})", found)

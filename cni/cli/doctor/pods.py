@@ -1,7 +1,7 @@
 """What pods have of RDMA: each address of theirs over a RoCE port wants a GID, in the name of their link.
 
 A link is over a port when it is a macvlan or the like on the port's netdev, through VLANs and bonds too, or the
-port's own netdev, moved into the pod. Pure, but for `read_parameters`, `processes` and `ask`.
+port's own netdev, moved into the pod. Pure, but for the checks of one pod, and `processes`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cni.cli.doctor import namespaces, runtime
+from cni.cli.doctor import namespaces, setup
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Observation
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.library.inventory.devices import Port
@@ -20,6 +20,9 @@ from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.library.runtime import icmp
 from cni.shared.kernel import netns, rdma_sysfs
 from cni.shared.spec.errors import CniError
+
+_SECONDS = 2.0  # for the answer of a peer
+_MOST_PROCESSES = 8
 
 
 @dataclass(frozen=True)
@@ -63,37 +66,6 @@ class PodProcess:
     gpus: bool = False
 
 
-@dataclass(frozen=True)
-class Answer:
-    """An echo of `size` bytes on the wire to the peer, from `source`: the round trip in ms, or why none came back."""
-
-    size: int
-    source: str
-    milliseconds: float = 0.0
-    fault: str = ""
-
-
-def attached(
-    sandboxes: Sequence[NamespaceView],
-    ports: Sequence[Port],
-    pci_of: Mapping[str, str],
-    over: Mapping[str, Sequence[tuple[str, int]]],
-    recorded: Mapping[tuple[str, str], Sequence[str]],
-) -> list[AttachedLink]:
-    """The links of `sandboxes` that are over RoCE ports. `pci_of` is by verbs device; `over` tells of a netdev of this
-    namespace which ports carry it; `recorded` the addresses by (path of the namespace, link)."""
-    found = []
-    for sandbox in sandboxes:
-        for interface in sandbox.interfaces:
-            below = set(over.get(interface.lower, ())) if interface.lower else set()
-            own = [p for p in ports if interface.bus == "pci" and pci_of.get(p.device) == interface.device]
-            mine = tuple(p for p in ports if (p.device, p.number) in below or p in own)
-            if any(p.is_roce for p in mine):
-                known = tuple(recorded.get((sandbox.netns, interface.name), ()))
-                found.append(AttachedLink(sandbox, interface, mine, known))
-    return found
-
-
 def needs(
     links: Iterable[AttachedLink], functions: Sequence[Function], registered: Mapping[str, Collection[str]]
 ) -> list[PodNeed]:
@@ -130,12 +102,12 @@ def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
         devices = ", ".join(str(p) for p in link.ports)
         if lost:
             found = f"{', '.join(lost)} is recorded for it, and is not on it any more; so there is no GID either"
-            remedy = "detach and attach it anew (delete the pod); see who removes addresses in its namespace"
+            remedy = "detach and attach it again (delete the pod); see who removes addresses in its namespace"
             yield Observation(FAULT, str(link), found, "the addresses of its record", remedy)
         if bare:
             state = "" if interface.up else f"; {interface.name} is down"
             remedy = (
-                f"see that {devices} is ACTIVE and its GID table has room; then attach the pod anew"
+                f"see that {devices} is ACTIVE and its GID table has room; then attach the pod again"
                 if interface.up
                 else f"ip link set {interface.name} up, in the pod"
             )
@@ -146,21 +118,23 @@ def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
         if not bare and not lost and interface.global_addresses:
             each = ", ".join(f"{a}: {with_gid[a]}" for a in interface.global_addresses)
             yield Observation(OK, str(link), each)
-        if interface.mtu < rdma_sysfs.LEAST_MTU and any((p.mtu or 0) >= rdma_sysfs.LEAST_MTU for p in link.ports):
+        if interface.mtu < rdma_sysfs.MTU_FOR_WHOLE_ROCE and any(
+            (p.mtu or 0) >= rdma_sysfs.MTU_FOR_WHOLE_ROCE for p in link.ports
+        ):
             found = f"MTU {interface.mtu}, so connections of RDMA CM use {rdma_sysfs.roce_mtu(interface.mtu)} bytes"
             remedy = "raise `mtu` in the NAD to its master's"
-            yield Observation(ADVICE, str(link), found, f"{rdma_sysfs.LEAST_MTU} or more", remedy)
+            yield Observation(ADVICE, str(link), found, f"{rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more", remedy)
 
 
 def check_links(
-    sandbox: NamespaceView, links: Sequence[AttachedLink], recorded: Sequence[str], up: Mapping[str, bool]
+    sandbox: NamespaceView, links: Sequence[AttachedLink], recorded: Sequence[str], here: Mapping[str, SandboxInterface]
 ) -> Iterator[Observation]:
-    """Links of the pod that are gone or down, and masters that are down. `up`: as an administrator set the links here."""
+    """Links of the pod that are gone or down, and masters that are down. `here`: the links of this namespace."""
     over_ports = {link.interface.name for link in links}
     names = [interface.name for interface in sandbox.interfaces]
     for name in recorded:
         if name not in names:
-            remedy = "delete the pod, so that it is attached anew; see who removes or renames links in its namespace"
+            remedy = "delete the pod, so that it is attached again; see who removes or renames links in its namespace"
             yield Observation(
                 FAULT, name, "recorded as attached, and no link of this name is there", "the link", remedy
             )
@@ -174,7 +148,7 @@ def check_links(
             yield Observation(
                 level, interface.name, f"{found}, down", "up", f"ip link set {interface.name} up, in the pod"
             )
-        elif up.get(interface.lower) is False:
+        elif interface.lower in here and not here[interface.lower].up:
             remedy = f"ip link set {interface.lower} up, and let the node's network configuration do so at each boot"
             yield Observation(FAULT, interface.name, f"{found}, which is down", f"{interface.lower} up", remedy)
         elif not interface.carrier:
@@ -187,7 +161,6 @@ def check_links(
 def check_pod(
     sandbox: NamespaceView,
     links: Sequence[AttachedLink],
-    parameters: Mapping[str, LinkParameters],
     processes: Sequence[PodProcess],
     needed: Sequence[PodNeed] = (),
 ) -> Iterator[Observation]:
@@ -197,7 +170,7 @@ def check_pod(
         names = ", ".join(i.name for i in sandbox.interfaces if i.name != "lo") or "none"
         remedy = "attach it to a network whose master is the netdev of a RoCE port (`railcni rdma` names them)"
         yield Observation(FAULT, who, f"none of its links is over a RoCE port: {names}", "net1 over one", remedy)
-    yield from namespaces.check_parameters(parameters, {})
+    yield from namespaces.check_parameters(_parameters(sandbox, [link.interface for link in links]), {})
     for need in needed:
         offered = ", ".join(need.resources) or "no resource of kubelet's device manager on this node"
         yield Observation(
@@ -227,52 +200,41 @@ def check_pod(
             yield Observation(ADVICE, subject, found, "/dev/infiniband/rdma_cm", remedy)
         else:
             yield Observation(OK, subject, f"/dev/infiniband: {', '.join(process.nodes)}")
-    limits = [runtime.RuntimeProcess(f"process {p.pid} of {who}", 0, p.memlock) for p in processes]
-    if limits:
-        yield from runtime.check_memlock(limits)
+    if processes:
+        yield from setup.check_memlock({f"process {p.pid} of {who}": p.memlock for p in processes})
 
 
-def check_peer(peer: str, answers: Sequence[Answer]) -> Iterator[Observation]:
-    """Whether echoes of both sizes came back from the peer."""
+def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str) -> list[Observation]:
+    """Whether echoes come back from the peer: a small one and one of the link's whole MTU, sent inside the namespace."""
     if not peer:
-        yield Observation(SKIPPED, "a peer", "not looked at: name the address of another pod with --peer")
-    healthy = "answers to packets of every size up to the link's MTU"
-    for number, answer in enumerate(answers):
-        subject = f"{peer} from {answer.source}" if answer.source else peer
-        if not answer.fault:
-            yield Observation(OK, subject, f"{answer.size} bytes came back in {answer.milliseconds:.2f} ms")
-        elif number and not answers[0].fault:
-            remedy = "raise the MTU of the switch ports, of the peer's master and of its NAD to that of this link"
-            yield Observation(
-                FAULT, subject, f"{answer.size} bytes: {answer.fault}; small packets come back", healthy, remedy
-            )
-        else:
-            remedy = "see that the peer runs and its link is up, and subnet, VLAN and switch ports between both"
-            yield Observation(FAULT, subject, f"{answer.size} bytes: {answer.fault}", healthy, remedy)
-
-
-def ask(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str, seconds: float = 2.0) -> list[Answer]:
-    """Send the peer a small echo and one of the link's whole MTU, from inside the namespace."""
+        return [Observation(SKIPPED, "a peer", "not looked at: name the address of another pod with --peer")]
     wanted = ipaddress.ip_address(peer)
     headers = 28 if wanted.version == 4 else 48  # IP and ICMP
+    healthy = "answers to packets of every size up to the link's MTU"
+    remedy = "see that the peer runs and its link is up, and subnet, VLAN and switch ports between both"
     interfaces = [link.interface for link in links]
     near = [i for i in interfaces if any(wanted in ipaddress.ip_interface(n).network for n in i.networks)]
     chosen = next(iter(near or interfaces), None)
     own = [a for a in chosen.global_addresses if (":" in a) == (wanted.version == 6)] if chosen else []
     if chosen is None or not own:
-        return [Answer(0, "", fault=f"no link over a RoCE port has an address of IPv{wanted.version}")]
+        why = f"0 bytes: no link over a RoCE port has an address of IPv{wanted.version}"
+        return [Observation(FAULT, peer, why, healthy, remedy)]
     found = []
+    subject, small = f"{peer} from {own[0]}", ""
     with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
         for number, size in enumerate((56 + headers, chosen.mtu)):
             try:
-                taken = icmp.ping(peer, size - headers, number + 1, seconds, own[0])
-                found.append(Answer(size, own[0], taken * 1000))
+                taken = icmp.ping(peer, size - headers, number + 1, _SECONDS, own[0])
+                found.append(Observation(OK, subject, f"{size} bytes came back in {taken * 1000:.2f} ms"))
+                small = "; small packets come back"
+                remedy = "raise the MTU of the switch ports, of the peer's master and of its NAD to that of this link"
             except OSError as fault:
-                found.append(Answer(size, own[0], fault=fault.strerror or str(fault)))
+                why = f"{size} bytes: {fault.strerror or fault}{small}"
+                found.append(Observation(FAULT, subject, why, healthy, remedy))
     return found
 
 
-def read_parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> dict[str, LinkParameters]:
+def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> dict[str, LinkParameters]:
     """The parameters of `links` inside the namespace."""
     try:
         with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
@@ -281,7 +243,7 @@ def read_parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -
         return {}
 
 
-def processes(sandbox: NamespaceView, proc: str = "/proc", most: int = 8) -> list[PodProcess]:
+def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
     """Processes in the namespace, but not those that see the host's files: a runtime's helpers, or a shell of ours."""
     if not sandbox.netns:
         return []
@@ -299,10 +261,10 @@ def processes(sandbox: NamespaceView, proc: str = "/proc", most: int = 8) -> lis
         except OSError:
             continue
         if (root.st_dev, root.st_ino) != (ours.st_dev, ours.st_ino):
-            memlock = runtime.memlock_of(f"{proc}/{pid}")
+            memlock = setup.memlock_of(f"{proc}/{pid}")
             gpus = any(name.startswith("nvidia") for name in _nodes(f"{proc}/{pid}/root/dev") or ())
             found.append(PodProcess(pid, _nodes(f"{proc}/{pid}/root/dev/infiniband"), memlock, gpus))
-    return found[:most]
+    return found[:_MOST_PROCESSES]
 
 
 def _nodes(folder: str) -> tuple[str, ...] | None:

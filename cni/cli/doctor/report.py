@@ -1,18 +1,92 @@
-"""The checks made, and their findings as a report."""
+"""The checks, in the order in which they are made, and their findings as a report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from cni.cli import rdma, warm
+from cni.cli.doctor import modules, namespaces, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
-from cni.cli.doctor.finding import FAULT, OK, SKIPPED, UNKNOWN, Check, Observation
-from cni.cli.doctor.table import CHECKS, POD_CHECKS
-from cni.cli.rdma import views
+from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation
 from cni.library.inventory import topology
-from cni.library.inventory.denied import REMEDY, is_denied
+from cni.library.inventory.sandboxes import REMEDY, is_denied
+from cni.library.inventory.topology import administrative_states
+from cni.shared.kernel.rdma_netlink import EXCLUSIVE
 from cni.shared.spec.errors import CniError
+
+
+def _peer_memory(f: NodeFacts) -> Iterator[Observation]:
+    """Of one pod: where it has a GPU."""
+    if not f.pod or any(process.gpus for process in f.pod_processes):
+        yield from pcie.check_memory(*pcie.read_peer_memory(f.places.sys, f.places.proc), f.topology)
+
+
+def _mode(f: NodeFacts) -> Iterator[Observation]:
+    sharing = [str(link) for link in f.attached if link.interface.lower]
+    return namespaces.check_mode(f.netns_mode, f.moves_devices, sharing)
+
+
+def _devices(f: NodeFacts) -> Iterator[Observation]:
+    is_moved = f.moves_devices and f.netns_mode == EXCLUSIVE
+    return modules.check_devices([d.name for d in f.devices], f.loaded, is_moved)
+
+
+def _pcie_settings(f: NodeFacts) -> Iterator[Observation]:
+    return pcie.check_settings(f.functions, pcie.read_bridges(f.topology, f.places.sys))
+
+
+def _nodes(f: NodeFacts) -> Iterator[Observation]:
+    """Of one pod those that its links need."""
+    needed = {"rdma_cm", *(need.node for need in f.pod_needs)} if f.pod else None
+    return modules.check_nodes(f.places.sys, f.places.dev, needed)
+
+
+def _rest(f: NodeFacts) -> Iterator[Observation]:
+    titles = [check.title for check in CHECKS if not check.of_pod]
+    yield Observation(SKIPPED, "the node", f"not looked at for a pod: {', '.join(titles)}; run `railcni doctor`")
+
+
+_of_devices = partial(Check, needs=("devices",))
+_of_both = partial(Check, needs=("devices",), of_pod=True)
+_of_pod = partial(Check, of_pod=True)
+CHECKS: tuple[Check, ...] = (
+    _of_pod("access", "namespaces of pods", lambda f: pods.check_unread(f.unread)),
+    _of_pod("modules", "kernel modules", lambda f: modules.check(f.loaded)),
+    _of_pod("netns-mode", "RDMA netns mode", _mode),
+    _of_pod("devices", "verbs devices", _devices),
+    _of_both("nodes", "/dev/infiniband", _nodes),
+    _of_both("ports", "ports", lambda f: ports.check_state(f.ports, f.uses, administrative_states(f.places.sys))),
+    _of_both("mtu", "MTU", lambda f: ports.check_mtu(f.ports, f.management)),
+    _of_both("gids", "GID tables", lambda f: ports.check_gids(f.ports)),
+    _of_both("pods", "GIDs of pods", lambda f: pods.check(f.attached)),
+    _of_devices("parameters", "rp_filter and ARP", lambda f: namespaces.check_parameters(f.parameters, f.subnets)),
+    _of_both("congestion", "PFC, trust, ECN", lambda f: ports.check_congestion(f.congestion)),
+    _of_both("pcie", "PCIe links", lambda f: pcie.check_links(f.functions)),
+    _of_both("pcie-settings", "PCIe settings", _pcie_settings),
+    _of_devices("sriov", "SR-IOV", lambda f: pcie.check_virtual_functions(f.functions)),
+    _of_both("peer-memory", "GPU memory", _peer_memory),
+    _of_devices("distance", "GPU to NIC", lambda f: pcie.check_distance(f.topology)),
+    Check("memlock", "memlock", lambda f: setup.check_memlock(setup.read_runtimes(f.places.proc))),
+    Check("plugins", "CNI plugins", lambda f: setup.check_plugins(f.folders)),
+    Check("warm", "warm workers", lambda f: setup.check_workers(warm.found())),
+    Check("networks", "CNI networks", lambda f: setup.check_networks(f.network_files, f.folders, f.places.networks)),
+    _of_pod("policy", "policy", lambda f: setup.check_policy({link.interface.lower for link in f.attached})),
+    Check("store", "store of leases", lambda f: setup.check_store(*setup.reach())),
+    Check("clock", "clock", lambda f: setup.check_clock(*setup.clock())),
+)
+
+POD_CHECKS: tuple[Check, ...] = (
+    *(check for check in CHECKS if check.of_pod),
+    Check(
+        "links", "the pod's links", lambda f: pods.check_links(f.chosen, f.attached, f.pod_records, f.own_interfaces)
+    ),
+    _of_devices("pod", "the pod", lambda f: pods.check_pod(f.chosen, f.attached, f.pod_processes, f.pod_needs)),
+    Check("peer", "a peer", lambda f: pods.check_peer(f.chosen, f.attached, f.peer)),
+    Check("node", "the node", _rest),
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +109,12 @@ class DoctorReport:
         """The report as JSON, with the node's verbs devices and the distances of GPUs and NICs."""
         columns, rows = topology.table(self.facts.topology)
         return {
-            "node": self.facts.node_name,
+            "node": topology.text(f"{self.facts.places.proc}/sys/kernel/hostname"),
             "pod": self.facts.pod or None,
             "healthy": self.is_healthy,
             "faults": len(self.faults),
             "findings": [f.document() for f in self.findings],
-            "devices": views.document(self.facts.devices),
+            "devices": rdma.document(self.facts.devices),
             "distances": {str(row[1]): dict(zip(columns[3:], row[3:], strict=True)) for row in rows},
         }
 
@@ -82,10 +156,3 @@ def _as_seen(finding: Observation) -> Observation:
     if finding.level in (FAULT, UNKNOWN) and is_denied(finding.found):
         return replace(finding, level=UNKNOWN, healthy="", remedy=REMEDY)
     return finding
-
-
-def counts(findings: Sequence[Observation]) -> dict[str, int]:
-    """How many of each level."""
-    return {
-        level: sum(f.level == level for f in findings) for level in dict.fromkeys([OK, *(f.level for f in findings)])
-    }

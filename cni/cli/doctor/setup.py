@@ -1,21 +1,28 @@
-"""The CNI side of a node: plugins, networks in net.d, the store of leases."""
+"""The software of a node: plugins, networks in net.d, the store of leases; what containers inherit of the runtime, and the clock.
+
+RDMA locks the memory it registers: a container may lock as much as its runtime (proc(5), /proc/PID/limits), unless it
+has the capability IPC_LOCK.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
 from cni.cli.warm import Workers
 from cni.library import lint
-from cni.library.audit import store
+from cni.library.audit import store as stores
 from cni.library.documents import networks
 from cni.library.installation import layout
 from cni.library.installation.layout import NAMES
+from cni.library.inventory.topology import text
 from cni.shared import policy
 from cni.shared.spec.errors import CniError
 from ipam import flatfile
@@ -25,19 +32,12 @@ _OF_INTEREST = (*NAMES, "ib-sriov", "ipoib", "ipvlan", "nv-ipam", "multus", "mul
 _PLUGIN_SECONDS = 10  # for an answer to VERSION; ours take 0.01. A busy node is not an unhealthy one
 _SLOW_SECONDS = 1.0  # an ADD asks a store several times
 _VERSION = re.compile(r"\b(?:version|plugin|railcni|whereabouts)[: ]\s*(v?\d[^\s,;(]*|unknown)", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class InstalledPlugin:
-    """An executable in a plugin folder: whose it is ("railcni", "another's"), what it says its version is ("" for
-    nothing), the newest CNI version that it speaks; or its `fault`, or that it did not answer in time (`late`)."""
-
-    path: str
-    whose: str
-    version: str = ""
-    speaks: str = ""
-    fault: str = ""
-    late: bool = False
+_RUNTIMES = ("containerd", "crio", "dockerd", "k3s-server", "k3s-agent", "rke2", "podman")
+_ENOUGH = 1 << 30  # bytes; a message ring of one process alone takes tens of MiB
+_UNLIMITED = -1
+_NOT_BEFORE = datetime(2025, 1, 1, tzinfo=UTC)
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
+_TIMEX_BYTES = 208
 
 
 @dataclass(frozen=True)
@@ -52,63 +52,46 @@ class NetworkFile:
     faults: tuple[lint.Diagnostic, ...] = ()
 
 
-@dataclass(frozen=True)
-class Reached:
-    """The store that the node's flat file names ("" for none); seconds until it answered, or why it did not."""
-
-    store: str
-    seconds: float = 0.0
-    fault: str = ""
-
-
-def plugins(folders: Sequence[str]) -> list[InstalledPlugin]:
+def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
     """The plugins in `folders` that have to do with RDMA networks, each asked for its versions."""
-    found = []
+    nothing = True
     for folder in folders:
         ours = layout.read(folder).ours if os.path.isdir(folder) else frozenset()
         for name in _OF_INTEREST:
             path = os.path.join(folder, name)
             if os.path.lexists(path):
-                found.append(_plugin(path, name in ours))
-    return found
+                nothing = False
+                yield _plugin(path, name in ours)
+    if nothing:
+        where = f"in {', '.join(folders)}" if folders else "found: this node has no plugin folder"
+        yield Observation(NOTE, "CNI plugins", f"none of {', '.join(_OF_INTEREST)} {where}")
 
 
-def _plugin(path: str, ours: bool) -> InstalledPlugin:
+def _plugin(path: str, ours: bool) -> Observation:
     """Go's say of themselves when they are called without a verb (skel of containernetworking/cni), those that have
     nothing to say there with --version (rdma, multus-shim)."""
+    healthy, remedy = "a plugin that answers VERSION", "install it again"
     try:
         about = _run([path], {})
         answer = _run([path], {"CNI_COMMAND": "VERSION"})
         version = _VERSION.search(about) or _VERSION.search(_run([path, "--version"], {}))
     except subprocess.TimeoutExpired:
-        return InstalledPlugin(path, "railcni" if ours else "another's", late=True)
+        return Observation(UNKNOWN, path, f"no answer to VERSION in {_PLUGIN_SECONDS} s: a busy node?")
     except OSError as fault:
-        return InstalledPlugin(path, "railcni" if ours else "another's", fault=f"cannot be run: {fault.strerror}")
-    ours = ours or "railcni" in about
+        return Observation(FAULT, path, f"cannot be run: {fault.strerror}", healthy, remedy)
     speaks = re.findall(r"\d+\.\d+\.\d+", answer.partition("supportedVersions")[2])
-    newest = max(speaks, key=lambda v: [int(n) for n in v.split(".")], default="")
-    silent = "" if newest else "answers nothing to VERSION: no CNI plugin, or one for another processor"
-    return InstalledPlugin(path, "railcni" if ours else "another's", version[1] if version else "", newest, silent)
+    if not speaks:
+        found = "answers nothing to VERSION: no CNI plugin, or one for another processor"
+        return Observation(FAULT, path, found, healthy, remedy)
+    whose = "railcni" if ours or "railcni" in about else "another's"
+    newest = max(speaks, key=lambda v: [int(n) for n in v.split(".")])
+    return Observation(OK, path, f"{whose}{f', version {version[1]}' if version else ''}, CNI up to {newest}")
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> str:
     given = b'{"cniVersion": "1.0.0"}'
     done = subprocess.run(command, env=environ, input=given, capture_output=True, timeout=_PLUGIN_SECONDS, check=False)
     return (done.stdout + done.stderr).decode("utf-8", "replace")
-
-
-def check_plugins(found: Sequence[InstalledPlugin], folders: Sequence[str]) -> Iterator[Observation]:
-    if not found:
-        where = f"in {', '.join(folders)}" if folders else "found: this node has no plugin folder"
-        yield Observation(NOTE, "CNI plugins", f"none of {', '.join(_OF_INTEREST)} {where}")
-    for plugin in found:
-        if plugin.fault:
-            yield Observation(FAULT, plugin.path, plugin.fault, "a plugin that answers VERSION", "install it anew")
-        elif plugin.late:
-            yield Observation(UNKNOWN, plugin.path, f"no answer to VERSION in {_PLUGIN_SECONDS} s: a busy node?")
-        else:
-            version = f", version {plugin.version}" if plugin.version else ""
-            yield Observation(OK, plugin.path, f"{plugin.whose}{version}, CNI up to {plugin.speaks}")
 
 
 def check_workers(found: Sequence[Workers]) -> Iterator[Observation]:
@@ -169,7 +152,7 @@ def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directo
             yield Observation(OK, file.path, f"{', '.join(file.names)}: {', '.join(file.types)}")
 
 
-def check_policy(masters: Sequence[str]) -> Iterator[Observation]:
+def check_policy(masters: Collection[str]) -> Iterator[Observation]:
     """That the node's policy can be read, and allows `masters`, those of the links that are there."""
     policy.forget()
     try:
@@ -179,7 +162,7 @@ def check_policy(masters: Sequence[str]) -> Iterator[Observation]:
             FAULT, "policy", fault.msg, "a file that root alone can write", "correct it: each ADD asks it"
         )
         return
-    refused = [name for name in masters if not any(policy.matches(one, name) for one in found.masters)]
+    refused = [name for name in sorted(masters) if name and not any(policy.matches(one, name) for one in found.masters)]
     if refused:
         named = f"{', '.join(refused)} is not in its `masters` ({', '.join(found.masters) or 'none'})"
         yield Observation(
@@ -191,33 +174,103 @@ def check_policy(masters: Sequence[str]) -> Iterator[Observation]:
         )
 
 
-def reach(config: str = "") -> Reached:
-    """Ask the store that a flat file names for its pools; by default the installed one."""
+def reach(config: str = "") -> tuple[str, float, str]:
+    """Ask the store that a flat file names for its pools; by default the installed one. The store's name, "" for none;
+    seconds until it answered, or why it did not."""
     if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
-        return Reached("")
+        return "", 0.0, ""
     try:
-        choice = store.of_flat_file(config)
+        choice = stores.of_flat_file(config)
     except CniError as fault:
-        return Reached("the flat file's", fault=fault.msg)
+        return "the flat file's", 0.0, fault.msg
     begun = time.monotonic()
     try:
         opened = choice.open(READ)
         opened.ready()
         opened.pools()
-        return Reached(str(choice), time.monotonic() - begun)
+        return str(choice), time.monotonic() - begun, ""
     except CniError as fault:
-        return Reached(str(choice), fault=fault.msg)
+        return str(choice), 0.0, fault.msg
 
 
-def check_store(reached: Reached) -> Iterator[Observation]:
-    """A store that does not answer, or slowly."""
-    if not reached.store:
+def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]:
+    """A store that does not answer, or slowly; of `reach`."""
+    if not store:
         yield Observation(NOTE, "store of leases", "no flat file names one; a network's own ipam block may")
-    elif reached.fault:
+    elif fault:
         remedy = "see the server, the kubeconfig's token and the network between: each ADD fails meanwhile"
-        yield Observation(FAULT, f"store: {reached.store}", reached.fault, "it answers", remedy)
-    elif reached.seconds > _SLOW_SECONDS:
-        found = f"answered in {reached.seconds:.2f} s"
-        yield Observation(ADVICE, f"store: {reached.store}", found, f"less than {_SLOW_SECONDS:g} s", "see its load")
+        yield Observation(FAULT, f"store: {store}", fault, "it answers", remedy)
+    elif seconds > _SLOW_SECONDS:
+        found = f"answered in {seconds:.2f} s"
+        yield Observation(ADVICE, f"store: {store}", found, f"less than {_SLOW_SECONDS:g} s", "see its load")
     else:
-        yield Observation(OK, f"store: {reached.store}", f"answered in {reached.seconds * 1000:.0f} ms")
+        yield Observation(OK, f"store: {store}", f"answered in {seconds * 1000:.0f} ms")
+
+
+# --- runtime and clock ---
+
+
+def read_runtimes(proc: str = "/proc") -> dict[str, int | None]:
+    """The container runtimes that run, each with what it may lock, as `memlock_of` says."""
+    found = {}
+    for pid in sorted(int(n) for n in os.listdir(proc) if n.isdigit()) if os.path.isdir(proc) else ():
+        name = text(f"{proc}/{pid}/comm")
+        if name in _RUNTIMES:
+            found[f"{name} ({pid})"] = memlock_of(f"{proc}/{pid}")
+    return found
+
+
+def memlock_of(process: str) -> int | None:
+    """The soft limit of the process with this directory in /proc, in bytes: -1 without a limit, None where this user may
+    not read it."""
+    for line in text(f"{process}/limits").splitlines():
+        if line.startswith("Max locked memory"):
+            soft = line[len("Max locked memory") :].split()[0]
+            return _UNLIMITED if soft == "unlimited" else int(soft)
+    return None
+
+
+def check_memlock(limits: Mapping[str, int | None]) -> Iterator[Observation]:
+    """Runtimes whose containers can lock little memory, and processes; the limit of each is that of `memlock_of`."""
+    if not limits:
+        yield Observation(NOTE, "memlock", "no container runtime is seen to run here")
+    for process, limit in limits.items():
+        subject = f"memlock of {process}"
+        if limit is None:
+            yield Observation(UNKNOWN, subject, "cannot be read")
+        elif limit == _UNLIMITED or limit >= _ENOUGH:
+            yield Observation(OK, subject, "unlimited" if limit == _UNLIMITED else _size(limit))
+        else:
+            yield Observation(
+                ADVICE,
+                subject,
+                f"{_size(limit)}: containers without IPC_LOCK cannot register more memory (ENOMEM)",
+                "unlimited",
+                "LimitMEMLOCK=infinity in the container runtime's systemd unit, or the capability IPC_LOCK in the container",
+            )
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+
+
+def clock() -> tuple[datetime, bool | None]:
+    """The time here, and whether NTP or PTP has told the kernel that it is right, None: unknown. adjtimex(2) with nothing
+    to set reads that."""
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES + 64)
+    state = ctypes.CDLL(None).adjtimex(buffer)
+    return datetime.now(UTC), None if state < 0 else state != _TIME_ERROR
+
+
+def check_clock(now: datetime, synchronized: bool | None) -> Iterator[Observation]:
+    """A clock that is wrong or that nobody sets: certificates, tokens and cooldowns go by it."""
+    shown = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    remedy = "start chronyd, systemd-timesyncd or ptp4l"
+    if now < _NOT_BEFORE:
+        healthy = "the time: certificates and tokens are refused otherwise"
+        yield Observation(FAULT, "clock", f"{shown}: certainly wrong", healthy, remedy)
+    elif synchronized is False:
+        healthy = "synchronized: leases' cooldowns and certificates go by it"
+        yield Observation(ADVICE, "clock", f"{shown}, set by nobody (NTP or PTP)", healthy, remedy)
+    else:
+        yield Observation(OK, "clock", f"{shown}{', synchronized' if synchronized else ''}")

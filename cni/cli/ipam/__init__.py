@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from cni.cli import attachments
 from cni.cli.ipam import audit, migrate, reclaim
 from cni.cli.terminal import output, subcommand
-from cni.cli.terminal.progress import Progress
-from cni.library.audit import holdings
+from cni.library.audit import occupancy
 from cni.library.audit import store as stores
 from cni.library.audit.cluster import Cluster
-from cni.library.audit.holdings import PoolUse
 from cni.library.audit.model import Snapshot
-from cni.library.inventory.podnames import is_of_pod, read_pod
+from cni.library.audit.occupancy import PoolUse
+from cni.library.audit.snapshot import read
+from cni.library.inventory.places import is_of_pod, read_pod
 from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.verbs import unended
@@ -34,59 +35,50 @@ def register(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], anywhere: bool = False
 ) -> list[argparse.ArgumentParser]:
     """Add `ipam` and its commands, or those alone that can be run `anywhere`; their parsers."""
-    ipam = subcommand.add(
-        commands, "ipam", "pools and leases: which pod has which address, and which addresses are lost"
-    )
-    of_ipam = ipam.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    common = argparse.ArgumentParser(add_help=False)
-    stores.add_options(common)
-    output.add_option(common)
-
-    pools = subcommand.add(of_ipam, "pools", "the pools, how full they are, and where", parents=[common])
-    pools.set_defaults(run=_pools)
-
-    leases = subcommand.add(of_ipam, "leases", "the leases, by pool and address", parents=[common])
+    about = "pools and leases: which pod has which address, and which addresses are lost"
+    of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
+    pools = subcommand.add(of_ipam, "pools", "the pools, how full they are, and where", run=_pools, shows=True)
+    stores.add_options(pools)
+    leases = subcommand.add(of_ipam, "leases", "the leases, by pool and address", run=_leases, shows=True)
+    stores.add_options(leases)
     leases.add_argument("--pool", default="", help="of this pool only")
-    leases.add_argument("--network", default="", help="of this network only")
-    leases.add_argument("--pod", default="", metavar="[NAMESPACE/]NAME", help="of this pod only")
+    attachments.add_filters(leases)
     leases.add_argument("--node", default="", help="claimed on this node only, as far as the store tells")
     leases.add_argument("--ifname", default="", help="of interfaces of this name only")
-    leases.add_argument(
-        "--container",
-        default="",
-        metavar="ID",
-        help="of this container, or of the ones whose ID begins so; or of NAMESPACE/POD",
-    )
-    leases.set_defaults(run=_leases)
-
-    show = subcommand.add(
-        of_ipam, "show", "the pod that has an address, or the addresses of a pod; exit code 1: none", parents=[common]
-    )
+    about = "the pod that has an address, or the addresses of a pod; exit code 1: none"
+    show = subcommand.add(of_ipam, "show", about, run=_show, shows=True)
+    stores.add_options(show)
     show.add_argument("what", metavar="ADDRESS|NAMESPACE/POD", type=_address_or_pod)
-    show.set_defaults(run=_show)
-
     for command in (audit, reclaim) if anywhere else (audit, reclaim, migrate):
         command.register(of_ipam)
     if anywhere:
         return list(of_ipam.choices.values())
 
-    flush = subcommand.add(of_ipam, "flush", "end what a DEL could not end or release; exit code 1: some is left")
+    about = "end what a DEL could not end or release; exit code 1: some is left"
+    flush = subcommand.add(of_ipam, "flush", about, run=_flush)
     stores.add_options(flush)
-    flush.set_defaults(run=_flush)
     return list(of_ipam.choices.values())
 
 
-def _pools(options: argparse.Namespace) -> int:
+def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[stores.Choice], list[Snapshot]]:
+    """The chosen stores, and what they hold, or one pool of theirs."""
     choices = stores.choose(options, output.print_fault)
-    with Progress() as progress:
-        found = [holdings.read(choice, progress.say) for choice in choices]
-    pools = [pool for snapshot in found for pool in holdings.pools(snapshot)]
-    if options.output != "table":
-        output.print_data([_pool_document(p) for p in pools], options.output)
-    else:
-        objects = any(p.size is not None for p in pools)
-        columns = ("pool", "family", "size", "used", "free", "use", *(("object",) if objects else ()), "occupancy")
-        output.print_table(columns, [_pool_row(p, objects) for p in pools], empty=f"no pool in {stores.told(choices)}")
+    with output.progress() as say:
+        return choices, [read(choice, say, pool) for choice in choices]
+
+
+def _pools(options: argparse.Namespace) -> int:
+    choices, found = _read(options)
+    pools = [pool for snapshot in found for pool in occupancy.pools(snapshot)]
+    objects = any(p.size is not None for p in pools)
+    columns = ("pool", "family", "size", "used", "free", "use", *(("object",) if objects else ()), "occupancy")
+    output.show(
+        options.output,
+        [_pool_document(p) for p in pools],
+        lambda: output.print_table(
+            columns, [_pool_row(p, objects) for p in pools], empty=f"no pool in {stores.told(choices)}"
+        ),
+    )
     unread = _print_unread(found)
     for pool in pools:
         if pool.size is not None and percent(pool.size) >= WARN_PERCENT:
@@ -138,59 +130,38 @@ def _count(number: int) -> str:
 
 
 def _leases(options: argparse.Namespace) -> int:
-    choices = stores.choose(options, output.print_fault)
-    with Progress() as progress:
-        found = [holdings.read(choice, progress.say, options.pool) for choice in choices]
-    leases = [lease for snapshot in found for lease in snapshot.leases if _is_chosen(lease, options)]
-    if options.output == "table":
-        columns = ("address", "pool", "pod", "network", "interface", "container", "since", "node")
-        keys = ("address", "pool", "pod", "network", "ifname", "containerID", "created", "node")
-        known = [{**one, "containerID": one["containerID"][:12]} for one in map(document, leases)]
-        rows = [[one[key] for key in keys] for one in known]
-        output.print_table(columns, rows, empty=f"no lease in {stores.told(choices)}")
-    else:
-        output.print_data([document(lease) for lease in leases], options.output)
-    return _print_unread(found)
-
-
-def _is_chosen(lease: Lease, options: argparse.Namespace) -> bool:
-    if "/" in options.container:
-        container = is_of_pod(lease.pod[:2], options.container)
-    else:
-        container = lease.container_id.startswith(options.container)
-    return (
-        container
-        and options.network in ("", lease.network)
-        and options.node in ("", lease.node)
-        and options.ifname in ("", lease.ifname)
-        and (not options.pod or is_of_pod(lease.pod[:2], options.pod))
+    choices, found = _read(options, options.pool)
+    known = [document(lease) for snapshot in found for lease in snapshot.leases]
+    near = [one for one in known if options.node in ("", one["node"]) and options.ifname in ("", one["ifname"])]
+    leases = [one for one in near if attachments.is_chosen(options, one)]
+    columns = ("address", "pool", "pod", "network", "interface", "container", "since", "node")
+    keys = ("address", "pool", "pod", "network", "ifname", "containerID", "created", "node")
+    rows = [[one[key][:12] if key == "containerID" else one[key] for key in keys] for one in leases]
+    output.show(
+        options.output, leases, lambda: output.print_table(columns, rows, empty=f"no lease in {stores.told(choices)}")
     )
+    return _print_unread(found)
 
 
 def _show(options: argparse.Namespace) -> int:
     choices = stores.choose(options, output.print_fault)
     address, pod = options.what
     found: list[Lease] = []
-    with Progress() as progress:
+    with output.progress() as say:
         for choice in choices:
             if address and choice.kind != "kubernetes":
                 found += _holders(choice, address)
                 continue
-            leases = holdings.read(choice, progress.say).leases
+            leases = read(choice, say).leases
             own = [one for one in leases if (one.address == address if address else is_of_pod(one.pod_name, pod))]
             if choice.kind == "kubernetes":
                 _place(choice, own)
             found += own
-    if options.output != "table":
-        output.print_data([document(f) for f in found], options.output)
-    elif not found:
-        what = f"{format_address(*address)} is not leased" if address else f"pod {pod} has no lease"
-        output.console().print(f"{what} in {stores.told(choices)}")
-    for index, lease in enumerate(found if options.output == "table" else ()):
-        if index:
-            output.console().print()
-        for key, value in document(lease).items():
-            output.console().print(f"{key + ':':<13}{value}".rstrip())
+    documents = [document(lease) for lease in found]
+    lines = [[f"{key + ':':<13}{value}".rstrip() for key, value in one.items()] for one in documents]
+    what = f"{format_address(*address)} is not leased" if address else f"pod {pod} has no lease"
+    text = "\n\n".join(map("\n".join, lines)) or f"{what} in {stores.told(choices)}"
+    output.show(options.output, documents, lambda: output.console().print(text))
     return 0 if found else 1
 
 
@@ -238,7 +209,7 @@ def document(lease: Lease) -> dict[str, Any]:
 def _flush(options: argparse.Namespace) -> int:
     left = 0
     for choice in stores.named(options):  # of two, each tries again what the other has left
-        left = upkeep.flush(Records(), Log(), choice.store_ref, _FLUSH_SECONDS)
+        left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     left += unended.finish(Records(), Log(), {}, _FLUSH_SECONDS)
     if left:
         output.console().print(f"{left} pending")

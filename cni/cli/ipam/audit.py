@@ -1,26 +1,95 @@
 """railcni ipam audit: compares pools, reservations and indexes with living pods. It reads, and changes nothing.
 
 All is read twice, a moment apart, for between the reading of the leases and that of the pods attachments come and go; only
-findings of both readings are reported.
+findings of both readings are reported. The report is a JSON document, which `railcni ipam reclaim` reads.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from typing import Any
 
-from cni.cli.ipam.report import Report
 from cni.cli.terminal import output, subcommand
-from cni.cli.terminal.progress import Progress
 from cni.library.audit import snapshot
 from cni.library.audit import store as stores
-from cni.library.audit.findings import KEEP, RECLAIM
+from cni.library.audit.findings import KEEP, RECLAIM, Finding
+from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 PAUSE = 0.3  # seconds between the readings
+KIND, API_VERSION = "IpamAudit", "railcni.io/v1"
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_KEYS = {f.name: f.name for f in fields(Finding)} | {"container_id": "containerID", "pod_uid": "podUID"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings of an audit. `stores` are the identities of the stores that were read, `counts` numbers of examined
+    objects, `unread` the reasons for missing ones."""
+
+    stores: Sequence[Mapping[str, Any]]
+    created: datetime
+    counts: Mapping[str, int]
+    findings: Sequence[Finding]
+    unread: Sequence[str] = ()
+
+    def of(self, action: str) -> list[Finding]:
+        """The findings that ask for `action`."""
+        return [f for f in self.findings if f.action == action]
+
+    @property
+    def faults(self) -> list[Finding]:
+        return [f for f in self.findings if f.action != KEEP]
+
+    def document(self) -> dict[str, Any]:
+        """The report as JSON."""
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "created": self.created.strftime(_TIME),
+            "stores": list(self.stores),
+            "looked_at": dict(self.counts),
+            "unread": list(self.unread),
+            "findings": [_document(f) for f in self.findings],
+        }
+
+
+def _document(finding: Finding) -> dict[str, Any]:
+    document = {key: getattr(finding, name) for name, key in _KEYS.items() if getattr(finding, name)}
+    name, uid = document.pop("reservation")
+    return {**document, "reservation": {"name": name, "uid": uid}} if name else document
+
+
+def _finding(document: Mapping[str, Any]) -> Finding:
+    known: dict[str, Any] = {name: str(document[key]) for name, key in _KEYS.items() if key in document}
+    reserved = document.get("reservation") or {"name": "", "uid": ""}
+    known["reservation"] = (str(reserved["name"]), str(reserved["uid"]))
+    return Finding(**{**known, "sequence": int(document.get("sequence", 0))})
+
+
+def load(path: str) -> Report:
+    """The report at `path`; InvalidConfig for another file, IoFailure."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+    except OSError as fault:
+        raise IoFailure(f"report {path} cannot be read: {fault.strerror}") from None
+    except ValueError as fault:
+        raise InvalidConfig(f"report {path} is not JSON: {fault}") from None
+    try:
+        if (document["kind"], document["apiVersion"]) != (KIND, API_VERSION):
+            raise ValueError(f"{document['apiVersion']} {document['kind']}")
+        created = datetime.strptime(document["created"], _TIME).replace(tzinfo=UTC)
+        return Report(document["stores"], created, {}, [_finding(f) for f in document["findings"]])
+    except (KeyError, TypeError, ValueError) as fault:
+        raise InvalidConfig(
+            f"{path} is no report of `railcni ipam audit --report` of this version: {type(fault).__name__} {fault}"
+        ) from None
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,25 +97,24 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     about = (
         "compare the leases with the pods, records and namespaces that they are for; exit code 1: something is wrong"
     )
-    parser = subcommand.add(commands, "audit", about, ". It changes nothing, and needs no railcni on the nodes.")
+    more = ". It changes nothing, and needs no railcni on the nodes."
+    parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
     stores.add_options(parser)
-    output.add_option(parser)
     parser.add_argument(
         "--report", default="", metavar="FILE", help="write what is found there, for `railcni ipam reclaim`"
     )
     parser.add_argument(
         "--all", action="store_true", help="in the table also what is right as it is: pending pods, IPAMClaims"
     )
-    parser.set_defaults(run=_run)
 
 
-def seen_twice(choices: Sequence[stores.Choice], progress: Progress) -> snapshot.Audit:
+def seen_twice(choices: Sequence[stores.Choice], say: Callable[[str], object]) -> snapshot.Audit:
     """The second of two audits, with those findings that the first had too."""
-    first = snapshot.audit(choices, progress.say)
+    first = snapshot.audit(choices, say)
     if not first.findings:
         return first
     time.sleep(PAUSE)
-    second = snapshot.audit(choices, lambda text: progress.say(f"{text}, for the second time"))
+    second = snapshot.audit(choices, lambda text: say(f"{text}, for the second time"))
     known = {finding.key() for finding in first.findings}
     kept = [finding for finding in second.findings if finding.key() in known]
     return replace(second, findings=kept)
@@ -54,38 +122,35 @@ def seen_twice(choices: Sequence[stores.Choice], progress: Progress) -> snapshot
 
 def _run(options: argparse.Namespace) -> int:
     choices = stores.choose(options, output.print_fault)
-    with Progress() as progress:
-        seen = seen_twice(choices, progress)
+    with output.progress() as say:
+        seen = seen_twice(choices, say)
     identities = [choice.identity() for choice in choices]
     unread = list(dict.fromkeys(why for one in seen.snapshots for why in one.unread))
     made = Report(identities, datetime.now(UTC), seen.counts, seen.findings, unread)
     if options.report:
-        made.write(options.report)
-    if options.output != "table":
-        output.print_data(made.document(), options.output)
-    else:
-        _show(made, stores.told(choices), options)
+        text = f"{json.dumps(made.document(), indent=2)}\n"
+        output.write_file("report", options.report, text.encode(), mode=0o666)
+    output.show(options.output, made.document(), lambda: _show(made, stores.told(choices), options))
     return 1 if made.faults else 0
 
 
 def _show(made: Report, where: str, options: argparse.Namespace) -> None:
+    out = output.console()
     shown = made.findings if options.all else made.faults
     if shown:
         output.print_table(("finding", "to do", "pool", "what"), [(f.kind, f.action, f.pool, f.message) for f in shown])
-        output.console().print()
+        out.print()
     looked = ", ".join(output.counted(count, what.removesuffix("s")) for what, count in made.counts.items())
-    output.console().print(f"read: {where}")
-    output.console().print(looked)
-    for kind, count in sorted(Counter(f.kind for f in made.findings if f.action == KEEP).items()):
-        output.console().print(f"kept, as it should be: {count} {kind}")
+    out.print(f"read: {where}")
+    out.print(looked)
+    for kind, count in sorted(Counter(f.kind for f in made.of(KEEP)).items()):
+        out.print(f"kept, as it should be: {count} {kind}")
     for what in made.unread:
-        output.console().print(f"not read: {what}")
+        out.print(f"not read: {what}")
     if not made.faults:
-        output.console().print("nothing is wrong")
+        out.print("nothing is wrong")
         return
-    dead = sum(f.action == RECLAIM for f in made.faults)
-    output.console().print(
-        f"{output.counted(len(made.faults), 'finding')}, {dead} of which `railcni ipam reclaim` would free"
-    )
+    dead = len(made.of(RECLAIM))
+    out.print(f"{output.counted(len(made.faults), 'finding')}, {dead} of which `railcni ipam reclaim` would free")
     if dead and not options.report:
-        output.console().print("it needs their report: add --report FILE")
+        out.print("it needs their report: add --report FILE")

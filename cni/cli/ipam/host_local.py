@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from cni.library.runtime.cache import Cache, CachedResult
+from cni.library.runtime.cache import Cache
 from cni.shared.kernel import node
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 from cni.shared.spec.request import Attachment
@@ -25,7 +25,7 @@ def read(
     `network` is the CNI network's name, "" for that of the directory. InvalidConfig names addresses of no range.
     """
     network = network or os.path.basename(os.path.normpath(directory))
-    known = {(e.parameters.container_id, e.parameters.ifname): e for e in cache.all() if e.network == network}
+    known = {(e.parameters.container_id, e.parameters.ifname): e for e in cache.all(network)}
     found, strays = [], []
     try:
         names = sorted(os.listdir(directory))
@@ -45,7 +45,12 @@ def read(
         except FileNotFoundError:
             continue  # a DEL has come meanwhile
         want = Want(rng.pool_name(network_name), *address, network_name)
-        found.append(Lease(want, _owner(network, container, ifname, sequence, node_name, known)))
+        entry = known.get((container, ifname))
+        args = dict(entry.parameters.args) if entry else {}
+        pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
+        netns = entry.parameters.netns if entry else ""  # without it no node: it would be taken for one that is gone
+        where = (node_name, node.boot_id(), netns) if netns else ("", "", "")
+        found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
     if strays:
         raise InvalidConfig(
             f"{directory} has leases of no range that is named: {', '.join(strays[:10])}; add --range CIDR for each subnet of"
@@ -66,17 +71,6 @@ def remove(directory: str, lease: Lease) -> bool:
     except OSError as fault:
         raise IoFailure(f"{path} cannot be removed: {fault.strerror}") from None
     return True
-
-
-def _owner(
-    network: str, container: str, ifname: str, sequence: int, node_name: str, known: dict[tuple[str, str], CachedResult]
-) -> Owner:
-    entry = known.get((container, ifname))
-    args = dict(entry.parameters.args) if entry else {}
-    pod = tuple(args.get(f"K8S_POD_{key}", "") for key in ("NAMESPACE", "NAME", "UID"))
-    netns = entry.parameters.netns if entry else ""
-    where = (node_name, node.boot_id(), netns) if netns else ("", "", "")  # else it would be taken for one that is gone
-    return Owner(Attachment(network, container, ifname), (pod[0], pod[1], pod[2]), *where, sequence)
 
 
 def _entry(path: str) -> tuple[str, str, int]:

@@ -19,8 +19,7 @@ from typing import Any
 from cni.cli.ipam import host_local
 from cni.cli.ipam.move import Pools
 from cni.cli.terminal import output, subcommand
-from cni.cli.terminal.progress import Progress
-from cni.library.audit import holdings
+from cni.library.audit import snapshot
 from cni.library.audit import store as stores
 from cni.library.audit.model import Snapshot
 from cni.library.audit.store import Choice
@@ -44,45 +43,31 @@ SECONDS = 30.0  # for one request
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `migrate`."""
     about = "copy all leases to another store, and verify; no ADD may run meanwhile"
-    parser = subcommand.add(
-        commands,
-        "migrate",
-        about,
+    more = (
         ". A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, or config:FILE with"
         " the keys of the ipam block; the source also host-local:DIR, such as /var/lib/cni/networks/NETWORK. It can be run"
-        " again: what is there already stays. Run it on every node, for the records there.",
+        " again: what is there already stays. Run it on every node, for the records there."
     )
+    parser = subcommand.add(commands, "migrate", about, more, run=_run, shows=True)
     parser.add_argument("--from", dest="source", required=True, metavar="STORE")
     parser.add_argument("--to", dest="target", required=True, metavar="STORE")
     parser.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
-    parser.add_argument(
-        "--network",
-        default="",
-        help="the CNI network of leases that name none; of host-local: default the directory's name",
-    )
-    parser.add_argument(
-        "--range",
-        dest="ranges",
-        action="append",
-        default=[],
-        type=_range,
-        metavar="CIDR",
-        help="of host-local: a subnet",
-    )
+    about = "the CNI network of leases that name none; of host-local: default the directory's name"
+    parser.add_argument("--network", default="", help=about)
+    about = "of host-local: a subnet"
+    parser.add_argument("--range", dest="ranges", action="append", default=[], type=_range, metavar="CIDR", help=about)
     parser.add_argument("--network-name", default="", help="of host-local: ipam.network_name of the new configuration")
     parser.add_argument(
         "--node", default=host_name(), help="whose leases a file store is to get; default: this node's name"
     )
     parser.add_argument("--remove-source", action="store_true", help="free in the source what has arrived")
-    output.add_option(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     target = stores.parse(options.target)
     source = _source(options, target)
-    with Progress() as progress:
-        plan, done = _Migration(source, target, progress.say).run(options.dry_run, options.remove_source)
+    with output.progress() as say:
+        plan, done = _Migration(source, target, say).run(options.dry_run, options.remove_source)
     if options.output != "table":
         document = {"from": options.source, "to": options.target, "dryRun": options.dry_run}
         if options.dry_run:
@@ -140,7 +125,7 @@ def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
     pools = Pools(choice) if moves else None
 
     def read() -> list[Lease]:
-        found = holdings.read(choice)
+        found = snapshot.read(choice)
         moved = pools.moved_from(found) if pools else []
         leases = _of_cluster(found, options) if choice.kind == "kubernetes" else list(found.leases)
         return moved + (leases if choice.kind == "file" else _chosen(leases, options.node, target))
@@ -260,7 +245,7 @@ class _Migration:
         waiting = [lease for lease in leases if lease.pool in closed]
         if self._opens and not dry_run:
             self._copied.update((lease.key(), lease) for lease in self._opens.open(leases))
-        first = plan = self._planned([lease for lease in leases if lease not in waiting])
+        first = plan = self._planned([lease for lease in leases if lease.pool not in closed])
         if dry_run:
             for lease in waiting:
                 first.copy.setdefault(lease.key(), []).append(lease)

@@ -1,6 +1,6 @@
 """railcni ipam reclaim: free what an audit has found dead.
 
-Nothing is freed because of the report alone. All is read anew, at least a grace later; a lease that is dead again, and the
+Nothing is freed because of the report alone. All is read again, at least a grace later; a lease that is dead again, and the
 same, is read once more by itself right before it is freed, and the store tests the change: the resourceVersion of pool,
 AddressLease or reservation, all that makes a lease this one. A lease that has changed stays, and so does one whose address
 may be in use on the machine that the command runs on.
@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from cni.cli.ipam import report
-from cni.cli.ipam.audit import seen_twice
-from cni.cli.ipam.report import Report
+from cni.cli.ipam.audit import Report, load, seen_twice
 from cni.cli.terminal import output, subcommand
-from cni.cli.terminal.progress import Progress
 from cni.library.audit import snapshot, store_rules
 from cni.library.audit import store as stores
 from cni.library.audit.cluster import Cluster
@@ -35,7 +32,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.leases import Lease
 from ipam.stores.base import CHANGE
 
-GRACE = 60.0  # seconds: longer than a sandbox takes to be made anew
+GRACE = 60.0  # seconds: longer than a sandbox takes to be made again
 
 FREED, WOULD_FREE, SKIPPED, FAILED = "freed", "would free", "skipped", "failed"
 
@@ -43,9 +40,9 @@ FREED, WOULD_FREE, SKIPPED, FAILED = "freed", "would free", "skipped", "failed"
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `reclaim`."""
     about = "free what an audit has found dead, if it still is; exit code 1: something could not be freed"
-    parser = subcommand.add(commands, "reclaim", about, ". A pending pod's lease and an IPAMClaim's are never touched.")
+    more = ". A pending pod's lease and an IPAMClaim's are never touched."
+    parser = subcommand.add(commands, "reclaim", about, more, run=_run, shows=True)
     stores.add_options(parser)
-    output.add_option(parser)
     parser.add_argument("--from-report", required=True, metavar="FILE", help="what `railcni ipam audit --report` wrote")
     parser.add_argument("--dry-run", action="store_true", help="say what would be freed, and free nothing")
     parser.add_argument(
@@ -55,11 +52,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="SECONDS",
         help=f"how old the report must be; until then the command waits (default: {GRACE:g})",
     )
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    made = report.load(options.from_report)
+    made = load(options.from_report)
     known = stores.named(options)
     choices = [choice for choice in known if choice.identity() in made.stores]
     if len(choices) < len(made.stores):
@@ -80,15 +76,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _reclaim(made: Report, choices: list[stores.Choice], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    if not made.dead:
+    if not made.of(RECLAIM):
         return
-    with Progress() as progress:
+    with output.progress() as say:
         if not options.dry_run:
-            _wait(made, options.grace, progress)
-        seen = seen_twice(choices, progress)
+            _wait(made, options.grace, say)
+        seen = seen_twice(choices, say)
     again = {finding.key() for finding in seen.findings}
     found = {choice.kind: _Found(choice, snapshot) for choice, snapshot in zip(choices, seen.snapshots, strict=True)}
-    for finding in made.dead:
+    for finding in made.of(RECLAIM):
         store = found.get(finding.store) or found[choices[0].kind]
         yield _one(finding, finding.key() in again, store, options.dry_run)
 
@@ -102,7 +98,7 @@ class _Found:
         self._choice = choice
         self._seen = seen
         self._cluster = Cluster(choice.kubeconfig, choice.namespace) if seen.pods is not None else None
-        self._freeing = Freeing(choice.open(CHANGE), self._cluster, Records(STATE), Log())
+        self._freeing = Freeing(choice.open(CHANGE), self._cluster, Records(STATE, Log()))
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def free(self, finding: Finding, dry_run: bool) -> None:
@@ -177,12 +173,12 @@ def _one(finding: Finding, found_again: bool, found: _Found, dry_run: bool) -> d
     }
 
 
-def _wait(made: Report, grace: float, progress: Progress) -> None:
+def _wait(made: Report, grace: float, say: Callable[[str], object]) -> None:
     """Until the report is as old as the grace, so that what is dead was so for that long."""
     age = (datetime.now(UTC) - made.created).total_seconds()
     end = time.monotonic() + min(grace - age, grace)
     while (left := end - time.monotonic()) > 0:
-        progress.say(f"the report is new: looking again in {left:.0f} s")
+        say(f"the report is new: looking again in {left:.0f} s")
         time.sleep(min(left, 1.0))
 
 

@@ -18,7 +18,7 @@ from cni.library.lint import known
 from cni.library.lint.addresses import BLOCK, MEMBERS
 from cni.plugins import LINK_PLUGINS
 from cni.plugins.rdma import plugin as rdma
-from cni.plugins.sriov import config as sriov
+from cni.plugins.sriov import plugin as sriov
 from cni.shared import config, rail
 from cni.shared.config import Key
 from cni.shared.spec.versions import SUPPORTED

@@ -1,16 +1,18 @@
-"""The rails of a pod by the records of this node, and their state in its sandbox."""
+"""The rails of a pod by the records of this node; their state in its sandbox, compared with each other and with a peer."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cni import plugins
 from cni.features import gids, routing
 from cni.library.inventory.sandboxes import NamespaceView, inode_of
+from cni.library.runtime import icmp
 from cni.shared.config import Fault
 from cni.shared.kernel import addresses, netns, rdma_sysfs
 from cni.shared.kernel.sandbox import Sandbox as Opened
@@ -23,6 +25,8 @@ from cni.verbs.detach import PART, config_of
 
 Interfaces = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
+_PAYLOAD = 56  # bytes, as ping(8)
+_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,41 +43,60 @@ class AttachedRail:
     routing: dict[str, Any] | None
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Its group, and its number there."""
+        return self.rail.group, self.rail.index
+
+    @property
     def subnets(self) -> list[Subnet]:
         """The subnets of the rail that its group defines; [] for plain addressing."""
         own = self.rail.ranges[self.rail.index] if self.rail.ranges else []
         return [_subnet(str(member(part, "range"))) for part in own]
 
 
-@dataclass(frozen=True)
-class Found:
-    """What stands of a rail: its addresses, the index that they stand for, how it differs, and its GIDs by address."""
+@dataclass
+class RailReport:
+    """How a rail stands: its addresses, their GIDs by address, its faults, and round trips in ms by the address of the peer."""
 
     attached: AttachedRail
-    addresses: tuple[Interfaces, ...]
-    differences: tuple[str, ...]
-    gids: dict[str, str]
+    addresses: list[Interfaces] = field(default_factory=list)
+    gids: dict[str, str] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    trips: dict[str, float] = field(default_factory=dict)
 
     @property
     def indexes(self) -> list[int]:
         """The host number of each address."""
         return [int(a.ip) - int(a.network.network_address) for a in self.addresses]
 
+    def document(self) -> dict[str, Any]:
+        """The report for programs."""
+        attached = self.attached
+        return {
+            "group": attached.rail.group,
+            "rail": attached.rail.index,
+            "network": attached.network,
+            "interface": attached.ifname,
+            "addresses": [str(a) for a in self.addresses],
+            "index": self.indexes[0] if self.indexes else None,
+            "table": attached.rail.table if attached.routing else None,
+            "mtu": attached.mtu or None,
+            "gids": self.gids,
+            "pings": {address: round(ms, 3) for address, ms in self.trips.items()},
+            "faults": self.faults,
+        }
 
-def of_node(state: str = STATE) -> list[AttachedRail]:
-    """All rails that this node's records tell of."""
-    return list(_recorded(state)) if os.path.isdir(state) else []
 
-
-def of_sandbox(sandbox: NamespaceView, state: str = STATE) -> list[AttachedRail]:
+def of_sandbox(sandbox: NamespaceView) -> list[AttachedRail]:
     """The rails that are attached to one namespace, in their order."""
     inode = os.stat(sandbox.netns).st_ino
-    found = [a for a in of_node(state) if inode_of(a.netns) == inode]
-    return sorted(found, key=lambda a: (a.rail.group, a.rail.index))
+    found = [a for a in of_node() if inode_of(a.netns) == inode]
+    return sorted(found, key=lambda a: a.key)
 
 
-def _recorded(state: str) -> Iterator[AttachedRail]:
-    for attachment, _, record in Records(state, Log("railcni")).all(PART):
+def of_node() -> Iterator[AttachedRail]:
+    """All rails that this node's records tell of."""
+    for attachment, _, record in Records(STATE, Log("railcni")).all(PART) if os.path.isdir(STATE) else ():
         config = config_of(record)
         faults: list[Fault] = []
         rail = read(config, faults)
@@ -94,48 +117,122 @@ def _recorded(state: str) -> Iterator[AttachedRail]:
         )
 
 
-def look(attached: AttachedRail) -> Found:
+def look(attached: AttachedRail) -> RailReport:
     """What there is of a rail now."""
+    found = RailReport(attached)
     with Opened(netns.open_namespace(attached.netns)) as there:
         link = there.rtnl.link(name=attached.ifname)
         if link is None:
-            return Found(attached, (), (f'there is no link "{attached.ifname}" in the sandbox',), {})
+            found.faults.append(f'there is no link "{attached.ifname}" in the sandbox')
+            return found
         texts = [a.text for a in addresses.list_of(there.rtnl, link.index) if a.scope != addresses.LINK_SCOPE]
         result = Result([Interface(link.name, link.mac)], [IPConfig(text) for text in texts])
-        differences = [] if link.up else [f"{link.name} is down"]
+        found.faults += [] if link.up else [f"{link.name} is down"]
         if attached.routing:
-            differences += routing.differences(attached.routing, link, result, there)
+            found.faults += routing.differences(attached.routing, link, result, there)
         if attached.mtu and link.mtu != attached.mtu:
-            differences.append(f"MTU of {link.name} is {link.mtu}, and {attached.mtu} is wanted")
+            found.faults.append(f"MTU of {link.name} is {link.mtu}, and {attached.mtu} is wanted")
         if not texts:
-            differences.append(f"{link.name} has no address")
-    held = [ipaddress.ip_interface(text) for text in texts]
-    names, lacking = _gids(attached, [str(a.ip) for a in held])
-    wanted = attached.subnets
-    outside = [str(a) for a in held if wanted and a.network not in wanted]
-    differences += [f"{text} of {attached.ifname} is in none of the rail's ranges" for text in outside]
-    differences += [
-        f"{attached.ifname} has no address of {net}" for net in wanted if net not in {a.network for a in held}
-    ]
-    differences += lacking
-    return Found(attached, tuple(held), tuple(differences), names)
+            found.faults.append(f"{link.name} has no address")
+    found.addresses = [ipaddress.ip_interface(text) for text in texts]
+    wanted, held = attached.subnets, [a.network for a in found.addresses]
+    outside = [str(a) for a in found.addresses if wanted and a.network not in wanted]
+    found.faults += [f"{text} of {attached.ifname} is in none of the rail's ranges" for text in outside]
+    found.faults += [f"{attached.ifname} has no address of {net}" for net in wanted if net not in held]
+    _look_for_gids(found)
+    return found
 
 
-def _gids(attached: AttachedRail, wanted: list[str]) -> tuple[dict[str, str], list[str]]:
+def _look_for_gids(found: RailReport) -> None:
     """The RoCE v2 GIDs of a rail's addresses, and which are missing; nothing where its NIC has no verbs device."""
-    ports = (
-        [port for port in rdma_sysfs.ports_of_netdev(attached.carrier) if rdma_sysfs.is_roce(*port)]
-        if attached.carrier
-        else []
-    )
+    carrier, ifname = found.attached.carrier, found.attached.ifname
+    ports = [p for p in rdma_sysfs.ports_of_netdev(carrier) if rdma_sysfs.is_roce(*p)] if carrier else []
     if not ports:
-        return {}, []
-    found = gids.find(ports, wanted, attached.ifname)
-    names = {address: f"{device} port {port} index {index}" for address, (device, port, index) in found.items()}
-    return names, [gids.missing(ports, address, attached.ifname) for address in wanted if address not in found]
+        return
+    wanted = [str(a.ip) for a in found.addresses]
+    entries = gids.find(ports, wanted, ifname)
+    found.gids = {address: f"{device} port {port} index {index}" for address, (device, port, index) in entries.items()}
+    found.faults += [gids.missing(ports, address, ifname) for address in wanted if address not in entries]
 
 
 def _subnet(text: str) -> Subnet:
     """The subnet of a range, "a.b.c.d/n" with or without host bits, or "first-last/n"."""
     addresses, _, length = text.partition("/")
     return ipaddress.ip_network(f"{addresses.partition('-')[0].strip()}/{length}", strict=False)
+
+
+# --- the rails of a pod beside each other, and a peer ---
+
+
+def check(rails: Sequence[AttachedRail]) -> list[RailReport]:
+    """Each rail by itself, and the indexes of all that should be equal."""
+    reports = [look(attached) for attached in rails]
+    for group in {attached.rail.group for attached in rails}:
+        same = [r for r in reports if r.attached.rail.group == group and r.attached.rail.is_same_index]
+        counts = Counter(index for report in same for index in report.indexes)
+        usual = max(counts, key=lambda index: counts[index], default=0)
+        for report in same:
+            for address, index in zip(report.addresses, report.indexes, strict=True):
+                if index != usual:
+                    report.faults.append(f"{address} is index {index}, and other rails of {group} have {usual}")
+    return reports
+
+
+def of_pod(rails: Sequence[AttachedRail]) -> dict[tuple[str, int], list[str]]:
+    """The addresses of a peer on this node, by group and rail."""
+    return {a.key: [str(i.ip) for i in look(a).addresses] for a in rails}
+
+
+def of_index(reports: Sequence[RailReport], index: int) -> dict[tuple[str, int], list[str]]:
+    """The addresses of a peer anywhere that has this index on every rail; of a subnet without it none."""
+    return {
+        r.attached.key: [str(a.network[index]) for a in r.addresses if index < a.network.num_addresses] for r in reports
+    }
+
+
+def index_of(reports: Sequence[RailReport], address: str) -> int | None:
+    """The index that an address of any rail stands for."""
+    wanted = ipaddress.ip_address(address)
+    networks = [own.network for report in reports for own in report.addresses if wanted in own.network]
+    return int(wanted) - int(networks[0].network_address) if networks else None
+
+
+def ping(reports: Sequence[RailReport], peer: dict[tuple[str, int], list[str]]) -> None:
+    """Send an echo from each address of each rail to the peer's on the same rail, and note what does not answer."""
+    for report in reports:
+        attached = report.attached
+        theirs = peer.get(attached.key, [])
+        if not theirs:
+            report.faults.append(f"the peer has no address on rail {attached.rail.index} of {attached.rail.group}")
+        for address in theirs:
+            source = _source(report.addresses, address)
+            if not source:
+                report.faults.append(f"no address of {attached.ifname} is of the family of {address}")
+                continue
+            with netns.open_namespace(attached.netns) as there, there.entered():
+                try:
+                    seconds = icmp.ping(address, _PAYLOAD, attached.rail.index + 1, _SECONDS, source)
+                    report.trips[address] = 1e3 * seconds
+                except OSError as fault:
+                    why = f"no answer within {_SECONDS:g} s" if isinstance(fault, TimeoutError) else fault.strerror
+                    report.faults.append(f"ping {address} from {source}: {why}")
+
+
+def _source(own: Sequence[Interfaces], address: str) -> str:
+    """The address to send from: that in the peer's subnet, else one of its family."""
+    wanted = ipaddress.ip_address(address)
+    same = [a for a in own if a.version == wanted.version]
+    best = [a for a in same if wanted in a.network] or same
+    return str(best[0].ip) if best else ""
+
+
+COLUMNS = ("group", "rail", "interface", "addresses", "index", "table", "GID", "ping ms", "faults")
+
+
+def row(report: RailReport) -> Sequence[object]:
+    """A line of the table."""
+    d = report.document()
+    trips = " ".join(f"{ms:.2f}" for ms in report.trips.values())
+    names = " ".join(report.gids.values())
+    faults = "; ".join(report.faults) or "none"
+    return d["group"], d["rail"], d["interface"], " ".join(d["addresses"]), d["index"], d["table"], names, trips, faults

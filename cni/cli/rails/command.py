@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import yaml
 
-from cni.cli.rails import attached, check, nics
+from cni.cli.rails import attached
 from cni.cli.terminal import output, subcommand
-from cni.library.inventory import sandboxes
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import sandboxes, topology
+from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, InvalidConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cni.cli.rails.check import RailReport
+    from cni.cli.rails.attached import RailReport
     from cni.library.inventory.sandboxes import NamespaceView
 
 _FILE = """
@@ -22,15 +26,15 @@ keys of the file: count, subnet; group, namespace, type (macvlan, host-device, s
 mtu, base, exclude, gateway, routing, tableBase, addressing, resourcePrefix, shared, image; docs/rails.md has an example
 """
 
+_NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod", "interface", "addresses")
+
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `rails` and its verbs."""
     about = "several NICs of a node as one group: their networks, whether a pod's are right, which GPU is near"
-    parser = subcommand.add(commands, "rails", about)
-    verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
-
+    verbs = subcommand.add_group(commands, "rails", about)
     about = "the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
-    render = subcommand.add(verbs, "render", about, ", to be applied by kubectl.", epilog=_FILE)
+    render = subcommand.add(verbs, "render", about, ", to be applied by kubectl.", run=_render, epilog=_FILE)
     render.add_argument("file", metavar="FILE", help="YAML; - for stdin")
     render.add_argument(
         "-o", "--output", choices=("yaml", "json", "table"), default="yaml", help="table: an overview, to read"
@@ -41,24 +45,16 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default="others",
         help="whose ConfigMap the NICs go into: that of the RDMA shared or SR-IOV device plugin, or of `railcni device-plugin`",
     )
-    render.set_defaults(run=_render)
 
     about = "whether a pod's rails have one index, their routes, rules, ARP settings, MTU and GIDs, and reach a peer"
-    check = subcommand.add(verbs, "check", about, ". Exit code 0: all is well; 1: something is not.")
+    more = ". Exit code 0: all is well; 1: something is not."
+    check = subcommand.add(verbs, "check", about, more, run=_check, shows=True)
     check.add_argument("pod", metavar="NAMESPACE/POD|NETNS", help="a pod of this node, or the path of its namespace")
-    check.add_argument(
-        "--peer",
-        metavar="PEER",
-        default="",
-        help="ping it on every rail from the rail's own address: a pod of this node, the index of a pod anywhere, or one of its addresses",
-    )
-    output.add_option(check)
-    check.set_defaults(run=_check)
+    about = "ping it on every rail from the rail's own address: a pod of this node, the index of a pod anywhere, or one of its addresses"
+    subcommand.option(check, "--peer", "", about, "PEER")
 
     about = "the node's NICs with the GPU that is nearest, the rails they carry, and their pods' addresses"
-    show = subcommand.add(verbs, "show", about)
-    output.add_option(show)
-    show.set_defaults(run=_show)
+    subcommand.add(verbs, "show", about, run=_show, shows=True)
 
 
 def _render(options: argparse.Namespace) -> int:
@@ -102,11 +98,11 @@ def _check(options: argparse.Namespace) -> int:
             f"{options.pod} has no rail: no record of this node tells of an attachment with the key `rail` in its namespace",
             code=100,
         )
-    reports = check.check(rails)
+    reports = attached.check(rails)
     if options.peer:
-        check.ping(reports, _peer(options.peer, reports, found))
+        attached.ping(reports, _peer(options.peer, reports, found))
     documents = [report.document() for report in reports]
-    output.show(options.output, documents, lambda: output.print_table(check.COLUMNS, map(check.row, reports)))
+    output.show(options.output, documents, lambda: output.print_table(attached.COLUMNS, map(attached.row, reports)))
     sys.stdout.flush()
     return int(any(report.faults for report in reports))
 
@@ -114,23 +110,82 @@ def _check(options: argparse.Namespace) -> int:
 def _peer(text: str, reports: list[RailReport], found: list[NamespaceView]) -> dict[tuple[str, int], list[str]]:
     """The peer's addresses by rail."""
     if text.isdigit():
-        return check.of_index(reports, int(text))
+        return attached.of_index(reports, int(text))
     try:
-        index = check.index_of(reports, text)
+        index = attached.index_of(reports, text)
     except ValueError:  # no address
         sandbox = sandboxes.find(text, found)
-        return check.of_pod(attached.of_sandbox(sandbox)) if sandbox.netns else {}
+        return attached.of_pod(attached.of_sandbox(sandbox)) if sandbox.netns else {}
     if index is None:
         raise InvalidConfig(f"--peer {text}: is in no rail's subnet")
-    return check.of_index(reports, index)
+    return attached.of_index(reports, index)
 
 
 def _show(options: argparse.Namespace) -> int:
-    found = nics.read(attached.of_node())
-    if options.output != "table":
-        output.print_data(found, options.output)
-    elif not found:
+    found = _nics([*attached.of_node()])
+    if options.output == "table" and not found:
         output.print_fault("railcni: no NIC here has a verbs device, and no rail is attached")
-    else:
-        output.print_table(nics.COLUMNS, nics.rows(found))
+        return 0
+    output.show(options.output, found, lambda: output.print_table(_NICS, _rows(found)))
     return 0
+
+
+def _nics(rails: Sequence[attached.AttachedRail]) -> list[dict[str, Any]]:
+    """A NIC each: those with verbs devices and those that carry rails, the latter in the order of their rails."""
+    devices = [d for d in inventory.read() if not d.is_virtual_function]
+    known = {p.netdev: d for d in devices for p in d.ports if p.netdev}
+    carriers = [a.carrier for a in sorted(rails, key=lambda a: a.key) if a.carrier]
+    places = {name: known[name].pci if name in known else _pci_of(name) for name in dict.fromkeys([*carriers, *known])}
+    seen = topology.read((name, pci) for name, pci in places.items() if pci)
+    nics = []
+    for name, pci in places.items():
+        place = dict(seen.nics).get(name)
+        near = [
+            (topology.NEAREST_FIRST.index(distance), f"GPU{number}", distance)
+            for number, gpu in enumerate(seen.gpus)
+            if place and (distance := seen.distance(gpu, place))
+        ]
+        _, gpu_name, nearness = min(near, default=(0, "", ""))
+        nic = {
+            "netdev": name,
+            "verbsDevice": known[name].name if name in known else "",
+            "pci": pci,
+            "numaNode": place.numa_node if place and place.numa_node >= 0 else None,
+            "gpu": gpu_name,
+            "distance": nearness,
+            "rails": [_rail(a) for a in rails if a.carrier == name],
+        }
+        nics.append(nic)
+    return nics
+
+
+def _pci_of(netdev: str) -> str:
+    last = sysfs.pci_path_of_netdev(netdev).rpartition("/")[2]
+    return last if topology.is_address(last) else ""
+
+
+def _rail(rail: attached.AttachedRail) -> dict[str, Any]:
+    try:
+        addresses = [str(a.ip) for a in attached.look(rail).addresses]
+    except CniError:  # the sandbox is gone
+        addresses = []
+    return {
+        "group": rail.rail.group,
+        "rail": rail.rail.index,
+        "pod": rail.pod,
+        "interface": rail.ifname,
+        "addresses": addresses,
+    }
+
+
+def _rows(found: Sequence[dict[str, Any]]) -> list[Sequence[object]]:
+    """A line for each rail of each NIC; one for a NIC without."""
+    lines: list[Sequence[object]] = []
+    for nic in found:
+        head = (nic["gpu"], nic["distance"], nic["netdev"], nic["verbsDevice"], nic["pci"], nic["numaNode"])
+        for rail in nic["rails"]:
+            what = f"{rail['group']}/{rail['rail']}"
+            lines.append((*head, what, rail["pod"], rail["interface"], " ".join(rail["addresses"])))
+        if not nic["rails"]:
+            lines.append((*head, None, None, None, None))
+    return lines

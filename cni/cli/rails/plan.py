@@ -223,20 +223,14 @@ def _range(plan: Rails, subnet: Subnet) -> dict[str, Any]:
 
 def nodes_nics(pairing: str, root: str = "/sys") -> list[Nic]:
     """This node's physical NICs with verbs devices, in the order of `pairing`."""
-    devices = [d for d in inventory.read(root=root) if d.pci and not d.is_virtual_function]
-    netdevs = {d.name: next((p.netdev for p in d.ports if p.netdev), "") for d in devices}
-    found = topology.read(((d.name, d.pci) for d in devices), root)
-    order = sorted(found.nics, key=lambda nic: (nic[1].numa_node, nic[1].address))
-    if pairing == "gpu":
-        left = [name for name, _ in order]
-        paired = []
-        for gpu in found.gpus:
-            near = next((name for name in left if name in found.nearest(gpu)), "")
-            if near:
-                left.remove(near)
-                paired.append(near)
-        names = [*paired, *left]
-    else:
-        names = [name for name, _ in order]
-    places = {d.name: d.pci for d in devices}
-    return [Nic(netdevs[name], places[name]) for name in names]
+    devices = {d.name: d for d in inventory.read(root=root) if d.pci and not d.is_virtual_function}
+    found = topology.read(((name, d.pci) for name, d in devices.items()), root)
+    left = [name for name, _ in sorted(found.nics, key=lambda nic: (nic[1].numa_node, nic[1].address))]
+    paired = []
+    for gpu in found.gpus if pairing == "gpu" else ():
+        near = next((name for name in left if name in found.nearest(gpu)), "")
+        if near:
+            left.remove(near)
+            paired.append(near)
+    chosen = [devices[name] for name in [*paired, *left]]
+    return [Nic(next((p.netdev for p in d.ports if p.netdev), ""), d.pci) for d in chosen]

@@ -66,42 +66,29 @@ def _member(rail: PlannedRail) -> Any:
 def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> dict[str, Any]:
     """The ConfigMap of the device plugin that offers the NICs: shared ones, or functions of SR-IOV. The content is the same
     for `railcni device-plugin`."""
+    shared = {"rdmaHcaMax": plan.shared} if plan.type == "macvlan" else {}
+    names = [{"resourcePrefix": plan.resourcePrefix, "resourceName": rail.resource} for rail in rails]
+    listed = [{**name, **shared, "selectors": _selectors(plan, rail)} for name, rail in zip(names, rails, strict=True)]
+    content: dict[str, Any]
     if plan.type == "macvlan":
-        listed: list[dict[str, Any]] = [
-            {
-                "resourcePrefix": plan.resourcePrefix,
-                "resourceName": rail.resource,
-                "rdmaHcaMax": plan.shared,
-                "selectors": {"ifNames": [rail.nic.netdev]},
-            }
-            for rail in rails
-        ]
-        content = {"periodicUpdateInterval": 300, "configList": listed}
-        return _config_map(*(_OURS if ours else ("rdma-devices", _OTHERS)), content)
-    listed = [
-        {
-            "resourcePrefix": plan.resourcePrefix,
-            "resourceName": rail.resource,
-            "selectors": {**_selector(plan, rail), "isRdma": True},
-        }
-        for rail in rails
-    ]
-    return _config_map(*(_OURS if ours else ("sriovdp-config", _OTHERS)), {"resourceList": listed})
-
-
-def _selector(plan: Rails, rail: PlannedRail) -> dict[str, Any]:
-    if rail.nic.netdev:
-        return {"pfNames": [rail.nic.netdev]}
-    return {"rootDevices" if plan.type == "sriov" else "pciAddresses": [rail.nic.pci]}
-
-
-def _config_map(name: str, namespace: str, content: dict[str, Any]) -> dict[str, Any]:
+        content, name = {"periodicUpdateInterval": 300, "configList": listed}, "rdma-devices"
+    else:
+        content, name = {"resourceList": listed}, "sriovdp-config"
+    name, namespace = _OURS if ours else (name, _OTHERS)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name, "namespace": namespace},
         "data": {"config.json": json.dumps(content, indent=2) + "\n"},
     }
+
+
+def _selectors(plan: Rails, rail: PlannedRail) -> dict[str, Any]:
+    if plan.type == "macvlan":
+        return {"ifNames": [rail.nic.netdev]}
+    if rail.nic.netdev:
+        return {"pfNames": [rail.nic.netdev], "isRdma": True}
+    return {"rootDevices" if plan.type == "sriov" else "pciAddresses": [rail.nic.pci], "isRdma": True}
 
 
 def annotation(plan: Rails, rails: Sequence[PlannedRail]) -> str:

@@ -1,4 +1,10 @@
-"""How the command shows things: tables and JSON on stdout, faults on stderr. How a screen looks: cni/cli/terminal/screen.py."""
+"""How the command shows things: tables and JSON on stdout, faults and progress on stderr. rich takes 0.1 s to load, so
+only what prints with it imports it.
+
+On a terminal tables are coloured and fit its width: the last column alone is folded, between words, since an address in
+two pieces cannot be copied; where that is not enough each row becomes lines of its own, a value a line. Elsewhere they are
+plain columns, one line a row, whatever its length, so that grep, cut and a log keep them whole.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 from cni.shared.spec.errors import IoFailure
@@ -16,12 +23,22 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+_ENDLESS = 1 << 16  # columns of something that is no terminal: nothing is wrapped or cut there
+_LEAST = 24  # columns that a folded column has, or the rows become lines
+
 
 def console(stream: IO[str] | None = None) -> Console:
     """A console on `stream`, stdout unless given; printed text is never read as markup."""
-    from cni.cli.terminal import screen  # with rich
+    from rich.console import Console
 
-    return screen.console(stream)
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the command's own exit code, not rich's
+
+    stream = sys.stdout if stream is None else stream
+    is_terminal = stream.isatty()
+    width = None if is_terminal else _ENDLESS
+    return _Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=not is_terminal)
 
 
 def styled(text: str, style: str = "") -> Text:
@@ -36,19 +53,63 @@ def print_table(
 ) -> None:
     """A table with the heads `columns`; None in a row stays empty. Without rows `empty` goes to stderr, and no head to
     `stream`, so that a program that counts lines counts none."""
-    if rows := list(rows):
-        from cni.cli.terminal import screen  # with rich
-
-        screen.print_table(columns, rows, stream)
-    else:
+    if not (rows := list(rows)):
         sys.stderr.write(f"{empty}\n")
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console(stream)
+    heads = [Text(column.upper()) for column in columns]
+    cells = [[c if isinstance(c, Text) else Text("" if c is None else str(c)) for c in row] for row in rows]
+    widths = [max(cell.cell_len for cell in column) for column in zip(heads, *cells, strict=True)]
+    if not out.is_terminal:
+        for row in [heads, *cells]:
+            padded = [cell.plain + " " * (width - cell.cell_len) for cell, width in zip(row, widths, strict=True)]
+            out.print("  ".join(padded).rstrip())
+    elif sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], _LEAST) <= out.width:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
+        for head in heads:
+            table.add_column(head, no_wrap=head is not heads[-1], overflow="fold")
+        for row in cells:
+            table.add_row(*row)
+        out.print(table)
+    else:
+        widest = max(len(head) for head in heads)
+        for row in cells:
+            for head, cell in zip(heads, row, strict=True):
+                if cell.plain:
+                    print_paragraph(f"{head.plain:{widest}}", cell, stream)
+            out.print()
 
 
 def print_paragraph(head: str, text: str | Text, stream: IO[str] | None = None) -> None:
-    """`text` behind `head`; on a terminal its further lines begin below its first."""
-    from cni.cli.terminal import screen  # with rich
+    """`text` after `head`; on a terminal its further lines begin below its first."""
+    from rich.table import Table
 
-    screen.print_paragraph(head, text, stream)
+    out = console(stream)
+    if not out.is_terminal:
+        out.print(f"{head}  {text}")
+        return
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(head, text)
+    out.print(grid)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """`with progress() as say: say("reading pods")`: the current step of a long command, on stderr while it runs; only on
+    a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.status import Status
+
+    with Status("", console=console(sys.stderr)) as status:
+        yield status.update
 
 
 def counted(number: int, noun: str) -> str:
@@ -56,14 +117,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def print_json(value: Any) -> None:
-    """`value` as JSON, indented by four as cnitool does."""
-    sys.stdout.write(json.dumps(value, indent=4) + "\n")
-
-
 def add_option(parser: argparse.ArgumentParser) -> None:
     """-o: a table for people, or the same as JSON or YAML."""
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+
+
+def print_json(value: Any) -> None:
+    """`value` as JSON, indented by four as cnitool does."""
+    sys.stdout.write(json.dumps(value, indent=4) + "\n")
 
 
 def print_data(value: Any, form: str) -> None:
@@ -94,7 +155,8 @@ def print_fault(title: str, details: str = "") -> None:
 
 def write_file(noun: str, path: str, data: bytes, mode: int = 0o600) -> None:
     """Write `data` to `path`, whole or not at all; IoFailure names it by `noun`."""
-    new = f"{path}.new-{os.getpid()}"
+    folder, _, name = os.path.abspath(path).rpartition("/")
+    new = f"{folder}/.{name}.new-{os.getpid()}"  # hidden: what watches a folder passes it over
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             file.write(data)

@@ -2,17 +2,14 @@
 
 `railcni ipam` (cni.cli.ipam) and the collector of the agent (cni.agent.collector) both consist of these parts.
 
-model        what a cluster holds beside leases: pods, nodes, networks, pools, reservations      pure
-documents    objects of the API as these values                                                  pure
+model        what a cluster holds beside leases, of objects of the API: pods, nodes, networks      pure
 cluster      the API server, as command and agent read it: ipam.stores.apiserver in pages
 snapshot     all that a store and its cluster hold, and what the rules find in it
 findings     what can be wrong
-lease_rules  leases and reservations beside pods                                              pure
-pod_rules    the addresses that pods show in their network-status                             pure
+lease_rules  leases and reservations beside pods, and the addresses that pods show            pure
 store_rules  a store by itself, and leases beside records                                     pure
 occupancy    how full a pool is                                                               pure
 store        which store a command speaks of
-holdings     all that a chosen store holds
 in_use       whether an address may be in use on this machine; the locks of the operations that change it
 free         frees one dead lease: it is read and judged again right before
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from cni.library.audit.documents import nad_name, parse_networks, parse_node, parse_pod, parse_pool
+from cni.library.audit import model
 from cni.library.audit.model import Name, Network, Node, Pod
 from ipam.leases import Lease
 from ipam.stores.apiserver import Api
@@ -34,9 +34,6 @@ class Cluster:
     def __init__(self, path: str = "", namespace: str = "", seconds: float = SECONDS) -> None:
         self.path = path
         self.api = Api(path, seconds, namespace)
-
-    def __str__(self) -> str:
-        return str(self.api)
 
     def close(self) -> None:
         """Close the connection."""
@@ -68,24 +65,24 @@ class Cluster:
 
     def pods(self, node: str = "") -> Iterator[list[Pod]]:
         """The pods of all namespaces, or of one node."""
-        return self.pages(PODS, parse_pod, namespace=EVERYWHERE, fields=f"spec.nodeName={node}" if node else "")
+        return self.pages(PODS, model.parse_pod, namespace=EVERYWHERE, fields=f"spec.nodeName={node}" if node else "")
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """A pod as it is now; None when there is none."""
-        return self._one(PODS, parse_pod, name, namespace) if namespace else None
+        return self._one(PODS, model.parse_pod, name, namespace) if namespace else None
 
     def nodes(self) -> dict[str, Node]:
         """The nodes, by name."""
-        return {node.name: node for node in read_all(lambda: self.pages(NODES, parse_node, namespace=EVERYWHERE))}
+        return {node.name: node for node in read_all(lambda: self.pages(NODES, model.parse_node, namespace=EVERYWHERE))}
 
     def node(self, name: str) -> Node | None:
         """A node as it is now; None when there is none."""
-        return self._one(NODES, parse_node, name, EVERYWHERE)
+        return self._one(NODES, model.parse_node, name, EVERYWHERE)
 
     def networks(self) -> tuple[list[Network], set[str]]:
         """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
         found = read_all(
-            lambda: self.pages(NADS, lambda nad: (nad_name(nad), parse_networks(nad)), namespace=EVERYWHERE)
+            lambda: self.pages(NADS, lambda nad: (model.nad_name(nad), model.parse_networks(nad)), namespace=EVERYWHERE)
         )
         return [network for _, networks in found for network in networks], {name for name, _ in found}
 
@@ -118,7 +115,7 @@ class PoolReading:
         self.faults: list[str] = []  # the faults of pools that cannot be read
 
     def read(self) -> Iterator[list[IPPool]]:
-        """The pools; the first pages, while reservations are read, have none. A second call reads all anew."""
+        """The pools; the first pages, while reservations are read, have none. A second call reads all again."""
         self._reserved, self._leased, self.faults = {}, set(), []
         for page in self._cluster.pages(RESERVATIONS, Reservation):
             self._reserved.update((one.name, one) for one in page)
@@ -132,7 +129,7 @@ class PoolReading:
         if str((document.get("spec") or {}).get("range")).startswith(MOVED):
             return None
         try:
-            state = parse_pool(document, self._reservation, self._networks)
+            state = model.parse_pool(document, self._reservation, self._networks)
         except ValueError as fault:
             self.faults.append(f"spec.range of IPPool {(document.get('metadata') or {}).get('name')}: {fault}")
             return None

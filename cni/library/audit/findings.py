@@ -1,7 +1,4 @@
-"""What can be wrong between pools, reservations and live pods. Pure.
-
-cni.library.audit.lease_rules says what is wrong with leases and reservations, cni.library.audit.pod_rules what is wrong with addresses in use.
-"""
+"""What can be wrong between pools, reservations and live pods. Pure."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from cni.library.audit import in_use
 from cni.library.audit.cluster import Cluster
 from cni.shared.kernel import node
-from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from ipam import records as ipam_records
@@ -39,7 +38,6 @@ class Freeing:
     store: Store
     cluster: Cluster | None
     records: Records
-    log: Log
     below: Callable[[str], str] = str
     seconds: float = 0
 
@@ -56,7 +54,7 @@ class Freeing:
         with in_use.excluded(self.records, lease.attachment) as users:
             if users is None:
                 raise Changed("an operation on its attachment is under way")
-            record = upkeep.read_record(lease.attachment, self.records, self.log)
+            record = upkeep.read_record(lease.attachment, self.records)
             own = record and stores.same(record["store"], self.store.record()) and not record["pending"]
             if record and not (own and record["sequence"] == lease.sequence):
                 raise Changed("its record tells of another lease or store, or of a release that is pending")
@@ -68,7 +66,7 @@ class Freeing:
             if not dry_run:  # the attachment loses all its leases at once
                 kept = ipam_records.cooldown(record) or cooldown
                 where = {**record["store"], **self.store.record()}  # the record may know pools that no network names
-                upkeep.release(lease.attachment, record, where, self.records, self.log, self.seconds, kept)
+                upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
     def _recorded(self, lease: Lease) -> Lease:
         """`lease` as a record of this machine tells of it, where the store tells container and interface alone."""
@@ -110,7 +108,7 @@ class Freeing:
         reserved = self.cluster.reservation(lease)
         own = reserved is not None and reserved.is_of(lease)
         if reserved and own and lease.sequence not in (0, reserved.lease.sequence):
-            raise Changed("its attachment has claimed it anew")
+            raise Changed("its attachment has claimed it again")
         try:
             entry = allocation(self.cluster.pool(lease.pool), lease)
         except ValueError as fault:

@@ -17,7 +17,7 @@ from cni.shared.kernel import addresses, netns, netns_users, node, sandbox
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import UNENDED, Records
 from cni.shared.spec.request import Attachment
-from ipam.group import members
+from ipam.group import rails
 from ipam.leases import Lease
 from ipam.records import PART
 
@@ -28,9 +28,9 @@ LINK_PART = "link"
 def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] | None]:
     """Hold the locks of `owner`, which has the leases, and of the links that use them; None when an ADD or DEL of one runs.
 
-    Yields the attachments of these links: several for a group of rails (ipam.group.members).
+    Yields the attachments of these links: several for a group of rails (ipam.group.rails).
     """
-    users = members.users(owner, records.read(owner, PART))
+    users = rails.users(owner, records.read(owner, PART))
     with ExitStack() as locks:
         for attachment, part in (*((user, LINK_PART) for user in users), (owner, PART)):
             held = records.try_locked(attachment, part)
@@ -38,7 +38,7 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
                 yield None
                 return
             locks.enter_context(held)
-        yield users if members.users(owner, records.read(owner, PART)) == users else None
+        yield users if rails.users(owner, records.read(owner, PART)) == users else None
 
 
 def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: Callable[[str], str] = str) -> bool:

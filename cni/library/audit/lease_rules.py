@@ -1,4 +1,4 @@
-"""What is wrong with leases and reservations, beside live pods. Pure: a snapshot in, findings out.
+"""What is wrong with leases and reservations, beside live pods, and with the addresses that these show. Pure.
 
 A lease is called dead only when nobody can be using its address: its pod is gone, or is over, or is another of the same
 name, and no other pod shows the address. A pod that is pending may be about to use it, an IPAMClaim outlives its pod,
@@ -7,14 +7,14 @@ and on a node that is not ready a pod may run on after its object is gone: none 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from cni.library.audit import findings as kinds
 from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, about
-from cni.library.audit.model import Snapshot
-from cni.library.audit.pod_rules import AddressUse
+from cni.library.audit.model import Address, Network, Pod, PodInterface, Snapshot
 from ipam.leases import Lease
-from ipam.ranges import format_address
+from ipam.ranges import format_address, range_of
 from ipam.stores.kubernetes.objects import REMEDY, WARN_PERCENT, IPPool, Reservation, percent
 
 
@@ -25,8 +25,8 @@ def find(snapshot: Snapshot) -> list[Finding]:
         *rules.leases(),
         *rules.given_twice(),
         *filter(None, map(rules.reservation, snapshot.reserved or ())),
-        *rules.use.without_lease(),
-        *rules.use.duplicates(),
+        *rules.without_lease(),
+        *rules.duplicates(),
         *pools(snapshot.pools),
     ]
     return sorted(found, key=lambda f: (f.pool, len(f.address), f.address, f.kind, f.pod))
@@ -37,7 +37,17 @@ class AuditRules:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._all = snapshot
-        self.use = AddressUse(snapshot)
+        self._users: dict[Address, list[tuple[Pod, PodInterface]]] = defaultdict(list)  # the live pods that show it
+        for pod in (snapshot.pods or {}).values():
+            for interface in () if pod.is_over else pod.interfaces or ():
+                for address in interface.addresses:
+                    self._users[address].append((pod, interface))
+        self._held: dict[Address, list[Lease]] = defaultdict(list)
+        for lease in snapshot.leases:
+            self._held[lease.address].append(lease)
+        self._own: dict[str, list[Network]] = defaultdict(list)  # by the names of their NADs
+        for network in snapshot.networks:
+            self._own[network.name].append(network)
         self._reserved = {r.key: r for r in snapshot.reserved or () if r.address}
         self._unreserved = {pool for n in snapshot.networks if not n.overlap for pool in n.pools()}
 
@@ -86,7 +96,7 @@ class AuditRules:
 
     def _dead(self, lease: Lease, kind: str, why: str) -> Finding:
         """A finding that the lease can be freed, or that its address may still be in use."""
-        users = self.use.users(lease)
+        users = self._users_of(lease)
         if users:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
         node = (self._all.nodes or {}).get(lease.node)
@@ -101,7 +111,7 @@ class AuditRules:
 
     def given_twice(self) -> Iterator[Finding]:
         """Addresses that several pools have given where they must be unique."""
-        for leases in self.use.leases.values():
+        for leases in self._held.values():
             reserving = [h for h in leases if h.scope is not None and h.pool not in self._unreserved]
             for scope in {h.scope for h in reserving}:
                 same = [h for h in reserving if h.scope == scope]
@@ -119,7 +129,7 @@ class AuditRules:
             why = "its overlap reservation is lost: a pool that overlaps could give the address again"
             yield self._of(lease, kinds.LOST_RESERVATION, RESTORE, why)
         elif not reserved.is_of(lease):
-            others = [h for h in self.use.leases[lease.address] if h.scope == lease.scope and reserved.is_of(h)]
+            others = [h for h in self._held[lease.address] if h.scope == lease.scope and reserved.is_of(h)]
             other = reserved.lease.pod_ref or reserved.lease.container_id
             if other and not others:
                 yield self._of(lease, kinds.FOREIGN_RESERVATION, LOOK, f"its overlap reservation says {other}")
@@ -128,11 +138,11 @@ class AuditRules:
         """What is to be said of a reservation that goes with no lease."""
         if reserved.address is None:
             return self._about(reserved, kinds.UNREADABLE, LOOK, "its name holds no address")
-        if any(h.scope == reserved.lease.scope for h in self.use.leases[reserved.address]):
+        if any(h.scope == reserved.lease.scope for h in self._held[reserved.address]):
             return None
         lease, pods = reserved.lease, self._all.pods
         pod, node = (pods or {}).get(lease.pod_name), (self._all.nodes or {}).get(lease.node)
-        used = self.use.in_scope(lease.scope or "", reserved.address)
+        used = self._users_in(lease.scope or "", reserved.address)
         silent = pod is not None and not pod.is_over and pod.interfaces is None
         action, why = LOOK, ", and whether it is in use cannot be told"
         if pods is None:
@@ -158,6 +168,97 @@ class AuditRules:
             reservation=(reserved.name, reserved.uid),
         )
 
+    # --- addresses of pods ---
+
+    def _users_of(self, lease: Lease) -> list[str]:
+        """The live pods that show the address of `lease` on a network that may take it from there."""
+        return [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
+
+    def _users_in(self, scope: str, address: Address) -> list[str]:
+        """The live pods that show an address on a network that reserves it in `scope`, or may."""
+        found = []
+        for pod, interface in self._users[address]:
+            networks = [n for n in self._own[interface.network] if n.holds(address)]
+            if not networks or networks[0].network_name == scope:
+                found.append(str(pod))
+        return found
+
+    def without_lease(self) -> Iterator[Finding]:
+        """Pods whose network-status shows an address that this store has not given them."""
+        for address, users in self._users.items():
+            for pod, interface in users:
+                finding = self._without_lease(pod, interface, address)
+                if finding:
+                    yield finding
+
+    def _without_lease(self, pod: Pod, interface: PodInterface, address: Address) -> Finding | None:
+        networks = [n for n in self._own[interface.network] if n.holds(address)]
+        if interface.network in self._all.nads and not networks:
+            return None  # a static address, or another IPAM
+        if networks and all(n.datastore not in ("", self._all.kind) for n in networks):
+            return None
+        found = [h for h in self._held[address] if self._draws(interface, h)]
+        if any(self._is_of(h, pod, interface) for h in found):
+            return None
+        if not networks and not found and not any(_holds(p, address) for p in self._all.pools):
+            return None
+        holder = (
+            f"the store says it is that of {found[0].user()}" if found else "no pool holds it: it may be given again"
+        )
+        text = format_address(*address)
+        return Finding(
+            kind=kinds.POD_WITHOUT_LEASE,
+            action=LOOK,
+            message=f"{text} is in use by pod {pod} ({interface.ifname}, {interface.network}), and {holder}",
+            pool=found[0].pool if found else next(iter(n.pools()[0] for n in networks if n.pools()), ""),
+            address=text,
+            network=networks[0].cni_name if networks else "",
+            ifname=interface.ifname,
+            pod=str(pod),
+            pod_uid=pod.uid,
+            node=pod.node,
+        )
+
+    @staticmethod
+    def _is_of(lease: Lease, pod: Pod, interface: PodInterface) -> bool:
+        if not lease.pod[1]:
+            return lease.ifname == interface.ifname  # the container cannot be told from here
+        return lease.pod_name == (pod.namespace, pod.name)
+
+    def _draws(self, interface: PodInterface, lease: Lease) -> bool:
+        """Whether the network of the interface may take addresses from the pool of `lease`."""
+        if interface.network not in self._all.nads:
+            return True
+        networks = [n for n in self._own[interface.network] if n.holds(lease.address)]
+        return any(
+            lease.pool in n.pools() or (n.sliced and f"{lease.pool}-".startswith(f"{n.network_name}-".lstrip("-")))
+            for n in networks
+        )
+
+    def duplicates(self) -> Iterator[Finding]:
+        """Addresses that several pods show where they must be unique."""
+        for address, users in self._users.items():
+            spaces: dict[object, dict[str, Pod]] = defaultdict(dict)
+            for pod, interface in users:
+                spaces[self._space(interface, address)][str(pod)] = pod
+            for space, pods in spaces.items():
+                if len(pods) < 2 or space is None:
+                    continue
+                text, first = format_address(*address), next(iter(pods.values()))
+                where = ", ".join(f"{pod} (node {pod.node})" for pod in pods.values())
+                message = f"{text} is in use by {len(pods)} pods at once: {where}; delete all but one of them"
+                yield Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(first), node=first.node)
+
+    def _space(self, interface: PodInterface, address: Address) -> object:
+        """In which an address is to be unique; None when it comes from elsewhere."""
+        networks = [n for n in self._own[interface.network] if n.holds(address)]
+        if networks:
+            network = networks[0]
+            return ("scope", network.network_name) if network.overlap else ("pools", *network.pools())
+        if interface.network in self._all.nads or not self._held[address]:
+            return None
+        return ("nad", interface.network)
+
 
 def pools(states: Iterable[IPPool]) -> Iterator[Finding]:
     """What is to be said of pools as objects."""
@@ -176,3 +277,11 @@ def near_limit(name: str, size: int, leases: int) -> str:
         return ""
     told = f"pool {name} is an object of {size >> 10} KiB with {leases} leases"
     return f"{told}, {share} % of what the API server takes. {REMEDY}"
+
+
+def _holds(state: IPPool, address: Address) -> bool:
+    """Whether the range in the pool's name has the address."""
+    try:
+        return bool(range_of(state.name, *address))
+    except ValueError:
+        return False

@@ -7,11 +7,13 @@ addresses it shows only the beginning, as far as leases reach: the lowest free a
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ipam.ranges import Range, parse_cidr
+from cni.library.audit.model import Snapshot
+from ipam.ranges import BITS, Range, merge, parse_cidr, range_of
 
 Span = tuple[int, int]  # the first and the last address
 
@@ -50,18 +52,47 @@ class Occupancy:
         return "".join(signs[max(1, int(8 * share)) if share else 0] for share in self.cells)
 
 
+@dataclass(frozen=True)
+class PoolUse:
+    """A pool and how full it is; `occupancy` is None where its name tells no range. `size` is its object's, in bytes."""
+
+    name: str
+    family: int
+    used: int
+    occupancy: Occupancy | None
+    size: int | None = None
+
+
+def pools(snapshot: Snapshot) -> list[PoolUse]:
+    """How full each pool is, by name."""
+    values: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for lease in snapshot.leases:
+        values[lease.pool, lease.family].append(lease.value)
+    objects = {state.name: state for state in snapshot.pools}
+    for state in snapshot.pools:
+        values.setdefault((state.name, state.family), [])
+    found = []
+    for (name, family), leased in sorted(values.items()):
+        first = leased[0] if leased else objects[name].first
+        full = _occupancy(snapshot, name, family, first, sorted(leased))
+        if leased or full:
+            found.append(PoolUse(name, family, len(leased), full, objects[name].size if name in objects else None))
+    return found
+
+
+def _occupancy(snapshot: Snapshot, name: str, family: int, first: int, leased: list[int]) -> Occupancy | None:
+    try:
+        cidr = range_of(name, family, first)
+    except ValueError:
+        return None
+    ranges = [r for n in snapshot.networks for r in n.ranges if r.pool_name(n.network_name) == name]
+    return of(leased, spans_of(cidr, ranges))
+
+
 def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
     """The addresses of a pool that may be given: what the networks' `ranges` say, else all of its CIDR."""
-    own = list(ranges)
-    if not own:
-        own = [Range(*parse_cidr(cidr))]
-    spans: list[Span] = []
-    for low, high in sorted(span for rng in own for span in rng.spans()):
-        if spans and low <= spans[-1][1] + 1:
-            spans[-1] = (spans[-1][0], max(high, spans[-1][1]))
-        else:
-            spans.append((low, high))
-    return spans
+    own = list(ranges) or [Range(*parse_cidr(cidr))]
+    return merge((span for rng in own for span in rng.spans()), 0, 1 << BITS[6])
 
 
 def of(values: Sequence[int], spans: Sequence[Span]) -> Occupancy:

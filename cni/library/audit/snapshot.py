@@ -1,18 +1,20 @@
-"""Reads a store, and the pods and nodes that its leases are for, and applies the rules. It only gets and lists, and reads files."""
+"""Reads a store, whatever its kind, and the pods and nodes that its leases are for, and applies the rules.
+
+It only gets and lists, in pages, and reads files.
+"""
 
 from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import stat as read_status
 from typing import Any
 
-from cni.library.audit import holdings, in_use, lease_rules, store_rules
-from cni.library.audit.cluster import Cluster, by_name, read_all
+from cni.library.audit import in_use, lease_rules, store_rules
+from cni.library.audit.cluster import Cluster, PoolReading, by_name, read_all
 from cni.library.audit.findings import DUPLICATE_ADDRESS, POD_WITHOUT_LEASE, Finding
-from cni.library.audit.holdings import Progress
 from cni.library.audit.model import Network, Snapshot
 from cni.library.audit.store import Choice
 from cni.shared.log import Log
@@ -22,8 +24,12 @@ from ipam import stores
 from ipam.leases import Lease
 from ipam.records import PART
 from ipam.stores.apiserver.faults import Forbidden
-from ipam.stores.base import READ
+from ipam.stores.base import READ, Store
 from ipam.stores.etcd import EtcdStore
+
+_PAGE = 1000
+
+Progress = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     choice = choices[0]
     if choice.kind == "file":
         return _at_files(choice, progress)
-    if not choice.has_cluster:
-        found = _of_store(choice, None, [], progress)
+    if choice.kind == "etcd" and not choice.kubeconfig:
+        found = _of_keys(choice, progress)
         why = "the pods: no kubeconfig is named, so no lease was compared with its pod (--kubeconfig names one)"
         return Audit(list(found.findings), found.counts, [replace(found, unread=[why])])
     cluster = Cluster(choice.kubeconfig, choice.namespace)
@@ -52,15 +58,20 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     progress("reading networks")
     networks, nads = _or(cluster.networks, ([], set()), unread)
     # before the pods: a pod is there before its lease, and goes after it
-    read = [_of_store(one, cluster, networks, progress) for one in choices]
+    readers: dict[str, Callable[[Choice], Snapshot]] = {
+        "etcd": lambda one: _of_keys(one, progress),
+        "kubernetes": lambda one: _of_pools(cluster, networks, progress),
+        "addresslease": lambda one: _of_store(one, progress),
+    }
+    contents = [readers[one.kind](one) for one in choices]
     progress("reading pods")
     pods = by_name(read_all(cluster.pods, progress, "pods"))
     progress("reading nodes")
     nodes = _or(cluster.nodes, None, unread)
     around: dict[str, Any] = {"pods": pods, "nodes": nodes, "networks": networks, "nads": nads}
-    snapshots = [replace(found, **around, unread=[*found.unread, *unread]) for found in read]
+    snapshots = [replace(found, **around, unread=[*found.unread, *unread]) for found in contents]
     total: Counter[str] = Counter()
-    for found in read:
+    for found in contents:
         total.update(found.counts)
     return Audit(_findings(snapshots), {**total, "pods": len(pods)}, snapshots)
 
@@ -79,11 +90,51 @@ def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
     return list(found.values())
 
 
-def _of_store(choice: Choice, cluster: Cluster | None, networks: list[Network], progress: Progress) -> Snapshot:
-    if choice.kind == "kubernetes" and cluster:
-        return holdings.of_pools(cluster, networks, progress)
-    if choice.kind != "etcd":
-        return holdings.of_store(choice, progress)
+def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
+    """The content of the chosen store, or of one pool of it; `progress` is called as the reading goes on."""
+    if choice.kind != "kubernetes":
+        return _of_store(choice, progress, pool)
+    cluster = Cluster(choice.kubeconfig, choice.namespace)
+    progress("reading networks")
+    networks, _ = _or(cluster.networks, ([], set()), [])  # without them pools are as large as their names say
+    return _of_pools(cluster, networks, progress, pool)
+
+
+def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
+    """What a store holds that keeps each lease whole."""
+    store = choice.open(READ)
+    with store.session():  # the pages of one reading belong together
+        found = []
+        for lease in _leases(store, pool):
+            found.append(lease)
+            if len(found) % _PAGE == 0:
+                progress(f"{len(found)} leases read")
+        return Snapshot(choice.kind, found, counts={"leases": len(found)})
+
+
+def _leases(store: Store, pool: str = "") -> Iterator[Lease]:
+    """All leases, or those of one pool, by pool and address."""
+    for found in store.pools():
+        if pool in ("", found.name):
+            last = None
+            while page := store.leases(found.name, last, _PAGE):
+                yield from page
+                last = page[-1]
+
+
+def _of_pools(cluster: Cluster, networks: list[Network], progress: Progress, pool: str = "") -> Snapshot:
+    """What the IPPools of a cluster hold."""
+    progress("reading pools and reservations")
+    reading = PoolReading(cluster, networks)
+    states = sorted((s for s in read_all(reading.read) if pool in ("", s.name)), key=lambda state: state.name)
+    found = [lease for state in states for lease in state.leases]
+    reserved = reading.reserved()
+    counts = {"pools": len(states), "leases": len(found), "reservations": len(reserved)}
+    return Snapshot("kubernetes", found, states, reserved, networks=networks, unread=reading.faults, counts=counts)
+
+
+def _of_keys(choice: Choice, progress: Progress) -> Snapshot:
+    """What the keys of etcd hold, and their faults."""
     store = EtcdStore(choice.store_ref, READ)
     entries: dict[bytes, bytes] = {}
     last = b""
@@ -108,7 +159,7 @@ def _at_files(choice: Choice, progress: Progress) -> Audit:
     store = choice.open(READ)
     with store.session():
         pools = store.pools()
-        leases = list(holdings.leases(store))
+        leases = list(_leases(store))
         records = [(a, r) for a, _, r in Records(STATE, Log("railcni")).all(PART) if _names(r, choice)]
     progress(f"{len(leases)} leases read")
     found = Snapshot(choice.kind, leases, records=records, counted=pools)

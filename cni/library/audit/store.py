@@ -15,7 +15,7 @@ from ipam import flatfile, stores
 from ipam.config import IpamConfig
 from ipam.keys import IPAM_KEYS
 from ipam.source import Source
-from ipam.stores.apiserver import Api, kubeconfig
+from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Forbidden, Undefined
 from ipam.stores.apiserver.resources import ADDRESSES, POOLS
 from ipam.stores.base import Store
@@ -62,11 +62,6 @@ class Choice:
     def kind(self) -> str:
         return str(self.store_ref["kind"])
 
-    @property
-    def has_cluster(self) -> bool:
-        """Whether there is a cluster to compare leases with."""
-        return self.kind in stores.IN_CLUSTER or bool(self.kubeconfig)
-
     def open(self, use: int) -> Store:
         return stores.open_store(self.store_ref, use)
 
@@ -74,12 +69,8 @@ class Choice:
         """What tells this store from others, in a report, with no secret in it."""
         if self.kind not in stores.IN_CLUSTER:
             return {k: v for k, v in stores.recorded(self.store_ref).items() if v}
-        access = self.access()
-        return {"kind": self.kind, "server": str(access), "namespace": self.namespace or access.namespace}
-
-    def access(self) -> kubeconfig.Access:
-        """The cluster, as its kubeconfig or this pod's service account says."""
-        return kubeconfig.load(self.kubeconfig) if self.kubeconfig else kubeconfig.in_cluster(dict(os.environb))
+        access = Api(self.kubeconfig, _SECONDS, self.namespace).access
+        return {"kind": self.kind, "server": str(access), "namespace": access.namespace}
 
     def __str__(self) -> str:
         """For messages."""

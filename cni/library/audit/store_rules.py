@@ -11,7 +11,7 @@ from cni.library.audit.model import Snapshot
 from cni.shared.spec.errors import StateDamaged
 from cni.shared.spec.request import Attachment
 from ipam import records as ipam_records
-from ipam.group import members
+from ipam.group import rails
 from ipam.leases import Lease
 from ipam.ranges import format_address
 from ipam.stores.etcd.keys import BLOCK, LEASE, parse, unescaped
@@ -31,7 +31,7 @@ def of_lease(lease: Lease, record: Mapping[str, Any] | None, in_use: InUse) -> F
     if record and record.get("pending") is True:
         why = "a DEL came and could not release it: `railcni ipam flush` does"
         return about(lease, kinds.RELEASE_PENDING, LOOK, why)
-    users = members.users(lease.attachment, dict(record) if record else None)
+    users = rails.users(lease.attachment, dict(record) if record else None)
     if lease.netns and in_use(lease, users) is False:
         return about(lease, kinds.LEASE_WITHOUT_NAMESPACE, RECLAIM, f"its namespace {lease.netns} is gone")
     if record is None:
@@ -62,11 +62,11 @@ def _records(snapshot: Snapshot, in_use: InUse) -> Iterator[Finding]:
             held = there.get((lease.pool, lease.address))
             if held and (held.container_id, held.ifname) == (lease.container_id, lease.ifname):
                 continue
-            gone = lease.netns and in_use(lease, members.users(attachment, dict(record))) is False
+            gone = lease.netns and in_use(lease, rails.users(attachment, dict(record))) is False
             state = (
                 "its namespace is gone: GC removes the record"
                 if gone
-                else "it may be in use: detach and attach it anew"
+                else "it may be in use: detach and attach it again"
             )
             holder = f"the store gives it to {held.user()}" if held else "the store does not hold it"
             why = f"of container {lease.container_id} ({lease.ifname}) is in its record, and {holder}; {state}"
@@ -79,7 +79,7 @@ def _counts(snapshot: Snapshot) -> Iterator[Finding]:
         if leases != pool.used:
             message = (
                 f"pool {pool.name} counts {pool.used} addresses as taken, and holds {leases} leases: move the file away when"
-                " no ADD runs, and it is made anew from the records"
+                " no ADD runs, and it is made again from the records"
             )
             yield Finding(kinds.INDEX_DIFFERS, LOOK, message, pool=pool.name)
 

@@ -63,7 +63,7 @@ class _Reader:
             behind = self.text[self.at : self.at + 20].split("\n")[0]
             one = behind[:1]
             fix = f"remove this {one}, or open it before" if one in "}]" else "remove it"
-            self._note(self.at, self.at + len(behind), "there is more text behind the end of the JSON value", fix)
+            self._note(self.at, self.at + len(behind), "there is more text after the end of the JSON value", fix)
         return node
 
     # --- the parts of JSON ---
@@ -139,15 +139,15 @@ class _Reader:
 
     def _colon(self, name: str, start: int, end: int) -> None:
         if self._next == "=":
-            self._pass(f'a colon is wanted behind "{name}", not =', f'write "{name}": ')
+            self._pass(f'a colon is wanted after "{name}", not =', f'write "{name}": ')
         elif self._next == ":":
             self.at += 1
         else:
-            self._note(start, end, f'a colon is missing behind "{name}"', f'write "{name}": ')
+            self._note(start, end, f'a colon is missing after "{name}"', f'write "{name}": ')
         self._skip()
 
     def _separator(self, start: int, end: int) -> None:
-        """Read up to the next member behind one that went from `start` to `end`: a comma, but not before a bracket."""
+        """Read up to the next member after one that went from `start` to `end`: a comma, but not before a bracket."""
         self._skip()
         one, comma = self._next, self.at
         if one == ",":
@@ -163,7 +163,7 @@ class _Reader:
         elif one and one not in "}]":
             shown = self._shown(start, end)
             start = end - 1 if "\n" in self.text[start:end] else start
-            self._note(start, end, f"a comma is missing behind {shown}", f"write {shown},")
+            self._note(start, end, f"a comma is missing after {shown}", f"write {shown},")
             self.at += one in ":="  # as in {"a": "b": 1}
 
     def _string(self) -> str:
@@ -197,7 +197,7 @@ class _Reader:
         """The string that begins at `start` and has no end on its line."""
         self._note(start, self.at, "the string is not closed on its line", 'write " where it ends')
         kept = text.rstrip()
-        if kept.endswith(","):  # most likely the comma behind it
+        if kept.endswith(","):  # most likely the comma after it
             self.at = self.text.rindex(",", start, self.at)
             kept = kept[:-1]
         return kept

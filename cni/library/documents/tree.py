@@ -106,7 +106,7 @@ class _Bounded(yaml.SafeLoader):
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The YAML document `text`, None for an empty one; yaml.YAMLError, TooMuch."""
+    """The YAML document `text`, None for an empty one; yaml.YAMLError, DocumentTooLarge."""
     loader = _Bounded(text)
     try:
         return loader.get_single_node()
@@ -115,7 +115,7 @@ def compose(text: str) -> yaml.Node | None:
 
 
 def of_yaml(root: yaml.Node) -> TreeNode:
-    """The tree of a composed YAML document; TooMuch, or yaml.YAMLError for an invalid value."""
+    """The tree of a composed YAML document; DocumentTooLarge, or yaml.YAMLError for an invalid value."""
     known: dict[int, TreeNode] = {}  # an alias is the node that it names, and is read once
     constructor = yaml.SafeLoader("")
 

@@ -15,14 +15,4 @@ Everything that runs lies in the plugin folder and is found by relative links: t
 A version is complete and on the disk before `current` leads to it, and `current` and every name change by one rename:
 a plugin that is executed during an install is the whole old version or the whole new one. For that a plugin follows
 `current` once, at its start: a bundle's finds its real path, a checkout's opens the one file that holds its modules.
-
-layout     the names, and which of them a plugin folder holds
-change     the steps of install and uninstall
-files      durable copies, links and removals
-content    the content of a version: the bundle in which this command runs, or a checkout's plugins
-runtimes   where the runtime looks for plugins
-below      paths below --root, as the host itself would resolve them
-running    the processes that run from a version
-holds      the attachments that only railcni can detach
-health     whether an installation is whole
 """

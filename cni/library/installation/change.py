@@ -7,29 +7,24 @@ which every name leads to a whole version, and the same command, repeated, finis
 from __future__ import annotations
 
 import errno
+import glob
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
-from cni.library.installation import content, files, layout, running
+from cni.library.installation import content, files, layout
 from cni.library.installation.health import fault_of
-from cni.library.installation.layout import (
-    BUNDLE,
-    CURRENT,
-    LOCK,
-    NAMES,
-    PREFIXED,
-    PREVIOUS,
-    REPLACED,
-    Installation,
-)
+from cni.library.installation.layout import BUNDLE, COMMAND, CURRENT, NAMES, PREFIXED, REPLACED, Installation
+from cni.shared.kernel.files import target_of
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, TryAgainLater
 
 CALLS_END_SECONDS = 60.0
+_HOST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h)
+_LONGEST_CALL = 3600.0  # seconds: a runtime gives a plugin some minutes
 _REMEDIES = {
     errno.ENOSPC: "free space there; nothing has changed for the runtime",
     errno.EDQUOT: "free space there; nothing has changed for the runtime",
@@ -82,7 +77,7 @@ class Folder:
         """
         import filelock  # with asyncio: 0.1 s, which `status` and the agent do not need
 
-        lock = filelock.FileLock(f"{self.bundle}/{LOCK}", timeout=0, mode=0o644)
+        lock = filelock.FileLock(f"{self.bundle}/{layout.LOCK}", timeout=0, mode=0o644)
         while not lock.is_locked:
             try:
                 os.makedirs(self.bundle, 0o755, exist_ok=True)
@@ -90,7 +85,7 @@ class Folder:
             except filelock.Timeout:
                 raise TryAgainLater(
                     f"another railcni install or uninstall is at work in {self.shown}: wait until it has ended",
-                    f"{self.shown}/{BUNDLE}/{LOCK} is locked; `lslocks` names the process",
+                    f"{self.shown}/{BUNDLE}/{layout.LOCK} is locked; `lslocks` names the process",
                 ) from None
             except OSError as fault:
                 raise self._refused("make the lock of the installers", fault) from None
@@ -144,10 +139,10 @@ def steps_to(folder: Folder, wanted: content.Content, replace: Sequence[str] = (
     if version != found.current:
         steps.append(Step(f"run the plugins of version {version}", partial(_try, folder, version)))
         if before:
-            steps.append(folder.link(f"remember {before} as the version before", f"{bundle}/{PREVIOUS}", before))
+            steps.append(folder.link(f"remember {before} as the version before", f"{bundle}/{layout.PREVIOUS}", before))
         steps.append(folder.link(f"switch to version {version}", f"{bundle}/{CURRENT}", version))
     steps += _take(folder, found, (*PREFIXED, *replace))
-    old = [v for v in found.versions if v not in (version, before) and running.is_unused(folder.path, v)]
+    old = [v for v in found.versions if v not in (version, before) and is_unused(folder.path, v)]
     return steps + [_removal(f"remove version {v}", f"{bundle}/{v}") for v in old]
 
 
@@ -222,7 +217,7 @@ def _release(folder: Folder, found: Installation) -> Iterator[Step]:
 def _users(folder: Folder, found: Installation) -> str:
     """The processes that run from a version, without this command, which may run from one itself."""
     own = (os.getpid(), os.getppid())
-    users = [(pid, v) for v in found.versions for pid in running.users(f"{folder.bundle}/{v}", own)]
+    users = [(pid, v) for v in found.versions for pid in users_of(f"{folder.bundle}/{v}", own)]
     return ", ".join(f"process {pid}, which runs from version {version}" for pid, version in users)
 
 
@@ -241,9 +236,93 @@ def _end(folder: Folder) -> Step:
 
     def remove() -> None:
         files.sync(folder.path)  # the names that came back are on the disk before the versions go
-        for name in (CURRENT, *sorted({*os.listdir(folder.bundle)} - {LOCK}), LOCK):
+        for name in (CURRENT, *sorted({*os.listdir(folder.bundle)} - {layout.LOCK}), layout.LOCK):
             files.remove(f"{folder.bundle}/{name}")
         os.rmdir(folder.bundle)
         files.sync(folder.path)
 
     return Step(f"remove {BUNDLE} with all versions", remove)
+
+
+# --- the processes that run from a version: it stays until they have ended ---
+#
+# A process is recognised by its executable, or by an open file: a bundle's process executes the bundle's dynamic loader, a
+# checkout's keeps its modules open (bin/launcher.in). Both are compared by device and inode, for a process in a
+# container has other paths. In a PID namespace of our own, where an installer's container usually runs, the host's
+# processes are not seen; then the time since the last switch decides.
+
+
+def sees_all() -> bool:
+    """Whether the host's processes can be seen from here."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _HOST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def is_unused(folder: str, version: str) -> bool:
+    """Whether nothing runs any more from an old version in the plugin folder `folder`."""
+    if sees_all():
+        return not users_of(f"{folder}/{BUNDLE}/{version}")
+    try:  # `current` was made when this version went out of use, or later
+        switched = os.lstat(f"{folder}/{BUNDLE}/{CURRENT}").st_mtime
+    except OSError:
+        return False
+    return time.time() - switched > _LONGEST_CALL
+
+
+def users_of(directory: str, without: Collection[int] = ()) -> list[int]:
+    """The processes that run from `directory`, except those in `without`. One that has just ended may be missed."""
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names)
+    files = {_identity(os.lstat(path)) for path in paths}
+    processes = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in processes if pid not in without and not files.isdisjoint(_opened(pid))]
+
+
+def _opened(pid: int) -> Iterator[tuple[int, int]]:
+    for path in (f"/proc/{pid}/exe", *glob.iglob(f"/proc/{pid}/fd/*")):
+        try:
+            yield _identity(os.stat(path))
+        except OSError:  # the process has ended or closed it, or is another user's
+            continue
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+# --- the link by which an administrator finds the command ---
+
+
+class CommandLink:
+    """The link railcni in `directory` of the host below `root`. Without `wanted`: whichever this installation has made.
+
+    It leads to the command of the version in use, or to that of the checkout, whose libraries are not installed. A file of
+    another's is left alone. A node without the folder, such as one that a container installs on, goes without.
+    """
+
+    def __init__(self, folder: Folder, root: str, directory: str, wanted: content.Content | None = None) -> None:
+        self._shown = f"{os.path.abspath(directory)}/{COMMAND}"
+        self._directory = files.below(root, os.path.abspath(directory))
+        self._path = f"{self._directory}/{COMMAND}"
+        self._installed = f"{folder.shown}/{BUNDLE}/{CURRENT}/{layout.PROGRAMS}/{COMMAND}"
+        own = f"{wanted.top}/{layout.PROGRAMS}/{COMMAND}" if wanted and wanted.interpreter else ""
+        self._target = own or self._installed
+
+    def __str__(self) -> str:
+        return self._shown if target_of(self._path) == self._target else self._target
+
+    def made(self) -> Iterator[Step]:
+        """The step to make it, unless it is there, has no place, or another's file has the name."""
+        leads_to = target_of(self._path)
+        is_free = not os.path.lexists(self._path) or leads_to.endswith(f"/{layout.PROGRAMS}/{COMMAND}")
+        if leads_to != self._target and is_free and os.access(self._directory, os.W_OK):
+            make = partial(os.symlink, self._target)
+            put = partial(files.put, self._path, f"{self._directory}/.{COMMAND}.new", make)
+            yield Step(f"link {self._shown} to {self._target}", put)
+
+    def removed(self) -> Iterator[Step]:
+        """The step to remove it, where it leads into this installation or to a checkout."""
+        leads_to = target_of(self._path)
+        if leads_to and (leads_to == self._installed or os.path.isfile(f"{os.path.dirname(leads_to)}/command.in")):
+            yield _removal(f"remove the link {self._shown}", self._path)

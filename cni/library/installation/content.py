@@ -21,8 +21,8 @@ from typing import Literal, NamedTuple
 
 from cni import VERSION
 from cni.compiled import pack
-from cni.library.installation.below import below
 from cni.library.installation.layout import COPIES, PLAIN, PROGRAMS, SCRIPTS
+from cni.shared.kernel.files import read_whole
 from cni.shared.spec.errors import IoFailure
 
 VERSION_FILE = "VERSION"
@@ -54,33 +54,34 @@ class Content(NamedTuple):
         return f"{self.release}-{digest(self.entries)}"
 
 
-def here(start: str = __file__) -> Content:
-    """The content that the file `start` belongs to; IoFailure when it belongs to none."""
-    folder = os.path.dirname(os.path.realpath(start))
+def here() -> Content:
+    """The content that this file belongs to; IoFailure when it belongs to none."""
+    folder = os.path.dirname(os.path.realpath(__file__))
     while folder != "/":
         if os.path.isfile(f"{folder}/{VERSION_FILE}") and os.path.isfile(f"{folder}/{PROGRAMS}/{PLAIN[0]}"):
             return bundle(folder)
         if os.path.isfile(f"{folder}/{_TEMPLATE}"):
             return checkout(folder)
         folder = os.path.dirname(folder)
-    raise IoFailure(f"{start} lies neither in a bundle nor in a checkout of railcni: run the command of one")
+    raise IoFailure(f"{__file__} lies neither in a bundle nor in a checkout of railcni: run the command of one")
 
 
 def bundle(top: str) -> Content:
     """The bundle in the directory `top`."""
-    release = _content(f"{top}/{VERSION_FILE}").decode().split()[0]
+    release = read_whole(f"{top}/{VERSION_FILE}").decode().split()[0]
     own = [entry for entry in tree(top) if entry.path.partition("/")[0] != COPIES]  # an installed version has them
-    programs = {name: partial(_content, f"{top}/{PROGRAMS}/{name}") for name in PLAIN}
+    programs = {name: partial(read_whole, f"{top}/{PROGRAMS}/{name}") for name in PLAIN}
     return Content(top, release, (*own, *_programs(COPIES, programs)))
 
 
 def checkout(top: str) -> Content:
     """The plugins of the checkout in the directory `top`, for this interpreter."""
     interpreter = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
-    template = _content(f"{top}/{_TEMPLATE}").decode().replace("@PYTHON@", interpreter)
+    template = read_whole(f"{top}/{_TEMPLATE}").decode().replace("@PYTHON@", interpreter)
     scripts: dict[str, Read] = {name: partial(template.replace("@PLUGIN@", name).encode) for name in PLAIN}
-    native = _native(top)
-    programs = dict.fromkeys(PLAIN, native) if native else scripts
+    launcher = f"{top}/build/launcher"  # empty where `make` found no compiler for it
+    is_native = os.path.isfile(launcher) and os.path.getsize(launcher)
+    programs = dict.fromkeys(PLAIN, partial(read_whole, launcher)) if is_native else scripts
     modules = pack.pack(top)
     entries = (
         VersionEntry(VERSION_FILE, "file", f"{VERSION}\n".encode),
@@ -90,15 +91,6 @@ def checkout(top: str) -> Content:
         VersionEntry(f"{PROGRAMS}/modules.{sys.implementation.cache_tag}", "file", lambda: modules),
     )
     return Content(top, VERSION, entries, interpreter)
-
-
-def _native(top: str) -> Read | None:
-    """The native launcher that `make` has built; None where there was no compiler for it."""
-    path = f"{top}/build/launcher"
-    try:
-        return partial(_content, path) if os.path.getsize(path) else None
-    except OSError:
-        return None
 
 
 def _programs(directory: str, programs: Mapping[str, Read]) -> list[VersionEntry]:
@@ -114,11 +106,11 @@ def tree(top: str) -> Iterator[VersionEntry]:
             full = f"{folder}/{name}"
             path, mode = os.path.relpath(full, top), os.lstat(full).st_mode
             if stat.S_ISLNK(mode):
-                yield VersionEntry(path, "link", partial(_target, full))
+                yield VersionEntry(path, "link", partial(os.readlink, os.fsencode(full)))
             elif stat.S_ISDIR(mode):
                 yield VersionEntry(path, "directory")
             elif stat.S_ISREG(mode):
-                yield VersionEntry(path, "program" if mode & 0o100 else "file", partial(_content, full))
+                yield VersionEntry(path, "program" if mode & 0o100 else "file", partial(read_whole, full))
             else:
                 raise IoFailure(f"{full} is neither a file, a directory nor a link: remove it from the bundle")
 
@@ -139,21 +131,3 @@ def is_whole(directory: str) -> bool:
         return digest(tree(directory)) == wanted
     except (OSError, IoFailure):
         return False
-
-
-def check_host(content: Content, root: str) -> None:
-    """IoFailure when the host below `root` lacks the interpreter that the executables name."""
-    if content.interpreter and not os.access(below(root, content.interpreter), os.X_OK):
-        raise IoFailure(
-            f"the host below {root} has no {content.interpreter}, which a checkout's executables name: install the bundle"
-            " there (make bundle), which brings its own"
-        )
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _target(path: str) -> bytes:
-    return os.fsencode(os.readlink(path))

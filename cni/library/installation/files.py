@@ -1,4 +1,5 @@
-"""Durable changes of a directory: when a function returns, its change is on the disk. OSError passes through."""
+"""Paths below a root, and durable changes of a directory: when a function returns, its change is on the disk. OSError
+passes through."""
 
 from __future__ import annotations
 
@@ -7,6 +8,36 @@ import shutil
 from collections.abc import Callable, Iterable
 
 from cni.library.installation.content import VersionEntry
+from cni.shared.spec.errors import InvalidConfig
+
+_MOST_LINKS = 40  # as the kernel's
+
+
+def below(root: str, path: str) -> str:
+    """The real path of `path`, an absolute one, below `root`, as a host would read it whose file system is mounted there:
+    symbolic links lead to places below `root`, too.
+
+    A part that does not exist is taken as written. InvalidConfig when the links form a loop.
+    """
+    root = os.path.realpath(root)
+    rest, real, links = path.split("/"), [""], 0
+    while rest:
+        part = rest.pop(0)
+        if part == "..":
+            real = real[:-1] or [""]
+        if part in ("", ".", ".."):
+            continue
+        try:
+            link = os.readlink(os.path.join(root, *real, part))
+        except OSError:
+            real.append(part)
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise InvalidConfig(f"{path} leads through more than {_MOST_LINKS} symbolic links: mend them")
+        real = [""] if link.startswith("/") else real
+        rest = link.split("/") + rest
+    return os.path.join(root, *real)
 
 
 def put(path: str, temporary: str, make: Callable[[str], object]) -> None:

@@ -14,7 +14,25 @@ _TRY_SECONDS = 30
 
 def faults(folder: str, shown: str, found: Installation, state: str) -> list[str]:
     """The faults, as sentences. `folder` is the plugin folder's real path, `shown` its name."""
-    return [*_links(shown, found), *_programs(folder, found), *state_faults(state)]
+    return [*_of_names(folder, shown, found), *state_faults(state)]
+
+
+def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
+    if not found.current:
+        there = bool(found.versions or found.ours)
+        fault = f"{BUNDLE}/{CURRENT} leads to no version" if there else "railcni is not installed there"
+        yield f"plugin folder {shown}: {fault}: run `railcni install`"
+        return
+    for name in PREFIXED:
+        if name in found.foreign:
+            yield f"{shown}/{name} is not railcni's: move it away and run `railcni install`"
+        elif name not in found.ours:
+            yield f"{shown}/{name} is missing: run `railcni install`"
+    for name in sorted(found.kept & found.foreign):
+        yield f"{shown}/{name} was replaced by railcni's, and is another's again: run `railcni install --replace`"
+    for name in sorted(found.ours):
+        if fault := fault_of(f"{folder}/{name}", name.removeprefix("railcni-")):
+            yield f"{fault}; run `railcni install`"
 
 
 def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
@@ -59,25 +77,3 @@ def fault_of(path: str, plugin: str) -> str:
     if done.returncode == 0 and "CNI" in said:
         return f"{path} is no longer railcni's: another installer has overwritten it ({said.strip()[:60]})"
     return f"{path} does not answer as railcni's {plugin} (exit code {done.returncode}: {said.strip()[:200]})"
-
-
-def _links(shown: str, found: Installation) -> Iterator[str]:
-    if not found.current:
-        there = bool(found.versions or found.ours)
-        fault = f"{BUNDLE}/{CURRENT} leads to no version" if there else "railcni is not installed there"
-        yield f"plugin folder {shown}: {fault}: run `railcni install`"
-        return
-    for name in PREFIXED:
-        if name in found.foreign:
-            yield f"{shown}/{name} is not railcni's: move it away and run `railcni install`"
-        elif name not in found.ours:
-            yield f"{shown}/{name} is missing: run `railcni install`"
-    for name in sorted(found.kept & found.foreign):
-        yield f"{shown}/{name} was replaced by railcni's, and is another's again: run `railcni install --replace`"
-
-
-def _programs(folder: str, found: Installation) -> Iterator[str]:
-    if found.current:
-        for name in sorted(found.ours):
-            if fault := fault_of(f"{folder}/{name}", name.removeprefix("railcni-")):
-                yield f"{fault}; run `railcni install`"

@@ -15,7 +15,7 @@ COPIES = "plain"  # of a version: the prefixed names lead to its programs, the p
 PLAIN = EXECUTABLES
 PREFIXED = tuple(f"railcni-{name}" for name in PLAIN)
 NAMES = (*PREFIXED, *PLAIN)
-COMMANDS = "/usr/local/bin"  # where the command is linked, for administrators
+COMMAND, COMMANDS = "railcni", "/usr/local/bin"  # the command, and where it is linked for administrators
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ class VerbsDevice:
 
 def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
     """All verbs devices that `root` shows."""
-    owners = _owners(sandboxes)
-    mtus = {(i.name, a): i.mtu for s in sandboxes for i in s.interfaces for a in i.addresses}
-    return [_device(name, owners, mtus, root) for name in rdma_sysfs.devices(root)]
+    # of several namespaces the first, which is this one itself
+    links = {(i.name, a): (s.owner, i.mtu) for s in reversed(sandboxes) for i in s.interfaces for a in i.addresses}
+    return [_device(name, links, root) for name in rdma_sysfs.devices(root)]
 
 
 def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
@@ -82,17 +82,11 @@ def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
     return [port for device in devices for port in device.ports]
 
 
-def _owners(sandboxes: Sequence[NamespaceView]) -> dict[tuple[str, str], str]:
-    """Who has (name of a link, address); of several the first, which is this namespace itself."""
-    found: dict[tuple[str, str], str] = {}
-    for sandbox in sandboxes:
-        for interface in sandbox.interfaces:
-            for address in interface.addresses:
-                found.setdefault((interface.name, address), sandbox.owner)
-    return found
+_Links = dict[tuple[str, str], tuple[str, int]]
+"""The owner and the MTU of the link that has (name, address)."""
 
 
-def _device(name: str, owners: dict[tuple[str, str], str], mtus: dict[tuple[str, str], int], root: str) -> VerbsDevice:
+def _device(name: str, links: _Links, root: str) -> VerbsDevice:
     address = rdma_sysfs.pci_of(name, root)
     function = topology.device(address, root) if address else topology.PciDevice("", ())
     return VerbsDevice(
@@ -102,23 +96,21 @@ def _device(name: str, owners: dict[tuple[str, str], str], mtus: dict[tuple[str,
         driver=function.driver,
         firmware=text(f"{root}{rdma_sysfs.CLASS}/{name}/fw_ver"),
         is_virtual_function=function.is_virtual_function,
-        ports=tuple(_port(name, number, owners, mtus, root) for number in rdma_sysfs.ports(name, root)),
+        ports=tuple(_port(name, number, links, root) for number in rdma_sysfs.ports(name, root)),
     )
 
 
-def _port(
-    device: str, number: int, owners: dict[tuple[str, str], str], mtus: dict[tuple[str, str], int], root: str
-) -> Port:
+def _port(device: str, number: int, links: _Links, root: str) -> Port:
     read = rdma_sysfs.Port(device, number, root)
     gids = tuple(
-        Gid(g.index, g.value, g.kind, g.address, g.ndev, owners.get((g.ndev, g.address), ""))
+        Gid(g.index, g.value, g.kind, g.address, g.ndev, links.get((g.ndev, g.address), ("", 0))[0])
         for g in rdma_sysfs.gids(device, number, root)
     )
     netdev = rdma_sysfs.netdev_of(device, number, root)
     seen = f"{root}/class/net/{netdev}"
     mtu = text(f"{seen}/mtu") if netdev else ""
     is_here = mtu.isdigit()
-    of_pod = [mtus[g.ndev, g.address] for g in gids if g.ndev == netdev and (g.ndev, g.address) in mtus]
+    of_pod = [links[g.ndev, g.address][1] for g in gids if g.ndev == netdev and (g.ndev, g.address) in links]
     size = int(mtu) if is_here else next(iter(of_pod), None)  # a device that was moved into a pod
     is_roce = read.link_layer == rdma_sysfs.ETHERNET
     return Port(

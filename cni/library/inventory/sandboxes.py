@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
-from cni.library.inventory.denied import is_denied
-from cni.library.inventory.places import NAMED_NAMESPACES, namespace_path
-from cni.library.inventory.podnames import is_of_pod, read_pod
+from cni.library.inventory import attachments as recorded
+from cni.library.inventory.places import NAMED_NAMESPACES, namespace_path, read_pod
 from cni.library.runtime.cache import DIRECTORY, Cache
 from cni.shared.kernel import addresses
 from cni.shared.kernel import netns as namespaces
+from cni.shared.kernel.files import names_in
 from cni.shared.kernel.links import Link, Rtnl
-from cni.shared.log import Log
-from cni.shared.records import STATE, Records
+from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError, InvalidConfig
 
 _LINK_LOCAL = "fe80:"
+REMEDY = "run it as root"  # where this user lacks the rights
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = 
     with namespaces.own() as own:
         found = [NamespaceView("", "", tuple(_interfaces(own, own)))]
         seen = {own.inode}
-        for path in (*pods, *_named(), *_of_processes()):
+        named = [f"{NAMED_NAMESPACES}/{name}" for name in sorted(names_in(NAMED_NAMESPACES))]
+        of_processes = [f"/proc/{pid}/ns/net" for pid in sorted(filter(str.isdigit, names_in("/proc")), key=int)]
+        for path in (*pods, *named, *of_processes):
             inode = inode_of(path)
             if inode in seen:
                 continue
@@ -103,13 +105,13 @@ def find(text: str, sandboxes: list[NamespaceView], state: str = STATE, cache: s
         wanted = read_pod(text)
     except ValueError:
         return _at(namespace_path(text), sandboxes)
-    found = [s for s in sandboxes if s.pod and is_of_pod((s.pod.partition("/")[0], s.pod.partition("/")[2]), wanted)]
-    if not found:
+    found = next((sandbox for sandbox in sandboxes if sandbox.pod == wanted), None)
+    if found is None:
         raise InvalidConfig(
             f"no namespace of pod {wanted} on this node: neither a record in {state} nor libcni's cache in {cache}/results"
             " names one that is still there; give the path of its namespace, /proc/PID/ns/net"
         )
-    return found[0]
+    return found
 
 
 def _at(path: str, sandboxes: list[NamespaceView]) -> NamespaceView:
@@ -124,29 +126,21 @@ def _at(path: str, sandboxes: list[NamespaceView]) -> NamespaceView:
 
 def _recorded(state: str) -> Iterator[tuple[str, str]]:
     """Paths of namespaces with their pods, as railcni's records know them."""
-    for attachment, _, record in Records(state, Log("railcni")).all():
-        namespace, name, *_ = record.get("pod") or ("", "")
-        if record.get("netns"):
-            yield str(record["netns"]), f"{namespace}/{name}" if name else f"container {attachment.container_id[:13]}"
+    for attachment in recorded.found(directory=state):
+        if attachment["netns"]:
+            yield attachment["netns"], attachment["pod"] or f"container {attachment['containerID'][:13]}"
 
 
 def _cached(cache: str) -> Iterator[tuple[str, str]]:
     """As `_recorded`, as libcni's cache knows them."""
     for entry in Cache(cache).all():
-        args = dict(entry.parameters.args)
-        if entry.parameters.netns and args.get("K8S_POD_NAME"):
-            yield entry.parameters.netns, f"{args.get('K8S_POD_NAMESPACE', '')}/{args['K8S_POD_NAME']}"
+        if entry.parameters.netns and entry.pod:
+            yield entry.parameters.netns, entry.pod
 
 
-def _named() -> list[str]:
-    try:
-        return [os.path.join(NAMED_NAMESPACES, name) for name in sorted(os.listdir(NAMED_NAMESPACES))]
-    except OSError:
-        return []
-
-
-def _of_processes() -> list[str]:
-    return [f"/proc/{pid}/ns/net" for pid in sorted(filter(str.isdigit, os.listdir("/proc")), key=int)]
+def is_denied(fault: object) -> bool:
+    """Whether `fault`, an error or its text, is caused by missing rights of this user, not root."""
+    return os.geteuid() != 0 and any(os.strerror(number) in str(fault) for number in (errno.EACCES, errno.EPERM))
 
 
 def inode_of(path: str) -> int:

@@ -164,6 +164,5 @@ def default_route_links(proc: str = "/proc") -> frozenset[str]:
 def administrative_states(root: str = "/sys") -> dict[str, bool]:
     """Whether each netdev that sysfs shows is set up (IFF_UP, in `flags`)."""
     folder = f"{root}/class/net"
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    flags = {name: text(f"{folder}/{name}/flags") for name in names}
+    flags = {name: text(f"{folder}/{name}/flags") for name in names_in(folder)}
     return {name: bool(int(value, 16) & 1) for name, value in flags.items() if value.startswith("0x")}

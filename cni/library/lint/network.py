@@ -170,7 +170,7 @@ def _chain(scope: Scope, listed: list[Any]) -> None:
         at = ("plugins", i, "type")
         if kind in known.CHAINED and not makers and all(isinstance(k, str) and k in known.CHAINED for k in kinds[:i]):
             later = next((k for k in kinds[i:] if isinstance(k, str) and k in known.LINKS), "")
-            fix = f"put it behind {later}" if later else 'put a plugin such as {"type": "macvlan", ...} before it'
+            fix = f"put it after {later}" if later else 'put a plugin such as {"type": "macvlan", ...} before it'
             if kind != "loopback" or len(kinds) > 1:
                 scope.error(at, f"{kind} changes the interface of a plugin before it, and there is no such plugin", fix)
         names_device = isinstance(listed[i], dict) and (

@@ -83,8 +83,8 @@ def _node_policy(scope: Scope, spec: dict[str, Any]) -> None:
     elif is_rdma is not True and kind == "netdevice":
         message = "without isRdma: true the device plugin gives pods no /dev/infiniband"
         scope.warn(("spec", "isRdma"), message, "add isRdma: true, where pods use RDMA")
-    if isinstance(mtu, int) and 0 < mtu < rdma_sysfs.LEAST_MTU:
-        message = f"RoCE makes {rdma_sysfs.roce_mtu(mtu)} of {mtu}: for its {rdma_sysfs.WHOLE_ROCE_MTU} it needs {rdma_sysfs.LEAST_MTU} or more"
+    if isinstance(mtu, int) and 0 < mtu < rdma_sysfs.MTU_FOR_WHOLE_ROCE:
+        message = f"RoCE makes {rdma_sysfs.roce_mtu(mtu)} of {mtu}: for its {rdma_sysfs.WHOLE_ROCE_MTU} it needs {rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more"
         scope.warn(("spec", "mtu"), message, "write 9000, where the fabric carries it")
     if not isinstance(spec.get("numVfs"), int) or spec["numVfs"] < 1:
         scope.error(("spec", "numVfs"), f"{shown(spec.get('numVfs'))}: want 1 or more", "write numVfs: 8, for example")

@@ -109,9 +109,7 @@ def _mtu(scope: Scope, keys: Keys, document: Mapping[str, Any], mtu: int) -> Non
     at = (*keys, "mtu")
     roce, largest = rdma_devices.roce_mtu(mtu), rdma_devices.WHOLE_ROCE_MTU
     if roce < largest:
-        message = (
-            f"RoCE makes {roce or 'nothing'} of {mtu}: for its {largest} it needs {rdma_devices.LEAST_MTU} or more"
-        )
+        message = f"RoCE makes {roce or 'nothing'} of {mtu}: for its {largest} it needs {rdma_devices.MTU_FOR_WHOLE_ROCE} or more"
         scope.warn(at, message, "write 9000, where the fabric carries it")
     elif mtu > SWITCH_MOST:
         message = f"{mtu} is more than the {SWITCH_MOST} that switches carry, and RoCE uses {largest} of it"

@@ -91,7 +91,7 @@ def _address(text: str) -> str:
 
 def _ranged(text: str) -> str:
     if not _RANGE.fullmatch(text):
-        raise ValueError("want a name, or a name with the numbers of VFs behind a #")
+        raise ValueError("want a name, or a name with the numbers of VFs after a #")
     return text
 
 
@@ -185,7 +185,7 @@ class Exclusive(_Resource):
 
 
 class NicSelector(_Model):
-    """Which physical functions a policy is about: all that are given must match. A range of VFs is behind the name."""
+    """Which physical functions a policy is about: all that are given must match. A range of VFs is after the name."""
 
     vendor: Annotated[str, AfterValidator(_hex)] = ""
     deviceID: Annotated[str, AfterValidator(_hex)] = ""
@@ -227,7 +227,7 @@ class VfPolicy(_Model):
 
     @property
     def chosen(self) -> list[tuple[str, list[tuple[int, int]]]]:
-        """The names of `pfNames` and `rootDevices`, each with the spans of VFs behind it, [] for all."""
+        """The names of `pfNames` and `rootDevices`, each with the spans of VFs after it, [] for all."""
         return [spans(text) for text in (*self.nicSelector.pfNames, *self.nicSelector.rootDevices)]
 
     @property

@@ -7,17 +7,19 @@ detach what another of them has attached. `config` is the conflist, in base64 as
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cni.shared.kernel.files import make_private_directory, write_whole
+from cni.shared.kernel.files import make_private_directory, read_whole, write_whole
 from cni.shared.spec.errors import IoFailure, StateDamaged
 
 DIRECTORY = "/var/lib/cni"
 _KIND = "cniCacheV1"
+_MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class CachedResult:
     parameters: Parameters
     config: bytes
     result: dict[str, Any] | None
+
+    @property
+    def pod(self) -> str:
+        """The pod as "namespace/name", by the arguments that Kubernetes' runtimes give; "" for none."""
+        args = dict(self.parameters.args)
+        return f"{args.get('K8S_POD_NAMESPACE', '')}/{args['K8S_POD_NAME']}" if args.get("K8S_POD_NAME") else ""
 
 
 class Cache:
@@ -71,57 +79,48 @@ class Cache:
         }
         needed = ("kind", "containerId", "config", "ifName", "networkName")
         document = {k: v for k, v in document.items() if v or k in needed}
-        try:
+        with _worded(f"the result cannot be kept in {self._results}"):
             make_private_directory(self._results)
             write_whole(self._results, _name(entry.network, known), json.dumps(document).encode())
-        except OSError as fault:
-            raise _refused(f"the result cannot be kept in {self._results}", fault) from None
 
     def remove(self, network: str, parameters: Parameters) -> None:
         """Forget the entry; there need not be one."""
-        try:
+        with _worded(f"the result cannot be removed from {self._results}"), suppress(*_MISSING):
             os.unlink(os.path.join(self._results, _name(network, parameters)))
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as fault:
-            raise _refused(f"the result cannot be removed from {self._results}", fault) from None
 
-    def all(self) -> list[CachedResult]:
-        """Every entry, in the order of their names; other files are passed over."""
-        try:
-            names = sorted(os.listdir(self._results))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as fault:
-            raise _refused(f"{self._results} cannot be listed", fault) from None
-        found = []
-        for name in names:
-            try:
+    def all(self, network: str = "") -> list[CachedResult]:
+        """Every entry, or those of one network, in the order of their names; other files are passed over."""
+        names, found = [], []
+        with _worded(f"{self._results} cannot be listed"), suppress(*_MISSING):
+            names = os.listdir(self._results)
+        for name in sorted(names):
+            with suppress(StateDamaged, IoFailure):
                 entry = self._load(name)
-            except (StateDamaged, IoFailure):
-                continue
-            if entry is not None and entry.network:
-                found.append(entry)
+                if entry is not None and entry.network and network in ("", entry.network):
+                    found.append(entry)
         return found
 
     def _load(self, name: str) -> CachedResult | None:
         path = os.path.join(self._results, name)
-        try:
-            with open(path, "rb") as file:
-                document = json.loads(file.read())
-            if document.get("kind") != _KIND:  # before 0.8 libcni kept the bare result
-                return CachedResult("", Parameters("", "", ""), b"", document)
-            return _entry(document)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as fault:
-            raise _refused(f"{path} cannot be read", fault) from None
-        except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
-            raise StateDamaged(f"{path} is no cached result of libcni: detach, then remove the file") from None
+        with _worded(f"{path} cannot be read"), suppress(*_MISSING):
+            try:
+                document = json.loads(read_whole(path))
+                if document.get("kind") != _KIND:  # before 0.8 libcni kept the bare result
+                    return CachedResult("", Parameters("", "", ""), b"", document)
+                return _entry(document)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise StateDamaged(f"{path} is no cached result of libcni: detach, then remove the file") from None
+        return None
 
 
-def _refused(action: str, fault: OSError) -> IoFailure:
-    return IoFailure(f"{action}: {fault.strerror}" + ("; run as root" if isinstance(fault, PermissionError) else ""))
+@contextmanager
+def _worded(action: str) -> Iterator[None]:
+    """An OSError inside becomes an IoFailure that says what cannot be done."""
+    try:
+        yield
+    except OSError as fault:
+        remedy = "; run as root" if isinstance(fault, PermissionError) else ""
+        raise IoFailure(f"{action}: {fault.strerror}{remedy}") from None
 
 
 def _entry(document: dict[str, Any]) -> CachedResult:

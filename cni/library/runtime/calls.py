@@ -14,8 +14,7 @@ from typing import Any
 
 from cni.library.documents.networks import ChainStep, Network
 from cni.library.runtime.cache import Cache, CachedResult, Parameters
-from cni.library.runtime.executables import Executables
-from cni.library.runtime.failed import PluginFailed, StepsFailed
+from cni.library.runtime.executables import Executables, PluginFailed, StepsFailed
 from cni.shared.spec import result as results
 from cni.shared.spec import versions
 from cni.shared.spec.errors import CniError, DecodingFailure, IncompatibleVersion, InvalidConfig
@@ -26,9 +25,8 @@ class Runtime:
     """Runs the plugins of networks, and keeps their results in `cache`."""
 
     def __init__(self, executables: Executables, cache: Cache) -> None:
-        self.executables = executables
-        self.cache = cache
         self._run = executables.run
+        self.cache = cache
 
     # --- verbs ---
 

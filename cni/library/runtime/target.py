@@ -11,10 +11,9 @@ from dataclasses import replace
 
 from cni.library.documents import networks
 from cni.library.documents.networks import Network
+from cni.library.inventory import attachments as recorded
 from cni.library.inventory.places import is_alive, namespace_path
 from cni.library.runtime.cache import Cache, CachedResult, Parameters
-from cni.shared.log import Log
-from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import is_identifier
 
@@ -59,13 +58,12 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
 def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
     """`options` with the containerID, interface and namespace of the attachment that its pod has to the network `name`."""
     pod, found = options.container_id, {}
-    for attachment, _, record in Records(log=Log("railcni")).all():
-        if attachment.network == name and "/".join((record.get("pod") or ("", ""))[:2]) == pod:
-            found[attachment.container_id, attachment.ifname] = str(record.get("netns") or "")
-    for entry in cache.all():
-        args, known = dict(entry.parameters.args), entry.parameters
-        if entry.network == name and f"{args.get('K8S_POD_NAMESPACE')}/{args.get('K8S_POD_NAME')}" == pod:
-            found.setdefault((known.container_id, known.ifname), known.netns)
+    for attachment in recorded.found(name):
+        if attachment["pod"] == pod:
+            found[attachment["containerID"], attachment["ifname"]] = attachment["netns"]
+    for entry in cache.all(name):
+        if entry.pod == pod:
+            found.setdefault((entry.parameters.container_id, entry.parameters.ifname), entry.parameters.netns)
     chosen = {key: netns for key, netns in found.items() if options.ifname in ("", key[1])}
     if len(chosen) != 1:
         there = ", ".join(f"{ifname} of container {container}" for container, ifname in sorted(found))
@@ -82,9 +80,8 @@ def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult
     wanted = options.container_id or default_container_id(netns)
     found = [
         e
-        for e in cache.all()
-        if e.network == name
-        and (e.parameters.ifname == options.ifname or not options.ifname)
+        for e in cache.all(name)
+        if (e.parameters.ifname == options.ifname or not options.ifname)
         and (e.parameters.container_id == wanted or (not options.container_id and _same(e.parameters.netns, netns)))
     ]
     if len(found) > 1:  # to take the usual one would take the other the next time
@@ -125,16 +122,11 @@ def _same(a: str, b: str) -> bool:
 def living(network: str, cache: Cache) -> Iterator[Parameters]:
     """Every attachment to `network` that this node knows and whose namespace is there."""
     seen = set()
-    for parameters in _known(network, cache):
+    multus = Cache(os.path.join(cache.directory, _MULTUS))
+    cached = [entry.parameters for entry in (*cache.all(network), *multus.all(network))]
+    kept = [Parameters(a["containerID"], a["netns"], a["ifname"]) for a in recorded.found(network)]
+    for parameters in (*cached, *kept):
         key = (parameters.container_id, parameters.ifname)
         if key not in seen and is_alive(parameters.netns):
             seen.add(key)
             yield parameters
-
-
-def _known(network: str, cache: Cache) -> Iterator[Parameters]:
-    for directory in (cache.directory, os.path.join(cache.directory, _MULTUS)):
-        yield from (e.parameters for e in Cache(directory).all() if e.network == network)
-    for attachment, _, record in Records(log=Log("railcni")).all():
-        if attachment.network == network:
-            yield Parameters(attachment.container_id, str(record.get("netns") or ""), attachment.ifname)

@@ -29,12 +29,12 @@ class AgentLog(Log):
         except OSError:
             pass  # nobody listens
 
-    def state(self, about: str, text: str, level: str = "warning", **fields: object) -> None:
+    def state(self, about: str, text: str, **fields: object) -> None:
         """As `say`, but only when `text` differs from what was last said `about` it; "" only takes note that all is well."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:
-                self.say(level, text, **fields)
+                self.say("warning", text, **fields)
 
     def _write(self, level: str, text: str) -> None:
         self.say({"verbose": "info"}.get(level, level), text)

@@ -14,11 +14,12 @@ _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # sec
 
 
 class Family:
-    """A metric: a value for each tuple of label values. `kind` is "gauge" or "counter"."""
+    """A metric: a value for each tuple of label values; a gauge, as it stands."""
 
-    def __init__(self, name: str, kind: str, about: str, labels: Sequence[str] = ()) -> None:
+    kind = "gauge"
+
+    def __init__(self, name: str, about: str, *labels: str) -> None:
         self.name = name
-        self.kind = kind
         self._about = about
         self._labels = labels
         self._values: dict[tuple[str, ...], float] = {}
@@ -48,11 +49,19 @@ class Family:
         yield f"# TYPE {self.name} {self.kind}"
 
 
+class Counter(Family):
+    """A number that only grows."""
+
+    kind = "counter"
+
+
 class Histogram(Family):
     """How long something took, in seconds."""
 
-    def __init__(self, name: str, about: str, labels: Sequence[str] = ()) -> None:
-        super().__init__(name, "histogram", about, labels)
+    kind = "histogram"
+
+    def __init__(self, name: str, about: str, *labels: str) -> None:
+        super().__init__(name, about, *labels)
         self._counts: dict[tuple[str, ...], list[int]] = {}
 
     def observe(self, seconds: float, *labels: str) -> None:
@@ -78,44 +87,31 @@ class Metrics:
 
     def __init__(self) -> None:
         in_pool = ("ippool", "node")
-        self.in_use = Family(
-            "ipam_allocations_in_use", "gauge", "Leases, by pool and node; told by the elected agent.", in_pool
-        )
-        self.pool_size = Family("ipam_ippool_size", "gauge", "Addresses in the range of a pool.", ("ippool",))
-        self.candidates = Family(
-            "ipam_allocations_gc_candidates", "gauge", "Leases seen dead that are not freed yet.", in_pool
-        )
-        self.reclaimed = Family(
-            "ipam_allocations_gc_reclamations",
-            "counter",
-            "Leases that were freed, since their pods were gone.",
-            in_pool,
-        )
-        self.pool_bytes = Family("railcni_ippool_object_bytes", "gauge", "Size of a pool's object.", ("ippool",))
-        self.pool_limit = Family("railcni_ippool_object_limit_bytes", "gauge", "Size that the API server refuses.")
-        self.restored = Family(
-            "railcni_reservations_restored_total", "counter", "Lost reservations and leases that were put back."
-        )
-        self.contended = Family(
-            "railcni_addresses_contended_total", "counter", "Addresses of this node's pods that another pod has too."
-        )
+        in_use = "Leases, by pool and node; told by the elected agent."
+        self.in_use = Family("ipam_allocations_in_use", in_use, *in_pool)
+        self.pool_size = Family("ipam_ippool_size", "Addresses in the range of a pool.", "ippool")
+        candidates = "Leases seen dead that are not freed yet."
+        self.candidates = Family("ipam_allocations_gc_candidates", candidates, *in_pool)
+        reclaimed = "Leases that were freed, since their pods were gone."
+        self.reclaimed = Counter("ipam_allocations_gc_reclamations", reclaimed, *in_pool)
+        self.pool_bytes = Family("railcni_ippool_object_bytes", "Size of a pool's object.", "ippool")
+        self.pool_limit = Family("railcni_ippool_object_limit_bytes", "Size that the API server refuses.")
+        restored = "Lost reservations and leases that were put back."
+        self.restored = Counter("railcni_reservations_restored_total", restored)
+        contended = "Addresses of this node's pods that another pod has too."
+        self.contended = Counter("railcni_addresses_contended_total", contended)
         self.contended.set(0)  # a counter that appears with its first event hides that event from `increase`
-        self.removed = Family("railcni_reservations_removed_total", "counter", "Reservations without a lease removed.")
-        self.pending = Family("railcni_pending_releases", "gauge", "Releases of this node that are still to be made.")
-        self.leader = Family("railcni_agent_leader", "gauge", "1 in the agent that looks after nodes without one.")
-        self.healthy = Family("railcni_installation_healthy", "gauge", "1 when this node's installation is whole.")
-        self.written = Family("railcni_node_files_written_total", "counter", "Writes of a node's file.", ("file",))
-        self.passes = Family("railcni_collector_passes_total", "counter", "Passes of the collector.", ("result",))
-        self.last = Family(
-            "railcni_collector_last_success_timestamp_seconds", "gauge", "When the last good pass ended."
-        )
-        self.durations = Histogram(
-            "railcni_api_request_duration_seconds", "Requests to the API server.", ("verb", "resource")
-        )
-        self.conflicts = Family(
-            "railcni_api_conflicts_total", "counter", "Changes that others forestalled.", ("resource",)
-        )
-        self.failures = Family("railcni_api_failures_total", "counter", "Requests that failed.", ("verb", "resource"))
+        self.removed = Counter("railcni_reservations_removed_total", "Reservations without a lease removed.")
+        self.pending = Family("railcni_pending_releases", "Releases of this node that are still to be made.")
+        self.leader = Family("railcni_agent_leader", "1 in the agent that looks after nodes without one.")
+        self.healthy = Family("railcni_installation_healthy", "1 when this node's installation is whole.")
+        self.written = Counter("railcni_node_files_written_total", "Writes of a node's file.", "file")
+        self.passes = Counter("railcni_collector_passes_total", "Passes of the collector.", "result")
+        self.last = Family("railcni_collector_last_success_timestamp_seconds", "When the last good pass ended.")
+        asked = "Requests to the API server."
+        self.durations = Histogram("railcni_api_request_duration_seconds", asked, "verb", "resource")
+        self.conflicts = Counter("railcni_api_conflicts_total", "Changes that others forestalled.", "resource")
+        self.failures = Counter("railcni_api_failures_total", "Requests that failed.", "verb", "resource")
 
     def render(self) -> str:
         """The text that a scrape gets."""

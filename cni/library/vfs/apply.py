@@ -10,12 +10,13 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 
 from cni.library.inventory.topology import text
 from cni.library.resources.models import VfPolicy
 from cni.library.vfs import cards
-from cni.library.vfs.plan import DRIVER, KERNELS_CHOICE, MODULE, MTU, NUMBER, UP, VfStep, plan
+from cni.library.vfs.plan import DRIVER, KERNELS_CHOICE, MODULE, MTU, NUMBER, VfStep, plan
 from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, IoFailure
 
@@ -53,21 +54,22 @@ def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[
 
 def _do(step: VfStep, root: str = "") -> None:
     """Do the step on the node whose sys is below `root`; IoFailure with the kernel's reason and a remedy."""
-    if step.what == MODULE:
-        _load(step.then)
-        return
-    card = f"{root}/sys/bus/pci/devices/{step.card}"
-    if step.what == NUMBER:
-        _number(card, step)
-        return
+    sys = f"{root}/sys"
+    card = f"{sys}/bus/pci/devices/{step.card}"
     address = os.path.basename(os.path.realpath(f"{card}/virtfn{step.vf}")) if step.vf >= 0 else step.card
-    if step.what == DRIVER:
-        _bind(f"{root}/sys", address, step)
-    elif step.what == MTU:
-        _netdev(f"{root}/sys", address, "mtu", step.then, step)
-    elif step.what == UP:
-        flags = _flags(f"{root}/sys", address)
-        _netdev(f"{root}/sys", address, "flags", hex(flags | _UP), step)
+    try:
+        if step.what == MODULE:
+            _load(step.then)
+        elif step.what == NUMBER:
+            _number(card, step.now, step.then)
+        elif step.what == DRIVER:
+            _bind(sys, address, step)
+        else:
+            _set(sys, address, step)
+    except OSError as fault:
+        remedy = _REMEDIES.get(fault.errno or 0, "see `dmesg`")
+        refused = f"the kernel refuses {fault.filename}: {fault.strerror}"
+        raise IoFailure(f"{step.place}: {step.what} {step.then}: {refused}: {remedy}") from None
 
 
 def _load(module: str) -> None:
@@ -85,81 +87,65 @@ def _load(module: str) -> None:
         )
 
 
-def _number(card: str, step: VfStep) -> None:
-    """Make the VFs, with no driver; what the drivers do by themselves stays as it was."""
-    if step.now != "0":
-        _write(f"{card}/sriov_numvfs", "0", step)
-    if step.then == "0":
-        return
-    probes = text(f"{card}/sriov_drivers_autoprobe")
-    if probes == "1":
-        _write(f"{card}/sriov_drivers_autoprobe", "0", step)
-    try:
-        _write(f"{card}/sriov_numvfs", step.then, step)
-    finally:
-        if probes == "1":
-            _write(f"{card}/sriov_drivers_autoprobe", "1", step)
+def _number(card: str, now: str, then: str) -> None:
+    """Make the VFs, with no driver."""
+    if now != "0":
+        _write(f"{card}/sriov_numvfs", "0")
+    if then != "0":
+        with _autoprobe(card, "0"):
+            _write(f"{card}/sriov_numvfs", then)
 
 
 def _bind(sys: str, address: str, step: VfStep) -> None:
     """Give the function to the driver; a function without one of its own is asked of all drivers."""
-    device, bus = f"{sys}/bus/pci/devices/{address}", f"{sys}/bus/pci"
+    device = f"{sys}/bus/pci/devices/{address}"
     own = "" if step.then == KERNELS_CHOICE else step.then
     if os.path.islink(f"{device}/driver"):
-        _write(f"{device}/driver/unbind", address, step)
-    _write(f"{device}/driver_override", own or "\n", step)
-    if own or text(f"{device}/physfn/sriov_drivers_autoprobe") != "0":
-        _write(f"{bus}/drivers_probe", address, step)
-    else:  # else the kernel lets no driver have a VF without an override
-        autoprobe = f"{device}/physfn/sriov_drivers_autoprobe"
-        _write(autoprobe, "1", step)
-        try:
-            _write(f"{bus}/drivers_probe", address, step)
-        finally:
-            _write(autoprobe, "0", step)
+        _write(f"{device}/driver/unbind", address)
+    _write(f"{device}/driver_override", own or "\n")
+    # without an override the kernel may let no driver have a VF
+    with nullcontext() if own else _autoprobe(f"{device}/physfn", "1"):
+        _write(f"{sys}/bus/pci/drivers_probe", address)
     if not sysfs.driver_of_pci(address, sys):
         wanted = own or f"its own ({text(f'{device}/modalias')})"
         raise IoFailure(f"{step.place} {address}: no driver took it: load the module of {wanted}")
 
 
-def _netdev(sys: str, address: str, name: str, value: str, step: VfStep) -> None:
-    """Write an attribute of the function's netdev, whatever it is called by then."""
-    for last in [False] * (_RENAMES - 1) + [True]:
-        netdevs = sysfs.netdevs_of_pci(address, sys)
-        try:
-            if netdevs:
-                _put(f"{sys}/class/net/{netdevs[0]}/{name}", value)
-                return
-        except FileNotFoundError:
-            pass
-        except OSError as fault:
-            raise _failure(step, f"{netdevs[0]} {name} {value}", fault) from None
-        if last:
-            raise IoFailure(f"{step.place} {address}: it has no netdev whose {name} could be set: see `dmesg`")
-        time.sleep(_PAUSE)
-
-
-def _flags(sys: str, address: str) -> int:
-    netdevs = sysfs.netdevs_of_pci(address, sys)
-    found = text(f"{sys}/class/net/{netdevs[0]}/flags") if netdevs else ""
-    return int(found, 16) if found.startswith("0x") else 0
-
-
-def _write(path: str, value: str, step: VfStep) -> None:
+@contextmanager
+def _autoprobe(card: str, wanted: str) -> Iterator[None]:
+    """Whether drivers take the card's VFs by themselves, "1" or "0", is as `wanted`, and afterwards as it was."""
+    path = f"{card}/sriov_drivers_autoprobe"
+    before = text(path)
+    if before in ("", wanted):
+        yield
+        return
+    _write(path, wanted)
     try:
-        _put(path, value)
-    except OSError as fault:
-        raise _failure(step, f"{value.strip() or 'nothing'} to {path}", fault) from None
-
-
-def _put(path: str, value: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # never makes a file
-    try:
-        os.write(descriptor, value.encode())
+        yield
     finally:
-        os.close(descriptor)
+        _write(path, before)
 
 
-def _failure(step: VfStep, what: str, fault: OSError) -> IoFailure:
-    remedy = _REMEDIES.get(fault.errno or 0, "see `dmesg`")
-    return IoFailure(f"{step.place}: {step.what} {step.then}: the kernel refuses {what}: {fault.strerror}: {remedy}")
+def _set(sys: str, address: str, step: VfStep) -> None:
+    """Give the function's netdev its MTU, or set it up, whatever it is called by then."""
+    name = "mtu" if step.what == MTU else "flags"
+    for _ in range(_RENAMES):
+        for netdev in sysfs.netdevs_of_pci(address, sys)[:1]:
+            path = f"{sys}/class/net/{netdev}/{name}"
+            with suppress(FileNotFoundError):
+                _write(path, step.then if step.what == MTU else hex(int(text(path) or "0", 16) | _UP))
+                return
+        time.sleep(_PAUSE)
+    raise IoFailure(f"{step.place} {address}: it has no netdev whose {name} could be set: see `dmesg`")
+
+
+def _write(path: str, value: str) -> None:
+    """Write to a file of sysfs; OSError, whose `filename` says what was refused."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # never makes a file
+        try:
+            os.write(descriptor, value.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as fault:
+        raise OSError(fault.errno, fault.strerror, f"{value.strip() or 'nothing'} to {path}") from None

@@ -59,9 +59,9 @@ def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]
     busy = default_route_links(f"{root}/proc/1")
     uses = {}
     for vf in vfs:
-        nodes = [f"/dev/infiniband/{name}" for name in vf.nodes] + [f"/dev/vfio/{vf.iommu_group}"] * bool(
-            vf.iommu_group
-        )
+        nodes = [f"/dev/infiniband/{name}" for name in vf.nodes]
+        if vf.iommu_group:
+            nodes.append(f"/dev/vfio/{vf.iommu_group}")
         holding = [f"process {holders[path]}" for path in nodes if path in holders]
         if nodes and not holding and not all_asked:
             holding = ["a process perhaps, since open files cannot be read here without CAP_SYS_PTRACE"]

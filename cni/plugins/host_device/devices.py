@@ -1,4 +1,4 @@
-"""A device of the host: found by a selector, and known again in another namespace.
+"""A device of the host: found by a selector, known again in another namespace; and the plan of its move, as the record has it.
 
 What identifies a device, as the record keeps it:
 
@@ -10,14 +10,21 @@ What it has on the host is the matter of cni.plugins.host_device.hoststate.
 
 from __future__ import annotations
 
-from cni.shared.kernel import sysfs
+from cni.plugins.base import RecordedPlan
+from cni.shared.kernel import node, sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from cni.shared.kernel.links import Link
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Attachment
+
+PART = "link"  # of the attachment records
+RETURNED = "returned"
+REFUSED = "refused"  # an ADD could not restore the whole state of the device: the next ADD takes the device as it is
 
 
 def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
@@ -49,11 +56,11 @@ def identity_of(link: Link) -> dict[str, Any]:
     }
 
 
-def is_same(remembered: dict[str, Any], link: Link, marked: bool = False) -> bool:
+def is_same(remembered: dict[str, Any], link: Link) -> bool:
     """Whether `link` can be the remembered device.
 
     Hardware is compared by its parent device, or else its permanent MAC. Of several netdevs of one parent the permanent
-    MAC tells, or the mark (`marked`: the alias that it has in a sandbox), or the index: a VF's permanent MAC may follow
+    MAC tells, or the mark (the alias that it has in a sandbox), or the index: a VF's permanent MAC may follow
     the one that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
     A virtual device has neither. It has a MAC, the mark, and an end outside of the sandbox (`_has_end_outside`). A move
@@ -61,7 +68,7 @@ def is_same(remembered: dict[str, Any], link: Link, marked: bool = False) -> boo
     """
     if link.kind != remembered["kind"]:
         return False
-    bears_mark = marked and link.alias == remembered["name"]
+    bears_mark = link.alias == remembered["name"]
     has_index = link.index == remembered["index"]
     if remembered["parent"]:
         same_mac = not remembered["permanentMac"] or link.permanent_mac == remembered["permanentMac"]
@@ -73,12 +80,10 @@ def is_same(remembered: dict[str, Any], link: Link, marked: bool = False) -> boo
     return signs >= (1 if has_index else 2)
 
 
-def known_again(
-    remembered: dict[str, Any], links: Sequence[Link], marked: bool = False, away: bool = False
-) -> Link | None:
+def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = False) -> Link | None:
     """The remembered device among `links`, those of a sandbox when it is `away`: first the link with its index."""
     for link in sorted(links, key=lambda link: link.index != remembered["index"]):
-        if is_same(remembered, link, marked) and not (away and stands_on_its_own(remembered, link)):
+        if is_same(remembered, link) and not (away and stands_on_its_own(remembered, link)):
             return link
     return None
 
@@ -94,3 +99,48 @@ def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
 def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
     lower = remembered.get("lower")
     return bool(lower and link.lower_index == lower and link.lower_netnsid is not None)
+
+
+class Plan(RecordedPlan):
+    """The move. `device` is the state to restore ({} for a function that a userspace driver holds).
+
+    `returned`: a later ADD has restored the device because the sandbox was gone; the attachment has lost the device.
+    """
+
+    name: str
+    mtu: int
+    pci: str
+    device: dict[str, Any]
+    restoresState: bool
+    returned: bool
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        super().__init__({RETURNED: False, **document})
+
+
+def recorded(own: Attachment | None, records: Records) -> Iterator[tuple[Attachment, dict[str, Any]]]:
+    """The attachments other than `own`, with their records, that have a device, or have not fully given it back."""
+    boot = node.boot_id()
+    for attachment, _, record in records.all(PART):
+        link = record["link"]
+        if link.get("device") is None or link.get(RETURNED) or attachment == own or record["bootID"] != boot:
+            continue
+        yield attachment, record
+
+
+def present(planned: Plan, inside: Rtnl) -> Link | None:
+    """The device in the sandbox, under any name; None when the sandbox does not have it, or another attachment does."""
+    return among(planned, inside, away=True) if planned.device and not planned.returned else None
+
+
+def recognises(planned: Plan, inside: Rtnl) -> bool:
+    """Whether the device is among the links of `inside`."""
+    return present(planned, inside) is not None
+
+
+def among(planned: Plan, rtnl: Rtnl, away: bool = False) -> Link | None:
+    """The device among the links of `rtnl`, those of a sandbox when it is `away`. It has nearly always kept its index."""
+    former = planned.device
+    same = rtnl.link(index=former["index"])
+    found = known_again(former, [same], away=away) if same else None
+    return found or known_again(former, rtnl.links(), away=away)

@@ -1,6 +1,6 @@
 """The state of a device on the host, before it is moved into a sandbox.
 
-TABLE lists each part of the state: saved and restored, a reason to refuse the move, or lost. docs/devices.md shows it.
+The table in docs/devices.md lists each part of the state: saved and restored, a reason to refuse the move, or lost.
 `look` reads the state, and `cni.plugins.host_device.restore` restores it. A move to another network namespace
 (__dev_change_net_namespace, net/core/dev.c) closes the device, drops its qdiscs, addresses and routes, and resets its
 parameters to those of the other namespace.
@@ -31,38 +31,7 @@ if TYPE_CHECKING:
     from cni.shared.kernel.addresses import Address
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.routes import Route
-
-SAVED, REFUSED, LOST, STAYS = "given back", "refused", "lost", "stays"
-
-TABLE = (
-    ("name, MAC, MTU, alias, up or down", SAVED, ""),
-    ("alternative names", SAVED, "those that no other link has taken meanwhile"),
-    ("transmit queue length, group, broadcast address of the link, link mode, protodown", SAVED, ""),
-    ("largest GSO and GRO packets and segments", SAVED, ""),
-    ("promiscuous, all multicast, no ARP and the other flags that can be set", SAVED, ""),
-    ("IPv4 and IPv6 addresses", SAVED, "with lifetimes, broadcast address, peer, label, scope, flags, metric, protocol; the kernel adds the link-local address of the present MAC where that was changed while the link was up"),
-    ("temporary IPv6 addresses (privacy extensions)", LOST, "the kernel makes others while the link has an address of SLAAC"),
-    ("routes of all tables", SAVED, "with all attributes, their order among routes of equal priority (IPv4), all legs of multipath"),
-    ("legs of these routes by other devices", STAYS, "the kernel drops an IPv4 multipath route as a whole; ADD sets it again without the device"),
-    ("IPv4 routes by other devices with an address of this one as their source", SAVED, "they are away while the device is"),
-    ("IPv6 routes by other devices with an address of this one as their source", STAYS, ""),
-    ("routes that a router has advertised", LOST, "the next advertisement brings them back"),
-    ("routes by nexthop objects, and these objects", LOST, "ADD's log says so"),
-    ("rules that name the device (ip rule)", STAYS, "they apply again when it is back"),
-    ("permanent neighbours, proxies", SAVED, ""),
-    ("parameters net.ipv4.conf, net.ipv6.conf", SAVED, "all of them; disable_ipv6 before the addresses"),
-    ("parameters net.ipv4.neigh, net.ipv6.neigh", SAVED, ""),
-    ("net.mpls.conf, the secret of stable addresses, the interface identifier (token)", SAVED, ""),
-    ("qdiscs, classes and filters of tc", LOST, "ADD's log says so"),
-    ("multicast groups that programs have joined, multicast addresses of the link", LOST, "ADD's log says so"),
-    ("verbs devices that are software on top of it (rxe, siw)", LOST, "ADD's log says so"),
-    ("rules of nftables in a chain of the netdev family", LOST, "they are not seen"),
-    ("XDP program, settings of ethtool and devlink", STAYS, "as the pod leaves them"),
-    ("membership in a bridge, bond, team, VRF or another master", REFUSED, ""),
-    ("links on top of it: VLAN, macvlan, macvtap, ipvlan, VXLAN, tunnels, HSR; those in pods by the MAC that they receive", REFUSED, ""),
-    ("further unicast addresses of the link (bridge fdb)", REFUSED, ""),
-    ("the node's default route, also by a link on top", REFUSED, ""),
-)  # fmt: skip
+    from cni.shared.log import Log
 
 _AUTOMATIC = (routes.KERNEL_PROTOCOL, routes.RA_PROTOCOL)
 _OF_THE_KERNEL = ("01:00:5e:00:00:01", "33:33:00:00:00:01", "33:33:00:00:00:02", "33:33:00:00:00:6a", "33:33:ff:")
@@ -79,10 +48,10 @@ _ADDR_GEN_MODE, _BY_SECRET = slice(47 * 4, 48 * 4), 2  # DEVCONF_ADDR_GEN_MODE, 
 
 
 def look(
-    device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl
-) -> tuple[dict[str, Any], str, list[str]]:
-    """The state of the device on the host, or why it is tied to the host; and the parts that will be lost. TryAgainLater
-    when it leaves meanwhile.
+    device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl, log: Log
+) -> tuple[dict[str, Any], str]:
+    """The state of the device on the host, and "", or {} and the reason why another link needs it. TryAgainLater when it
+    leaves meanwhile. The log names the parts of the state that will be lost.
 
     `links` and `every` are all links of the host, and all routes, as RTM_NEWROUTE bodies.
     """
@@ -90,15 +59,21 @@ def look(
         others = raw_state.link_addresses(host, device.index) if device.kind not in ("vxlan", "bridge") else []
         tied = _tied(device, links, others)
         if tied:
-            return {}, tied, []
+            return {}, tied
         bodies = raw_state.of_link(every, device.index)
-        return _state(device, bodies, every, host), "", _lost(device, bodies, others, host)
+        state, lost = _state(device, bodies, every, host), _lost(device, bodies, others, host)
     except KernelError as fault:
         if fault.errno != errno.ENODEV:
             raise
         raise TryAgainLater(
             f'device "{device.name}" is gone from the host: another attachment may have taken it; retry', str(fault)
         ) from None
+    if lost:
+        log.warning(
+            f'device "{device.name}" will come back without what cannot be saved: {"; ".join(lost)}; remove it before,'
+            " or set it again after the DEL"
+        )
+    return state, ""
 
 
 def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
@@ -138,7 +113,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
         "altnames": device.altnames,
         "mtu": device.mtu,
         "up": device.up,
-        "addresses": [_address(a) for a in map(addresses.Address, held) if a.permanent],
+        "addresses": [_address(a) for a in held if a.permanent],
         "routes": [_route(r) for r in routes.of_bodies(bodies, device.index) if r.protocol not in _AUTOMATIC],
         "kernel": {
             "read": int(time.monotonic()),
@@ -150,8 +125,8 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
             "parameters": _unlisted(device.name, raw.inet6),
             "neighbourParameters": raw_state.neighbour_parameters(host, device.index),
             "neighbours": raw_state.neighbours(host, device.index),
-            "addresses": [body.hex() for body in held],
-            "routes": raw_state.routes(host, device.index, bodies, map(raw_state.address_source, held), every),
+            "addresses": [address.body.hex() for address in held],
+            "routes": raw_state.routes(host, device.index, bodies, [address.local for address in held], every),
         },
     }
 

@@ -1,11 +1,5 @@
 """The move of a device from the host into a sandbox, and back to the host in its former state.
 
-    holders  the attachments that have the device, and holder_of the one that keeps it: one whose sandbox is gone gives it
-             back to the next ADD that needs the device
-    refuse_unfit  why the device cannot be moved                                              pure
-    move     one message moves, names and marks the device
-    remove   back to the host: name, alias, alternative names, MTU, MAC, up, addresses, routes
-
 The record has the former state of the device before the device is changed. A hardware device is recognised by its PCI
 path or permanent MAC, never by its name alone; a virtual device, which has neither, by kind and alias. In the sandbox
 the alias is the name on the host. Go's host-device uses the same mark, so each of the two can restore the other's device.
@@ -21,25 +15,27 @@ import errno
 import posix
 
 from cni.plugins.host_device import devices
-from cni.plugins.host_device.planned import PART, REFUSED, RETURNED, Plan, among, recorded
+from cni.plugins.host_device.devices import PART, REFUSED, RETURNED, Plan, among, recorded
 from cni.shared.kernel import sandbox as sandboxes
+from cni.shared.kernel import sysfs
+from cni.shared.kernel.links import LEAST_MTU
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
+from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, Lingers, TryAgainLater, Unrestored
+from cni.shared.spec.request import Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
     from cni.plugins.base import Named
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netns import Namespace
-    from cni.shared.records import Records
-    from cni.shared.spec.request import Attachment, Request
+    from cni.shared.spec.request import Attachment
 
 USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
-LEAST_MTU = 68  # RFC 791, section 3.2: of a device whose own bound is not known
 
 
 class Facts:
@@ -49,8 +45,6 @@ class Facts:
     `reason` is why the node needs the device, `tied` why another link does, `taken` a link of the sandbox that has the
     ifname.
     """
-
-    __slots__ = ("device", "driver", "holder", "reason", "state", "taken", "tied")
 
     def __init__(self) -> None:
         self.device: Link | None = None
@@ -83,7 +77,7 @@ def holders(
         link = record["link"]
         former = link["device"]
         if device:
-            if former and devices.known_again(former, [device], marked=True):
+            if former and devices.known_again(former, [device]):
                 yield attachment, record
         elif is_meant(link):
             yield attachment, record
@@ -130,25 +124,6 @@ def _reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, records
             records.write(attachment, PART, {**record, "link": {**record["link"], REFUSED: True}})
             raise
     records.write(attachment, PART, {**record, "link": {**record["link"], RETURNED: True}})
-
-
-def look(
-    device: Link, links: Sequence[Link], routes: Sequence[bytes], host: Rtnl, log: Log
-) -> tuple[dict[str, Any], str]:
-    """The state of a device of the host, and the reason why another link needs it, or "". The log names the parts of the
-    state that will be lost.
-
-    `links` and `routes` are all of the host, as Link and as RTM_NEWROUTE bodies.
-    """
-    from cni.plugins.host_device import hoststate  # a DEL reads no state
-
-    state, tied, lost = hoststate.look(device, links, routes, host)
-    if lost:
-        log.warning(
-            f'device "{device.name}" will come back without what cannot be saved: {"; ".join(lost)}; remove it before,'
-            " or set it again after the DEL"
-        )
-    return state, tied
 
 
 def refuse_unfit(selected: str, device: Link, facts: Facts, mtu: int, request: Request) -> None:
@@ -267,9 +242,7 @@ def bring_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link
         _move_back(planned, moved, host, inside)
     device = among(planned, host)
     if device is None:
-        from cni.plugins.host_device import missing  # a device is nearly always on the host by now
-
-        missing.refuse(planned, host, inside)
+        _refuse_missing(planned, host, inside)
         log.warning(
             f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
         )
@@ -280,9 +253,60 @@ def lingers(planned: Plan, host: Rtnl) -> bool:
     """Whether the device is in a network namespace that the host has an id for, and may still answer to its addresses."""
     if not planned.device or planned.returned:
         return False
-    from cni.plugins.host_device import missing
+    return _in_namespace_of(planned, host) and not _is_of_another(planned)
 
-    return missing.in_namespace_of(planned, host) and not missing.is_of_another(planned)
+
+def _refuse_missing(planned: Plan, host: Rtnl, inside: Rtnl | None) -> None:
+    """Lingers, unless the device, which is neither in its sandbox `inside` nor on the host, certainly no longer exists, or
+    another attachment has it.
+
+    A hardware device exists as long as its directory in sysfs has the subdirectory `net`: the driver keeps it while the
+    device has a netdev in any network namespace (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with
+    its namespace. Until then the host can list it there: the kernel gave the host's namespace an id for that namespace when
+    the device was moved (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
+    """
+    former = planned.device
+    bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])
+    if parent:
+        exists = sysfs.has_netdev(bus, parent)
+    else:
+        exists = _in_namespace_of(planned, host, inside) or (inside is not None and _in_namespace_of(planned, inside))
+    if exists and not _is_of_another(planned):
+        where = (
+            "in a network namespace that cannot be found" if inside is None else "in a namespace that the pod has made"
+        )
+        raise Lingers(
+            f'device "{former["name"]}" is not back on the host: it is on its way, or {where}; end what holds that namespace,'
+            " and DEL again"
+        )
+
+
+def _is_of_another(planned: Plan) -> bool:
+    """Whether the device is in the sandbox of another attachment: each of several racing ADDs has written a record.
+
+    The caller has searched the sandbox of `planned` itself, or that sandbox cannot be found.
+    """
+    for _, record in devices.recorded(None, Records()):
+        there = sandboxes.of_record(record, Request({"CNI_COMMAND": "DEL"}, b"", {}, {}))
+        if there:
+            with there:
+                if devices.recognises(planned, there.rtnl):
+                    return True
+    return False
+
+
+def _in_namespace_of(planned: Plan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
+    """Whether the device is in a namespace that the namespace of `rtnl` has an id for; that of `but` is not searched."""
+    return any(_is_of(planned, link) for nsid in rtnl.ids_of_others(but) for link in rtnl.links_of(nsid))
+
+
+def _is_of(planned: Plan, link: Link) -> bool:
+    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the same mark; a link
+    that the pod has made has no peer outside the pod."""
+    former = planned.device
+    is_marked = link.alias == former["name"] and link.index == former["index"]
+    is_named = link.mac == former["mac"] and link.name in (planned.name, former["name"])
+    return link.kind == former["kind"] and (is_marked or is_named) and not devices.stands_on_its_own(former, link)
 
 
 def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
@@ -357,7 +381,7 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
             host.change_link(link.index, up=False)
             host.change_link(link.index, name=name)
             link = host.link(index=link.index) or link
-        if not planned.restores_state:
+        if not planned.restoresState:
             if link.alias:
                 host.change_link(link.index, alias="")
             return
@@ -370,14 +394,14 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
     restoration.restore(former, link, host, log)
 
 
-def unmoved(planned: Plan) -> tuple[str, int] | None:
+def without_link(planned: Plan) -> tuple[str, int] | None:
     """The MTU that is configured for a function that a userspace driver holds; its MAC is not known."""
     return None if planned.device else ("", planned.mtu)
 
 
 def differences(planned: Plan, link: Link | None) -> list[str]:
     """The differences of the device from the plan."""
-    if link and planned.device and not devices.is_same(planned.device, link, marked=True):
+    if link and planned.device and not devices.is_same(planned.device, link):
         return [f'"{link.name}" is not the device "{planned.device["name"]}" of the host']
     return []
 

@@ -1,29 +1,20 @@
 """host-device: a device of the host, moved into the sandbox as a whole and given back as it was (cni.plugins.host_device.moved).
 
-    read    the configuration, with all its faults                                             pure
-    claim   the attachment that has the selected device; it gives the device back when its sandbox is gone
-    survey  the device, and its present state
-    plan    configuration + survey -> what to move, or why not                                 pure
-
 Source: plugins/main/host-device of containernetworking/plugins for keys and results.
 """
 
 from __future__ import annotations
 
-from cni.plugins.base import DeviceClaim, keep_log
+from cni.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, keep_log
 from cni.plugins.host_device import devices, moved
-from cni.plugins.host_device import planned as plans
+from cni.plugins.host_device.devices import Plan
 from cni.plugins.host_device.moved import USERSPACE_DRIVERS
-from cni.plugins.host_device.planned import Plan
 from cni.shared.config import (
     Fault,
     Key,
-    boolean,
     fill,
     hardware_address,
     integer,
-    ipam_block,
-    mapping,
     netdev,
     optional,
     string,
@@ -58,16 +49,12 @@ KEYS = (
         0,
         "MTU in the sandbox in bytes; 0: as the device has it. For a device without a netdev (DPDK) it is only in the result",
     ),
-    Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
-    Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
-    Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
+    *KEYS_OF_EACH,
 )
 
 
-class Config:
+class Config(LinkConfig):
     """The keys of KEYS, checked, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device."""
-
-    __slots__ = ("device_id", *(k.attribute for k in KEYS))
 
     device: str
     hwaddr: str
@@ -75,9 +62,6 @@ class Config:
     pci: str
     device_id: str
     mtu: int
-    dad: bool
-    ipam: dict[str, Any]
-    dns: dict[str, Any]
 
     def selected(self) -> str:
         """The selector with the highest precedence, as key and value; "" when the configuration has none."""
@@ -96,11 +80,7 @@ class Config:
 class Facts(moved.Facts):
     """With the names of the host's netdevs."""
 
-    __slots__ = ("names",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
+    names: Sequence[str] = ()
 
 
 def read(request: Request, faults: list[Fault]) -> Config:
@@ -124,10 +104,10 @@ load = Plan
 apply = moved.move
 refused_up = moved.refused_up
 remove = moved.remove
-present = plans.present
-recognises = plans.recognises
+present = devices.present
+recognises = devices.recognises
 lingers = moved.lingers
-unmoved = moved.unmoved
+without_link = moved.without_link
 carrier = moved.carrier
 
 
@@ -167,12 +147,13 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
         raise TryAgainLater(f"{config.selected()} has just come back from another attachment: retry")
     if facts.device:
         moved.permit(facts.device, pci)
-        from cni.plugins import uplink
-        from cni.shared.kernel import routes  # only an ADD needs it
+        from cni.plugins import uplink  # only an ADD needs these
+        from cni.plugins.host_device import hoststate
+        from cni.shared.kernel import routes
 
         bodies = routes.all_bodies(host)
         facts.reason = uplink.needed(facts.device, links, uplink.default_routes(host, bodies))
-        facts.state, facts.tied = moved.look(facts.device, links, bodies, host, log)
+        facts.state, facts.tied = hoststate.look(facts.device, links, bodies, host, log)
     return facts
 
 
@@ -273,11 +254,6 @@ def _selects(config: Config, recorded: dict[str, Any], link: Link | None, unknow
         return f"{path}/".startswith(config.kernelpath.rstrip("/") + "/") if path else unknown
     address = recorded["pci"] or sysfs.pci_above(path)
     return address == pci if address else unknown
-
-
-def pci_id(planned: Plan) -> str:
-    """The PCI address for the result; "" for a device that has none."""
-    return planned.pci
 
 
 def status(config: Config, host: Rtnl, log: Log) -> Link | None:

@@ -9,11 +9,11 @@ never left. A pass runs all stages and continues after each refusal. `goes_on` d
     a step was refused for a transient cause up to EXTRA more passes, each after a pause, even if no step succeeded
     PASSES passes                            the end in any case
 
-`can_be_mended` divides the refusals of the last pass. A failed read or a transient errno raises Unrestored: the record
-stays, and the next DEL continues. Every other refusal is logged, because a second DEL would meet it again.
+A refusal of the last pass that `is_transient` (a failed read, or a transient errno) raises Unrestored: the record stays,
+and the next DEL continues. Every other refusal is logged, because a second DEL would meet it again.
 
 Sources: fib_table_insert (net/ipv4/fib_trie.c): an IPv4 route is inserted before the routes of the same key, with
-NLM_F_APPEND behind them; fib_sync_down_dev (net/ipv4/fib_semantics.c): the kernel drops a multipath route when the first
+NLM_F_APPEND after them; fib_sync_down_dev (net/ipv4/fib_semantics.c): the kernel drops a multipath route when the first
 of its devices leaves; inet6_addr_modify (net/ipv6/addrconf.c): the flags of an address can be changed later.
 """
 
@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import errno
 import time
-from _socket import AF_INET, AF_INET6
+from _socket import AF_INET
 
-from cni.shared.kernel import link_sysctls, raw_state, resend
-from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError
+from cni.shared.kernel import addresses, link_sysctls, raw_state
+from cni.shared.kernel.addresses import DADFAILED, NODAD, TENTATIVE, Address
+from cni.shared.kernel.links import NEWLINK, ifinfo
+from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError, attribute
 from cni.shared.kernel.netns import Namespace
 from cni.shared.spec.errors import Unrestored
 
@@ -48,19 +50,12 @@ _SHOWN = 8
 
 
 class RefusedStep:
-    """The kernel refused to restore, or to read (`is_read`), the part `what` of the state."""
-
-    __slots__ = ("errno", "is_read", "text")
+    """The kernel refused to restore the part `what` of the state, or to read it (`is_read`). `is_transient`: the same step may
+    succeed later although nothing else has changed."""
 
     def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
-        self.errno = fault.errno or 0
-        self.is_read = is_read
+        self.is_transient = is_read or fault.errno in TRANSIENT
         self.text = f"{what}: {fault if isinstance(fault, KernelError) else fault.strerror}"
-
-
-def can_be_mended(refusal: RefusedStep) -> bool:
-    """Whether the same step may succeed later although nothing else has changed (pure)."""
-    return refusal.is_read or refusal.errno in TRANSIENT
 
 
 def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
@@ -68,7 +63,7 @@ def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
     refusals `refused` in the last one."""
     if not refused or passes >= PASSES:
         return False
-    return idle == 0 or (idle <= EXTRA and any(map(can_be_mended, refused)))
+    return idle == 0 or (idle <= EXTRA and any(refusal.is_transient for refusal in refused))
 
 
 def restore(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
@@ -80,11 +75,11 @@ def restore(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
         refused = Restoration(former, link, host).run()
     except KernelError as fault:
         refused = [RefusedStep("all of it", fault)]  # the device has left the host again
-    lasting = [refusal for refusal in refused if not can_be_mended(refusal)]
+    lasting = [refusal for refusal in refused if not refusal.is_transient]
+    passing = [refusal for refusal in refused if refusal.is_transient]
     if lasting:
         log.warning(f'device "{former["name"]}" is on the host again, but could not get back: {_said(lasting)}')
-    if len(lasting) < len(refused):
-        passing = [refusal for refusal in refused if can_be_mended(refusal)]
+    if passing:
         raise Unrestored(
             f'device "{former["name"]}" is on the host again, but not all of its state yet: {_said(passing)}; DEL again'
         )
@@ -107,13 +102,8 @@ def _said(refused: list[RefusedStep]) -> str:
 
 class Restoration:
     """The restoration of one device. `saved` is its state as the kernel showed it, None in a record of an older version;
-    `was` is the index that it had then, `index` the present one. `link`, `raw` and `own` cache the device and its routes:
-    a step that may change them sets them to None, and the next reader reads them again."""
-
-    __slots__ = (
-        *("came_up", "elapsed", "former", "host", "index", "link", "mac_is_the_pfs", "name", "own", "raw", "saved"),
-        "was",
-    )
+    `was` is the index that it had then, `index` the present one. `link` and `own` cache the device and its routes: a
+    step that may change them sets them to None, and the next reader reads them again."""
 
     def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
         self.former = former
@@ -122,7 +112,6 @@ class Restoration:
         self.was = former["index"]
         self.index = link.index
         self.link: Link | None = link
-        self.raw: raw_state.Raw | None = None
         self.own: list[dict[str, Any]] | None = None
         self.host = host
         self.elapsed = max(0, int(time.monotonic()) - self.saved["read"]) if self.saved else 0
@@ -135,7 +124,7 @@ class Restoration:
         end = time.monotonic() + _DETECTION_SECONDS
         while True:
             done, refused = self._pass()
-            self.link = self.raw = self.own = None
+            self.link = self.own = None
             passes, idle = passes + 1, 0 if done else idle + 1
             if goes_on(passes, idle, refused):
                 if idle:
@@ -151,7 +140,7 @@ class Restoration:
             try:
                 for text, call, *arguments in stage():
                     try:
-                        self.link = self.raw = self.own = None
+                        self.link = self.own = None
                         _do(call, arguments)
                         done = True
                     except OSError as fault:
@@ -172,7 +161,7 @@ class Restoration:
             ("parameters", self._parameters),
             ("neighbour parameters", self._neighbour_parameters),
             ("flags", self._flags),
-            ("parameters", self._parameters),  # a device that comes up gets the MTU of IPv6 anew
+            ("parameters", self._parameters),  # a device that comes up gets the MTU of IPv6 again
             ("addresses", self._addresses),
             ("routes", self._surplus),
             ("routes", self._routes),
@@ -190,16 +179,18 @@ class Restoration:
 
     def _is_examined(self) -> bool:
         try:
-            held = raw_state.addresses(self.host, self.index)
+            return any(address.tentative for address in addresses.list_of(self.host, self.index))
         except KernelError:
             return False
-        return any(raw_state.address_flags(body) & raw_state.TENTATIVE for body in held)
+
+    def _present(self) -> Link:
+        self.link = self.link or self.host.link(index=self.index)
+        if self.link is None:
+            raise KernelError(errno.ENODEV)
+        return self.link
 
     def _identity(self) -> Iterator[Step]:
-        former, index, change = self.former, self.index, self.host.change_link
-        link = self.link or self.host.link(index=index)
-        if link is None:
-            raise KernelError(errno.ENODEV)
+        former, index, change, link = self.former, self.index, self.host.change_link, self._present()
         if link.mac != former["mac"] and not self.mac_is_the_pfs:
             yield f"MAC {former['mac']}", self._set_mac, link
         if link.mtu != former["mtu"]:
@@ -225,8 +216,7 @@ class Restoration:
             self.mac_is_the_pfs = True
 
     def _now(self) -> raw_state.Raw:
-        self.raw = self.raw or raw_state.link(self.host, self.index)
-        return self.raw
+        return raw_state.Raw(self._present().body)
 
     def _own_routes(self) -> list[dict[str, Any]]:
         if self.own is None:
@@ -242,10 +232,14 @@ class Restoration:
                 k for k in raw_state.SIZES if k in wanted
             ]
         for kind in different:
-            yield f"link attribute {kind}", resend.set_link, self.host, self.index, kind, wanted[kind]
+            yield f"link attribute {kind}", *self._change(attribute(kind, wanted[kind]))
         token = bytes.fromhex(self.saved["token"])
         if token and token != now.token:
-            yield "token", resend.set_token, self.host, self.index, token
+            yield "token", *self._change(raw_state.token_attributes(token))
+
+    def _change(self, attributes: bytes) -> Step:
+        """The step, without its text, that gives the link these attributes."""
+        return self.host.request, NEWLINK, ifinfo(self.index) + attributes
 
     def _parameters(self) -> Iterator[Step]:
         saved, now = self.saved, self._now()
@@ -259,16 +253,17 @@ class Restoration:
         wanted = self.saved["neighbourParameters"]
         held = raw_state.neighbour_parameters(self.host, self.index) if wanted else {}
         for family, values in wanted.items():
-            body = resend.neighbour_parameters(self.index, int(family), values, held.get(family, ""))
+            body = raw_state.parameters_again(self.index, int(family), values, held.get(family, ""))
             if body:
-                yield "neighbour parameters", self.host.request, resend.SETNEIGHTBL, body
+                yield "neighbour parameters", self.host.request, raw_state.SETNEIGHTBL, body
 
     def _flags(self) -> Iterator[Step]:
         wanted = self.saved["flags"]
         different = (self._now().flags ^ wanted) & raw_state.SETTABLE_FLAGS
         self.came_up = self.came_up or bool(different & wanted & 1)
         if different:
-            yield f"flags {wanted:#x}", resend.set_flags, self.host, self.index, wanted, different
+            body = ifinfo(self.index, wanted & different, different)
+            yield f"flags {wanted:#x}", self.host.request, NEWLINK, body
 
     def _addresses(self) -> Iterator[Step]:
         """The missing addresses, in the kernel's order.
@@ -276,27 +271,24 @@ class Restoration:
         An IPv6 address that is the source of a route must be usable when the route is set. So it is added without
         duplicate detection, which it passed before the device left, and gets its former flags afterwards.
         """
-        saved = [bytes.fromhex(text) for text in self.saved["addresses"]]
-        now = raw_state.addresses(self.host, self.index) if saved else []
-        there = {raw_state.address_key(body): raw_state.address_flags(body) for body in now}
-        sources = {resend.source_of(route) for route in self.saved["routes"]}
-        for body in saved:
-            flags, held = raw_state.address_flags(body), there.get(raw_state.address_key(body))
-            again = resend.address_again(body, self.index, self.elapsed)
+        saved = [Address(bytes.fromhex(text)) for text in self.saved["addresses"]]
+        now = addresses.list_of(self.host, self.index) if saved else []
+        there = {(address.text, address.peer): address.flags for address in now}
+        sources = {raw_state.source_of(route) for route in self.saved["routes"]}
+        for address in saved:
+            flags, held = address.flags, there.get((address.text, address.peer))
+            again = raw_state.address_again(address, self.index, self.elapsed, flags)
             if again is None:
                 continue  # its lifetime has ended
-            what = f"address {resend.address_text(body)}"
-            untested = flags & (raw_state.NODAD | raw_state.TENTATIVE | raw_state.DADFAILED)
-            is_source = body[0] == AF_INET6 and raw_state.address_source(body) in sources and not untested
+            what = f"address {address.text}"
+            untested = flags & (NODAD | TENTATIVE | DADFAILED)
+            is_source = ":" in address.text and address.local in sources and not untested
             if held is None:
-                first = (
-                    resend.address_again(body, self.index, self.elapsed, flags | raw_state.NODAD)
-                    if is_source
-                    else again
-                )
-                yield what, self.host.request, resend.NEWADDR, first, CREATE | EXCLUSIVE
-            if is_source and (held is None or held & raw_state.NODAD):
-                yield what, self.host.request, resend.NEWADDR, again, REPLACE
+                usable = flags | NODAD if is_source else flags
+                first = raw_state.address_again(address, self.index, self.elapsed, usable)
+                yield what, self.host.request, raw_state.NEWADDR, first, CREATE | EXCLUSIVE
+            if is_source and (held is None or held & NODAD):
+                yield what, self.host.request, raw_state.NEWADDR, again, REPLACE
 
     def _surplus(self) -> Iterator[Step]:
         """Remove the prefix routes that the kernel added when the device came up, and that it did not have before."""
@@ -304,10 +296,10 @@ class Restoration:
             return
         wanted = {_identity(route) for route in self._saved_routes()}
         for route in self._own_routes():
-            if resend.protocol_of(route) == _KERNEL and _identity(route) not in wanted:
-                body = resend.route_again(route, route["legs"], 0)
-                what = f"removal of route {resend.destination_text(route)}"
-                yield what, self.host.request, resend.DELROUTE, body
+            if raw_state.protocol_of(route) == _KERNEL and _identity(route) not in wanted:
+                body = raw_state.route_again(route, route["legs"], 0)
+                what = f"removal of route {raw_state.destination_text(route)}"
+                yield what, self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
         """The missing routes: those without a gateway first, then those that preceded others of the same key, in reverse order."""
@@ -318,12 +310,12 @@ class Restoration:
         missing = [route for route in saved if route.get("ahead", False) > there.get(_identity(route), -1)]
         if not missing:
             return
-        present = resend.present(self.host)
+        present = raw_state.present(self.host)
         missing = [route for route in missing if _is_due(route, present)]
         first = [route for route in reversed(missing) if route.get("ahead")]
         links = {link.index for link in self.host.links()} if any(len(r["legs"]) > 1 for r in missing) else set()
-        for route in sorted([r for r in missing if not r.get("ahead")], key=resend.has_gateway) + first:
-            yield f"route {resend.destination_text(route)}", self._set_route, route, present, links
+        for route in sorted([r for r in missing if not r.get("ahead")], key=raw_state.has_gateway) + first:
+            yield f"route {raw_state.destination_text(route)}", self._set_route, route, present, links
 
     def _saved_routes(self) -> list[dict[str, Any]]:
         """The saved routes, with the present index of the device."""
@@ -336,7 +328,7 @@ class Restoration:
         legs = route["legs"]
         if len(legs) > 1:
             legs = [leg for leg in legs if leg[2] in links]
-        body = resend.route_again(route, legs, self.elapsed)
+        body = raw_state.route_again(route, legs, self.elapsed)
         if body is None:
             return  # it has expired
         like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
@@ -344,23 +336,23 @@ class Restoration:
         rest = here or next((other for other in like if _is_part(other, route)), None)
         flags = CREATE if route.get("ahead") else CREATE | APPEND
         if rest and not here and len(like) == 1:
-            self.host.request(resend.NEWROUTE, body, CREATE | REPLACE)
+            self.host.request(raw_state.NEWROUTE, body, CREATE | REPLACE)
         elif rest:  # NLM_F_REPLACE would replace the first route of this key, which belongs to another device
-            self._exchange(resend.route_again(rest, rest["legs"], 0), body, flags)
+            self._exchange(raw_state.route_again(rest, rest["legs"], 0), body, flags)
         elif like and len(legs) > 1 and any(leg[2] != self.index for leg in legs):
             raise KernelError(errno.ECANCELED, "another route to that destination has been set meanwhile")
         else:
-            self.host.request(resend.NEWROUTE, body, flags)
+            self.host.request(raw_state.NEWROUTE, body, flags)
 
     def _exchange(self, former: bytes | None, body: bytes, flags: int) -> None:
         """Replace the route `former` by `body`; restore `former` when the kernel refuses."""
         if former:
-            self.host.request(resend.DELROUTE, former)
+            self.host.request(raw_state.DELROUTE, former)
         try:
-            self.host.request(resend.NEWROUTE, body, flags)
+            self.host.request(raw_state.NEWROUTE, body, flags)
         except KernelError:
             if former:
-                self.host.request(resend.NEWROUTE, former, flags)
+                self.host.request(raw_state.NEWROUTE, former, flags)
             raise
 
     def _neighbours(self) -> Iterator[Step]:
@@ -368,18 +360,12 @@ class Restoration:
         held = set(raw_state.neighbours(self.host, self.index)) if wanted else set()
         for text in wanted:
             if text not in held:
-                body = resend.neighbour_again(text, self.index)
-                yield (
-                    f"neighbour {resend.neighbour_text(text)}",
-                    self.host.request,
-                    resend.NEWNEIGH,
-                    body,
-                    CREATE | REPLACE,
-                )
+                what, body = f"neighbour {raw_state.neighbour_text(text)}", raw_state.neighbour_again(text, self.index)
+                yield what, self.host.request, raw_state.NEWNEIGH, body, CREATE | REPLACE
 
     def _state_of_old(self) -> Iterator[Step]:
         """Up, addresses and routes of a record of an older version, which kept them decoded."""
-        from cni.shared.kernel import addresses, routes
+        from cni.shared.kernel import routes
 
         former, link = self.former, self.host.link(index=self.index)
         if link and link.up != former["up"]:
@@ -401,7 +387,7 @@ def _is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
 
 
 def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
-    """Whether the route is missing, or stands behind routes of the same key that it preceded."""
+    """Whether the route is missing, or stands after routes of the same key that it preceded."""
     like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
     at = [number for number, other in enumerate(like) if _identity(other) == _identity(route)]
     if not at:
@@ -415,9 +401,9 @@ def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
     for route in saved["routes"]:
         legs = [leg for leg in route["legs"] if leg[2] != index]
         if raw_state.family_of(route) == AF_INET and len(legs) not in (0, len(route["legs"])):
-            body = resend.route_again(route, legs, 0)
+            body = raw_state.route_again(route, legs, 0)
             try:
                 if body:
-                    host.request(resend.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
+                    host.request(raw_state.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
             except KernelError:
                 pass  # the other device is down or has gone as well

@@ -26,10 +26,10 @@ def _master(planned: Plan, config: Config, link: Link, host: Rtnl, inside: Rtnl)
     now = planned.master if link.lower_index == planned.lower else _lower_name(link, host, inside)
     if link.lower_index != planned.lower:
         return [f"master is {now}, was {planned.master} (index {planned.lower})"]
-    if config.link_in_container != planned.in_sandbox:
+    if config.link_in_container != planned.inSandbox:
         made, wanted = (
             "in the sandbox" if is_inside else "on the host"
-            for is_inside in (planned.in_sandbox, config.link_in_container)
+            for is_inside in (planned.inSandbox, config.link_in_container)
         )
         return [f"master is {now} {made}, configured is one {wanted} (linkInContainer)"]
     if not config.master:

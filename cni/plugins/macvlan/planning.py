@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cni.plugins.base import KEYS_OF_EACH, LinkConfig, RecordedPlan
 from cni.shared.config import (
     Fault,
     Key,
@@ -9,27 +10,22 @@ from cni.shared.config import (
     fill,
     hardware_address,
     integer,
-    ipam_block,
-    mapping,
     netdev,
     one_of,
     optional,
 )
+from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU
 from cni.shared.records import digest
 from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment
 from cni.shared.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from cni.shared.kernel.links import Link
     from cni.shared.spec.request import Request
 
 MODES = ("bridge", "private", "vepa", "passthru")
 STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: netif_is_macvlan, macvlan_common_newlink
-ARPHRD_ETHER = 1
-ARPHRD_INFINIBAND = 32
 
 KEYS = (
     Key("master", optional(netdev), "", "netdev under the link; default: the link of the default route"),
@@ -38,16 +34,12 @@ KEYS = (
     Key("mac", optional(hardware_address), "", "MAC address; default: one derived from the attachment"),
     Key("linkInContainer", boolean, False, "look for the master in the sandbox", "link_in_container"),
     Key("bcqueuelen", integer(0, 2**32 - 1), 0, "broadcast queue of the master, in packets; 0: the kernel's default"),
-    Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
-    Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
-    Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
+    *KEYS_OF_EACH,
 )
 
 
-class Config:
+class Config(LinkConfig):
     """The keys of KEYS, checked. `mac` is the first that is given: by runtimeConfig, CNI_ARGS or the configuration."""
-
-    __slots__ = tuple(k.attribute for k in KEYS)
 
     master: str
     mode: str
@@ -55,9 +47,6 @@ class Config:
     mac: str
     link_in_container: bool
     bcqueuelen: int
-    dad: bool
-    ipam: dict[str, Any]
-    dns: dict[str, Any]
 
 
 class Facts:
@@ -65,8 +54,6 @@ class Facts:
 
     `reason` says why the node itself needs the master, which mode passthru would take away; "" when it does not.
     """
-
-    __slots__ = ("boot_id", "master", "names", "reason", "taken")
 
     def __init__(
         self, master: Link | None, names: list[str], taken: Link | None, boot_id: str, reason: str = ""
@@ -78,7 +65,7 @@ class Facts:
         self.reason = reason
 
 
-class Plan:
+class Plan(RecordedPlan):
     """The link to make. `name` is its final name, `temporary` the name under which it is made.
 
     `over` is the index of the master in the configuration, `lower` that of the device on which the kernel puts the link. It
@@ -86,48 +73,18 @@ class Plan:
     back from the link, so that the record has the kernel's choice.
     """
 
-    __slots__ = (
-        "bcqueuelen",
-        "in_sandbox",
-        "lower",
-        "mac",
-        "mac_is_derived",
-        "master",
-        "mode",
-        "mtu",
-        "name",
-        "over",
-        "temporary",
-    )
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        self.name: str = document["name"]
-        self.temporary: str = document["temporary"]
-        self.master: str = document["master"]
-        self.over: int = document["over"]
-        self.lower: int = document["lower"]
-        self.in_sandbox: bool = document["inSandbox"]
-        self.mode: str = document["mode"]
-        self.mtu: int = document["mtu"]
-        self.mac: str = document["mac"]
-        self.mac_is_derived: bool = document["macIsDerived"]
-        self.bcqueuelen: int = document["bcqueuelen"]
-
-    def document(self) -> dict[str, Any]:
-        """The plan as the record keeps it."""
-        return {
-            "name": self.name,
-            "temporary": self.temporary,
-            "master": self.master,
-            "over": self.over,
-            "lower": self.lower,
-            "inSandbox": self.in_sandbox,
-            "mode": self.mode,
-            "mtu": self.mtu,
-            "mac": self.mac,
-            "macIsDerived": self.mac_is_derived,
-            "bcqueuelen": self.bcqueuelen,
-        }
+    name: str
+    temporary: str
+    master: str
+    over: int
+    lower: int
+    inSandbox: bool
+    mode: str
+    mtu: int
+    mac: str
+    macIsDerived: bool
+    bcqueuelen: int
+    pci = ""  # a macvlan has no PCI function of its own
 
 
 def read(request: Request, faults: list[Fault]) -> Config:
@@ -182,8 +139,9 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
             f'mtu {config.mtu} is above {master.mtu}, the MTU of master "{master.name}": lower the key `mtu`, or raise the'
             f" master's (ip link set {master.name} mtu {config.mtu})"
         )
-    if 0 < config.mtu < master.min_mtu:
-        raise InvalidConfig(f"mtu {config.mtu} is below {master.min_mtu}, the least that a link can have")
+    least = max(LEAST_MTU, master.min_mtu)  # a VLAN names 0, and macvlan_common_newlink gives a macvlan ETH_MIN_MTU
+    if 0 < config.mtu < least:
+        raise InvalidConfig(f"mtu {config.mtu} is below {least}, the least that a macvlan can have")
     if facts.taken is not None:
         kind = facts.taken.kind or "physical"
         raise InvalidEnvironment(

@@ -1,12 +1,5 @@
 """macvlan: a link of its own MAC on top of a master, made inside the sandbox.
 
-    read         the configuration, with all its faults                           pure (planning)
-    survey       the master, and the link that has the ifname in the sandbox
-    plan         configuration + survey -> the link to make, or why not           pure (planning)
-    apply        the plan -> the link in the sandbox, under its name, still down
-    remove       the link, under either of its names, when the plan made it
-    differences  the link against the plan and the configuration of the call (check)
-
 Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for what the
 kernel refuses, and why.
 """
@@ -136,7 +129,7 @@ def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
 
     `planned.lower` is then what the kernel shows of the link. Where that differs from the plan, the policy is asked again.
     """
-    maker = inside if planned.in_sandbox else host
+    maker = inside if planned.inSandbox else host
     try:
         maker.add_macvlan(
             planned.temporary,
@@ -211,7 +204,7 @@ def owns(planned: Plan, link: Link) -> bool:
     if link.kind != "macvlan":
         return False
     named, has_mac = link.name == planned.name, link.mac == planned.mac
-    if link.name == planned.temporary or (has_mac and (named or planned.mac_is_derived)):
+    if link.name == planned.temporary or (has_mac and (named or planned.macIsDerived)):
         return True
     return named and link.lower_index == planned.lower
 
@@ -265,10 +258,10 @@ def lingers(planned: Plan, host: Rtnl) -> bool:
     The link of a master in the sandbox may be on a netdev of the host, too; else no netdev of the host has its MAC. A MAC
     that is not derived may be that of another attachment by now, and tells nothing.
     """
-    return planned.mac_is_derived and host.receives(planned.lower, planned.mac)
+    return planned.macIsDerived and host.receives(planned.lower, planned.mac)
 
 
-def unmoved(planned: Plan) -> None:
+def without_link(planned: Plan) -> None:
     """A macvlan always is a link."""
 
 
@@ -281,12 +274,7 @@ def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, in
 
 def carrier(planned: Plan) -> tuple[str, bool]:
     """The master."""
-    return planned.master, planned.in_sandbox
-
-
-def pci_id(planned: Plan) -> str:
-    """A macvlan has no PCI function of its own."""
-    return ""
+    return planned.master, planned.inSandbox
 
 
 def status(config: Config, host: Rtnl, log: Log) -> Link | None:

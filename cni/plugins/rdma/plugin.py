@@ -1,33 +1,37 @@
-"""rdma: in a chain behind sriov or host-device, moves the verbs device of the netdev into the sandbox too.
+"""rdma: in a chain after sriov or host-device, moves the verbs device of the netdev into the sandbox too.
 
-    add     the verbs device goes into the sandbox; the result of the plugin before is passed on as it is
-    delete  it comes back under its name, before the netdev does: a chain is undone from its end
-    collect the same for every attachment of this network that the runtime no longer knows
+A DEL brings the verbs device back before the netdev comes back: a chain is undone from its end.
 
 Verbs devices are in one namespace each only in RDMA's exclusive netns mode. A namespace that ends gives its verbs
 devices back by itself (rdma_dev_exit_net, drivers/infiniband/core/device.c). An attachment has a record and a lock of
 its own here, beside those of the link, for other executables of a chain may be others' too.
+
+Go's rdma-cni keeps on the node what its attachments are ended by (pkg/cache and pkg/types):
+
+    /var/lib/cni/rdma/NETWORK-CONTAINERID-IFNAME    JSON: containerRdmaDevName, the verbs device's name in the sandbox;
+                                                    sandboxRdmaDevName, the same on the host; deviceID, version
 
 Sources: k8snetworkplumbingwg/rdma-cni for keys and the cache that is read; rdma-system(8) for the modes.
 """
 
 from __future__ import annotations
 
+import posix
 import time
 from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
 
-from cni.plugins.rdma import go_cache
 from cni.shared.config import Fault, Key, fill, optional, refuse, string
-from cni.shared.kernel import netns, node, sysfs
+from cni.shared.kernel import files, netns, node, sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.kernel.rdma_netlink import EXCLUSIVE, Device, Rdma
 from cni.shared.records import Began, Records
-from cni.shared.spec import result
+from cni.shared.spec import codec, result
 from cni.shared.spec.errors import (
     AttachmentDiffers,
     CniError,
     InvalidConfig,
+    IoFailure,
     KernelRefused,
     NotAvailable,
     TryAgainLater,
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Request
 
 PART = "rdma"  # of the attachment records
+_GO_CACHE = "/var/lib/cni/rdma"
+_MOST_BYTES = 1 << 20
 _SHARED = (
     "RDMA's netns mode is shared: all sandboxes see all verbs devices, and none can be moved. Run `rdma system set netns"
     " exclusive` while there is no other network namespace, or boot with `options ib_core netns_mode=0` in"
@@ -80,16 +86,12 @@ KEYS = (
 class Config:
     """The keys of KEYS, checked. `device_id` is runtimeConfig.deviceID, or without it the configuration's."""
 
-    __slots__ = tuple(k.attribute for k in KEYS)
-
     device_id: str
     verbs_device: str
 
 
 class Passed(result.Result):
     """The result of the plugin before, which is answered as it came."""
-
-    __slots__ = ("_document",)
 
     def __init__(self, document: dict[str, Any]) -> None:
         parsed = result.parse(document)
@@ -153,7 +155,7 @@ def _previous(request: Request) -> Passed:
     document = member(request.config, "prevResult")
     if document is None:
         raise InvalidConfig(
-            "there is no prevResult: rdma moves the verbs device of what a plugin before it attached; put it behind sriov"
+            "there is no prevResult: rdma moves the verbs device of what a plugin before it attached; put it after sriov"
             " or host-device in the list `plugins`"
         )
     return Passed(document)
@@ -212,7 +214,7 @@ def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
         return link.parent_device
     what = "belongs to no device (a macvlan, or another software link)" if link else "is not in the sandbox"
     raise InvalidConfig(
-        f'"{name}" {what}, so its verbs device cannot be told: put rdma behind sriov or host-device, or give the key'
+        f'"{name}" {what}, so its verbs device cannot be told: put rdma after sriov or host-device, or give the key'
         " `deviceID` or `verbsDevice`"
     )
 
@@ -285,14 +287,37 @@ def _bring_back(name: str, index: int, sandbox: Sandbox, log: Log) -> None:
 
 def _give_back_unrecorded(request: Request, log: Log) -> None:
     """Bring back the verbs device that Go's rdma-cni has moved, by the cache that it left."""
-    name = go_cache.device(request.attachment)
+    path = f"{_GO_CACHE}/{'-'.join(request.attachment.key())}"
+    name = _cached_name(path)
     if not name:
         return
     sandbox = sandboxes.at(request.netns, request)
     if sandbox:
         with sandbox:
             _bring_back(name, 0, sandbox, log)
-    go_cache.forget(request.attachment)
+    try:
+        posix.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as fault:
+        raise IoFailure(f"{path} cannot be removed: {fault.strerror}; run as root") from None
+
+
+def _cached_name(path: str) -> str:
+    """The name of the verbs device that Go's plugin has moved, "" without its file `path`; IoFailure when that cannot be read."""
+    try:
+        document = codec.loads_foreign(files.read_regular(path, _MOST_BYTES, posix.O_NOFOLLOW, private=True))
+        name = member(document, "containerRdmaDevName") if isinstance(document, dict) else None
+        if not isinstance(name, str) or not name:
+            raise ValueError("it has no containerRdmaDevName")
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as fault:
+        raise IoFailure(
+            f"{path}, in which Go's rdma-cni tells of this attachment, cannot be read: {fault}; repair it, or remove it"
+            " when the verbs device is on the host"
+        ) from None
+    return name
 
 
 def check(request: Request, records: Records, log: Log) -> None:

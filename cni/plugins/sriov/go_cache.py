@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posix
 
-from cni.plugins.host_device.planned import Plan
+from cni.plugins.host_device.devices import Plan
 from cni.shared.kernel import files, netns
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
@@ -19,6 +19,7 @@ from cni.shared.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from cni.shared.spec.request import Attachment
@@ -116,7 +117,7 @@ def _number(state: dict[str, Any], key: str) -> int:
     return value
 
 
-def forget(names: list[str], sandbox: str) -> None:
+def forget(names: Sequence[str], sandbox: str) -> None:
     """Remove the files of an attachment that has ended; that of the VF only while it names this `sandbox`."""
     for name in names:
         try:

@@ -1,28 +1,31 @@
 """sriov: a virtual function (VF), set through its physical function, moved into the sandbox and given back as it was.
 
-    read    the configuration, with all its faults                                              pure
-    claim   the VF's lock, until the record is written; an attachment whose sandbox died gives the VF back
-    survey  the VF, its PF, and what both have now
-    plan    configuration + survey -> what to set and to move, or why not                       pure
-    apply   settings through the PF, the move (cni.plugins.host_device.moved), the MAC
-    remove  out of the sandbox first, then the former settings and state: until then nobody hears another VLAN
-
-A VF is known by its PCI address. The record is kept until all is restored. A VF that a userspace driver holds (DPDK) is set and stays where it is.
+A VF is known by its PCI address. ADD makes the settings before the move, and DEL restores them after it: a pod never sees
+another VLAN. The record is kept until all is restored. A VF that a userspace driver holds (DPDK) is set and stays where it is.
 
 Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results, and its issue 219 for what a late DEL must not reset.
 """
 
 from __future__ import annotations
 
-from cni.plugins.base import DeviceClaim
+from cni.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig
 from cni.plugins.host_device import devices, moved
-from cni.plugins.host_device import planned as plans
-from cni.plugins.sriov import config as configuration
 from cni.plugins.sriov import go_cache, vf
-from cni.plugins.sriov.config import Config
+from cni.shared import log as levels
+from cni.shared.config import (
+    Fault,
+    Key,
+    fill,
+    hardware_address,
+    integer,
+    one_of,
+    optional,
+    string,
+)
 from cni.shared.kernel import routes, sysfs, vfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable
+from cni.shared.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,53 +41,168 @@ if TYPE_CHECKING:
 NAME = "sriov"
 SHARES_NETDEV = False
 ONLY_OURS = "the VF would keep the settings of this pod, and its name there"
-KEYS = configuration.KEYS
-direct_log = configuration.direct_log
-read = configuration.read
+LOG_LEVELS = ("panic", "error", "warning", "info", "verbose", "debug")
+
+
+def pci_address(value: Any) -> str:
+    """A reader: a PCI address."""
+    if not sysfs.is_pci_address(string(value)):
+        raise ValueError("want the PCI address of a VF, such as 0000:3b:00.2")
+    return str(value).lower()
+
+
+def vlan_protocol(value: Any) -> str:
+    """A reader: the protocol of a VLAN."""
+    return str(one_of("802.1q", "802.1ad")(string(value).lower()))
+
+
+KEYS = (
+    Key("deviceID", optional(pci_address), "", "PCI address of the VF; runtimeConfig.deviceID comes first", "pci"),
+    Key("vlan", integer(0, 4094), None, "VLAN of the VF, which it does not see itself; 0: none"),
+    Key("vlanQoS", integer(0, 7), None, "priority in that VLAN; default: 0"),
+    Key("vlanProto", vlan_protocol, None, "kind of its tag: 802.1q or 802.1ad; default: 802.1q"),
+    Key("mac", optional(hardware_address), "", "MAC address; default: as the VF has it"),
+    Key("min_tx_rate", integer(0, 2**32 - 1), None, "least rate of sending in Mbit/s; 0: none"),
+    Key("max_tx_rate", integer(0, 2**32 - 1), None, "greatest rate of sending in Mbit/s; 0: no bound"),
+    Key("spoofchk", optional(one_of("on", "off")), "", "drop what the VF sends from another MAC"),
+    Key("trust", optional(one_of("on", "off")), "", "let the VF become promiscuous and change its MAC"),
+    Key(
+        "link_state",
+        optional(one_of("auto", "enable", "disable")),
+        "",
+        "carrier of the VF: the PF's, or always, or never",
+    ),
+    Key(
+        "mtu",
+        integer(0, 65535),
+        0,
+        "MTU in the sandbox in bytes, at most the PF's; 0: as the VF has it, in the result of a VF without a netdev (DPDK) the PF's",
+    ),
+    Key("logLevel", optional(one_of(*LOG_LEVELS), "warning"), "warning", "least level of the log lines"),
+    Key("logFile", optional(string), "", "path of a file to which log lines are appended, in addition to stderr"),
+    *KEYS_OF_EACH,
+)
+OF_PF = ("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
+
+
+class Config(LinkConfig):
+    """The keys of KEYS, checked; those of OF_PF None or "" when left out. `mac` is the one that counts."""
+
+    pci: str
+    vlan: int | None
+    vlanQoS: int | None  # the keys of cni.shared.kernel.vfs
+    vlanProto: str | None
+    mac: str
+    min_tx_rate: int | None
+    max_tx_rate: int | None
+    spoofchk: str
+    trust: str
+    link_state: str
+    mtu: int
+    logLevel: str
+    logFile: str
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that the VF gets by its PF, each complete, in the form of cni.shared.kernel.vfs; without the MAC."""
+        found: dict[str, Any] = {}
+        if self.vlan is not None:
+            found |= {"vlan": self.vlan, "vlanQoS": self.vlanQoS or 0, "vlanProto": self.vlanProto or "802.1q"}
+        if self.min_tx_rate is not None or self.max_tx_rate is not None:
+            found |= {"min_tx_rate": self.min_tx_rate or 0, "max_tx_rate": self.max_tx_rate or 0}
+        for key in ("spoofchk", "trust", "link_state"):
+            if getattr(self, key):
+                found[key] = getattr(self, key)
+        return found
+
+
+def read(request: Request, faults: list[Fault]) -> Config:
+    """The checked configuration; all its faults go to `faults`."""
+    config = Config()
+    fill(config, KEYS, request.config, faults)
+    runtime = member(request.config, "runtimeConfig")
+    of_runtime = runtime if isinstance(runtime, dict) else {}
+    for key, attribute, reader, value in (
+        ("runtimeConfig.deviceID", "pci", pci_address, member(of_runtime, "deviceID")),
+        ("CNI_ARGS MAC", "mac", hardware_address, request.args.get("MAC")),
+        ("runtimeConfig.mac", "mac", hardware_address, member(of_runtime, "mac")),
+    ):
+        if value:
+            try:
+                setattr(config, attribute, reader(value))
+            except ValueError as fault:
+                faults.append(Fault(key, value, str(fault)))
+    faults += _contradictions(config)
+    return config
+
+
+def _contradictions(config: Config) -> list[Fault]:
+    found = []
+    if config.vlan is None:
+        for key in ("vlanQoS", "vlanProto"):
+            if getattr(config, key) is not None:
+                found.append(Fault(key, getattr(config, key), "needs the key `vlan`"))
+    elif config.vlan == 0 and config.vlanQoS:
+        found.append(Fault("vlanQoS", config.vlanQoS, "needs a `vlan` of 1 to 4094"))
+    elif config.vlan == 0 and config.vlanProto == "802.1ad":
+        found.append(Fault("vlanProto", config.vlanProto, "needs a `vlan` of 1 to 4094"))
+    if config.max_tx_rate and (config.min_tx_rate or 0) > config.max_tx_rate:
+        found.append(Fault("min_tx_rate", config.min_tx_rate, f"is above max_tx_rate {config.max_tx_rate}"))
+    if config.logFile:
+        from cni.shared import policy
+
+        try:
+            policy.current().confine("logRoots", config.logFile)
+        except ValueError as fault:
+            found.append(Fault("logFile", config.logFile, str(fault)))
+    return found
+
+
+def direct_log(request: Request, log: Log) -> None:
+    """Give `log` the file and level of the network, if they are valid and the node's policy allows them."""
+    level = member(request.config, "logLevel")
+    level = "verbose" if level == "info" else level
+    if level in levels.LEVELS:
+        log.level = level
+    path = member(request.config, "logFile")
+    if path and isinstance(path, str):
+        from cni.shared import policy
+
+        try:
+            log.path = policy.current().confine("logRoots", path)
+        except ValueError:
+            pass  # an ADD reports the fault later; a DEL goes on
 
 
 class Facts(moved.Facts):
     """With the VF as its PF sees it, and whether there is such a PCI device, and it is a PF itself."""
 
-    __slots__ = ("exists", "function", "is_physical")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.exists = True
-        self.function: vf.VirtualFunction | None = None
-        self.is_physical = False
+    exists = True
+    function: vf.VirtualFunction | None = None
+    is_physical = False
 
 
-class Plan(plans.Plan):
+class Plan(devices.Plan):
     """The move, and the settings `wanted` from the PF. The `keys` of `former`, the former state of the VF, are to be restored.
 
     `mac` is the one to give, or ""; `told` the MAC and MTU for the result when there is no netdev. `cache`: the files of
     Go's plugin that speak of this attachment, and its sandbox there.
     """
 
-    __slots__ = ("cache", "former", "keys", "mac", "sandbox", "told", "wanted")
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        super().__init__(document)
-        self.wanted: dict[str, Any] = document["wanted"]
-        self.keys: list[str] = document["keys"]
-        self.former: dict[str, Any] = document["former"]
-        self.mac: str = document["mac"]
-        self.told: list[Any] = document["told"]
-        self.cache: list[str] = []
-        self.sandbox = ""
-
-    def document(self) -> dict[str, Any]:
-        """The plan as the record keeps it."""
-        own = {"wanted": self.wanted, "keys": self.keys, "former": self.former, "mac": self.mac, "told": self.told}
-        return super().document() | own
+    wanted: dict[str, Any]
+    keys: list[str]
+    former: dict[str, Any]
+    mac: str
+    told: list[Any]
+    cache: Sequence[str] = ()
+    sandbox = ""
 
 
 load = Plan
 refused_up = moved.refused_up
-present = plans.present
-recognises = plans.recognises
+present = devices.present
+recognises = devices.recognises
 lingers = moved.lingers
+carrier = moved.carrier
 
 
 def claim(config: Config, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
@@ -118,9 +236,11 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
     facts.device = devices.find(links, "", "", "", config.pci, "")
     moved.permit(facts.device, config.pci)
     if facts.device:
+        from cni.plugins.host_device import hoststate  # only an ADD needs it
+
         bodies = routes.all_bodies(host)
         facts.reason = _reason(facts.device, links, bodies, host)
-        facts.state, facts.tied = moved.look(facts.device, links, bodies, host, log)
+        facts.state, facts.tied = hoststate.look(facts.device, links, bodies, host, log)
     return facts
 
 
@@ -135,7 +255,7 @@ def _reason(device: Link, links: Sequence[Link], bodies: Sequence[bytes], host: 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
     """The attachment that has the VF; one whose sandbox died without a DEL gives it back first."""
-    found = ((a, record) for a, record in plans.recorded(request.attachment, records) if record["link"]["pci"] == pci)
+    found = ((a, record) for a, record in devices.recorded(request.attachment, records) if record["link"]["pci"] == pci)
     holder, _ = moved.holder_of(found, request, host, records, named)
     if holder:
         return holder
@@ -194,7 +314,7 @@ def _refuse_unfit(config: Config, selected: str, facts: Facts) -> None:
             f"{selected} has no netdev on the host ({driver}): bind it to the NIC's VF driver, or for DPDK to"
             f" {moved.USERSPACE_DRIVERS[0]}"
         )
-    asked = [key for key in configuration.OF_PF if getattr(config, key) not in (None, "")]
+    asked = [key for key in OF_PF if getattr(config, key) not in (None, "")]
     if facts.device is None and config.mac:
         asked.append("mac")
     if asked and facts.function is None:
@@ -212,7 +332,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
     document, files = found
     planned = Plan(document)
     planned.cache, planned.sandbox = files, request.netns
-    planned.returned = any(r["link"]["pci"] == planned.pci for _, r in plans.recorded(request.attachment, Records()))
+    planned.returned = any(r["link"]["pci"] == planned.pci for _, r in devices.recorded(request.attachment, Records()))
     return planned
 
 
@@ -228,7 +348,7 @@ def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link |
     return inside.link(index=link.index) if link else None
 
 
-def unmoved(planned: Plan) -> tuple[str, int] | None:
+def without_link(planned: Plan) -> tuple[str, int] | None:
     """The MAC and MTU of a VF that a userspace driver holds."""
     return None if planned.device else (planned.told[0], planned.told[1])
 
@@ -266,16 +386,6 @@ def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, in
         )
         return found + vf.differences(function, *of_function)
     return found + ([f"the PF of VF {planned.pci} is gone"] if planned.keys or configured else [])
-
-
-def carrier(planned: Plan) -> tuple[str, bool]:
-    """The VF's netdev itself, while it is on the host."""
-    return planned.device.get("name", ""), False
-
-
-def pci_id(planned: Plan) -> str:
-    """The PCI address for the result."""
-    return planned.pci
 
 
 def status(config: Config, host: Rtnl, log: Log) -> Link | None:

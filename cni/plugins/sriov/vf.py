@@ -1,11 +1,5 @@
 """The settings of a VF that sriov makes by its PF, and puts back; and the MAC, which PF and netdev both keep.
 
-    find      the PF's netdev, and the VF's number there; None where the PF is not to be seen
-    settle    the settings that are wanted, before the VF is in the sandbox: it never sees another VLAN
-    give_mac  the VF's own MAC and the administrative one
-    clear     the former settings, once the VF has left the sandbox; the administrative MAC is put off
-    finish    the administrative MAC, and a look at whether all is as it was
-
 A VF has the MAC that its netdev uses and the administrative one, which the PF keeps for it. Drivers differ: some take
 the administrative one over at once or when they are loaded again, some refuse the VF any other while there is one
 (igb, i40e: drivers/net/ethernet/intel), some know nothing of each other (mlx5). So the VF is given its MAC first; when
@@ -33,8 +27,6 @@ _AGAIN_SECONDS = 0.1
 
 class VirtualFunction:
     """A VF as its PF sees it: the PF's netdev `pf`, the `number` there, and `state`, as cni.shared.kernel.vfs describes it."""
-
-    __slots__ = ("number", "pf", "state")
 
     def __init__(self, pf: Link, number: int, state: dict[str, Any]) -> None:
         self.pf = pf
@@ -130,7 +122,7 @@ def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None
     """
     function = find(pci, host)
     if function is None:
-        return  # the VFs are gone with their PF, or were made anew by another machine's
+        return  # the VFs are gone with their PF, or were made again by another machine's
     for setting in reversed(vfs.SETTINGS):
         now = function.state
         if setting[0] not in keys or former[setting[0]] == "" or all(now[key] == former[key] for key in setting):

@@ -6,7 +6,7 @@ ValueError for a text that is no address.
 
 from __future__ import annotations
 
-from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from _socket import AF_INET, AF_INET6, inet_ntop
 from _struct import Struct
 from errno import EADDRNOTAVAIL
 
@@ -15,6 +15,7 @@ from cni.shared.kernel.netlink import (
     EXCLUSIVE,
     KernelError,
     Socket,
+    address_of,
     attribute,
     number,
     number_of,
@@ -24,11 +25,11 @@ from cni.shared.kernel.netlink import (
 )
 
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
-_IFADDR = Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, index
-_CACHE = Struct("=IIII")  # struct ifa_cacheinfo: preferred and valid lifetime, made, changed
-_ADDRESS, _LOCAL, _LABEL, _BROADCAST, _CACHEINFO, _FLAGS, _METRIC = 1, 2, 3, 4, 6, 8, 9
+IFADDR = Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, index
+CACHE = Struct("=IIII")  # struct ifa_cacheinfo: preferred and valid lifetime, made, changed
+_ADDRESS, _LOCAL, _LABEL, _BROADCAST, CACHEINFO, FLAGS, _METRIC = 1, 2, 3, 4, 6, 8, 9
 
-SECONDARY, NODAD, DADFAILED, DEPRECATED, TENTATIVE, PERMANENT, NOPREFIXROUTE = 0x1, 0x2, 0x8, 0x20, 0x40, 0x80, 0x200
+NODAD, DADFAILED, TENTATIVE, PERMANENT, NOPREFIXROUTE = 0x2, 0x8, 0x40, 0x80, 0x200
 LINK_SCOPE = 253
 
 
@@ -37,25 +38,23 @@ class Address:
 
     `text` is "address/length"; `peer` the other end of a point-to-point address, "" for an ordinary one; `broadcast`
     "" for none; `label` of IPv4 alone; `scope` a number of rtnetlink(7), 0 for global. `flags` are IFA_F_*, with
-    the properties below for some. `valid` is the time that it has left in seconds, None for a permanent address;
-    `metric` that of its route, 0 for the kernel's default.
+    the properties below for some. `metric` is that of its route, 0 for the kernel's default. `local` are the bytes of the
+    address, `body` is the message.
     """
 
-    __slots__ = ("broadcast", "flags", "index", "label", "metric", "peer", "scope", "text", "valid")
-
     def __init__(self, body: bytes) -> None:
-        family, length, self.flags, self.scope, self.index = _IFADDR.unpack_from(body)
-        found = dict(unpack_attributes(body, _IFADDR.size))
-        local = found.get(_LOCAL) or found[_ADDRESS]
+        family, length, self.flags, self.scope, self.index = IFADDR.unpack_from(body)
+        found = dict(unpack_attributes(body, IFADDR.size))
+        self.body = body
+        self.local = local = found.get(_LOCAL) or found[_ADDRESS]
         peer = found.get(_ADDRESS, local)
         self.text = f"{inet_ntop(family, local)}/{length}"
         self.peer = inet_ntop(family, peer) if peer != local else ""
         self.broadcast = inet_ntop(family, found[_BROADCAST]) if _BROADCAST in found else ""
         self.label = text_of(found.get(_LABEL, b""))
         self.metric = number_of(found.get(_METRIC, b""))
-        if _FLAGS in found:  # all 32 bits; the header has room for 8
-            self.flags = number_of(found[_FLAGS])
-        self.valid = None if self.permanent else _CACHE.unpack_from(found[_CACHEINFO])[1]
+        if FLAGS in found:  # all 32 bits; the header has room for 8
+            self.flags = number_of(found[FLAGS])
 
     @property
     def permanent(self) -> bool:
@@ -75,7 +74,7 @@ class Address:
 
 def list_of(rtnl: Socket, index: int) -> list[Address]:
     """The addresses of the link `index`, IPv4 first, in the kernel's order."""
-    found = [Address(body) for body in rtnl.dump(_GETADDR, _IFADDR.pack(0, 0, 0, 0, index))]
+    found = [Address(body) for body in rtnl.dump(_GETADDR, IFADDR.pack(0, 0, 0, 0, index))]
     return [address for address in found if address.index == index]  # a kernel before 4.20 lists all links
 
 
@@ -98,8 +97,8 @@ def add(
     bring an address back as it was read.
     """
     family, local, length = _parse(text)
-    far = inet_pton(family, peer) if peer else local
-    body = _IFADDR.pack(family, length, 0, scope, index) + attribute(_LOCAL, local) + attribute(_ADDRESS, far)
+    far = address_of(peer)[1] if peer else local
+    body = IFADDR.pack(family, length, 0, scope, index) + attribute(_LOCAL, local) + attribute(_ADDRESS, far)
     if broadcast and family == AF_INET and length < 31:
         highest = int.from_bytes(local, "big") | (0xFFFFFFFF >> length)
         body += attribute(_BROADCAST, highest.to_bytes(4, "big"))
@@ -110,14 +109,14 @@ def add(
     if nodad and family == AF_INET6:
         flags |= NODAD
     if flags:
-        body += number(_FLAGS, flags)
+        body += number(FLAGS, flags)
     rtnl.request(_NEWADDR, body, CREATE | EXCLUSIVE)
 
 
 def remove(rtnl: Socket, index: int, text: str) -> None:
     """Take the address `text` from the link `index`; EADDRNOTAVAIL when it does not have it."""
     family, local, length = _parse(text)
-    rtnl.request(_DELADDR, _IFADDR.pack(family, length, 0, 0, index) + attribute(_LOCAL, local))
+    rtnl.request(_DELADDR, IFADDR.pack(family, length, 0, 0, index) + attribute(_LOCAL, local))
 
 
 def clear(rtnl: Socket, index: int) -> None:
@@ -135,8 +134,7 @@ def clear(rtnl: Socket, index: int) -> None:
 def _parse(text: str) -> tuple[int, bytes, int]:
     """Family, bytes and prefix length of "address/length"; ValueError when it is none."""
     address, _, length = text.partition("/")
-    family = AF_INET6 if ":" in address else AF_INET
     try:
-        return family, inet_pton(family, address), int(length)
-    except (OSError, ValueError):
+        return *address_of(address), int(length)
+    except ValueError:
         raise ValueError(f'"{text}" is no address with a prefix length') from None

@@ -20,8 +20,6 @@ class Dcb:
     """`pfc` are the priorities, 0 to 7, whose frames are lossless; None: the driver does not say. `by_dscp`: there are
     entries that map DSCP to priorities, which is what mlx5 makes of trust in DSCP (en_dcbnl.c)."""
 
-    __slots__ = ("by_dscp", "pfc")
-
     def __init__(self, pfc: tuple[int, ...] | None, by_dscp: bool) -> None:
         self.pfc = pfc
         self.by_dscp = by_dscp

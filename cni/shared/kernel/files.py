@@ -82,6 +82,15 @@ def names_in(directory: str) -> list[str]:
         return []
 
 
+def mark(path: str, links: bool = False) -> tuple[int, ...]:
+    """What differs when another file is at `path`, or its content is another; () for none. `links` are followed if so."""
+    try:
+        status = posix.stat(path, follow_symlinks=links)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
     """The content of the file at `path`, which any user may have put there: the call neither blocks nor reads without end.
 

@@ -6,7 +6,7 @@ stays when the link goes. KernelError for every refusal, ValueError for a text t
 
 from __future__ import annotations
 
-from _socket import AF_INET, AF_INET6, AF_UNSPEC, inet_ntop, inet_pton
+from _socket import AF_INET, AF_INET6, AF_UNSPEC, inet_ntop
 from _struct import Struct
 from errno import EAFNOSUPPORT, EOPNOTSUPP
 
@@ -15,6 +15,7 @@ from cni.shared.kernel.netlink import (
     EXCLUSIVE,
     KernelError,
     Socket,
+    address_of,
     attribute,
     number,
     number_of,
@@ -27,7 +28,6 @@ _HEADER = Struct(
 )  # struct fib_rule_hdr: family, two prefix lengths, tos, table, two reserved, action, flags
 _SOURCE, _PRIORITY, _TABLE = 2, 6, 15
 _TO_TABLE = 1  # the action FR_ACT_TO_TBL
-_BITS = {AF_INET: 32, AF_INET6: 128}
 
 
 class Rule:
@@ -35,8 +35,6 @@ class Rule:
 
     `leads` when the rule's action is to look into the table: 0 then stands for the table of the packet's VRF.
     """
-
-    __slots__ = ("leads", "priority", "source", "table")
 
     def __init__(self, body: bytes) -> None:
         family, _, length, _, table, _, _, action, _ = _HEADER.unpack_from(body)
@@ -75,12 +73,8 @@ def remove(rtnl: Socket, source: str, table: int, priority: int) -> None:
 
 def _body(source: str, table: int, priority: int) -> bytes:
     text, _, length = source.partition("/")
-    family = AF_INET6 if ":" in text else AF_INET
-    try:
-        octets = inet_pton(family, text)
-    except OSError:
-        raise ValueError(f'"{source}" is no address') from None
-    body = _packed(family, int(length or _BITS[family]))
+    family, octets = address_of(text)
+    body = _packed(family, int(length or 8 * len(octets)))
     return body + attribute(_SOURCE, octets) + number(_PRIORITY, priority) + number(_TABLE, table)
 
 

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import errno
 import time
-from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from _socket import inet_ntop
 
 from cni.shared.kernel import addresses, routes, sysctl
-from cni.shared.kernel.netlink import KernelError
+from cni.shared.kernel.netlink import KernelError, address_of
 from cni.shared.spec.errors import InvalidConfig, KernelRefused
+from cni.shared.spec.result import MOST_SCOPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.spec.result import IPConfig, Result
     from cni.shared.spec.result import Route as WantedRoute
@@ -30,18 +33,11 @@ DAD_SECONDS = 5.0  # as upstream; detection itself takes 1 to 2 s
 CARRIER_SECONDS = 0.2  # as sriov-cni
 
 
-class NotUp(Exception):
-    """The link could not be set up; `cause` is the kernel's refusal. The plugin knows what it means."""
-
-    def __init__(self, cause: KernelError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str, int]:
+def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Callable[[], None]) -> tuple[str, int]:
     """Configure `link` (in the namespace of `inside` and of the calling thread); its MAC and MTU afterwards.
 
-    The link is down before, or up if its addresses come from a foreign IPAM plugin. `dad`: wait until duplicate detection has passed the IPv6 addresses. KernelRefused, or NotUp.
+    The link is down before, and `set_up` is called for it; or it is up if its addresses come from a foreign IPAM plugin.
+    `dad`: wait until duplicate detection has passed the IPv6 addresses. KernelRefused.
     """
     has_ipv6 = any(a.family == 6 for a in wanted.ips)
     if wanted.ips:
@@ -58,10 +54,7 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool) -> tuple[str,
                 f"address {address.address} cannot be set on {link.name}: {fault.strerror}", str(fault)
             ) from None
     if not link.up:
-        try:
-            inside.change_link(link.index, up=True)
-        except KernelError as fault:
-            raise NotUp(fault) from None
+        set_up()
     if has_ipv6 and dad:
         _await_detection(inside, link)
     if link.up or (has_ipv6 and not dad):
@@ -195,7 +188,7 @@ def differences(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
         if canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
     held = routes.list_of(inside, link.index)
-    known = set()
+    known = {(subnet(a.address), routes.MAIN_TABLE, routes.IPV6_PREFIX_PRIORITY) for a in wanted.ips}  # the kernel's
     for route in wanted.routes:
         dst, gw = subnet(route.dst), _next_hop(route, wanted.ips)
         keys: tuple[str, ...] = ("table", "priority", "mtu", "advmss")
@@ -219,28 +212,26 @@ _UINT32 = 0xFFFFFFFF
 _MOST = {
     "table": _UINT32,
     "priority": _UINT32,
-    "scope": 254,
+    "scope": MOST_SCOPE,
     "mtu": _UINT32,
     "advmss": _UINT32,
-}  # 255: RT_SCOPE_NOWHERE
+}
 _KEPT = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel keeps no more: ip_metrics_convert, net/ipv4/metrics.c
 
 
 def canonical(text: str) -> str:
     """An address, or "address/length", in the kernel's form; any other text as it is."""
     address, slash, length = text.partition("/")
-    family = AF_INET6 if ":" in address else AF_INET
     try:
-        return inet_ntop(family, inet_pton(family, address)) + slash + length
-    except OSError:
+        return inet_ntop(*address_of(address)) + slash + length
+    except ValueError:
         return text
 
 
 def subnet(text: str) -> str:
     """The network that "address/length" is in, in the kernel's form."""
     address, _, length = text.partition("/")
-    family = AF_INET6 if ":" in address else AF_INET
-    octets = inet_pton(family, address)
+    family, octets = address_of(address)
     host = 8 * len(octets) - int(length)
     network = int.from_bytes(octets, "big") >> host << host
     return f"{inet_ntop(family, network.to_bytes(len(octets), 'big'))}/{length}"

@@ -2,7 +2,7 @@
 
 Sources: IPV4_DEVCONF_* in include/uapi/linux/ip.h, DEVCONF_* in include/uapi/linux/ipv6.h, which only ever grow;
 devinet_sysctl (net/ipv4/devinet.c), addrconf_sysctl and ipv6_store_devconf (net/ipv6/addrconf.c) for names and units.
-A parameter that a newer kernel has added behind these is not compared.
+A parameter that a newer kernel has added after these is not compared.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ pod's, and use it wherever. Numbers are those of include/uapi/linux/if_link.h an
 
 from __future__ import annotations
 
+import posix
 from _struct import Struct
 from errno import ENODEV
 
@@ -25,29 +26,33 @@ from cni.shared.kernel.netlink import (
     unpack_attributes,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 NEWLINK, GETLINK = 16, 18
 _DELLINK, _GETNSID, _NEWLINKPROP, _DELLINKPROP = 17, 90, 108, 109
 
 _GETNEIGH, _AF_BRIDGE, _NEIGH_ADDRESS = 30, 7, 2
 _NDMSG = Struct("=BxxxiHBB")  # struct ndmsg: family, index, state, flags, type
-_IFINFO = Struct("=BxHiII")  # struct ifinfomsg: family, ARPHRD type, index, flags, mask of flags to change
+IFINFO = Struct("=BxHiII")  # struct ifinfomsg: family, ARPHRD type, index, flags, mask of flags to change
 _IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
 
-_ADDRESS, _BROADCAST, _IFNAME, _MTU, _LOWER, _MASTER, _OPERSTATE, _LINKINFO, _ALIAS = 1, 2, 3, 4, 5, 10, 16, 18, 20
-_NET_NS_FD, _EXT_MASK, _PROMISCUITY, _LOWER_NETNSID, _MIN_MTU, _MAX_MTU = 28, 29, 30, 37, 50, 51
+_ADDRESS, _IFNAME, _MTU, _LOWER, _MASTER, _LINKINFO, _ALIAS = 1, 3, 4, 5, 10, 18, 20
+_NET_NS_FD, _EXT_MASK, _LOWER_NETNSID, _MIN_MTU, _MAX_MTU = 28, 29, 37, 50, 51
 _PROP_LIST, _ALT_IFNAME, _PERM_ADDRESS, _PARENT_DEVICE, _PARENT_BUS = 52, 53, 54, 56, 57
 _INFO_KIND, _INFO_DATA = 1, 2  # in _LINKINFO
 _MACVLAN_MODE, _MACVLAN_BC_QUEUE_LEN = 1, 7  # in _INFO_DATA
 # kinds that name the links below them in _INFO_DATA alone: IFLA_VXLAN_LINK, IFLA_HSR_SLAVE1 and 2, IFLA_AMT_LINK
 _LOWERS = {"vxlan": (3,), "hsr": (1, 2), "amt": (4,)}
-_NSID, _NSID_FD = 1, 3  # in RTM_GETNSID
+_NSID, _NSID_FD, _TARGET_NETNSID = 1, 3, 46  # two of RTM_GETNSID; in RTM_GETLINK, IFLA_TARGET_NETNSID
 
 _SKIP_STATISTICS = attribute(_EXT_MASK, b"\x08\0\0\0")  # RTEXT_FILTER_SKIP_STATS
 _IFNAME_BYTES, _ALT_IFNAME_BYTES = 15, 127
+LEAST_MTU = 68  # bytes: ETH_MIN_MTU (RFC 791, section 3.2), of a link that names no bound
 
 MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8, "source": 16}
 _MODE_NAMES = {mode: name for name, mode in MACVLAN_MODES.items()}
-_OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")  # RFC 2863
 ARPHRD_ETHER, ARPHRD_INFINIBAND = 1, 32
 
 
@@ -56,7 +61,7 @@ class Link:
 
     `kind` is the driver of a software link ("macvlan", "veth", "bridge"), "" for hardware. MACs are
     "aa:bb:cc:dd:ee:ff", "" where there is none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is what
-    an administrator set, `carrier` what the wire says (False while not up), `operstate` both (RFC 2863).
+    an administrator set, `carrier` what the wire says (False while not up).
     `master_index` is the bridge or bond that the link is enslaved to. `lower_index` is the link below it (or a veth's
     peer); when `lower_netnsid` is not None that lies in the namespace with this id. An index of 0 means none. `lowers` are
     the indices of all links that it is on top of, and the end of which it does not survive; of a veth none.
@@ -64,50 +69,19 @@ class Link:
     does ("pci", "0000:3b:00.0"; "virtio", "virtio0"). `body` is the message.
     """
 
-    __slots__ = (
-        "alias",
-        "altnames",
-        "arphrd",
-        "bcqueuelen",
-        "body",
-        "broadcast",
-        "carrier",
-        "index",
-        "kind",
-        "lower_index",
-        "lower_netnsid",
-        "lowers",
-        "mac",
-        "macvlan_mode",
-        "master_index",
-        "max_mtu",
-        "min_mtu",
-        "mtu",
-        "name",
-        "operstate",
-        "parent_bus",
-        "parent_device",
-        "permanent_mac",
-        "promiscuity",
-        "up",
-    )
-
     def __init__(self, body: bytes) -> None:
         self.body = body
-        _family, self.arphrd, self.index, flags, _mask = _IFINFO.unpack_from(body)
+        _family, self.arphrd, self.index, flags, _mask = IFINFO.unpack_from(body)
         self.up = bool(flags & _IFF_UP)
         self.carrier = bool(flags & _IFF_LOWER_UP)
-        found = dict(unpack_attributes(body, _IFINFO.size))
+        found = dict(unpack_attributes(body, IFINFO.size))
         get = found.get
         self.name = text_of(get(_IFNAME, b""))
         self.mac = get(_ADDRESS, b"").hex(":")
-        self.broadcast = get(_BROADCAST, b"").hex(":")
         self.permanent_mac = get(_PERM_ADDRESS, b"").hex(":")
         self.mtu = number_of(get(_MTU, b""))
         self.min_mtu = number_of(get(_MIN_MTU, b""))
         self.max_mtu = number_of(get(_MAX_MTU, b""))
-        self.operstate = _OPERSTATES[number_of(get(_OPERSTATE, b""))]
-        self.promiscuity = number_of(get(_PROMISCUITY, b""))
         self.master_index = number_of(get(_MASTER, b""))
         self.lower_index = number_of(get(_LOWER, b""))
         self.lower_netnsid = signed_of(found[_LOWER_NETNSID]) if _LOWER_NETNSID in found else None
@@ -128,8 +102,6 @@ class Link:
 
 class Rtnl(Socket):
     """Reads and changes the links of the namespace in which it was made; KernelError for every refusal."""
-
-    __slots__ = ()
 
     def link(self, name: str = "", index: int = 0) -> Link | None:
         """The link with this index, or else with this name or alternative name; None when there is none."""
@@ -200,7 +172,7 @@ class Rtnl(Socket):
         flags = mask = 0
         if up is not None:
             flags, mask = (_IFF_UP if up else 0), _IFF_UP
-        body = _IFINFO.pack(0, 0, index, flags, mask)
+        body = ifinfo(index, flags, mask)
         if netns_fd >= 0:
             body += number(_NET_NS_FD, netns_fd)
         if name:
@@ -250,6 +222,35 @@ class Rtnl(Socket):
         """Take the alternative name `name` from the link `index`; ENOENT when it has no such name."""
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
+    def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
+        """The ids that this namespace has for others than itself and that of `but` (`ip netns list-id`); none where the kernel
+        refuses to list them.
+
+        An id lives as long as the namespace that it stands for, and may then stand for another. A namespace may have an id
+        for itself.
+        """
+        try:
+            bodies = self.dump(_GETNSID, b"\0\0\0\0")
+            known = [self._id_of(each) for each in (self, but) if each]
+        except OSError:
+            return []
+        ids = [signed_of(dict(unpack_attributes(body, 4))[_NSID]) for body in bodies]
+        return [nsid for nsid in ids if nsid not in known]
+
+    def _id_of(self, other: Rtnl) -> int | None:
+        fd = other.namespace()
+        try:
+            return self.netns_id(fd)
+        finally:
+            posix.close(fd)
+
+    def links_of(self, nsid: int) -> list[Link]:
+        """All links of the namespace that this one knows as `nsid`; none when it has ended, or before Linux 4.15."""
+        try:
+            return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + number(_TARGET_NETNSID, nsid))]
+        except KernelError:
+            return []
+
     def netns_id(self, netns_fd: int) -> int | None:
         """The id by which this namespace knows the namespace `netns_fd` (`link-netnsid` of ip-link); None for none."""
         replies = self.request(_GETNSID, b"\0\0\0\0" + number(_NSID_FD, netns_fd))
@@ -257,9 +258,25 @@ class Rtnl(Socket):
         return None if found < 0 else found
 
 
-def ifinfo(index: int) -> bytes:
-    """The header of a message about the link `index`; 0 for none in particular."""
-    return _IFINFO.pack(0, 0, index, 0, 0)
+def ifinfo(index: int, flags: int = 0, mask: int = 0) -> bytes:
+    """The header of a message about the link `index`, 0 for none in particular; the IFF_* of `mask` are to be as in `flags`."""
+    return IFINFO.pack(0, 0, index, flags, mask)
+
+
+def with_those_below(index: int, links: Sequence[Link]) -> set[int]:
+    """The link `index` of `links`, and those that are below it in this namespace: lower links, and ports of a bridge or bond."""
+    known = {link.index: link for link in links}
+    found: set[int] = set()
+    pending = [index]
+    while pending:
+        link = known.get(pending.pop())
+        if link is None or link.index in found:
+            continue
+        found.add(link.index)
+        if link.lower_netnsid is None:
+            pending += link.lowers
+        pending += [port.index for port in links if port.master_index == link.index]
+    return found
 
 
 def _altname(name: str) -> bytes:

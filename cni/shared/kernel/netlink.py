@@ -61,8 +61,6 @@ class KernelError(OSError):
 class Message:
     """A message as received: its type, flags, sequence number and body."""
 
-    __slots__ = ("body", "flags", "kind", "sequence")
-
     def __init__(self, kind: int, flags: int, sequence: int, body: bytes) -> None:
         self.kind = kind
         self.flags = flags
@@ -134,6 +132,15 @@ def signed_of(payload: bytes) -> int:
     return value
 
 
+def address_of(text: str) -> tuple[int, bytes]:
+    """Family and bytes of an IP address; ValueError when `text` is none."""
+    family = _socket.AF_INET6 if ":" in text else _socket.AF_INET
+    try:
+        return family, _socket.inet_pton(family, text)
+    except (OSError, ValueError):  # ValueError: a zero byte
+        raise ValueError(f'"{text}" is no address') from None
+
+
 def _aligned(length: int) -> int:
     return (length + 3) & ~3
 
@@ -143,8 +150,6 @@ class Socket:
 
     `protocol` is whom it talks to: rtnetlink, unless said otherwise. OSError EPROTONOSUPPORT when the kernel has no such.
     """
-
-    __slots__ = ("_sequence", "_socket")
 
     def __init__(self, protocol: int = 0) -> None:
         self._socket = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)

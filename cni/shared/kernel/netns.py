@@ -26,8 +26,6 @@ _known: list[Callable[[int, int], None]] = []  # setns, once it was looked for
 class Namespace:
     """An open network namespace. `device` and `inode` identify it; `path` is how it was found."""
 
-    __slots__ = ("device", "fd", "inode", "path")
-
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self.fd = fd
@@ -54,8 +52,6 @@ class Namespace:
 
 class Entered:
     """The calling thread in `namespace`, until the context ends."""
-
-    __slots__ = ("_former", "_namespace")
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace

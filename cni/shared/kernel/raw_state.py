@@ -1,4 +1,4 @@
-"""The state of a link as rtnetlink shows it, kept in the kernel's own bytes, so that it can be restored without loss.
+"""The state of a link as rtnetlink shows it, kept in the kernel's own bytes, and the messages that restore it without loss.
 
 Attributes are not decoded if their bytes can be sent back unchanged: so members that a newer kernel adds to a metric or an
 encapsulation are kept too. The functions return plain JSON values; bytes are hexadecimal text.
@@ -14,27 +14,28 @@ Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,p
 
 from __future__ import annotations
 
-from _socket import AF_INET, AF_INET6
+from _socket import AF_INET, AF_INET6, inet_ntop
 from _struct import Struct
 from errno import EOPNOTSUPP
 from sys import byteorder
 
+from cni.shared.kernel.addresses import CACHE, CACHEINFO, FLAGS, IFADDR, Address, list_of
+from cni.shared.kernel.links import IFINFO
 from cni.shared.kernel.netlink import NESTED, KernelError, attribute, number, number_of, unpack_attributes
-from cni.shared.kernel.routes import RTMSG, dump_routes
+from cni.shared.kernel.routes import NEXTHOP, RTMSG, all_bodies, dump_routes, next_hops
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from cni.shared.kernel.netlink import Socket
 
-_GETLINK, _GETADDR, _GETROUTE, _GETNEIGH, _GETQDISC, _GETNEIGHTBL = 18, 22, 26, 30, 38, 66
+NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH, SETNEIGHTBL = 20, 24, 25, 28, 67
+_GETNEIGH, _GETQDISC, _GETNEIGHTBL = 30, 38, 66
 
-IFINFO = Struct("=BxHiII")
-_EXT_MASK, _SKIP_STATISTICS = 29, 8
-AF_SPEC = 26
-_INET_CONF, _INET6_CONF, INET6_TOKEN = 1, 2, 7
+_AF_SPEC = 26
+_INET_CONF, _INET6_CONF, _INET6_TOKEN = 1, 2, 7
 
 # attributes of a link that can be set: TXQLEN, GROUP, BROADCAST, LINKMODE, PROTO_DOWN
 SETTINGS = (13, 27, 2, 17, 39)
@@ -42,12 +43,14 @@ SIZES = (40, 41, 58, 63, 64)  # GSO_MAX_SEGS, GSO_MAX_SIZE, GRO_MAX_SIZE and bot
 # those that __dev_change_flags (net/core/dev.c) takes: UP, DEBUG, NOTRAILERS, NOARP, PROMISC, ALLMULTI, MULTICAST, ...
 SETTABLE_FLAGS = 0xF3A5
 
-IFADDR = Struct("=BBBBI")  # family, prefix length, flags, scope, index
-ADDRESS_CACHE, ADDRESS_FLAGS = 6, 8
-NODAD, DADFAILED, TENTATIVE, _TEMPORARY = 0x2, 0x8, 0x40, 0x1
+_TEMPORARY = 0x1  # IFA_F_TEMPORARY, of IPv6
+_ADDRESS_FLAGS_KEPT = (
+    0x2 | 0x10 | 0x100 | 0x200 | 0x400
+)  # NODAD, HOMEADDRESS, MANAGETEMPADDR, NOPREFIXROUTE, MCAUTOJOIN
+_ADDRESS_KEPT = frozenset((1, 2, 3, 4, 9, 11))  # ADDRESS, LOCAL, LABEL, BROADCAST, RT_PRIORITY, PROTO
+_FOR_EVER = 0xFFFFFFFF
 
-NEXTHOP = Struct("=HBBi")  # length, flags, weight - 1, index
-OIF, PREFSRC, _METRICS, MULTIPATH, _ROUTE_CACHE, _ENCAP, _NH_ID, _TABLE, _DST, _PRIORITY = (
+_OIF, _PREFSRC, _METRICS, _MULTIPATH, _ROUTE_CACHE, _ENCAP, _NH_ID, _TABLE, _DST, _PRIORITY = (
     4, 7, 8, 9, 12, 22, 30, 15, 1, 6,
 )  # fmt: skip
 _OF_LEG = frozenset((5, 11, 18, 19, 21, 22))  # GATEWAY, FLOW, VIA, NEWDST, ENCAP_TYPE, ENCAP
@@ -55,17 +58,19 @@ _OF_ROUTE = frozenset((1, 2, 6, 7, 8, 15, 20, 26))  # DST, SRC, PRIORITY, PREFSR
 _NESTED_ONES = frozenset((_METRICS, _ENCAP))
 _ROUTE_CACHE_INFO = Struct("=IIi")  # struct rta_cacheinfo begins with clntref, lastuse, expires
 _ONLINK, _CLONED = 0x4, 0x200
+_RTM_FLAGS = Struct("=I")  # the last member of struct rtmsg
+_EXPIRES = 23  # RTA_EXPIRES
 _LOCAL_TABLE, _KERNEL, _RA = 255, 2, 9
 _TICKS = 100  # USER_HZ
 
-NDMSG = Struct("=BxxxiHBB")  # family, index, state, flags, type
+_NDMSG = Struct("=BxxxiHBB")  # family, index, state, flags, type
 _PERMANENT, _PROXY, _SELF = 0x80, 0x8, 0x2
 _NEIGHBOUR_KEPT = frozenset((1, 2, 5, 12, 15))  # DST, LLADDR, VLAN, PROTOCOL, FLAGS_EXT
 _NEIGHBOUR_INDEX, _AF_BRIDGE = 8, 7
 
-NDTMSG = Struct("=Bxxx")
-PARAMETERS, PARAMETERS_INDEX = 6, 1
-NOT_SETTINGS = frozenset((1, 2, 3, 17))  # NDTPA_IFINDEX, REFCNT, REACHABLE_TIME (random), PAD
+_NDTMSG = Struct("=Bxxx")
+_TABLE_NAME, _PARAMETERS, _PARAMETERS_INDEX = 1, 6, 1  # NDTA_NAME, NDTA_PARMS; NDTPA_IFINDEX
+_NOT_SETTINGS = frozenset((1, 2, 3, 17))  # NDTPA_IFINDEX, REFCNT, REACHABLE_TIME (random), PAD
 
 _TCMSG = Struct("=BxxxiIII")  # family, index, handle, parent, info
 _ROOT, _INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
@@ -76,56 +81,53 @@ class Raw:
     """A link as one message shows it: `flags` IFF_*, `attributes` by number, `inet` and `inet6` its parameters of IPv4
     and IPv6 as arrays of 32-bit numbers (b"" without the family), `token` the interface identifier for SLAAC (16 bytes, or b"")."""
 
-    __slots__ = ("attributes", "flags", "inet", "inet6", "token")
-
     def __init__(self, body: bytes) -> None:
         self.flags = IFINFO.unpack_from(body)[3]
         self.attributes = dict(unpack_attributes(body, IFINFO.size))
-        families = dict(unpack_attributes(self.attributes.get(AF_SPEC, b"")))
+        families = dict(unpack_attributes(self.attributes.get(_AF_SPEC, b"")))
         inet6 = dict(unpack_attributes(families.get(AF_INET6, b"")))
         self.inet = dict(unpack_attributes(families.get(AF_INET, b""))).get(_INET_CONF, b"")
         self.inet6 = inet6.get(_INET6_CONF, b"")
-        self.token = inet6.get(INET6_TOKEN, b"").strip(b"\0") and inet6[INET6_TOKEN]
+        self.token = inet6.get(_INET6_TOKEN, b"").strip(b"\0") and inet6[_INET6_TOKEN]
 
 
-def link(rtnl: Socket, index: int) -> Raw:
-    """The link `index`; KernelError ENODEV when there is none."""
-    return Raw(rtnl.request(_GETLINK, IFINFO.pack(0, 0, index, 0, 0) + number(_EXT_MASK, _SKIP_STATISTICS))[0])
+def token_attributes(token: bytes) -> bytes:
+    """What gives a link the interface identifier `token` for SLAAC; EINVAL while it takes no router advertisements."""
+    return attribute(_AF_SPEC | NESTED, attribute(AF_INET6 | NESTED, attribute(_INET6_TOKEN, token)))
 
 
 # --- addresses ---
 
 
-def addresses(rtnl: Socket, index: int) -> list[bytes]:
-    """The RTM_NEWADDR bodies of the link's addresses, in an order in which they can be added again.
+def addresses(rtnl: Socket, index: int) -> list[Address]:
+    """The addresses of the link, in an order in which they can be added again.
 
     IPv4 keeps the order in which addresses come (__inet_insert_ifa), IPv6 puts a new one first (ipv6_link_dev_addr).
     Temporary addresses (privacy extensions) are left out, because only the kernel can make them.
     """
-    found = [
-        body for body in rtnl.dump(_GETADDR, IFADDR.pack(0, 0, 0, 0, index)) if IFADDR.unpack_from(body)[4] == index
-    ]
-    old = [body for body in found if body[0] == AF_INET]
-    new = [body for body in found if body[0] == AF_INET6 and not address_flags(body) & _TEMPORARY]
-    return old + new[::-1]
+    found = list_of(rtnl, index)
+    new = [address for address in found if address.body[0] == AF_INET6 and not address.flags & _TEMPORARY]
+    return [address for address in found if address.body[0] == AF_INET] + new[::-1]
 
 
-def address_flags(body: bytes) -> int:
-    """IFA_F_* of an address."""
-    found = dict(unpack_attributes(body, IFADDR.size)).get(ADDRESS_FLAGS)
-    flags: int = number_of(found) if found else IFADDR.unpack_from(body)[2]
-    return flags
-
-
-def address_key(body: bytes) -> tuple[int, int, bytes, bytes]:
-    """Family, prefix length, address and peer: what distinguishes the addresses of a link."""
-    found = dict(unpack_attributes(body, IFADDR.size))
-    return body[0], body[1], found.get(2) or found[1], found[1]
-
-
-def address_source(body: bytes) -> bytes:
-    """The address itself, as a route names it as its source."""
-    return address_key(body)[2]
+def address_again(address: Address, index: int, elapsed: int, flags: int) -> bytes | None:
+    """The body that restores the address on the link `index` after `elapsed` seconds, with these IFA_F_*; None when it has
+    expired."""
+    family, length, _, scope, _ = IFADDR.unpack_from(address.body)
+    again = IFADDR.pack(family, length, 0, scope, index)
+    for kind, payload in unpack_attributes(address.body, IFADDR.size):
+        if kind in _ADDRESS_KEPT:
+            again += attribute(kind, payload)
+        elif kind == CACHEINFO:
+            preferred, valid, _, _ = CACHE.unpack_from(payload)
+            if valid != _FOR_EVER:
+                valid -= elapsed
+                if valid <= 0:
+                    return None
+            if preferred != _FOR_EVER:
+                preferred = max(preferred - elapsed, 0)
+            again += attribute(kind, CACHE.pack(preferred, valid, 0, 0))
+    return again + number(FLAGS, flags & _ADDRESS_FLAGS_KEPT)
 
 
 # --- routes ---
@@ -133,12 +135,12 @@ def address_source(body: bytes) -> bytes:
 
 def route_bodies(rtnl: Socket, index: int) -> list[bytes]:
     """The RTM_NEWROUTE bodies of the routes by the link `index`, IPv4 first, of all tables."""
-    return dump_routes(rtnl, AF_INET, number(OIF, index)) + dump_routes(rtnl, AF_INET6, number(OIF, index))
+    return dump_routes(rtnl, AF_INET, number(_OIF, index)) + dump_routes(rtnl, AF_INET6, number(_OIF, index))
 
 
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
     """The routes of `bodies` by the link `index`, and perhaps some by other links: the test only searches their bytes."""
-    single, leg, multipath = number(OIF, index), index.to_bytes(4, byteorder), MULTIPATH.to_bytes(2, byteorder)
+    single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
     return [body for body in bodies if single in body or (leg in body and multipath in body)]
 
 
@@ -151,7 +153,7 @@ def routes(
     found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route["legs"])]
     old = [route for route in found if family_of(route) == AF_INET]
     new = found[len(old) :]
-    wanted = [attribute(PREFSRC, source) for source in sources if len(source) == 4]
+    wanted = [attribute(_PREFSRC, source) for source in sources if len(source) == 4]
     if old or wanted:
         others = dump_routes(rtnl, AF_INET, b"") if every is None else [body for body in every if body[0] == AF_INET]
         _place(old, others, wanted)
@@ -190,8 +192,8 @@ def by_nexthop_object(bodies: Iterable[bytes], index: int) -> int:
     number_found = 0
     for body in bodies:
         found = dict(unpack_attributes(body, RTMSG.size))
-        legs = [leg[2] for leg in _legs(found.get(MULTIPATH, b""))] + [number_of(found.get(OIF, b""))]
-        number_found += _NH_ID in found and index in legs
+        links = [at for _, _, at, _ in next_hops(found.get(_MULTIPATH, b""))] + [number_of(found.get(_OIF, b""))]
+        number_found += _NH_ID in found and index in links
     return number_found
 
 
@@ -208,10 +210,10 @@ def of_body(body: bytes) -> dict[str, Any] | None:
     common += b"".join(
         attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found) if k in _OF_ROUTE
     )
-    if MULTIPATH in dict(found):
-        legs = list(_legs(get(MULTIPATH, b"")))
+    if _MULTIPATH in dict(found):
+        legs = _legs(get(_MULTIPATH, b""))
     else:
-        legs = [[flags & _ONLINK, 1, number_of(get(OIF, b"")), _of_leg(found)]]
+        legs = [[flags & _ONLINK, 1, number_of(get(_OIF, b"")), _of_leg(found)]]
     route: dict[str, Any] = {"common": common.hex(), "legs": legs}
     cache = get(_ROUTE_CACHE, b"")
     expires = _ROUTE_CACHE_INFO.unpack_from(cache)[2] if family == AF_INET6 and cache else 0
@@ -220,13 +222,8 @@ def of_body(body: bytes) -> dict[str, Any] | None:
     return route
 
 
-def _legs(hops: bytes) -> Iterator[list[Any]]:
-    start = 0
-    while start + NEXTHOP.size <= len(hops):
-        length, flags, weight, index = NEXTHOP.unpack_from(hops, start)
-        found = unpack_attributes(hops[start : start + length], NEXTHOP.size)
-        yield [flags & _ONLINK, weight + 1, index, _of_leg(found)]
-        start += (length + 3) & ~3
+def _legs(hops: bytes) -> list[list[Any]]:
+    return [[flags & _ONLINK, weight, index, _of_leg(found)] for flags, weight, index, found in next_hops(hops)]
 
 
 def _of_leg(found: list[tuple[int, bytes]]) -> str:
@@ -260,6 +257,54 @@ def family_of(route: dict[str, Any]) -> int:
     return bytes.fromhex(route["common"])[0]
 
 
+def present(rtnl: Socket) -> list[dict[str, Any]]:
+    """All routes of the namespace that are not the kernel's own, as `routes` describes them."""
+    found = map(of_body, all_bodies(rtnl))
+    return [route for route in found if route]
+
+
+def protocol_of(route: dict[str, Any]) -> int:
+    """The origin of the route (RTPROT_*)."""
+    return bytes.fromhex(route["common"])[5]
+
+
+def source_of(route: dict[str, Any]) -> bytes:
+    """The preferred source address, or b""."""
+    return attributes_of(route).get(_PREFSRC, b"")
+
+
+def destination_text(route: dict[str, Any]) -> str:
+    """ "network/length"."""
+    family = family_of(route)
+    length, octets = destination_of(route)
+    return f"{inet_ntop(family, octets or bytes(4 if family == AF_INET else 16))}/{length}"
+
+
+def has_gateway(route: dict[str, Any]) -> bool:
+    """Whether the route has a gateway, which another route must reach."""
+    return any(leg[3] for leg in route["legs"])
+
+
+def route_again(route: dict[str, Any], legs: Sequence[Sequence[Any]], elapsed: int) -> bytes | None:
+    """The body that sets the route with `legs` after `elapsed` seconds; None when it has expired."""
+    body = bytes.fromhex(route["common"])
+    tail = b""
+    if "expires" in route:
+        left = route["expires"] - elapsed
+        if left <= 0:
+            return None
+        tail = number(_EXPIRES, left)
+    if len(legs) == 1 and legs[0][1] == 1:
+        flags, _, index, own = legs[0]
+        body = body[:8] + _RTM_FLAGS.pack(flags) + body[12:]
+        return body + number(_OIF, index) + bytes.fromhex(own) + tail
+    hops = b""
+    for flags, weight, index, own in legs:
+        octets = bytes.fromhex(own)
+        hops += NEXTHOP.pack(NEXTHOP.size + len(octets), flags, weight - 1, index) + octets
+    return body + attribute(_MULTIPATH, hops) + tail
+
+
 # --- neighbours ---
 
 
@@ -267,12 +312,12 @@ def neighbours(rtnl: Socket, index: int) -> list[str]:
     """The permanent neighbours of the link `index` and the addresses that it answers for (proxies), as bodies to send."""
     found = []
     for flags in (0, _PROXY):
-        header = NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
+        header = _NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
         for body in rtnl.dump(_GETNEIGH, header):
-            family, at, state, of_entry, kind = NDMSG.unpack_from(body)
+            family, at, state, of_entry, kind = _NDMSG.unpack_from(body)
             if at == index and family in (AF_INET, AF_INET6) and (of_entry & _PROXY or state & _PERMANENT):
-                again = NDMSG.pack(family, 0, state, of_entry, kind)
-                kept = (attribute(k, v) for k, v in unpack_attributes(body, NDMSG.size) if k in _NEIGHBOUR_KEPT)
+                again = _NDMSG.pack(family, 0, state, of_entry, kind)
+                kept = (attribute(k, v) for k, v in unpack_attributes(body, _NDMSG.size) if k in _NEIGHBOUR_KEPT)
                 found.append((again + b"".join(kept)).hex())
     return found
 
@@ -282,14 +327,14 @@ def link_addresses(rtnl: Socket, index: int) -> list[bytes]:
     net/core/rtnetlink.c)."""
     found = []
     try:
-        bodies = rtnl.dump(_GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
+        bodies = rtnl.dump(_GETNEIGH, _NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
     except KernelError as fault:
         if fault.errno == EOPNOTSUPP:
             return []
         raise
     for body in bodies:
-        _, at, _, flags, _ = NDMSG.unpack_from(body)
-        entry = dict(unpack_attributes(body, NDMSG.size))
+        _, at, _, flags, _ = _NDMSG.unpack_from(body)
+        entry = dict(unpack_attributes(body, _NDMSG.size))
         if at == index and flags & _SELF and len(entry.get(2, b"")) == 6 and 1 not in entry:
             found.append(entry[2])
     return found
@@ -298,19 +343,45 @@ def link_addresses(rtnl: Socket, index: int) -> list[bytes]:
 def neighbour_parameters(rtnl: Socket, index: int) -> dict[str, str]:
     """The parameters of the link's neighbour tables, family -> attributes (NDTPA_*), where they are not the defaults."""
     found = {}
-    mark = number(PARAMETERS_INDEX, index)
+    mark = number(_PARAMETERS_INDEX, index)
     defaults: dict[int, list[tuple[int, bytes]]] = {}
-    for body in rtnl.dump(_GETNEIGHTBL, NDTMSG.pack(0)):
+    for body in rtnl.dump(_GETNEIGHTBL, _NDTMSG.pack(0)):
         family = body[0]
         if family in defaults and mark not in body:
             continue
-        nested = dict(unpack_attributes(body, NDTMSG.size)).get(PARAMETERS, b"")
-        settings = [item for item in unpack_attributes(nested) if item[0] not in NOT_SETTINGS]
+        nested = dict(unpack_attributes(body, _NDTMSG.size)).get(_PARAMETERS, b"")
+        settings = [item for item in unpack_attributes(nested) if item[0] not in _NOT_SETTINGS]
         if family not in defaults:  # a table's own come first (neightbl_dump_info)
             defaults[family] = settings
         elif nested.startswith(mark) and settings != defaults[family]:
             found[str(family)] = nested.hex()
     return found
+
+
+def neighbour_again(text: str, index: int) -> bytes:
+    """The body that restores the neighbour on the link `index`."""
+    body = bytes.fromhex(text)
+    family, _, state, flags, kind = _NDMSG.unpack_from(body)
+    return _NDMSG.pack(family, index, state, flags, kind) + body[_NDMSG.size :]
+
+
+def neighbour_text(text: str) -> str:
+    """The address of the neighbour."""
+    body = bytes.fromhex(text)
+    return inet_ntop(body[0], dict(unpack_attributes(body, _NDMSG.size))[1])
+
+
+def parameters_again(index: int, family: int, wanted: str, now: str) -> bytes:
+    """The body that gives the link's neighbour table those parameters of `wanted` that differ from `now`; b"" for none."""
+    held = dict(unpack_attributes(bytes.fromhex(now)))
+    different = [
+        (k, v) for k, v in unpack_attributes(bytes.fromhex(wanted)) if k not in _NOT_SETTINGS and held.get(k) != v
+    ]
+    if not different:
+        return b""
+    name = {AF_INET: b"arp_cache\0", AF_INET6: b"ndisc_cache\0"}[family]
+    nested = number(_PARAMETERS_INDEX, index) + b"".join(attribute(k, v) for k, v in different)
+    return _NDTMSG.pack(family) + attribute(_TABLE_NAME, name) + attribute(_PARAMETERS | NESTED, nested)
 
 
 # --- traffic control ---

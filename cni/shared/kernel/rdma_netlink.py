@@ -6,6 +6,7 @@ include/uapi/rdma/rdma_netlink.h; what the kernel does with them is in drivers/i
 
 from __future__ import annotations
 
+from cni.shared.kernel.links import with_those_below
 from cni.shared.kernel.netlink import Socket, number, number_of, string, text_of, unpack_attributes
 
 TYPE_CHECKING = False
@@ -16,29 +17,22 @@ _NETLINK_RDMA = 20
 _NLDEV = 5 << 10  # RDMA_NL_NLDEV, in the upper bits of a message's type
 _GET, _SET, _PORT_GET, _SYS_GET = _NLDEV + 1, _NLDEV + 2, _NLDEV + 5, _NLDEV + 6
 
-_DEVICE_INDEX, _DEVICE_NAME, _PORT_INDEX, _PORT_STATE = 1, 2, 3, 12
-_NDEV_INDEX, _NETNS_MODE, _PROTOCOL, _NETNS_FD = 50, 66, 67, 68
+_DEVICE_INDEX, _DEVICE_NAME, _PORT_INDEX, _NDEV_INDEX, _NETNS_MODE, _NETNS_FD = 1, 2, 3, 50, 66, 68
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
 
 
 class Device:
-    """A verbs device: its `index` and `name`, the number of its `ports`, its `protocol` ("roce", "ib", "iw", "")."""
-
-    __slots__ = ("index", "name", "ports", "protocol")
+    """A verbs device: its `index` and `name`."""
 
     def __init__(self, body: bytes) -> None:
         found = dict(unpack_attributes(body))
         self.index = number_of(found.get(_DEVICE_INDEX, b""))
         self.name = text_of(found.get(_DEVICE_NAME, b""))
-        self.ports = number_of(found.get(_PORT_INDEX, b""))
-        self.protocol = text_of(found.get(_PROTOCOL, b""))
 
 
 class Port:
-    """A port: `number`, and the index and name of its netdev, 0 and "" unless that is in the socket's namespace."""
-
-    __slots__ = ("device", "ndev_index", "number")
+    """A port `number` of a `device`, and the index of its netdev, 0 unless that is in the socket's namespace."""
 
     def __init__(self, body: bytes) -> None:
         found = dict(unpack_attributes(body))
@@ -49,8 +43,6 @@ class Port:
 
 class Rdma(Socket):
     """Reads and moves verbs devices; OSError EPROTONOSUPPORT when the kernel has no RDMA, KernelError for a refusal."""
-
-    __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(_NETLINK_RDMA)
@@ -119,7 +111,8 @@ def ports_of_netdev(name: str, rtnl: Rtnl) -> list[tuple[str, int]]:
     socket = _opened()
     if socket is None:
         return []
-    wanted = _below(name, rtnl)
+    links = rtnl.links()
+    wanted = {index for link in links if link.name == name for index in with_those_below(link.index, links)}
     with socket:
         ports = [port for device in socket.devices() for port in socket.ports(device.index)]
     return sorted((port.device, port.number) for port in ports if port.ndev_index in wanted)
@@ -130,20 +123,3 @@ def _opened() -> Rdma | None:
         return Rdma()
     except OSError:  # EPROTONOSUPPORT
         return None
-
-
-def _below(name: str, rtnl: Rtnl) -> set[int]:
-    """The index of the link `name`, and those of the links below it in the same namespace."""
-    links = rtnl.links()
-    pending = [link for link in links if link.name == name]
-    found: set[int] = set()
-    while pending:
-        upper = pending.pop()
-        if upper.index in found:
-            continue
-        found.add(upper.index)
-        local = upper.lower_netnsid is None and upper.kind != "veth"  # a veth's is its peer
-        pending += [
-            link for link in links if link.master_index == upper.index or (local and link.index == upper.lower_index)
-        ]
-    return found

@@ -27,7 +27,7 @@ ETHERNET, INFINIBAND = "Ethernet", "InfiniBand"  # link layers
 ACTIVE = "ACTIVE"
 WHOLE_ROCE_MTU = 4096
 HEADERS = 96  # of RoCE, in bytes: GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4
-LEAST_MTU = WHOLE_ROCE_MTU + HEADERS  # of a netdev whose RoCE MTU is the largest
+MTU_FOR_WHOLE_ROCE = WHOLE_ROCE_MTU + HEADERS  # of a netdev whose RoCE MTU is the largest
 
 _EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
 _PAGE = 4096
@@ -37,8 +37,6 @@ _DEPTH = 8  # links on top of one another: the kernel allows no more (MAX_NEST_D
 class Port:
     """A port of a verbs device. `state` is "ACTIVE", "DOWN", ..., `physical_state` "LinkUp", "Disabled", ..., `rate` as
     the kernel words it, "100 Gb/sec (4X EDR)"; each "" when it cannot be read."""
-
-    __slots__ = ("device", "link_layer", "number", "physical_state", "rate", "state")
 
     def __init__(self, device: str, number: int, root: str = "/sys") -> None:
         here = _port(device, number, root)
@@ -53,8 +51,6 @@ class Port:
 class Gid:
     """An entry of a port's GID table: `index`, `value` as eight groups of four digits, `kind` "RoCE v2" or
     "IB/RoCE v1", `ndev` the name that the entry's netdev has in its namespace ("" for none)."""
-
-    __slots__ = ("index", "kind", "ndev", "value")
 
     def __init__(self, index: int, value: str, kind: str, ndev: str) -> None:
         self.index = index

@@ -7,7 +7,7 @@ KernelError for every refusal, ValueError for a text that is no address.
 
 from __future__ import annotations
 
-from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from _socket import AF_INET, AF_INET6, inet_ntop
 from _struct import Struct
 from errno import EAFNOSUPPORT, ENOENT, EOPNOTSUPP
 
@@ -16,6 +16,7 @@ from cni.shared.kernel.netlink import (
     NESTED,
     KernelError,
     Socket,
+    address_of,
     attribute,
     number,
     number_of,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _NEWROUTE, _GETROUTE, _GETNEXTHOP = 24, 26, 106
 RTMSG = Struct("=BBBBBBBBI")  # struct rtmsg: family, two prefix lengths, tos, table, protocol, scope, type, flags
-_NEXTHOP = Struct("=HBBi")  # struct rtnexthop: length, flags, weight - 1, index
+NEXTHOP = Struct("=HBBi")  # struct rtnexthop: length, flags, weight - 1, index
 _DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS, _MULTIPATH, _TABLE, _VIA = 1, 4, 5, 6, 7, 8, 9, 15, 18
 _NH_ID = 30
 _NHMSG = Struct("=BBBxI")  # struct nhmsg: family, scope, protocol, flags
@@ -43,6 +44,7 @@ _DEFAULT_BITS = {AF_INET: 1, AF_INET6: 4}  # the longest prefixes of `default_ro
 UNICAST = 1  # a type of route
 MAIN_TABLE, LOCAL_TABLE = 254, 255
 IPV6_PRIORITY = 1024  # of an IPv6 route that is given none
+IPV6_PREFIX_PRIORITY = 256  # of the IPv6 routes that the kernel sets to the subnets of a link
 UNIVERSE_SCOPE, LINK_SCOPE = 0, 253
 KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
 
@@ -54,21 +56,6 @@ class Route:
     IPv6 route without one. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
     `source` is the preferred source address.
     """
-
-    __slots__ = (
-        "advmss",
-        "dst",
-        "gw",
-        "index",
-        "kind",
-        "mtu",
-        "onlink",
-        "priority",
-        "protocol",
-        "scope",
-        "source",
-        "table",
-    )
 
     def __init__(self, body: bytes, index: int, flags: int, hop: dict[int, bytes]) -> None:
         family, length, _, _, table, self.protocol, self.scope, self.kind, _ = RTMSG.unpack_from(body)
@@ -195,15 +182,14 @@ def add(
     it, and an IPv6 route shares the traffic with it. `dst` with host bits is EINVAL.
     """
     network, _, length = dst.partition("/")
-    family = _family(network)
+    family, destination = address_of(network)
     if scope is None:
         scope = UNIVERSE_SCOPE if gw else LINK_SCOPE
     body = RTMSG.pack(family, int(length), 0, 0, 0, protocol, scope, UNICAST, _ONLINK if onlink else 0)
-    body += attribute(_DST, _octets(family, network)) + number(_OIF, index)
+    body += attribute(_DST, destination) + number(_OIF, index)
     body += number(_TABLE, MAIN_TABLE if table is None else table)
     if gw:
-        via = _family(gw)
-        octets = _octets(via, gw)
+        via, octets = address_of(gw)
         body += attribute(_GATEWAY, octets) if via == family else attribute(_VIA, _VIA_FAMILY.pack(via) + octets)
     if priority is not None:
         body += number(_PRIORITY, priority)
@@ -215,7 +201,7 @@ def add(
     if metrics:
         body += attribute(_METRICS | NESTED, metrics)
     if source:
-        body += attribute(_PREFSRC, _octets(family, source))
+        body += attribute(_PREFSRC, address_of(source)[1])
     rtnl.request(_NEWROUTE, body, CREATE)
 
 
@@ -243,20 +229,14 @@ def _unpack(body: bytes) -> Iterator[Route]:
     if _MULTIPATH not in found:
         yield Route(body, number_of(found.get(_OIF, b"")), flags, found)
         return
-    hops, start = found[_MULTIPATH], 0
-    while start + _NEXTHOP.size <= len(hops):
-        length, hop_flags, _, index = _NEXTHOP.unpack_from(hops, start)
-        yield Route(body, index, hop_flags, dict(unpack_attributes(hops[start : start + length], _NEXTHOP.size)))
+    for hop_flags, _, index, own in next_hops(found[_MULTIPATH]):
+        yield Route(body, index, hop_flags, dict(own))
+
+
+def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, list[tuple[int, bytes]]]]:
+    """Flags, weight, index of the link and attributes of each of `hops`, the payload of RTA_MULTIPATH."""
+    start = 0
+    while start + NEXTHOP.size <= len(hops):
+        length, flags, less_one, index = NEXTHOP.unpack_from(hops, start)
+        yield flags, less_one + 1, index, unpack_attributes(hops[start : start + length], NEXTHOP.size)
         start += (length + 3) & ~3
-
-
-def _family(text: str) -> int:
-    return AF_INET6 if ":" in text else AF_INET
-
-
-def _octets(family: int, text: str) -> bytes:
-    """The bytes of the address `text`; ValueError when it is none of `family`."""
-    try:
-        return inet_pton(family, text)
-    except OSError:
-        raise ValueError(f'"{text}" is no address of the family wanted') from None

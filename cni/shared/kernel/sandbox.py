@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 class Sandbox:
     """An open sandbox: its `namespace`, and `rtnl`, a route socket in it."""
 
-    __slots__ = ("namespace", "rtnl")
-
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
         with namespace.entered():

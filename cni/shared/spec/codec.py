@@ -91,6 +91,12 @@ def dumps(value: object) -> str:
     return "".join(_encode(value, 0))
 
 
+def shown(value: object) -> str:
+    """`value` as JSON text of at most 60 characters, for a message."""
+    text = dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _is_shallow(value: Any) -> bool:
     level = [value]
     for _ in range(_DEPTH + 1):

@@ -36,8 +36,6 @@ IFNAME_BYTES = 15  # IFNAMSIZ less its final zero, include/uapi/linux/if.h
 class Attachment:
     """What one ADD makes and one DEL removes: (network name, containerID, ifname)."""
 
-    __slots__ = ("container_id", "ifname", "network")
-
     def __init__(self, network: str, container_id: str, ifname: str) -> None:
         self.network = network
         self.container_id = container_id
@@ -64,8 +62,6 @@ class Request:
     a delegated plugin; `cni_version` the version to answer in; `args` CNI_ARGS as a dictionary; `environ` the whole
     environment. `attachment` has empty members in GC and STATUS, which are about a network.
     """
-
-    __slots__ = ("args", "attachment", "cni_version", "command", "config", "environ", "netns", "path", "stdin")
 
     def __init__(self, environ: Mapping[str, str], stdin: bytes, config: dict[str, Any], args: dict[str, str]) -> None:
         self.command = environ["CNI_COMMAND"]
@@ -111,7 +107,9 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
         )
     version = member(config, "cniVersion")
     if version is not None and not isinstance(version, str):
-        raise DecodingFailure(f'cniVersion {_shown(version)} is not a string: write one such as "{versions.NEWEST}"')
+        raise DecodingFailure(
+            f'cniVersion {codec.shown(version)} is not a string: write one such as "{versions.NEWEST}"'
+        )
     versions.require(version or "0.1.0", command)
     return Request(environ, stdin, config, _parse_args(environ.get("CNI_ARGS", "")))
 
@@ -144,12 +142,12 @@ def _check_identity(environ: Mapping[str, str]) -> None:
     container_id = environ.get("CNI_CONTAINERID", "")
     if container_id and not is_identifier(container_id):
         raise InvalidEnvironment(
-            f"CNI_CONTAINERID {_shown(container_id)} is malformed: start with a letter or digit, then letters, digits, _ . -"
+            f"CNI_CONTAINERID {codec.shown(container_id)} is malformed: start with a letter or digit, then letters, digits, _ . -"
         )
     ifname = environ.get("CNI_IFNAME", "")
     fault = ifname and ifname_fault(ifname)
     if fault:
-        raise InvalidEnvironment(f"CNI_IFNAME {_shown(ifname)} {fault}")
+        raise InvalidEnvironment(f"CNI_IFNAME {codec.shown(ifname)} {fault}")
 
 
 def is_identifier(text: str) -> bool:
@@ -175,10 +173,10 @@ def _check_network_name(name: Any) -> None:
     if name is None or name == "":
         raise InvalidConfig("the network configuration has no name: add the key `name`")
     if not isinstance(name, str):
-        raise DecodingFailure(f"name {_shown(name)} is not a string: write it in quotes")
+        raise DecodingFailure(f"name {codec.shown(name)} is not a string: write it in quotes")
     if not is_identifier(name):
         raise InvalidConfig(
-            f"name {_shown(name)} is malformed: start with a letter or digit, then letters, digits, _ . -"
+            f"name {codec.shown(name)} is malformed: start with a letter or digit, then letters, digits, _ . -"
         )
 
 
@@ -194,7 +192,7 @@ def _decode(stdin: bytes) -> dict[str, Any]:
             f"it begins: {text}" if stdin else "stdin is empty",
         ) from None
     if not isinstance(config, dict):
-        raise DecodingFailure(f"the network configuration on stdin is no JSON object, but {_shown(config)}")
+        raise DecodingFailure(f"the network configuration on stdin is no JSON object, but {codec.shown(config)}")
     return config
 
 
@@ -209,8 +207,3 @@ def _parse_args(text: str) -> dict[str, str]:
             raise InvalidEnvironment(f'CNI_ARGS part "{part[:60]}" has no "=": write KEY=VALUE;KEY=VALUE')
         args[key.strip()] = value.strip()
     return args
-
-
-def _shown(value: object) -> str:
-    text = codec.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 IPV6_LEAST_MTU = 1280  # bytes: RFC 8200, section 5
+_SINCE_1_1 = ("mtu", "socketPath", "pciID")  # members of an interface
 
 
 class Interface:
     """A link that the attachment made or moved; `mtu` in bytes; `sandbox` "" for a link of the host."""
-
-    __slots__ = ("mac", "mtu", "name", "pci_id", "sandbox", "socket_path")
 
     def __init__(
         self, name: str, mac: str = "", mtu: int = 0, sandbox: str = "", pci_id: str = "", socket_path: str = ""
@@ -44,8 +43,6 @@ class Interface:
 class IPConfig:
     """An address "a.b.c.d/len" or "x::y/len", its gateway ("" for none) and the index of its interface."""
 
-    __slots__ = ("address", "gateway", "interface")
-
     def __init__(self, address: str, gateway: str = "", interface: int | None = None) -> None:
         self.address = address
         self.gateway = gateway
@@ -57,10 +54,11 @@ class IPConfig:
         return 6 if ":" in self.address else 4
 
 
+MOST_SCOPE = 254  # of a route; 255 is RT_SCOPE_NOWHERE
+
+
 class Route:
     """A route to `dst` (CIDR) by `gw` ("" for the gateway of the address); the rest as in spec 1.1.0, None for unset."""
-
-    __slots__ = ("advmss", "dst", "gw", "mtu", "priority", "scope", "table")
 
     def __init__(
         self,
@@ -88,8 +86,6 @@ class Route:
 
 class Result:
     """What an ADD answers. `dns` is the spec's dictionary as it came; {} for none."""
-
-    __slots__ = ("dns", "interfaces", "ips", "routes")
 
     def __init__(
         self,
@@ -155,25 +151,10 @@ def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) 
             raise TypeError("dns")
         if not at_least(version, "0.3.0"):
             return _parse_by_family(document, dns)
-        interfaces = [
-            Interface(
-                _text(i, "name"),
-                _text(i, "mac", ""),
-                _number(i, "mtu") or 0,
-                _text(i, "sandbox", ""),
-                _text(i, "pciID", ""),
-                _text(i, "socketPath", ""),
-            )
-            for i in (_objects(document, "interfaces") if has_interfaces else [])
-        ]
-        ips = [
-            IPConfig(
-                _cidr(a, "address"),
-                _address_or_none(a, "gateway"),
-                _index(a, len(interfaces)) if has_interfaces else None,
-            )
-            for a in _objects(document, "ips")
-        ]
+        interfaces = [_parse_interface(i) for i in (_objects(document, "interfaces") if has_interfaces else [])]
+        ips = [IPConfig(_cidr(a, "address"), _address_or_none(a, "gateway")) for a in _objects(document, "ips")]
+        for ip, a in zip(ips, _objects(document, "ips") if has_interfaces else [], strict=False):
+            ip.interface = _index(a, len(interfaces))
         return Result(interfaces, ips, [_parse_route(r) for r in _objects(document, "routes")], dns)
     except TypeError as fault:
         raise DecodingFailure(f"{what} is not a CNI result of version {version}: {fault}") from None
@@ -197,6 +178,11 @@ def _objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise TypeError(f"{key} is not a list of objects")
     return found
+
+
+def _parse_interface(i: Any) -> Interface:
+    mac, sandbox, pci_id, socket_path = (_text(i, key, "") for key in ("mac", "sandbox", "pciID", "socketPath"))
+    return Interface(_text(i, "name"), mac, _number(i, "mtu") or 0, sandbox, pci_id, socket_path)
 
 
 def _parse_route(r: Any) -> Route:
@@ -257,18 +243,15 @@ def _index(address: Any, count: int) -> int | None:
 
 
 def _interface(i: Interface, newest: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": i.name}
-    if i.mac:
-        entry["mac"] = i.mac
-    if newest and i.mtu:
-        entry["mtu"] = i.mtu
-    if i.sandbox:
-        entry["sandbox"] = i.sandbox
-    if newest and i.socket_path:
-        entry["socketPath"] = i.socket_path
-    if newest and i.pci_id:
-        entry["pciID"] = i.pci_id
-    return entry
+    own = {
+        "name": i.name,
+        "mac": i.mac,
+        "mtu": i.mtu,
+        "sandbox": i.sandbox,
+        "socketPath": i.socket_path,
+        "pciID": i.pci_id,
+    }
+    return {key: value for key, value in own.items() if value and (newest or key not in _SINCE_1_1)}
 
 
 def _address(a: IPConfig, with_family: bool) -> dict[str, Any]:

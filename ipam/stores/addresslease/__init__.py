@@ -26,7 +26,7 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
 from ipam.ranges import parse_address
 from ipam.stores.addresslease import objects
-from ipam.stores.addresslease.claim import Claim, standing
+from ipam.stores.addresslease.claim import Claim, standing, twin_name
 from ipam.stores.addresslease.objects import Entry
 from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
@@ -98,7 +98,7 @@ class AddressLeaseStore(ObjectStore):
             return by_place(found)
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """A pool counts as crowded while the last address of its first block is held."""
+        """A pool counts as near full while the last address of its first block is held."""
         with self.session():
             if new and self._surveyed:
                 return self._surveyed  # and a claim was lost since
@@ -109,8 +109,8 @@ class AddressLeaseStore(ObjectStore):
             pods = self._standing([lease for lease in self._known() if lease.is_of_pod(owner)])
             pool, scope, family, _, last = windows[0] if windows else ("", None, 4, 0, 0)
             ends = last % self.window == self.window - 1  # else the range does, and all of it is read
-            crowded = ends and self._objects.get(objects.name_of(Want(pool, family, last, scope))) is not None
-            self._surveyed = Survey(own, by_place(pods), self._former(owner), crowded)
+            near_full = ends and self._objects.get(objects.name_of(Want(pool, family, last, scope)), new) is not None
+            self._surveyed = Survey(own, by_place(pods), self._former(owner, new), near_full)
             return self._surveyed
 
     def _standing(self, recorded: Sequence[Lease]) -> list[Lease]:
@@ -118,10 +118,10 @@ class AddressLeaseStore(ObjectStore):
         read = [(lease, self.entry(lease)) for lease in recorded]
         return [e.lease for lease, e in read if e and e.held and e.lease.attachment == lease.attachment]
 
-    def _former(self, owner: Owner) -> list[tuple[int, int]]:
+    def _former(self, owner: Owner, recent: bool) -> list[tuple[int, int]]:
         if not returns(owner.pod):
             return []
-        entry = self._objects.get(objects.memory_name(owner.pod, owner.attachment.ifname))
+        entry = self._objects.get(objects.memory_name(owner.pod, owner.attachment.ifname), recent)
         return [parse_address(text) for text in entry.former.values()] if entry else []
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
@@ -145,32 +145,31 @@ class AddressLeaseStore(ObjectStore):
             if ("whole", pool, scope, family) in self._lists or low // self.window != high // self.window:
                 values = self._held(pool, scope, family)
             else:
-                values = self._listed(pool, scope, family, {objects.BLOCK: objects.block_label(family, low)})
+                names = self._listed(_block(pool, scope, family, low))
+                if scope is not None:
+                    want = Want(pool, family, low, scope)
+                    spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
+                    names = [name for name in names if objects.space_of(name) in spaces]
+                values = _values(family, names)
             return sum(1 << value - low for value in values if low <= value <= high)
 
     def _held(self, pool: str, scope: str | None, family: int) -> set[int]:
         key = ("whole", pool, scope, family)
         if key not in self._lists:
-            values = self._listed(pool, scope, family, {objects.POOL: objects.label(pool)})
+            names = self._listed({objects.POOL: objects.label(pool)})
             if scope is not None:
-                values |= self._listed(pool, scope, family, {objects.SPACE: objects.space_label(pool, scope)})
-            self._lists[key] = values
+                names = names + self._listed({objects.SPACE: objects.space_label(pool, scope)})
+            self._lists[key] = _values(family, names)
         found: set[int] = self._lists[key]
         return found
 
-    def _listed(self, pool: str, scope: str | None, family: int, labels: dict[str, str]) -> set[int]:
-        """The held addresses of the pool or the scope, of the objects with `labels`."""
-        own, space = objects.label(pool), None if scope is None else objects.space_label(pool, scope)
-        values = set()
+    def _listed(self, labels: dict[str, str]) -> list[str]:
+        """The names of the objects with `labels` whose addresses are held."""
         key = ("names", *labels.items())
         if key not in self._lists:
             self._lists[key] = self._objects.names(labels | {objects.STATE: objects.HELD}, self._recent)
-        for name, found in self._lists[key]:
-            if found.get(objects.POOL) == own or (space and found.get(objects.SPACE) == space):
-                of, value = objects.address_of(name)
-                if of == family:
-                    values.add(value)
-        return values
+        found: list[str] = self._lists[key]
+        return found
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         if after is None or after not in self._paged:  # further pages are those of the first reading
@@ -286,3 +285,14 @@ class AddressLeaseStore(ObjectStore):
                     pass  # it is used again
         except CniError:
             pass  # the release is made; another one repeats this
+
+
+def _block(pool: str, scope: str | None, family: int, value: int) -> dict[str, str]:
+    """The labels by which the block of an address is listed: of all pools where their names tell them apart."""
+    labels = {objects.BLOCK: objects.block_label(family, value)}
+    return labels | {objects.POOL: objects.label(pool)} if scope is None else labels
+
+
+def _values(family: int, names: Sequence[str]) -> set[int]:
+    """The addresses of a family of the objects with these names."""
+    return {value for of, value in map(objects.address_of, names) if of == family}

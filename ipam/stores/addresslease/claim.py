@@ -133,12 +133,17 @@ def twin(found: Objects, want: Want | Lease, gone: Collection[str] = ()) -> Entr
 
     Both kinds exist when a network's enable_overlapping_ranges has changed while pods run.
     """
+    name = twin_name(want)
+    entry = found.get(name) if name not in gone else None
+    return entry if entry and entry.held and entry.lease.pool == want.pool else None
+
+
+def twin_name(want: Want | Lease) -> str:
+    """The other name that an object of the address of `want` in its pool may have."""
     other = None
     if want.scope is None:
         try:
             other = network_name_of(want.pool, want.family, want.value)
         except ValueError:
             other = ""  # no configuration calls a pool so
-    name = objects.name_of(Want(want.pool, want.family, want.value, other))
-    entry = found.get(name) if name not in gone else None
-    return entry if entry and entry.held and entry.lease.pool == want.pool else None
+    return objects.name_of(Want(want.pool, want.family, want.value, other))

@@ -61,6 +61,12 @@ def address_of(name: str) -> tuple[int, int]:
     return parse_address(first.replace("-", ":") if "-" in first else ".".join(name.split(".", 4)[:4]))
 
 
+def space_of(name: str) -> str:
+    """The part of an object's name after the address."""
+    parts = 1 if "-" in name.partition(".")[0] else 4  # of the address
+    return ".".join(name.split(".")[parts:])
+
+
 def _space(pool: str, scope: str | None) -> str:
     kind, text = ("pool", pool) if scope is None else ("net", scope)
     parts = text.split(".")

@@ -33,9 +33,10 @@ class Objects:
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str, recent: bool = False) -> Entry | None:
+        """`recent` as of Api.pages."""
         try:
-            return self._entry(self._api.get(ADDRESSES, name)[0])
+            return self._entry(self._api.get(ADDRESSES, name, "resourceVersion=0" if recent else "")[0])
         except Gone:
             return None
 
@@ -43,11 +44,9 @@ class Objects:
         """The objects with all of `labels`; `recent` as of Api.pages."""
         return [self._entry(found) for found in self._api.list_all(ADDRESSES, selector(labels), recent=recent)]
 
-    def names(self, labels: dict[str, str], recent: bool = False) -> list[tuple[str, dict[str, str]]]:
-        """The names and labels of the objects with all of `labels`; `recent` as of Api.pages."""
-        listed = self._api.list_all(ADDRESSES, selector(labels), brief=True, recent=recent)
-        found = [one.get("metadata") or {} for one in listed]
-        return [(str(metadata.get("name") or ""), metadata.get("labels") or {}) for metadata in found]
+    def names(self, labels: dict[str, str], recent: bool = False) -> list[str]:
+        """The names of the objects with all of `labels`; `recent` as of Api.pages."""
+        return self._api.names(ADDRESSES, selector(labels), recent)
 
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
         """(the object of the name of `document`, whether it is that of `lease`). Conflict when it has just been deleted.

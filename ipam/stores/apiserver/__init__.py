@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # the object's metadata
 BRIEF_LIST = BRIEF.replace("Metadata;", "MetadataList;")
+_TABLE = (
+    "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"  # a tenth of the bytes: metadata has managedFields
+)
 
 _STATIC = "kubernetes.io/config.mirror"  # on a static pod's mirror: the uid that its kubelet gave it
 _UNWARNED = "fieldValidation=Ignore"  # without a list of pruned members: it takes a tenth of a patch's time
@@ -74,13 +77,18 @@ class Api(http.Client):
         body = self._call("GET", resource, name, query, namespace=namespace, accept="application/json")
         return self._object(body), len(body)
 
+    def names(self, resource: str, labels: str = "", recent: bool = False) -> list[str]:
+        """The names of all objects of `resource` in the namespace; the parameters are those of `pages`."""
+        rows = self.list_all(resource, labels, recent=recent, table=True)
+        return [row["cells"][0] if "cells" in row else row["metadata"]["name"] for row in rows]
+
     def list_all(
-        self, resource: str, labels: str = "", brief: bool = False, recent: bool = False
+        self, resource: str, labels: str = "", brief: bool = False, recent: bool = False, table: bool = False
     ) -> list[dict[str, Any]]:
         """All objects of `resource` in the namespace; the parameters are those of `pages`."""
         while True:
             try:
-                return [item for page in self.pages(resource, labels, brief, recent) for item in page]
+                return [item for page in self.pages(resource, labels, brief, recent, table=table) for item in page]
             except Expired:
                 continue
 
@@ -93,21 +101,24 @@ class Api(http.Client):
         fields: str = "",
         namespace: str = "",
         size: int = 0,
+        table: bool = False,
     ) -> Iterator[list[dict[str, Any]]]:
         """The objects of `resource` that the selectors `labels` and `fields` choose, a page of at most `size` at a time.
 
-        `brief`: their metadata alone. `recent`: those of the server's cache, which may be a moment old. Expired.
+        `brief`: their metadata alone. `table`: rows of a table, whose first cell is the name, or the objects from a server
+        that makes no tables. `recent`: those of the server's cache, which may be a moment old. Expired.
         """
-        chosen = f"limit={size or (_BRIEF_PAGE if brief else _PAGE)}"
+        chosen = f"limit={size or (_BRIEF_PAGE if brief or table else _PAGE)}"
+        chosen += "&includeObject=None" if table else ""
         chosen += f"&labelSelector={_escaped(labels)}" if labels else ""
         chosen += f"&fieldSelector={_escaped(fields)}" if fields else ""
         query = chosen + ("&resourceVersion=0" if recent else "")
-        accept = BRIEF_LIST if brief else "application/json"
+        accept = _TABLE if table else BRIEF_LIST if brief else "application/json"
         while query:
             page = self._object(self._call("GET", resource, "", query, namespace=namespace, accept=accept))
             following = (page.get("metadata") or {}).get("continue") or ""
             query = f"{chosen}&continue={_escaped(following)}" if following else ""
-            yield page.get("items") or []
+            yield page.get("rows") or page.get("items") or []
 
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
         """The metadata of a pod; Gone."""
@@ -115,7 +126,7 @@ class Api(http.Client):
 
     def create(self, resource: str, document: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         """The new object as the server has it; Conflict for a name in use. Open."""
-        return self._object(self._call("POST", resource, "", "", codec.dumps(document).encode(), namespace))
+        return self._object(self._call("POST", resource, "", _UNWARNED, codec.dumps(document).encode(), namespace))
 
     def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
         """As `create`, but the server keeps nothing: {} for a name in use. CniError when it would refuse the object."""

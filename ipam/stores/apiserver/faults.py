@@ -108,7 +108,7 @@ _REFUSALS: tuple[tuple[int, Callable[[Refusal], object], type[Exception], str], 
         NoNamespace,
         "{api} has no namespace {namespace}: correct `namespace` of the current context in {named}, or create it",
     ),
-    (410, lambda r: True, Expired, "{api} keeps no pages of so old a list: begin anew"),
+    (410, lambda r: True, Expired, "{api} keeps no pages of so old a list: begin again"),
     (
         401,
         lambda r: True,
@@ -126,7 +126,7 @@ _REFUSALS: tuple[tuple[int, Callable[[Refusal], object], type[Exception], str], 
         403,
         lambda r: "being terminated" in r.message,
         Terminating,
-        "namespace {namespace} of {api} is being deleted, and takes no new {resource}: create it anew once it has gone, or"
+        "namespace {namespace} of {api} is being deleted, and takes no new {resource}: create it again once it has gone, or"
         " name another in `namespace` of the current context in {named}",
     ),
     (

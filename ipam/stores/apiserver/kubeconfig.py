@@ -11,19 +11,19 @@ from __future__ import annotations
 import posix
 
 from cni.shared.kernel import files
-from cni.shared.spec.errors import InvalidConfig
+from cni.shared.spec import codec
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.stores import http
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
-
-    from ipam.stores.apiserver.exec_credential import Helper
 
 NAMESPACE = "kube-system"  # of whereabouts' objects when the context names none
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MOST_BYTES = 1 << 20
+_EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _UNREAD = {  # keys of a user that choose another identity, and are not read
     "auth-provider": "use `exec` in its place",
     "username": "use a token or a client certificate in its place",
@@ -118,6 +118,88 @@ class Access(http.Endpoint):
         return context
 
 
+class Helper:
+    """A kubeconfig's `exec` helper: a program that prints an ExecCredential (client.authentication.k8s.io).
+
+    It runs without a terminal, with this process's environment and the kubeconfig's additions, and is ended at the deadline.
+    Its credential is kept until `forget`.
+    """
+
+    __slots__ = ("_argv", "_environ", "_status", "_version", "where")
+
+    def __init__(self, path: str, directory: str, described: Any) -> None:
+        """`path` is the kubeconfig's, `directory` where its relative paths start."""
+        self.where = path
+        self._status: dict[str, Any] | None = None
+        described = described if isinstance(described, dict) else {}
+        command, arguments = described.get("command"), described.get("args") or []
+        if not isinstance(command, str) or not command or not _are_texts(arguments):
+            raise InvalidConfig(f"kubeconfig {path}: exec needs command, a text, and args, a list of texts")
+        self._version = described.get("apiVersion")
+        if self._version not in _EXEC_VERSIONS:
+            raise InvalidConfig(f"kubeconfig {path}: exec.apiVersion is not known: want {' or '.join(_EXEC_VERSIONS)}")
+        if described.get("interactiveMode") == "Always":
+            raise InvalidConfig(f"kubeconfig {path}: exec.interactiveMode is Always, and a plugin has no terminal")
+        if "/" in command and not command.startswith("/"):
+            command = f"{directory}/{command}"
+        self._argv = [command, *arguments]
+        self._environ: dict[str, str] = {}
+        for entry in described.get("env") or []:
+            if not isinstance(entry, dict) or not _are_texts([entry.get("name"), entry.get("value")]):
+                raise InvalidConfig(f"kubeconfig {path}: exec.env wants objects with name and value, both texts")
+            self._environ[entry["name"]] = entry["value"]
+
+    def token(self, deadline: float) -> str:
+        """The bearer token, "" for none."""
+        return str(self._credential(deadline).get("token") or "")
+
+    def certificate(self, deadline: float) -> tuple[bytes, bytes]:
+        """The client certificate and its key as PEM, empty for none."""
+        status = self._credential(deadline)
+        return tuple(str(status.get(f"client{k}Data") or "").encode() for k in ("Certificate", "Key"))  # type: ignore[return-value]
+
+    def forget(self) -> None:
+        """Run the helper again when its credential is needed next."""
+        self._status = None
+
+    def _credential(self, deadline: float) -> dict[str, Any]:
+        if self._status is None:
+            output = self._run(deadline)
+            try:
+                document = codec.loads(output)
+                status = document["status"]
+                if not isinstance(status, dict) or not (status.get("token") or status.get("clientCertificateData")):
+                    raise ValueError("status holds neither token nor clientCertificateData")
+            except (ValueError, KeyError, TypeError) as fault:
+                raise InvalidConfig(f"{self} has not printed an ExecCredential: {fault}") from None
+            self._status = status
+        return self._status
+
+    def __str__(self) -> str:
+        return f"the exec helper of kubeconfig {self.where}"
+
+    def _run(self, deadline: float) -> bytes:
+        from cni.shared.kernel import children
+
+        info = {"apiVersion": self._version, "kind": "ExecCredential", "spec": {"interactive": False}}
+        environ: dict[Any, Any] = {**posix.environ, **{k.encode(): v.encode() for k, v in self._environ.items()}}
+        environ[b"KUBERNETES_EXEC_INFO"] = codec.dumps(info).encode()
+        environ.setdefault(b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        try:
+            output, status = children.run(self._argv, environ, deadline=deadline)
+        except TimeoutError:
+            raise TryAgainLater(f"{self} has not ended in time: run it by hand and see what it waits for") from None
+        except OSError as fault:
+            raise InvalidConfig(f"{self} cannot be run: {fault.strerror}") from None
+        if status:
+            raise InvalidConfig(f"{self} failed with status {status}: run it by hand; its errors are on stderr")
+        return output
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
 def load(path: str) -> Access:
     """The access that the kubeconfig at `path` describes; InvalidConfig names its fault."""
     from ipam.stores.apiserver import yaml
@@ -160,20 +242,26 @@ def load(path: str) -> Access:
     access._token_file = _absolute(directory, _string(path, user, "tokenFile"))
     access._token = _string(path, user, "token")
     if user.get("exec"):
-        from ipam.stores.apiserver.exec_credential import Helper
-
         access.helper = Helper(path, directory, user["exec"])
     return access
 
 
-def in_cluster(environ: dict[bytes, bytes]) -> Access:
-    """The access of this pod (client-go, rest.InClusterConfig)."""
+def service_url(environ: Mapping[bytes, bytes]) -> str:
+    """The API server's URL as the kubelet tells a pod; "" outside of one."""
     host, port = (environ.get(key, b"").decode() for key in (b"KUBERNETES_SERVICE_HOST", b"KUBERNETES_SERVICE_PORT"))
     if not host or not port:
+        return ""
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def in_cluster(environ: dict[bytes, bytes]) -> Access:
+    """The access of this pod (client-go, rest.InClusterConfig)."""
+    server = service_url(environ)
+    if not server:
         raise InvalidConfig(
-            "KUBERNETES_SERVICE_HOST is not set: this is no pod of Kubernetes; set kubernetes.kubeconfig"
+            "KUBERNETES_SERVICE_HOST is not set: this is no pod of Kubernetes; name a cluster by --kubeconfig"
         )
-    access = Access("", f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", "")
+    access = Access("", server, "")
     try:
         access.namespace = files.read_regular(f"{SERVICE_ACCOUNT}/namespace", _MOST_BYTES).decode().strip()
     except (OSError, ValueError):

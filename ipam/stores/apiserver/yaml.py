@@ -118,7 +118,7 @@ class _Reader:
         return found
 
     def _value(self, rest: str, indent: int, depth: int) -> Any:
-        """What stands behind a key: on its line, or on those below."""
+        """What stands after a key: on its line, or on those below."""
         self._at += 1
         if rest[:1] == "|":
             return self._literal(rest, indent)
@@ -155,14 +155,14 @@ class _Reader:
             value, end = _value(text)
             rest = text[end:].strip()
             if rest and not rest.startswith("#"):
-                raise ValueError("goes on behind its value")
+                raise ValueError("goes on after its value")
         except ValueError as fault:
             raise ValueError(f"line {at + 1} {fault}") from None
         return value
 
 
 def _key_end(line: str) -> int:
-    """Where the colon behind a line's key is; -1 when there is none."""
+    """Where the colon after a line's key is; -1 when there is none."""
     start = 0
     if line[0] in "\"'":
         try:

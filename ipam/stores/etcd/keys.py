@@ -55,7 +55,7 @@ class Keys:
             raise InvalidConfig(f"{names!r:.100} cannot be kept in etcd: it is not UTF-8; want another name") from None
 
     def span(self, family: int, low: int, high: int, *names: str) -> tuple[bytes, bytes]:
-        """The key of the address `low` behind these names, and the first key behind that of `high`."""
+        """The key of the address `low` after these names, and the first key after that of `high`."""
         prefix = self.all(*names)
         return prefix + place_of(family, low), next_key(prefix + place_of(family, high))
 
@@ -107,12 +107,12 @@ class Keys:
 
 
 def end_of(prefix: bytes) -> bytes:
-    """The first key behind all that begin with `prefix`, which ends with "/"."""
+    """The first key after all that begin with `prefix`, which ends with "/"."""
     return prefix[:-1] + b"0"
 
 
 def next_key(key: bytes) -> bytes:
-    """The first key behind `key`."""
+    """The first key after `key`."""
     return key + b"\0"
 
 

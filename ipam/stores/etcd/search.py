@@ -5,8 +5,7 @@ its addresses or blocks exist, and is deleted with the first lease of them that 
 marked blocks. Pools and reservation scopes have marks of their own.
 
 Blocks that other claims have filled, such as those of a migration, have no marks. After two of them a search counts the
-leases of blocks, 64 in a request, and marks some for the next searches. It counts wherever a count is enough: the gateway's
-JSON costs some 13 us a key.
+leases of blocks, 64 in a request, and marks some for the next searches. It counts wherever a count is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from ipam.stores.etcd.keys import BLOCK, LARGE, LEASE, value_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from ipam.stores.base import Window
     from ipam.stores.etcd.keys import Keys
@@ -34,25 +32,25 @@ class Search:
 
     __slots__ = ("_asked", "_call", "_keys", "_marks", "_reached", "_seen", "_spare")
 
-    def __init__(self, keys: Keys, call: Callable[[dict[str, Any]], dict[str, Any]], marks: bool) -> None:
+    def __init__(self, keys: Keys, call: Callable[[bytes], bytes], marks: bool) -> None:
         self._keys = keys
         self._call = call
         self._marks = marks
         self._asked = 0  # number of calls of `next_open` in this search
         self._reached = 0  # the address of the last one
         self._spare = _MARKED  # blocks that may still be marked by counts
-        self._seen: dict[Window, list[dict[str, Any]]] = {}
+        self._seen: dict[Window, list[bytes]] = {}
 
     def expect(self, windows: Sequence[Window]) -> list[Op]:
         """The reads for `occupied` of these windows; `answered` takes their answers."""
         return [read for window in windows for read in self._reads(window)]
 
-    def answered(self, windows: Sequence[Window], answers: list[dict[str, Any]]) -> None:
+    def answered(self, windows: Sequence[Window], answers: Sequence[bytes]) -> None:
         """Keep the answers to `expect`, each for one call of `occupied`."""
         self._seen.clear()
         for window in windows:
             count = len(self._reads(window))
-            self._seen[window] = answers[:count]
+            self._seen[window] = list(answers[:count])
             answers = answers[count:]
 
     def occupied(self, window: Window) -> int:
@@ -144,7 +142,7 @@ class Search:
             each = [txn.within(self._marking(kind, space, family, start, size)) for start in starts]
             self._call(txn.transaction([], each))
 
-    def _marking(self, kind: str, space: str, family: int, start: int, size: int) -> dict[str, Any]:
+    def _marking(self, kind: str, space: str, family: int, start: int, size: int) -> bytes:
         if size == BLOCK:
             parts = [self._keys.taken(kind, space, family, start + i) for i in range(BLOCK)]
         else:
@@ -152,5 +150,5 @@ class Search:
         mark = txn.put(self._keys.full(kind, space, size, family, start), b"")
         return txn.transaction([txn.exists(key) for key in parts], [mark])
 
-    def _answers(self, reads: list[Op]) -> list[dict[str, Any]]:
-        return txn.answers(self._call({"success": reads}))
+    def _answers(self, reads: list[Op]) -> list[bytes]:
+        return txn.answers(self._call(txn.reads(reads)))

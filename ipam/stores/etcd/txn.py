@@ -1,31 +1,29 @@
-"""etcd's transactions in the JSON of its gateway. Pure.
+"""etcd's transactions as messages of its gRPC service (etcd, api/etcdserverpb/rpc.proto). Pure.
 
-The gateway has keys and values in base64, and numbers of 64 bits as strings. An operation is a put, a deletion, a read or an
-inner transaction; a comparison tests whether keys exist.
+An operation is a put, a deletion, a read or an inner transaction; a comparison tests whether keys exist.
 """
 
 from __future__ import annotations
 
-from binascii import a2b_base64, b2a_base64
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from typing import Any
 
-    Op = dict[str, Any]
+    Op = bytes
     Entry = tuple[bytes, bytes]  # key, value
 
 CHUNK = 32  # operations in one inner transaction
+_RANGE, _PUT, _DELETE, _TXN = 1, 2, 3, 4  # fields of an operation, and of its answer
+_IS_CREATED, _IS_GREATER = b"\x10\x01", b"\x08\x01"  # a comparison with the revision 0 of a key's creation
 
 
-def put(key: bytes, value: bytes, lease: str = "") -> Op:
+def put(key: bytes, value: bytes, lease: int = 0) -> Op:
     """`lease` is the ID of the etcd lease that the key ends with."""
-    return {"request_put": {"key": _text(key), "value": _text(value), **({"lease": lease} if lease else {})}}
+    return field(_PUT, field(1, key) + field(2, value) + (b"\x18" + varint(lease) if lease else b""))
 
 
 def delete(key: bytes) -> Op:
-    return {"request_delete_range": {"key": _text(key)}}
+    return field(_DELETE, field(1, key))
 
 
 def read(key: bytes, end: bytes = b"", limit: int = 0, keys_only: bool = False, oldest: bool = False) -> Op:
@@ -33,41 +31,45 @@ def read(key: bytes, end: bytes = b"", limit: int = 0, keys_only: bool = False, 
 
     `oldest`: those come first that were written first.
     """
-    request: dict[str, Any] = {"key": _text(key)}
+    request = field(1, key)
     if end:
-        request["range_end"] = _text(end)
+        request += field(2, end)
     if limit:
-        request["limit"] = str(limit)
-    if keys_only:
-        request["keys_only"] = True
+        request += b"\x18" + varint(limit)
     if oldest:
-        request |= {"sort_order": "ASCEND", "sort_target": "MOD"}
-    return {"request_range": request}
+        request += b"\x28\x01\x30\x03"  # ascending, by the last change
+    if keys_only:
+        request += b"\x40\x01"
+    return field(_RANGE, request)
 
 
 def count(key: bytes, end: bytes) -> Op:
     """How many keys there are from `key` up to `end`, excluded."""
-    return {"request_range": {"key": _text(key), "range_end": _text(end), "count_only": True}}
+    return field(_RANGE, field(1, key) + field(2, end) + b"\x48\x01")
 
 
 def exists(key: bytes) -> Op:
-    return {"key": _text(key), "target": "CREATE", "result": "GREATER", "create_revision": "0"}
+    return _IS_GREATER + _IS_CREATED + field(3, key)
 
 
 def absent(key: bytes, end: bytes = b"") -> Op:
     """No key; with `end` no key from `key` up to it, excluded."""
-    compare = {"key": _text(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
-    return compare | {"range_end": _text(end)} if end else compare
+    return _IS_CREATED + field(3, key) + (field(64, end) if end else b"")
 
 
-def transaction(compare: Sequence[Op], then: Iterable[Op], otherwise: Iterable[Op] = ()) -> dict[str, Any]:
+def transaction(compare: Sequence[Op], then: Iterable[Op], otherwise: Iterable[Op] = ()) -> bytes:
     """All of `then` when all of `compare` holds, else all of `otherwise`."""
-    return {"compare": list(compare), "success": _packed(list(then)), "failure": _packed(list(otherwise))}
+    return _joined(1, compare) + _joined(2, _packed(list(then))) + _joined(3, _packed(list(otherwise)))
 
 
-def within(inner: dict[str, Any]) -> Op:
+def reads(ops: Sequence[Op]) -> bytes:
+    """The answers of all `ops`, of one moment; etcd logs no reading that has no inner transaction."""
+    return _joined(2, ops)
+
+
+def within(inner: bytes) -> Op:
     """A transaction as an operation of another."""
-    return {"request_txn": inner}
+    return field(_TXN, inner)
 
 
 def _packed(ops: list[Op]) -> list[Op]:
@@ -75,44 +77,113 @@ def _packed(ops: list[Op]) -> list[Op]:
 
     The first stays outside: etcd's quota does not count inner ones (server/etcdserver, costTxn).
     """
-    if len(ops) <= CHUNK or "request_txn" in ops[0]:
+    if len(ops) <= CHUNK or ops[0][0] >> 3 == _TXN:
         return ops
-    return [ops[0], *(within({"success": ops[i : i + CHUNK]}) for i in range(1, len(ops), CHUNK))]
+    return [ops[0], *(within(_joined(2, ops[i : i + CHUNK])) for i in range(1, len(ops), CHUNK))]
 
 
-def answers(reply: dict[str, Any]) -> list[dict[str, Any]]:
+def answers(reply: bytes) -> list[bytes]:
     """The answer of each operation, also of those in inner transactions."""
     return list(_answers(reply))
 
 
-def _answers(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for response in reply.get("responses") or ():
-        for kind, answer in response.items():
-            if kind == "response_txn":
+def _answers(reply: bytes) -> Iterator[bytes]:
+    for response in _repeated(reply, 3):
+        for kind, answer in fields(response):
+            if kind == _TXN:
                 yield from _answers(answer)
             else:
                 yield answer
 
 
-def entries(answer: dict[str, Any]) -> list[Entry]:
+def entries(answer: bytes) -> list[Entry]:
     """The entries of a read's answer."""
-    return [(a2b_base64(kv["key"]), a2b_base64(kv.get("value") or "")) for kv in answer.get("kvs") or ()]
+    found = [dict(fields(entry)) for entry in _repeated(answer, 2)]
+    return [(entry[1], entry.get(5, b"")) for entry in found]
 
 
-def number(answer: dict[str, Any]) -> int:
+def number(answer: bytes) -> int:
     """The number in a count's answer."""
-    return int(answer.get("count") or 0)
+    return scalar(answer, 4)
 
 
-def succeeded(reply: dict[str, Any]) -> bool:
+def succeeded(reply: bytes) -> bool:
     """Whether a transaction's compares held."""
-    return bool(reply.get("succeeded"))
+    return scalar(reply, 2) == 1
 
 
-def inner(reply: dict[str, Any]) -> list[bool]:
+def inner(reply: bytes) -> list[bool]:
     """Whether the compares of each inner transaction held."""
-    return [succeeded(response["response_txn"]) for response in reply.get("responses") or ()]
+    return [succeeded(answer) for response in _repeated(reply, 3) for _, answer in fields(response)]
 
 
-def _text(data: bytes) -> str:
-    return b2a_base64(data, newline=False).decode()
+# --- the encoding of Protocol Buffers ---
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of a text, of bytes or of a message."""
+    size = len(content)
+    if number < 16 and size < 128:
+        return bytes((number << 3 | 2, size)) + content
+    return varint(number << 3 | 2) + varint(size) + content
+
+
+def scalar(message: bytes, number: int) -> int:
+    """The value of a field that is a number; 0 for none."""
+    values = [value for found, value in fields(message) if found == number]
+    return int.from_bytes(values[-1], "little") if values else 0
+
+
+def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """(number, content) of each field; a number's content is little-endian. ValueError, IndexError."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == 0:
+            value, at = _varint(message, at)
+            yield tag >> 3, value.to_bytes(10, "little")
+            continue
+        if kind == 2:
+            size, at = _varint(message, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"a field of kind {kind}")
+        at += size
+        if at > len(message):
+            raise ValueError("a field is cut off")
+        yield tag >> 3, message[at - size : at]
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """(the number at `at`, the place after it)."""
+    value = message[at]
+    if value < 128:
+        return value, at + 1
+    value &= 127
+    shift = 7
+    while True:
+        at += 1
+        octet = message[at]
+        value |= (octet & 127) << shift
+        if octet < 128:
+            return value, at + 1
+        shift += 7
+
+
+def _repeated(message: bytes, number: int) -> list[bytes]:
+    return [content for found, content in fields(message) if found == number]
+
+
+def _joined(number: int, contents: Iterable[bytes]) -> bytes:
+    return b"".join([field(number, content) for content in contents])

@@ -33,7 +33,7 @@ NAME = "leases.db"
 
 
 class FileStore(Store):
-    """The store in `directory`, opened anew for each session.
+    """The store in `directory`, opened again for each session.
 
     `use` is READ, CHANGE or CREATE (ipam.stores.base). Unless it is CREATE, a missing file is an empty store without claims.
     """
@@ -188,7 +188,7 @@ class FileStore(Store):
     def _fill(self, database: Database) -> None:
         """Fill the file with its own leases, or else with the restored ones; of two for one address the later claim counts.
 
-        The bitmaps are made anew: a power loss may have kept a lease and lost its bits.
+        The bitmaps are made again: a power loss may have kept a lease and lost its bits.
         """
         leases = self._leases(schema.ALL)
         for statement in schema.EMPTY:

@@ -10,7 +10,7 @@ left it. A change by another node makes the test fail; the claim then reads the 
 An allocation has container, pod and ifname. The rest of a lease comes from `known`, the node's own records, else from its
 reservation; Go's leases have neither, and the sequence 0.
 
-A late request fails once the object has changed. So after a lost reply a claim is made again with the object read anew, and
+A late request fails once the object has changed. So after a lost reply a claim is made again with the object read again, and
 `settle` changes the object.
 """
 
@@ -28,7 +28,6 @@ from ipam.stores.apiserver.resources import POOLS
 from ipam.stores.apiserver.store import ObjectStore, attempt
 from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown
 from ipam.stores.kubernetes import objects
-from ipam.stores.kubernetes.change import holder_besides, patch, pauses, reserve_for_others, unreserve
 from ipam.stores.kubernetes.claim import Claim
 from ipam.stores.kubernetes.locks import PoolLocks
 from ipam.stores.kubernetes.view import View
@@ -60,7 +59,8 @@ class KubernetesStore(ObjectStore):
     ) -> None:
         super().__init__(store_ref, seconds)
         self._locks = PoolLocks(self.api, store_ref.get("pools") or [], seconds, warn)
-        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, store_ref.get("node") or "")
+        node = store_ref.get("node") or ""
+        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, node, warn)
         self._warn = warn
 
     def begin(self) -> None:
@@ -193,7 +193,7 @@ class KubernetesStore(ObjectStore):
         """One attempt; after a change of a pool by others the caller has to read again."""
         with self.session():
             self._locks.take()
-            claim = Claim(self._view, wants, owner, instead_of, self._warn)
+            claim = Claim(self._view, wants, owner, instead_of)
             answer = attempt(claim.leases, lambda: claim.make(self._locks.end), claim.undo, claim.taken)
             if not isinstance(answer, Claimed):
                 self._view.forget()
@@ -203,17 +203,17 @@ class KubernetesStore(ObjectStore):
         freed = 0
         left = list({lease.key(): lease for lease in leases}.values())
         with self.session():
-            unreserve(self._view, left)  # before the lock, for which others wait
+            self._view.unreserve(left)  # before the lock, for which others wait
             self._locks.take()
-            attempts = pauses(self.api)
+            attempts = self._view.pauses()
             while True:
                 there = [lease for lease in left if self._view.is_there(lease)]
-                reserve_for_others(self._view, [lease for lease in left if lease not in there])
+                self._view.reserve_for_others([lease for lease in left if lease not in there])
                 left = there
                 try:
                     for name in dict.fromkeys(lease.pool for lease in left):
                         gone = [lease for lease in left if lease.pool == name]
-                        patch(self._view, name, dict.fromkeys(x.value for x in gone), cooled=gone, released=gone)
+                        self._view.patch(name, dict.fromkeys(x.value for x in gone), cooled=gone, released=gone)
                         self._view.remember([], gone)
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]
@@ -233,7 +233,7 @@ class KubernetesStore(ObjectStore):
             for name in dict.fromkeys([lease.pool for lease in own] or self._store_ref.get("pools") or ()):
                 self._fence(name)
             self._view.forget()
-            unreserve(self._view, [lease for lease in own if not holder_besides(self._view, lease)])
+            self._view.unreserve([lease for lease in own if not self._view.holder_besides(lease)])
 
     def _fence(self, name: str) -> None:
         """Change a pool, so that every patch which tests its present version fails. Open."""

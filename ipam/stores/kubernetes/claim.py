@@ -9,21 +9,19 @@ from ipam.stores.apiserver.resources import RESERVATIONS
 from ipam.stores.apiserver.store import conflicts
 from ipam.stores.base import Open
 from ipam.stores.kubernetes import objects
-from ipam.stores.kubernetes.change import create, patch, pauses, unreserve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ipam.stores.kubernetes.change import Changes
     from ipam.stores.kubernetes.objects import Reservation
-    from ipam.stores.kubernetes.view import View
+    from ipam.stores.kubernetes.view import Changes, View
 
 
 class Claim:
     """`wants` for `owner` in place of the leases `instead_of`. Every part of it is undone by `undo`."""
 
-    __slots__ = ("_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_warn", "_written", "leases")
+    __slots__ = ("_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_written", "leases")
 
     def __init__(
         self,
@@ -31,14 +29,12 @@ class Claim:
         wants: Sequence[Want],
         owner: Owner,
         instead_of: Sequence[Lease],
-        warn: Callable[[str], object],
     ) -> None:
         self.leases = [Lease(want, owner) for want in wants]
         self._view = view
         self._wants = wants
         self._owner = owner
         self._instead_of = instead_of
-        self._warn = warn
         self._written: list[tuple[str, Changes]] = []  # pools, and their former allocations
         self._made: list[Lease] = []  # with new reservations
         self._moved: list[tuple[Lease, Lease]] = []  # with changed reservations, and their former leases
@@ -57,7 +53,7 @@ class Claim:
             self._view.thorough = True
         else:
             kept = {(want.scope, want.family, want.value) for want in self._wants}
-            unreserve(self._view, [o for o in self._instead_of if (o.scope, o.family, o.value) not in kept])
+            self._view.unreserve([o for o in self._instead_of if (o.scope, o.family, o.value) not in kept])
             self._view.remember(self.leases, self._instead_of)
         return taken
 
@@ -96,15 +92,15 @@ class Claim:
         """Put `change` into a pool, or into a new one; its former allocations at these places. Conflict, Open.
 
         The first pool orders the claims: once it is written, a further pool that others change is read again here. Else the
-        whole claim would begin anew with each change of any of its pools.
+        whole claim would begin again with each change of any of its pools.
         """
-        attempts = pauses(self._view.api)
+        attempts = self._view.pauses()
         while True:
             former = self._standing(name, change)
             try:
                 if self._view.pool(name) is None:
-                    create(self._view, name, next(x.family for x in self.leases if x.pool == name), change)
-                patch(self._view, name, change, self._warn, cooled)
+                    self._view.create(name, next(x.family for x in self.leases if x.pool == name), change)
+                self._view.patch(name, change, cooled)
                 return former
             except Conflict:
                 self._view.forget_pool(name)
@@ -179,7 +175,7 @@ class Claim:
                     self._replace(lease, old)
                 except Conflict:
                     pass  # another has taken its place
-        unreserve(self._view, self._made)
+        self._view.unreserve(self._made)
         for name, former in self._written:
             self._undo(name, former)
         self._moved, self._made, self._written = [], [], []
@@ -187,7 +183,7 @@ class Claim:
     def _undo(self, name: str, former: Changes) -> None:
         container = self._owner.attachment.container_id
         claimed = {lease.value for lease in self.leases if lease.pool == name}
-        attempts = pauses(self._view.api)
+        attempts = self._view.pauses()
         while True:
             pool = self._view.pool(name)
             changes: Changes = {}
@@ -198,7 +194,7 @@ class Claim:
             if not changes:
                 return
             try:
-                patch(self._view, name, changes)
+                self._view.patch(name, changes)
                 return
             except Conflict as fault:
                 self._view.forget_pool(name)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Want, as_text, owner_from_json, returns
-from ipam.ranges import BITS, format_address, network_name_of, object_name, parse_address, parse_cidr, range_of
+from ipam.ranges import BITS, format_address, network_name_of, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.resources import replacement
 
 TYPE_CHECKING = False
@@ -176,14 +176,6 @@ class IPPool:
             if found and found.is_of(lease):
                 found.tell(lease)
             self.leases.append(lease)
-
-    @property
-    def cidr(self) -> str:
-        """The range that its name ends with; "" for none."""
-        try:
-            return range_of(self.name, self.family, self.first)
-        except ValueError:
-            return ""
 
     def former(self) -> dict[str, int]:
         """The last offsets of pods' interfaces, by `interface`."""

@@ -4,7 +4,7 @@ whereabouts' node-slice-controller makes a NodeSlicePool for each network with `
 else by the network's name, divides the range in it, and gives each node a slice. An ADD takes a free slice for a node without
 one; dividing a range, and taking a slice from a node, are the controller's.
 
-A free slice may be in use: a node was deleted and its pods still run, or the range was divided anew. So an ADD lists the pools,
+A free slice may be in use: a node was deleted and its pods still run, or the range was divided again. So an ADD lists the pools,
 and passes over a slice with an address in another pool of the network.
 """
 

@@ -1,21 +1,32 @@
-"""Pools and reservations as one session has read them, and their leases."""
+"""Pools and reservations as one session has read them, their leases, and changes of them.
+
+A patch tests that the object is as it was read.
+"""
 
 from __future__ import annotations
 
-from cni.shared.spec.errors import InvalidConfig
+import time
+
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Want
-from ipam.stores.apiserver.faults import Gone
+from ipam.ranges import format_address, range_of
+from ipam.stores.apiserver.faults import Conflict, Gone, TooLarge
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
+from ipam.stores.base import SHARED_SECONDS, Open, Pauses
 from ipam.stores.kubernetes import objects
 from ipam.stores.kubernetes.objects import IPPool, Reservation, reservation_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
     from ipam.stores.apiserver import Api
     from ipam.stores.kubernetes.objects import Allocation
+
+    Changes = dict[int, dict[str, Any] | None]  # the new allocation of each address, or None
+
+_CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
 
 class View:
@@ -23,11 +34,11 @@ class View:
     node of a slice's pools, "" for pools that are no slices.
 
     `before` is called before a pool is read. `cooldown` is that of the store. `thorough`: searches read the reservations of
-    other pools, too; set after a conflict with one.
+    other pools, too; set after a conflict with one. `warn` is called for a pool that nears its limit.
     """
 
     __slots__ = (
-        *("_before", "_known", "_known_from", "_named", "_node", "_reservations", "_reserved"),
+        *("_before", "_known", "_known_from", "_named", "_node", "_reservations", "_reserved", "_warn"),
         *("api", "cooldown", "read_pools", "thorough"),
     )
 
@@ -38,8 +49,10 @@ class View:
         named: list[str] | None,
         known: Callable[[], list[Lease]],
         node: str,
+        warn: Callable[[str], object],
     ) -> None:
         self.api = api
+        self._warn = warn
         self._before = before
         self.cooldown = 0
         self.thorough = False
@@ -52,7 +65,7 @@ class View:
         self._reserved: list[str] | None = None
 
     def forget(self) -> None:
-        """Read all anew."""
+        """Read all again."""
         self.read_pools = {}
         self._reservations = {}
         self._reserved = self._known = None
@@ -170,3 +183,116 @@ class View:
                 self._known.pop((old.pool, old.family, old.value), None)
             for lease in leases:
                 self._known[lease.pool, lease.family, lease.value] = lease
+
+    # --- changes ---
+
+    def patch(
+        self,
+        name: str,
+        changes: Changes,
+        cooled: Sequence[Lease] = (),
+        released: Sequence[Lease] = (),
+    ) -> None:
+        """Put `changes` into a pool as it was read. Conflict, Open; CniError for a full one.
+
+        Unless it is nearly full, the pool remembers the addresses `cooled` and the pods of the leases `released`.
+        """
+        pool = self.pool(name)
+        if pool is None:
+            raise Conflict(f"pool {name} has gone")
+        added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
+        _check_offsets(name, pool, added)
+        grown = objects.growth(added.values())
+        if added and pool.size + grown > objects.LIMIT - objects.RESERVE:
+            raise self._full(name, pool)
+        annotations: dict[str, str] = {}
+        if objects.percent(pool.size) < objects.WARN_PERCENT:
+            annotations = pool.remembering(released) | pool.cooled(cooled, self.cooldown, int(time.time()))
+        operations = pool.patch(changes, annotations)
+        try:
+            metadata = self.api.patch(POOLS, name, operations).get("metadata") or {}
+        except Gone:
+            raise Conflict(f"pool {name} has gone") from None
+        except TooLarge:
+            raise self._full(name, pool) from None
+        except Open:
+            self.forget_pool(name)
+            raise
+        pool.annotations = metadata.get("annotations") or {}
+        pool.apply(changes, metadata.get("resourceVersion") or "", grown)
+        if added and objects.percent(pool.size) >= objects.WARN_PERCENT:
+            self._warn(
+                f"pool {name} of {self.api} is {objects.percent(pool.size)} % of what the API server takes in one object"
+                f" ({pool.size >> 10} of {objects.LIMIT >> 10} KiB, {len(pool.entries)} leases). {objects.REMEDY}"
+            )
+
+    def _full(self, name: str, pool: IPPool) -> TryAgainLater:
+        return TryAgainLater(
+            f"pool {name} is full: its {len(pool.entries)} leases make an object of {pool.size >> 10} KiB, and an API server"
+            f" takes {objects.LIMIT >> 10}. {objects.REMEDY}",
+            f"{self.api}; `railcni ipam leases` shows who holds addresses",
+        )
+
+    def create(self, name: str, family: int, changes: Changes) -> None:
+        """Make a pool for `changes`, empty: no test makes a late creation fail, so it must claim nothing. Conflict, Open."""
+        try:
+            cidr = range_of(name, family, next(iter(changes)))
+        except ValueError:
+            raise InvalidConfig(
+                f"pool {name} bears no range in its name that holds {format_address(family, next(iter(changes)))}"
+            ) from None
+        document = objects.new_pool(name, cidr, {})
+        _check_offsets(name, IPPool(document, 0), changes)
+        self.read_pools[name] = IPPool(self.api.create(POOLS, document), 0)
+
+    def pauses(self) -> Pauses:
+        """The pauses of a change that others' changes forestall. It may take longer than a request: the server answers."""
+        seconds = self.api.seconds
+        seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _CONTENDED_SECONDS)
+        return Pauses(min(time.monotonic() + seconds, self.api.deadline), longest=_LONGEST_PAUSE)
+
+    def unreserve(self, leases: Sequence[Lease]) -> None:
+        """Delete the reservations that belong to `leases`. Open."""
+        for lease in leases:
+            attempts = self.pauses()
+            while (found := self.reservation(lease)) and found.is_of(lease):
+                try:
+                    self.api.delete(RESERVATIONS, found.name, found.uid, found.version)
+                    break
+                except Gone:
+                    break
+                except Conflict as fault:  # another version may still belong to the lease
+                    if not attempts.wait():
+                        raise Open(
+                            f"reservation {found.name} of {self.api} was changed by others each time: {fault}"
+                        ) from None
+                finally:
+                    self.forget_reservation(lease)
+
+    def holder_besides(self, lease: Lease) -> Lease | None:
+        """The lease of another container that the pool has at the address of `lease`; None for none.
+
+        whereabouts moves an entry to a restarted sandbox, and leaves the former container in the reservation.
+        """
+        found = self.lease_at(lease)
+        return found if found and (found.container_id, found.ifname) != (lease.container_id, lease.ifname) else None
+
+    def reserve_for_others(self, leases: Sequence[Lease]) -> None:
+        """Make reservations again that were deleted as those of `leases`, and whose addresses others turn out to have. Open."""
+        for lease in leases:
+            other = self.holder_besides(lease) if lease.scope is not None else None
+            if other and self.reservation(lease) is None:
+                try:
+                    self.api.create(RESERVATIONS, objects.reservation(Lease(lease.want, other.owner)))
+                except Conflict:
+                    pass  # another call has made it
+                self.forget_reservation(lease)
+
+
+def _check_offsets(name: str, pool: IPPool, values: Iterable[int]) -> None:
+    for value in values:
+        if not 0 <= value - pool.first < objects.OFFSETS:
+            raise InvalidConfig(
+                f"address {format_address(pool.family, value)} is too far from the start of pool {name}: whereabouts"
+                " keeps offsets below 2^63. Use a range of at most 63 bits, such as a /66"
+            )

@@ -121,7 +121,7 @@ class Worker:
         if self._call("DEL", pod, pod.sandbox).outcome == DONE and self._random.random() < 0.8:
             self._dissolve(pod)
             if self._random.random() < 0.5:
-                pod.uid += 1  # deleted and made anew
+                pod.uid += 1  # deleted and made again
 
     def _vanish(self, pod: Pod) -> None:
         """The sandbox goes without a DEL, which comes later, if at all."""

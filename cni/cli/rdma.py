@@ -1,17 +1,65 @@
-"""The inventory as people and programs read it. Pure."""
+"""railcni rdma: the node's verbs devices, by netdev, PCI function and GID; and how people and programs read them."""
 
 from __future__ import annotations
 
+import argparse
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cni.library.inventory.devices import Port, VerbsDevice
+from cni.cli.terminal import output, subcommand
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import sandboxes
+from cni.library.inventory.devices import Gid, Port, VerbsDevice
 from cni.library.inventory.sandboxes import NamespaceView
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
 
+_ABOUT = "verbs devices with their netdevs, ports, PCI functions and GIDs, and which pod has each GID"
+
 PORTS = ("device", "port", "netdev", "pci", "numa", "state", "rate", "link layer", "mtu", "roce mtu", "gids")
 GIDS = ("device", "port", "index", "type", "address", "netdev", "pod")
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rdma`."""
+    parser = subcommand.add(commands, "rdma", _ABOUT, ". It changes nothing.", run=_run, shows=True)
+    form = parser.add_mutually_exclusive_group()
+    about = "the lines of Mellanox's tool of that name: mlx5_0 port 1 ==> ens2f0 (Up)"
+    form.add_argument("--ibdev2netdev", action="store_true", help=about)
+    about = "NCCL_IB_HCA, NCCL_IB_GID_INDEX and NCCL_SOCKET_IFNAME for that pod, to be read by a shell"
+    subcommand.option(form, "--env", "", about, "NAMESPACE/POD|NETNS")
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.ibdev2netdev:
+        sys.stdout.writelines(f"{line}\n" for line in ibdev2netdev(inventory.read()))
+        return 0
+    found = sandboxes.read()
+    devices = inventory.read(found)
+    if options.env:
+        variables = environment(sandboxes.find(options.env, found), devices)
+        lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        output.show(options.output, variables, lambda: print(*lines, sep="\n"))
+    else:
+        output.show(options.output, document(devices), lambda: _print(devices))
+    return 0
+
+
+def _print(devices: Sequence[VerbsDevice]) -> None:
+    if not devices:
+        output.print_fault(
+            f"railcni: no verbs device: /sys{rdma_sysfs.CLASS} is empty or not there; see `railcni doctor`"
+        )
+        return
+    output.print_table(PORTS, port_rows(devices))
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    output.print_table(GIDS, gid_rows(devices))
+
+
+# --- what is shown; pure ---
 
 
 def port_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
@@ -35,12 +83,13 @@ def short_rate(port: Port) -> str:
 
 def gid_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
     """The rows below GIDS."""
-    return [
-        (port.device, port.number, gid.index, gid.kind, gid.address, gid.ndev, gid.owner)
-        for device in devices
-        for port in device.ports
-        for gid in port.gids
-    ]
+    return [(p.device, p.number, g.index, g.kind, g.address, g.ndev, g.owner) for p, g in _gids(devices)]
+
+
+def _gids(devices: Sequence[VerbsDevice]) -> Iterator[tuple[Port, Gid]]:
+    for port in inventory.ports(devices):
+        for gid in port.gids:
+            yield port, gid
 
 
 def document(devices: Sequence[VerbsDevice]) -> list[dict[str, Any]]:
@@ -80,11 +129,10 @@ def _port(port: Port) -> dict[str, Any]:
 
 def ibdev2netdev(devices: Sequence[VerbsDevice]) -> Iterator[str]:
     """The lines of Mellanox's ibdev2netdev: Up is a netdev with carrier. Ports without a netdev have no line."""
-    for device in devices:
-        for port in device.ports:
-            if port.netdev:
-                state = "NA" if port.carrier is None else "Up" if port.carrier else "Down"
-                yield f"{port.device} port {port.number} ==> {port.netdev} ({state})"
+    for port in inventory.ports(devices):
+        if port.netdev:
+            state = "NA" if port.carrier is None else "Up" if port.carrier else "Down"
+            yield f"{port.device} port {port.number} ==> {port.netdev} ({state})"
 
 
 def environment(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> dict[str, str]:
@@ -96,15 +144,12 @@ def environment(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> dict[
     chosen: dict[str, tuple[Port, int]] = {}
     for interface in sandbox.interfaces:
         for address in sorted(interface.global_addresses, key=lambda a: ":" in a):
-            entry = _entry(interface.name, address, devices)
-            if entry:
-                chosen.setdefault(interface.name, entry)
+            wanted = (rdma_sysfs.ROCE_V2, interface.name, address)
+            entries = [(port, g.index) for port, g in _gids(devices) if (g.kind, g.ndev, g.address) == wanted]
+            if entries:
+                chosen.setdefault(interface.name, entries[0])
     if not chosen:
         raise CniError(_missing(sandbox, devices), code=100)
-    variables = {
-        "NCCL_IB_HCA": "=" + ",".join(f"{port.device}:{port.number}" for port, _ in chosen.values()),
-        "NCCL_SOCKET_IFNAME": "=" + ",".join(chosen),
-    }
     indexes = {index for _, index in chosen.values()}
     if len(indexes) > 1:
         each = ", ".join(f"{index} of {port.device} for {name}" for name, (port, index) in chosen.items())
@@ -113,17 +158,11 @@ def environment(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> dict[
             " its own index, or the pods host devices of their own (host-device), whose tables hold nobody else's GIDs",
             code=100,
         )
-    variables["NCCL_IB_GID_INDEX"] = str(indexes.pop())
-    return {name: variables[name] for name in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_SOCKET_IFNAME")}
-
-
-def _entry(ifname: str, address: str, devices: Sequence[VerbsDevice]) -> tuple[Port, int] | None:
-    for device in devices:
-        for port in device.ports:
-            for gid in port.gids:
-                if (gid.kind, gid.ndev, gid.address) == (rdma_sysfs.ROCE_V2, ifname, address):
-                    return port, gid.index
-    return None
+    return {
+        "NCCL_IB_HCA": "=" + ",".join(f"{port.device}:{port.number}" for port, _ in chosen.values()),
+        "NCCL_IB_GID_INDEX": str(indexes.pop()),
+        "NCCL_SOCKET_IFNAME": "=" + ",".join(chosen),
+    }
 
 
 def _missing(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> str:

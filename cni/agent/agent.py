@@ -13,12 +13,12 @@ from cni import VERSION
 from cni.agent import loop, nodefiles
 from cni.agent.collector import Collector
 from cni.agent.election import Election
-from cni.agent.health import Health
-from cni.agent.loop import Ended, Task
-from cni.agent.server import SECONDS, Server, measure
+from cni.agent.loop import SECONDS, Ended, Task
 from cni.library.audit import store as chosen
-from cni.library.installation.below import below
-from cni.library.installation.options import state_of
+from cni.library.audit.cluster import Cluster
+from cni.library.installation import health, layout
+from cni.library.installation.files import below
+from cni.library.installation.options import folder_of, state_of
 from cni.library.service.endpoint import TEXT, HttpEndpoint
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import CONTENT_TYPE, Metrics
@@ -29,13 +29,43 @@ from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.verbs import unended
 from ipam import flatfile, stores, upkeep
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Gone, Unauthorized
+from ipam.stores.apiserver.faults import Conflict, Gone, Unauthorized
+from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
+from ipam.stores.kubernetes.objects import MOVED
 
 _FLUSH_SECONDS = 2.0  # for the releases that are made in one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
 _REFRESH_EVERY = 1.0  # a token rotates hours before it expires, but an authority may be replaced at once
 _RESIGN_SECONDS = 0.4
+
+
+class Health:
+    """The health of the installation that `options` mean, for a kubelet's probes.
+
+    It is found again at each question; the plugins are executed only when one of their files has changed since, so that a
+    probe costs some system calls.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._known_good: tuple[object, ...] = ()  # the fingerprint of plugins that were seen to run
+
+    def faults(self) -> list[str]:
+        """What is wrong now; [] when nothing is."""
+        try:
+            folder, state = folder_of(self._options), state_of(self._options)
+            facts = layout.read(folder.path)
+            fingerprint = health.fingerprint(folder.path, facts)
+            if fingerprint == self._known_good:
+                return list(health.state_faults(state))
+            found = health.faults(folder.path, folder.shown, facts, state)
+        except CniError as fault:
+            return [fault.msg]
+        except OSError as fault:
+            return [f"{fault.filename}: {fault.strerror}"]
+        self._known_good = () if found else fingerprint
+        return found
 
 
 class Agent:
@@ -45,11 +75,11 @@ class Agent:
         self._options = options
         self._log = log
         self.metrics = Metrics()
-        measure(self.metrics)
+        Api.observe = staticmethod(self._observe)
         self.health = Health(options)
         self.node = options.node or host_name()
         self._folder_shown = os.path.join(os.path.abspath(options.conf_dir), nodefiles.FOLDER)
-        self._server: Server | None = None
+        self._server: Cluster | None = None
         self._state = state_of(options)
         self._records = Records(self._state, log)
         self._tokens = nodefiles.Tokens(options.plugin_account or "")
@@ -84,11 +114,11 @@ class Agent:
 
     # --- the API server ---
 
-    def server(self) -> Server:
+    def server(self) -> Cluster:
         """The API server as it is reached now; CniError when it cannot be told how."""
         if self._server is None:
             chosen.kubeconfig_of(self._options.kubeconfig)  # a missing one may be made yet
-            self._server = Server(self._kubeconfig(), seconds=SECONDS)
+            self._server = Cluster(self._kubeconfig(), seconds=SECONDS)
         return self._server
 
     def _kubeconfig(self) -> str:
@@ -104,12 +134,26 @@ class Agent:
             " kubeconfig with --kubeconfig"
         )
 
+    def _has_pools(self) -> bool:
+        """Whether the cluster has IPPools that give addresses."""
+        ranges = self.server().pages(POOLS, lambda pool: str((pool.get("spec") or {}).get("range")), size=4)
+        return any(not text.startswith(MOVED) for page in ranges for text in page)
+
+    def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
+        """Count a request of this process to an API server."""
+        place = resource.split("/")
+        kind = f"{place[0]}/{place[-1]}" if len(place) > 1 else resource
+        self.metrics.durations.observe(seconds, verb, kind)
+        if isinstance(fault, Conflict):
+            self.metrics.conflicts.add(1, kind)
+        elif isinstance(fault, CniError):
+            self.metrics.failures.add(1, verb, kind)
+
     def resign(self) -> None:
         """Give up the election, if that can be done at once."""
         if self._server and self.election.is_elected():
             try:
-                server = Server(self._server.path, seconds=_RESIGN_SECONDS)
-                self.election.resign(server)
+                self.election.resign(Api(self._server.path, _RESIGN_SECONDS))
             except CniError:
                 pass  # it runs out by itself
 
@@ -118,7 +162,7 @@ class Agent:
     def refresh(self) -> Iterator[None]:
         """Write kubeconfig, flat file and node name where they are not as they should be."""
         folder, options = self._folder(), self._options
-        server = options.api_server or nodefiles.server_url(os.environ)
+        server = options.api_server or service_url(os.environb)
         token = nodefiles.service_account_token(options.service_account)
         if not token:
             return
@@ -128,14 +172,14 @@ class Agent:
             )
         authority = nodefiles.read(f"{options.service_account}/ca.crt") or b""
         self._use(server, authority)
-        token = self._tokens.current(token, self.server)
+        token = self._tokens.current(token, lambda: self.server().api)
         self._put_kubeconfig(folder, nodefiles.kubeconfig(server, token, authority, options.namespace))
         if options.node:
             self._put(folder, nodefiles.NODE_NAME, options.node.encode())
         yield
         present = nodefiles.read(f"{folder}/{nodefiles.FLAT_FILE}")
         datastore = options.datastore
-        if present is None and datastore != "kubernetes" and self.server().has_pools():
+        if present is None and datastore != "kubernetes" and self._has_pools():
             datastore = "kubernetes"  # whereabouts' pools are in use: a second store would give their addresses again
         self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
 
@@ -159,7 +203,7 @@ class Agent:
             api.close()
 
     def _use(self, server: str, authority: bytes) -> None:
-        """Reach the API server by the service account's files from now on; anew, if one of them has changed."""
+        """Reach the API server by the service account's files from now on; again, if one of them has changed."""
         files.make_private_directory(self._state)
         data = nodefiles.own_kubeconfig(server, self._options.service_account, self._options.namespace)
         changed = nodefiles.put(self._state, nodefiles.OWN, data)
@@ -192,7 +236,7 @@ class Agent:
         """
         unended_too = self._options.root == "/" and self._records.is_reminded(0, UNENDED)
         if not self._flushed or self._records.is_reminded(0) or unended_too:
-            left = upkeep.flush(self._records, self._log, self._store(), _FLUSH_SECONDS)
+            left = upkeep.flush(self._records, self._store(), _FLUSH_SECONDS)
             if self._options.root == "/":
                 left += unended.finish(self._records, self._log, {}, _FLUSH_SECONDS)
             self.metrics.pending.set(left)
@@ -206,7 +250,7 @@ class Agent:
         former = self.election.is_elected()
         try:
             yield
-            self.election.renew(self.server())
+            self.election.renew(self.server().api)
         finally:
             elected = self.election.is_elected()
             if elected != former:

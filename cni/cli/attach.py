@@ -15,28 +15,31 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing, redirect_stderr
 from typing import Any
 
-from cni.cli.attach.options import add_options
-from cni.cli.install import installed
+from cni.cli import install
 from cni.cli.terminal import output, subcommand
 from cni.library.documents import networks
 from cni.library.documents.networks import Network
 from cni.library.installation import options as installation
-from cni.library.inventory.places import is_alive
+from cni.library.inventory.places import NAMED_NAMESPACES, NET_DIRECTORY, is_alive, read_pod
 from cni.library.runtime import target
-from cni.library.runtime.cache import Cache, Parameters
+from cni.library.runtime.cache import DIRECTORY, Cache, Parameters
 from cni.library.runtime.calls import Runtime
-from cni.library.runtime.executables import Executables
-from cni.library.runtime.failed import PluginFailed, StepsFailed
+from cni.library.runtime.executables import Executables, PluginFailed, StepsFailed
 from cni.shared.kernel import netns as namespaces
 from cni.shared.kernel.links import Rtnl
 from cni.shared.spec import result as results
 from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.request import ifname_fault, is_identifier
+
+ROOT = os.path.abspath(__file__).rpartition("/cni/")[0]
+PLUGIN_DIRECTORIES = (os.path.join(ROOT, "bin"), "/opt/cni/bin", "/usr/lib/cni")
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,12 +51,84 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ("gc", _collect, "remove the remains of attachments to gone namespaces: DEL and GC"),
         ("status", _status, "ask the plugins whether they can attach: STATUS; without NETWORK: the installation"),
     ):
-        parser = subcommand.add(commands, name, about)
+        parser = subcommand.add(commands, name, about, run=run, shows=True)
         takes_pod, needs_namespace = run in (_detach, _check), run not in (_collect, _status)
-        add_options(parser, needs_namespace, needs_network=run is not _status, takes_pod=takes_pod)
+        _add_options(parser, needs_namespace, needs_network=run is not _status, takes_pod=takes_pod)
         if run is _status:
             installation.add_options(parser)
-        parser.set_defaults(run=run, refuse=parser.error)
+
+
+# --- the options: cnitool's environment variables are their defaults ---
+
+
+def _add_options(
+    parser: argparse.ArgumentParser, needs_namespace: bool, needs_network: bool = True, takes_pod: bool = False
+) -> None:
+    """`takes_pod`: an attachment's pod may stand for it."""
+    about = "its name in net.d, or the path of a conflist, conf or NAD file (PATH#NAME)"
+    parser.add_argument("network", metavar="NETWORK", nargs=None if needs_network else "?", default="", help=about)
+    nargs = None if needs_namespace and not takes_pod else "?"
+    about = f"the namespace's path, or its name in {NAMED_NAMESPACES}"
+    parser.add_argument("netns", metavar="NETNS", nargs=nargs, default="", help=about)
+    then = "the only one that is attached" if takes_pod else "net1 for a NAD and else eth0"
+    about = f"default: CNI_IFNAME, then {then}"
+    parser.add_argument("-i", "--ifname", type=_ifname, default=os.environ.get("CNI_IFNAME", ""), help=about)
+    about = "default: cnitool's, from the namespace"
+    if takes_pod:
+        about += "; with NAMESPACE/POD, NETNS may be left out"
+        subcommand.option(parser, "--container-id", "", about, "ID|NAMESPACE/POD", type=_container_or_pod)
+    else:
+        subcommand.option(parser, "--container-id", "", about, "ID", type=_container_id)
+    for flag, variable, usual, metavar, about, kind in (
+        ("--args", "CNI_ARGS", (), "K=V;K=V", "arguments for every plugin", _pairs),
+        ("--capability-args", "CAP_ARGS", (), "JSON", "arguments for plugins with that capability", _object),
+        ("--conf-dir", "NETCONFPATH", (NET_DIRECTORY,), "DIR", "where networks are looked for by name", str),
+        ("--cni-path", "CNI_PATH", PLUGIN_DIRECTORIES, "DIR:DIR", "where plugins are looked for", str),
+    ):
+        given = os.environ.get(variable) or ":".join(usual)
+        default = ", then ".join(filter(None, (variable, ", ".join(usual))))
+        parser.add_argument(flag, type=kind, default=given, metavar=metavar, help=f"{about}; default: {default}")
+    parser.add_argument("--device-id", default="", help="the device for a NAD that names none, as Multus passes it")
+    subcommand.option(parser, "--cache-dir", DIRECTORY, "where results are kept")
+
+
+def _ifname(text: str) -> str:
+    if fault := ifname_fault(text):
+        raise argparse.ArgumentTypeError(f'"{text}" {fault}')
+    return text
+
+
+def _container_id(text: str) -> str:
+    if text and not is_identifier(text):
+        raise argparse.ArgumentTypeError(f'"{text}": start with a letter or digit, then letters, digits, _ . -')
+    return text
+
+
+def _container_or_pod(text: str) -> str:
+    try:
+        return read_pod(text) if "/" in text else _container_id(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}": want a containerID or NAMESPACE/POD') from None
+
+
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in filter(None, text.split(";")):
+        key, sign, value = part.partition("=")
+        if not sign or not key.strip():
+            raise argparse.ArgumentTypeError(f'"{part}" has no "=": write KEY=VALUE;KEY=VALUE')
+        pairs.append((key.strip(), value.strip()))
+    return tuple(pairs)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError as fault:
+        raise argparse.ArgumentTypeError(f"not JSON: {fault}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("want a JSON object")
+    return value
 
 
 # --- the commands ---
@@ -65,7 +140,11 @@ def _attach(options: argparse.Namespace) -> int:
     if options.device_id:
         network = network.with_device(options.device_id)
     parameters = target.new(options, network)
-    _refuse_second(runtime, network, parameters)
+    if runtime.cache.read(network.name, parameters) is not None:
+        raise InvalidConfig(
+            f"{network.name} is attached already as {parameters.ifname} to {parameters.netns}: "
+            f"`railcni detach {network.name} {parameters.netns} -i {parameters.ifname}` first, or choose another --ifname"
+        )
     version = runtime.negotiate(network)
     was_there = _has_link(parameters.netns, parameters.ifname)
     try:
@@ -83,9 +162,7 @@ def _attach(options: argparse.Namespace) -> int:
 
 
 def _detach(options: argparse.Namespace) -> int:
-    _require_namespace(options)
-    runtime = _runtime(options)
-    network, parameters, known = target.existing(options, runtime.cache)
+    runtime, network, parameters, known = _existing(options)
     runtime.delete(network, parameters)
     before = "" if known else " (the cache did not know it)"
     text = f"{network.name} detached: {parameters.ifname} in {parameters.netns}{before}"
@@ -95,9 +172,7 @@ def _detach(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    _require_namespace(options)
-    runtime = _runtime(options)
-    network, parameters, _ = target.existing(options, runtime.cache)
+    runtime, network, parameters, _ = _existing(options)
     runtime.check(network, parameters)
     skipped = " (disableCheck: its plugins were not asked)" if network.disable_check else ""
     text = f"{network.name} is as it was attached: {parameters.ifname} in {parameters.netns}{skipped}"
@@ -113,7 +188,7 @@ def _check(options: argparse.Namespace) -> int:
 def _collect(options: argparse.Namespace) -> int:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir)
-    entries = [e for e in runtime.cache.all() if e.network == network.name]
+    entries = runtime.cache.all(network.name)
     stale = [e for e in entries if not is_alive(e.parameters.netns)]
     kept = list(target.living(network.name, runtime.cache))
     asked = runtime.collect(network, kept, stale)
@@ -144,7 +219,7 @@ def _print_collected(network: Network, removed: list[Parameters], kept: list[Par
 
 def _status(options: argparse.Namespace) -> int:
     if not options.network:
-        return installed.show(options)
+        return install.status(options)
     network = networks.find(options.network, options.conf_dir)
     plugins, rows = [], []
     for step, fault in _runtime(options).status(network):
@@ -158,22 +233,17 @@ def _status(options: argparse.Namespace) -> int:
     return int(any("error" in plugin for plugin in plugins))
 
 
-def _require_namespace(options: argparse.Namespace) -> None:
+def _existing(options: argparse.Namespace) -> tuple[Runtime, Network, Parameters, bool]:
+    """The attachment that the options name; whether the cache knows it."""
     if not options.netns and "/" not in options.container_id:
         options.refuse("NETNS is needed, or --container-id NAMESPACE/POD")
+    runtime = _runtime(options)
+    return runtime, *target.existing(options, runtime.cache)
 
 
 def _runtime(options: argparse.Namespace) -> Runtime:
     path = [os.path.abspath(p) for p in options.cni_path.split(":") if p]
     return Runtime(Executables(path), Cache(options.cache_dir))
-
-
-def _refuse_second(runtime: Runtime, network: Network, parameters: Parameters) -> None:
-    if runtime.cache.read(network.name, parameters) is not None:
-        raise InvalidConfig(
-            f"{network.name} is attached already as {parameters.ifname} to {parameters.netns}: "
-            f"`railcni detach {network.name} {parameters.netns} -i {parameters.ifname}` first, or choose another --ifname"
-        )
 
 
 # --- what is there ---

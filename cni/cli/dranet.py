@@ -5,6 +5,10 @@ DRANET (github.com/kubernetes-sigs/dranet) is a DRA driver: it moves a device in
 a `name` and an `ipam` block, as its own example for Go's whereabouts has them. The plugin that the block names is executed: the
 claim is the container, and the device gives the interface's name, by the rules of that example, so that either can release what
 the other has given. The API is site/content/docs/contributing/webhook-providers.md there.
+
+DRANET asks for a release once, whatever comes of it. So the leases of ResourceClaims that are gone are freed here: of this
+node's records those are looked at whose network is a profile, whose container is a UID and which name no pod. Kubernetes
+keeps the object of a claim while a pod uses it; a lease is freed when two looks, a grace apart, find no claim of that UID.
 """
 
 from __future__ import annotations
@@ -17,26 +21,35 @@ import socket
 import stat
 import threading
 import time
+import uuid
 from collections.abc import Callable
+from contextlib import closing
 from glob import glob
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
 from cni.agent.loop import Ended, end_on_signals
-from cni.cli.attach import options as networks
-from cni.cli.dranet.claims import Claims
+from cni.cli import attach
 from cni.cli.terminal import subcommand
+from cni.library.audit.cluster import read_all
 from cni.library.audit.store import kubeconfig_of, of_flat_file
 from cni.library.inventory.places import NET_DIRECTORY
 from cni.library.runtime.cache import Parameters
 from cni.library.runtime.executables import Executables
 from cni.library.service.log import AgentLog
+from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import Attachment, ifname_fault, is_identifier
+from ipam.records import PART
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Forbidden
+from ipam.stores.apiserver.resources import CLAIMS, EVERYWHERE
 
 SOCKET = "/run/railcni/dranet.sock"
 GRACE = 300.0  # seconds
+_SECONDS = 30.0  # for one request to the API server
+_PAGE = 1000
 _VERSION = "1.0.0"  # of the results that are read here
 _MOST_BYTES = 1 << 20
 _LINK_SCOPE = 253  # rtnetlink(7), RT_SCOPE_LINK: a route without a gateway
@@ -47,25 +60,20 @@ _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
 def register(commands: subcommand.Commands) -> None:
     """Add `dranet-ipam`."""
     about = "on each node: give the devices of DRANET their addresses, as its webhook"
-    parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.")
+    parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.", run=_run)
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
     about = "the profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
     subcommand.option(parser, "--conf-dir", NET_DIRECTORY, about)
     parser.add_argument(
         "--cni-path",
-        default=":".join(networks.PLUGIN_DIRECTORIES),
+        default=":".join(attach.PLUGIN_DIRECTORIES),
         metavar="DIR:DIR",
-        help=f"where IPAM plugins are looked for; default: {', '.join(networks.PLUGIN_DIRECTORIES)}",
+        help=f"where IPAM plugins are looked for; default: {', '.join(attach.PLUGIN_DIRECTORIES)}",
     )
-    parser.add_argument(
-        "--kubeconfig",
-        default="",
-        metavar="FILE",
-        help="of the ResourceClaims; default: that of the installed flat file",
-    )
+    about = "of the ResourceClaims; default: that of the installed flat file"
+    subcommand.option(parser, "--kubeconfig", "", about, "FILE")
     about = "for which a claim must be gone before its leases are freed"
     subcommand.option(parser, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
-    parser.set_defaults(run=_run)
 
 
 class Unknown(CniError):
@@ -73,7 +81,7 @@ class Unknown(CniError):
 
 
 class Profiles:
-    """The profiles in `directory`, read anew for each request, and the plugins that they name."""
+    """The profiles in `directory`, read again for each request, and the plugins that they name."""
 
     def __init__(self, directory: str, executables: Executables) -> None:
         self._directory = directory
@@ -81,7 +89,7 @@ class Profiles:
 
     def give(self, request: dict[str, Any]) -> dict[str, Any]:
         """The addresses and routes of a device, in DRANET's words; the same ones when it is asked again."""
-        result = self._call("ADD", request) or {}
+        result = self.run("ADD", _attachment(request)) or {}
         addresses = result.get("ips") or []
         gateways = {":" in one["gateway"]: one["gateway"] for one in addresses if one.get("gateway")}
         routes = [_route(route, gateways) for route in result.get("routes") or []]
@@ -89,15 +97,8 @@ class Profiles:
 
     def release(self, request: dict[str, Any]) -> dict[str, Any]:
         """Free what a device was given; nothing when that has been done."""
-        self._call("DEL", request)
+        self.run("DEL", _attachment(request))
         return {}
-
-    def _call(self, verb: str, request: dict[str, Any]) -> Any:
-        name = _member(request, "config", "profile")
-        container, device = _member(request, "claim_uid"), _member(request, "device", "name")
-        if not is_identifier(container):
-            raise InvalidConfig(f'claim_uid "{container}": want the UID of a ResourceClaim')
-        return self._execute(verb, Attachment(name, container, ifname_of(device)))
 
     def has(self, name: str) -> bool:
         """Whether there is a profile of this name, in order."""
@@ -106,11 +107,8 @@ class Profiles:
         except CniError:
             return False
 
-    def free(self, attachment: Attachment) -> None:
-        """Free what the device of an attachment was given."""
-        self._execute("DEL", attachment)
-
-    def _execute(self, verb: str, attachment: Attachment) -> Any:
+    def run(self, verb: str, attachment: Attachment) -> Any:
+        """Call the plugin of the attachment's profile; its result."""
         config, container = self._profile(attachment.network), attachment.container_id
         args = (("IgnoreUnknown", "1"), ("K8S_POD_INFRA_CONTAINER_ID", container))
         parameters = Parameters(container, os.devnull, attachment.ifname, args)
@@ -134,6 +132,14 @@ class Profiles:
                 )
             return {**found, "cniVersion": _VERSION}
         raise Unknown(f'there is no profile "{name}" in {self._directory}: put a file there with `name` and `ipam`')
+
+
+def _attachment(request: dict[str, Any]) -> Attachment:
+    """What a request is about; InvalidConfig."""
+    container = _member(request, "claim_uid")
+    if not is_identifier(container):
+        raise InvalidConfig(f'claim_uid "{container}": want the UID of a ResourceClaim')
+    return Attachment(_member(request, "config", "profile"), container, ifname_of(_member(request, "device", "name")))
 
 
 def ifname_of(device: str) -> str:
@@ -234,10 +240,7 @@ def _run(options: argparse.Namespace) -> int:
     finally:
         os.umask(usual)
     end_on_signals()
-    claims = Claims(
-        lambda: kubeconfig_of(options.kubeconfig) or of_flat_file().kubeconfig, profiles.has, profiles.free, log
-    )
-    threading.Thread(target=_look, args=(claims, options.grace), daemon=True).start()
+    threading.Thread(target=_free_gone, args=(profiles, options, log), daemon=True).start()
     log.say("info", "railcni dranet-ipam serves", socket=options.socket, profiles=options.conf_dir)
     try:
         with contextlib.suppress(Ended):
@@ -248,10 +251,41 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _look(claims: Claims, grace: float) -> None:
+def _free_gone(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -> None:
+    """Every grace free what the look before found without a claim too; what cannot be done is logged."""
+    gone: set[Attachment] = set()
     while True:
-        claims.look()
-        time.sleep(grace)
+        try:
+            found = _without_claim(profiles, options, log)
+            for attachment in found & gone:
+                profiles.run("DEL", attachment)
+                log.say("warning", f"freed {attachment}: its ResourceClaim is gone, and DRANET released nothing")
+            gone = found
+            log.state("claims", "")
+        except CniError as fault:
+            more = ": apply conf/examples/dranet-rbac.yaml" if isinstance(fault, Forbidden) else ""
+            log.state("claims", f"leases of claims that are gone are not freed: {fault.msg}{more}")
+        time.sleep(options.grace)
+
+
+def _without_claim(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -> set[Attachment]:
+    """The attachments of this node whose ResourceClaim is not there."""
+    held = [a for a, _, record in Records(STATE, log).all(PART) if _is_of_claim(a, record) and profiles.has(a.network)]
+    path = (kubeconfig_of(options.kubeconfig) or of_flat_file().kubeconfig) if held else ""
+    if not path:
+        return set()
+    with closing(Api(path, _SECONDS)) as api:  # after the records: a claim is there before its lease
+        claims = read_all(lambda: api.pages(CLAIMS, brief=True, namespace=EVERYWHERE, size=_PAGE))
+    uids = {claim["metadata"]["uid"] for claim in claims}
+    return {attachment for attachment in held if attachment.container_id not in uids}
+
+
+def _is_of_claim(attachment: Attachment, record: dict[str, Any]) -> bool:
+    try:
+        uuid.UUID(attachment.container_id)
+    except ValueError:
+        return False
+    return record.get("netns") == os.devnull and not any(record.get("pod") or ())
 
 
 def _make_way(path: str) -> None:

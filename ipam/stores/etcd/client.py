@@ -1,4 +1,4 @@
-"""Requests to etcd's JSON gateway: endpoints, authentication, and its errors.
+"""Requests to etcd: endpoints, authentication, and its errors.
 
 A request goes to the endpoints in their order, and to all of them again until its time is over. One that must not be made
 twice (`once`) is not repeated after a lost reply: Open is raised.
@@ -11,10 +11,10 @@ import posix
 from time import monotonic
 
 from cni.shared.kernel import files
-from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores import http
 from ipam.stores.base import Open, Pauses, Unreachable
+from ipam.stores.etcd import grpc, txn
 from ipam.stores.http import Endpoint, Failed
 
 TYPE_CHECKING = False
@@ -27,23 +27,22 @@ TOKENS = "/run/railcni"  # a tmpfs; only root can read the tokens
 _MOST_BYTES = 1 << 20  # of a certificate's file
 _ATTEMPT_SECONDS = 3.0  # for one endpoint's reply: elections take one or two
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds
-_HEADERS = "Content-Type: application/json\r\n"
 
-# Codes of gRPC, in the member `code` of an error
+# Codes of gRPC
 _INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _DATA_LOSS, _UNAUTHENTICATED = 3, 7, 8, 9, 15, 16
 _UNIMPLEMENTED = 12
 
 
 def endpoint(text: str, tls: bool) -> Endpoint:
-    """`text` is host, host:port, [IPv6]:port or one of these behind http:// or https://, else `tls` decides; ValueError."""
+    """`text` is host, host:port, [IPv6]:port or one of these after http:// or https://, else `tls` decides; ValueError."""
     found = Endpoint(text.strip(), tls, (DEFAULT_PORT, DEFAULT_PORT))
     if found.base:
         raise ValueError("want host:port, such as 10.0.0.1:2379")
     return found
 
 
-class Gateway(http.Client):
-    """The gateway of one cluster.
+class Client(http.Client):
+    """The client of one cluster.
 
     `tls` holds the paths of the authority's certificate, the client's certificate and its key.
     """
@@ -62,8 +61,8 @@ class Gateway(http.Client):
         self._refused = False  # whether etcd has refused a token
         self._at = 0  # index of the endpoint of the connection, or of the one to try first
 
-    def call(self, method: str, document: dict[str, Any], once: bool = False) -> dict[str, Any]:
-        """The gateway's answer to POST /v3/`method`.
+    def call(self, method: str, message: bytes, once: bool = False) -> bytes:
+        """etcd's answer to the call of `method`, SERVICE/NAME.
 
         Unreachable when no endpoint serves in time; Open after a lost reply to a request that is made `once`; InvalidConfig
         for a fault of the configuration, here or in etcd; TryAgainLater when etcd takes no more.
@@ -73,14 +72,14 @@ class Gateway(http.Client):
         failure: CniError | None = None
         while True:
             try:
-                return self._attempt(method, document, once, deadline)
+                return self._attempt(method, message, once, deadline)
             except Failed as failed:
                 if failure is None or monotonic() < deadline:  # an attempt that our own deadline ends has no cause
                     failure = failed.failure
             if not attempts.wait():
                 raise failure
 
-    def _attempt(self, method: str, document: dict[str, Any], once: bool, deadline: float) -> dict[str, Any]:
+    def _attempt(self, method: str, message: bytes, once: bool, deadline: float) -> bytes:
         """One attempt; Failed with the error to raise when no time is left for another."""
         connection = self._connected(deadline)
         sent = False
@@ -88,7 +87,7 @@ class Gateway(http.Client):
             if self._user and not self._token:
                 self._log_in(connection, deadline)
             sent = once
-            return self._exchange(connection, method, document, deadline)
+            return self._exchange(connection, method, message, deadline)
         except http.Lost as fault:
             said = f"has not answered: {fault.strerror}"
             remedy = "see that the member is well"
@@ -101,28 +100,29 @@ class Gateway(http.Client):
             raise Open(f"{said}; {remedy}")
         raise Failed(self._unreachable([said]))
 
-    def _exchange(
-        self, connection: http.Connection, method: str, document: dict[str, Any], deadline: float
-    ) -> dict[str, Any]:
-        headers = f"{_HEADERS}Authorization: {self._token}\r\n" if self._token else _HEADERS
+    def _exchange(self, connection: grpc.Connection, method: str, message: bytes, deadline: float) -> bytes:
         limit = min(deadline, monotonic() + _ATTEMPT_SECONDS)
         try:
-            status, body = connection.request(
-                "POST", f"/v3/{method}", headers, codec.dumps(document).encode(), max(limit, monotonic() + 0.1)
-            )
+            code, reply = connection.call(method, message, self._token, max(limit, monotonic() + 0.1))
         except http.Untrusted as fault:
             raise self._untrusted(fault) from None
+        except grpc.NoGrpc:
+            raise InvalidConfig(
+                f"etcd at {self._where()} does not speak gRPC: want etcd 3.4 or newer, and an endpoint for clients in"
+                " etcd_host"
+            ) from None
+        if code:
+            raise self._error(code, reply.decode("utf-8", "replace"))
         try:
-            reply = codec.loads(body)
-        except ValueError:
-            reply = None
-        if status == 200 and isinstance(reply, dict):
-            return reply
-        raise self._error(status, reply, body)
+            list(txn.fields(reply))
+        except (ValueError, IndexError):
+            raise _Unserved(-1, "with what is no message of etcd", True) from None
+        return reply
 
-    def _connected(self, deadline: float) -> http.Connection:
+    def _connected(self, deadline: float) -> grpc.Connection:
         """The connection, or a new one to the first endpoint after the last that failed."""
-        if connection := self.kept(self._as_it_is):
+        connection = self.kept(self._as_it_is)
+        if isinstance(connection, grpc.Connection):
             return connection
         turned = [*self._endpoints[self._at :], *self._endpoints[: self._at]]
         left = max(0.1, deadline - monotonic())
@@ -137,14 +137,15 @@ class Gateway(http.Client):
         where = turned[index]
         try:
             limit = min(deadline, monotonic() + _ATTEMPT_SECONDS)
-            self._connection = http.Connection(socket, where.host, self._tls_context() if where.tls else None, limit)
+            context = self._tls_context() if where.tls else None
+            self._connection = connection = grpc.Connection(socket, where.host, context, limit)
         except http.Untrusted as fault:
             raise self._untrusted(fault) from None
         except OSError as fault:
             lost = f"{where}: {fault.strerror or fault}"
             self._move_on()
             raise Failed(self._unreachable([lost])) from None
-        return self._connection
+        return connection
 
     def _as_it_is(self) -> Any:
         """The key under which a connection may be kept, of all that it was made with; OSError, ValueError."""
@@ -155,13 +156,14 @@ class Gateway(http.Client):
         if self._context is None:
             try:
                 self._context = http.tls_context(*self._tls)
+                self._context._set_alpn_protocols(b"\x02h2")
             except ValueError as fault:
                 raise InvalidConfig(
                     f"the etcd store's {fault} (etcd_ca_cert_file, etcd_cert_file, etcd_key_file)"
                 ) from None
         return self._context
 
-    def _log_in(self, connection: http.Connection, deadline: float) -> None:
+    def _log_in(self, connection: grpc.Connection, deadline: float) -> None:
         """Use the token of an earlier call, unless etcd has refused it, or get another."""
         name = _token_name(self._endpoints, self._user, self._password)
         if not self._refused:
@@ -169,14 +171,14 @@ class Gateway(http.Client):
         if self._token:
             return
         try:
-            user = {"name": self._user, "password": self._password}
-            reply = self._exchange(connection, "auth/authenticate", user, deadline)
+            user = txn.field(1, self._user.encode()) + txn.field(2, self._password.encode())
+            reply = dict(txn.fields(self._exchange(connection, "Auth/Authenticate", user, deadline)))
         except _Unserved as fault:
             if fault.code != _PRECONDITION:
                 raise
             self._user = ""  # authentication is not enabled
             return
-        self._token = str(reply.get("token") or "")
+        self._token = reply.get(2, b"").decode("latin-1")
         if self._token:
             _write_token(name, self._token)
 
@@ -210,20 +212,9 @@ class Gateway(http.Client):
             " certificate, and the certificate the host that etcd_host names"
         )
 
-    def _error(self, status: int, reply: Any, body: bytes) -> Exception:
-        """The error of a reply (etcd, api/v3rpc/rpctypes)."""
+    def _error(self, code: int, said: str) -> Exception:
+        """The error of a failed call (etcd, api/v3rpc/rpctypes)."""
         where = self._where()
-        if not isinstance(reply, dict) or "code" not in reply:
-            said = body[:100].decode("utf-8", "replace").strip()
-            if "HTTPS server" in said:
-                return InvalidConfig(f"etcd at {where} wants TLS: write https:// before it in etcd_host")
-            if status == 404:
-                return InvalidConfig(
-                    f"etcd at {where} has no JSON gateway at /v3: want etcd 3.4 or newer, with --enable-grpc-gateway, and"
-                    " an endpoint for clients in etcd_host"
-                )
-            return _Unserved(-1, f"status {status}, {said}", True)
-        code, said = reply["code"], str(reply.get("message") or reply.get("error"))
         said = said.removeprefix("etcdserver: ")
         user = f'user "{self._user}"' if self._user else "a request without a user"
         if code == _UNAUTHENTICATED or "user name is empty" in said or "auth store is old" in said:

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from time import monotonic
 
 from cni import VERSION
@@ -21,7 +22,7 @@ from cni.library.documents.diagnostic import ERROR
 from cni.library.resources.config import Config
 from cni.library.service.endpoint import TEXT, HttpEndpoint
 from cni.library.service.log import AgentLog
-from cni.library.service.metrics import CONTENT_TYPE, Family
+from cni.library.service.metrics import CONTENT_TYPE, Counter, Family
 from cni.library.vfs.apply import apply
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError, InvalidConfig
@@ -132,7 +133,7 @@ class Plugin:
             if endpoint is None:
                 endpoint = Endpoint(resource, self._kubelet, self._log, self._allocated, self._options.cdi)
                 self._endpoints[resource.name] = endpoint
-            elif not await endpoint.update(resource):
+            elif not endpoint.update(resource):
                 continue
             faults = "; ".join(offer.fault for offer in resource.offers if offer.fault)
             faults = faults or ("" if resource.offers else "no NIC or function is chosen")
@@ -154,7 +155,7 @@ class Plugin:
                 _write(folder, name, document)
             for name in os.listdir(folder):
                 if name.startswith(server.PREFIX) and name not in wanted:
-                    server.remove(os.path.join(folder, name))
+                    Path(folder, name).unlink(missing_ok=True)
         except OSError as fault:
             self._log.state("cdi", f"{fault.filename}: {fault.strerror}")
 
@@ -172,11 +173,11 @@ class Plugin:
         return (503 if faults else 200), TEXT, "\n".join(faults) or "ok"
 
     def metrics(self) -> tuple[int, str, str]:
-        devices = Family("railcni_device_plugin_devices", "gauge", "Devices by their health.", ("resource", "health"))
-        served = Family("railcni_device_plugin_served", "gauge", "1 while kubelet listens.", ("resource",))
-        conflict = Family("railcni_device_plugin_conflict", "gauge", "1 while another plugin has it.", ("resource",))
-        registered = Family("railcni_device_plugin_registrations_total", "counter", "Registrations.", ("resource",))
-        allocated = Family("railcni_device_plugin_allocations_total", "counter", "Containers served.", ("resource",))
+        devices = Family("railcni_device_plugin_devices", "Devices by their health.", "resource", "health")
+        served = Family("railcni_device_plugin_served", "1 while kubelet listens.", "resource")
+        conflict = Family("railcni_device_plugin_conflict", "1 while another plugin has it.", "resource")
+        registered = Counter("railcni_device_plugin_registrations_total", "Registrations.", "resource")
+        allocated = Counter("railcni_device_plugin_allocations_total", "Containers served.", "resource")
         for name, endpoint in self._endpoints.items():
             total = sum(len(offer.ids) for offer in endpoint.resource.offers)
             devices.set(endpoint.resource.healthy, name, "healthy")
@@ -185,8 +186,8 @@ class Plugin:
             conflict.set(endpoint.conflict, name)
             registered.set(endpoint.registrations, name)
             allocated.set(endpoint.allocations, name)
-        entries = Family("railcni_gid_table_entries", "gauge", "GIDs that a port has.", ("device", "port"))
-        size = Family("railcni_gid_table_size", "gauge", "GIDs that a port has room for.", ("device", "port"))
+        entries = Family("railcni_gid_table_entries", "GIDs that a port has.", "device", "port")
+        size = Family("railcni_gid_table_size", "GIDs that a port has room for.", "device", "port")
         sys = f"{self._root}/sys"
         for device, port in ((d, p) for d in rdma_sysfs.devices(sys) for p in rdma_sysfs.ports(d, sys)):
             entries.set(sum(1 for _ in rdma_sysfs.gid_values(device, port, sys)), device, str(port))

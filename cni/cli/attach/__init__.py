@@ -1,1 +1,0 @@
-"""railcni attach, detach, check, gc and status."""

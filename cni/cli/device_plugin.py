@@ -1,0 +1,108 @@
+"""railcni device-plugin: offers the node's RDMA NICs and virtual functions to pods, by kubelet's device plugin API.
+
+The program is cni/device_plugin, which alone needs the packages grpcio and protobuf; its configuration is read by
+cni/library/resources. With --show it prints what would be offered, without kubelet and gRPC.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cni.cli.terminal import output, subcommand
+from cni.shared.spec.errors import InvalidConfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cni.device_plugin.choose import Resource
+
+CONFIG = "/etc/railcni/device-plugin.json"
+FOLDER = "/var/lib/kubelet/device-plugins"
+PODS = "/var/lib/kubelet/pod-resources/kubelet.sock"
+LISTEN = "127.0.0.1:9109"
+_COLUMNS = ("resource", "NIC or function", "devices", "NUMA node", "device nodes", "not healthy")
+
+
+def register(commands: subcommand.Commands) -> None:
+    """Add `device-plugin`."""
+    about = "on each node: offer RDMA NICs and virtual functions to pods as resources, by kubelet's device plugin API"
+    parser = subcommand.add(
+        commands, "device-plugin", about, ". It runs until SIGTERM, in the foreground.", run=_run, shows=True
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        metavar="FILE",
+        help="of the RDMA shared device plugin (configList), of the SR-IOV device plugin (resourceList), VFs to make at the"
+        " start (virtualFunctions, or SriovNetworkNodePolicy objects), or one with several of these;"
+        f" more than once: all of them; read again when it changes; default: {CONFIG}",
+    )
+    parser.add_argument("--cdi", action="store_true", help="give devices by the Container Device Interface")
+    subcommand.listen(parser, LISTEN)
+    subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
+    about = "kubelet's, which tells whether another plugin serves a resource"
+    subcommand.option(parser, "--pod-resources", PODS, about, "SOCKET")
+    subcommand.option(parser, "--root", "", "the folder that has the node's sys, dev, proc and run")
+    parser.add_argument("--show", action="store_true", help="print what would be offered, and what is wrong, and end")
+
+
+def _run(options: argparse.Namespace) -> int:
+    options.config = options.config or [CONFIG]
+    if options.show:
+        return _show(options)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each connection that ends is a line on stderr
+    try:
+        from cni.device_plugin import plugin  # with grpc, which costs 0.2 s
+    except ModuleNotFoundError as fault:
+        remedy = "pip install grpcio protobuf, or use the image that `make image ARGS=--device-plugin` makes"
+        raise InvalidConfig(f"the package of the module {fault.name} is missing: {remedy}") from None
+    return plugin.run(options)
+
+
+def _show(options: argparse.Namespace) -> int:
+    """Print what would be offered; the exit code is 1 when a resource is wrong."""
+    from cni.cli.nad import command as nad
+    from cni.device_plugin.choose import resources
+    from cni.device_plugin.node import read_config, read_host
+    from cni.library.lint import ERROR
+
+    config = read_config(options.config)
+    found = resources(config.resources, read_host(options.root))
+    nad.print_findings(config.findings, sys.stderr)
+    output.show(options.output, _document(found), lambda: output.print_table(_COLUMNS, _rows(found)))
+    return int(any(f.severity == ERROR for f in config.findings))
+
+
+def _rows(found: Sequence[Resource]) -> list[Sequence[object]]:
+    rows: list[Sequence[object]] = []
+    for resource in found:
+        for offer in resource.offers:
+            numa = ", ".join(map(str, offer.numa_nodes))
+            nodes = " ".join(path.removeprefix("/dev/") for _, path in offer.nodes)
+            rows.append((resource.name, offer.name, len(offer.ids), numa, nodes, offer.fault))
+        if not resource.offers:
+            rows.append((resource.name, None, 0, None, None, "no NIC or function is chosen"))
+    return rows
+
+
+def _document(found: Sequence[Resource]) -> list[dict[str, Any]]:
+    return [
+        {
+            "resource": resource.name,
+            "healthy": resource.healthy,
+            "offers": [
+                {
+                    "name": offer.name,
+                    "devices": len(offer.ids),
+                    "numaNodes": list(offer.numa_nodes),
+                    "deviceNodes": [path for _, path in offer.nodes],
+                    "fault": offer.fault,
+                }
+                for offer in resource.offers
+            ],
+        }
+        for resource in found
+    ]

@@ -1,0 +1,253 @@
+"""railcni install, uninstall: put this railcni into the plugin folder of the node's container runtime, or remove it; and the
+installation in `railcni status`.
+
+The package cni/library/installation describes what is laid out there, and why a call during an install finds a whole version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Any
+
+from cni import plugins
+from cni.cli import warm
+from cni.cli.terminal import output, subcommand
+from cni.library.installation import change, content, health, layout
+from cni.library.installation.change import CommandLink, Folder, Step
+from cni.library.installation.files import below
+from cni.library.installation.layout import BUNDLE, COMMANDS, NAMES, PLAIN, PREFIXED, REPLACED, Installation
+from cni.library.installation.options import add_options, folder_of, state_of
+from cni.library.inventory import attachments as recorded
+from cni.shared.kernel import node
+from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add both commands."""
+    for name, run, about in (
+        ("install", _install, "put the plugins into the container runtime's plugin folder, or change to this version"),
+        ("uninstall", _uninstall, "remove the plugins again, and put back the replaced ones"),
+    ):
+        parser = subcommand.add(commands, name, about)
+        add_options(parser)
+        if run is _install:
+            about = (
+                "also take the plain names of --plugins; the files that have them are kept, and put back by uninstall"
+            )
+            parser.add_argument("--replace", action="store_true", help=about)
+            about = f"with --replace: which plain names; default: {','.join(PLAIN)}"
+            parser.add_argument("--plugins", type=_plugins, default=PLAIN, metavar="NAME,NAME", help=about)
+        else:
+            about = "also when attachments live that only railcni can detach"
+            parser.add_argument("--force", action="store_true", help=about)
+        about = "where the command railcni is linked, if the folder is there and no other file has the name"
+        subcommand.option(parser, "--link-dir", COMMANDS, about)
+        parser.add_argument("--dry-run", action="store_true", help="only print the steps")
+        parser.set_defaults(run=run)
+
+
+def _plugins(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in PLAIN]:
+        raise argparse.ArgumentTypeError(f'"{",".join(unknown)}": want some of {",".join(PLAIN)}')
+    return names
+
+
+# --- the commands ---
+
+
+def _install(options: argparse.Namespace) -> int:
+    folder = folder_of(options)
+    wanted = content.here()
+    if wanted.interpreter and not os.access(below(options.root, wanted.interpreter), os.X_OK):
+        raise IoFailure(
+            f"the host below {options.root} has no {wanted.interpreter}, which a checkout's executables name: install the"
+            " bundle there (make bundle), which brings its own"
+        )
+    replace = options.plugins if options.replace else ()
+    link = CommandLink(folder, options.root, options.link_dir, wanted)
+    if options.dry_run:
+        return _print_steps([*change.steps_to(folder, wanted, replace), *link.made()], folder)
+    with output.progress() as say:
+        steps = change.install(folder, wanted, replace, say)
+        folder.carry_out(link.made(), say)
+    if steps:
+        warm.stop(options.root)  # those of the version before
+    found = layout.read(folder.path)
+    names = ", ".join(name for name in NAMES if name in found.ours)
+    console = output.console()
+    console.print(f"railcni {found.current} is installed in {folder.shown}: {names}")
+    if kept := ", ".join(sorted(found.kept)):
+        console.print(f"kept, to be put back by uninstall: {kept}")
+    console.print(f"the command: {link}")
+    if not steps:
+        console.print("nothing had to be changed")
+    if wanted.interpreter:
+        console.print(f"from a checkout: the plugins alone, for {wanted.interpreter}")
+    for fault in health.state_faults(state_of(options)):
+        output.print_fault(f"railcni: {fault}")
+    return 0
+
+
+def _uninstall(options: argparse.Namespace) -> int:
+    folder = folder_of(options)
+
+    def refuse(found: Installation) -> None:
+        if not (found.ours or found.kept or os.path.isdir(folder.bundle)):
+            raise IoFailure(f"railcni is not installed in {folder.shown}: name the plugin folder where it is with --to")
+        if not options.force:
+            _refuse_held(options, found, folder)
+
+    refuse(layout.read(folder.path))  # the lock makes the bundle folder
+    link = CommandLink(folder, options.root, options.link_dir)
+    if options.dry_run:
+        return _print_steps([*change.steps_away(folder, refuse), *link.removed()], folder)
+    before = change.uninstall(folder, refuse, lambda: warm.stop(options.root))
+    folder.carry_out(link.removed())
+    back = ", ".join(name for name in NAMES if name in before.ours & before.kept)
+    # Not by `output`: a bundle that has removed itself has no module left to load.
+    print(f"railcni is no longer in {folder.shown}" + (f"; put back: {back}" if back else ""))
+    print(f"its records and leases stay in {options.state_dir}")
+    return 0
+
+
+def _print_steps(steps: list[Step], folder: Folder) -> int:
+    console = output.console()
+    console.print(f"in {folder.shown}/ and {folder.shown}/{BUNDLE}/:" if steps else f"{folder.shown}: nothing to do")
+    for step in steps:
+        console.print(f"  {step.text}")
+    return 0
+
+
+# --- the attachments that only railcni can detach: while one of them lives, an uninstall is refused ---
+
+
+def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folder) -> None:
+    """TryAgainLater when attachments stand in the way; another CniError when the records cannot be read.
+
+    The Go plugins do this on the DEL of an attachment that railcni has made:
+
+    - macvlan calls its IPAM plugin and deletes the link CNI_IFNAME, of any origin: an attachment with a plain type, and
+      with the IPAM of others or none, can be left to it, if a macvlan stays when railcni goes.
+    - host-device moves the device back under the name that its alias has. MTU, MAC, addresses, routes, alternative names
+      and up stay lost: only railcni's record has them.
+    - sriov finds no cache of its own, does nothing and succeeds: the VF keeps its VLAN and other settings for the next pod.
+    - host-local and whereabouts read none of railcni's own stores: they find no lease, succeed, and sooner or later give
+      the address to a second pod, while the first still answers to it. A lease in whereabouts' pools can be left to it.
+    - A network of type railcni-… has no plugin at all any more: its pods would never end.
+
+    An attachment of an earlier boot needs no DEL: the kernel has forgotten it. Nor does a macvlan whose namespace is gone;
+    but a physical device then is on the host under the pod's name, and only its record has its own. From a container
+    (--root) namespaces are not seen, so every attachment of this boot counts as alive.
+    """
+    remaining, boot_id, held = found.kept | found.foreign, node.boot_id(), []
+    for attachment in recorded.found(directory=state_of(options)):
+        parts = attachment["records"].values()
+        if any(part.get("bootID", boot_id) == boot_id for part in parts):
+            members = {key: value for part in parts for key, value in part.items()}
+            if reason := _reason(members, attachment["alive"] or options.root != "/", remaining):
+                whose = attachment["pod"] or f"container {attachment['containerID'][:12]}"
+                held.append(f"{attachment['network']} {attachment['ifname']} of {whose}: {reason}")
+    if held:
+        count = f"{len(held)} attachments live" if len(held) > 1 else "an attachment lives"
+        raise TryAgainLater(
+            f"railcni stays in {folder.shown}: {count} that only railcni can detach. Delete those pods (or `railcni detach`)"
+            " first, or use --force and lose what is listed",
+            "\n".join(held),
+        )
+
+
+def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> str:
+    plugin, network_type = record.get("plugin", ""), _type(record.get("config"))
+    if plugin in plugins.LINK_PLUGINS and (reason := plugins.named(plugin).ONLY_OURS):
+        return reason
+    if not alive:
+        return ""
+    if network_type in PREFIXED:
+        return f"no other plugin detaches a network of type {network_type}"
+    if plugin and plugin not in remaining:
+        return f"no other plugin {plugin} is there to detach it"
+    store = record.get("store")
+    is_shared = isinstance(store, dict) and store.get("kind") == "kubernetes"  # in the pools of whereabouts
+    if record.get("addresses") and not ("whereabouts" in remaining and is_shared):
+        return f"{', '.join(map(str, record['addresses']))} would be given to others too"
+    return ""
+
+
+def _type(config: Any) -> str:
+    try:
+        return str(json.loads(config).get("type", ""))
+    except (TypeError, ValueError, AttributeError):
+        return ""
+
+
+# --- railcni status without a network: the installation, and whether it is whole ---
+
+
+def status(options: argparse.Namespace) -> int:
+    """Print the installation in the plugin folder; 0 when it is whole, 1 when it is not or there is none."""
+    folder, state = folder_of(options), state_of(options)
+    found = layout.read(folder.path)
+    faults = health.faults(folder.path, folder.shown, found, state)
+    attached = _attachments(state, options.root, faults)
+    running = warm.found(options.root)
+    document: dict[str, Any] = {
+        "folder": folder.shown,
+        "version": found.current or None,
+        "previous": found.previous or None,
+        "names": {name: _state_of_name(name, found) for name in NAMES},
+        "replaced": sorted(found.kept),
+        "stateDir": options.state_dir,
+        "attachments": attached,
+        "warm": [asdict(workers) for workers in running],
+        "healthy": not faults,
+        "faults": faults,
+    }
+    workers = "; ".join(map(str, running)) or "none at the moment"
+    output.show(options.output, document, lambda: _print_status(document, workers))
+    return int(bool(faults))
+
+
+def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | None:
+    """The number that live, and of those whose namespace is gone; in a container, which sees no namespaces, all live. None
+    when this user cannot read them."""
+    try:
+        os.stat(state)
+        found = recorded.found(directory=state)
+    except FileNotFoundError:
+        found = []
+    except OSError as fault:
+        faults.append(f"cannot use {state}: {fault.strerror}; run as root")
+        return None
+    except CniError as fault:
+        faults.append(fault.msg)
+        return None
+    live = sum(1 for a in found if a["alive"] or root != "/")
+    return {"live": live, "gone": len(found) - live}
+
+
+def _state_of_name(name: str, found: Installation) -> str:
+    if name in found.ours:
+        return f"railcni's; {REPLACED} what was there" if name in found.kept else "railcni's"
+    return "another's" if name in found.foreign else "not there"
+
+
+def _print_status(document: dict[str, Any], workers: str) -> None:
+    attached = document["attachments"]
+    rows = [
+        ("plugin folder", document["folder"]),
+        ("version", document["version"] or "none: run `railcni install`"),
+        ("version before", document["previous"]),
+        *((name, text) for name, text in document["names"].items()),
+        ("attachments", "{live} live, {gone} whose namespace is gone".format(**attached) if attached else "not known"),
+        ("warm workers", workers),
+        ("state", document["stateDir"]),
+        ("health", "whole" if document["healthy"] else output.counted(len(document["faults"]), "fault")),
+    ]
+    output.print_table(("installation", "found"), rows)
+    for fault in document["faults"]:
+        output.print_fault(f"railcni: {fault}")

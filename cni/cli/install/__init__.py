@@ -1,1 +1,0 @@
-"""railcni install and uninstall, and the installation in `railcni status`."""

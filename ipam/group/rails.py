@@ -1,0 +1,473 @@
+"""A container's rails in a group which gives a pod one index on all rails (rail.addressing: same-index).
+
+The addresses of all rails are leased together to the container. The first rail's ADD claims them in one step, all or none,
+so an index that is taken on one rail is given on none; the ADDs of the other rails find their addresses leased. The last
+rail's DEL releases them. The leases have the network "@GROUP" and the ifname "rails of GROUP", which no network and no link
+can have. Under that name this node has a record of the group, with a lock of its own; it is that of ipam.records with two
+members more:
+
+    members    [network, ifname, rail, time of the ADD in ns since 1970] of each rail with an ADD and no DEL yet
+    complete   whether all its addresses were claimed: no ADD of a member answers earlier
+
+A kill between two writes leaves a state that a later call can end, because of their order:
+
+    ADD   writes the record with this rail among its members, claims, then writes that the claim is complete
+    DEL   writes the record without this rail; for the last rail it releases, then removes the record
+
+An ADD answers when the claim is complete. Until then the index may change; after that it may not, while another rail is a
+member.
+
+If the record is lost, DEL makes it again from the records of the container's links, without addresses: those are in the store.
+So the addresses of all rails stay until the last rail's DEL then too. (Therefore a pod's links in one group must all be made by
+our plugins.) If those records are lost too, or another suite made the links, nothing shows which rails are attached. DEL then
+frees the container's leases on its own rail, if the store can be reached, and records no pending release: a later one could free
+addresses that are in use by then. The agent or `railcni ipam reclaim` frees the rest when the namespace is gone.
+"""
+
+from __future__ import annotations
+
+import time
+
+from cni.shared import rail as rails_key
+from cni.shared.records import GROUP
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from cni.shared.spec.request import Attachment
+from ipam import call, stores
+from ipam.leases import Owner
+from ipam.ranges import format_address
+from ipam.records import PART, document
+from ipam.records import leases as recorded_leases
+from ipam.rules import is_current
+from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Unreachable
+from ipam.upkeep import is_among, note_fault, read_record, release, restorer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from cni.shared.config import Fault
+    from cni.shared.log import Log
+    from cni.shared.records import Began, Records
+    from ipam.config import IpamConfig
+    from ipam.group.indexes import Group
+    from ipam.leases import Lease
+
+    Member = list[Any]
+
+LINK_PART = "link"
+
+
+def attachment_of(group: str, container_id: str) -> Attachment:
+    """The attachment that the leases of a container in a group name: the one that its rails share, of no link."""
+    return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
+
+
+def read(attachment: Attachment, records: Records) -> dict[str, Any] | None:
+    """The record of the group; None when there is none, or when its members are damaged."""
+    record = read_record(attachment, records)
+    if record is None:
+        return None
+    if not listed(record) or listed(record) != record["members"]:
+        records.log.error(f"the record of {attachment} is damaged: its members; going by the store alone")
+        return None
+    return record
+
+
+def is_sound(entry: Any) -> bool:
+    return isinstance(entry, list) and [type(part) for part in entry] == [str, str, int, int]
+
+
+def listed(record: dict[str, Any] | None) -> list[Member]:
+    """The undamaged members of a record; none for a record that is not of a group."""
+    entries = (record or {}).get("members")
+    return [entry for entry in entries if is_sound(entry)] if isinstance(entries, list) else []
+
+
+def of_links(group: str, container_id: str, records: Records) -> list[Member] | None:
+    """The rails of the group that the container has by the records of our link plugins; None when one cannot be read.
+
+    An empty list does not mean that the container has no rail: other link plugins keep no such records, and ours may be
+    lost too.
+    """
+    found: list[Member] = []
+    faults: list[Fault] = []
+    try:
+        links = records.of_container(container_id, LINK_PART)
+        if links is None:
+            return None
+        for attachment, link in links:
+            rail = rails_key.read(codec.loads(str(link.get("config")).encode()), faults)
+            if rail and rail.group == group and rail.is_same_index:
+                found.append([attachment.network, attachment.ifname, rail.index, link.get("created")])
+    except (CniError, ValueError, AttributeError):
+        return None
+    return None if faults or not all(map(is_sound, found)) else found
+
+
+def users(owner: Attachment, record: dict[str, Any] | None) -> list[Attachment]:
+    """The attachments whose links use the addresses leased to `owner`: the rails of its group, or `owner` itself without one."""
+    return [Attachment(entry[0], owner.container_id, entry[1]) for entry in listed(record)] or [owner]
+
+
+def others(record: dict[str, Any] | None, attachment: Attachment) -> list[Member]:
+    """The members of the group that are not this attachment; none once the release of all has begun."""
+    listed = record["members"] if record and not record["pending"] else []
+    return [m for m in listed if (m[0], m[1]) != (attachment.network, attachment.ifname)]
+
+
+def has(record: dict[str, Any] | None, attachment: Attachment) -> bool:
+    return record is not None and not record["pending"] and others(record, attachment) != record["members"]
+
+
+# --- ADD ---
+
+
+def add(
+    group: Group, config: IpamConfig, attachment: Attachment, owner: Owner, records: Records
+) -> tuple[dict[str, Any], list[int]]:
+    """(the store, the addresses of the rail): those of the index that the container has in the group already, or of a new one."""
+    store_ref = call.ref_of(config, group)
+    shared = owner.attachment = attachment_of(group.name, attachment.container_id)
+    _ask(group, config)
+    with records.locked(shared, PART):
+        record = read(shared, records)
+        left = others(record, attachment)
+        _check(group, record, left)
+        if record and not stores.same(record["store"], store_ref):
+            if left:
+                raise InvalidConfig(
+                    f"rail group {group.name}: its other rails have their addresses in another store than this network names"
+                    " (ipam.datastore): give all networks of the group the same"
+                )
+            release(shared, record, record["store"], records)
+            record = None
+        if record:
+            store_ref = stores.joined(record["store"], store_ref)
+        joined = [*left, [attachment.network, attachment.ifname, group.index, time.time_ns()]]
+        values = None
+        if record and record.get("complete") is True and not record["pending"]:
+            values = _held(group, store_ref, owner, record, config, records.log)
+        if values is None:
+            values = _claim(group, config, store_ref, owner, record, joined, records)
+        elif not has(record, attachment):
+            records.write(shared, PART, {**(record or {}), "members": joined})
+    given = dict(zip(map(id, group.needs), values, strict=True))
+    return store_ref, [given[id(need)] for need in group.own]
+
+
+def _check(group: Group, record: dict[str, Any] | None, others: Sequence[Member]) -> None:
+    """InvalidConfig when the container has this rail already, or rails of another group of this name."""
+    for network, ifname, index, _ in others:
+        if index == group.index:
+            raise InvalidConfig(
+                f"rail {index} of group {group.name} is attached to this container already, as {ifname} of network {network}:"
+                " a pod has each rail of a group once; leave one out, or give the network another rail.index"
+            )
+    if record and others and record["pools"] and sorted(set(record["pools"])) != group.pools():
+        raise InvalidConfig(
+            f"rail.ranges of this network are not those of group {group.name} as {others[0][1]} of network {others[0][0]} has it:"
+            " give all networks of the group the same list, or another group",
+            f"here: {', '.join(group.pools())}; there: {', '.join(sorted(set(record['pools'])))}",
+        )
+
+
+def narrowed(store_ref: dict[str, Any], group: Group) -> dict[str, Any]:
+    """`store_ref` with the pools of this rail alone."""
+    return {**store_ref, "pools": sorted({need.pool for need in group.own})} if "pools" in store_ref else store_ref
+
+
+def _ask(group: Group, config: IpamConfig) -> None:
+    """Restrict the group to the index of the requested address, if there is one; InvalidConfig when it cannot be given."""
+    asked = {group.index_of(family, value): (family, value) for family, value, _ in config.requested}
+    asked.pop(None, None)
+    if not asked:
+        return
+    texts = ", ".join(format_address(*address) for address in asked.values())
+    if len(asked) > 1:
+        raise InvalidConfig(
+            f"the addresses asked for, {texts}, are of different indexes, and a pod has one for all rails of group"
+            f" {group.name}: ask for one"
+        )
+    ((index, _),) = asked.items()
+    if index is None or not group.space.usable(index):
+        raise InvalidConfig(
+            f"the address asked for, {texts}, is of index {index}, which not every rail of group {group.name} gives"
+            " (rail.ranges): ask for another one"
+        )
+    group.ask(index)
+
+
+def _held(
+    group: Group, store_ref: dict[str, Any], owner: Owner, record: dict[str, Any], config: IpamConfig, log: Log
+) -> list[int] | None:
+    """The addresses of all rails from the record of a complete claim; None unless this rail's are still leased, and current.
+
+    Only this rail's pools are read: a complete claim was made in one step, so the other rails' leases go with these.
+    """
+    found = recorded_leases(owner.attachment, record)
+    values = _values(group, found)
+    if values is None or any(
+        n.requested is not None and n.requested != v for n, v in zip(group.needs, values, strict=True)
+    ):
+        return None
+    known = [lease for lease in found if lease.boot_id == owner.boot_id]
+    store = stores.open_store(narrowed(store_ref, group), READ, lambda: known, config.store_timeout, log.warning)
+    with store.session():
+        leased = {(lease.pool, lease.value): lease for lease in store.find(owner.attachment)}
+    given = dict(zip(map(id, group.needs), values, strict=True))
+    for need in group.own:
+        lease = leased.get((need.pool, given[id(need)]))
+        if lease is None or not is_current(lease, need, owner):
+            return None
+    return values
+
+
+def _values(group: Group, found: Sequence[Lease]) -> list[int] | None:
+    """The address for each need of the group among the leases `found`; None unless all have one index."""
+    places = {(lease.pool, lease.family, lease.value) for lease in found}
+    for lease in found[:1]:
+        index = group.index_of(lease.family, lease.value)
+        if index is not None and all((n.pool, n.rng.family, n.rng.at(index)) in places for n in group.needs):
+            return [need.rng.at(index) for need in group.needs]
+    return None
+
+
+def _claim(
+    group: Group,
+    config: IpamConfig,
+    store_ref: dict[str, Any],
+    owner: Owner,
+    record: dict[str, Any] | None,
+    joined: list[Member],
+    records: Records,
+) -> list[int]:
+    """Lease the addresses of all rails to the container, and write that the claim is complete; returns the addresses."""
+    shared = owner.attachment
+    fixed = bool(record and record.get("complete") is True and len(joined) > 1)
+    if record and fixed:
+        found = recorded_leases(shared, record)
+        if not found:  # the record was made again from the links, without addresses
+            restore = restorer(store_ref, records, owner)
+            found = stores.open_store(store_ref, CHANGE, restore, config.store_timeout).find(shared)
+        _keep(group, found)
+    of_group = {"members": joined, "complete": fixed}
+    try:
+        values, written = call.claim([group], owner, config, store_ref, record, records, of_group)
+    except TryAgainLater as fault:
+        if len(joined) > 1 and not isinstance(fault, Unreachable):
+            fault.details = f"{fault.details}\nrails attached already: {', '.join(m[1] for m in joined[:-1])}".lstrip()
+        raise
+    if not fixed:
+        records.write(shared, PART, {**(written or {}), "complete": True})
+    return values
+
+
+def _keep(group: Group, found: Sequence[Lease]) -> None:
+    """Restrict the group to the index of the leases `found`, which other rails have; InvalidConfig if another is asked for."""
+    for lease in found[:1]:
+        index = group.index_of(lease.family, lease.value)
+        if index is not None:
+            if group.needs[0].requested not in (None, group.needs[0].rng.at(index)):
+                raise InvalidConfig(
+                    f"the address asked for is not of index {index}, which this container has on the rails of group"
+                    f" {group.name} that are attached already: ask for no address, or for the same index on all"
+                )
+            group.ask(index)
+
+
+# --- DEL ---
+
+
+def leave(
+    attachment: Attachment,
+    shared: Attachment,
+    record: dict[str, Any] | None,
+    group: Group | None,
+    store_ref: dict[str, Any],
+    seconds: float,
+    cooldown: int,
+    records: Records,
+) -> dict[str, Any] | None:
+    """Remove the rail `attachment` from the members of `shared`; the record that is to be released, for the last rail.
+
+    `group` is that of the configuration, which is there when no record is.
+    """
+    if record is None:
+        links = of_links(shared.network.removeprefix(GROUP), shared.container_id, records)
+        if not links:
+            assert group is not None  # noqa: S101  # without a record `store_ref` comes from the group
+            _release_own(shared, group, store_ref, seconds, records, cooldown)
+            return None
+        if [attachment.network, attachment.ifname] not in [link[:2] for link in links]:
+            return None  # a repeated DEL of this rail, while others are attached
+        record = _made_anew(shared, links, store_ref, records, cooldown)
+    left = others(record, attachment)
+    if not left:
+        return record
+    if len(left) < len(record["members"]):
+        records.write(shared, PART, {**record, "members": left})
+    return None
+
+
+def _made_anew(
+    shared: Attachment,
+    links: list[Member],
+    store_ref: dict[str, Any],
+    records: Records,
+    cooldown: int,
+) -> dict[str, Any]:
+    """Write the record again, with the rails that have links as its members, so that concurrent DELs know of each other."""
+    records.log.warning(
+        f"no record tells of {shared}: made again from the links {', '.join(link[1] for link in links)}"
+    )
+    new = document(stores.recorded(store_ref), (), Owner(shared), cooldown)
+    records.write(shared, PART, {**new, "members": links, "complete": True})
+    record = read(shared, records)
+    assert record is not None  # noqa: S101  # it was just written
+    return record
+
+
+def _release_own(
+    shared: Attachment,
+    group: Group,
+    store_ref: dict[str, Any],
+    seconds: float,
+    records: Records,
+    cooldown: int,
+) -> None:
+    """Free the container's leases on this rail alone: nothing shows which other rails are attached."""
+    pools = {need.pool for need in group.own}
+    try:
+        restore = restorer(store_ref, records)
+        store = stores.open_store(narrowed(store_ref, group), CHANGE, restore, seconds)
+        store.cooldown = cooldown
+        with store.session():
+            held = [lease for lease in store.find(shared) if lease.pool in pools]
+            if held:
+                store.release(held)
+                records.log.info(
+                    f"released {len(held)} addresses of {shared} on this rail; no record tells of the others"
+                )
+    except CniError as fault:
+        if not stores.is_shared(store_ref):
+            raise
+        records.log.error(
+            f"no record tells of {shared}, and its store does not answer: what it has stays leased until the agent or"
+            f" `railcni ipam reclaim` finds its namespace gone: {fault.msg}"
+        )
+        return
+    if not records.read(shared, PART):
+        records.remove(shared, PART)  # with the temporary files of a killed writer
+
+
+# --- CHECK and GC ---
+
+
+def differences(
+    group: Group,
+    attachment: Attachment,
+    config: IpamConfig,
+    given: Mapping[tuple[int, int], str],
+    records: Records,
+) -> list[str]:
+    """The differences of this rail's leases from the addresses `given` in prevResult."""
+    shared = attachment_of(group.name, attachment.container_id)
+    found: list[str] = []
+    with records.locked(shared, PART):
+        record = read(shared, records)
+        if not has(record, attachment):
+            found.append(
+                f"it is not among the rails of group {group.name} that this node has recorded for the container"
+            )
+        store_ref = call.reached(record["store"], config) if record else stores.ref_of(config)
+        store_ref = narrowed(store_ref, group)
+        store = stores.open_store(store_ref, READ, seconds=min(SHARED_SECONDS, config.store_timeout))
+        indexes = set()
+        with store.session():
+            held = {(lease.pool, lease.value) for lease in store.find(shared)}
+            for need in group.own:
+                values = [value for family, value in given if family == need.rng.family and need.rng.contains(value)]
+                if not values:
+                    found.append(f"prevResult has no address of {need.rng}")
+                for value in values:
+                    indexes.add(need.rng.offset_of(value))
+                    if (need.pool, value) not in held:
+                        holder = store.holder(need.want(value))
+                        text = format_address(need.rng.family, value)
+                        found.append(f"{text} is leased to {holder.holder()}" if holder else f"{text} is not leased")
+        for lease in recorded_leases(shared, record) if record else ():
+            index = group.index_of(lease.family, lease.value)
+            if index is not None and indexes and index not in indexes:
+                found.append(f"its index is {indexes.pop()}, and the group's is {index}")
+                break
+    return found
+
+
+def collect(
+    network: str,
+    valid: set[Attachment],
+    began: Began,
+    group_records: Sequence[tuple[Attachment, dict[str, Any]]],
+    store_ref: dict[str, Any] | None,
+    records: Records,
+) -> list[CniError]:
+    """GC of `network` for groups: remove the members that the runtime does not list, with the last one the leases."""
+    faults: list[CniError] = []
+    silent: list[dict[str, Any]] = []
+    for shared, record in group_records:
+        mine = [m for m in listed(record) if m[0] == network]
+        pending = record.get("pending") is True
+        if not any(Attachment(m[0], shared.container_id, m[1]) not in valid or pending for m in mine):
+            continue
+        if is_among(record.get("store"), silent):
+            continue
+        try:
+            _collect(shared, network, valid, began, store_ref, records)
+        except CniError as fault:
+            note_fault(fault, record.get("store"), faults, silent)
+    return faults
+
+
+def _collect(
+    shared: Attachment,
+    network: str,
+    valid: set[Attachment],
+    began: Began,
+    store_ref: dict[str, Any] | None,
+    records: Records,
+) -> None:
+    held = records.try_locked(shared, PART)
+    if held is None:
+        return
+    with held:
+        record = read(shared, records)
+        if record is None:
+            return
+        left = [m for m in record["members"] if not _is_gone(m, shared, network, valid, began, records)]
+        if left and not (record["pending"] and began.is_after(record["sequence"])):
+            if len(left) < len(record["members"]):
+                records.write(shared, PART, {**record, "members": left})
+                records.log.info(f"collected {len(record['members']) - len(left)} rails of {shared}")
+            return
+        where = stores.joined(record["store"], store_ref)
+        release(shared, record, where, records)
+        records.log.info(f"collected {shared}")
+
+
+def _is_gone(
+    entry: Member, shared: Attachment, network: str, valid: set[Attachment], began: Began, records: Records
+) -> bool:
+    """Whether the runtime's list lacks a member that was there when the call began, and the member has no link any more.
+
+    False while an operation holds the lock of its link.
+    """
+    attachment = Attachment(entry[0], shared.container_id, entry[1])
+    if entry[0] != network or attachment in valid or not began.is_after(entry[3]):
+        return False
+    link = records.try_locked(attachment, LINK_PART)
+    if link is None:
+        return False
+    with link:
+        return records.read(attachment, LINK_PART) is None
