@@ -35,17 +35,18 @@ class Terms:
     """The terms of a claim, apart from its store, its needs and its owner.
 
     `remember(wants, sequence)` is called before each claim, and when the leases exist already. `reclaim(pool)` is called
-    when a pool is exhausted, and says whether it has freed an address. The addresses in `doubtful` are not kept, since a
-    release of them may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
+    when a pool is exhausted, and says whether it has freed an address. The server may still serve an earlier call's claim
+    of the addresses in `recorded`. Those in `doubtful` are not kept, since a release of them may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
     free, the best first. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease (ipam.stores.base.Store.survey).
     """
 
-    __slots__ = ("doubtful", "new", "preferred", "reclaim", "remember", "seconds")
+    __slots__ = ("doubtful", "new", "preferred", "reclaim", "recorded", "remember", "seconds")
 
     def __init__(
         self,
         remember: Callable[[Sequence[Want], int], object],
         reclaim: Callable[[str], bool] = lambda pool: False,
+        recorded: Sequence[Want] = (),
         doubtful: Sequence[Want] = (),
         preferred: Callable[[], list[tuple[int, int]]] = list,
         seconds: float = 0,
@@ -54,6 +55,7 @@ class Terms:
         self.new = new
         self.remember = remember
         self.reclaim = reclaim
+        self.recorded = recorded
         self.doubtful = doubtful
         self.preferred = preferred
         self.seconds = seconds or CLAIM_SECONDS
@@ -100,7 +102,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
 class _Attempts:
     """The attempts at one claim. Each goes by the results of those before it."""
 
-    __slots__ = ("_contended", "_lost", "_new", "_owner", "_preferred", "_store", "_terms", "_wanted")
+    __slots__ = ("_contended", "_lost", "_new", "_open", "_owner", "_preferred", "_store", "_terms", "_wanted")
 
     def __init__(self, store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> None:
         self._store = store
@@ -108,6 +110,7 @@ class _Attempts:
         self._owner = owner
         self._terms = terms
         self._lost = list(terms.doubtful)
+        self._open = terms.recorded  # of claims that may still be served
         self._preferred: list[tuple[int, int]] | None = None
         self._contended = 0  # the number of the place at which the search begins; 0: the lowest address
         self._new = terms.new
@@ -139,8 +142,11 @@ class _Attempts:
         if planned.settled:
             terms.remember(wants, found.own[0].sequence)
             return values
+        self._forbid_open(wants, found.own)
         terms.remember(wants, owner.sequence)
         answer = store.claim(wants, owner, planned.given_up)
+        if isinstance(answer, Unknown):
+            self._open = wants
         if isinstance(answer, Claimed):
             return values
         if isinstance(answer, Taken) and answer.wants:
@@ -153,6 +159,13 @@ class _Attempts:
                 self._contended += 2 if far else 1 if self._contended in (0, *unseen(store)) else 0
         self._new = self._new and isinstance(answer, Taken)
         return answer
+
+    def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
+        """End the claims that may still be served, if one would make a lease that is neither in `wants` nor in `own`."""
+        known = [*wants, *(lease.want for lease in own)]
+        if any(want not in known for want in self._open):
+            self._store.settle(self._owner.attachment, self._owner.sequence - 1)
+        self._open = ()
 
     def _is_full(self, windows: Sequence[Window]) -> bool:
         """Whether one of the windows is full, and other places are left to try."""

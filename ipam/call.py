@@ -113,6 +113,8 @@ def claim(
     """
     from ipam.acquire import Terms, acquire  # the other verbs claim no address
 
+    if record:  # also when the clock was set back since
+        owner.sequence = max(owner.sequence, record["sequence"] + 1)
     restore = restorer(store_ref, records, owner)
     store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
     store.cooldown = config.cooldown_seconds
@@ -127,27 +129,20 @@ def claim(
             records.write(owner.attachment, PART, new)
             record = new
 
-    doubtful: list[Want] = []
-    if record and record["pending"] and stores.is_shared(store_ref):
-        doubtful = [lease.want for lease in ipam_records.leases(owner.attachment, record)]
-    seconds = config.store_timeout if stores.is_shared(store_ref) else 0
-
-    claims: list[HeldLock] = []
-
-    def is_claimed_here(want: Want) -> bool:
-        lock = records.try_locked(Attachment(want.pool, format_address(want.family, want.value), ""), "address")
-        claims.extend([lock] if lock else ())
-        return lock is None
-
-    if stores.is_shared(store_ref) and store.spreads and of_group is None:
-        store.is_claimed_here = is_claimed_here
+    is_shared = stores.is_shared(store_ref)
+    leases = ipam_records.leases(owner.attachment, record) if record and is_shared else []
+    recorded = [lease.want for lease in leases]
+    proposals = _Proposals(records)
+    if is_shared and store.spreads and of_group is None:
+        store.is_claimed_here = proposals.is_of_another
     try:
         terms = Terms(
             remember,
             reclaim=lambda pool: reclaim(store, pool, owner, records),
-            doubtful=doubtful,
+            recorded=recorded,
+            doubtful=recorded if record and record["pending"] else (),
             preferred=lambda: _preferred(config, owner.pod, records.log),
-            seconds=seconds,
+            seconds=config.store_timeout if is_shared else 0,
             new=record is None and of_group is None,
         )
         return acquire(store, wanted, owner, terms), record
@@ -158,7 +153,30 @@ def claim(
             _forget(owner.attachment, store, records, former)
         raise
     finally:
-        for lock in claims:
+        proposals.release()
+
+
+class _Proposals:
+    """The addresses that a call is about to claim. It locks each, so that other calls of this node propose others."""
+
+    __slots__ = ("_locks", "_records")
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._locks: dict[Attachment, HeldLock] = {}
+
+    def is_of_another(self, want: Want) -> bool:
+        """Whether another call proposes the address of `want`; else it is locked from now on."""
+        place = Attachment(want.pool, format_address(want.family, want.value), "")
+        if place not in self._locks:
+            lock = self._records.try_locked(place, "address")
+            if lock is None:
+                return True
+            self._locks[place] = lock
+        return False
+
+    def release(self) -> None:
+        for lock in self._locks.values():
             lock.release()
 
 

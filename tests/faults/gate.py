@@ -210,11 +210,11 @@ class GrpcGate(Gate):
                 target = content[content.index(b"/etcdserverpb.") :].partition(b"\0")[0].decode()
             elif kind == _DATA:
                 message += content
-                if size:
+                if size and not flags & 1:
                     room = size.to_bytes(4, "big")
                     client.sendall(_frame(_WINDOW_UPDATE, 0, 0, room) + _frame(_WINDOW_UPDATE, 0, stream, room))
             if kind == _DATA and flags & 1:
-                return "POST", target, {"stream": str(stream)}, message[5:]
+                return "POST", target, {"stream": str(stream), "size": str(size)}, message[5:]
 
     def _passed_on(self, server: Any, request: Request, headers: dict[str, str]) -> Answer:
         method = request.target.removeprefix("/etcdserverpb.")
@@ -222,17 +222,19 @@ class GrpcGate(Gate):
         return code or 200, reply
 
     def _reply(self, headers: dict[str, str], status: int, body: bytes) -> bytes:
-        stream = int(headers["stream"])
+        """It is sent as one piece: each run then reads it by as many calls. tests.faults.trace knows it by its first frame."""
+        stream, size = int(headers["stream"]), int(headers["size"])
+        room = _frame(_WINDOW_UPDATE, 0, 0, size.to_bytes(4, "big")) if size else b""
         if status < 100:
             code = b"%d" % status
             fields = (
                 b"\0\x0bgrpc-status" + bytes((len(code),)) + code + b"\0\x0cgrpc-message" + bytes((len(body),)) + body
             )
-            return _frame(_HEADERS, 5, stream, b"\x88" + fields)
+            return room + _frame(_HEADERS, 5, stream, b"\x88" + fields)
         message = b"\0" + len(body).to_bytes(4, "big") + body
         pieces = [_frame(_DATA, 0, stream, message[i : i + 16384]) for i in range(0, len(message), 16384)]
         begun = _frame(_HEADERS, 4, stream, b"\x88")
-        return begun + b"".join(pieces) + _frame(_HEADERS, 5, stream, b"\0\x0bgrpc-status\x010")
+        return begun + room + b"".join(pieces) + _frame(_HEADERS, 5, stream, b"\0\x0bgrpc-status\x010")
 
 
 def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:

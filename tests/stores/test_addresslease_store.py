@@ -311,6 +311,69 @@ def test_a_network_that_changes_its_overlap_key_gives_no_address_twice(place: Pl
     assert place.server.names(ADDRESSES) == ["10.0.0.1", "10.0.0.2", "10.0.0.3.pool.10.0.0.0-24"]
 
 
+# --- an object that others change without taking its address: a late fence of an earlier sandbox, an administrator's label ---
+
+
+def touched(place: Place, name: str = "10.0.0.1") -> None:
+    """Let the object `name` have another resourceVersion when its next change or deletion arrives."""
+    left = [True]
+
+    def touch(method: str, resource: str, number: int) -> None:
+        if resource == ADDRESSES and method in ("PATCH", "DELETE") and left:
+            left.clear()
+            place.server.note(ADDRESSES, name, {"example.com/seen": str(number)})
+
+    place.server.faults = touch
+
+
+NEW_SANDBOX = {"container": "c2", "pod": "web-0"}
+TOUCHED: dict[str, tuple[str, dict[str, Any], list[str], str]] = {
+    "a pod's next sandbox takes its address over": ("ADD", NEW_SANDBOX, ["10.0.0.1 held c2"], "10.0.0.1"),
+    "a claim under the other name gives the old one up": (
+        "ADD",
+        {"container": "c1", "pod": "web-0", "enable_overlapping_ranges": False},
+        ["10.0.0.1 held c1"],
+        "10.0.0.1",
+    ),
+    "a claim of another address gives the old one up": (
+        "ADD",
+        {"container": "c1", "pod": "web-0", "exclude": ["10.0.0.1/32"]},
+        ["10.0.0.2 held c1"],
+        "10.0.0.2",
+    ),
+    "another address after a cooldown": (
+        "ADD",
+        {"container": "c1", "pod": "web-0", "exclude": ["10.0.0.1/32"], "cooldown_seconds": 60},
+        ["10.0.0.1 cooling c1", "10.0.0.2 held c1"],
+        "10.0.0.2",
+    ),
+    "DEL": ("DEL", {"container": "c1", "pod": "web-0"}, [], ""),
+    "DEL with a cooldown": (
+        "DEL",
+        {"container": "c1", "pod": "web-0", "cooldown_seconds": 60},
+        ["10.0.0.1 cooling c1"],
+        "",
+    ),
+    "GC": ("GC", {}, [], ""),
+}
+
+
+@pytest.mark.parametrize("name", TOUCHED)
+def test_an_object_that_is_touched_during_a_call_costs_its_pod_no_address_and_leaves_no_lease(
+    place: Place, name: str
+) -> None:
+    verb, call, wanted, answer = TOUCHED[name]
+    assert place.add("c1", "web-0", uid="u1") == "10.0.0.1"
+    touched(place)
+    more = {"config": {"cni.dev/valid-attachments": []}} if verb == "GC" else {"uid": "u1"}
+    given = place.call(verb, **call, **more)
+    place.server.faults = lambda *_: None
+    assert " ".join(given) == answer
+    found = [place.server.spec(ADDRESSES, object_name) or {} for object_name in place.server.names(ADDRESSES)]
+    left = [f"{spec['address']} {spec['state']} {spec['containerID']}" for spec in found if spec["state"] != "former"]
+    assert left == wanted
+
+
 # --- replies that are lost, requests that are late ---
 
 
@@ -327,6 +390,17 @@ def test_a_create_whose_reply_is_lost_is_made_once(
     once(server, "POST", fault)
     claimed(opened(), TEN + 1)
     assert server.names(ADDRESSES) == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
+def test_an_add_that_never_hears_of_its_create_takes_the_same_address_when_it_tries_again(
+    place: Place, fault: str
+) -> None:
+    left = [fault, fault]  # the create and its repetition
+    place.server.faults = lambda method, resource, number: left.pop() if method == "POST" and left else None
+    assert place.add("c1", "a") == "10.0.0.1"
+    assert place.server.names(ADDRESSES) == ["10.0.0.1"]
+    assert not left
 
 
 @pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])

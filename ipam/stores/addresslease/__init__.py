@@ -217,7 +217,8 @@ class AddressLeaseStore(ObjectStore):
 
     def release(self, leases: Sequence[Lease]) -> int:
         with self.session():
-            freed = [lease for lease in {lease.key(): lease for lease in leases}.values() if self._free(lease)]
+            distinct = {lease.key(): lease for lease in leases}.values()
+            freed = [lease for lease in distinct if self._objects.free(self.entry(lease), lease, self.cooldown)]
             self._forget()
             self._surveyed, self._recent = None, False
         if freed and (self.cooldown or any(returns(lease.pod) for lease in freed)):
@@ -225,14 +226,6 @@ class AddressLeaseStore(ObjectStore):
             if posix.urandom(1)[0] < _FORGETS:
                 self.forget()
         return len(freed)
-
-    def _free(self, lease: Lease) -> bool:
-        def free(entry: Entry) -> bool:
-            if self.cooldown:
-                return bool(self._objects.replace(entry, entry.freed(time.time_ns(), self.cooldown)))
-            return self._objects.remove(entry)
-
-        return bool(self._objects.change(self.entry(lease), lease, free))
 
     def _remember(self, leases: Sequence[Lease]) -> None:
         """Remember the addresses of the pods of `leases`; a failure must not fail the release."""

@@ -10,8 +10,6 @@ lease of the same pool under the other name: of two claims at once at least one 
 
 from __future__ import annotations
 
-import time
-
 from ipam.leases import Lease, Owner, Want
 from ipam.leases import given_up as left_free
 from ipam.ranges import network_name_of
@@ -64,13 +62,17 @@ class Claim:
         freed = {lease.key() for lease in left_free(self._instead_of, self._wants)}
         for entry in given_up.values():
             if entry.name not in names:
-                self._give_up(entry, self._cooldown if entry.lease.key() in freed else 0)
+                self._objects.free(entry, entry.lease, self._cooldown if entry.lease.key() in freed else 0)
         return []
 
     def _give(self, lease: Lease, given_up: dict[str, Entry]) -> bool:
         """Create or take over the object of an address for `lease`; False when another holds the address."""
         document = objects.document(lease)
         former = given_up.get(document["metadata"]["name"])
+
+        def take(entry: Entry) -> tuple[Entry, Entry]:
+            return self._objects.replace(entry, document), entry
+
         try:
             if former is None:
                 entry, ours = self._objects.create(document, lease)
@@ -79,22 +81,14 @@ class Claim:
                 elif entry.held:
                     return False
                 else:
-                    former = entry
-            if former is not None:
-                self._replaced.append((self._objects.replace(former, document), former))
+                    self._replaced.append(take(entry))
+            elif replaced := self._objects.change(former, former.lease, take):
+                self._replaced.append(replaced)
+            else:
+                return False
         except Conflict:
             return False
         return twin(self._objects, lease, given_up) is None
-
-    def _give_up(self, entry: Entry, cooldown: int) -> None:
-        """Free a lease that the claim does not take again; a changed object is another's already."""
-        try:
-            if cooldown:
-                self._objects.replace(entry, entry.freed(time.time_ns(), cooldown))
-            else:
-                self._objects.remove(entry)
-        except Conflict:
-            pass
 
     def undo(self) -> None:
         """Put the objects back that are still as this claim left them."""

@@ -102,6 +102,16 @@ class Objects:
 
         return _twice(delete)
 
+    def free(self, entry: Entry | None, lease: Lease, cooldown: int) -> bool:
+        """Free the address of `lease`, whose object is `entry`, for others after `cooldown` seconds; whether it was held. Open."""
+
+        def free(entry: Entry) -> bool:
+            if cooldown:
+                return bool(self.replace(entry, entry.freed(time.time_ns(), cooldown)))
+            return self.remove(entry)
+
+        return bool(self.change(entry, lease, free))
+
     def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
         """The answer of `make` for the object of `lease`, read again after each change by others; None when it is no longer
         of `lease`. Open when others change it for too long."""
