@@ -34,6 +34,10 @@ def parse_address(text: str) -> tuple[int, int]:
         except (OSError, ValueError):
             raise ValueError("want an IPv4 or IPv6 address") from None
         return (4, value & 0xFFFFFFFF) if value >> 32 == _MAPPED else (6, value)
+    try:
+        return 4, int.from_bytes(_socket.inet_pton(_socket.AF_INET, text), "big")
+    except (OSError, ValueError):
+        pass  # with leading zeros, or no address
     value = 0
     octets = text.split(".")
     for octet in octets:

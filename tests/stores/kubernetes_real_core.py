@@ -45,8 +45,8 @@ class RealCore(Core):
     ) -> str:
         metadata = {"name": name, "annotations": annotations(status, static_uid, preferred)}
         spec: dict[str, Any] = {"containers": [{"name": "c", "image": "none.invalid/none"}]}
-        if node:
-            spec["nodeName"] = node
+        if node or static_uid:  # the server takes no static pod without a node
+            spec["nodeName"] = node or "of-a-static-pod"
         found = self.create("pods", namespace, {"metadata": metadata, "spec": spec})
         target = f"{self._target(('pods', namespace, name))}/status"
         code, said = self._send("PATCH", target, {"status": {"phase": phase}}, _MERGE)

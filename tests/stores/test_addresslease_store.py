@@ -303,6 +303,25 @@ def test_two_claims_of_one_address_with_and_without_a_scope_at_once_are_never_bo
     assert len(server.names(ADDRESSES)) == [type(answers[0]), type(mine)].count(Claimed)
 
 
+def test_after_its_create_a_claim_looks_for_the_other_name_as_of_that_moment_or_later(place: Place) -> None:
+    place.add("c1", "a")
+    version = place.server.metadata(ADDRESSES, "10.0.0.1")["resourceVersion"]
+    assert (f"{ADDRESSES}/10.0.0.1.pool.10.0.0.0-24", {"resourceVersion": [version]}) in place.server.queries
+
+
+def test_a_claim_that_asks_a_cache_which_is_behind_asks_the_server_itself(place: Place) -> None:
+    late = [(504, Refusal(504, "Timeout", "Too large resource version: 1002, current: 1001").document)]
+    posted: list[int] = []
+
+    def behind(method: str, resource: str, number: int) -> Any:
+        posted.extend([number] if method == "POST" else ())
+        return late.pop() if posted and method == "GET" and late else None
+
+    place.server.faults = behind
+    assert place.add("c1", "a") == "10.0.0.1"
+    assert not late
+
+
 def test_a_network_that_changes_its_overlap_key_gives_no_address_twice(place: Place) -> None:
     assert place.add("c1", "a", enable_overlapping_ranges=False) == "10.0.0.1"
     assert place.add("c2", "b") == "10.0.0.2"

@@ -142,16 +142,25 @@ class AddressLeaseStore(ObjectStore):
         with self.session():
             if low == high:
                 return int(standing(self._objects, Want(pool, family, low, scope)) is not None)
-            if ("whole", pool, scope, family) in self._lists or low // self.window != high // self.window:
-                values = self._held(pool, scope, family)
+            is_of_one_block = low // self.window == high // self.window
+            if is_of_one_block and ("whole", pool, scope, family) not in self._lists:
+                values = self._in_block(pool, scope, family, low)
             else:
-                names = self._listed(_block(pool, scope, family, low))
-                if scope is not None:
-                    want = Want(pool, family, low, scope)
-                    spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
-                    names = [name for name in names if objects.space_of(name) in spaces]
-                values = _values(family, names)
+                values = self._held(pool, scope, family)
             return sum(1 << value - low for value in values if low <= value <= high)
+
+    def _in_block(self, pool: str, scope: str | None, family: int, low: int) -> set[int]:
+        """The addresses of the block of `low` that no claim can have."""
+        key = ("block", pool, scope, family, low // self.window)
+        if key not in self._lists:
+            names = self._listed(_block(pool, scope, family, low))
+            if scope is not None:
+                want = Want(pool, family, low, scope)
+                spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
+                names = [name for name in names if objects.space_of(name) in spaces]
+            self._lists[key] = _values(family, names)
+        found: set[int] = self._lists[key]
+        return found
 
     def _held(self, pool: str, scope: str | None, family: int) -> set[int]:
         key = ("whole", pool, scope, family)

@@ -5,7 +5,8 @@ lease that it gives up and claims again. A failed claim is undone; a retry compl
 object names the attachment.
 
 The name makes an address unique in its scope, or in its pool for a lease without a scope. After its create a claim looks for a
-lease of the same pool under the other name: of two claims at once at least one sees the other.
+lease of the same pool under the other name, as of the resourceVersion of its own object or later: of two claims at once at
+least one sees the other. Source: Kubernetes API Concepts, "Resource versions": a get with one is not older.
 """
 
 from __future__ import annotations
@@ -67,28 +68,34 @@ class Claim:
 
     def _give(self, lease: Lease, given_up: dict[str, Entry]) -> bool:
         """Create or take over the object of an address for `lease`; False when another holds the address."""
+        try:
+            entry = self._object_of(lease, given_up)
+        except Conflict:
+            return False
+        return entry is not None and twin(self._objects, lease, given_up, entry.version) is None
+
+    def _object_of(self, lease: Lease, given_up: dict[str, Entry]) -> Entry | None:
+        """The object of an address as this claim has made it; None when another holds the address. Conflict."""
         document = objects.document(lease)
-        former = given_up.get(document["metadata"]["name"])
 
         def take(entry: Entry) -> tuple[Entry, Entry]:
             return self._objects.replace(entry, document), entry
 
-        try:
-            if former is None:
-                entry, ours = self._objects.create(document, lease)
-                if ours:
-                    self._made.append(entry)
-                elif entry.held:
-                    return False
-                else:
-                    self._replaced.append(take(entry))
-            elif replaced := self._objects.change(former, former.lease, take):
-                self._replaced.append(replaced)
-            else:
-                return False
-        except Conflict:
-            return False
-        return twin(self._objects, lease, given_up) is None
+        former = given_up.get(document["metadata"]["name"])
+        if former:
+            replaced = self._objects.change(former, former.lease, take)
+            if replaced is None:
+                return None
+        else:
+            entry, ours = self._objects.create(document, lease)
+            if ours:
+                self._made.append(entry)
+                return entry
+            if entry.held:
+                return None
+            replaced = take(entry)
+        self._replaced.append(replaced)
+        return replaced[0]
 
     def undo(self) -> None:
         """Put the objects back that are still as this claim left them."""
@@ -122,13 +129,14 @@ def standing(found: Objects, want: Want, gone: Collection[str] = ()) -> Entry | 
     return entry if entry and entry.held else twin(found, want, gone)
 
 
-def twin(found: Objects, want: Want | Lease, gone: Collection[str] = ()) -> Entry | None:
-    """The object of another name that holds the address of `want` in its pool; those named in `gone` do not count.
+def twin(found: Objects, want: Want | Lease, gone: Collection[str] = (), since: str = "") -> Entry | None:
+    """The object of another name that holds the address of `want` in its pool; those named in `gone` do not count. `since` as of
+    Objects.get.
 
     Both kinds exist when a network's enable_overlapping_ranges has changed while pods run.
     """
     name = twin_name(want)
-    entry = found.get(name) if name not in gone else None
+    entry = found.get(name, since=since) if name not in gone else None
     return entry if entry and entry.held and entry.lease.pool == want.pool else None
 
 

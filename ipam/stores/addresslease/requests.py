@@ -11,7 +11,7 @@ import time
 from cni.shared.spec.errors import CniError, StateDamaged
 from ipam.stores.addresslease.objects import FENCE, Entry, selector
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.faults import Conflict, Gone, TooLarge
 from ipam.stores.apiserver.resources import ADDRESSES
 from ipam.stores.base import Open, Pauses
 
@@ -33,12 +33,15 @@ class Objects:
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    def get(self, name: str, recent: bool = False) -> Entry | None:
-        """`recent` as of Api.pages."""
+    def get(self, name: str, recent: bool = False, since: str = "") -> Entry | None:
+        """`recent` as of Api.pages. With `since`, a resourceVersion, the object as it was then or later, by the server's cache."""
         try:
-            return self._entry(self._api.get(ADDRESSES, name, "resourceVersion=0" if recent else "")[0])
+            version = "0" if recent else since
+            return self._entry(self._api.get(ADDRESSES, name, f"resourceVersion={version}" if version else "")[0])
         except Gone:
             return None
+        except TooLarge:  # the version: the cache is some seconds behind
+            return self.get(name)
 
     def chosen(self, labels: dict[str, str], recent: bool = False) -> list[Entry]:
         """The objects with all of `labels`; `recent` as of Api.pages."""
