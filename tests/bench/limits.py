@@ -116,7 +116,7 @@ LIMITS: dict[Operation, Limit | _Both] = {
     ),
     Operation(KUBE, "ADD"): Limit(0.3, _to_go(Operation(KUBE, "ADD"))),
     Operation(KUBE_NODE, "ADD"): _Both(
-        Limit(0.15, _to_go(Operation(KUBE_NODE, "ADD"))),
+        Limit(0.05, _to_go(Operation(KUBE_NODE, "ADD"))),
         Limit(0.3, _to_go(Operation(KUBE_NODE, "ADD"), IPPOOLS), "", f"{IPPOOLS} / {GO}"),
     ),
     Operation(KUBE_NODES, "ADD"): Limit(0.5, _to_go(Operation(KUBE_NODES, "ADD"))),
