@@ -148,6 +148,7 @@ def test_a_late_release_frees_nothing_of_another(store: Store) -> None:
     first = claim(store, [want(TEN + 1)], owner("c1", 1))
     again = claim(store, [want(TEN + 1)], owner("c1", 2), first)  # the same attachment, attached again
     assert store.release(first) == 0
+    assert taken(store, [want(TEN + 1, "another pool of its scope")], owner("c3", 3)) == [TEN + 1]
     claim(store, [want(TEN + 1)], owner("c2", 3), again)
     assert store.release(first + again) == 0
     assert values(store.find(owner("c2").attachment)) == [TEN + 1]

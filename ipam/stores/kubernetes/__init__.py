@@ -203,6 +203,7 @@ class KubernetesStore(ObjectStore):
         freed = 0
         left = list({lease.key(): lease for lease in leases}.values())
         with self.session():
+            left = [lease for lease in left if not self._view.is_superseded(lease)]
             self._view.unreserve(left)  # before the lock, for which others wait
             self._locks.take()
             attempts = self._view.pauses()

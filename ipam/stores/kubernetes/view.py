@@ -164,10 +164,12 @@ class View:
         """Whether the pool still holds `lease`, and no later one of the same attachment."""
         pool = self.pool(lease.pool)
         entry = objects.allocation(pool, lease)
-        if pool is None or entry is None or not entry.is_of(lease):
-            return False
+        return pool is not None and entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
+
+    def is_superseded(self, lease: Lease) -> bool:
+        """Whether a record tells that the attachment of `lease` has claimed the address again. Pools tell no claims apart."""
         known = self.known_leases().get((lease.pool, lease.family, lease.value))
-        return known is None or not entry.is_of(known) or known.key() == lease.key()
+        return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
     def known_leases(self) -> dict[tuple[str, int, int], Lease]:
         """The leases of this node's records, by pool, family and address."""
