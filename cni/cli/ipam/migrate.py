@@ -119,7 +119,7 @@ def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
     choice = stores.parse(options.source)
     if kinds.same(choice.store_ref, target.store_ref):
         raise InvalidConfig(f"{options.source} and {options.target} are the same store")
-    if choice.kind == "file" and stores.is_missing(choice.store_ref["path"]):
+    if not choice.is_shared and stores.is_missing(choice.store_ref["path"]):
         raise InvalidConfig(f"{options.source}: there is no such directory, so there is nothing to copy")
     moves = choice.kind == "kubernetes" and target.kind == "addresslease"
     pools = Pools(choice) if moves else None
@@ -128,7 +128,7 @@ def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
         found = snapshot.read(choice)
         moved = pools.moved_from(found) if pools else []
         leases = _of_cluster(found, options) if choice.kind == "kubernetes" else list(found.leases)
-        return moved + (leases if choice.kind == "file" else _chosen(leases, options.node, target))
+        return moved + (_chosen(leases, options.node, target) if choice.is_shared else leases)
 
     return LeaseSource(
         choice.store_ref, read, len if pools else lambda leases: _opened(choice, leases).release(leases), pools
@@ -168,7 +168,7 @@ def _complete(lease: Lease, network: str, known: set[str]) -> None:
 
 def _chosen(leases: list[Lease], node: str, target: Choice) -> list[Lease]:
     """`leases`, or for a file store those of `node`."""
-    if target.kind != "file":
+    if target.is_shared:
         return leases
     unknown = [lease for lease in leases if not lease.node]
     if unknown:
