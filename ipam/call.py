@@ -15,7 +15,7 @@ from ipam.leases import Owner, Want
 from ipam.ranges import format_address, parse_address
 from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
-from ipam.upkeep import reclaim, restorer
+from ipam.upkeep import free_earlier_boots, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def claim(
     try:
         terms = Terms(
             remember,
-            reclaim=lambda pool: reclaim(store, pool, owner, records),
+            free_earlier_boots=lambda pool: free_earlier_boots(store, pool, owner, records),
             recorded=recorded,
             doubtful=recorded if record and record["pending"] else (),
             preferred=lambda: _preferred(config, owner.pod, records.log),
