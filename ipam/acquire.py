@@ -34,18 +34,20 @@ _NEAR, _NEAR_SPREAD = 1, 256  # the first of them is near: the first block fills
 class Terms:
     """The terms of a claim, apart from its store, its needs and its owner.
 
-    `remember(wants, sequence)` is called before each claim, and when the leases exist already. `reclaim(pool)` is called
-    when a pool is exhausted, and says whether it has freed an address. The server may still serve an earlier call's claim
-    of the addresses in `recorded`. Those in `doubtful` are not kept, since a release of them may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
-    free, the best first. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease (ipam.stores.base.Store.survey).
+    `remember(wants, sequence)` is called before each claim, and when the leases exist already.
+    `free_earlier_boots(pool)` is called when a pool is exhausted, and says whether it has freed an address. The server
+    may still serve an earlier call's claim of the addresses in `recorded`. Those in `doubtful` are not kept, since a
+    release of them may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
+    free, the best first. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a
+    lease (ipam.stores.base.Store.survey).
     """
 
-    __slots__ = ("doubtful", "new", "preferred", "reclaim", "recorded", "remember", "seconds")
+    __slots__ = ("doubtful", "free_earlier_boots", "new", "preferred", "recorded", "remember", "seconds")
 
     def __init__(
         self,
         remember: Callable[[Sequence[Want], int], object],
-        reclaim: Callable[[str], bool] = lambda pool: False,
+        free_earlier_boots: Callable[[str], bool] = lambda pool: False,
         recorded: Sequence[Want] = (),
         doubtful: Sequence[Want] = (),
         preferred: Callable[[], list[tuple[int, int]]] = list,
@@ -54,7 +56,7 @@ class Terms:
     ) -> None:
         self.new = new
         self.remember = remember
-        self.reclaim = reclaim
+        self.free_earlier_boots = free_earlier_boots
         self.recorded = recorded
         self.doubtful = doubtful
         self.preferred = preferred
@@ -132,7 +134,9 @@ class _Attempts:
         if store.cooldown:
             _check_requested(store, needs, planned.given_up, owner)
         try:
-            values = search(store, wanted, planned.chosen, owner, self._contended, terms.reclaim, self._preferred or ())
+            values = search(
+                store, wanted, planned.chosen, owner, self._contended, terms.free_earlier_boots, self._preferred or ()
+            )
         except Exhausted:
             if not self._new:
                 raise
@@ -247,7 +251,7 @@ def search(
     chosen: Sequence[int | None],
     owner: Owner,
     contended: int,
-    reclaim: Callable[[str], bool],
+    free_earlier_boots: Callable[[str], bool],
     preferred: Sequence[tuple[int, int]] = (),
 ) -> list[int]:
     """`chosen`, an address for each need, with free ones in place of None, of one of `preferred` if possible; Exhausted.
@@ -275,7 +279,9 @@ def search(
             index = lowest_free(store, choice, start, avoid, cooling)
             if index is not None and _is_claimed_here(store, choice, index):
                 index = _unclaimed(store, choice, index, {*avoid, *cooling})
-        if index is None and True in [reclaim(pool) for pool in dict.fromkeys(need.pool for need in choice.needs)]:
+        if index is None and True in [
+            free_earlier_boots(pool) for pool in dict.fromkeys(need.pool for need in choice.needs)
+        ]:
             cooling = _cooling(store, choice, owner)
             index = lowest_free(store, choice, start, avoid, cooling)
         if index is None:
@@ -347,7 +353,7 @@ def _lost(
     store: Store,
     needs: Sequence[Need],
     wants: Sequence[Want],
-    planned: rules.Plan,
+    planned: rules.ClaimPlan,
     taken: Sequence[Want],
     owner: Owner,
 ) -> list[Want]:

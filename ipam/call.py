@@ -7,7 +7,7 @@ import time
 from cni.shared.config import refuse
 from cni.shared.kernel import node
 from cni.shared.spec.errors import CniError
-from cni.shared.spec.request import Attachment, member
+from cni.shared.spec.request import member
 from ipam import config as configuration
 from ipam import records as ipam_records
 from ipam import stores
@@ -15,7 +15,7 @@ from ipam.leases import Owner, Want
 from ipam.ranges import format_address, parse_address
 from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
-from ipam.upkeep import reclaim, restorer
+from ipam.upkeep import free_earlier_boots, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cni.shared.config import Fault
     from cni.shared.log import Log
     from cni.shared.records import HeldLock, Records
-    from cni.shared.spec.request import Request
+    from cni.shared.spec.request import Attachment, Request
     from ipam.config import IpamConfig
     from ipam.group.indexes import Group
     from ipam.rules import Choice
@@ -138,7 +138,7 @@ def claim(
     try:
         terms = Terms(
             remember,
-            reclaim=lambda pool: reclaim(store, pool, owner, records),
+            free_earlier_boots=lambda pool: free_earlier_boots(store, pool, owner, records),
             recorded=recorded,
             doubtful=recorded if record and record["pending"] else (),
             preferred=lambda: _preferred(config, owner.pod, records.log),
@@ -163,13 +163,13 @@ class _Proposals:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._locks: dict[Attachment, HeldLock] = {}
+        self._locks: dict[tuple[str, str], HeldLock] = {}
 
     def is_of_another(self, want: Want) -> bool:
         """Whether another call proposes the address of `want`; else it is locked from now on."""
-        place = Attachment(want.pool, format_address(want.family, want.value), "")
+        place = want.pool, format_address(want.family, want.value)
         if place not in self._locks:
-            lock = self._records.try_locked(place, "address")
+            lock = self._records.try_locked_address(*place)
             if lock is None:
                 return True
             self._locks[place] = lock

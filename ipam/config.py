@@ -14,7 +14,7 @@ from cni.shared.spec.request import member
 from cni.shared.spec.versions import at_least
 from ipam import flatfile
 from ipam.entries import RangeEntry, attempt, read_addresses, read_ranges, read_routes
-from ipam.keys import ACCEPTED_KEYS, IPAM_KEYS, RANGE_KEYS
+from ipam.keys import ACCEPTED_KEYS, DATASTORES, IPAM_KEYS, RANGE_KEYS
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 from ipam.source import Source
 
@@ -257,15 +257,20 @@ def datastore(config: IpamConfig) -> str:
     return config.datastore or ("kubernetes" if config.kubeconfig else "etcd" if config.etcd_host else "file")
 
 
+def missing_key(config: IpamConfig) -> str:
+    """The key that names the server of the configured store, when it is not given; otherwise ""."""
+    key = DATASTORES.get(config.datastore, "")
+    return "" if not key or getattr(config, key.rpartition(".")[2]) else key
+
+
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
     """Resolve `datastore`. A pod of Kubernetes must never get addresses of its node alone, unless the key says so."""
     if source.names("etcd_host") and not (source.names("datastore") or source.names("kubernetes.kubeconfig")):
         config.datastore = "etcd"  # the network's own choice goes before a kubeconfig in the flat file
     chosen, where = config.datastore, source.where("datastore")
-    if chosen in ("kubernetes", "addresslease") and not config.kubeconfig:
-        faults.append(Fault(where, chosen, "want kubernetes.kubeconfig beside it, here or in the flat file"))
-    if chosen == "etcd" and not config.etcd_host:
-        faults.append(Fault(where, chosen, "want etcd_host beside it, here or in the flat file"))
+    missing = missing_key(config)
+    if missing:
+        faults.append(Fault(where, chosen, f"want {missing} beside it, here or in the flat file"))
     if chosen == "addresslease" and config.node_slice_size:
         wanted = (
             "want it left out: slices keep nodes from contending for one pool object, and with datastore addresslease there is"

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 DATA_DIR = "/var/lib/cni/railcni"
-DATASTORES = ("file", "etcd", "kubernetes", "addresslease")
+DATASTORES = {
+    "file": "",
+    "etcd": "etcd_host",
+    "kubernetes": "kubernetes.kubeconfig",
+    "addresslease": "kubernetes.kubeconfig",
+}
+"""The kinds of stores, each with the key that names its server; the file store has none."""
 NESTED = ("dns", "kubernetes")  # the objects whose keys stand in the table with a dot
 NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
 CONFINED = {

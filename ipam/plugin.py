@@ -19,7 +19,7 @@ from ipam.call import address_of, claim, configured, configured_rail, is_of_grou
 from ipam.ranges import format_address
 from ipam.records import PART
 from ipam.stores.base import CREATE, READ, SHARED_SECONDS
-from ipam.upkeep import flush_reminded, is_pending, read_record, reclaim, recorder, release, restorer
+from ipam.upkeep import flush_reminded, free_earlier_boots, is_pending, read_record, recorder, release, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def call(request: Request, log: Log, state: str = STATE) -> Result | None:
 def _serve(request: Request, records: Records) -> Result | None:
     if request.command == "ADD":
         return add(request, records)
-    {"DEL": delete, "CHECK": check, "GC": collect, "STATUS": status}[request.command](request, records)
+    {"DEL": delete, "CHECK": check, "GC": gc, "STATUS": status}[request.command](request, records)
     return None
 
 
@@ -228,7 +228,7 @@ def _lease_differences(
     return found
 
 
-def collect(request: Request, records: Records) -> None:
+def gc(request: Request, records: Records) -> None:
     """Release the leases of the attachments of this network that the runtime does not list. All are tried before an error."""
     from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments
     from ipam import upkeep
@@ -249,12 +249,12 @@ def collect(request: Request, records: Records) -> None:
             store_ref, pools = stores.ref_of(config), list(dict.fromkeys(need.pool for need in wanted))
     except CniError as fault:
         faults.append(fault)
-    faults += upkeep.collect(request.attachment.network, valid, node_name, store_ref, pools, records, cooldown)
+    faults += upkeep.gc(request.attachment.network, valid, node_name, store_ref, pools, records, cooldown)
     groups = records.of_groups(PART)
     if groups:
         from ipam.group import rails
 
-        faults += rails.collect(request.attachment.network, valid, began, groups, store_ref, records)
+        faults += rails.gc(request.attachment.network, valid, began, groups, store_ref, records)
     if faults:
         faults[0].details = "\n".join(filter(None, [faults[0].details, *(fault.msg for fault in faults[1:])]))
         raise faults[0]
@@ -283,7 +283,7 @@ def status(request: Request, records: Records) -> None:
         store.cooldown = config.cooldown_seconds
         chosen = [None for choice in wanted for need in choice.needs]
         with store.session():
-            search(store, wanted, chosen, owner, 0, lambda pool: reclaim(store, pool, owner, records))
+            search(store, wanted, chosen, owner, 0, lambda pool: free_earlier_boots(store, pool, owner, records))
     except InvalidConfig:
         raise
     except CniError as fault:

@@ -78,7 +78,7 @@ class Need:
         )
 
 
-class Plan:
+class ClaimPlan:
     """What to claim. `chosen[i]` is the value for the need i, None where the store must be searched for one.
 
     `given_up` are the leases whose place the claim takes; `settled`: the store holds all of it already.
@@ -114,7 +114,7 @@ def needs(config: IpamConfig) -> list[Need]:
 
 def plan(
     wanted: Sequence[Choice], own: Sequence[Lease], pods: Sequence[Lease], owner: Owner, lost: Collection[Want] = ()
-) -> Plan:
+) -> ClaimPlan:
     """What to claim for `owner`, whose attachment holds `own`; `pods` are the leases of its pod under its ifname.
 
     `lost` are addresses of leases that cannot be kept, since another holds the reservation. A choice keeps the index that
@@ -145,7 +145,7 @@ def plan(
         and len(own) == len(needs)
         and all(lease and is_current(lease, need, owner) for lease, need in zip(kept, needs, strict=True))
     )
-    return Plan([value for value, _ in pairs], [*own, *moved], settled)
+    return ClaimPlan([value for value, _ in pairs], [*own, *moved], settled)
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:

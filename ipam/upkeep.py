@@ -1,6 +1,7 @@
-"""Leases and records are kept in agreement: release, collection, and the first leases of a store whose file was lost.
+"""Leases and records are kept in agreement: release, GC, and the first leases of a store whose file was lost.
 
-A recorded attachment loses its addresses by `release`, which DEL, GC, `flush` and the agent call, and after a reboot by `reclaim`.
+A recorded attachment loses its addresses by `release`, which DEL, GC, `flush` and the agent call, and after a reboot by
+`free_earlier_boots`.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def _leases_of(listed: Iterable[tuple[Attachment, dict[str, Any]]], records: Rec
     return found
 
 
-def reclaim(store: Store, pool: str, owner: Owner, records: Records) -> bool:
+def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) -> bool:
     """Release the leases of `pool` from earlier boots of this node whose namespaces are gone; whether any was released."""
     freed = False
     for attachment in {lease.attachment for lease in store.of_earlier_boots(pool, owner.node, owner.boot_id)}:
@@ -252,7 +253,7 @@ def _is_alive(path: str) -> bool:
         return True  # nothing shows that it is gone
 
 
-def collect(
+def gc(
     network: str,
     valid: set[Attachment],
     node_name: str,
@@ -286,7 +287,7 @@ def collect(
         if is_among(where, silent):
             continue
         try:
-            _collect(attachment, began, store_ref, records, cooldown)
+            _gc_one(attachment, began, store_ref, records, cooldown)
         except CniError as fault:
             note_fault(fault, where, faults, silent)
     try:
@@ -324,7 +325,7 @@ def _unlisted(
     return list(found)
 
 
-def _collect(
+def _gc_one(
     attachment: Attachment, began: Began, store_ref: dict[str, Any] | None, records: Records, cooldown: int
 ) -> None:
     link = records.try_locked(attachment, _LINK_PART)

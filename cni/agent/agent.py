@@ -282,10 +282,10 @@ class Agent:
     def _store(self) -> dict[str, Any] | None:
         """The store of the flat file, as it is reached from here; None when there is none that nodes share."""
         choice = self._flat_file()
-        if choice is None or choice.kind == "file":
+        if choice is None or not choice.is_shared:
             return None
         store_ref = choice.store_ref
-        for key in ("kubeconfig", "ca", "cert", "key"):
+        for key in stores.FILES:
             if store_ref.get(key):
                 store_ref[key] = self._below(store_ref[key])
         if store_ref["kind"] in stores.IN_CLUSTER:

@@ -48,11 +48,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ("attach", _attach, "attach a namespace to a network: ADD; a failed one is undone"),
         ("detach", _detach, "detach it: DEL, every step, whether it is attached or not"),
         ("check", _check, "ask whether the attachment is as it was made: CHECK"),
-        ("gc", _collect, "remove the remains of attachments to gone namespaces: DEL and GC"),
+        ("gc", _gc, "remove the remains of attachments to gone namespaces: DEL and GC"),
         ("status", _status, "ask the plugins whether they can attach: STATUS; without NETWORK: the installation"),
     ):
         parser = subcommand.add(commands, name, about, run=run, shows=True)
-        takes_pod, needs_namespace = run in (_detach, _check), run not in (_collect, _status)
+        takes_pod, needs_namespace = run in (_detach, _check), run not in (_gc, _status)
         _add_options(parser, needs_namespace, needs_network=run is not _status, takes_pod=takes_pod)
         if run is _status:
             installation.add_options(parser)
@@ -185,13 +185,13 @@ def _check(options: argparse.Namespace) -> int:
     return int(carrier is False)
 
 
-def _collect(options: argparse.Namespace) -> int:
+def _gc(options: argparse.Namespace) -> int:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir)
     entries = runtime.cache.all(network.name)
     stale = [e for e in entries if not is_alive(e.parameters.netns)]
     kept = list(target.living(network.name, runtime.cache))
-    asked = runtime.collect(network, kept, stale)
+    asked = runtime.gc(network, kept, stale)
     removed = [] if network.disable_gc else [e.parameters for e in stale]
     document = {
         "network": network.name,

@@ -14,7 +14,7 @@ from cni.library.lint import ERROR
 from cni.library.resources.models import VfPolicy
 from cni.library.vfs import cards
 from cni.library.vfs.apply import apply
-from cni.library.vfs.plan import NodeCards, Plan, VfStep, plan
+from cni.library.vfs.plan import NodeCards, VfPlan, VfStep, plan
 
 _SHOWN = ("card", "netdev", "VF", "function", "driver", "netdev of the VF", "RDMA", "in use by")
 _PLANNED = ("of", "what", "now", "then")
@@ -96,7 +96,7 @@ def _apply(options: argparse.Namespace) -> int:
     policies, faulty = _policies(options)
     done: list[VfStep] = []
     refused = apply(policies, options.root, options.kubelet_dir, done.append)
-    _print(Plan(tuple(done), tuple(refused)), options.output)
+    _print(VfPlan(tuple(done), tuple(refused)), options.output)
     return int(faulty or bool(refused))
 
 
@@ -112,7 +112,7 @@ def _policies(options: argparse.Namespace) -> tuple[list[VfPolicy], bool]:
     return config.policies, faulty
 
 
-def _print(found: Plan, form: str) -> None:
+def _print(found: VfPlan, form: str) -> None:
     document = {
         "steps": [{"of": s.place, "what": s.what, "now": s.now, "then": s.then} for s in found.steps],
         "refused": list(found.refused),

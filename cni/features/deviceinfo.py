@@ -120,7 +120,7 @@ def remove(path: str, whose: dict[str, Any] | None, devices: Sequence[str], log:
 
 def _locked(path: str, log: Log) -> HeldLock:
     """Hold the lock of the file at `path` on this node, so that of two attachments that name it one is first."""
-    return Records(log=log).locked(Attachment("", path, ""), "info")
+    return Records(log=log).locked_info_file(path)
 
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:

@@ -2,7 +2,8 @@
 
 On disk, under STATE (mode 0700):
 
-    lock                                         one file; a byte of it per attachment and part (OFD byte-range locks)
+    lock                                         one file; a byte of it per lock (OFD byte-range locks): of an attachment
+                                                 and part, a device, a device-info file, an address
     pending                                      there when a record is pending whose store is out of reach
     unended                                      there when a DEL could not end an attachment, whose record says so
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
@@ -106,37 +107,49 @@ class Records:
 
     def locked(self, attachment: Attachment, part: str, seconds: float = WAIT_SECONDS) -> HeldLock:
         """Hold the lock of one part of `attachment`; TryAgainLater when another holds it for `seconds`."""
-        fd = self._open_lock()
-        offset = _offset(attachment, part)
-        try:
-            locks.lock_byte(fd, offset, seconds)
-        except TimeoutError:
-            posix.close(fd)
-            raise TryAgainLater(
-                f"another operation on {attachment.ifname} of container {attachment.container_id} (network"
-                f" {attachment.network}) has been running for more than {seconds:g} s: retry when it has ended",
-                f"byte {offset} of {self.directory}/lock is locked; `lslocks` names the process",
-            ) from None
-        except OSError as fault:
-            posix.close(fd)
-            raise self._refused("lock", "lock", fault) from None
-        return HeldLock(fd)
+        busy = (
+            f"another operation on {attachment.ifname} of container {attachment.container_id} (network"
+            f" {attachment.network}) has been running for more than {seconds:g} s: retry when it has ended"
+        )
+        return self._locked(_offset(part, *attachment.key()), seconds, busy)
 
     def locked_device(self, device: str) -> HeldLock:
         """Hold the lock of a device of the host, a PCI address; TryAgainLater when another holds it for WAIT_SECONDS.
 
         An ADD holds it from its search for the holder of the device until its own record names the device.
         """
-        try:
-            return self.locked(Attachment("", device, ""), "device")
-        except TryAgainLater as fault:
-            fault.msg = f"another attachment is about to take device {device} for more than {WAIT_SECONDS:g} s: retry"
-            raise
+        busy = f"another attachment is about to take device {device} for more than {WAIT_SECONDS:g} s: retry"
+        return self._locked(_offset("device", "", device, ""), WAIT_SECONDS, busy)
+
+    def locked_info_file(self, path: str) -> HeldLock:
+        """Hold the lock of a device-info file; TryAgainLater when another holds it for WAIT_SECONDS."""
+        busy = f"another attachment has been writing {path} for more than {WAIT_SECONDS:g} s: retry"
+        return self._locked(_offset("info", "", path, ""), WAIT_SECONDS, busy)
 
     def try_locked(self, attachment: Attachment, part: str) -> HeldLock | None:
         """The lock when it is free now, else None."""
+        return self._try_locked(_offset(part, *attachment.key()))
+
+    def try_locked_address(self, pool: str, address: str) -> HeldLock | None:
+        """The lock of an address that a call is about to claim, when it is free now, else None."""
+        return self._try_locked(_offset("address", pool, address, ""))
+
+    def _locked(self, offset: int, seconds: float, busy: str) -> HeldLock:
         fd = self._open_lock()
-        if locks.try_lock_byte(fd, _offset(attachment, part)):
+        try:
+            locks.lock_byte(fd, offset, seconds)
+        except TimeoutError:
+            posix.close(fd)
+            where = f"byte {offset} of {self.directory}/lock is locked; `lslocks` names the process"
+            raise TryAgainLater(busy, where) from None
+        except OSError as fault:
+            posix.close(fd)
+            raise self._refused("lock", "lock", fault) from None
+        return HeldLock(fd)
+
+    def _try_locked(self, offset: int) -> HeldLock | None:
+        fd = self._open_lock()
+        if locks.try_lock_byte(fd, offset):
             return HeldLock(fd)
         posix.close(fd)
         return None
@@ -382,14 +395,16 @@ class Records:
 
 def digest(attachment: Attachment, salt: str, size: int) -> bytes:
     """`size` bytes that depend on the attachment and `salt` alone."""
-    text = "\0".join((salt, *attachment.key()))
-    return _blake2.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=size).digest()
+    return _hash(size, salt, *attachment.key())
 
 
-def _offset(attachment: Attachment, part: str) -> int:
-    return (
-        int.from_bytes(digest(attachment, part, 8), "big") >> 2
-    )  # an off_t is signed, and the range ends at offset + 1
+def _hash(size: int, *texts: str) -> bytes:
+    return _blake2.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=size).digest()
+
+
+def _offset(*texts: str) -> int:
+    """The byte of a lock. An older or newer railcni that runs beside this one, as during an upgrade, locks the same byte."""
+    return int.from_bytes(_hash(8, *texts), "big") >> 2  # an off_t is signed, and the range ends at offset + 1
 
 
 def _name(attachment: Attachment, part: str) -> str:

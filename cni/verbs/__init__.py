@@ -46,9 +46,9 @@ def call(name: str, request: Request, log: Log) -> Result | None:
 
         check.check(plugin, request, log)
     elif request.command == "GC":
-        from cni.verbs import collect
+        from cni.verbs import gc
 
-        collect.collect(request, log)
+        gc.gc(request, log)
     else:
         from cni.verbs import status
 

@@ -405,7 +405,7 @@ def differences(
     return found
 
 
-def collect(
+def gc(
     network: str,
     valid: set[Attachment],
     began: Began,
@@ -424,13 +424,13 @@ def collect(
         if is_among(record.get("store"), silent):
             continue
         try:
-            _collect(shared, network, valid, began, store_ref, records)
+            _gc_one(shared, network, valid, began, store_ref, records)
         except CniError as fault:
             note_fault(fault, record.get("store"), faults, silent)
     return faults
 
 
-def _collect(
+def _gc_one(
     shared: Attachment,
     network: str,
     valid: set[Attachment],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 IN_CLUSTER = ("kubernetes", "addresslease")  # kinds that are objects in an API server
 SECRETS = ("password",)  # members of a reference that no record keeps
+FILES = ("kubeconfig", "ca", "cert", "key")  # members of a reference that are paths of files of the host
 
 
 def ref_of(config: IpamConfig) -> dict[str, Any]:

@@ -54,10 +54,10 @@ UNLOADED_BY_PLUGIN = {
     ),
 }  # fmt: skip
 UNLOADED_BY_VERB = {
-    "ADD": ("cni.verbs.check", "cni.verbs.collect", "cni.verbs.status", "cni.verbs.unended", "ipam.check"),
-    "CHECK": ("cni.verbs.attach", "cni.verbs.collect", "cni.verbs.status", "cni.verbs.unended", "ipam.acquire", "ipam.allocator"),
+    "ADD": ("cni.verbs.check", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended", "ipam.check"),
+    "CHECK": ("cni.verbs.attach", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended", "ipam.acquire", "ipam.allocator"),
     "DEL": (
-        *NETLINK_OF_ADD, "cni.verbs.attach", "cni.verbs.check", "cni.verbs.collect", "cni.verbs.status", "cni.verbs.unended",
+        *NETLINK_OF_ADD, "cni.verbs.attach", "cni.verbs.check", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended",
         "ipam.acquire", "ipam.allocator", "ipam.check",
     ),
 }  # fmt: skip

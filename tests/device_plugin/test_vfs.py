@@ -17,7 +17,7 @@ import pytest
 
 from cni.library.resources.config import Config, read
 from cni.library.vfs import cards
-from cni.library.vfs.plan import Plan, plan
+from cni.library.vfs.plan import VfPlan, plan
 from tests.device_plugin.scene import Machine
 from tests.node import ROOT
 
@@ -76,13 +76,13 @@ def config(*policies: dict[str, Any]) -> Config:
     return read([("config.json", json.dumps({"virtualFunctions": policies}))])
 
 
-def planned(machine: Machine, *policies: dict[str, Any], kubelet: str = "") -> Plan:
+def planned(machine: Machine, *policies: dict[str, Any], kubelet: str = "") -> VfPlan:
     found = config(*policies)
     assert found.findings == []
     return plan(found.policies, cards.read(str(machine.root), kubelet))
 
 
-def steps(found: Plan) -> list[str]:
+def steps(found: VfPlan) -> list[str]:
     return [step.sentence for step in found.steps]
 
 
@@ -171,7 +171,7 @@ def test_vfs_are_made_with_their_drivers_and_mtus_after_the_modules_and_the_mtu_
 
 
 def test_nothing_is_to_be_done_where_all_is_as_it_is_asked_for(tmp_path: Path) -> None:
-    assert planned(with_vfs(tmp_path), policy(mtu=9000)) == Plan()
+    assert planned(with_vfs(tmp_path), policy(mtu=9000)) == VfPlan()
 
 
 def test_one_vf_of_another_kind_changes_alone(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ PLANTED: dict[str, Sequence[Edit]] = {
     ],
     "GC does not heed locks": [
         Edit(
-            "cni/verbs/collect.py",
+            "cni/verbs/gc.py",
             r"records\.try_locked\(attachment, PART\)",
             'records.try_locked(Attachment("", attachment.container_id, ""), PART)',
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cni.shared.kernel import locks
 from cni.shared.log import Log
-from cni.shared.records import Records
+from cni.shared.records import HeldLock, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -132,6 +134,24 @@ def test_a_locked_attachment_is_waited_for_only_so_long_and_the_error_names_it(r
             pass  # other parts and other attachments are free
     with records.locked(NET1, "link", seconds=0):
         pass
+
+
+LOCKS: dict[str, tuple[int, Callable[[Records], HeldLock | None]]] = {
+    "link": (1553992976026148123, lambda records: records.locked(NET1, "link")),
+    "ipam": (3191687676378899826, lambda records: records.try_locked(NET1, "ipam")),
+    "device": (232662962803675692, lambda records: records.locked_device("0000:3b:00.2")),
+    "info file": (1116447989022164106, lambda records: records.locked_info_file("/run/info.json")),
+    "address": (4407138314969845690, lambda records: records.try_locked_address("10.0.0.0-24", "10.0.0.1")),
+}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_is_the_byte_that_version_0_1_0_locks_and_no_other(records: Records, lock: str) -> None:
+    held = LOCKS[lock][1](records)
+    assert held
+    with held, open(f"{records.directory}/lock", "r+b") as file:
+        free = {name for name, (offset, _) in LOCKS.items() if locks.try_lock_byte(file.fileno(), offset)}
+    assert free == LOCKS.keys() - {lock}
 
 
 def test_a_lock_goes_with_the_process_that_held_it(records: Records) -> None:

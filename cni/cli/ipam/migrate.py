@@ -119,7 +119,7 @@ def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
     choice = stores.parse(options.source)
     if kinds.same(choice.store_ref, target.store_ref):
         raise InvalidConfig(f"{options.source} and {options.target} are the same store")
-    if choice.kind == "file" and stores.is_missing(choice.store_ref["path"]):
+    if not choice.is_shared and stores.is_missing(choice.store_ref["path"]):
         raise InvalidConfig(f"{options.source}: there is no such directory, so there is nothing to copy")
     moves = choice.kind == "kubernetes" and target.kind == "addresslease"
     pools = Pools(choice) if moves else None
@@ -128,7 +128,7 @@ def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
         found = snapshot.read(choice)
         moved = pools.moved_from(found) if pools else []
         leases = _of_cluster(found, options) if choice.kind == "kubernetes" else list(found.leases)
-        return moved + (leases if choice.kind == "file" else _chosen(leases, options.node, target))
+        return moved + (_chosen(leases, options.node, target) if choice.is_shared else leases)
 
     return LeaseSource(
         choice.store_ref, read, len if pools else lambda leases: _opened(choice, leases).release(leases), pools
@@ -168,7 +168,7 @@ def _complete(lease: Lease, network: str, known: set[str]) -> None:
 
 def _chosen(leases: list[Lease], node: str, target: Choice) -> list[Lease]:
     """`leases`, or for a file store those of `node`."""
-    if target.kind != "file":
+    if target.is_shared:
         return leases
     unknown = [lease for lease in leases if not lease.node]
     if unknown:
@@ -198,7 +198,7 @@ def _opened(choice: Choice, leases: Iterable[Lease]) -> Store:
 
 
 @dataclass
-class Plan:
+class MigrationPlan:
     """`copy` are leases to be claimed, by owner; `there` those that the destination has already."""
 
     copy: dict[tuple[object, ...], list[Lease]] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class _Migration:
         moves_back = target.kind == "kubernetes" and (source.store_ref or {}).get("kind") == "addresslease"
         self._opens = Pools(target) if moves_back else None
 
-    def run(self, dry_run: bool, remove_source: bool) -> tuple[Plan, dict[str, int]]:
+    def run(self, dry_run: bool, remove_source: bool) -> tuple[MigrationPlan, dict[str, int]]:
         """Copy until nothing is left to copy; InvalidConfig, with nothing written, when both stores have an address.
 
         Returns the plan, and how many leases, and records of this node, were changed in which way.
@@ -270,9 +270,9 @@ class _Migration:
             self._done["removed"] = self._source.remove(leases)
         return first, self._done
 
-    def _planned(self, leases: list[Lease]) -> Plan:
+    def _planned(self, leases: list[Lease]) -> MigrationPlan:
         self._progress(f"comparing {len(leases)} leases")
-        plan, conflicts = Plan(), []
+        plan, conflicts = MigrationPlan(), []
         store = _opened(self._target, leases)
         with store.session():
             for lease in leases:
@@ -291,7 +291,7 @@ class _Migration:
             )
         return plan
 
-    def _copy(self, plan: Plan) -> None:
+    def _copy(self, plan: MigrationPlan) -> None:
         groups = list(plan.copy.values())
         store = _opened(self._target, [lease for group in groups for lease in group])
         for start in range(0, len(groups), _AT_ONCE):

@@ -115,7 +115,7 @@ def cleaned(parts: list[Part]) -> list[Part]:
     """`parts` without their secrets: a secret of one is removed from all."""
     known: set[str] = set()
     for part in parts:
-        known |= secrets.collect(part.text)
+        known |= secrets.find(part.text)
     return [
         replace(
             part, **{name: secrets.scrub(getattr(part, name), known) for name in ("text", "fault", "about", "name")}

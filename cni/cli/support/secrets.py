@@ -1,6 +1,6 @@
 """The secrets in a text, and the text without them. Pure.
 
-In two steps: `collect` finds secrets by their place (a key called password, a kubeconfig's token, an exec helper's
+In two steps: `find` looks for secrets by their place (a key called password, a kubeconfig's token, an exec helper's
 environment, a Secret's data), and `scrub` removes each of them from every text, at any place, and also
 strings that look like a secret: private keys, JSON web tokens, bearer headers, passwords in URLs. It removes rather too
 much than too little.
@@ -41,7 +41,7 @@ def is_secret(name: str) -> bool:
     return bool(_IS_SECRET.match(name)) and not (name != "credentials" and _NO_SECRET.match(name))
 
 
-def collect(text: str) -> set[str]:
+def find(text: str) -> set[str]:
     """The secrets in `text`, when it is JSON or YAML, also in JSON inside its strings."""
     found: set[str] = set()
     for document in _documents(text):

@@ -47,7 +47,7 @@ class Freeing:
         For `cooldown` seconds its address is given to no other pod, where its record does not say for how many.
         """
         lease = self._recorded(lease)
-        here = self.store.kind == "file" or lease.boot_id == node.boot_id()
+        here = not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id()
         if not here and self.records.read(lease.attachment, PART) is None:
             self._release(lease, check, cooldown, dry_run)
             return

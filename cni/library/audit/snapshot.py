@@ -47,10 +47,10 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     CniError when a store, or in a cluster the pods, cannot be read.
     """
     choice = choices[0]
-    if choice.kind == "file":
+    if not choice.is_shared:
         return _at_files(choice, progress)
-    if choice.kind == "etcd" and not choice.kubeconfig:
-        found = _of_keys(choice, progress)
+    if choice.kind not in stores.IN_CLUSTER and not choice.kubeconfig:
+        found = _content(choice, progress)
         why = "the pods: no kubeconfig is named, so no lease was compared with its pod (--kubeconfig names one)"
         return Audit(list(found.findings), found.counts, [replace(found, unread=[why])])
     cluster = Cluster(choice.kubeconfig, choice.namespace)
@@ -58,12 +58,10 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     progress("reading networks")
     networks, nads = _or(cluster.networks, ([], set()), unread)
     # before the pods: a pod is there before its lease, and goes after it
-    readers: dict[str, Callable[[Choice], Snapshot]] = {
-        "etcd": lambda one: _of_keys(one, progress),
-        "kubernetes": lambda one: _of_pools(cluster, networks, progress),
-        "addresslease": lambda one: _of_store(one, progress),
-    }
-    contents = [readers[one.kind](one) for one in choices]
+    contents = [
+        _of_pools(cluster, networks, progress) if one.kind == "kubernetes" else _content(one, progress)
+        for one in choices
+    ]
     progress("reading pods")
     pods = by_name(read_all(cluster.pods, progress, "pods"))
     progress("reading nodes")
@@ -98,6 +96,10 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
     progress("reading networks")
     networks, _ = _or(cluster.networks, ([], set()), [])  # without them pools are as large as their names say
     return _of_pools(cluster, networks, progress, pool)
+
+
+def _content(choice: Choice, progress: Progress) -> Snapshot:
+    return _of_keys(choice, progress) if choice.kind == "etcd" else _of_store(choice, progress)
 
 
 def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:

@@ -13,15 +13,13 @@ from cni.shared.spec.errors import InvalidConfig
 from ipam import config as configuration
 from ipam import flatfile, stores
 from ipam.config import IpamConfig
-from ipam.keys import IPAM_KEYS
+from ipam.keys import DATASTORES, IPAM_KEYS
 from ipam.source import Source
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Forbidden, Undefined
-from ipam.stores.apiserver.resources import ADDRESSES, POOLS
+from ipam.stores.apiserver.resources import OF_STORES
 from ipam.stores.base import Store
 
-_RESOURCES = {"addresslease": ADDRESSES, "kubernetes": POOLS}  # by the kinds of stores in a cluster
-_NOUNS = {"addresslease": "AddressLeases", "kubernetes": "IPPools"}
 _SECONDS = 30.0  # for one request
 
 
@@ -62,6 +60,10 @@ class Choice:
     def kind(self) -> str:
         return str(self.store_ref["kind"])
 
+    @property
+    def is_shared(self) -> bool:
+        return stores.is_shared(self.store_ref)
+
     def open(self, use: int) -> Store:
         return stores.open_store(self.store_ref, use)
 
@@ -74,14 +76,14 @@ class Choice:
 
     def __str__(self) -> str:
         """For messages."""
-        if self.kind == "file":
+        if not self.is_shared:
             path = str(self.store_ref["path"])
             return f"{path}, which is not there: --kubeconfig FILE names a cluster" if is_missing(path) else path
         if self.kind == "etcd":
             return f"etcd at {', '.join(self.store_ref['endpoints'])}, prefix {self.store_ref['prefix']}"
         known = self.identity()
         where = f"namespace {known['namespace']} of {known['server']}"
-        return f"{_NOUNS[self.kind]} in {where}"
+        return f"{OF_STORES[self.kind][1]} in {where}"
 
 
 def named(options: argparse.Namespace) -> list[Choice]:
@@ -95,7 +97,7 @@ def named(options: argparse.Namespace) -> list[Choice]:
         found = of_flat_file(options.config)
         if found.kubeconfig or found.kind not in stores.IN_CLUSTER:
             return [Choice(found.store_ref, path or found.kubeconfig, options.namespace, found.cooldown)]
-    return [Choice({"kind": kind, "kubeconfig": path}, path, options.namespace) for kind in _RESOURCES]
+    return [Choice({"kind": kind, "kubeconfig": path}, path, options.namespace) for kind in OF_STORES]
 
 
 def choose(options: argparse.Namespace, warn: Callable[[str], object]) -> list[Choice]:
@@ -109,7 +111,7 @@ def choose(options: argparse.Namespace, warn: Callable[[str], object]) -> list[C
     refused: list[Forbidden] = []
     for choice in found:
         try:
-            next(api.pages(_RESOURCES[choice.kind], brief=True, size=1))
+            next(api.pages(OF_STORES[choice.kind][0], brief=True, size=1))
             known.append(choice)
         except Undefined:
             pass
@@ -129,7 +131,7 @@ def choose(options: argparse.Namespace, warn: Callable[[str], object]) -> list[C
 def told(choices: Sequence[Choice]) -> str:
     """For messages."""
     *others, last = choices
-    return " and ".join([*(_NOUNS[choice.kind] for choice in others), str(last)])
+    return " and ".join([*(OF_STORES[choice.kind][1] for choice in others), str(last)])
 
 
 def of_flat_file(config: str = "") -> Choice:
@@ -145,10 +147,8 @@ def of_flat_file(config: str = "") -> Choice:
     if not source.path and "KUBERNETES_SERVICE_HOST" in os.environ:
         return Choice({"kind": "kubernetes", "kubeconfig": ""})
     named.datastore = configuration.datastore(named)
-    if named.datastore == "etcd" and not named.etcd_host:
-        refuse([Fault(source.where("etcd_host"), None, "want the endpoints of etcd")])
-    if named.datastore in stores.IN_CLUSTER and not named.kubeconfig:
-        refuse([Fault(source.where("kubernetes.kubeconfig"), None, "want the path of a kubeconfig")])
+    if missing := configuration.missing_key(named):
+        refuse([Fault(source.where(missing), None, f"want it, for datastore {named.datastore}")])
     return Choice(stores.ref_of(named), named.kubeconfig, "", named.cooldown_seconds)
 
 
@@ -160,10 +160,10 @@ def parse(text: str) -> Choice:
     if kind in (*stores.IN_CLUSTER, "config") and place:
         path = _readable(place, text)
         return of_flat_file(path) if kind == "config" else Choice({"kind": kind, "kubeconfig": path}, path)
-    if kind == "etcd" and place:
+    if kind in DATASTORES and place:
         named = IpamConfig()
         named.ranges = []
-        Source({"datastore": "etcd", "etcd_host": place}, NoFiles, []).fill(named, IPAM_KEYS, [])
+        Source({"datastore": kind, DATASTORES[kind]: place}, NoFiles, []).fill(named, IPAM_KEYS, [])
         return Choice(stores.ref_of(named))
     raise InvalidConfig(
         f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, etcd:HOST:PORT,…, host-local:DIR or config:FILE,'

@@ -70,7 +70,7 @@ class Runtime:
         for step in network.steps:
             self._run("CHECK", step.type, _request(network, step, version, parameters, previous), parameters)
 
-    def collect(self, network: Network, valid: Sequence[Parameters], stale: Sequence[CachedResult]) -> bool:
+    def gc(self, network: Network, valid: Sequence[Parameters], stale: Sequence[CachedResult]) -> bool:
         """GC: DEL for each stale attachment, then, from 1.1.0 on, GC with the valid ones; whether plugins were asked.
 
         Nothing is done where the network has disableGC.

@@ -67,14 +67,14 @@ class VfStep:
 
 
 @dataclass(frozen=True)
-class Plan:
+class VfPlan:
     """The steps in their order, and for each card that stays as it is, though it should not, the reason."""
 
     steps: tuple[VfStep, ...] = ()
     refused: tuple[str, ...] = ()
 
 
-def plan(policies: Sequence[VfPolicy], node: NodeCards) -> Plan:
+def plan(policies: Sequence[VfPolicy], node: NodeCards) -> VfPlan:
     """What to do for `policies`, which are in the order in which they count."""
     steps: list[VfStep] = []
     refused = [f"no card is chosen by {_chosen_by(p)}" for p in policies if not any(_is_of(c, p) for c in node.cards)]
@@ -92,7 +92,7 @@ def plan(policies: Sequence[VfPolicy], node: NodeCards) -> Plan:
                 needed = (VFIO if policy.deviceType == VFIO else "", "RDMA" if policy.isRdma else "")
                 modules |= dict.fromkeys(module for key in needed for module in _MODULES.get(key, ()))
     first = [VfStep(MODULE, "not loaded", module) for module in modules if module not in node.modules]
-    return Plan((*first, *steps), tuple(refused))
+    return VfPlan((*first, *steps), tuple(refused))
 
 
 class _Refused(Exception):

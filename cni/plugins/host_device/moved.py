@@ -99,14 +99,14 @@ def holder_of(
             if sandboxes.of_record(record, request):
                 return attachment, is_back
             try:  # the kernel brought the device back as it was in that sandbox
-                _reclaim(attachment, record, host, records, named)
+                _return_device(attachment, record, host, records, named)
             except Lingers:
                 return attachment, is_back
         is_back = True
     return None, is_back
 
 
-def _reclaim(attachment: Attachment, record: dict[str, Any], host: Rtnl, records: Records, named: Named) -> None:
+def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, records: Records, named: Named) -> None:
     """Return the device of an attachment to the host, as its DEL would, and note this in the record.
 
     The caller holds the lock of the attachment, whose sandbox is gone without a DEL. Its DEL may come later, when another

@@ -111,7 +111,7 @@ def call(request: Request, log: Log) -> result.Result | None:
     records = Records(log=log)
     if request.command == "ADD":
         return add(request, records, log)
-    {"DEL": delete, "CHECK": check, "GC": collect, "STATUS": status}[request.command](request, records, log)
+    {"DEL": delete, "CHECK": check, "GC": gc, "STATUS": status}[request.command](request, records, log)
     return None
 
 
@@ -347,7 +347,7 @@ def check(request: Request, records: Records, log: Log) -> None:
             )
 
 
-def collect(request: Request, records: Records, log: Log) -> None:
+def gc(request: Request, records: Records, log: Log) -> None:
     """Bring back the verbs devices of attachments that the runtime no longer knows; the first fault is raised at the end."""
     from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments
 

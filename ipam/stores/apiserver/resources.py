@@ -12,6 +12,8 @@ VERSION = "v1alpha1"
 ADDRESSES = "addressleases"  # of ADDRESS_GROUP
 CLAIMS = "resourceclaims"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
+OF_STORES = {"addresslease": (ADDRESSES, "AddressLeases"), "kubernetes": (POOLS, "IPPools")}
+"""By the kind of a store in a cluster: the resource of its leases, and its name for people."""
 EVERYWHERE = "*"  # as a namespace: all of them, or for a resource that has none
 
 _PATHS = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
 
 
-def collect(request: Request, log: Log) -> None:
+def gc(request: Request, log: Log) -> None:
     """End the attachments that the runtime does not list, and those that a DEL could not end; then call the IPAM plugin's GC.
 
     An attachment that was made after this call began stays, since the runtime's list cannot have it.
