@@ -111,11 +111,13 @@ class Client(http.Client):
                 f"etcd at {self._where()} does not speak gRPC: want etcd 3.4 or newer, and an endpoint for clients in"
                 " etcd_host"
             ) from None
+        except grpc.NotServed:
+            raise _Unserved(-1, "it does not serve the call", False) from None
         if code:
             raise self._error(code, reply.decode("utf-8", "replace"))
         try:
             list(txn.fields(reply))
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, OverflowError):
             raise _Unserved(-1, "with what is no message of etcd", True) from None
         return reply
 
@@ -123,6 +125,7 @@ class Client(http.Client):
         """The connection, or a new one to the first endpoint after the last that failed."""
         connection = self.kept(self._as_it_is)
         if isinstance(connection, grpc.Connection):
+            self._at = connection.at
             return connection
         turned = [*self._endpoints[self._at :], *self._endpoints[: self._at]]
         left = max(0.1, deadline - monotonic())
@@ -139,6 +142,7 @@ class Client(http.Client):
             limit = min(deadline, monotonic() + _ATTEMPT_SECONDS)
             context = self._tls_context() if where.tls else None
             self._connection = connection = grpc.Connection(socket, where.host, context, limit)
+            connection.at = self._at
         except http.Untrusted as fault:
             raise self._untrusted(fault) from None
         except OSError as fault:
@@ -150,7 +154,7 @@ class Client(http.Client):
     def _as_it_is(self) -> Any:
         """The key under which a connection may be kept, of all that it was made with; OSError, ValueError."""
         pems = [files.read_regular(path, _MOST_BYTES) if path else b"" for path in self._tls]
-        return str(self._where()), *pems
+        return tuple(map(str, self._endpoints)), *pems
 
     def _tls_context(self) -> Any:
         if self._context is None:
@@ -218,7 +222,7 @@ class Client(http.Client):
         said = said.removeprefix("etcdserver: ")
         user = f'user "{self._user}"' if self._user else "a request without a user"
         if code == _UNAUTHENTICATED or "user name is empty" in said or "auth store is old" in said:
-            if self._token:  # it has expired; the next attempt gets another
+            if self._token or "is old" in said:  # it has expired; the next attempt gets another
                 self._token, self._refused = "", True
                 return _Unserved(code, said, False)
             return InvalidConfig(f"etcd at {where} asks for authentication: set etcd_username and etcd_password")

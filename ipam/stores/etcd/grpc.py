@@ -22,6 +22,7 @@ _END_STREAM, _END_HEADERS, _PADDED, _ACK = 1, 4, 8, 1  # flags
 _TABLE_SIZE, _PUSH, _INITIAL_WINDOW = 1, 2, 4  # settings
 _DEFAULT_WINDOW, _LARGEST_WINDOW = (1 << 16) - 1, (1 << 31) - 1  # bytes of flow control (RFC 9113, section 5.2)
 _LARGEST_FRAME = 1 << 14  # bytes of a frame
+_REFUSED = b"\0\0\0\7"  # why a stream is reset: it was not served
 _REGULAR = {"content-type": "application/grpc", "te": "trailers", "user-agent": http.AGENT}
 _STATUSES = {8: b"200", 9: b"204", 10: b"206", 11: b"304", 12: b"400", 13: b"404", 14: b"500"}  # by index of :status
 _LENGTHS = (
@@ -36,6 +37,10 @@ class NoGrpc(Exception):
     """The server speaks HTTP/1: it has served nothing."""
 
 
+class NotServed(Exception):
+    """The server has certainly not served the call (RFC 9113, section 8.7)."""
+
+
 class Connection(http.Connection):
     """A connection for gRPC; with TLS the context must offer the protocol h2."""
 
@@ -47,6 +52,7 @@ class Connection(http.Connection):
         "_stream",
         "_trailers_of_success",
         "_window",
+        "at",
     )
 
     def __init__(self, socket: Any, host: str, context: Any, deadline: float) -> None:
@@ -58,28 +64,33 @@ class Connection(http.Connection):
         self._consumed = 0  # bytes that the server has sent and may send again
         self._window = self._initial_window = _DEFAULT_WINDOW  # of the connection, of a new stream
         self._stream = -1
+        self.at = 0  # the index of its endpoint
         scheme = b"\x87" if context else b"\x86"
-        self._first_headers = b"\x83" + scheme + _literal(":authority", self._host)  # 83: POST
-        self._trailers_of_success = b""  # the last headers of a call that succeeded
+        self._first_headers = b"\x20\x83" + scheme + _literal(":authority", self._host)  # 20: no table; 83: POST
+        self._trailers_of_success: bytes | None = None  # the last headers of a call that succeeded
 
     def call(self, method: str, message: bytes, token: str, deadline: float) -> tuple[int, bytes]:
         """(0, the reply), or (a code of gRPC, or -1, and the error's text). `method` is SERVICE/NAME.
 
-        Lost, Untrusted, NoGrpc; the connection is closed then.
+        Lost, Untrusted, NoGrpc, NotServed; the connection is closed then.
         """
         try:
-            headers, reply = self._exchange(method, message, token, deadline)
+            headers, data = self._exchange(method, message, token, deadline)
             self.reused = self.answers = True
-            if reply and headers[-1:] == [self._trailers_of_success]:
+            reply = data[5:]
+            is_whole = reply and not data[0] and int.from_bytes(data[1:5], "big") == len(reply)
+            if is_whole and headers[-1] == self._trailers_of_success:
                 return 0, reply
             fields = dict(field for block in headers for field in _decoded(block))
             code, status = fields.get(b"grpc-status", b""), fields.get(b":status", b"")
-            if code == b"0" and reply:
+            if code == b"0" and is_whole:
                 self._trailers_of_success = headers[-1]
                 return 0, reply
             if status != b"200":
                 return -1, b"status " + status
-            return int(code) or -1, fields.get(b"grpc-message", b"")
+            if not int(code):
+                raise ValueError
+            return int(code), fields.get(b"grpc-message") or b"code " + code
         except OSError as fault:
             raise self.lost(fault) from None
         except (ValueError, IndexError):
@@ -89,7 +100,7 @@ class Connection(http.Connection):
             raise http.Lost(errno.EPROTO, "what came is not a reply of gRPC") from None
 
     def _exchange(self, method: str, message: bytes, token: str, deadline: float) -> tuple[list[bytes], bytes]:
-        """(blocks of headers, message) of the reply. ValueError."""
+        """(blocks of headers, data) of the reply. ValueError."""
         self._stream += 2
         regular = _REGULAR | {"token": token} if token else _REGULAR
         block = self._first_headers + _literal(":path", f"/etcdserverpb.{method}")
@@ -100,18 +111,20 @@ class Connection(http.Connection):
         headers: list[bytes] = []
         replies: list[bytes] = []
         flags = 0
+        is_last = False
         while not flags & _END_STREAM:
-            has_data = False
+            unsent = data
             while data and (size := min(len(data), window, self._window, _LARGEST_FRAME)) > 0:
-                has_data, last = True, size == len(data)
+                last = size == len(data)
                 self._pending += _frame(_DATA, _END_STREAM if last else 0, self._stream, data[:size])
                 window, self._window, data = window - size, self._window - size, data[size:]
-            if has_data:
+            if self._pending and (unsent or len(self._pending) > _LARGEST_FRAME):
                 pending, self._pending = self._pending, b""
                 self._send(pending, deadline)
             before = self._initial_window
             kind, flags, stream, content = self._next(deadline)
             window += self._initial_window - before
+            is_last = is_last or kind == _GOAWAY
             if stream != self._stream or kind not in (_DATA, _HEADERS, _WINDOW_UPDATE):
                 flags = 0
             elif kind == _WINDOW_UPDATE:
@@ -119,10 +132,9 @@ class Connection(http.Connection):
                 flags = 0
             else:
                 (replies if kind == _DATA else headers).append(content)
-        reply = b"".join(replies)
-        if reply and (reply[0] or int.from_bytes(reply[1:5], "big") != len(reply) - 5):
-            raise ValueError
-        return headers, reply[5:]
+        if is_last:
+            self.close()
+        return headers, b"".join(replies)
 
     def _next(self, deadline: float) -> tuple[int, int, int, bytes]:
         """(kind, flags, stream, content) of the next frame, whose effect on the connection is made. ValueError."""
@@ -147,8 +159,13 @@ class Connection(http.Connection):
                 found = {content[i : i + 2]: int.from_bytes(content[i + 2 : i + 6], "big") for i in range(0, size, 6)}
                 self._initial_window = found.get(bytes((0, _INITIAL_WINDOW)), self._initial_window)
             self._pending += _frame(kind, _ACK, 0, content if kind == _PING else b"")
-        elif kind == _GOAWAY or (kind == _RESET and stream == self._stream):
-            raise OSError(errno.ECONNRESET, "the call was ended")
+        elif kind == _RESET and stream == self._stream and content != _REFUSED:
+            raise OSError(errno.ECONNABORTED, "the server has ended the call")
+        elif (kind == _RESET and stream == self._stream) or (
+            kind == _GOAWAY and int.from_bytes(content[:4], "big") < self._stream
+        ):
+            self.close()
+            raise NotServed
         return kind, flags, stream, content
 
 
