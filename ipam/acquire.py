@@ -167,7 +167,7 @@ class _Attempts:
     def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
         """End the claims that may still be served, if one would make a lease that is neither in `wants` nor in `own`."""
         known = [*wants, *(lease.want for lease in own)]
-        if any(want not in known for want in self._open):
+        if not {_place(want) for want in self._open} <= {_place(want) for want in known}:
             self._store.settle(self._owner.attachment, self._owner.sequence - 1)
         self._open = ()
 
@@ -177,6 +177,10 @@ class _Attempts:
         if self._contended in unseen(store) or self._contended >= store.places:
             return False
         return any(store.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in windows)
+
+
+def _place(want: Want) -> tuple[str, int, int, str | None]:
+    return want.pool, want.family, want.value, want.scope
 
 
 def unseen(store: Store) -> range:

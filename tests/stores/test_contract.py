@@ -154,6 +154,13 @@ def test_a_late_release_frees_nothing_of_another(store: Store) -> None:
     assert values(store.find(owner("c2").attachment)) == [TEN + 1]
 
 
+def test_to_settle_an_attachment_takes_nothing_of_what_it_holds(store: Store) -> None:
+    claim(store, [want(TEN + 1)], owner("c1", 2))
+    store.settle(owner("c1").attachment, 1)
+    assert values(store.find(owner("c1").attachment)) == [TEN + 1]
+    assert taken(store, [want(TEN + 1, "another pool of its scope")], owner("c2", 3)) == [TEN + 1]
+
+
 def test_release_frees_what_is_still_there(store: Store) -> None:
     leases = claim(store, [want(TEN + 1), want(TEN + 2)], owner())
     store.release(leases[:1])

@@ -234,7 +234,7 @@ class KubernetesStore(ObjectStore):
             for name in dict.fromkeys([lease.pool for lease in own] or self._store_ref.get("pools") or ()):
                 self._fence(name)
             self._view.forget()
-            self._view.unreserve([lease for lease in own if not self._view.holder_besides(lease)])
+            self._view.unreserve([lease for lease in own if not self._view.lease_at(lease)])
 
     def _fence(self, name: str) -> None:
         """Change a pool, so that every patch which tests its present version fails. Open."""
