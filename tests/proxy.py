@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _QUIET = 0.3  # seconds: an answer is whole when no more has come for so long; gRPC sends other frames before
 
@@ -32,12 +32,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._held.set()
-        for s in self._open:
-            try:
-                s.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-            s.close()
+        end(self._open)
 
     def let_go(self) -> None:
         self._held.set()
@@ -98,3 +93,10 @@ def _shut(*sockets: socket.socket) -> None:
             s.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
+
+
+def end(sockets: Sequence[socket.socket]) -> None:
+    """Close `sockets`, and end what other threads do with them."""
+    _shut(*sockets)
+    for s in sockets:
+        s.close()

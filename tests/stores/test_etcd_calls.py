@@ -24,6 +24,7 @@ from ipam.stores import http
 from ipam.stores.base import Open, Unreachable
 from ipam.stores.etcd import client, grpc, txn
 from ipam.stores.etcd.client import Client, endpoint
+from tests import proxy
 
 DATA, HEADERS, PRIORITY, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)  # kinds of frames
 END_STREAM, ACK, END_HEADERS, PADDED, HAS_PRIORITY = 1, 1, 4, 8, 0x20  # flags
@@ -100,12 +101,7 @@ class Server:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        for s in self._open:
-            try:
-                s.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-            s.close()
+        proxy.end(self._open)
 
     def end_connections(self) -> None:
         for s in self._open[1:]:
@@ -281,7 +277,7 @@ MAYBE_SERVED: dict[str, tuple[Play, str]] = {  # and a word of the error
     "a compressed message": (lambda s: raw(s, b"\1" + message(b"x")[1:]), "not a reply of gRPC"),
     "two messages": (lambda s: raw(s, message(b"x") * 2), "not a reply of gRPC"),
     "a short message": (lambda s: raw(s, message(b"x")[:-1]), "not a reply of gRPC"),
-    "a message that is none": (lambda s: raw(s, b"\0" + number(2) + b"\x0a\x09"), "no message of etcd"),
+    "a message that ends inside a field": (lambda s: raw(s, b"\0" + number(2) + b"\x0a\x09"), "no message of etcd"),
     "a number without an end": (lambda s: raw(s, b"\0" + number(17) + b"\x08" + b"\xff" * 15 + b"\1"), "no message of"),
     "padding": (lambda s: frame(DATA, PADDED | END_STREAM, s, b"\1x\0"), "not a reply of gRPC"),
     "a block of headers in two frames": (lambda s: frame(HEADERS, 0, s) + frame(CONTINUATION, 4, s), "not a reply"),
