@@ -130,7 +130,7 @@ class Etcd:
             batches = range(0, len(values), _BATCH)
             for _, i in zip(self._progress.track(f"etcd: filling {pool}", len(batches)), batches, strict=True):
                 who = Owner(Attachment("bench", f"{pool}-{i}", "net1"), ("ns", f"{pool}-{i}", ""), "node-2", sequence=i)
-                answer = store.claim([Want(pool, 4, value, pool) for value in values[i : i + _BATCH]], who)
+                answer = store.claim([Want(pool, 4, value, "") for value in values[i : i + _BATCH]], who)
                 assert isinstance(answer, Claimed), answer
         store.close()
 

@@ -39,24 +39,35 @@ class Search:
         self._asked = 0  # number of calls of `next_open` in this search
         self._reached = 0  # the address of the last one
         self._spare = _MARKED  # blocks that may still be marked by counts
-        self._seen: dict[Window, list[bytes]] = {}
+        self._seen: dict[object, Sequence[bytes]] = {}
 
     def expect(self, windows: Sequence[Window]) -> list[Op]:
-        """The reads for `occupied` of these windows; `answered` takes their answers."""
-        return [read for window in windows for read in self._reads(window)]
+        """The reads for `occupied` of these windows, and for `next_open` behind a single one; `answered` takes their answers."""
+        return [read for reads in self._expected(windows).values() for read in reads]
 
     def answered(self, windows: Sequence[Window], answers: Sequence[bytes]) -> None:
-        """Keep the answers to `expect`, each for one call of `occupied`."""
+        """Keep the answers to `expect`, each for one call."""
         self._seen.clear()
-        for window in windows:
-            count = len(self._reads(window))
-            self._seen[window] = list(answers[:count])
-            answers = answers[count:]
+        for question, reads in self._expected(windows).items():
+            self._seen[question] = answers[: len(reads)]
+            answers = answers[len(reads) :]
+
+    def _expected(self, windows: Sequence[Window]) -> dict[object, list[Op]]:
+        expected: dict[object, list[Op]] = {window: self._reads(window) for window in windows}
+        if len(expected) == 1:
+            pool, scope, family, _, high = windows[0]
+            kind, space = self._keys.places(Want(pool, family, high, scope))[0]
+            if high < _TOP[family]:
+                expected[kind, space, family, high + 1] = self._marks_from(kind, space, family, high + 1)
+        return expected
 
     def occupied(self, window: Window) -> int:
         """As Store.occupied."""
         pool, scope, family, low, high = window
-        answers = self._seen.pop(window, None) or self._answers(self._reads(window))
+        answers = self._answers(self._reads(window), window)
+        size, aligned = high - low + 1, high - low + 1 == BLOCK and low % BLOCK == 0
+        if scope is not None and not aligned and txn.number(answers[1]) == size:  # without a look at each of them
+            return (1 << size) - 1
         bits, own, reserved = 0, 0, 0
         for key, value in txn.entries(answers[0]):
             bits |= 1 << value_of(key, family) - low
@@ -69,7 +80,7 @@ class Search:
                 for key, _ in txn.entries(answer):
                     bits |= 1 << value_of(key, family) - low
                 own = len(txn.entries(answer))
-        if high - low + 1 == BLOCK and low % BLOCK == 0 and BLOCK in (own, reserved):
+        if aligned and BLOCK in (own, reserved):
             places = self._keys.places(Want(pool, family, low, scope))
             for (kind, space), found in zip(places, (own, reserved)):  # noqa: B905
                 if found == BLOCK:
@@ -85,17 +96,18 @@ class Search:
         for kind, space in self._keys.places(Want(pool, family, value, scope)):
             at, known = value, False
             while at <= high and not known:
-                at, known = self._skip(kind, space, family, at)
+                at, known = self._skip(kind, space, family, at, high)
             if at > value:
                 return min(at, high + 1)
         return value
 
-    def _skip(self, kind: str, space: str, family: int, at: int) -> tuple[int, bool]:
-        """(an address from `at` on below which all blocks are marked, whether its own block is known to have no mark)."""
+    def _skip(self, kind: str, space: str, family: int, at: int, high: int) -> tuple[int, bool]:
+        """(an address from `at` on below which all blocks are marked, whether its own block is known to have no mark).
+
+        Marks above `high` are of no interest.
+        """
         start, block = at & -LARGE, at & -BLOCK
-        behind = min(start + LARGE * (LARGE // BLOCK), _TOP[family] + 1)
-        of_blocks = txn.count(*self._keys.span(family, block, start + LARGE - 1, "full", kind, space, str(BLOCK)))
-        counted, listed = self._answers([of_blocks, self._marked(kind, space, LARGE, family, start, behind - 1)])
+        counted, listed = self._answers(self._marks_from(kind, space, family, at), (kind, space, family, at))
         large = {value_of(key, family) for key, _ in txn.entries(listed)}
         if start not in large:
             if txn.number(counted) < (start + LARGE - block) // BLOCK:
@@ -105,11 +117,18 @@ class Search:
         at = start + LARGE
         while at in large:
             at += LARGE
-        return at, False
+        return self._gap(kind, space, family, at) if at < _behind(start, family) and at <= high else (at, False)
+
+    def _marks_from(self, kind: str, space: str, family: int, at: int) -> list[Op]:
+        """The reads of `_skip`: the number of marked blocks from `at` to the next multiple of LARGE, and the marks of LARGE."""
+        start = at & -LARGE
+        of_blocks = self._keys.span(family, at & -BLOCK, start + LARGE - 1, "full", kind, space, str(BLOCK))
+        return [txn.count(*of_blocks), self._marked(kind, space, LARGE, family, start, _behind(start, family) - 1)]
 
     def _gap(self, kind: str, space: str, family: int, at: int) -> tuple[int, bool]:
-        """As `_skip`, up to the next multiple of LARGE, below which some block has no mark."""
-        end = (at & -LARGE) + LARGE
+        """As `_skip`, up to the next multiple of LARGE."""
+        start = at & -LARGE
+        end = start + LARGE
         (answer,) = self._answers([self._marked(kind, space, BLOCK, family, at & -BLOCK, end - 1)])
         marked = {value_of(key, family) for key, _ in txn.entries(answer)}
         open_blocks = [block for block in range(at & -BLOCK, end, BLOCK) if block not in marked]
@@ -120,6 +139,8 @@ class Search:
             self._mark(kind, space, family, full[: self._spare], BLOCK)
             self._spare -= len(full[: self._spare])
             open_blocks = [block for block in open_blocks if block not in full]
+        if not open_blocks and at == start:
+            self._mark(kind, space, family, [start], LARGE)
         return (max(at, open_blocks[0]), True) if open_blocks else (end, False)
 
     def _reads(self, window: Window) -> list[Op]:
@@ -150,5 +171,11 @@ class Search:
         mark = txn.put(self._keys.full(kind, space, size, family, start), b"")
         return txn.transaction([txn.exists(key) for key in parts], [mark])
 
-    def _answers(self, reads: list[Op]) -> list[bytes]:
-        return txn.answers(self._call(txn.reads(reads)))
+    def _answers(self, reads: list[Op], question: object = None) -> Sequence[bytes]:
+        """The answers to `reads`, those that were kept for the `question` if there are some."""
+        return self._seen.pop(question, None) or txn.answers(self._call(txn.reads(reads)))
+
+
+def _behind(start: int, family: int) -> int:
+    """The address behind those whose marks of LARGE are read together from `start` on."""
+    return min(start + LARGE * (LARGE // BLOCK), _TOP[family] + 1)
