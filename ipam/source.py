@@ -12,7 +12,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
 from cni.shared.spec.request import member
 from ipam import flatfile
-from ipam.keys import CONFINED, DATASTORES, NESTED, NOT_FROM_FLAT_FILE
+from ipam.keys import ACCEPTED_KEYS, CONFINED, DATASTORES, IPAM_KEYS, NESTED, NOT_FROM_FLAT_FILE, RANGE_KEYS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _HIDDEN = "(not shown)"
+_SPELLED = {key.name.lower(): key.name for key in (*IPAM_KEYS, *RANGE_KEYS, *ACCEPTED_KEYS)}
 _COMMON = 2  # characters: a text so short stands in most messages by chance
 
 
@@ -62,8 +63,9 @@ class Source:
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
         """Set the attributes of `target` that `table` names."""
         before = len(faults)
-        fill(target, [k for k in table if not self._in_flat_file(k.name)], self._block, faults, "ipam.")
-        fill(target, [k for k in table if self._in_flat_file(k.name)], self._flat, faults, f"{self.path}: ")
+        in_flat_file = [key for key in table if self._in_flat_file(key.name)]
+        fill(target, [key for key in table if key not in in_flat_file], self._block, faults, "ipam.")
+        fill(target, in_flat_file, self._flat, faults, f"{self.path}: ")
         for fault in faults[before:]:
             if fault.key.endswith("etcd_password") or self._is_of_chosen(fault):
                 fault.value = _HIDDEN
@@ -82,7 +84,7 @@ class Source:
 
     def names(self, name: str) -> bool:
         """Whether the block itself has the key `name`."""
-        return not _is_left_out(member(self._block, name))
+        return not _is_left_out(self._block.get(name))
 
     def hide(self, faults: list[Fault]) -> None:
         """Remove from the faults the values of a flat file that the block chose, and all that is made of them."""
@@ -115,7 +117,7 @@ class Source:
     def node_name(self, environ_name: str, files: Files) -> str:
         """The first that is not empty: `environ_name`; the file `nodename` in the flat file's configuration_path; the host name."""
         name = environ_name.strip()
-        directory = member(self._flat, "configuration_path")
+        directory = self._flat.get("configuration_path")
         if not name and directory and isinstance(directory, str):
             try:
                 name = (files.load(f"{directory}/nodename") or b"").decode().strip()
@@ -124,9 +126,9 @@ class Source:
         return name or files.host_name()
 
     def _in_flat_file(self, name: str) -> bool:
-        if not self._flat or name in NOT_FROM_FLAT_FILE or not _is_left_out(member(self._block, name)):
+        if not self._flat or name in NOT_FROM_FLAT_FILE or not _is_left_out(self._block.get(name)):
             return False
-        return not _is_left_out(member(self._flat, name))
+        return not _is_left_out(self._flat.get(name))
 
 
 def _follow(key: str, path: str, roots: str, files: Files, faults: list[Fault]) -> str:
@@ -180,14 +182,19 @@ def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
 
 
 def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> dict[str, Any]:
-    """`document` with the keys of its nested objects as "object.key", as the tables name them."""
-    flat = {name: value for name, value in document.items() if "." not in name}
+    """`document` with the keys of its nested objects as "object.key", each as the tables spell it."""
+    found = [(name, value) for name, value in document.items() if "." not in name]
     for name in NESTED:
         nested = member(document, name)
         if isinstance(nested, dict):
-            flat.update({f"{name}.{key}": value for key, value in nested.items()})
+            found += [(f"{name}.{key}", value) for key, value in nested.items()]
         elif nested is not None:
             faults.append(Fault(prefix + name, nested, "want a JSON object"))
+    flat: dict[str, Any] = {}
+    for name, value in found:
+        spelled = _SPELLED.get(name.lower(), name)
+        if name == spelled or spelled not in flat:  # as `member` chooses among names that differ in case alone
+            flat[spelled] = value
     return flat
 
 

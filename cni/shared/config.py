@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
-from cni.shared.spec.request import member
+from cni.shared.spec.request import fold, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ def fill(
     target: object, table: Sequence[Key], document: Mapping[str, Any], faults: list[Fault], prefix: str = ""
 ) -> None:
     """Set the attribute of every key in `table` on `target` from `document`; a bad value goes to `faults`."""
+    folded = fold(document)
     for key in table:
-        value = member(document, key.name)
+        value = document[key.name] if key.name in document else folded.get(key.name.lower())
         filled = key.default
         if value is not None:
             try:

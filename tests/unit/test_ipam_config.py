@@ -194,6 +194,30 @@ def test_keys_match_without_regard_to_case_and_unknown_or_null_ones_are_ignored(
     assert (config.dns, config.overlap, config.routes) == ({"domain": "example.com"}, False, [])
 
 
+SPELLINGS = {  # block, flat file: the level of the log
+    "to the letter before without case": ({"LOG_LEVEL": "error", "log_level": "debug"}, {}),
+    "also when that comes first": ({"log_level": "debug", "LOG_LEVEL": "error"}, {}),
+    "the first of those without case": ({"Log_Level": "debug", "LOG_LEVEL": "error"}, {}),
+    "so in the flat file": ({}, {"LOG_LEVEL": "error", "log_level": "debug"}),
+    "of any spelling in the block before the flat file": ({"LOG_LEVEL": "debug"}, {"log_level": "error"}),
+    "empty to the letter in the block: the flat file": (
+        {"log_level": "", "LOG_LEVEL": "error"},
+        {"Log_Level": "debug"},
+    ),
+}
+
+
+@pytest.mark.parametrize("which", SPELLINGS)
+def test_of_keys_that_differ_in_case_alone_one_counts(which: str) -> None:
+    block, flat = SPELLINGS[which]
+    assert config_of({**RANGE, **block}, files={INSTALLED: flat}).log_level == "debug"
+
+
+def test_of_keys_of_an_inner_object_that_differ_in_case_alone_the_one_to_the_letter_counts() -> None:
+    dns = {"Domain": "other.example", "domain": "example.com", "SEARCH": ["a"]}
+    assert config_of({**RANGE, "dns": dns}).dns == {"domain": "example.com", "search": ["a"]}
+
+
 def test_keys_that_change_nothing_are_accepted() -> None:
     block = {
         "type": "whereabouts",

@@ -129,13 +129,15 @@ def member(document: Mapping[str, Any], key: str) -> Any:
 
     encoding/json in Go matches so, and configurations in use rely on it.
     """
-    if key in document:
-        return document[key]
-    folded = key.lower()
+    return document[key] if key in document else fold(document).get(key.lower())
+
+
+def fold(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of `document` by their names in lower case; of names that differ in case alone the first one counts."""
+    folded: dict[str, Any] = {}
     for name, value in document.items():
-        if name.lower() == folded:
-            return value
-    return None
+        folded.setdefault(name.lower(), value)
+    return folded
 
 
 def _check_identity(environ: Mapping[str, str]) -> None:
