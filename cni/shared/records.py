@@ -286,15 +286,17 @@ class Records:
         self, prefix: str, part: str, within: str = "", texts: Sequence[bytes] = ()
     ) -> list[tuple[Attachment, str, dict[str, Any]]]:
         found = []
-        for name in sorted(self._names()):
-            named = name.startswith("#") or (name.startswith(prefix) and within in name)
-            if named and name.endswith(f":{part}" if part else ""):
-                document = self._load(name, texts)
-                attachment = document and _attachment(document)
-                if document and _is_newer(document):
-                    self._pass_by(name, document)
-                elif document and attachment:
-                    found.append((attachment, name.rpartition(":")[2], document))
+        end = f":{part}" if part else ""
+        named = [
+            n for n in self._names() if n.endswith(end) and ((n.startswith(prefix) and within in n) or n[0] == "#")
+        ]
+        for name in sorted(named):
+            document = self._load(name, texts)
+            attachment = document and _attachment(document)
+            if document and _is_newer(document):
+                self._pass_by(name, document)
+            elif document and attachment:
+                found.append((attachment, name.rpartition(":")[2], document))
         return found
 
     def _pass_by(self, name: str, document: dict[str, Any]) -> None:
@@ -305,7 +307,7 @@ class Records:
     def _names(self, hidden: bool = False) -> list[str]:
         self._examine()
         try:
-            return [n for n in posix.listdir(self._folder) if n.startswith(".") == hidden and ":" in n]
+            return [n for n in posix.listdir(self._folder) if (n[0] == ".") == hidden and ":" in n]
         except FileNotFoundError:
             return []
         except OSError as fault:
