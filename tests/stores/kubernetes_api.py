@@ -321,7 +321,8 @@ class ApiServer:
         where = f'{resource}.{group} "{name}"'
         self._refuse_forbidden(method, parts)
         if method == "POST":
-            return 201, self._create(resource, namespace, json.loads(body), "dryRun" not in query)
+            made = self._create(resource, namespace, json.loads(body), "dryRun" not in query)
+            return 201, _brief(made) if "as=PartialObjectMetadata" in headers.get("Accept", "") else made
         if not name:
             brief = "as=PartialObjectMetadataList" in headers.get("Accept", "")
             listed = self._list(resource, namespace, query, brief)
@@ -355,10 +356,8 @@ class ApiServer:
             if headers.get("Content-Type") != "application/json-patch+json":
                 raise Refusal(415, "UnsupportedMediaType", "the body of the request was in an unknown format")
             found = self._patch(resource, namespace, name, found, json.loads(body))
-        if "as=PartialObjectMetadata" in headers.get("Accept", ""):
-            brief = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": found["metadata"]}
-            return 200, copy.deepcopy(brief)
-        return 200, copy.deepcopy(found)
+        is_brief = "as=PartialObjectMetadata" in headers.get("Accept", "")
+        return 200, copy.deepcopy(_brief(found) if is_brief else found)
 
     def _serve_core(
         self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
@@ -399,7 +398,7 @@ class ApiServer:
         except Unfit as fault:
             raise _unfit(str(fault)) from None
         if "as=PartialObjectMetadata" in headers.get("Accept", ""):
-            return 200, {"kind": "PartialObjectMetadata", "metadata": found["metadata"]}
+            return 200, _brief(found)
         return 200, found
 
     def _refuse_forbidden(self, method: str, parts: list[str]) -> None:
@@ -498,6 +497,10 @@ class ApiServer:
             "resourceVersion": str(next(self._versions)),
             "creationTimestamp": "2026-01-01T00:00:00Z",
         }
+
+
+def _brief(document: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": document["metadata"]}
 
 
 def _unfit(why: str) -> Refusal:

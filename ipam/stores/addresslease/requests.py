@@ -61,7 +61,8 @@ class Objects:
             if again:
                 document["metadata"]["labels"][FENCE] = str(time.time_ns())
             try:
-                return self._entry(self._api.create(ADDRESSES, document)), True
+                made = self._api.create(ADDRESSES, document, brief=True)
+                return self._entry({**document, "metadata": made.get("metadata") or {}}), True
             except Conflict:
                 found = self.get(document["metadata"]["name"])
                 if found is None:

@@ -124,9 +124,16 @@ class Api(http.Client):
         """The metadata of a pod; Gone."""
         return self._object(self._call("GET", PODS, name, namespace=namespace, accept=BRIEF)).get("metadata") or {}
 
-    def create(self, resource: str, document: dict[str, Any], namespace: str = "") -> dict[str, Any]:
-        """The new object as the server has it; Conflict for a name in use. Open."""
-        return self._object(self._call("POST", resource, "", _UNWARNED, codec.dumps(document).encode(), namespace))
+    def create(
+        self, resource: str, document: dict[str, Any], namespace: str = "", brief: bool = False
+    ) -> dict[str, Any]:
+        """The new object as the server has it; Conflict for a name in use. Open.
+
+        `brief`: its metadata, at least, which takes a server a quarter less time.
+        """
+        accept = BRIEF if brief else ""
+        body = codec.dumps(document).encode()
+        return self._object(self._call("POST", resource, "", _UNWARNED, body, namespace, accept))
 
     def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
         """As `create`, but the server keeps nothing: {} for a name in use. CniError when it would refuse the object."""
