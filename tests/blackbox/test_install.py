@@ -633,9 +633,13 @@ def test_the_command_is_linked_for_administrators_and_goes_with_the_installation
 def test_of_the_plain_names_those_are_taken_that_are_asked_for(
     plugins: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        run("install", "--replace", "--plugins", "macvlan,macvlna", "--to", plugins)
-    assert '"macvlna": want some of macvlan,' in capfd.readouterr().err
+    for wrong, told in (
+        (("--replace", "--plugins", "macvlan,macvlna"), '"macvlna": want some of macvlan,'),
+        (("--plugins", "macvlan"), "--plugins needs --replace: "),
+    ):
+        with pytest.raises(SystemExit):
+            run("install", *wrong, "--to", plugins)
+        assert told in capfd.readouterr().err
     assert run("install", "--replace", "--plugins", "macvlan,whereabouts", "--to", plugins) == 0
     assert "kept, to be put back by uninstall: macvlan, whereabouts\n" in capfd.readouterr().out
     assert {name for name in PLAIN if (plugins / name).is_symlink()} == {"macvlan", "whereabouts"}
