@@ -407,6 +407,11 @@ def test_a_store_that_is_not_named_rightly_is_refused(site: Site, place: str) ->
     assert "names no store: want file:DIR" in run("migrate", "--from", place, "--to", site.place("file"), code=1)
 
 
+def test_host_local_is_no_destination(site: Site) -> None:
+    told = run("migrate", "--from", site.place("file"), "--to", "host-local:/networks/rdma-net", code=1)
+    assert '"host-local:/networks/rdma-net": leases are copied from host-local, never to it' in told
+
+
 # --- a node ---
 
 
