@@ -7,7 +7,9 @@ import difflib
 import errno
 import importlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
@@ -60,6 +62,7 @@ def main() -> int:
     if sys.stdout is None:  # closed by the caller: the next file opened, such as a store, would be written over
         output.print_fault("railcni: stdout is closed: send it to a file, or to /dev/null")
         return 1
+    _end_in_order()
     try:
         code = _run()
         sys.stdout.flush()
@@ -97,6 +100,14 @@ def _null(number: int, mode: str) -> TextIO:
     os.dup2(os.open(os.devnull, os.O_RDWR), number)
     os.set_inheritable(number, True)  # of a descriptor that had the number already, dup2 changes nothing
     return cast(TextIO, open(number, mode, closefd=False))
+
+
+def _end_in_order() -> None:
+    """Let SIGTERM, and the SIGHUP of a terminal that is closed, end the command as Ctrl-C does: with what it undoes then."""
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
+                signal.signal(number, signal.default_int_handler)
 
 
 def _run() -> int:
