@@ -73,7 +73,8 @@ def _install(options: argparse.Namespace) -> int:
     replace = (options.plugins or PLAIN) if options.replace else ()
     link = CommandLink(folder, options.root, options.link_dir, wanted)
     if options.dry_run:
-        return _print_steps([*change.steps_to(folder, wanted, replace), *link.made()], folder)
+        with folder.foreseen():
+            return _print_steps([*change.steps_to(folder, wanted, replace), *link.made()], folder)
     with output.progress() as say:
         steps = change.install(folder, wanted, replace, say)
         folder.carry_out(link.made(), say)

@@ -446,6 +446,19 @@ def test_a_dry_run_lists_the_steps_that_are_then_carried_out(
         done.clear()
 
 
+def test_a_dry_run_of_install_is_refused_where_install_is(
+    public: Path, plugins: Path, another_user: AnotherUser, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for folder, hindrance, why in (
+        (public, another_user, "Permission denied; run as root"),
+        (plugins, the(plugins).locked(), "another railcni install or uninstall is at work"),
+    ):
+        with hindrance:
+            for more in ([], ["--dry-run"]):
+                assert run("install", "--to", folder, *more) == 1
+                assert why in capfd.readouterr().err
+
+
 def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
     plugins: Path, bundles: tuple[content.Content, content.Content], capfd: pytest.CaptureFixture[str]
 ) -> None:
