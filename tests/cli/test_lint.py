@@ -285,6 +285,14 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
         ({**GOOD, "MTU": 9000}, ("warning", "MTU", '"MTU"', 'write "mtu"')),
         ({**GOOD, "mastr": "x"}, ("warning", "mastr", '"mastr"', 'write "master"')),
         ({**GOOD, "range": "10.0.0.0/8"}, ("warning", "range", '"range"', 'move "range" into "ipam"')),
+        (
+            {**GOOD, "dns": {"nameservers": "10.0.0.1"}},
+            ("error", "dns", '{"nameservers": "10.0.0.1"}', "write a list as its `nameservers`"),
+        ),
+        (
+            {**GOOD, "dns": {"search": ["a"], "domain": 5}},
+            ("error", "dns", '{"search": ["a"], "domain": 5}', "write a string as its `domain`"),
+        ),
         ({**GOOD, "rdma": "on"}, ("error", "rdma", '"on"', 'write true, false, "auto", or an object')),
         ({**GOOD, "rdma": {"waitSeconds": "2"}}, ("error", "rdma.waitSeconds", '"2"', "write 2")),
         ({**GOOD, "rdma": {"require": True}}, ("warning", "rdma.require", '"require"', 'write "required"')),
