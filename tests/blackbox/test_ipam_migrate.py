@@ -390,6 +390,24 @@ def test_host_locals_subnets_must_be_named(site: Site) -> None:
     run("migrate", "--from", source, "--to", site.place("file"), "--range", "nonsense", code=2)
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty"),
+        (b"\xff\xfe", "which names no container and interface"),
+        (b"c/1\r\neth0", 'says "c/1 eth0", which names no container and interface'),
+        (b"c1\r\na/b", 'says "c1 a/b", which names no container and interface'),
+    ],
+)
+def test_a_file_of_host_local_that_names_no_container_is_told(site: Site, content: bytes, why: str) -> None:
+    hold(site, "192.168.111.2", "c1")
+    (site.folder / "networks/rdma-net/192.168.111.2").write_bytes(content)
+    source = f"host-local:{site.folder}/networks/rdma-net"
+    told = run("migrate", "--from", source, "--to", site.place("file"), "--range", "192.168.111.0/24", code=1)
+    assert "/192.168.111.2 " in told and f"{why}: find out whose address it is, or remove it" in told
+    assert site.leases("file") == []
+
+
 def test_a_file_that_is_another_containers_by_now_is_not_removed(site: Site) -> None:
     hold(site, "192.168.111.2", "c2", "net1")
     owner = Owner(Attachment("rdma-net", "c1", "net1"))
