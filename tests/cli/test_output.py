@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cni.cli.main import _print
-from cni.cli.terminal.output import print_table, write_file
+from cni.cli.terminal.output import print_data, print_table, write_file
 from cni.library.runtime.executables import PluginFailed
 from cni.shared.spec.errors import IoFailure
 
@@ -55,6 +55,11 @@ def test_the_last_column_alone_is_folded(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_table_without_rows_is_a_sentence_on_stderr_and_no_head(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("address", "pool"), [], empty="no lease")
     assert capsys.readouterr() == ("", "no lease\n")
+
+
+def test_what_stands_in_two_places_has_no_anchor_in_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    print_data({"of the lease": (both := ["192.168.111.1"]), "of the record": both}, "yaml")
+    assert capsys.readouterr().out == "of the lease:\n- 192.168.111.1\nof the record:\n- 192.168.111.1\n"
 
 
 def test_what_is_no_terminal_gets_one_line_a_row() -> None:

@@ -133,6 +133,9 @@ def print_data(value: Any, form: str) -> None:
     if form == "yaml":
         import yaml
 
+        value = json.loads(
+            json.dumps(value)
+        )  # what stands in two places is written twice: not all readers know anchors
         sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
     else:
         print_json(value)
