@@ -36,9 +36,11 @@ def main(plugin: str) -> int:
     try:
         _write(1, reply)
     except OSError as fault:  # the exit code reports the failure, and the runtime's DEL then clears the ADD
-        sys.stderr.write(f"plugin {plugin} of railcni: the reply cannot be written to stdout: {fault.strerror}\n")
+        if sys.stderr:
+            sys.stderr.write(f"plugin {plugin} of railcni: the reply cannot be written to stdout: {fault.strerror}\n")
         status = 1
-    sys.stderr.flush()
+    if sys.stderr:  # None when the caller has closed it, which makes no failure of what was done
+        sys.stderr.flush()
     return status
 
 

@@ -43,7 +43,8 @@ def _run(options: argparse.Namespace) -> int:
     attachments = [a for a in found(directory=options.state_dir) if is_chosen(options, a)]
     columns = ("network", "interface", "pod", "addresses", "namespace", "container")
     rows = [_row(a) for a in attachments]
-    output.show(options.output, attachments, lambda: output.print_table(columns, rows, empty="no attachment"))
+    empty = f"no attachment in {options.state_dir}"
+    output.show(options.output, attachments, lambda: output.print_table(columns, rows, empty=empty))
     return 0
 
 

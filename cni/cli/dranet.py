@@ -235,7 +235,7 @@ def _run(options: argparse.Namespace) -> int:
         server = _Server(options.socket, profiles, log)
     except OSError as fault:
         raise IoFailure(
-            f"cannot listen on {options.socket}: {fault.strerror}: name another file with --socket"
+            f"cannot listen on {options.socket}: {fault.strerror or fault}: name another file with --socket"
         ) from None
     finally:
         os.umask(usual)

@@ -40,7 +40,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             )
             parser.add_argument("--replace", action="store_true", help=about)
             about = f"with --replace: which plain names; default: {','.join(PLAIN)}"
-            parser.add_argument("--plugins", type=_plugins, default=PLAIN, metavar="NAME,NAME", help=about)
+            parser.add_argument("--plugins", type=_plugins, metavar="NAME,NAME", help=about)
         else:
             about = "also when attachments live that only railcni can detach"
             parser.add_argument("--force", action="store_true", help=about)
@@ -61,6 +61,8 @@ def _plugins(text: str) -> tuple[str, ...]:
 
 
 def _install(options: argparse.Namespace) -> int:
+    if options.plugins and not options.replace:
+        options.refuse("--plugins needs --replace: all plugins get their railcni-… names, and no other without it")
     folder = folder_of(options)
     wanted = content.here()
     if wanted.interpreter and not os.access(below(options.root, wanted.interpreter), os.X_OK):
@@ -68,10 +70,11 @@ def _install(options: argparse.Namespace) -> int:
             f"the host below {options.root} has no {wanted.interpreter}, which a checkout's executables name: install the"
             " bundle there (make bundle), which brings its own"
         )
-    replace = options.plugins if options.replace else ()
+    replace = (options.plugins or PLAIN) if options.replace else ()
     link = CommandLink(folder, options.root, options.link_dir, wanted)
     if options.dry_run:
-        return _print_steps([*change.steps_to(folder, wanted, replace), *link.made()], folder)
+        with folder.foreseen():
+            return _print_steps([*change.steps_to(folder, wanted, replace), *link.made()], folder)
     with output.progress() as say:
         steps = change.install(folder, wanted, replace, say)
         folder.carry_out(link.made(), say)

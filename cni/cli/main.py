@@ -7,9 +7,11 @@ import difflib
 import errno
 import importlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO, cast
 
 from cni import VERSION
 from cni.cli.terminal import output, subcommand
@@ -56,12 +58,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def main() -> int:
     """Run the command that sys.argv names; its exit code."""
+    _open_streams()
     if sys.stdout is None:  # closed by the caller: the next file opened, such as a store, would be written over
         output.print_fault("railcni: stdout is closed: send it to a file, or to /dev/null")
         return 1
-    options = _parser(sys.argv[1:2]).parse_args()
+    _end_in_order()
     try:
-        code = int(options.run(options))
+        code = _run()
         sys.stdout.flush()
         return code
     except StepsFailed as several:
@@ -83,6 +86,37 @@ def main() -> int:
     except Exception as fault:
         output.print_fault(f"railcni: {_unforeseen(fault)}")
     return 1
+
+
+def _open_streams() -> None:
+    """Let a stdin or stderr that the caller has closed be /dev/null: nothing else may be opened in its place."""
+    if sys.stdin is None:
+        sys.stdin = _null(0, "r")
+    if sys.stderr is None:
+        sys.stderr = _null(2, "w")
+
+
+def _null(number: int, mode: str) -> TextIO:
+    os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    os.set_inheritable(number, True)  # of a descriptor that had the number already, dup2 changes nothing
+    return cast(TextIO, open(number, mode, closefd=False))
+
+
+def _end_in_order() -> None:
+    """Let SIGTERM, and the SIGHUP of a terminal that is closed, end the command as Ctrl-C does: with what it undoes then."""
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
+                signal.signal(number, signal.default_int_handler)
+
+
+def _run() -> int:
+    try:
+        options = _parser(sys.argv[1:2]).parse_args()
+    except SystemExit:  # after --help or --version, which may be more than the reader of our output wants
+        sys.stdout.flush()
+        raise
+    return int(options.run(options))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -34,6 +34,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _run(options: argparse.Namespace) -> int:
     if options.ibdev2netdev:
+        if options.output != "table":
+            options.refuse("--ibdev2netdev has the lines of that tool alone: leave out -o")
         sys.stdout.writelines(f"{line}\n" for line in ibdev2netdev(inventory.read()))
         return 0
     found = sandboxes.read()

@@ -88,7 +88,7 @@ def _document(found: NodeCards) -> list[dict[str, Any]]:
 def _plan(options: argparse.Namespace) -> int:
     policies, faulty = _policies(options)
     found = plan(policies, cards.read(options.root, options.kubelet_dir))
-    _print(found, options.output)
+    _print(found, options.output, faulty)
     return int(faulty or bool(found.refused))
 
 
@@ -96,7 +96,7 @@ def _apply(options: argparse.Namespace) -> int:
     policies, faulty = _policies(options)
     done: list[VfStep] = []
     refused = apply(policies, options.root, options.kubelet_dir, done.append)
-    _print(VfPlan(tuple(done), tuple(refused)), options.output)
+    _print(VfPlan(tuple(done), tuple(refused)), options.output, faulty)
     return int(faulty or bool(refused))
 
 
@@ -112,7 +112,8 @@ def _policies(options: argparse.Namespace) -> tuple[list[VfPolicy], bool]:
     return config.policies, faulty
 
 
-def _print(found: VfPlan, form: str) -> None:
+def _print(found: VfPlan, form: str, faulty: bool) -> None:
+    """`faulty`: a file has a fault, so that nobody knows whether there is nothing to do."""
     document = {
         "steps": [{"of": s.place, "what": s.what, "now": s.now, "then": s.then} for s in found.steps],
         "refused": list(found.refused),
@@ -122,7 +123,7 @@ def _print(found: VfPlan, form: str) -> None:
         output.print_data(document, form)
     elif rows:
         output.print_table(_PLANNED, rows)
-    elif not found.refused:
+    elif not found.refused and not faulty:
         print("nothing to do")
     for reason in found.refused:
         output.print_fault(f"railcni: {reason}")

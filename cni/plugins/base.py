@@ -5,7 +5,7 @@ A module fits `LinkPlugin` by its functions alone. After the contract comes what
 
 from __future__ import annotations
 
-from cni.shared.config import Key, boolean, ipam_block, mapping
+from cni.shared.config import Key, boolean, dns_settings, ipam_block
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ if TYPE_CHECKING:
 KEYS_OF_EACH = (  # the last keys of each link plugin
     Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
     Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
-    Key("dns", mapping, {}, "DNS settings for the result; default: the IPAM plugin's"),
+    Key("dns", dns_settings, {}, "DNS settings for the result; default: the IPAM plugin's"),
 )
 
 

@@ -143,6 +143,19 @@ def ipam_block(value: Any) -> dict[str, Any]:
     return block
 
 
+def dns_settings(value: Any) -> dict[str, Any]:
+    """The dictionary `dns` of the spec, which goes into the result: a runtime refuses one whose members have other types."""
+    settings = mapping(value)
+    for name, read in (("domain", string), *((name, list_of(string)) for name in ("nameservers", "search", "options"))):
+        found = member(settings, name)
+        try:
+            if found is not None:
+                read(found)
+        except ValueError as fault:
+            raise ValueError(f"{fault} as its `{name}`") from None
+    return settings
+
+
 def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:
     """A reader of lists of up to `most` members that `read` accepts."""
 

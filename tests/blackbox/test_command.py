@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ GO = pytest.mark.skipif(
 )
 
 RECORDER = f"""#!{INTERPRETER} -IS
-import json, os, sys
+import json, os, signal, sys
 folder, name = os.path.split(os.path.abspath(__file__))
 stdin = sys.stdin.read()
 verb = os.environ["CNI_COMMAND"]
@@ -39,6 +40,9 @@ if "stderr" in plan:
     sys.stderr.write(plan["stderr"])
 if "signal" in plan:
     os.kill(os.getpid(), plan["signal"])
+if "to the command" in plan:
+    os.kill(os.getppid(), plan["to the command"])
+    signal.pause()
 result = {{"cniVersion": "1.0.0", "interfaces": [{{"name": name}}]}} if verb == "ADD" else None
 if verb == "VERSION":
     result = {{"cniVersion": "1.1.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]}}
@@ -64,7 +68,7 @@ class Recorded:
         self.write({"cniVersion": "1.0.0", "name": "rec", "plugins": [{"type": "a"}, {"type": "b"}, {"type": "c"}]})
 
     def plan(self, answers: dict[str, dict[str, Any]]) -> None:
-        """What "PLUGIN VERB" shall do: its answer, its exit code, what it says on stderr, the signal it dies of."""
+        """What "PLUGIN VERB" shall do: its answer, its exit code, what it says on stderr, the signal that it dies of or sends."""
         (self.folder / "plan").write_text(json.dumps(answers))
 
     def write(self, document: dict[str, Any]) -> None:
@@ -410,6 +414,14 @@ def test_a_failed_attach_is_undone_and_its_own_error_comes_first(recorded: Recor
     assert told == (
         "railcni: b ADD failed with code 7: wrong key\n  one\n  two\nrailcni: a DEL failed with code 11: busy\n"
     )
+    assert not recorded.results.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_attach_that_a_signal_ends_is_undone(recorded: Recorded, number: signal.Signals) -> None:
+    recorded.plan({"b ADD": {"to the command": number}})
+    assert failed(recorded.run("attach")) == "railcni: interrupted\n"
+    assert recorded.order == ["a ADD", "b ADD", "c DEL", "b DEL", "a DEL"]
     assert not recorded.results.exists()
 
 

@@ -182,6 +182,8 @@ def test_reading_makes_no_file_and_an_empty_node_has_nothing(node: Node) -> None
     for argv in (["ipam", "pools"], ["ipam", "leases"], ["attachments"]):
         done = node.railcni(*argv, "-o", "json")
         assert (done.returncode, done.stdout, done.stderr) == (0, b"[]\n", b"")
+        done = node.railcni(*argv)  # where nothing was found is told: the folder may be a wrong one
+        assert (done.returncode, done.stdout) == (0, b"") and f"in {STATE}".encode() in done.stderr
     assert not node.path("/var/lib/cni").exists()
 
 
@@ -194,21 +196,26 @@ def test_a_damaged_store_is_told_about_and_left_where_it_is(site: Site) -> None:
     assert file.read_bytes().startswith(b"not a database")
 
 
-@pytest.mark.parametrize("form", ["table", "json"])
-def test_output_that_nobody_reads_any_more_is_no_failure(form: str) -> None:
+RENDER = ("rails", "render", str(ROOT / "conf/rails/rails.yaml"), "-o")
+WRITTEN = [(*RENDER, "table"), (*RENDER, "json"), ("--help",), ("--version",), ("ipam", "leases", "--help")]
+
+
+@pytest.mark.parametrize("words", WRITTEN)
+def test_output_that_nobody_reads_any_more_is_no_failure(words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        argv = [*COMMAND, "rails", "render", str(ROOT / "conf/rails/rails.yaml"), "-o", form]
+        argv = [*COMMAND, *words]
         done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, env={})
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_output_that_its_disk_has_no_room_for_is_one_line_on_stderr() -> None:
+@pytest.mark.parametrize("words", WRITTEN)
+def test_output_that_its_disk_has_no_room_for_is_one_line_on_stderr(words: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:
-        argv = [*COMMAND, "rails", "render", str(ROOT / "conf/rails/rails.yaml"), "-o", "table"]
+        argv = [*COMMAND, *words]
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, env={}, text=True)
     assert (done.returncode, done.stderr) == (1, "railcni: the output cannot be written: No space left on device\n")
 
@@ -217,6 +224,25 @@ def test_a_closed_stdout_is_told_before_a_file_is_opened_in_its_place(tmp_path: 
     argv = ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, "ipam", "leases", "--data-dir", str(tmp_path)]
     done = subprocess.run(argv, stderr=subprocess.PIPE, env={}, text=True)
     assert (done.returncode, done.stderr) == (1, "railcni: stdout is closed: send it to a file, or to /dev/null\n")
+
+
+@pytest.mark.parametrize(
+    ("closed", "words", "told"),
+    [
+        ("2>&-", ("ipam", "leases", "--data-dir"), ""),
+        ("2>&-", ("nad", "render", "/nonexistent"), ""),
+        ("<&-", ("nad", "render", "-"), "<stdin>: error: there is none of MacvlanNetwork, "),
+        ("<&- 2>&-", ("nad", "render", "-"), ""),
+    ],
+)
+def test_a_closed_stdin_is_empty_and_a_closed_stderr_is_not_replaced_by_stdout(
+    tmp_path: Path, closed: str, words: tuple[str, ...], told: str
+) -> None:
+    words = (*words, str(tmp_path)) if words[-1] == "--data-dir" else words
+    argv = ["/bin/sh", "-c", f'"$@" {closed}', "sh", *COMMAND, *words]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env={}, text=True)
+    assert (done.returncode, done.stdout) == (int(words[0] == "nad"), "")
+    assert done.stderr.startswith(told) and (told or not done.stderr)
 
 
 def test_a_directory_that_is_not_there_is_no_empty_store() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -234,10 +235,14 @@ def answers(webhook: Webhook) -> bool:
         return False
 
 
-def test_a_folder_that_is_no_socket_is_left_alone(node: Node) -> None:
-    done = node.railcni("dranet-ipam", "--socket=/etc")
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("/etc", "/etc is no socket"), ("/tmp/" + 150 * "x", "cannot listen on /tmp/xxx[x]*: AF_UNIX path too long")],
+)
+def test_a_path_that_can_be_no_socket_is_refused(node: Node, path: str, why: str) -> None:
+    done = node.railcni("dranet-ipam", f"--socket={path}")
     assert done.returncode == 1
-    assert b"/etc is no socket: name another file with --socket" in done.stderr
+    assert re.search(f"{why}: name another file with --socket", done.stderr.decode())
 
 
 def test_the_names_of_interfaces_are_those_of_the_example_for_whereabouts() -> None:

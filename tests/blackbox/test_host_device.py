@@ -336,16 +336,17 @@ def test_an_ifname_that_is_taken_in_the_pod_is_refused(node: Node, pod: Pod) -> 
     refused(node, pod, network(), 4, "net1", pod.path)
 
 
-def test_a_device_that_cannot_leave_its_namespace_is_refused(node: Node, pod: Pod) -> None:
+@pytest.mark.parametrize("name", ["br0", "lo"])  # the pod has a lo of its own, which is the same but for its namespace
+def test_a_device_that_cannot_leave_its_namespace_is_refused(node: Node, pod: Pod, name: str) -> None:
     with node.host.rtnl() as ipr:
         ipr.link("add", ifname="br0", kind="bridge")  # net/bridge/br_device.c: netns_local
     node.remember()
     before = as_it_was(node)
-    reply = node.cni("host-device", "ADD", network(device="br0"), netns=pod)
+    reply = node.cni("host-device", "ADD", network(device=name), netns=pod)
     if reply.status:
-        reply.refused(101, "br0")
+        reply.refused(101, name)
     else:
-        delete(node, pod, network(device="br0"))  # a kernel that lets bridges move
+        delete(node, pod, network(device=name))  # a kernel that lets bridges move
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 

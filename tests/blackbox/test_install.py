@@ -446,6 +446,19 @@ def test_a_dry_run_lists_the_steps_that_are_then_carried_out(
         done.clear()
 
 
+def test_a_dry_run_of_install_is_refused_where_install_is(
+    public: Path, plugins: Path, another_user: AnotherUser, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for folder, hindrance, why in (
+        (public, another_user, "Permission denied; run as root"),
+        (plugins, the(plugins).locked(), "another railcni install or uninstall is at work"),
+    ):
+        with hindrance:
+            for more in ([], ["--dry-run"]):
+                assert run("install", "--to", folder, *more) == 1
+                assert why in capfd.readouterr().err
+
+
 def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
     plugins: Path, bundles: tuple[content.Content, content.Content], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -633,9 +646,13 @@ def test_the_command_is_linked_for_administrators_and_goes_with_the_installation
 def test_of_the_plain_names_those_are_taken_that_are_asked_for(
     plugins: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        run("install", "--replace", "--plugins", "macvlan,macvlna", "--to", plugins)
-    assert '"macvlna": want some of macvlan,' in capfd.readouterr().err
+    for wrong, told in (
+        (("--replace", "--plugins", "macvlan,macvlna"), '"macvlna": want some of macvlan,'),
+        (("--plugins", "macvlan"), "--plugins needs --replace: "),
+    ):
+        with pytest.raises(SystemExit):
+            run("install", *wrong, "--to", plugins)
+        assert told in capfd.readouterr().err
     assert run("install", "--replace", "--plugins", "macvlan,whereabouts", "--to", plugins) == 0
     assert "kept, to be put back by uninstall: macvlan, whereabouts\n" in capfd.readouterr().out
     assert {name for name in PLAIN if (plugins / name).is_symlink()} == {"macvlan", "whereabouts"}

@@ -321,10 +321,10 @@ def test_a_report_of_another_store_or_none_is_refused(cluster: Cluster, tmp_path
     cluster.audit()
     said = cluster.run("reclaim", "--from-report", cluster.report, "-n", "elsewhere", code=1)
     assert "namespace kube-system, and the store chosen here is" in said
-    (tmp_path / "other").write_text("{}")
-    assert "is no report of `railcni ipam audit" in cluster.run(
-        "reclaim", "--from-report", str(tmp_path / "other"), code=1
-    )
+    for content in ("{}", "[]", '{"kind": "IpamAudit", "apiVersion": "railcni.io/v9"}'):
+        (tmp_path / "other").write_text(content)
+        said = cluster.run("reclaim", "--from-report", str(tmp_path / "other"), code=1)
+        assert "of this version: make a new one by `railcni ipam audit --report FILE`\n" in said
     assert "cannot be read" in cluster.run("reclaim", "--from-report", "/none", code=1)
     cluster.run("reclaim", code=2)
 

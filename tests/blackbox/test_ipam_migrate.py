@@ -142,6 +142,7 @@ def test_leases_arrive_with_all_that_is_known_of_them(site: Site, source: str, t
     before = site.leases(source)
     assert len(before) == 4
     assert site.migrate(site.place(source), site.place(target), "--dry-run")["toCopy"] == 4
+    assert target != "file" or not (site.folder / "leases").exists()
     assert site.leases(target) == []
     done = site.migrate(site.place(source), site.place(target))
     assert (done["copied"], done["there"], done["records"]) == (4, 0, 0)
@@ -389,6 +390,24 @@ def test_host_locals_subnets_must_be_named(site: Site) -> None:
     run("migrate", "--from", source, "--to", site.place("file"), "--range", "nonsense", code=2)
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty"),
+        (b"\xff\xfe", "which names no container and interface"),
+        (b"c/1\r\neth0", 'says "c/1 eth0", which names no container and interface'),
+        (b"c1\r\na/b", 'says "c1 a/b", which names no container and interface'),
+    ],
+)
+def test_a_file_of_host_local_that_names_no_container_is_told(site: Site, content: bytes, why: str) -> None:
+    hold(site, "192.168.111.2", "c1")
+    (site.folder / "networks/rdma-net/192.168.111.2").write_bytes(content)
+    source = f"host-local:{site.folder}/networks/rdma-net"
+    told = run("migrate", "--from", source, "--to", site.place("file"), "--range", "192.168.111.0/24", code=1)
+    assert "/192.168.111.2 " in told and f"{why}: find out whose address it is, or remove it" in told
+    assert site.leases("file") == []
+
+
 def test_a_file_that_is_another_containers_by_now_is_not_removed(site: Site) -> None:
     hold(site, "192.168.111.2", "c2", "net1")
     owner = Owner(Attachment("rdma-net", "c1", "net1"))
@@ -404,6 +423,11 @@ def test_a_store_is_not_migrated_to_itself(site: Site) -> None:
 @pytest.mark.parametrize("place", ["file", "file:", "nonsense:/x", "etcd:", "kubernetes:", "config:"])
 def test_a_store_that_is_not_named_rightly_is_refused(site: Site, place: str) -> None:
     assert "names no store: want file:DIR" in run("migrate", "--from", place, "--to", site.place("file"), code=1)
+
+
+def test_host_local_is_no_destination(site: Site) -> None:
+    told = run("migrate", "--from", site.place("file"), "--to", "host-local:/networks/rdma-net", code=1)
+    assert '"host-local:/networks/rdma-net": leases are copied from host-local, never to it' in told
 
 
 # --- a node ---

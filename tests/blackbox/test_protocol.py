@@ -441,6 +441,13 @@ def test_an_error_answers_also_when_nobody_reads_stderr(site: Node, plugin: str)
 
 
 @each_plugin
+def test_what_succeeds_with_stderr_closed_is_no_failure(site: Node, plugin: str) -> None:
+    argv = ["sh", "-c", f"exec {site.executables / plugin} 2>&-"]
+    done = site.run(argv, env=environment("DEL"), stdin=json.dumps(configuration(plugin)).encode())
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+@each_plugin
 def test_all_faults_of_a_configuration_stand_in_one_message(site: Node, plugin: str) -> None:
     config = configuration(plugin)
     if plugin == "whereabouts":

@@ -264,6 +264,16 @@ def test_a_worker_keeps_one_connection_to_a_store_that_nodes_share(node: Node, p
         kept.close()
 
 
+def test_an_add_with_stdout_closed_fails_as_without_workers(node: Node, pod: Pod) -> None:
+    have_workers(node, 1)
+    argv = ["sh", "-c", f"exec {node.executables / 'macvlan'} >&-"]
+    env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
+    done = node.run(argv, env=env | {"CNI_PATH": str(node.executables)}, stdin=json.dumps(network()).encode())
+    assert (done.returncode, b"the reply cannot be written to stdout" in done.stderr) == (1, True)
+    node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
 def device(node: Node) -> None:
     """A device ens9 of the host, which is the VF at PCI as well."""
     node.host.add_veth("ens9", "ens9-peer")

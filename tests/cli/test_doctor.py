@@ -807,3 +807,13 @@ def test_a_pod_that_is_not_here_or_a_wrong_option_has_exit_code_2(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
+
+
+def test_a_feature_file_that_cannot_be_written_hides_no_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "features.d").touch()
+    monkeypatch.setattr(sys, "argv", ["railcni", "doctor", "-o", "json", "--nfd", str(tmp_path / "features.d/railcni")])
+    assert main() == 1
+    said = capsys.readouterr()
+    assert "findings" in json.loads(said.out) and f"railcni: {tmp_path}/features.d: " in said.err

@@ -285,6 +285,14 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
         ({**GOOD, "MTU": 9000}, ("warning", "MTU", '"MTU"', 'write "mtu"')),
         ({**GOOD, "mastr": "x"}, ("warning", "mastr", '"mastr"', 'write "master"')),
         ({**GOOD, "range": "10.0.0.0/8"}, ("warning", "range", '"range"', 'move "range" into "ipam"')),
+        (
+            {**GOOD, "dns": {"nameservers": "10.0.0.1"}},
+            ("error", "dns", '{"nameservers": "10.0.0.1"}', "write a list as its `nameservers`"),
+        ),
+        (
+            {**GOOD, "dns": {"search": ["a"], "domain": 5}},
+            ("error", "dns", '{"search": ["a"], "domain": 5}', "write a string as its `domain`"),
+        ),
         ({**GOOD, "rdma": "on"}, ("error", "rdma", '"on"', 'write true, false, "auto", or an object')),
         ({**GOOD, "rdma": {"waitSeconds": "2"}}, ("error", "rdma.waitSeconds", '"2"', "write 2")),
         ({**GOOD, "rdma": {"require": True}}, ("warning", "rdma.require", '"require"', 'write "required"')),
@@ -649,3 +657,27 @@ def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
     flat = linter.Named(str(CONF / "whereabouts.d/whereabouts.conf"))
     (finding,) = lint([str(tmp_path / "a.conf")], flat)
     assert (finding.key, "etcd_host" in finding.message) == ("ipam.datastore", True)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        pytest.param(None, 'railcni: --config "{path}": there is no such file', id="none"),
+        pytest.param('{"log_level": 3}', "error: ipam: {path}: log_level 3: want a string", id="a value"),
+        pytest.param("{", "error: ipam: the flat file {path} is not JSON", id="no JSON"),
+        pytest.param("[]", "error: ipam: the flat file {path} is no JSON object", id="no object"),
+    ],
+)
+def test_a_fault_of_the_flat_file_names_that_file(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    content: str | None,
+    told: str,
+) -> None:
+    (tmp_path / "good.conf").write_text(json.dumps(GOOD))
+    path = tmp_path / "flat.conf"
+    if content is not None:
+        path.write_text(content)
+    code, said = run(monkeypatch, capsys, "--config", str(path), str(tmp_path / "good.conf"))
+    assert (code, told.format(path=path) in said) == (1, True), said

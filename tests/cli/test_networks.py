@@ -183,6 +183,11 @@ def test_a_name_is_no_path_unless_it_says_so(tmp_path: Path, monkeypatch: pytest
     assert networks.find("./rdma.conf", "/nonexistent").name == "rdma"
     with pytest.raises(CniError, match=r'for the file write "\./rdma\.conf"'):
         networks.find("rdma.conf", "/nonexistent")
+    for name in ("rdma.yaml", "other.conf"):
+        with pytest.raises(CniError, match=f"no network {name} in .*, and there is no file of that name here"):
+            networks.find(name, "/nonexistent")
+    with pytest.raises(CniError, match="no network is defined there$"):
+        networks.find("rdma", "/nonexistent")
 
 
 def test_one_of_several_nads_in_a_file_is_chosen_by_name(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from cni.cli.main import _print
-from cni.cli.terminal.output import print_table
+from cni.cli.terminal.output import print_data, print_table, write_file
 from cni.library.runtime.executables import PluginFailed
+from cni.shared.spec.errors import IoFailure
 
 ADDRESS, TIME = "192.168.111.100", "2026-01-02T03:04:05Z"
 SENTENCE = "nothing of RDMA works without it, so it is to be loaded first"
@@ -53,6 +57,11 @@ def test_a_table_without_rows_is_a_sentence_on_stderr_and_no_head(capsys: pytest
     assert capsys.readouterr() == ("", "no lease\n")
 
 
+def test_what_stands_in_two_places_has_no_anchor_in_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    print_data({"of the lease": (both := ["192.168.111.1"]), "of the record": both}, "yaml")
+    assert capsys.readouterr().out == "of the lease:\n- 192.168.111.1\nof the record:\n- 192.168.111.1\n"
+
+
 def test_what_is_no_terminal_gets_one_line_a_row() -> None:
     out = io.StringIO()
     print_table(("level", "found"), [("fault", SENTENCE * 9)], out)
@@ -64,3 +73,21 @@ def test_details_that_only_repeat_the_message_of_an_ipam_plugin_are_left_out(
 ) -> None:
     _print(PluginFailed("macvlan", "ADD", "whereabouts: ipam.range is wrong", "ipam.range is wrong", 7))
     assert capsys.readouterr().err == "railcni: macvlan ADD failed with code 7: whereabouts: ipam.range is wrong\n"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(os.mkfifo, id="a pipe"),
+        pytest.param(os.mkdir, id="a folder"),
+        pytest.param(lambda path: os.symlink("/dev/null", path), id="a link to a device"),
+        pytest.param(lambda path: os.symlink("none", path), id="a link to nothing"),
+    ],
+)
+def test_a_file_never_takes_the_place_of_what_is_no_file(make: Callable[[str], None], tmp_path: Path) -> None:
+    make(str(tmp_path / "report"))
+    before = os.lstat(tmp_path / "report")
+    with pytest.raises(IoFailure, match=r"report cannot be written to /.*/report: it is no regular file"):
+        write_file("report", str(tmp_path / "report"), b"x")
+    assert os.path.samestat(os.lstat(tmp_path / "report"), before)
+    assert os.listdir(tmp_path) == ["report"]

@@ -175,6 +175,8 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
         ("count: 0\nmtu: big\ntyp: x\n", ["4 faults", "1:8: count: 0: want 1 or more", '2:6: mtu: "big": want an integer', '3:6: typ: "x": is no key here', "subnet: subnet is missing"]),
         ("count: 2\nsubnet: 192.168.{rail}.0/24\n", ["master, pci and pairing: want one of them, and there are none"]),
         ("count: 2\nsubnet: 192.168.{rail}.7/24\nmaster: e{rail}\n", ['2:9: subnet[0]: "192.168.{rail}.7/24": is no subnet for rail 0: want a pattern such as']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/31\nmaster: e{rail}\n", ["2:9: subnet[0]: 192.168.0.0/31 of rail 0 gives no index from 1 on: want a larger one"]),
+        ("count: 2\nsubnet: ['fd00:{rail}::/128']\nmaster: e{rail}\n", ["fd00::/128 of rail 0 gives no index from 1 on: want a larger one"]),
         ("count: 2\nsubnet: 192.168.{node}.0/24\nmaster: e{rail}\n", ["is no subnet for rail 0"]),
         ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{nic}\n", ['3:9: master: "e{nic}": want "{rail}" alone']),
         ("count: 2\nsubnet: 192.168.{rail}.0/30\nmaster: e{rail}\nbase: 9\ngateway: 3\n", ["4:7: base: 9 is outside", "5:10: gateway"]),

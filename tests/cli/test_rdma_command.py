@@ -36,6 +36,16 @@ def test_ibdev2netdev_has_a_line_for_each_netdev_up_where_it_has_carrier(tmp_pat
     assert len(lines) == 9
 
 
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_the_lines_of_ibdev2netdev_are_neither_json_nor_yaml(
+    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["railcni", "rdma", "--ibdev2netdev", "-o", form])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().out) == (2, "")
+
+
 def test_ibdev2netdev_goes_by_the_carrier_of_the_netdev_not_by_the_state_of_the_port(tmp_path: Path) -> None:
     machine = machines.Machine(tmp_path)
     machine.netdev("ens2f0")

@@ -319,6 +319,9 @@ def test_the_command_shows_plans_and_says_what_is_wrong_in_a_file(machine: Machi
     done = railcni("vfs", "plan", root, f"--config={file}")
     assert done.returncode == 1
     assert f"{file}:13:11: error: spec.numVfs" in done.stderr and "write a number such as" in done.stderr
+    for verb in ("plan", "apply"):
+        done = railcni("vfs", verb, root, "--config=/nonexistent")
+        assert (done.returncode, done.stdout) == (1, ""), "what a file asks for that cannot be read is not known"
 
 
 def test_apply_says_what_the_kernel_refuses_and_leaves_that_card(machine: Machine, tmp_path: Path) -> None:

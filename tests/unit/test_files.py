@@ -102,6 +102,11 @@ def test_directories_are_made_private_and_those_that_exist_keep_their_mode(tmp_p
     assert modes == [0o755, 0o700, 0o700, 0o700]
 
 
+def test_where_the_kernel_makes_no_directory_its_answer_is_the_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        make_private_directory("/proc/railcni/state")
+
+
 def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b"")
     with pytest.raises(NotADirectoryError):

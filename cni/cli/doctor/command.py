@@ -68,13 +68,13 @@ def _run(options: argparse.Namespace) -> int:
     except CniError as fault:  # of the pod that is not there: nothing was found of the node
         output.print_fault(f"railcni: {fault.msg}", fault.details)
         return _CALLED_WRONGLY
-    if options.nfd:
-        write_features(found, options.nfd)
     if options.nfd != "-":
         if options.output != "table":
             output.print_data(found.document(), options.output)
         else:
             _print(found, options.verbose)
+    if options.nfd:  # after the report, which is of use also where the file cannot be written
+        write_features(found, options.nfd)
     return int(not found.is_healthy)
 
 

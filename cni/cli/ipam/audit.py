@@ -83,12 +83,12 @@ def load(path: str) -> Report:
         raise InvalidConfig(f"report {path} is not JSON: {fault}") from None
     try:
         if (document["kind"], document["apiVersion"]) != (KIND, API_VERSION):
-            raise ValueError(f"{document['apiVersion']} {document['kind']}")
+            raise ValueError
         created = datetime.strptime(document["created"], _TIME).replace(tzinfo=UTC)
         return Report(document["stores"], created, {}, [_finding(f) for f in document["findings"]])
-    except (KeyError, TypeError, ValueError) as fault:
+    except (KeyError, TypeError, ValueError):
         raise InvalidConfig(
-            f"{path} is no report of `railcni ipam audit --report` of this version: {type(fault).__name__} {fault}"
+            f"{path} is no report of `railcni ipam audit` of this version: make a new one by `railcni ipam audit --report FILE`"
         ) from None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from cni.library.runtime.cache import Cache
 from cni.shared.kernel import node
 from cni.shared.spec.errors import InvalidConfig, IoFailure
-from cni.shared.spec.request import Attachment
+from cni.shared.spec.request import Attachment, ifname_fault, is_identifier
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, format_address, parse_address
 
@@ -83,6 +83,8 @@ def _entry(path: str) -> tuple[str, str, int]:
         raise
     except OSError as fault:
         raise IoFailure(f"{path} cannot be read: {fault.strerror}") from None
-    if not lines:
-        raise InvalidConfig(f"{path} is empty: find out whose address it is, or remove it")
-    return lines[0], lines[1] if len(lines) > 1 else "eth0", written
+    container, ifname = lines[0] if lines else "", lines[1] if len(lines) > 1 else "eth0"
+    if not is_identifier(container) or ifname_fault(ifname):  # no DEL could free such a lease
+        said = f'says "{" ".join(lines)[:60]}", which names no container and interface' if lines else "is empty"
+        raise InvalidConfig(f"{path} {said}: find out whose address it is, or remove it")
+    return container, ifname, written

@@ -32,7 +32,7 @@ from ipam import stores as kinds
 from ipam.leases import Lease
 from ipam.ranges import Range, parse_cidr
 from ipam.records import PART
-from ipam.stores.base import CREATE, Claimed, Pauses, Store, Taken, Unknown
+from ipam.stores.base import CREATE, READ, Claimed, Pauses, Store, Taken, Unknown
 
 _AT_ONCE = 200  # attachments in one turn: the node's own plugins wait for it
 _PASSES = 5
@@ -188,10 +188,10 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
             return answer
 
 
-def _opened(choice: Choice, leases: Iterable[Lease]) -> Store:
+def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
     """A Kubernetes store locks the pools that its reference names."""
     store_ref = {**choice.store_ref, "pools": sorted({lease.pool for lease in leases})}
-    return kinds.open_store(store_ref if choice.kind == "kubernetes" else choice.store_ref, CREATE, seconds=SECONDS)
+    return kinds.open_store(store_ref if choice.kind == "kubernetes" else choice.store_ref, use, seconds=SECONDS)
 
 
 # --- the migration ---
@@ -273,7 +273,7 @@ class _Migration:
     def _planned(self, leases: list[Lease]) -> MigrationPlan:
         self._progress(f"comparing {len(leases)} leases")
         plan, conflicts = MigrationPlan(), []
-        store = _opened(self._target, leases)
+        store = _opened(self._target, leases, READ)  # a dry run makes no store
         with store.session():
             for lease in leases:
                 other = store.holder(lease.want)

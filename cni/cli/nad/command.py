@@ -10,6 +10,7 @@ from cni.cli.terminal import output, subcommand
 from cni.library.documents.diagnostic import WIDTH
 from cni.library.installation.layout import PLAIN
 from cni.library.inventory.places import NET_DIRECTORY
+from cni.shared.spec.errors import InvalidConfig
 
 _MARGIN = 4 + len("12345 | ……")  # beside the text of a line
 
@@ -95,8 +96,11 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
+    from cni.library.audit.store import is_missing
     from cni.library.lint import ERROR, Named, lint
 
+    if options.config and is_missing(options.config):
+        raise InvalidConfig(f'--config "{options.config}": there is no such file')
     findings = lint(options.files, Named(options.config) if options.config else None)
     errors = sum(f.severity == ERROR for f in findings)
     warnings = len(findings) - errors

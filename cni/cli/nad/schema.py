@@ -43,6 +43,7 @@ _TYPES: dict[Callable[[Any], Any], Any] = {
     config.netdev: _text(rf"^[^/\u0000{_SPACE}]*$", 127),
     config.boolean: StrictBool,
     config.mapping: dict[str, Any],
+    config.dns_settings: dict[str, Any],
     config.hardware_address: _text(_MAC),
     keys.address: _text("^[0-9A-Fa-f:.]+$"),
     keys.interface_address: _text("^[0-9A-Fa-f:.]+/[0-9]+$"),

@@ -139,6 +139,12 @@ class Rails(BaseModel):
                 if other:
                     yield ("subnet", i), f'{subnet} of rail {rail} overlaps {other}: want {_RAIL} in "{text}"'
                     return
+                if subnet.num_addresses < 4:
+                    yield (
+                        ("subnet", i),
+                        f"{subnet} of rail {rail} gives no index from 1 on: want a larger one, such as a /24",
+                    )
+                    return
                 seen.append((subnet, f"{subnet} of rail {rail}"))
         least = min(subnet.num_addresses for subnet, _ in seen)
         for name, index in (("base", self.base), ("gateway", self.gateway)):

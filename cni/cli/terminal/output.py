@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +133,9 @@ def print_data(value: Any, form: str) -> None:
     if form == "yaml":
         import yaml
 
+        value = json.loads(
+            json.dumps(value)
+        )  # what stands in two places is written twice: not all readers know anchors
         sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
     else:
         print_json(value)
@@ -154,8 +158,14 @@ def print_fault(title: str, details: str = "") -> None:
 
 
 def write_file(noun: str, path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to `path`, whole or not at all; IoFailure names it by `noun`."""
+    """Write `data` to `path`, whole or not at all; IoFailure names it by `noun`.
+
+    What is there and is no regular file stays: the rename would put a file in the place of /dev/null, for all programs.
+    """
     folder, _, name = os.path.abspath(path).rpartition("/")
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        why = "it is no regular file but a link, device, pipe or folder: name a path that is free, or a regular file"
+        raise IoFailure(f"the {noun} cannot be written to {path}: {why}")
     new = f"{folder}/.{name}.new-{os.getpid()}"  # hidden: what watches a folder passes it over
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:

@@ -165,6 +165,8 @@ def parse(text: str) -> Choice:
         named.ranges = []
         Source({"datastore": kind, DATASTORES[kind]: place}, NoFiles, []).fill(named, IPAM_KEYS, [])
         return Choice(stores.ref_of(named))
+    if kind == "host-local" and place:
+        raise InvalidConfig(f'"{text}": leases are copied from host-local, never to it: name it with --from')
     raise InvalidConfig(
         f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, etcd:HOST:PORT,…, host-local:DIR or config:FILE,'
         " where FILE has the keys of the ipam block"

@@ -107,6 +107,8 @@ def _search(name: str, directory: str) -> Network:
     remedy = f"there is {', '.join(seen[:_SUGGESTED])}" if seen else "no network is defined there"
     if os.path.exists(name):
         remedy += f'; for the file write "./{name}"'
+    elif os.path.splitext(name)[1] in sum(_EXTENSIONS, ()):
+        remedy += ", and there is no file of that name here"
     if broken:
         remedy += f"; {len(broken)} file(s) there cannot be read"
     raise InvalidConfig(

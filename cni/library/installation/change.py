@@ -96,6 +96,15 @@ class Folder:
         finally:
             lock.release()
 
+    @contextmanager
+    def foreseen(self) -> Iterator[None]:
+        """As `locked`, for a dry run, which makes no folder for the lock: IoFailure where none could be made."""
+        if not os.path.isdir(self.bundle) and not os.access(self.path, os.W_OK, effective_ids=True):
+            code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
+            raise self._refused("make the lock of the installers", OSError(code, os.strerror(code)))
+        with self.locked() if os.path.isdir(self.bundle) else nullcontext():
+            yield
+
     def _refused(self, action: str, fault: OSError) -> IoFailure:
         remedy = _REMEDIES.get(fault.errno or 0, "look for errors of its disk in the kernel's log")
         return IoFailure(
@@ -194,7 +203,7 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
 
 def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
     """The steps of an uninstall now. It is refused where `uninstall` is: by the lock, by missing rights, by `refuse`."""
-    with folder.locked() if os.path.isdir(folder.bundle) else nullcontext():  # the lock would make the folder
+    with folder.foreseen():
         found = layout.read(folder.path)
         refuse(found)
         users = _users(folder, found)

@@ -61,10 +61,10 @@ class Named(Assumed):
     """The flat file at `path`."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
 
     def load(self, path: str, /) -> bytes | None:
-        return flatfile.load(self._path) if path == flatfile.PATHS[0] else None
+        return flatfile.load(self.path) if path == flatfile.PATHS[0] else None
 
 
 def has_ipv6(document: Mapping[str, Any]) -> bool:
@@ -164,12 +164,13 @@ def _whereabouts(
     try:
         config = ipam_config.examine(request, flat, faults)
     except CniError as refusal:
-        scope.error(keys, refusal.msg)
+        scope.error(keys, _told(refusal.msg, flat))
         return None
     for fault in faults:
         inside = keys_of(fault.key.removeprefix("ipam.")) if fault.key.startswith("ipam.") else ()
         at = keys[:-1] if fault.key == "cniVersion" else (*keys, *inside)
-        scope.error(at, message_of(fault), fix_of(fault, reader_of(inside, BLOCK, MEMBERS)))
+        message = message_of(fault) if inside or at == keys[:-1] else _told(str(fault), flat)  # no key of the block
+        scope.error(at, message, fix_of(fault, reader_of(inside, BLOCK, MEMBERS)))
     for note in config.notes:
         name = note.split(" ", 1)[0]
         if name.startswith("ipam."):
@@ -179,6 +180,11 @@ def _whereabouts(
         _overlaps(scope, keys, block, config.ranges)
         _rails(scope, keys[:-1], request, config)
     return None if faults else config
+
+
+def _told(text: str, flat: FlatFiles) -> str:
+    """`text` with the path of the flat file that was read in the place of an installed one."""
+    return text.replace(flatfile.PATHS[0], flat.path) if isinstance(flat, Named) else text
 
 
 def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from cni.plugins.base import RecordedPlan
 from cni.shared.kernel import node, sysfs
+from cni.shared.kernel.links import ARPHRD_LOOPBACK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,11 +90,14 @@ def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = 
 
 
 def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
-    """Whether the link below `link`, or its peer, is in its own namespace, though that of the device was on the host.
+    """Whether the link below `link`, or its peer, is in its own namespace, though that of the device was on the host; or
+    `link` is `lo`, which each namespace has, so that the host's cannot be moved.
 
     A pod can give a link of its own any index, MAC and alias, but no other end outside of its namespace.
     """
-    return bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
+    return link.arphrd == ARPHRD_LOOPBACK or bool(
+        remembered.get("lower") and link.lower_index and link.lower_netnsid is None
+    )
 
 
 def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:

@@ -159,7 +159,7 @@ def _unlink(path: str) -> bool:
     return True
 
 
-def make_private_directory(path: str) -> None:
+def make_private_directory(path: str, has_parent: bool = False) -> None:
     """Make the directory `path` and its missing parents; new directories have mode 0700 and are durable."""
     parent = path.rstrip("/").rpartition("/")[0]
     try:
@@ -169,10 +169,10 @@ def make_private_directory(path: str) -> None:
         if posix.stat(path).st_mode & _FILE_TYPE != _DIRECTORY:
             raise NotADirectoryError(20, "Not a directory", path) from None
     except FileNotFoundError:
-        if not parent:
+        if has_parent or not parent:  # /proc answers so for ever: no directory can be made there
             raise
         make_private_directory(parent)
-        make_private_directory(path)
+        make_private_directory(path, has_parent=True)
 
 
 def take_directory(path: str) -> None:
