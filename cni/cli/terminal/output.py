@@ -133,9 +133,7 @@ def print_data(value: Any, form: str) -> None:
     if form == "yaml":
         import yaml
 
-        value = json.loads(
-            json.dumps(value)
-        )  # what stands in two places is written twice: not all readers know anchors
+        value = json.loads(json.dumps(value))  # else what stands twice gets an anchor, which not all readers know
         sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
     else:
         print_json(value)
