@@ -44,7 +44,8 @@ class Log:
         if LEVELS.index(level) < LEVELS.index(self.level):
             return
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        shown = "".join(c if c.isprintable() else "?" for c in f"{self.context} ({how}): {text}")
+        text = f"{self.context} ({how}): {text}" if self.context else text  # a command has none
+        shown = "".join(c if c.isprintable() else "?" for c in text)
         line = f"{stamp} [{level}] {shown}\n".encode("utf-8", "replace")
         try:
             sys.stderr.buffer.write(line)

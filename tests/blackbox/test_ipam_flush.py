@@ -11,6 +11,7 @@ from tests.node import Node, Pod
 def flush(node: Node, *options: str) -> tuple[int, bytes]:
     done = node.railcni("ipam", "flush", *options)
     assert b"Traceback" not in done.stderr
+    assert b"(cold)" not in done.stderr  # which is said of a plugin's call
     return done.returncode, done.stdout
 
 
