@@ -15,6 +15,15 @@ how = "cold"  # or "warm", in a worker (cni.warm)
 LEVELS = ("debug", "verbose", "warning", "error", "panic")  # whereabouts' names; its default is "warning" here
 
 
+def tell(line: bytes) -> None:
+    """Write to stderr, where perhaps nobody listens. Not through a buffer: it would keep what cannot be written, and a warm
+    worker would show it to its next caller."""
+    try:
+        posix.write(sys.stderr.fileno(), line)
+    except (OSError, AttributeError):
+        pass  # the operation goes on
+
+
 class Log:
     """The log of a call. `context` stands in every line; lines below `level` are not written.
 
@@ -46,11 +55,7 @@ class Log:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         shown = "".join(c if c.isprintable() else "?" for c in f"{self.context} ({how}): {text}")
         line = f"{stamp} [{level}] {shown}\n".encode("utf-8", "replace")
-        try:
-            sys.stderr.buffer.write(line)
-            sys.stderr.flush()
-        except (OSError, AttributeError):
-            pass  # nobody listens on stderr: the operation goes on
+        tell(line)
         if self.path:
             from cni.shared.kernel import paths
 

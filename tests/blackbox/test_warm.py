@@ -188,6 +188,28 @@ def test_a_stdin_that_does_not_block_is_read_to_its_end(node: Node, pod: Pod) ->
     assert warm.served(node) == before + 1
 
 
+def test_a_log_line_says_how_its_call_was_served_and_no_other_call_shows_it(node: Node, pod: Pod) -> None:
+    """Even when it could not be written where it belongs."""
+    have_workers(node, 1)
+    config = network()
+    config["ipam"]["log_level"] = "debug"
+
+    def attached() -> None:
+        node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+        assert until(lambda: are_ready(node, 1))
+
+    attached()
+    argv = ["sh", "-c", 'exec 2>/dev/full; exec "$0"', node.executables / "macvlan"]
+    done = node.run(argv, env=environment(node, "DEL", pod), stdin=json.dumps(config).encode())
+    assert done.returncode == 0
+    for how, more in (("warm", {}), ("cold", warm.COLD)):
+        attached()
+        before = warm.served(node)
+        lines = node.cni("macvlan", "DEL", config, netns=pod, more=more).stderr.splitlines()
+        assert [f" DEL c1 net1 network net ({how}): " in line for line in lines] == [True]
+        assert warm.served(node) == before + (how == "warm")
+
+
 def test_what_one_call_has_learnt_no_other_knows(node: Node, pod: Pod) -> None:
     """The node's policy is read by each call."""
     cycle(node, pod)
@@ -599,6 +621,29 @@ def test_a_caller_with_few_descriptors_gets_the_answer_of_a_cold_call(node: Node
         assert node.leftovers(settle=2) == []
     warm_ones, cold_ones = replies[:2], replies[2:]
     assert warm_ones == cold_ones or warm_ones == [(0, True), (0, False)]  # a worker has descriptors of its own
+
+
+CALLERS = {  # what a shell does before it becomes the executable
+    "stderr full": "exec 2>/dev/full",
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)
+def test_a_caller_gets_the_answer_of_a_cold_call_to_the_byte(node: Node, pod: Pod, caller: str) -> None:
+    """And the same is on the node after it."""
+    config = network()
+    config["ipam"]["log_level"] = "debug"
+    argv = ["sh", "-c", f'{caller}; exec "$0"', node.executables / "whereabouts"]
+
+    def answers(more: dict[str, str]) -> list[tuple[int, bytes, list[str]]]:
+        rows = []
+        for verb in ("ADD", "DEL"):
+            done = node.run(argv, env=environment(node, verb, pod) | more, stdin=json.dumps(config).encode())
+            rows.append((done.returncode, done.stdout, node.leases()))
+        node.cni("whereabouts", "DEL", config, netns=pod, more=warm.COLD).succeeded()
+        return rows
+
+    assert answers({}) == answers(warm.COLD)
 
 
 # --- the socket ---
