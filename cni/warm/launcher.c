@@ -244,6 +244,21 @@ static long look(const char *path, struct statx *found)
 	return call(__NR_statx, AT_FDCWD, (long)path, 0, STATX_INO | STATX_MTIME | STATX_MNT_ID, (long)found);
 }
 
+/* Whether stdin, stdout and stderr are open. What the caller has closed would be the number of the next file that is opened,
+ * of the pack or of what stdin is kept in. In its place is then what cannot be written, and has nothing to be read. */
+static int have_streams(void)
+{
+	for (long fd = 0; fd < 3; fd++)
+		if (call(__NR_fcntl, fd, F_GETFD, 0, 0, 0) < 0) {
+			long opened = call(__NR_openat, AT_FDCWD, (long)"/dev/null", O_RDONLY, 0, 0);
+			if (opened == fd)
+				continue;
+			call(__NR_close, opened, 0, 0, 0, 0);
+			return 0;
+		}
+	return 1;
+}
+
 /* Fill `identity` and `address`; whether that could be done. `directory` is that of the executable. Where /proc, or an
  * answer of a newer kernel, is missing, it could not: nothing else tells two namespaces apart. */
 static int identify(const char *directory)
@@ -382,15 +397,14 @@ static long request(long connection, const char *name)
 	given[1] = call(__NR_openat, AT_FDCWD, (long)".", O_PATH | O_DIRECTORY | O_CLOEXEC, 0, 0);
 	if (given[1] < 0)
 		return given[1];
-	size_t count = call(__NR_fcntl, 2, F_GETFD, 0, 0, 0) < 0 ? 2 : 3;
 	control.first.cmsg_level = SOL_SOCKET;
 	control.first.cmsg_type = SCM_RIGHTS;
-	control.first.cmsg_len = CMSG_LEN(count * sizeof(int));
-	copy((char *)CMSG_DATA(&control.first), (char *)given, count * sizeof(int));
+	control.first.cmsg_len = CMSG_LEN(sizeof given);
+	copy((char *)CMSG_DATA(&control.first), (char *)given, sizeof given);
 	message.msg_iov = parts;
 	message.msg_iovlen = 2;
 	message.msg_control = &control;
-	message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+	message.msg_controllen = sizeof control.room;
 	long sent = call(__NR_sendmsg, connection, (long)&message, MSG_NOSIGNAL, 0, 0);
 	call(__NR_close, given[1], 0, 0, 0, 0);
 	return sent < 0 ? sent : 0;
@@ -491,10 +505,12 @@ static long run(char *path, long count, char **given)
 	const char *verb = value_of("CNI_COMMAND=");
 	if (is_plugin && verb && same(verb, "VERSION"))
 		answer(VERSION_REPLY, sizeof VERSION_REPLY - 1, 0);
-	int starts = is_plugin && verb && try_warm(path, name);
+	int starts = is_plugin && verb && have_streams() && try_warm(path, name);
 	if (kept_stdin >= 0) {
 		call(__NR_lseek, kept_stdin, 0, 0, 0, 0);
 		call(__NR_dup3, kept_stdin, 0, 0, 0, 0);
+		call(__NR_close, kept_stdin, 0, 0, 0, 0); /* the caller may have left descriptors for no more */
+		kept_stdin = -1;
 	}
 
 	error = find_root(path, root);

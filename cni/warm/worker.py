@@ -112,7 +112,7 @@ class Worker:
         try:
             if call.plugin in (protocol.STATUS, protocol.STOP):
                 return self._tell(connection, call.plugin)
-            if call.identity != self._identity or len(fds) < 2:
+            if call.identity != self._identity or len(fds) != 3:
                 self._board.refuse(self._slot)
                 return True
             return self._call(connection, call, fds)
@@ -128,7 +128,7 @@ class Worker:
             pass  # the supervisor has enough to read
 
     def _call(self, connection: socket, call: protocol.Call, fds: list[int]) -> bool:
-        stdin, directory, *stderr = fds
+        stdin, directory, stderr = fds
         posix.fchdir(directory)
         netns = _seen(call.environ.get(b"CNI_NETNS", b""))
         if call.netns != netns or not _dies_with(connection):
@@ -143,8 +143,7 @@ class Worker:
         posix.putenv(b"PATH", call.environ.get(b"PATH", b""))  # posix_spawnp takes it from there
         policy.forget()
         node.forget()
-        if stderr:
-            posix.dup2(stderr[0], 2)
+        posix.dup2(stderr, 2)
         reply, status = run.serve(call.plugin, posix.pread(stdin, posix.fstat(stdin).st_size, 0))
         whereabouts.end_call()
         posix.dup2(self._null, 2)

@@ -625,6 +625,12 @@ def test_a_caller_with_few_descriptors_gets_the_answer_of_a_cold_call(node: Node
 
 CALLERS = {  # what a shell does before it becomes the executable
     "stderr full": "exec 2>/dev/full",
+    "stdin closed": "exec 0<&-",
+    "stdout closed": "exec 1>&-",
+    "stderr closed": "exec 2>&-",
+    "stdin and stderr closed": "exec 0<&- 2>&-",
+    "all closed": "exec 0<&- 1>&- 2>&-",
+    "four descriptors": "ulimit -n 4",
 }
 
 
