@@ -40,6 +40,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -317,13 +318,16 @@ static long read_stdin(char *piece, size_t size)
 }
 
 /* Read stdin to its end into a memfd; whether that could be done. Once a part was read nobody can read it again: then it is
- * that or an error. */
+ * that or an error. So where the caller has limited the size of files, which a memfd is as well, nothing is read. */
 static int keep_stdin(void)
 {
 	static const char again[] = "retry when the node has memory";
 	static char piece[PIECE];
+	struct rlimit most;
 	long size, left = MOST_STDIN;
 
+	if (call(__NR_prlimit64, 0, RLIMIT_FSIZE, 0, (long)&most, 0) || most.rlim_cur != RLIM_INFINITY)
+		return 0;
 	kept_stdin = call(__NR_memfd_create, (long)"stdin", MFD_CLOEXEC, 0, 0, 0);
 	if (kept_stdin < 0)
 		return 0;
@@ -505,7 +509,7 @@ static long run(char *path, long count, char **given)
 	const char *verb = value_of("CNI_COMMAND=");
 	if (is_plugin && verb && same(verb, "VERSION"))
 		answer(VERSION_REPLY, sizeof VERSION_REPLY - 1, 0);
-	int starts = is_plugin && verb && have_streams() && try_warm(path, name);
+	int starts = is_plugin && verb && *verb && have_streams() && try_warm(path, name);
 	if (kept_stdin >= 0) {
 		call(__NR_lseek, kept_stdin, 0, 0, 0, 0);
 		call(__NR_dup3, kept_stdin, 0, 0, 0, 0);

@@ -631,13 +631,15 @@ CALLERS = {  # what a shell does before it becomes the executable
     "stdin and stderr closed": "exec 0<&- 2>&-",
     "all closed": "exec 0<&- 1>&- 2>&-",
     "four descriptors": "ulimit -n 4",
+    "files smaller than stdin": "ulimit -f 160",  # in half KiB
+    "an empty verb": "CNI_COMMAND=",
 }
 
 
 @pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)
 def test_a_caller_gets_the_answer_of_a_cold_call_to_the_byte(node: Node, pod: Pod, caller: str) -> None:
     """And the same is on the node after it."""
-    config = network()
+    config = network(unread="x" * (100 << 10))
     config["ipam"]["log_level"] = "debug"
     argv = ["sh", "-c", f'{caller}; exec "$0"', node.executables / "whereabouts"]
 
