@@ -16,8 +16,10 @@ from _socket import (
     AF_UNIX,
     CMSG_SPACE,
     MSG_CMSG_CLOEXEC,
+    MSG_CTRUNC,
     MSG_DONTWAIT,
     MSG_PEEK,
+    MSG_TRUNC,
     SO_PEERCRED,
     SO_RCVTIMEO,
     SOCK_SEQPACKET,
@@ -103,12 +105,14 @@ class Worker:
                 self._ask_for_more()
             connection.setsockopt(SOL_SOCKET, SO_RCVTIMEO, _TIME.pack(_REQUEST_SECONDS, 0))
             connection.send(protocol.HELLO)
-            packet, more, _, _ = connection.recvmsg(protocol.MOST_BYTES, CMSG_SPACE(_FDS.size), MSG_CMSG_CLOEXEC)
+            packet, more, flags, _ = connection.recvmsg(protocol.MOST_BYTES, CMSG_SPACE(_FDS.size), MSG_CMSG_CLOEXEC)
             fds = [fd for _, _, data in more for fd in memoryview(data).cast("i")]
+            if flags & (MSG_TRUNC | MSG_CTRUNC):
+                raise ValueError("a part of the request is missing")
             call = protocol.parse(packet)
         except (ValueError, OSError):
             _close(fds)
-            return True  # it has gone, or is no launcher
+            return True  # it has gone, is no launcher, or one with a larger environment than is taken
         try:
             if call.plugin in (protocol.STATUS, protocol.STOP):
                 return self._tell(connection, call.plugin)

@@ -427,6 +427,45 @@ def test_a_caller_in_a_chroot_is_not_served(node: Node) -> None:
     assert (after.calls, after.cold) == (before.calls, before.cold + 1)
 
 
+SNDBUFFORCE = 32  # SO_SNDBUFFORCE of asm-generic/socket.h
+LONG = "x" * (100 << 10)  # as a variable may be at most, about
+REQUESTS = {  # of a launcher: {variables} and how many descriptors, and whether a worker serves it
+    "an ordinary one": ({}, 3, True),
+    "a long one": ({"A": LONG}, 3, True),
+    "one that is longer than a worker reads": ({"A": LONG, "B": LONG, "C": LONG}, 3, False),
+    "one without stderr": ({}, 2, False),
+    "one with another file": ({}, 4, False),
+}
+
+
+@pytest.mark.parametrize(("more", "files", "is_served"), REQUESTS.values(), ids=REQUESTS)
+def test_a_worker_serves_only_a_request_that_came_whole(
+    node: Node, more: dict[str, str], files: int, is_served: bool
+) -> None:
+    """A node whose sockets have large buffers (net.core.wmem_default) lets a launcher send more than a worker takes."""
+    (path,) = warm.sockets(node)
+    supervisor = state_of(node).supervisor
+    identity = Path(f"/proc/{supervisor}/cmdline").read_bytes().split(b"\0")[3]
+    environ = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/"} | more
+    entries = [f"{name}={value}".encode() for name, value in environ.items()]
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
+        tempfile.TemporaryFile() as stdin,
+        open("/dev/null", "r+b") as null,
+    ):
+        stdin.write(json.dumps(warm.NOTHING).encode())
+        stdin.flush()
+        connection.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, 1 << 20)
+        connection.settimeout(100)
+        connection.connect(path)
+        assert connection.recv(16) == b"h"
+        there = os.open("/", os.O_PATH)
+        given = [stdin.fileno(), there, null.fileno(), null.fileno()][:files]
+        socket.send_fds(connection, [b"\0".join([identity, b"whereabouts", b"18", b"", *entries])], given)
+        os.close(there)
+        assert connection.recv(1 << 16) == (b"0" if is_served else b"")
+
+
 # --- who ends, or stands still ---
 
 
