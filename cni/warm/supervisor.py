@@ -194,7 +194,13 @@ class Supervisor:
                 except FileNotFoundError:
                     pass  # a launcher has moved it
                 return
-            fd, _ = self._listening._accept()  # type: ignore[attr-defined]
+            self._listening.setblocking(False)  # for the workers, too: see there
+            try:
+                fd, _ = self._listening._accept()  # type: ignore[attr-defined]
+            except BlockingIOError:
+                return  # a worker has been faster
+            finally:
+                self._listening.setblocking(True)
             posix.close(fd)
             self._board.note(cold=1)
             left -= 1

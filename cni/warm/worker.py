@@ -12,6 +12,7 @@ import fcntl
 import gc
 import posix
 import resource
+import select
 from _socket import (
     AF_UNIX,
     CMSG_SPACE,
@@ -72,11 +73,16 @@ class Worker:
         whereabouts.keep_open()
         gc.collect()
         gc.freeze()  # what is there by now stays
+        queue = select.poll()
+        queue.register(self._listening, select.POLLIN)
         served = 0
         while served < CALLS and not self._is_ending:
             self._board.set(self._slot, IDLE)
             try:
                 fd, _ = self._listening._accept()  # type: ignore[attr-defined]  # of the C half
+            except BlockingIOError:  # the supervisor has looked at the queue just now
+                queue.poll()
+                continue
             except OSError:
                 break  # the supervisor has shut it: no call waits any more
             self._is_busy = True

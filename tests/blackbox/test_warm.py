@@ -595,6 +595,24 @@ def test_without_its_supervisor_a_worker_is_missed_once_and_never_waited_for_aga
     assert node.leftovers() == []
 
 
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
+def test_a_supervisor_waits_for_no_call_that_a_worker_has_taken_from_the_queue_before_it(node: Node, pod: Pod) -> None:
+    """It would wait for the next one, and meanwhile neither end nor make workers."""
+    have_workers(node, 1)
+    supervisor = state_of(node).supervisor
+    with traced(node, "-e", "trace=accept4", "-e", "inject=accept4:delay_enter=2s", process=supervisor):
+        with in_the_middle(node, pod) as (call, _):
+            second = node.start_cni("whereabouts", "STATUS", warm.NOTHING)
+            give(second)
+            assert until(lambda: warm.waits(supervisor))  # about to turn the second call away
+            node.path("/run/others/waits").unlink()
+            for each in (call, second):
+                reply_of(each).succeeded()
+        os.kill(supervisor, signal.SIGTERM)
+        assert until(lambda: supervisor not in warm.of_node(node))
+    detached(node, pod)
+
+
 # --- what is full, or used up ---
 
 
