@@ -63,7 +63,7 @@ class Supervisor:
         self._prctl = prctl
         self._path = f"{places.DIRECTORY}/{places.name_of(identity)}"
         self._depends = (pack, *policy.PATHS)
-        self._before = [files.mark(path) for path in self._depends]
+        self._before = self._marks()
         self._idle_seconds, most = policy.current().warm
         self._board = Board(most)
         self._workers: dict[int, tuple[int, float]] = {}  # process -> its slot, and when it was made
@@ -129,7 +129,11 @@ class Supervisor:
         """Whether calls go elsewhere by now, or should be served by other modules or another policy."""
         if not self._found(places.SOCKET) and self._found(places.AWAY) == self._socket:
             posix.rename(self._path + places.AWAY, self._path + places.SOCKET)  # it was all too slow for a launcher
-        return self._found(places.SOCKET) != self._socket or [files.mark(p) for p in self._depends] != self._before
+        return self._found(places.SOCKET) != self._socket or self._marks() != self._before
+
+    def _marks(self) -> list[tuple[int, ...]]:
+        """Which files it depends on; a policy from a ConfigMap is a link that leads to another file after a change."""
+        return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self, kind: str) -> tuple[int, ...]:
         """Which file is there; its times change (`_look_at_queue`)."""

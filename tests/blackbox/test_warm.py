@@ -857,6 +857,22 @@ def test_the_administrator_switches_them_off(node: Node, pod: Pod, off: dict[str
     assert warm.of_node(node) == []
 
 
+def test_a_policy_that_a_link_leads_to_is_heeded_when_the_link_turns(node: Node, pod: Pod) -> None:
+    """As kubelet mounts a ConfigMap: the link `railcni.json` stays, and one in its path turns."""
+    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
+    for name, number in (("former", 1), ("later", 0)):
+        policy.parent.joinpath(name).mkdir(parents=True)
+        policy.parent.joinpath(name, policy.name).write_text(json.dumps({"warm": {"workers": number}}))
+    policy.parent.joinpath("data").symlink_to("former")
+    policy.symlink_to(f"data/{policy.name}")
+    assert until(lambda: are_ready(node, 1))
+    policy.parent.joinpath("turning").symlink_to("later")
+    policy.parent.joinpath("turning").rename(policy.parent / "data")
+    assert until(lambda: warm.of_node(node) == [])
+    cycle(node, pod)
+    assert warm.of_node(node) == []
+
+
 def test_workers_end_when_no_call_comes(node: Node, pod: Pod) -> None:
     policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
     policy.parent.mkdir(parents=True)
