@@ -150,7 +150,9 @@ class Worker:
         posix.umask(call.umask)
         posix.environ.clear()
         posix.environ.update(call.environ)
-        posix.putenv(b"PATH", call.environ.get(b"PATH", b""))  # posix_spawnp takes it from there
+        posix.unsetenv(b"PATH")
+        if b"PATH" in call.environ:
+            posix.putenv(b"PATH", call.environ[b"PATH"])  # posix_spawnp takes it from there; none is not an empty one
         policy.forget()
         node.forget()
         posix.dup2(stderr, 2)

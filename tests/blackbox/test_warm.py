@@ -390,6 +390,33 @@ def test_workers_that_wait_for_anothers_plugin_hold_up_no_other_call(node: Node,
     detached(node, pod)
 
 
+HELPER = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": "echo", "args": ["x"]}
+KUBECONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "c",
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+    "users": [{"name": "c", "user": {"exec": HELPER}}],
+}
+SEARCHED = {"none": {}, "an empty one": {"PATH": ""}, "one": {"PATH": "/usr/bin"}, "another": {"PATH": "/run"}}
+
+
+@pytest.mark.parametrize("more", SEARCHED.values(), ids=SEARCHED)
+def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node, more: dict[str, str]) -> None:
+    kubeconfig = node.path("/etc/cni/kubeconfig")
+    kubeconfig.write_text(json.dumps(KUBECONFIG))
+    ipam = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "kubernetes"}
+    config = network(ipam=ipam | {"kubernetes": {"kubeconfig": "/etc/cni/kubeconfig"}})
+    before = state_of(node)
+    answers = [
+        node.cni("whereabouts", "ADD", config, netns="/run/netns/none", more=more | how) for how in ({}, warm.COLD)
+    ]
+    assert "exec helper" in answers[0].msg
+    assert answers[0].document == answers[1].document
+    assert until(lambda: state_of(node).calls == before.calls + 1)
+
+
 # --- whom a worker does not serve ---
 
 
