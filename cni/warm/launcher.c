@@ -264,7 +264,9 @@ static int have_streams(void)
  * answer of a newer kernel, is missing, it could not: nothing else tells two namespaces apart. */
 static int identify(const char *directory)
 {
-	static const char *const of_socket[] = {"/proc/self/ns/mnt", "/proc/self/ns/net"};
+	static const char *const namespaces[] = { /* the first two are in the name of the socket */
+		"/proc/self/ns/mnt", "/proc/self/ns/net", "/proc/self/ns/uts", "/proc/self/ns/user",
+	};
 	char path[LONGEST_PATH], digest[DIGEST_SIZE + 1], *end = identity;
 	const char *limit = identity + sizeof identity;
 	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -281,18 +283,15 @@ static int identify(const char *directory)
 		return 0;
 	digest[DIGEST_SIZE] = '\0';
 	end = append(end, limit, digest);
-	for (size_t i = 0; i < 2; i++) {
-		if (look(of_socket[i], &found))
+	address.sun_family = AF_UNIX;
+	for (size_t i = 0; i < sizeof namespaces / sizeof namespaces[0]; i++) {
+		if (look(namespaces[i], &found))
 			return 0;
 		end = append_number(append(end, limit, "-"), limit, found.stx_ino);
+		char *rest = address.sun_path, *last = rest + sizeof address.sun_path;
+		if (i == 1)
+			append(append(append(rest, last, "/run/railcni/warm/"), last, identity), last, ".sock");
 	}
-	address.sun_family = AF_UNIX;
-	char *rest = address.sun_path, *last = rest + sizeof address.sun_path;
-	append(append(append(rest, last, "/run/railcni/warm/"), last, identity), last, ".sock");
-
-	if (look("/proc/self/ns/user", &found))
-		return 0;
-	end = append_number(append(end, limit, "-"), limit, found.stx_ino);
 	if (look("/", &found) || !(found.stx_mask & STATX_MNT_ID))
 		return 0;
 	end = append_number(append(end, limit, "-"), limit, found.stx_mnt_id);
@@ -419,8 +418,8 @@ static long request(long connection, const char *name)
 static int is_of_process(void)
 {
 	static const char *const names[] = {
-		"LD_", "GLIBC_TUNABLES=", "MALLOC_", "TZ=", "HOSTALIASES=", "LOCALDOMAIN=", "RES_OPTIONS=", "OPENSSL_CONF=",
-		"SSL_CERT_DIR=", "SSL_CERT_FILE=",
+		"LD_", "GLIBC_TUNABLES=", "MALLOC_", "TZ=", "HOSTALIASES=", "LOCALDOMAIN=", "RES_OPTIONS=", "RESOLV_",
+		"OPENSSL_", "SSL_CERT_DIR=", "SSL_CERT_FILE=",
 	};
 	for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
 		if (value_of(names[i]))

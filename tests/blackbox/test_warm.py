@@ -422,11 +422,36 @@ def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node, more
 
 def test_a_caller_in_other_namespaces_is_served_by_none_of_these_workers(node: Node, pod: Pod) -> None:
     before = warm.served(node)
-    for options in (["--mount"], ["--net"], ["--uts", "--user", "--map-root-user"]):
+    for options in (["--mount"], ["--net"], ["--uts"], ["--uts", "--user", "--map-root-user"]):
         argv = ["unshare", *options, node.executables / "whereabouts"]
         done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
         assert done.returncode == 0 or b"permission" in done.stderr.lower() + done.stdout.lower(), done
     assert sum(w.calls for w in warm.found(node)) == before
+
+
+OF_PROCESS = [
+    "LD_LIBRARY_PATH",
+    "GLIBC_TUNABLES",
+    "MALLOC_ARENA_MAX",
+    "TZ",
+    "HOSTALIASES",
+    "LOCALDOMAIN",
+    "RES_OPTIONS",
+    "RESOLV_MULTI",
+    "OPENSSL_CONF",
+    "OPENSSL_MODULES",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+]
+
+
+@pytest.mark.parametrize(("names", "is_warm"), [*(((name,), False) for name in OF_PROCESS), (("TZX", "X_LD_"), True)])
+def test_what_a_process_reads_from_its_environment_at_its_start_no_worker_has(
+    node: Node, names: tuple[str, ...], is_warm: bool
+) -> None:
+    before = state_of(node).calls
+    node.cni("whereabouts", "STATUS", warm.NOTHING, more=dict.fromkeys(names, "")).succeeded()
+    assert state_of(node).calls == before + is_warm
 
 
 def test_a_netns_that_leads_elsewhere_for_the_worker_is_entered_by_the_call_itself(node: Node, pod: Pod) -> None:
