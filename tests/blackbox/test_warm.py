@@ -286,6 +286,41 @@ def test_a_worker_keeps_one_connection_to_a_store_that_nodes_share(node: Node, p
         kept.close()
 
 
+BETWEEN = {  # two calls of one worker, which has the lease file open: what a shell does in its directory
+    "the file is removed": "rm leases.db",
+    "its journal is removed": "rm leases.db-journal",
+    "the directory is removed": "rm -r ../railcni",
+    "the directory is moved": "mv ../railcni ../other",
+    "the file is emptied": "truncate -s 0 leases.db",
+    "the file is overwritten": "yes garbage | dd of=leases.db bs=512 count=8 conv=notrunc status=none",
+    "a copy takes its place": "cp leases.db copy; mv copy leases.db",
+    "a link takes its place": "mv leases.db former; ln -s former leases.db",
+    "others can write the file": "chmod 666 leases.db",
+    "others can write the directory": "chmod 777 .",
+    "another directory is mounted over it": "mount -t tmpfs -o mode=700 tmpfs .",
+    "the node boots": "echo 2nd > /run/boot; mount --bind /run/boot /proc/sys/kernel/random/boot_id",
+}
+
+
+@pytest.mark.parametrize("does", BETWEEN.values(), ids=BETWEEN)
+def test_what_becomes_of_the_lease_file_between_two_calls_is_met_as_by_cold_calls(executables: Path, does: str) -> None:
+    def outcome(more: dict[str, str]) -> Any:
+        with Node(executables, is_warm=True) as node:
+            have_workers(node, 1)
+
+            def answer(verb: str, container: str) -> Any:
+                call = {"netns": "/run/netns/none", "container_id": container, "more": more}
+                reply = node.cni("whereabouts", verb, network(), **call)
+                return reply.status, reply.document
+
+            answers = [answer("ADD", "c1"), answer("ADD", "c2")]
+            node.run(["sh", "-ec", f"cd {STATE}; {does}"]).check_returncode()
+            answers += [answer(*call) for call in (("ADD", "c3"), ("DEL", "c1"), ("ADD", "c4"), ("DEL", "c3"))]
+            return answers, node.files()
+
+    assert outcome({}) == outcome(warm.COLD)
+
+
 def device(node: Node) -> None:
     """A device ens9 of the host, which is the VF at PCI as well."""
     node.host.add_veth("ens9", "ens9-peer")
