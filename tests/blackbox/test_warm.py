@@ -221,11 +221,13 @@ def test_what_one_call_has_learnt_no_other_knows(node: Node, pod: Pod) -> None:
     cycle(node, pod)
 
 
-def test_a_worker_ends_after_an_error_and_another_takes_its_place(node: Node, pod: Pod) -> None:
-    before = set(workers_of(node))
-    for number in range(6):
-        node.cni("macvlan", "ADD", network(master="no-such"), netns=pod, container_id=f"c{number}").refused(7)
-    assert until(lambda: not before & set(workers_of(node)))
+@pytest.mark.parametrize("config", [network(master="no-such"), {"cniVersion": "1.1.0"}], ids=["in the end", "at once"])
+def test_a_worker_ends_after_an_error_and_another_takes_its_place(node: Node, pod: Pod, config: dict[str, Any]) -> None:
+    have_workers(node, 1)
+    (worker,) = workers_of(node)
+    node.cni("macvlan", "ADD", config, netns=pod).refused(7)
+    assert until(lambda: worker not in warm.of_node(node))
+    assert until(lambda: are_ready(node, 1))
     cycle(node, pod)
     assert state_of(node).fault == ""
 
@@ -245,6 +247,14 @@ def test_a_worker_serves_a_number_of_calls_and_keeps_no_descriptor_of_them(node:
     for _ in range(450):
         node.cni("whereabouts", "STATUS", warm.NOTHING)
     assert until(lambda: not former & set(workers_of(node)))
+
+
+def test_a_worker_that_a_call_has_made_large_ends(node: Node) -> None:
+    have_workers(node, 1)
+    (worker,) = workers_of(node)
+    large = warm.NOTHING | {"unread": "\U0001f600" + 7_900_000 * "x"}  # four bytes for each character in Python
+    node.cni("whereabouts", "STATUS", json.dumps(large, ensure_ascii=False).encode()).succeeded()
+    assert until(lambda: worker not in warm.of_node(node))  # without a question to it, each of which is a call
 
 
 @pytest.mark.parametrize(
@@ -316,7 +326,8 @@ def test_what_becomes_of_the_lease_file_between_two_calls_is_met_as_by_cold_call
             answers = [answer("ADD", "c1"), answer("ADD", "c2")]
             node.run(["sh", "-ec", f"cd {STATE}; {does}"]).check_returncode()
             answers += [answer(*call) for call in (("ADD", "c3"), ("DEL", "c1"), ("ADD", "c4"), ("DEL", "c3"))]
-            return answers, node.files()
+            file = node.path(f"{STATE}/leases.db")
+            return answers, node.files(), file.read_bytes()[68:72]  # which boot has found it sound
 
     assert outcome({}) == outcome(warm.COLD)
 
@@ -553,6 +564,15 @@ def test_a_worker_serves_only_a_request_that_came_whole(
         assert connection.recv(1 << 16) == (b"0" if is_served else b"")
 
 
+def test_a_caller_with_fewer_capabilities_is_not_served(node: Node) -> None:
+    before = state_of(node)
+    argv = ["setpriv", "--bounding-set=-sys_boot", node.executables / "whereabouts"]
+    done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
+    assert done.returncode == 0, done.stdout
+    after = state_of(node)
+    assert (after.calls, after.cold) == (before.calls, before.cold + 1)
+
+
 # --- who ends, or stands still ---
 
 
@@ -611,6 +631,7 @@ def detached(node: Node, pod: Pod) -> None:
 def test_a_call_whose_worker_is_killed_is_served_cold(node: Node, pod: Pod, who: str) -> None:
     with in_the_middle(node, pod) as (call, worker):
         supervisor = state_of(node).supervisor
+        former = set(workers_of(node))
         node.path("/run/others/waits").unlink()
         os.kill(worker if who == "worker" else supervisor, signal.SIGKILL)
         assert reply_of(call).succeeded()["ips"][0]["address"] == "10.9.0.7/24"
@@ -618,20 +639,9 @@ def test_a_call_whose_worker_is_killed_is_served_cold(node: Node, pod: Pod, who:
     if who == "worker":
         assert until(lambda: "signal 9 in macvlan ADD c1" in state_of(node).fault)
     else:
-        assert until(lambda: supervisor not in warm.of_node(node) and not workers_left(node, supervisor))
+        assert until(lambda: not {supervisor, *former}.intersection(warm.of_node(node)))
     detached(node, pod)
     cycle(node, pod)
-
-
-def workers_left(node: Node, supervisor: int) -> bool:
-    """Whether a process is there that is no child of another supervisor."""
-
-    def parent(process: int) -> int:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-    with contextlib.suppress(FileNotFoundError):
-        return any(parent(process) == supervisor for process in warm.of_node(node))
-    return True
 
 
 def test_a_launcher_that_is_killed_takes_its_workers_call_with_it(node: Node, pod: Pod) -> None:
@@ -777,6 +787,12 @@ CALLERS = {  # what a shell does before it becomes the executable
     "four descriptors": "ulimit -n 4",
     "files smaller than stdin": "ulimit -f 160",  # in half KiB
     "an empty verb": "CNI_COMMAND=",
+    "more stdin than is read": "head -c 9000000 /dev/zero > /run/zeros; exec < /run/zeros",
+    "more variables than a packet takes": "export A=$(head -c 100000 /dev/zero | tr '\\0' a); export B=$A C=$A D=$A",
+    "signals that are ignored": "trap '' CHLD HUP INT PIPE TERM USR1",
+    "a reader of stdout that has gone": "rm -f /run/pipe; mkfifo /run/pipe; : < /run/pipe & exec > /run/pipe; wait",
+    "a reader of stderr that has gone": "rm -f /run/pipe; mkfifo /run/pipe; : < /run/pipe & exec 2> /run/pipe; wait",
+    "a directory that is gone": "mkdir /run/gone; cd /run/gone; rmdir /run/gone",
 }
 
 
@@ -838,6 +854,12 @@ def _endless(connection: socket.socket) -> None:
             connection.send(b"+" + b"x" * 65536)
 
 
+def _lies(connection: socket.socket) -> None:
+    connection.send(b"h")
+    connection.recv(1 << 16)
+    connection.send(b'1{"cniVersion": "1.1.0", "code": 7, "msg": "a lie"}')
+
+
 def _end(connection: socket.socket) -> None:
     pass
 
@@ -848,7 +870,7 @@ def test_whatever_lies_where_the_workers_listen_a_call_is_served(node: Node, pod
     warm.end(node)
     assert not os.path.exists(path)
     listening = None
-    answers = {"another's": _hello_and_garbage, "garbage": _garbage, "hello": _hello_and_garbage, "endless": _endless}
+    answers = {"another's": _lies, "garbage": _garbage, "hello": _hello_and_garbage, "endless": _endless}
     if what == "file":
         Path(path).write_bytes(b"\0garbage" * 100)
     elif what == "directory":
@@ -865,6 +887,39 @@ def test_whatever_lies_where_the_workers_listen_a_call_is_served(node: Node, pod
     assert node.leftovers(settle=2) == []
     if what in ("nothing", "file"):
         assert until(lambda: any(w.workers for w in warm.found(node)))
+
+
+@pytest.mark.parametrize("what", ["nothing", "file", "another's"])
+def test_workers_whose_socket_is_not_in_its_place_any_more_end(node: Node, pod: Pod, what: str) -> None:
+    """And leave alone what is there."""
+    (path,) = warm.sockets(node)
+    former = set(warm.of_node(node))
+    os.unlink(path)
+    listening = _listen(path, _lies, True) if what == "another's" else None
+    if what == "file":
+        Path(path).touch()
+    assert until(lambda: not former.intersection(warm.of_node(node)))
+    assert os.path.exists(path) == (what != "nothing")
+    cycle(node, pod)
+    if listening:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def test_a_worker_says_nothing_to_another_user(node: Node, pod: Pod) -> None:
+    """Even where the socket's directory would let them in."""
+    (path,) = warm.sockets(node)
+    for opened in (path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))):
+        os.chmod(opened, 0o777)
+    before = warm.of_node(node)
+    there = os.open(os.path.dirname(path), os.O_PATH)  # /proc/PID/root is closed to them
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(100)
+        with AnotherUser():
+            connection.connect(f"/proc/self/fd/{there}/{os.path.basename(path)}")
+        assert connection.recv(16) == b""
+    os.close(there)
+    assert warm.of_node(node) == before
 
 
 def test_a_directory_that_others_can_write_gets_no_workers(node: Node, pod: Pod) -> None:
@@ -892,13 +947,58 @@ def test_a_flood_of_connections_that_say_nothing_hinders_no_call(node: Node, pod
     assert node.leftovers() == []
 
 
-def test_a_caller_with_tight_limits_leaves_no_workers_behind(node: Node, pod: Pod) -> None:
+ODD_CALLER = """
+import os, signal, sys
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.umask(0o31)
+os.chdir("/run")
+os.dup2(os.open("/run/odd", os.O_RDWR | os.O_CREAT), 7)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_workers_have_nothing_of_the_call_that_has_left_them_behind(node: Node) -> None:
+    """And its runtime, which reads stdout to the end, waits for none of them."""
     warm.end(node)
-    argv = ["sh", "-c", 'ulimit -n 64; exec "$0"', node.executables / "macvlan"]
-    done = node.run(argv, env=environment(node, "ADD", pod), stdin=json.dumps(network()).encode())
+    argv = [INTERPRETER, "-IS", "-c", ODD_CALLER, node.executables / "whereabouts"]
+    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/", "X": "1"}
+    done = node.run(argv, env=env, stdin=json.dumps(warm.NOTHING).encode())
     assert done.returncode == 0, done.stdout
-    assert until(lambda: warm.of_node(node) == [])
+    assert until(lambda: any(w.workers for w in warm.found(node)))
+    supervisor = state_of(node).supervisor
+    status = Path("/proc/self/status").read_text().splitlines()
+    plain = {line.partition(":")[0]: line.split()[-1] for line in status if line.startswith("Sig")}
+    for process in warm.of_node(node):
+        assert os.getsid(process) == supervisor
+        assert os.readlink(f"/proc/{process}/cwd") == "/"
+        assert Path(f"/proc/{process}/environ").read_bytes() == b""
+        status = Path(f"/proc/{process}/status").read_text().splitlines()
+        has = {line.partition(":")[0]: line.split()[-1] for line in status if ":" in line}
+        assert (has["Umask"], has["SigBlk"], has["SigIgn"]) == ("0077", plain["SigBlk"], plain["SigIgn"])
+        files = {int(name): os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd")}
+        assert [files[number] for number in range(3)] == ["/dev/null"] * 3
+        assert not {path for path in files.values() if path.startswith("/run/") and places.DIRECTORY not in path}
+
+
+LIMITED = {
+    "few descriptors": ["sh", "-c", 'ulimit -n 64; exec "$0"'],
+    "little memory": ["sh", "-c", 'ulimit -v 4000000; exec "$0"'],
+}
+
+
+@pytest.mark.parametrize("limits", LIMITED.values(), ids=LIMITED)
+def test_a_caller_with_tight_limits_leaves_no_workers_behind(node: Node, pod: Pod, limits: list[str]) -> None:
+    """They would serve others, who have none of these."""
+    warm.end(node)
+    argv = [*limits, node.executables / "whereabouts"]
+    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}
+    done = node.run(argv, env=env, stdin=json.dumps(warm.NOTHING).encode())
+    assert done.returncode == 0, done
+    assert until(lambda: warm.processes(node.mounts, beginning=True) == [])
     assert warm.sockets(node) == []
+    cycle(node, pod)
 
 
 # --- the end ---
