@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WAITING = 128  # connections in the kernel's queue
 _LOOK = 1.0  # seconds between two looks at what it depends on
 _LOOK_AT_QUEUE = 0.02  # seconds between two looks at what waits while no worker is idle
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # include/uapi/linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_SECCOMP = 1, 15, 21  # include/uapi/linux/prctl.h
 _LEAST_FILES = 256
 
 
@@ -41,7 +41,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
     prctl = _prctl()
     prctl(_PR_SET_NAME, b"railcni-warm")
     posix.set_inheritable(lock, False)
-    if _raise_limits():
+    if _raise_limits() and prctl(_PR_GET_SECCOMP, None) <= 0:  # a filter of system calls is for good
         for module in modules:
             __import__(module)
         try:

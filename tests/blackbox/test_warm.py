@@ -982,9 +982,20 @@ def test_workers_have_nothing_of_the_call_that_has_left_them_behind(node: Node) 
         assert not {path for path in files.values() if path.startswith("/run/") and places.DIRECTORY not in path}
 
 
+# A filter of system calls that refuses setns, by which a plugin enters a pod (linux/filter.h, linux/seccomp.h).
+FILTERED_CALLER = """
+import ctypes, os, platform, struct, sys
+setns = {"x86_64": 308, "aarch64": 268}[platform.machine()]
+rules = ((0x20, 0, 0, 0), (0x15, 0, 1, setns), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000))
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *rule) for rule in rules))
+program = struct.pack("@HP", len(rules), ctypes.addressof(code))
+assert ctypes.CDLL(None).prctl(22, 2, program, 0, 0) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 LIMITED = {
     "few descriptors": ["sh", "-c", 'ulimit -n 64; exec "$0"'],
     "little memory": ["sh", "-c", 'ulimit -v 4000000; exec "$0"'],
+    "a filter of system calls": [INTERPRETER, "-I", "-c", FILTERED_CALLER],
 }
 
 
