@@ -151,9 +151,14 @@ class Database:
             now = posix.fstat(self._fd)
             is_same = (now.st_dev, now.st_ino) == (former.st_dev, former.st_ino)
             if is_same and not self._is_of_earlier_boot():
-                ((version,),) = self.run("PRAGMA user_version")
-                self._check_format(version)
-                return True
+                try:
+                    ((version,),) = self.run("PRAGMA user_version")
+                    self._check_format(version)
+                    return True
+                except BaseException:
+                    self._has_failed = True
+                    self.close()
+                    raise
         self._has_failed = True
         self.close()
         return False
