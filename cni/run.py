@@ -7,7 +7,6 @@ VERSION is answered before anything is imported. Every failure becomes the error
 from __future__ import annotations
 
 import posix
-import sys
 
 from cni import VERSION
 
@@ -36,11 +35,10 @@ def main(plugin: str) -> int:
     try:
         _write(1, reply)
     except OSError as fault:  # the exit code reports the failure, and the runtime's DEL then clears the ADD
-        if sys.stderr:
-            sys.stderr.write(f"plugin {plugin} of railcni: the reply cannot be written to stdout: {fault.strerror}\n")
+        from cni.shared import log
+
+        log.tell(f"plugin {plugin} of railcni: the reply cannot be written to stdout: {fault.strerror}\n".encode())
         status = 1
-    if sys.stderr:  # None when the caller has closed it, which makes no failure of what was done
-        sys.stderr.flush()
     return status
 
 

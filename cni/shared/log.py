@@ -15,6 +15,15 @@ how = "cold"  # or "warm", in a worker (cni.warm)
 LEVELS = ("debug", "verbose", "warning", "error", "panic")  # whereabouts' names; its default is "warning" here
 
 
+def tell(line: bytes) -> None:
+    """Write to stderr, where perhaps nobody listens. Not through a buffer: it would keep what cannot be written, and a warm
+    worker would show it to its next caller."""
+    try:
+        posix.write(sys.stderr.fileno(), line)
+    except (OSError, AttributeError):
+        pass  # the operation goes on
+
+
 class Log:
     """The log of a call. `context` stands in every line; lines below `level` are not written.
 
@@ -47,11 +56,7 @@ class Log:
         text = f"{self.context} ({how}): {text}" if self.context else text  # a command has none
         shown = "".join(c if c.isprintable() else "?" for c in text)
         line = f"{stamp} [{level}] {shown}\n".encode("utf-8", "replace")
-        try:
-            sys.stderr.buffer.write(line)
-            sys.stderr.flush()
-        except (OSError, AttributeError):
-            pass  # nobody listens on stderr: the operation goes on
+        tell(line)
         if self.path:
             from cni.shared.kernel import paths
 

@@ -40,6 +40,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -244,11 +245,28 @@ static long look(const char *path, struct statx *found)
 	return call(__NR_statx, AT_FDCWD, (long)path, 0, STATX_INO | STATX_MTIME | STATX_MNT_ID, (long)found);
 }
 
+/* Whether stdin, stdout and stderr are open. What the caller has closed would be the number of the next file that is opened,
+ * of the pack or of what stdin is kept in. In its place is then what cannot be written, and has nothing to be read. */
+static int have_streams(void)
+{
+	for (long fd = 0; fd < 3; fd++)
+		if (call(__NR_fcntl, fd, F_GETFD, 0, 0, 0) < 0) {
+			long opened = call(__NR_openat, AT_FDCWD, (long)"/dev/null", O_RDONLY, 0, 0);
+			if (opened == fd)
+				continue;
+			call(__NR_close, opened, 0, 0, 0, 0);
+			return 0;
+		}
+	return 1;
+}
+
 /* Fill `identity` and `address`; whether that could be done. `directory` is that of the executable. Where /proc, or an
  * answer of a newer kernel, is missing, it could not: nothing else tells two namespaces apart. */
 static int identify(const char *directory)
 {
-	static const char *const of_socket[] = {"/proc/self/ns/mnt", "/proc/self/ns/net"};
+	static const char *const namespaces[] = { /* the first two are in the name of the socket */
+		"/proc/self/ns/mnt", "/proc/self/ns/net", "/proc/self/ns/uts", "/proc/self/ns/user",
+	};
 	char path[LONGEST_PATH], digest[DIGEST_SIZE + 1], *end = identity;
 	const char *limit = identity + sizeof identity;
 	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -265,18 +283,15 @@ static int identify(const char *directory)
 		return 0;
 	digest[DIGEST_SIZE] = '\0';
 	end = append(end, limit, digest);
-	for (size_t i = 0; i < 2; i++) {
-		if (look(of_socket[i], &found))
+	address.sun_family = AF_UNIX;
+	for (size_t i = 0; i < sizeof namespaces / sizeof namespaces[0]; i++) {
+		if (look(namespaces[i], &found))
 			return 0;
 		end = append_number(append(end, limit, "-"), limit, found.stx_ino);
+		char *rest = address.sun_path, *last = rest + sizeof address.sun_path;
+		if (i == 1)
+			append(append(append(rest, last, "/run/railcni/warm/"), last, identity), last, ".sock");
 	}
-	address.sun_family = AF_UNIX;
-	char *rest = address.sun_path, *last = rest + sizeof address.sun_path;
-	append(append(append(rest, last, "/run/railcni/warm/"), last, identity), last, ".sock");
-
-	if (look("/proc/self/ns/user", &found))
-		return 0;
-	end = append_number(append(end, limit, "-"), limit, found.stx_ino);
 	if (look("/", &found) || !(found.stx_mask & STATX_MNT_ID))
 		return 0;
 	end = append_number(append(end, limit, "-"), limit, found.stx_mnt_id);
@@ -302,13 +317,16 @@ static long read_stdin(char *piece, size_t size)
 }
 
 /* Read stdin to its end into a memfd; whether that could be done. Once a part was read nobody can read it again: then it is
- * that or an error. */
+ * that or an error. So where the caller has limited the size of files, which a memfd is as well, nothing is read. */
 static int keep_stdin(void)
 {
 	static const char again[] = "retry when the node has memory";
 	static char piece[PIECE];
+	struct rlimit most;
 	long size, left = MOST_STDIN;
 
+	if (call(__NR_prlimit64, 0, RLIMIT_FSIZE, 0, (long)&most, 0) || most.rlim_cur != RLIM_INFINITY)
+		return 0;
 	kept_stdin = call(__NR_memfd_create, (long)"stdin", MFD_CLOEXEC, 0, 0, 0);
 	if (kept_stdin < 0)
 		return 0;
@@ -382,15 +400,14 @@ static long request(long connection, const char *name)
 	given[1] = call(__NR_openat, AT_FDCWD, (long)".", O_PATH | O_DIRECTORY | O_CLOEXEC, 0, 0);
 	if (given[1] < 0)
 		return given[1];
-	size_t count = call(__NR_fcntl, 2, F_GETFD, 0, 0, 0) < 0 ? 2 : 3;
 	control.first.cmsg_level = SOL_SOCKET;
 	control.first.cmsg_type = SCM_RIGHTS;
-	control.first.cmsg_len = CMSG_LEN(count * sizeof(int));
-	copy((char *)CMSG_DATA(&control.first), (char *)given, count * sizeof(int));
+	control.first.cmsg_len = CMSG_LEN(sizeof given);
+	copy((char *)CMSG_DATA(&control.first), (char *)given, sizeof given);
 	message.msg_iov = parts;
 	message.msg_iovlen = 2;
 	message.msg_control = &control;
-	message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+	message.msg_controllen = sizeof control.room;
 	long sent = call(__NR_sendmsg, connection, (long)&message, MSG_NOSIGNAL, 0, 0);
 	call(__NR_close, given[1], 0, 0, 0, 0);
 	return sent < 0 ? sent : 0;
@@ -401,8 +418,8 @@ static long request(long connection, const char *name)
 static int is_of_process(void)
 {
 	static const char *const names[] = {
-		"LD_", "GLIBC_TUNABLES=", "MALLOC_", "TZ=", "HOSTALIASES=", "LOCALDOMAIN=", "RES_OPTIONS=", "OPENSSL_CONF=",
-		"SSL_CERT_DIR=", "SSL_CERT_FILE=",
+		"LD_", "GLIBC_TUNABLES=", "MALLOC_", "TZ=", "HOSTALIASES=", "LOCALDOMAIN=", "RES_OPTIONS=", "RESOLV_",
+		"OPENSSL_", "SSL_CERT_DIR=", "SSL_CERT_FILE=",
 	};
 	for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
 		if (value_of(names[i]))
@@ -419,8 +436,6 @@ static int try_warm(const char *directory, const char *name)
 	unsigned int size = sizeof peer;
 	char *end = said;
 
-	if (call(__NR_fcntl, 1, F_GETFD, 0, 0, 0) < 0) /* closed: the connection would take its number, and get the reply */
-		return 0;
 	if (call(__NR_geteuid, 0, 0, 0, 0, 0) || is_of_process() || !identify(directory) || !keep_stdin())
 		return 0;
 	long connection = call(__NR_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0, 0);
@@ -493,10 +508,12 @@ static long run(char *path, long count, char **given)
 	const char *verb = value_of("CNI_COMMAND=");
 	if (is_plugin && verb && same(verb, "VERSION"))
 		answer(VERSION_REPLY, sizeof VERSION_REPLY - 1, 0);
-	int starts = is_plugin && verb && try_warm(path, name);
+	int starts = is_plugin && verb && *verb && have_streams() && try_warm(path, name);
 	if (kept_stdin >= 0) {
 		call(__NR_lseek, kept_stdin, 0, 0, 0, 0);
 		call(__NR_dup3, kept_stdin, 0, 0, 0, 0);
+		call(__NR_close, kept_stdin, 0, 0, 0, 0); /* the caller may have left descriptors for no more */
+		kept_stdin = -1;
 	}
 
 	error = find_root(path, root);

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WAITING = 128  # connections in the kernel's queue
 _LOOK = 1.0  # seconds between two looks at what it depends on
 _LOOK_AT_QUEUE = 0.02  # seconds between two looks at what waits while no worker is idle
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # include/uapi/linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_SECCOMP = 1, 15, 21  # include/uapi/linux/prctl.h
 _LEAST_FILES = 256
 
 
@@ -41,7 +41,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
     prctl = _prctl()
     prctl(_PR_SET_NAME, b"railcni-warm")
     posix.set_inheritable(lock, False)
-    if _raise_limits():
+    if _raise_limits() and prctl(_PR_GET_SECCOMP, None) <= 0:  # a filter of system calls is for good
         for module in modules:
             __import__(module)
         try:
@@ -63,7 +63,7 @@ class Supervisor:
         self._prctl = prctl
         self._path = f"{places.DIRECTORY}/{places.name_of(identity)}"
         self._depends = (pack, *policy.PATHS)
-        self._before = [files.mark(path) for path in self._depends]
+        self._before = self._marks()
         self._idle_seconds, most = policy.current().warm
         self._board = Board(most)
         self._workers: dict[int, tuple[int, float]] = {}  # process -> its slot, and when it was made
@@ -129,7 +129,11 @@ class Supervisor:
         """Whether calls go elsewhere by now, or should be served by other modules or another policy."""
         if not self._found(places.SOCKET) and self._found(places.AWAY) == self._socket:
             posix.rename(self._path + places.AWAY, self._path + places.SOCKET)  # it was all too slow for a launcher
-        return self._found(places.SOCKET) != self._socket or [files.mark(p) for p in self._depends] != self._before
+        return self._found(places.SOCKET) != self._socket or self._marks() != self._before
+
+    def _marks(self) -> list[tuple[int, ...]]:
+        """Which files it depends on; a policy from a ConfigMap is a link that leads to another file after a change."""
+        return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self, kind: str) -> tuple[int, ...]:
         """Which file is there; its times change (`_look_at_queue`)."""
@@ -194,7 +198,13 @@ class Supervisor:
                 except FileNotFoundError:
                     pass  # a launcher has moved it
                 return
-            fd, _ = self._listening._accept()  # type: ignore[attr-defined]
+            self._listening.setblocking(False)  # for the workers, too: see there
+            try:
+                fd, _ = self._listening._accept()  # type: ignore[attr-defined]
+            except BlockingIOError:
+                return  # a worker has been faster
+            finally:
+                self._listening.setblocking(True)
             posix.close(fd)
             self._board.note(cold=1)
             left -= 1

@@ -12,12 +12,15 @@ import fcntl
 import gc
 import posix
 import resource
+import select
 from _socket import (
     AF_UNIX,
     CMSG_SPACE,
     MSG_CMSG_CLOEXEC,
+    MSG_CTRUNC,
     MSG_DONTWAIT,
     MSG_PEEK,
+    MSG_TRUNC,
     SO_PEERCRED,
     SO_RCVTIMEO,
     SOCK_SEQPACKET,
@@ -70,11 +73,16 @@ class Worker:
         whereabouts.keep_open()
         gc.collect()
         gc.freeze()  # what is there by now stays
+        queue = select.poll()
+        queue.register(self._listening, select.POLLIN)
         served = 0
         while served < CALLS and not self._is_ending:
             self._board.set(self._slot, IDLE)
             try:
                 fd, _ = self._listening._accept()  # type: ignore[attr-defined]  # of the C half
+            except BlockingIOError:  # the supervisor has looked at the queue just now
+                queue.poll()
+                continue
             except OSError:
                 break  # the supervisor has shut it: no call waits any more
             self._is_busy = True
@@ -103,16 +111,18 @@ class Worker:
                 self._ask_for_more()
             connection.setsockopt(SOL_SOCKET, SO_RCVTIMEO, _TIME.pack(_REQUEST_SECONDS, 0))
             connection.send(protocol.HELLO)
-            packet, more, _, _ = connection.recvmsg(protocol.MOST_BYTES, CMSG_SPACE(_FDS.size), MSG_CMSG_CLOEXEC)
+            packet, more, flags, _ = connection.recvmsg(protocol.MOST_BYTES, CMSG_SPACE(_FDS.size), MSG_CMSG_CLOEXEC)
             fds = [fd for _, _, data in more for fd in memoryview(data).cast("i")]
+            if flags & (MSG_TRUNC | MSG_CTRUNC):
+                raise ValueError("a part of the request is missing")
             call = protocol.parse(packet)
         except (ValueError, OSError):
             _close(fds)
-            return True  # it has gone, or is no launcher
+            return True  # it has gone, is no launcher, or one with a larger environment than is taken
         try:
             if call.plugin in (protocol.STATUS, protocol.STOP):
                 return self._tell(connection, call.plugin)
-            if call.identity != self._identity or len(fds) < 2:
+            if call.identity != self._identity or len(fds) != 3:
                 self._board.refuse(self._slot)
                 return True
             return self._call(connection, call, fds)
@@ -128,7 +138,7 @@ class Worker:
             pass  # the supervisor has enough to read
 
     def _call(self, connection: socket, call: protocol.Call, fds: list[int]) -> bool:
-        stdin, directory, *stderr = fds
+        stdin, directory, stderr = fds
         posix.fchdir(directory)
         netns = _seen(call.environ.get(b"CNI_NETNS", b""))
         if call.netns != netns or not _dies_with(connection):
@@ -140,11 +150,12 @@ class Worker:
         posix.umask(call.umask)
         posix.environ.clear()
         posix.environ.update(call.environ)
-        posix.putenv(b"PATH", call.environ.get(b"PATH", b""))  # posix_spawnp takes it from there
+        posix.unsetenv(b"PATH")
+        if b"PATH" in call.environ:
+            posix.putenv(b"PATH", call.environ[b"PATH"])  # posix_spawnp takes it from there; none is not an empty one
         policy.forget()
         node.forget()
-        if stderr:
-            posix.dup2(stderr[0], 2)
+        posix.dup2(stderr, 2)
         reply, status = run.serve(call.plugin, posix.pread(stdin, posix.fstat(stdin).st_size, 0))
         whereabouts.end_call()
         posix.dup2(self._null, 2)

@@ -188,6 +188,28 @@ def test_a_stdin_that_does_not_block_is_read_to_its_end(node: Node, pod: Pod) ->
     assert warm.served(node) == before + 1
 
 
+def test_a_log_line_says_how_its_call_was_served_and_no_other_call_shows_it(node: Node, pod: Pod) -> None:
+    """Even when it could not be written where it belongs."""
+    have_workers(node, 1)
+    config = network()
+    config["ipam"]["log_level"] = "debug"
+
+    def attached() -> None:
+        node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+        assert until(lambda: are_ready(node, 1))
+
+    attached()
+    argv = ["sh", "-c", 'exec 2>/dev/full; exec "$0"', node.executables / "macvlan"]
+    done = node.run(argv, env=environment(node, "DEL", pod), stdin=json.dumps(config).encode())
+    assert done.returncode == 0
+    for how, more in (("warm", {}), ("cold", warm.COLD)):
+        attached()
+        before = warm.served(node)
+        lines = node.cni("macvlan", "DEL", config, netns=pod, more=more).stderr.splitlines()
+        assert [f" DEL c1 net1 network net ({how}): " in line for line in lines] == [True]
+        assert warm.served(node) == before + (how == "warm")
+
+
 def test_what_one_call_has_learnt_no_other_knows(node: Node, pod: Pod) -> None:
     """The node's policy is read by each call."""
     cycle(node, pod)
@@ -199,11 +221,13 @@ def test_what_one_call_has_learnt_no_other_knows(node: Node, pod: Pod) -> None:
     cycle(node, pod)
 
 
-def test_a_worker_ends_after_an_error_and_another_takes_its_place(node: Node, pod: Pod) -> None:
-    before = set(workers_of(node))
-    for number in range(6):
-        node.cni("macvlan", "ADD", network(master="no-such"), netns=pod, container_id=f"c{number}").refused(7)
-    assert until(lambda: not before & set(workers_of(node)))
+@pytest.mark.parametrize("config", [network(master="no-such"), {"cniVersion": "1.1.0"}], ids=["in the end", "at once"])
+def test_a_worker_ends_after_an_error_and_another_takes_its_place(node: Node, pod: Pod, config: dict[str, Any]) -> None:
+    have_workers(node, 1)
+    (worker,) = workers_of(node)
+    node.cni("macvlan", "ADD", config, netns=pod).refused(7)
+    assert until(lambda: worker not in warm.of_node(node))
+    assert until(lambda: are_ready(node, 1))
     cycle(node, pod)
     assert state_of(node).fault == ""
 
@@ -223,6 +247,14 @@ def test_a_worker_serves_a_number_of_calls_and_keeps_no_descriptor_of_them(node:
     for _ in range(450):
         node.cni("whereabouts", "STATUS", warm.NOTHING)
     assert until(lambda: not former & set(workers_of(node)))
+
+
+def test_a_worker_that_a_call_has_made_large_ends(node: Node) -> None:
+    have_workers(node, 1)
+    (worker,) = workers_of(node)
+    large = warm.NOTHING | {"unread": "\U0001f600" + 7_900_000 * "x"}  # four bytes for each character in Python
+    node.cni("whereabouts", "STATUS", json.dumps(large, ensure_ascii=False).encode()).succeeded()
+    assert until(lambda: worker not in warm.of_node(node))  # without a question to it, each of which is a call
 
 
 @pytest.mark.parametrize(
@@ -264,14 +296,40 @@ def test_a_worker_keeps_one_connection_to_a_store_that_nodes_share(node: Node, p
         kept.close()
 
 
-def test_an_add_with_stdout_closed_fails_as_without_workers(node: Node, pod: Pod) -> None:
-    have_workers(node, 1)
-    argv = ["sh", "-c", f"exec {node.executables / 'macvlan'} >&-"]
-    env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
-    done = node.run(argv, env=env | {"CNI_PATH": str(node.executables)}, stdin=json.dumps(network()).encode())
-    assert (done.returncode, b"the reply cannot be written to stdout" in done.stderr) == (1, True)
-    node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
-    assert node.leftovers() == []
+BETWEEN = {  # two calls of one worker, which has the lease file open: what a shell does in its directory
+    "the file is removed": "rm leases.db",
+    "its journal is removed": "rm leases.db-journal",
+    "the directory is removed": "rm -r ../railcni",
+    "the directory is moved": "mv ../railcni ../other",
+    "the file is emptied": "truncate -s 0 leases.db",
+    "the file is overwritten": "yes garbage | dd of=leases.db bs=512 count=8 conv=notrunc status=none",
+    "a copy takes its place": "cp leases.db copy; mv copy leases.db",
+    "a link takes its place": "mv leases.db former; ln -s former leases.db",
+    "others can write the file": "chmod 666 leases.db",
+    "others can write the directory": "chmod 777 .",
+    "another directory is mounted over it": "mount -t tmpfs -o mode=700 tmpfs .",
+    "the node boots": "echo 2nd > /run/boot; mount --bind /run/boot /proc/sys/kernel/random/boot_id",
+}
+
+
+@pytest.mark.parametrize("does", BETWEEN.values(), ids=BETWEEN)
+def test_what_becomes_of_the_lease_file_between_two_calls_is_met_as_by_cold_calls(executables: Path, does: str) -> None:
+    def outcome(more: dict[str, str]) -> Any:
+        with Node(executables, is_warm=True) as node:
+            have_workers(node, 1)
+
+            def answer(verb: str, container: str) -> Any:
+                call = {"netns": "/run/netns/none", "container_id": container, "more": more}
+                reply = node.cni("whereabouts", verb, network(), **call)
+                return reply.status, reply.document
+
+            answers = [answer("ADD", "c1"), answer("ADD", "c2")]
+            node.run(["sh", "-ec", f"cd {STATE}; {does}"]).check_returncode()
+            answers += [answer(*call) for call in (("ADD", "c3"), ("DEL", "c1"), ("ADD", "c4"), ("DEL", "c3"))]
+            file = node.path(f"{STATE}/leases.db")
+            return answers, node.files(), file.read_bytes()[68:72]  # which boot has found it sound
+
+    assert outcome({}) == outcome(warm.COLD)
 
 
 def device(node: Node) -> None:
@@ -378,16 +436,68 @@ def test_workers_that_wait_for_anothers_plugin_hold_up_no_other_call(node: Node,
     detached(node, pod)
 
 
+HELPER = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "command": "echo", "args": ["x"]}
+KUBECONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "c",
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+    "users": [{"name": "c", "user": {"exec": HELPER}}],
+}
+SEARCHED = {"none": {}, "an empty one": {"PATH": ""}, "one": {"PATH": "/usr/bin"}, "another": {"PATH": "/run"}}
+
+
+@pytest.mark.parametrize("more", SEARCHED.values(), ids=SEARCHED)
+def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node, more: dict[str, str]) -> None:
+    kubeconfig = node.path("/etc/cni/kubeconfig")
+    kubeconfig.write_text(json.dumps(KUBECONFIG))
+    ipam = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "kubernetes"}
+    config = network(ipam=ipam | {"kubernetes": {"kubeconfig": "/etc/cni/kubeconfig"}})
+    before = state_of(node)
+    answers = [
+        node.cni("whereabouts", "ADD", config, netns="/run/netns/none", more=more | how) for how in ({}, warm.COLD)
+    ]
+    assert "exec helper" in answers[0].msg
+    assert answers[0].document == answers[1].document
+    assert until(lambda: state_of(node).calls == before.calls + 1)
+
+
 # --- whom a worker does not serve ---
 
 
 def test_a_caller_in_other_namespaces_is_served_by_none_of_these_workers(node: Node, pod: Pod) -> None:
     before = warm.served(node)
-    for options in (["--mount"], ["--net"], ["--uts", "--user", "--map-root-user"]):
+    for options in (["--mount"], ["--net"], ["--uts"], ["--uts", "--user", "--map-root-user"]):
         argv = ["unshare", *options, node.executables / "whereabouts"]
         done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
         assert done.returncode == 0 or b"permission" in done.stderr.lower() + done.stdout.lower(), done
     assert sum(w.calls for w in warm.found(node)) == before
+
+
+OF_PROCESS = [
+    "LD_LIBRARY_PATH",
+    "GLIBC_TUNABLES",
+    "MALLOC_ARENA_MAX",
+    "TZ",
+    "HOSTALIASES",
+    "LOCALDOMAIN",
+    "RES_OPTIONS",
+    "RESOLV_MULTI",
+    "OPENSSL_CONF",
+    "OPENSSL_MODULES",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+]
+
+
+@pytest.mark.parametrize(("names", "is_warm"), [*(((name,), False) for name in OF_PROCESS), (("TZX", "X_LD_"), True)])
+def test_what_a_process_reads_from_its_environment_at_its_start_no_worker_has(
+    node: Node, names: tuple[str, ...], is_warm: bool
+) -> None:
+    before = state_of(node).calls
+    node.cni("whereabouts", "STATUS", warm.NOTHING, more=dict.fromkeys(names, "")).succeeded()
+    assert state_of(node).calls == before + is_warm
 
 
 def test_a_netns_that_leads_elsewhere_for_the_worker_is_entered_by_the_call_itself(node: Node, pod: Pod) -> None:
@@ -409,6 +519,54 @@ def test_a_caller_in_a_chroot_is_not_served(node: Node) -> None:
     node.run(["mount", "--rbind", "/", "/run/root"]).check_returncode()
     before = state_of(node)
     argv = ["/usr/sbin/chroot", "/run/root", node.executables / "whereabouts"]
+    done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
+    assert done.returncode == 0, done.stdout
+    after = state_of(node)
+    assert (after.calls, after.cold) == (before.calls, before.cold + 1)
+
+
+SNDBUFFORCE = 32  # SO_SNDBUFFORCE of asm-generic/socket.h
+LONG = "x" * (100 << 10)  # as a variable may be at most, about
+REQUESTS = {  # of a launcher: {variables} and how many descriptors, and whether a worker serves it
+    "an ordinary one": ({}, 3, True),
+    "a long one": ({"A": LONG}, 3, True),
+    "one that is longer than a worker reads": ({"A": LONG, "B": LONG, "C": LONG}, 3, False),
+    "one without stderr": ({}, 2, False),
+    "one with another file": ({}, 4, False),
+}
+
+
+@pytest.mark.parametrize(("more", "files", "is_served"), REQUESTS.values(), ids=REQUESTS)
+def test_a_worker_serves_only_a_request_that_came_whole(
+    node: Node, more: dict[str, str], files: int, is_served: bool
+) -> None:
+    """A node whose sockets have large buffers (net.core.wmem_default) lets a launcher send more than a worker takes."""
+    (path,) = warm.sockets(node)
+    supervisor = state_of(node).supervisor
+    identity = Path(f"/proc/{supervisor}/cmdline").read_bytes().split(b"\0")[3]
+    environ = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/"} | more
+    entries = [f"{name}={value}".encode() for name, value in environ.items()]
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
+        tempfile.TemporaryFile() as stdin,
+        open("/dev/null", "r+b") as null,
+    ):
+        stdin.write(json.dumps(warm.NOTHING).encode())
+        stdin.flush()
+        connection.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, 1 << 20)
+        connection.settimeout(100)
+        connection.connect(path)
+        assert connection.recv(16) == b"h"
+        there = os.open("/", os.O_PATH)
+        given = [stdin.fileno(), there, null.fileno(), null.fileno()][:files]
+        socket.send_fds(connection, [b"\0".join([identity, b"whereabouts", b"18", b"", *entries])], given)
+        os.close(there)
+        assert connection.recv(1 << 16) == (b"0" if is_served else b"")
+
+
+def test_a_caller_with_fewer_capabilities_is_not_served(node: Node) -> None:
+    before = state_of(node)
+    argv = ["setpriv", "--bounding-set=-sys_boot", node.executables / "whereabouts"]
     done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
     assert done.returncode == 0, done.stdout
     after = state_of(node)
@@ -473,6 +631,7 @@ def detached(node: Node, pod: Pod) -> None:
 def test_a_call_whose_worker_is_killed_is_served_cold(node: Node, pod: Pod, who: str) -> None:
     with in_the_middle(node, pod) as (call, worker):
         supervisor = state_of(node).supervisor
+        former = set(workers_of(node))
         node.path("/run/others/waits").unlink()
         os.kill(worker if who == "worker" else supervisor, signal.SIGKILL)
         assert reply_of(call).succeeded()["ips"][0]["address"] == "10.9.0.7/24"
@@ -480,20 +639,9 @@ def test_a_call_whose_worker_is_killed_is_served_cold(node: Node, pod: Pod, who:
     if who == "worker":
         assert until(lambda: "signal 9 in macvlan ADD c1" in state_of(node).fault)
     else:
-        assert until(lambda: supervisor not in warm.of_node(node) and not workers_left(node, supervisor))
+        assert until(lambda: not {supervisor, *former}.intersection(warm.of_node(node)))
     detached(node, pod)
     cycle(node, pod)
-
-
-def workers_left(node: Node, supervisor: int) -> bool:
-    """Whether a process is there that is no child of another supervisor."""
-
-    def parent(process: int) -> int:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-    with contextlib.suppress(FileNotFoundError):
-        return any(parent(process) == supervisor for process in warm.of_node(node))
-    return True
 
 
 def test_a_launcher_that_is_killed_takes_its_workers_call_with_it(node: Node, pod: Pod) -> None:
@@ -542,6 +690,24 @@ def test_without_its_supervisor_a_worker_is_missed_once_and_never_waited_for_aga
     cycle(node, pod)
     assert warm.served(node) == before + 3
     assert node.leftovers() == []
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
+def test_a_supervisor_waits_for_no_call_that_a_worker_has_taken_from_the_queue_before_it(node: Node, pod: Pod) -> None:
+    """It would wait for the next one, and meanwhile neither end nor make workers."""
+    have_workers(node, 1)
+    supervisor = state_of(node).supervisor
+    with traced(node, "-e", "trace=accept4", "-e", "inject=accept4:delay_enter=2s", process=supervisor):
+        with in_the_middle(node, pod) as (call, _):
+            second = node.start_cni("whereabouts", "STATUS", warm.NOTHING)
+            give(second)
+            assert until(lambda: warm.waits(supervisor))  # about to turn the second call away
+            node.path("/run/others/waits").unlink()
+            for each in (call, second):
+                reply_of(each).succeeded()
+        os.kill(supervisor, signal.SIGTERM)
+        assert until(lambda: supervisor not in warm.of_node(node))
+    detached(node, pod)
 
 
 # --- what is full, or used up ---
@@ -611,6 +777,43 @@ def test_a_caller_with_few_descriptors_gets_the_answer_of_a_cold_call(node: Node
     assert warm_ones == cold_ones or warm_ones == [(0, True), (0, False)]  # a worker has descriptors of its own
 
 
+CALLERS = {  # what a shell does before it becomes the executable
+    "stderr full": "exec 2>/dev/full",
+    "stdin closed": "exec 0<&-",
+    "stdout closed": "exec 1>&-",
+    "stderr closed": "exec 2>&-",
+    "stdin and stderr closed": "exec 0<&- 2>&-",
+    "all closed": "exec 0<&- 1>&- 2>&-",
+    "four descriptors": "ulimit -n 4",
+    "files smaller than stdin": "ulimit -f 160",  # in half KiB
+    "an empty verb": "CNI_COMMAND=",
+    "more stdin than is read": "head -c 9000000 /dev/zero > /run/zeros; exec < /run/zeros",
+    "more variables than a packet takes": "export A=$(head -c 100000 /dev/zero | tr '\\0' a); export B=$A C=$A D=$A",
+    "signals that are ignored": "trap '' CHLD HUP INT PIPE TERM USR1",
+    "a reader of stdout that has gone": "rm -f /run/pipe; mkfifo /run/pipe; : < /run/pipe & exec > /run/pipe; wait",
+    "a reader of stderr that has gone": "rm -f /run/pipe; mkfifo /run/pipe; : < /run/pipe & exec 2> /run/pipe; wait",
+    "a directory that is gone": "mkdir /run/gone; cd /run/gone; rmdir /run/gone",
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)
+def test_a_caller_gets_the_answer_of_a_cold_call_to_the_byte(node: Node, pod: Pod, caller: str) -> None:
+    """And the same is on the node after it."""
+    config = network(unread="x" * (100 << 10))
+    config["ipam"]["log_level"] = "debug"
+    argv = ["sh", "-c", f'{caller}; exec "$0"', node.executables / "whereabouts"]
+
+    def answers(more: dict[str, str]) -> list[tuple[int, bytes, list[str]]]:
+        rows = []
+        for verb in ("ADD", "DEL"):
+            done = node.run(argv, env=environment(node, verb, pod) | more, stdin=json.dumps(config).encode())
+            rows.append((done.returncode, done.stdout, node.leases()))
+        node.cni("whereabouts", "DEL", config, netns=pod, more=warm.COLD).succeeded()
+        return rows
+
+    assert answers({}) == answers(warm.COLD)
+
+
 # --- the socket ---
 
 
@@ -651,6 +854,12 @@ def _endless(connection: socket.socket) -> None:
             connection.send(b"+" + b"x" * 65536)
 
 
+def _lies(connection: socket.socket) -> None:
+    connection.send(b"h")
+    connection.recv(1 << 16)
+    connection.send(b'1{"cniVersion": "1.1.0", "code": 7, "msg": "a lie"}')
+
+
 def _end(connection: socket.socket) -> None:
     pass
 
@@ -661,7 +870,7 @@ def test_whatever_lies_where_the_workers_listen_a_call_is_served(node: Node, pod
     warm.end(node)
     assert not os.path.exists(path)
     listening = None
-    answers = {"another's": _hello_and_garbage, "garbage": _garbage, "hello": _hello_and_garbage, "endless": _endless}
+    answers = {"another's": _lies, "garbage": _garbage, "hello": _hello_and_garbage, "endless": _endless}
     if what == "file":
         Path(path).write_bytes(b"\0garbage" * 100)
     elif what == "directory":
@@ -678,6 +887,39 @@ def test_whatever_lies_where_the_workers_listen_a_call_is_served(node: Node, pod
     assert node.leftovers(settle=2) == []
     if what in ("nothing", "file"):
         assert until(lambda: any(w.workers for w in warm.found(node)))
+
+
+@pytest.mark.parametrize("what", ["nothing", "file", "another's"])
+def test_workers_whose_socket_is_not_in_its_place_any_more_end(node: Node, pod: Pod, what: str) -> None:
+    """And leave alone what is there."""
+    (path,) = warm.sockets(node)
+    former = set(warm.of_node(node))
+    os.unlink(path)
+    listening = _listen(path, _lies, True) if what == "another's" else None
+    if what == "file":
+        Path(path).touch()
+    assert until(lambda: not former.intersection(warm.of_node(node)))
+    assert os.path.exists(path) == (what != "nothing")
+    cycle(node, pod)
+    if listening:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def test_a_worker_says_nothing_to_another_user(node: Node, pod: Pod) -> None:
+    """Even where the socket's directory would let them in."""
+    (path,) = warm.sockets(node)
+    for opened in (path, os.path.dirname(path), os.path.dirname(os.path.dirname(path))):
+        os.chmod(opened, 0o777)
+    before = warm.of_node(node)
+    there = os.open(os.path.dirname(path), os.O_PATH)  # /proc/PID/root is closed to them
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(100)
+        with AnotherUser():
+            connection.connect(f"/proc/self/fd/{there}/{os.path.basename(path)}")
+        assert connection.recv(16) == b""
+    os.close(there)
+    assert warm.of_node(node) == before
 
 
 def test_a_directory_that_others_can_write_gets_no_workers(node: Node, pod: Pod) -> None:
@@ -705,13 +947,69 @@ def test_a_flood_of_connections_that_say_nothing_hinders_no_call(node: Node, pod
     assert node.leftovers() == []
 
 
-def test_a_caller_with_tight_limits_leaves_no_workers_behind(node: Node, pod: Pod) -> None:
+ODD_CALLER = """
+import os, signal, sys
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.umask(0o31)
+os.chdir("/run")
+os.dup2(os.open("/run/odd", os.O_RDWR | os.O_CREAT), 7)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_workers_have_nothing_of_the_call_that_has_left_them_behind(node: Node) -> None:
+    """And its runtime, which reads stdout to the end, waits for none of them."""
     warm.end(node)
-    argv = ["sh", "-c", 'ulimit -n 64; exec "$0"', node.executables / "macvlan"]
-    done = node.run(argv, env=environment(node, "ADD", pod), stdin=json.dumps(network()).encode())
+    argv = [INTERPRETER, "-IS", "-c", ODD_CALLER, node.executables / "whereabouts"]
+    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/", "X": "1"}
+    done = node.run(argv, env=env, stdin=json.dumps(warm.NOTHING).encode())
     assert done.returncode == 0, done.stdout
-    assert until(lambda: warm.of_node(node) == [])
+    assert until(lambda: any(w.workers for w in warm.found(node)))
+    supervisor = state_of(node).supervisor
+    status = Path("/proc/self/status").read_text().splitlines()
+    plain = {line.partition(":")[0]: line.split()[-1] for line in status if line.startswith("Sig")}
+    for process in warm.of_node(node):
+        assert os.getsid(process) == supervisor
+        assert os.readlink(f"/proc/{process}/cwd") == "/"
+        assert Path(f"/proc/{process}/environ").read_bytes() == b""
+        status = Path(f"/proc/{process}/status").read_text().splitlines()
+        has = {line.partition(":")[0]: line.split()[-1] for line in status if ":" in line}
+        assert (has["Umask"], has["SigBlk"], has["SigIgn"]) == ("0077", plain["SigBlk"], plain["SigIgn"])
+        files = {int(name): os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd")}
+        assert [files[number] for number in range(3)] == ["/dev/null"] * 3
+        assert not {path for path in files.values() if path.startswith("/run/") and places.DIRECTORY not in path}
+
+
+# A filter of system calls that refuses setns, by which a plugin enters a pod (linux/filter.h, linux/seccomp.h).
+FILTERED_CALLER = """
+import ctypes, os, platform, struct, sys
+setns = {"x86_64": 308, "aarch64": 268}[platform.machine()]
+rules = ((0x20, 0, 0, 0), (0x15, 0, 1, setns), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000))
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *rule) for rule in rules))
+program = struct.pack("@HP", len(rules), ctypes.addressof(code))
+assert ctypes.CDLL(None).prctl(22, 2, program, 0, 0) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+LIMITED = {
+    "few descriptors": ["sh", "-c", 'ulimit -n 64; exec "$0"'],
+    "little memory": ["sh", "-c", 'ulimit -v 4000000; exec "$0"'],
+    "a filter of system calls": [INTERPRETER, "-I", "-c", FILTERED_CALLER],
+}
+
+
+@pytest.mark.parametrize("limits", LIMITED.values(), ids=LIMITED)
+def test_a_caller_with_tight_limits_leaves_no_workers_behind(node: Node, pod: Pod, limits: list[str]) -> None:
+    """They would serve others, who have none of these."""
+    warm.end(node)
+    argv = [*limits, node.executables / "whereabouts"]
+    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}
+    done = node.run(argv, env=env, stdin=json.dumps(warm.NOTHING).encode())
+    assert done.returncode == 0, done
+    assert until(lambda: warm.processes(node.mounts, beginning=True) == [])
     assert warm.sockets(node) == []
+    cycle(node, pod)
 
 
 # --- the end ---
@@ -753,6 +1051,22 @@ def test_the_administrator_switches_them_off(node: Node, pod: Pod, off: dict[str
     policy.write_text(json.dumps({"warm": off}))
     assert until(lambda: warm.of_node(node) == [])
     cycle(node, pod)
+    cycle(node, pod)
+    assert warm.of_node(node) == []
+
+
+def test_a_policy_that_a_link_leads_to_is_heeded_when_the_link_turns(node: Node, pod: Pod) -> None:
+    """As kubelet mounts a ConfigMap: the link `railcni.json` stays, and one in its path turns."""
+    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
+    for name, number in (("former", 1), ("later", 0)):
+        policy.parent.joinpath(name).mkdir(parents=True)
+        policy.parent.joinpath(name, policy.name).write_text(json.dumps({"warm": {"workers": number}}))
+    policy.parent.joinpath("data").symlink_to("former")
+    policy.symlink_to(f"data/{policy.name}")
+    assert until(lambda: are_ready(node, 1))
+    policy.parent.joinpath("turning").symlink_to("later")
+    policy.parent.joinpath("turning").rename(policy.parent / "data")
+    assert until(lambda: warm.of_node(node) == [])
     cycle(node, pod)
     assert warm.of_node(node) == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import select
@@ -85,6 +87,23 @@ def test_a_warm_worker_keeps_open_the_files_that_were_used_last(
     assert sorted(path for path in opened if path.startswith(str(tmp_path))) == sorted(2 * kept())
     while database.kept:
         database.kept.popitem()[1]._shut()
+
+
+@pytest.mark.parametrize("version", [database._MAGIC | database.FORMAT + 1, 7], ids=["newer", "of others"])
+def test_a_file_that_a_warm_worker_has_open_and_then_refuses_is_not_left_locked(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """The rest of the call would wait a minute for its own lock."""
+    monkeypatch.setattr(database, "kept", {})
+    store = FileStore(str(directory))
+    claim(store, 1)
+    with contextlib.closing(sqlite3.connect(store.path)) as connection:
+        connection.execute(f"PRAGMA user_version={version}")
+    with pytest.raises(IoFailure):
+        claim(store, 2)
+    with open(store.path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not database.kept
 
 
 def test_files_are_for_root_alone_and_nothing_is_made_before_a_claim_needs_it(directory: Path) -> None:

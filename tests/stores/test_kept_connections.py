@@ -118,6 +118,19 @@ def test_credentials_that_change_have_another_connection(server: ApiServer, dial
     assert dialled == [server.port] * 2
 
 
+@pytest.mark.parametrize("key", ["token", "tokenFile"])
+def test_a_token_that_changes_is_used_on_the_connection_of_the_former(
+    server: ApiServer, dialled: list[int], tmp_path: Path, key: str
+) -> None:
+    for token in ("first", "second"):
+        (tmp_path / "token").write_text(token)
+        server.tokens = {token}
+        server.refused = {"first"} - server.tokens
+        user = {"token": {"token": token}, "tokenFile": {"tokenFile": str(tmp_path / "token")}}[key]
+        call(server.kubeconfig(tmp_path, user=json.dumps(user)))
+    assert dialled == [server.port]
+
+
 def test_a_connection_that_is_lost_in_a_request_is_not_kept(
     server: ApiServer, dialled: list[int], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni import run
-from cni.warm import crowd, places, protocol
+from cni.warm import crowd, places, protocol, worker
 from cni.warm.board import BUSY, FREE, IDLE, Board
 from tests.node import ROOT
 
@@ -123,3 +124,26 @@ def test_nothing_is_decided_by_the_clock_that_an_administrator_can_set() -> None
         ]
         assert lines in ([], ["self._board.note(began=int(time.time()))"]), module
     assert "clock_gettime" not in LAUNCHER
+
+
+LEFT = {  # by a call in its worker: what the test changes of how the worker finds itself
+    "nothing": ({}, 0, True),
+    "a descriptor": ({}, 1, False),
+    "another network namespace": ({"_own": 0}, 0, False),
+    "a use of memory": ({"_MOST_KIB": 1}, 0, False),
+}
+
+
+@pytest.mark.parametrize(("changed", "files", "goes_on"), LEFT.values(), ids=LEFT)
+def test_a_worker_goes_on_when_a_call_has_left_nothing(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, int], files: int, goes_on: bool
+) -> None:
+    monkeypatch.setattr(worker, "_MOST_KIB", changed.get("_MOST_KIB", 1 << 40))
+    kept = worker.Worker(None, Board(1), 0, "", -1)  # type: ignore[arg-type]  # it does not listen
+    kept._own = changed.get("_own", kept._own)
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1 + files)]  # one is for the connection
+    try:
+        assert kept._is_as_before() == goes_on
+    finally:
+        for fd in (*opened, kept._null):
+            os.close(fd)

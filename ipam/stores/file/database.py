@@ -144,14 +144,21 @@ class Database:
         )
 
     def _take_again(self, seconds: float) -> bool:
-        """Lock the file that `close` has kept; False, and all closed, when another has its path."""
+        """Lock the file that `close` has kept; False, and all closed, when another has its path, or it is no longer one that a
+        process of this boot has found sound: it was emptied, or written over."""
         former, self._fd = posix.fstat(self._fd), open_locked(self.path, self._use, seconds, self._fd)
         if self._fd >= 0:
             now = posix.fstat(self._fd)
-            if (now.st_dev, now.st_ino) == (former.st_dev, former.st_ino):
-                ((version,),) = self.run("PRAGMA user_version")
-                self._check_format(version)
-                return True
+            is_same = (now.st_dev, now.st_ino) == (former.st_dev, former.st_ino)
+            if is_same and not self._is_of_earlier_boot():
+                try:
+                    ((version,),) = self.run("PRAGMA user_version")
+                    self._check_format(version)
+                    return True
+                except BaseException:
+                    self._has_failed = True
+                    self.close()
+                    raise
         self._has_failed = True
         self.close()
         return False
