@@ -88,7 +88,8 @@ def are_ready(node: Node, number: int) -> bool:
     """Whether so many workers wait for calls; a call starts them where there are none."""
     if not warm.sockets(node):
         node.cni("whereabouts", "STATUS", warm.NOTHING)
-    return any(workers.workers for workers in warm.found(node)) and len(workers_of(node)) == number
+    found = warm.found(node)  # once: those of a former policy may end at any moment
+    return [one.workers > 0 for one in found] == [True] and len(workers_of(node, found[0].supervisor)) == number
 
 
 def state_of(node: Node) -> Any:
@@ -96,8 +97,8 @@ def state_of(node: Node) -> Any:
     return workers
 
 
-def workers_of(node: Node) -> list[int]:
-    supervisor = state_of(node).supervisor
+def workers_of(node: Node, supervisor: int = 0) -> list[int]:
+    supervisor = supervisor or state_of(node).supervisor
     return [process for process in warm.of_node(node) if process != supervisor]
 
 
