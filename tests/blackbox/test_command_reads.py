@@ -182,7 +182,7 @@ def test_reading_makes_no_file_and_an_empty_node_has_nothing(node: Node) -> None
     for argv in (["ipam", "pools"], ["ipam", "leases"], ["attachments"]):
         done = node.railcni(*argv, "-o", "json")
         assert (done.returncode, done.stdout, done.stderr) == (0, b"[]\n", b"")
-        done = node.railcni(*argv)  # where nothing was found is told: the folder may be a wrong one
+        done = node.railcni(*argv)  # the message names the folder, since it may be the wrong one
         assert (done.returncode, done.stdout) == (0, b"") and f"in {STATE}".encode() in done.stderr
     assert not node.path("/var/lib/cni").exists()
 

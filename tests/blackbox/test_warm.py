@@ -515,11 +515,18 @@ def test_a_netns_that_leads_elsewhere_for_the_worker_is_entered_by_the_call_itse
     assert node.leftovers() == []
 
 
-def test_a_caller_in_a_chroot_is_not_served(node: Node) -> None:
+UNLIKE = {
+    "in a chroot": ("/usr/sbin/chroot", "/run/root"),
+    "with fewer capabilities": ("setpriv", "--bounding-set=-sys_boot"),
+}
+
+
+@pytest.mark.parametrize("caller", UNLIKE)
+def test_a_caller_unlike_the_one_that_began_is_not_served(node: Node, caller: str) -> None:
     node.run(["mkdir", "/run/root"]).check_returncode()
     node.run(["mount", "--rbind", "/", "/run/root"]).check_returncode()
     before = state_of(node)
-    argv = ["/usr/sbin/chroot", "/run/root", node.executables / "whereabouts"]
+    argv = [*UNLIKE[caller], node.executables / "whereabouts"]
     done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
     assert done.returncode == 0, done.stdout
     after = state_of(node)
@@ -563,15 +570,6 @@ def test_a_worker_serves_only_a_request_that_came_whole(
         socket.send_fds(connection, [b"\0".join([identity, b"whereabouts", b"18", b"", *entries])], given)
         os.close(there)
         assert connection.recv(1 << 16) == (b"0" if is_served else b"")
-
-
-def test_a_caller_with_fewer_capabilities_is_not_served(node: Node) -> None:
-    before = state_of(node)
-    argv = ["setpriv", "--bounding-set=-sys_boot", node.executables / "whereabouts"]
-    done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
-    assert done.returncode == 0, done.stdout
-    after = state_of(node)
-    assert (after.calls, after.cold) == (before.calls, before.cold + 1)
 
 
 # --- who ends, or stands still ---
