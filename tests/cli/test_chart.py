@@ -105,6 +105,12 @@ def test_the_schema_and_the_values_name_the_same() -> None:
     assert named(SCHEMA) - {"global"} == leaves(VALUES)
 
 
+def test_the_definitions_of_the_chart_are_copies_of_those_of_the_kustomization() -> None:
+    """Also where there is no helm to compare the rest."""
+    copies = {file.name.removeprefix("crd-"): file.read_text() for file in CHART.glob("files/crd-*.yaml")}
+    assert copies == {file.name: file.read_text() for file in KUSTOMIZE.glob("crds/*.yaml")}
+
+
 @needs_helm
 @needs_kubectl
 def test_the_chart_installs_what_the_kustomization_does() -> None:
