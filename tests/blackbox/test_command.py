@@ -417,8 +417,17 @@ def test_a_failed_attach_is_undone_and_its_own_error_comes_first(recorded: Recor
     assert not recorded.results.exists()
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """The signals of the terminal, which a shell has its background processes ignore, and so all that these start."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_attach_that_a_signal_ends_is_undone(recorded: Recorded, number: signal.Signals) -> None:
+def test_an_attach_that_a_signal_ends_is_undone(recorded: Recorded, heeded: None, number: signal.Signals) -> None:
     recorded.plan({"b ADD": {"to the command": number}})
     assert failed(recorded.run("attach")) == "railcni: interrupted\n"
     assert recorded.order == ["a ADD", "b ADD", "c DEL", "b DEL", "a DEL"]
