@@ -447,8 +447,14 @@ def test_a_dry_run_lists_the_steps_that_are_then_carried_out(
 
 
 def test_a_dry_run_of_install_is_refused_where_install_is(
-    public: Path, plugins: Path, another_user: AnotherUser, capfd: pytest.CaptureFixture[str]
+    public: Path,
+    plugins: Path,
+    another_user: AnotherUser,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    readable = make_bundle(public / "bundle", "A")  # the checkout may be closed to the other user
+    monkeypatch.setattr(content, "here", lambda: readable)
     for folder, hindrance, why in (
         (public, another_user, "Permission denied; run as root"),
         (plugins, the(plugins).locked(), "another railcni install or uninstall is at work"),
