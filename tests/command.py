@@ -131,6 +131,8 @@ def _serve(requests: socket.socket) -> None:
 
     for module in pkgutil.walk_packages(cni.cli.__path__, "cni.cli."):
         import_module(module.name)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background processes ignore it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
     gc.freeze()
     poll = selectors.DefaultSelector()
     poll.register(requests, selectors.EVENT_READ)
