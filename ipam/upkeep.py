@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from cni.shared.kernel import netns, node
-from cni.shared.records import Began
+from cni.shared.records import LINK, Began
 from cni.shared.spec.errors import CniError
 from ipam import records as ipam_records
 from ipam import stores
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _FLUSH_SECONDS = 1.0
 _FLUSH_PAUSE = 10.0  # seconds after an attempt that left releases; a release that a DEL could not make is due at once
-_LINK_PART = "link"
 
 
 def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | None:
@@ -328,7 +327,7 @@ def _unlisted(
 def _gc_one(
     attachment: Attachment, began: Began, store_ref: dict[str, Any] | None, records: Records, cooldown: int
 ) -> None:
-    link = records.try_locked(attachment, _LINK_PART)
+    link = records.try_locked(attachment, LINK)
     if link is None:
         return
     with link:
@@ -339,7 +338,7 @@ def _gc_one(
             record = read_record(attachment, records)
             if record and not began.is_after(record["sequence"]):
                 return
-            if not (record and record["pending"]) and records.read(attachment, _LINK_PART):
+            if not (record and record["pending"]) and records.read(attachment, LINK):
                 return  # an ADD has made the link since the link plugin read its records, or it could not be removed
             where = stores.joined(record["store"], store_ref) if record else store_ref
             if where:

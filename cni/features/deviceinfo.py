@@ -13,7 +13,7 @@ import posix
 
 from cni.shared import policy
 from cni.shared.kernel import files, rdma_sysfs, sysfs
-from cni.shared.records import Records
+from cni.shared.records import LINK, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, IoFailure, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 CAPABILITY = "CNIDeviceInfoFile"
 _VERSION = "1.1.0"
-_LINK_PART = "link"  # of the attachment records
 _MARK = "attachment"  # the member of `rdma` that says whose file it is: [network, containerID, ifname]
 _MOST_BYTES = 1 << 20
 
@@ -147,7 +146,7 @@ def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
             f"{what} was written by railcni 0.1.0, for an attachment that it does not name: remove the file"
         )
     other = Attachment(*mark)
-    record = Records().read(other, _LINK_PART)
+    record = Records().read(other, LINK)
     if record and not (pod[1] and record.get("pod") == pod):
         raise TryAgainLater(
             f"{what} is that of {other.ifname} of container {other.container_id} (network {other.network}): want a path for"
