@@ -56,7 +56,7 @@ def look(
     `links` and `every` are all links of the host, and all routes, as RTM_NEWROUTE bodies.
     """
     try:
-        others = raw_state.link_addresses(host, device.index) if device.kind not in ("vxlan", "bridge") else []
+        others = host.received(device.index) if device.kind not in ("vxlan", "bridge") else []
         tied = _tied(device, links, others)
         if tied:
             return {}, tied

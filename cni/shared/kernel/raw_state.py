@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from _socket import AF_INET, AF_INET6, inet_ntop
 from _struct import Struct
-from errno import EOPNOTSUPP
 from sys import byteorder
 
 from cni.shared.kernel.addresses import CACHE, CACHEINFO, FLAGS, IFADDR, Address, list_of
-from cni.shared.kernel.links import IFINFO
+from cni.shared.kernel.links import GETNEIGH, IFINFO, NDMSG
 from cni.shared.kernel.netlink import NESTED, KernelError, attribute, number, number_of, unpack_attributes
 from cni.shared.kernel.routes import NEXTHOP, RTMSG, all_bodies, dump_routes, next_hops
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from cni.shared.kernel.netlink import Socket
 
 NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH, SETNEIGHTBL = 20, 24, 25, 28, 67
-_GETNEIGH, _GETQDISC, _GETNEIGHTBL = 30, 38, 66
+_GETQDISC, _GETNEIGHTBL = 38, 66
 
 _AF_SPEC = 26
 _INET_CONF, _INET6_CONF, _INET6_TOKEN = 1, 2, 7
@@ -63,10 +62,9 @@ _EXPIRES = 23  # RTA_EXPIRES
 _LOCAL_TABLE, _KERNEL, _RA = 255, 2, 9
 _TICKS = 100  # USER_HZ
 
-_NDMSG = Struct("=BxxxiHBB")  # family, index, state, flags, type
-_PERMANENT, _PROXY, _SELF = 0x80, 0x8, 0x2
+_PERMANENT, _PROXY = 0x80, 0x8
 _NEIGHBOUR_KEPT = frozenset((1, 2, 5, 12, 15))  # DST, LLADDR, VLAN, PROTOCOL, FLAGS_EXT
-_NEIGHBOUR_INDEX, _AF_BRIDGE = 8, 7
+_NEIGHBOUR_INDEX = 8
 
 _NDTMSG = Struct("=Bxxx")
 _TABLE_NAME, _PARAMETERS, _PARAMETERS_INDEX = 1, 6, 1  # NDTA_NAME, NDTA_PARMS; NDTPA_IFINDEX
@@ -312,31 +310,13 @@ def neighbours(rtnl: Socket, index: int) -> list[str]:
     """The permanent neighbours of the link `index` and the addresses that it answers for (proxies), as bodies to send."""
     found = []
     for flags in (0, _PROXY):
-        header = _NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
-        for body in rtnl.dump(_GETNEIGH, header):
-            family, at, state, of_entry, kind = _NDMSG.unpack_from(body)
+        header = NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
+        for body in rtnl.dump(GETNEIGH, header):
+            family, at, state, of_entry, kind = NDMSG.unpack_from(body)
             if at == index and family in (AF_INET, AF_INET6) and (of_entry & _PROXY or state & _PERMANENT):
-                again = _NDMSG.pack(family, 0, state, of_entry, kind)
-                kept = (attribute(k, v) for k, v in unpack_attributes(body, _NDMSG.size) if k in _NEIGHBOUR_KEPT)
+                again = NDMSG.pack(family, 0, state, of_entry, kind)
+                kept = (attribute(k, v) for k, v in unpack_attributes(body, NDMSG.size) if k in _NEIGHBOUR_KEPT)
                 found.append((again + b"".join(kept)).hex())
-    return found
-
-
-def link_addresses(rtnl: Socket, index: int) -> list[bytes]:
-    """The addresses, in addition to its own, for which the link `index` receives frames (ndo_dflt_fdb_dump,
-    net/core/rtnetlink.c)."""
-    found = []
-    try:
-        bodies = rtnl.dump(_GETNEIGH, _NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
-    except KernelError as fault:
-        if fault.errno == EOPNOTSUPP:
-            return []
-        raise
-    for body in bodies:
-        _, at, _, flags, _ = _NDMSG.unpack_from(body)
-        entry = dict(unpack_attributes(body, _NDMSG.size))
-        if at == index and flags & _SELF and len(entry.get(2, b"")) == 6 and 1 not in entry:
-            found.append(entry[2])
     return found
 
 
@@ -361,14 +341,14 @@ def neighbour_parameters(rtnl: Socket, index: int) -> dict[str, str]:
 def neighbour_again(text: str, index: int) -> bytes:
     """The body that restores the neighbour on the link `index`."""
     body = bytes.fromhex(text)
-    family, _, state, flags, kind = _NDMSG.unpack_from(body)
-    return _NDMSG.pack(family, index, state, flags, kind) + body[_NDMSG.size :]
+    family, _, state, flags, kind = NDMSG.unpack_from(body)
+    return NDMSG.pack(family, index, state, flags, kind) + body[NDMSG.size :]
 
 
 def neighbour_text(text: str) -> str:
     """The address of the neighbour."""
     body = bytes.fromhex(text)
-    return inet_ntop(body[0], dict(unpack_attributes(body, _NDMSG.size))[1])
+    return inet_ntop(body[0], dict(unpack_attributes(body, NDMSG.size))[1])
 
 
 def parameters_again(index: int, family: int, wanted: str, now: str) -> bytes:
