@@ -223,7 +223,7 @@ def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) 
             continue
         with held:
             dead = store.find(attachment)
-            if any(lease.boot_id == owner.boot_id or _is_alive(lease.netns) for lease in dead):
+            if any(lease.boot_id == owner.boot_id or netns.may_be_at(lease.netns) for lease in dead):
                 continue
             if not all(_is_ours(lease, owner.machine, store, records) for lease in dead):
                 continue
@@ -243,13 +243,6 @@ def _is_ours(lease: Lease, machine: str, store: Store, records: Records) -> bool
     if lease.machine and machine:
         return lease.machine == machine
     return records.read(lease.attachment, PART) is not None
-
-
-def _is_alive(path: str) -> bool:
-    try:
-        return netns.exists(path)
-    except OSError:
-        return True  # nothing shows that it is gone
 
 
 def gc(

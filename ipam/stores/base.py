@@ -71,6 +71,11 @@ class Pauses:
         self._since = time.monotonic()
         return True
 
+    def insist(self, refusal: CniError) -> None:
+        """Pause before another attempt; without time for one raise `refusal`."""
+        if not self.wait():
+            raise refusal from None
+
 
 class Survey:
     """A store's answer before an address is chosen.

@@ -44,10 +44,7 @@ def holder(pci: str) -> str:
         path = _content(f"pci/{pci}").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return ""
-    try:
-        return path if netns.exists(path) else ""
-    except (OSError, ValueError):
-        return path
+    return path if netns.may_be_at(path) else ""
 
 
 def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:

@@ -99,7 +99,7 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY | flags)
     try:
         status = posix.fstat(fd)
-        if status.st_mode & _FILE_TYPE != _REGULAR:
+        if not is_regular(status):
             raise ValueError("is no regular file")
         if private:
             check_private(status)
@@ -112,6 +112,11 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
         return b"".join(parts)
     finally:
         posix.close(fd)
+
+
+def is_regular(status: posix.stat_result) -> bool:
+    """Whether the file with this `status` is a regular one."""
+    return status.st_mode & _FILE_TYPE == _REGULAR
 
 
 def check_private(status: posix.stat_result) -> None:
@@ -129,7 +134,7 @@ def check_private(status: posix.stat_result) -> None:
 
 def check_private_file(status: posix.stat_result) -> None:
     """Raise NotPrivate unless `status` is that of a regular file that other users cannot write."""
-    if status.st_mode & _FILE_TYPE != _REGULAR:
+    if not is_regular(status):
         raise NotPrivate(1, "it is no regular file; see who put it there, and remove it")
     check_private(status)
 

@@ -197,5 +197,4 @@ class Claim:
                 return
             except Conflict as fault:
                 self._view.forget_pool(name)
-                if not attempts.wait():
-                    raise Open(f"pool {name} of {self._view.api} was changed by others each time: {fault}") from None
+                attempts.insist(Open(f"pool {name} of {self._view.api} was changed by others each time: {fault}"))
