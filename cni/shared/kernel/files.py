@@ -22,18 +22,18 @@ class NotPrivate(PermissionError):
     """A file or directory that other users may have written. Its `strerror` has the fault and the remedy."""
 
 
-def write_whole(directory: str, name: str, data: bytes, durable: bool = False) -> None:
-    """Write `data` to the file `name` in `directory`, mode 0600; a former file is replaced.
+def write_whole(directory: str, name: str, data: bytes, durable: bool = False, mode: int = 0o600) -> None:
+    """Write `data` to the file `name` in `directory`, a new one of this `mode`; a former file is replaced.
 
     `durable`: on return both content and name are on the disk. POSIX promises this for two fsyncs, and not for fewer.
     """
     temporary = f"{directory}/{temporary_of(name)}"
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
-        fd = posix.open(temporary, flags, 0o600)
+        fd = posix.open(temporary, flags, mode)
     except FileExistsError:  # its writer was killed
         posix.unlink(temporary)
-        fd = posix.open(temporary, flags, 0o600)
+        fd = posix.open(temporary, flags, mode)
     try:
         try:
             _write_all(fd, data)

@@ -131,11 +131,6 @@ def address_again(address: Address, index: int, elapsed: int, flags: int) -> byt
 # --- routes ---
 
 
-def route_bodies(rtnl: Socket, index: int) -> list[bytes]:
-    """The RTM_NEWROUTE bodies of the routes by the link `index`, IPv4 first, of all tables."""
-    return dump_routes(rtnl, AF_INET, number(_OIF, index)) + dump_routes(rtnl, AF_INET6, number(_OIF, index))
-
-
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
     """The routes of `bodies` by the link `index`, and perhaps some by other links: the test only searches their bytes."""
     single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
@@ -165,7 +160,7 @@ def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) 
     defaults = any(length == 0 for length, _ in destinations)
     others = []
     before: dict[Any, list[dict[str, Any]]] = {}
-    mine = {route["common"] + str(route["legs"]): route for route in own}
+    mine = {identity_of(route): route for route in own}
     for body in bodies:
         is_like = (defaults and not body[1]) or any(pattern in body for pattern in patterns)
         is_wanted = any(source in body for source in wanted)
@@ -174,7 +169,7 @@ def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) 
         route = of_body(body)
         if route is None:
             continue
-        known = mine.get(route["common"] + str(route["legs"]))
+        known = mine.get(identity_of(route))
         if known:
             before.setdefault(key_of(known), []).append(known)
             continue
@@ -209,7 +204,8 @@ def of_body(body: bytes) -> dict[str, Any] | None:
         attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found) if k in _OF_ROUTE
     )
     if _MULTIPATH in dict(found):
-        legs = _legs(get(_MULTIPATH, b""))
+        hops = next_hops(get(_MULTIPATH, b""))
+        legs = [[flags & _ONLINK, weight, index, _of_leg(own)] for flags, weight, index, own in hops]
     else:
         legs = [[flags & _ONLINK, 1, number_of(get(_OIF, b"")), _of_leg(found)]]
     route: dict[str, Any] = {"common": common.hex(), "legs": legs}
@@ -218,10 +214,6 @@ def of_body(body: bytes) -> dict[str, Any] | None:
     if expires > 0:
         route["expires"] = expires // _TICKS
     return route
-
-
-def _legs(hops: bytes) -> list[list[Any]]:
-    return [[flags & _ONLINK, weight, index, _of_leg(found)] for flags, weight, index, found in next_hops(hops)]
 
 
 def _of_leg(found: list[tuple[int, bytes]]) -> str:
@@ -248,6 +240,11 @@ def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
         number_of(found.get(_TABLE, b"")) or table,
         found.get(_DST), found.get(2), number_of(found.get(_PRIORITY, b"")),
     )  # fmt: skip
+
+
+def identity_of(route: dict[str, Any]) -> tuple[str, str]:
+    """What is equal in two readings of one route."""
+    return route["common"], str(route["legs"])
 
 
 def family_of(route: dict[str, Any]) -> int:
