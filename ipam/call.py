@@ -12,7 +12,7 @@ from ipam import config as configuration
 from ipam import records as ipam_records
 from ipam import stores
 from ipam.leases import Owner, Want
-from ipam.ranges import format_address, parse_address
+from ipam.ranges import format_address, host_of
 from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
 from ipam.upkeep import free_earlier_boots, restorer
@@ -222,13 +222,9 @@ def _preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[
         return []
     text = str((metadata.get("annotations") or {}).get(_PREFERRED) or "")
     try:
-        return [parse_address(part.strip().partition("/")[0]) for part in text.split(",") if part.strip()]
+        return [host_of(part.strip()) for part in text.split(",") if part.strip()]
     except ValueError:
         log.warning(
             f'annotation {_PREFERRED} "{text[:100]}" of pod {pod[0]}/{pod[1]}: want addresses, separated by commas'
         )
         return []
-
-
-def address_of(text: str) -> tuple[int, int]:
-    return parse_address(text.split("/")[0])

@@ -6,7 +6,7 @@ A key that the configuration does not have is not compared.
 from __future__ import annotations
 
 from cni.shared.spec.versions import at_least
-from ipam.ranges import format_address, parse_address, parse_cidr
+from ipam.ranges import format_address, host_of, parse_address, parse_cidr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ _OF_ROUTES = ("gw", "table", "priority", "mtu", "advmss", "scope")
 
 def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
     """The parts of `config` that `expected`, the attachment's prevResult in this cniVersion, lacks."""
-    given = {_address_of(a.address): a for a in expected.ips}
+    given = {host_of(a.address): a for a in expected.ips}
     found = []
     for static in config.addresses:
-        has = given.get(_address_of(static.address))
+        has = given.get(host_of(static.address))
         if has is None:
             found.append(f"{static.address} is not in prevResult")
         elif parse_cidr(has.address) != parse_cidr(static.address):
@@ -39,7 +39,7 @@ def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
     for rng in config.ranges:
         if not any(family == rng.family and rng.contains(value) for family, value in given):
             found.append(f"there is no address of the configured range {rng}")
-    own = {_address_of(a.address): a.gateway for a in config.addresses}
+    own = {host_of(a.address): a.gateway for a in config.addresses}
     for key, has in given.items():
         if key in own or config.range_of(*key):
             wanted = config.gateway_of(has.address, own.get(key, ""))
@@ -93,10 +93,6 @@ def name_of(store: Mapping[str, Any]) -> str:
     """The store of a description, in words."""
     place = [*store.get("endpoints", ()), store.get("path") or store.get("prefix") or ""]
     return " ".join([str(store.get("kind")), *place]).rstrip()
-
-
-def _address_of(text: str) -> tuple[int, int]:
-    return parse_address(text.partition("/")[0])
 
 
 def _same(one: object, other: object) -> bool:

@@ -15,7 +15,7 @@ from cni.shared.spec.versions import at_least
 from ipam import flatfile
 from ipam.entries import RangeEntry, attempt, read_addresses, read_ranges, read_routes
 from ipam.keys import ACCEPTED_KEYS, DATASTORES, IPAM_KEYS, RANGE_KEYS
-from ipam.ranges import Range, format_address, parse_address, parse_cidr
+from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr
 from ipam.source import Source
 
 TYPE_CHECKING = False
@@ -156,12 +156,8 @@ def _dns(config: IpamConfig) -> dict[str, Any]:
 
 def _kept_back(config: IpamConfig) -> list[tuple[int, int]]:
     """The addresses that no range gives: gateways, and the static ones, which every attachment has."""
-    texts = [
-        config.gateway,
-        *(a.gateway for a in config.addresses),
-        *(a.address.split("/")[0] for a in config.addresses),
-    ]
-    return config.gateways + [parse_address(text) for text in texts if text]
+    texts = [config.gateway, *(text for a in config.addresses for text in (a.gateway, a.address))]
+    return config.gateways + [host_of(text) for text in texts if text]
 
 
 def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:

@@ -12,8 +12,10 @@ from ipam.ranges import Range, format_address, parse_address, parse_range, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, TypeVar
+
+    from cni.shared.config import Key
 
     T = TypeVar("T")
     Where = Callable[[str], str]  # from the name of a key to its name in a fault (ipam.source.Source.where)
@@ -61,14 +63,21 @@ def read_ranges(
         for name in ("range_start", "range_end", "exclude"):
             if getattr(own, name):
                 notes.append(f"{where(name)} has no effect: it needs {where('range')} beside it")
-    for i, document in enumerate(documents):
-        prefix = f"{where('ipRanges')}[{i}]."
-        entry = RangeEntry()
-        before = len(faults)
-        fill(entry, RANGE_KEYS, document, faults, prefix)
-        if len(faults) == before:
-            ranges.append(_range(entry, prefix.__add__, kept_back, notes, faults))
+    for prefix, entry in _filled(documents, where("ipRanges"), RangeEntry, RANGE_KEYS, faults):
+        ranges.append(_range(entry, prefix.__add__, kept_back, notes, faults))
     return [r for r in ranges if r]
+
+
+def _filled(
+    documents: Iterable[Mapping[str, Any]], name: str, make: Callable[[], T], table: Sequence[Key], faults: list[Fault]
+) -> Iterator[tuple[str, T]]:
+    """What the keys of `table` make of each of `documents`, the members of the list `name`, where each is valid by itself; with
+    the prefix of its keys in a fault."""
+    for i, document in enumerate(documents):
+        prefix, entry, before = f"{name}[{i}].", make(), len(faults)
+        fill(entry, table, document, faults, prefix)
+        if len(faults) == before:
+            yield prefix, entry
 
 
 def _range(
@@ -128,13 +137,7 @@ def _why_empty(rng: Range) -> str:
 def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults: list[Fault]) -> list[IPConfig]:
     """The static addresses."""
     addresses: list[IPConfig] = []
-    for i, document in enumerate(documents):
-        prefix = f"{where('addresses')}[{i}]."
-        address = IPConfig("")
-        before = len(faults)
-        fill(address, ADDRESS_KEYS, document, faults, prefix)
-        if len(faults) > before:
-            continue
+    for prefix, address in _filled(documents, where("addresses"), lambda: IPConfig(""), ADDRESS_KEYS, faults):
         if not address.address:
             faults.append(Fault(prefix + "address", None, "want address/length, such as 192.168.2.7/24"))
         elif any(address.address.split("/")[0] == a.address.split("/")[0] for a in addresses):
@@ -151,14 +154,8 @@ def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults:
 def read_routes(documents: Iterable[Mapping[str, Any]], where: Where, faults: list[Fault]) -> list[Route]:
     """The routes; mtu, advmss and priority of 0 are not given, as in the spec."""
     routes: list[Route] = []
-    for i, document in enumerate(documents):
-        prefix = f"{where('routes')}[{i}]."
-        route = Route("")
-        before = len(faults)
-        fill(route, ROUTE_KEYS, document, faults, prefix)
+    for prefix, route in _filled(documents, where("routes"), lambda: Route(""), ROUTE_KEYS, faults):
         route.mtu, route.advmss, route.priority = route.mtu or None, route.advmss or None, route.priority or None
-        if len(faults) > before:
-            continue
         if not route.dst:
             faults.append(Fault(prefix + "dst", None, "want a CIDR; 0.0.0.0/0 or ::/0 for the default route"))
         elif route.gw and (":" in route.gw) != (route.family == 6):

@@ -11,12 +11,12 @@ later call can end, because of their order:
 from __future__ import annotations
 
 from cni.shared.records import STATE, Began, Records
-from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField
+from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField, report
 from cni.shared.spec.request import Attachment, member
 from cni.shared.spec.result import IPConfig, Result
 from ipam import rules, stores
-from ipam.call import address_of, claim, configured, configured_rail, is_of_group, owner_of, reached, ref_of
-from ipam.ranges import format_address
+from ipam.call import claim, configured, configured_rail, is_of_group, owner_of, reached, ref_of
+from ipam.ranges import format_address, host_of
 from ipam.records import PART
 from ipam.stores.base import CREATE, READ, SHARED_SECONDS
 from ipam.upkeep import flush_reminded, free_earlier_boots, is_pending, read_record, recorder, release, restorer
@@ -169,14 +169,14 @@ def check(request: Request, records: Records) -> None:
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
     expected = result.parse(previous)
-    given = {address_of(a.address): a.address for a in expected.ips}
+    given = {host_of(a.address): a.address for a in expected.ips}
     if group:
         from ipam.group import rails
 
         found = rails.differences(group, request.attachment, config, given, records)
     else:
         found = comparison.unlike(config, expected, request.cni_version)
-        static = {address_of(a.address) for a in config.addresses}
+        static = {host_of(a.address) for a in config.addresses}
         of_ranges = {key: text for key, text in given.items() if key not in static}
         ranges = list(config.ranges)  # whole, before they are a node's slices
         stores.locate(config, request.attachment.network, False)
@@ -255,9 +255,7 @@ def gc(request: Request, records: Records) -> None:
         from ipam.group import rails
 
         faults += rails.gc(request.attachment.network, valid, began, groups, store_ref, records)
-    if faults:
-        faults[0].details = "\n".join(filter(None, [faults[0].details, *(fault.msg for fault in faults[1:])]))
-        raise faults[0]
+    report(faults)
 
 
 def status(request: Request, records: Records) -> None:

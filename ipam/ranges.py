@@ -48,6 +48,11 @@ def parse_address(text: str) -> tuple[int, int]:
     return 4, value
 
 
+def host_of(text: str) -> tuple[int, int]:
+    """(family, value) of "address/length", or of an address alone; ValueError when it is neither."""
+    return parse_address(text.partition("/")[0])
+
+
 def format_address(family: int, value: int) -> str:
     """The canonical text of an address (RFC 5952 for IPv6)."""
     if family == 4:

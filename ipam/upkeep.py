@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from cni.shared.kernel import netns, node
-from cni.shared.records import Began
+from cni.shared.records import LINK, Began
 from cni.shared.spec.errors import CniError
 from ipam import records as ipam_records
 from ipam import stores
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _FLUSH_SECONDS = 1.0
 _FLUSH_PAUSE = 10.0  # seconds after an attempt that left releases; a release that a DEL could not make is due at once
-_LINK_PART = "link"
 
 
 def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | None:
@@ -224,7 +223,7 @@ def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) 
             continue
         with held:
             dead = store.find(attachment)
-            if any(lease.boot_id == owner.boot_id or _is_alive(lease.netns) for lease in dead):
+            if any(lease.boot_id == owner.boot_id or netns.may_be_at(lease.netns) for lease in dead):
                 continue
             if not all(_is_ours(lease, owner.machine, store, records) for lease in dead):
                 continue
@@ -244,13 +243,6 @@ def _is_ours(lease: Lease, machine: str, store: Store, records: Records) -> bool
     if lease.machine and machine:
         return lease.machine == machine
     return records.read(lease.attachment, PART) is not None
-
-
-def _is_alive(path: str) -> bool:
-    try:
-        return netns.exists(path)
-    except OSError:
-        return True  # nothing shows that it is gone
 
 
 def gc(
@@ -328,7 +320,7 @@ def _unlisted(
 def _gc_one(
     attachment: Attachment, began: Began, store_ref: dict[str, Any] | None, records: Records, cooldown: int
 ) -> None:
-    link = records.try_locked(attachment, _LINK_PART)
+    link = records.try_locked(attachment, LINK)
     if link is None:
         return
     with link:
@@ -339,7 +331,7 @@ def _gc_one(
             record = read_record(attachment, records)
             if record and not began.is_after(record["sequence"]):
                 return
-            if not (record and record["pending"]) and records.read(attachment, _LINK_PART):
+            if not (record and record["pending"]) and records.read(attachment, LINK):
                 return  # an ADD has made the link since the link plugin read its records, or it could not be removed
             where = stores.joined(record["store"], store_ref) if record else store_ref
             if where:

@@ -24,7 +24,7 @@ from cni.library.service.endpoint import TEXT, HttpEndpoint
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import CONTENT_TYPE, Counter, Family
 from cni.library.vfs.apply import apply
-from cni.shared.kernel import rdma_sysfs
+from cni.shared.kernel import files, rdma_sysfs
 from cni.shared.spec.errors import CniError, InvalidConfig
 
 _TICK = 0.2  # seconds between two looks at kubelet
@@ -222,7 +222,4 @@ async def _serve(options: argparse.Namespace) -> int:
 def _write(folder: str, name: str, document: object) -> None:
     """Make the file `name` hold the document, whole or as it was before; OSError."""
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, name)
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(document, file)
-    os.replace(f"{path}.new", path)
+    files.write_whole(folder, name, json.dumps(document).encode(), mode=0o644)

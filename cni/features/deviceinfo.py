@@ -9,11 +9,9 @@ attachment gets (4.2.1); dp/ beside it is the device plugin's own.
 
 from __future__ import annotations
 
-import posix
-
 from cni.shared import policy
 from cni.shared.kernel import files, rdma_sysfs, sysfs
-from cni.shared.records import Records
+from cni.shared.records import LINK, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, IoFailure, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 CAPABILITY = "CNIDeviceInfoFile"
 _VERSION = "1.1.0"
-_LINK_PART = "link"  # of the attachment records
 _MARK = "attachment"  # the member of `rdma` that says whose file it is: [network, containerID, ifname]
 _MOST_BYTES = 1 << 20
 
@@ -105,7 +102,7 @@ def remove(path: str, whose: dict[str, Any] | None, devices: Sequence[str], log:
     with _locked(path, log):
         own = _own(_former(path))
         mark = own.get(_MARK)
-        is_there = _is_there(path)
+        is_there = files.mark(path) != ()
         if is_there and (mark != whose["attachment"] if whose else (mark or own.get("rdma-device") not in devices)):
             log.warning(f"the device-info file {path} is not this attachment's: left as it is")
             return
@@ -147,20 +144,12 @@ def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
             f"{what} was written by railcni 0.1.0, for an attachment that it does not name: remove the file"
         )
     other = Attachment(*mark)
-    record = Records().read(other, _LINK_PART)
+    record = Records().read(other, LINK)
     if record and not (pod[1] and record.get("pod") == pod):
         raise TryAgainLater(
             f"{what} is that of {other.ifname} of container {other.container_id} (network {other.network}): want a path for"
             " each attachment, as Multus gives it for the capability; take runtimeConfig out of the network's configuration"
         )
-
-
-def _is_there(path: str) -> bool:
-    try:
-        posix.stat(path, follow_symlinks=False)
-    except OSError:
-        return False
-    return True
 
 
 def _own(former: dict[str, Any]) -> dict[str, Any]:

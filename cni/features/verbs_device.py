@@ -20,7 +20,6 @@ from cni.shared.spec.errors import (
     NotAvailable,
     TryAgainLater,
 )
-from cni.shared.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,8 +88,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> Config | None:
     fill(config, KEYS, chosen if isinstance(chosen, dict) else {}, faults, f"{KEY.name}.")
     if chosen is True:
         config.required = True
-    runtime = member(request.config, "runtimeConfig")
-    config.info = member(runtime, deviceinfo.CAPABILITY) if isinstance(runtime, dict) else None
+    config.info = request.of_runtime(deviceinfo.CAPABILITY)
     return config
 
 

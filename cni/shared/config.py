@@ -68,6 +68,18 @@ def fill(
         setattr(target, key.attribute, filled)
 
 
+def take(
+    target: object, attribute: str, read: Callable[[Any], Any], faults: list[Fault], given: Sequence[tuple[str, Any]]
+) -> None:
+    """Set the attribute that `fill` has set to each value of `given` that is there, by the name of its place; the last counts."""
+    for place, value in given:
+        if value:
+            try:
+                setattr(target, attribute, read(value))
+            except ValueError as fault:
+                faults.append(Fault(place, value, str(fault)))
+
+
 def refuse(faults: Sequence[Fault]) -> None:
     """Raise InvalidConfig with all `faults`, when there are any; of a great many with the first."""
     if not faults:

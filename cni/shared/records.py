@@ -45,6 +45,7 @@ FORMAT = 1
 WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
 GROUP = "@"  # what the "network" of a record begins with that belongs to a container in a group of rails; none of a CNI network can
 _CLOCK_STEP = 1_000_000_000  # ns by which two clocks may differ that are read one after the other on a busy machine
+LINK = "link"  # the part of an attachment that a link plugin of this suite records
 PENDING, UNENDED = "pending", "unended"  # reminders; a record has a member of the same name
 _RECORD_BYTES = 64 << 20  # far above what the largest configuration makes of a record
 _SEAL = b', "checksum": "%s"}'

@@ -29,18 +29,23 @@ class Group:
     `index` is the number of the network's own rail, and `own` are its needs; `needs` those of all rails, `space` the indexes as addresses from 0 on.
     """
 
-    __slots__ = ("index", "name", "needs", "own", "space")
+    __slots__ = ("_before", "index", "name", "needs", "own", "space")
 
     def __init__(self, name: str, rails: Sequence[Sequence[Need]], index: int) -> None:
         self.name = name
         self.index = index
         self.own = list(rails[index])
+        self._before = sum(map(len, rails[:index]))
         self.needs = [need for needs in rails for need in needs]
         self.space = _common([need.rng for need in self.needs])
 
     def pools(self) -> list[str]:
         """The pools that hold the addresses of all rails."""
         return sorted({need.pool for need in self.needs})
+
+    def of_own(self, values: list[int]) -> list[int]:
+        """Of `values`, one for each of `needs`, those for `own`."""
+        return values[self._before : self._before + len(self.own)]
 
     def ask(self, index: int) -> None:
         """Restrict the claim to this index."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import time
 
 from cni.shared import rail as rails_key
-from cni.shared.records import GROUP
+from cni.shared.records import GROUP, LINK
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from ipam.leases import Lease
 
     Member = list[Any]
-
-LINK_PART = "link"
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
@@ -94,7 +92,7 @@ def of_links(group: str, container_id: str, records: Records) -> list[Member] | 
     found: list[Member] = []
     faults: list[Fault] = []
     try:
-        links = records.of_container(container_id, LINK_PART)
+        links = records.of_container(container_id, LINK)
         if links is None:
             return None
         for attachment, link in links:
@@ -153,8 +151,7 @@ def add(
             values = _claim(group, config, store_ref, owner, record, joined, records)
         elif not has(record, attachment):
             records.write(shared, PART, {**(record or {}), "members": joined})
-    given = dict(zip(map(id, group.needs), values, strict=True))
-    return store_ref, [given[id(need)] for need in group.own]
+    return store_ref, group.of_own(values)
 
 
 def _check(group: Group, record: dict[str, Any] | None, others: Sequence[Member]) -> None:
@@ -216,9 +213,8 @@ def _held(
     store = stores.open_store(narrowed(store_ref, group), READ, lambda: known, config.store_timeout, log.warning)
     with store.session():
         leased = {(lease.pool, lease.value): lease for lease in store.find(owner.attachment)}
-    given = dict(zip(map(id, group.needs), values, strict=True))
-    for need in group.own:
-        lease = leased.get((need.pool, given[id(need)]))
+    for need, value in zip(group.own, group.of_own(values), strict=True):
+        lease = leased.get((need.pool, value))
         if lease is None or not is_current(lease, need, owner):
             return None
     return values
@@ -230,7 +226,7 @@ def _values(group: Group, found: Sequence[Lease]) -> list[int] | None:
     for lease in found[:1]:
         index = group.index_of(lease.family, lease.value)
         if index is not None and all((n.pool, n.rng.family, n.rng.at(index)) in places for n in group.needs):
-            return [need.rng.at(index) for need in group.needs]
+            return group.values(index)
     return None
 
 
@@ -466,8 +462,8 @@ def _is_gone(
     attachment = Attachment(entry[0], shared.container_id, entry[1])
     if entry[0] != network or attachment in valid or not began.is_after(entry[3]):
         return False
-    link = records.try_locked(attachment, LINK_PART)
+    link = records.try_locked(attachment, LINK)
     if link is None:
         return False
     with link:
-        return records.read(attachment, LINK_PART) is None
+        return records.read(attachment, LINK) is None

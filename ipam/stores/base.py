@@ -71,6 +71,11 @@ class Pauses:
         self._since = time.monotonic()
         return True
 
+    def insist(self, refusal: CniError) -> None:
+        """Pause before another attempt; without time for one raise `refusal`."""
+        if not self.wait():
+            raise refusal from None
+
 
 class Survey:
     """A store's answer before an address is chosen.
@@ -263,3 +268,27 @@ class ServedStore(Store):
     def close(self) -> None:
         """Close the connection, or keep it for the next call."""
         self._client.close()
+
+
+def conflicts(
+    instead_of: Sequence[Lease],
+    wants: Sequence[Want],
+    is_there: Callable[[Lease], bool],
+    is_held: Callable[[Want, Sequence[Lease]], bool],
+) -> list[Want]:
+    """The leases to be given up that have ended, and the wants that exclude one another, or that others hold.
+
+    `is_held`: whether another lease holds the address of a want, when these leases are given up.
+    """
+    given: list[Lease] = []
+    accepted: list[Want] = []
+    taken: list[Want] = []
+    for old in instead_of:
+        if is_there(old) and not any((old.pool, old.address) == (other.pool, other.address) for other in given):
+            given.append(old)
+        else:
+            taken.append(old.want)
+    for want in wants:
+        held = any(want.excludes(other) for other in accepted) or is_held(want, given)
+        (taken if held else accepted).append(want)
+    return taken

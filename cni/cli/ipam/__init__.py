@@ -23,7 +23,7 @@ from cni.shared.records import Records
 from cni.verbs import unended
 from ipam import upkeep
 from ipam.leases import Lease, Want
-from ipam.ranges import format_address, parse_address
+from ipam.ranges import format_address, host_of
 from ipam.stores.apiserver.faults import Forbidden
 from ipam.stores.base import READ
 from ipam.stores.kubernetes.objects import LIMIT, REMEDY, WARN_PERCENT, percent
@@ -218,7 +218,7 @@ def _flush(options: argparse.Namespace) -> int:
 
 def _address_or_pod(text: str) -> tuple[tuple[int, int] | None, str]:
     try:
-        return parse_address(text.partition("/")[0]), ""
+        return host_of(text), ""
     except ValueError:
         pass
     try:

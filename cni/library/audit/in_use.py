@@ -15,13 +15,11 @@ from typing import Any
 from cni import plugins
 from cni.shared.kernel import addresses, netns, netns_users, node, sandbox
 from cni.shared.kernel.links import Rtnl
-from cni.shared.records import UNENDED, Records
+from cni.shared.records import LINK, UNENDED, Records
 from cni.shared.spec.request import Attachment
 from ipam.group import rails
 from ipam.leases import Lease
 from ipam.records import PART
-
-LINK_PART = "link"
 
 
 @contextmanager
@@ -32,7 +30,7 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
     """
     users = rails.users(owner, records.read(owner, PART))
     with ExitStack() as locks:
-        for attachment, part in (*((user, LINK_PART) for user in users), (owner, PART)):
+        for attachment, part in (*((user, LINK) for user in users), (owner, PART)):
             held = records.try_locked(attachment, part)
             if held is None:
                 yield None
@@ -57,7 +55,7 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
         return True
     if lease.boot_id and lease.boot_id != node.boot_id():
         return False  # the kernel has lost the links of that boot
-    links = [link for user in users if (link := records.read(user, LINK_PART)) and link.get("sandbox")]
+    links = [link for user in users if (link := records.read(user, LINK)) and link.get("sandbox")]
     if not links:
         return _is_shown(lease)
     return any(_is_in_use(link) for link in links if link.get("bootID") == node.boot_id())

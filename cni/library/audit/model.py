@@ -19,7 +19,7 @@ from ipam.config import IpamConfig
 from ipam.entries import RangeEntry, read_ranges
 from ipam.keys import IPAM_KEYS, RANGE_KEYS
 from ipam.leases import Lease, Pool
-from ipam.ranges import Range, parse_address
+from ipam.ranges import Range, host_of
 from ipam.source import Source
 from ipam.stores.kubernetes.objects import IPPool, Reservation
 
@@ -252,6 +252,6 @@ def _interfaces(text: str) -> tuple[PodInterface, ...] | None:
         addresses = []
         for ip in entry.get("ips") or []:
             with suppress(ValueError):
-                addresses.append(parse_address(str(ip).partition("/")[0]))
+                addresses.append(host_of(str(ip)))
         found.append(PodInterface(str(entry.get("name") or ""), str(entry.get("interface") or ""), tuple(addresses)))
     return tuple(found)

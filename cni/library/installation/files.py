@@ -8,9 +8,8 @@ import shutil
 from collections.abc import Callable, Iterable
 
 from cni.library.installation.content import VersionEntry
+from cni.shared.kernel import paths
 from cni.shared.spec.errors import InvalidConfig
-
-_MOST_LINKS = 40  # as the kernel's
 
 
 def below(root: str, path: str) -> str:
@@ -19,25 +18,11 @@ def below(root: str, path: str) -> str:
 
     A part that does not exist is taken as written. InvalidConfig when the links form a loop.
     """
-    root = os.path.realpath(root)
-    rest, real, links = path.split("/"), [""], 0
-    while rest:
-        part = rest.pop(0)
-        if part == "..":
-            real = real[:-1] or [""]
-        if part in ("", ".", ".."):
-            continue
-        try:
-            link = os.readlink(os.path.join(root, *real, part))
-        except OSError:
-            real.append(part)
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            raise InvalidConfig(f"{path} leads through more than {_MOST_LINKS} symbolic links: mend them")
-        real = [""] if link.startswith("/") else real
-        rest = link.split("/") + rest
-    return os.path.join(root, *real)
+    root = os.path.realpath(root).rstrip("/")
+    try:
+        return root + paths.resolve(path, root, strict=False)
+    except OSError:
+        raise InvalidConfig(f"{path} leads through more than {paths.MOST_LINKS} symbolic links: mend them") from None
 
 
 def put(path: str, temporary: str, make: Callable[[str], object]) -> None:

@@ -35,7 +35,4 @@ def namespace_path(text: str) -> str:
 
 def is_alive(netns: str) -> bool:
     """Whether a namespace is there, or may be: nothing is collected on a guess."""
-    try:
-        return not netns or namespaces.exists(netns)
-    except OSError:
-        return True
+    return not netns or namespaces.may_be_at(netns)

@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cni.shared.kernel import sysfs
 from cni.shared.kernel.files import names_in
 
 SELF, PIX, PXB, PHB, NODE, SYS = "X", "PIX", "PXB", "PHB", "NODE", "SYS"
 NEAREST_FIRST = (SELF, PIX, PXB, PHB, NODE, SYS)
 
-_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
+is_address = sysfs.is_pci_address
 _NVIDIA, _AMD = 0x10DE, 0x1002
 _VGA, _COMPUTE = 0x0300, (0x0302, 0x0380, 0x1200)  # include/linux/pci_ids.h; a BMC's console is VGA too
 _UNKNOWN_NODE = -1
@@ -111,14 +112,9 @@ def device(address: str, root: str = "/sys") -> PciDevice:
         numa_node=int(numa) if numa.lstrip("-").isdigit() else _UNKNOWN_NODE,
         vendor=_hex(text(f"{folder}/vendor")),
         kind=_hex(text(f"{folder}/class")) >> 8,
-        driver=os.path.basename(os.path.realpath(f"{folder}/driver")) if os.path.islink(f"{folder}/driver") else "",
-        is_virtual_function=os.path.islink(f"{folder}/physfn"),
+        driver=sysfs.driver_of_pci(address, root),
+        is_virtual_function=sysfs.physical_function_of(address, root) != "",
     )
-
-
-def is_address(name: str) -> bool:
-    """Whether `name` is a PCI address, "0000:3b:00.0"."""
-    return bool(_ADDRESS.fullmatch(name))
 
 
 def text(path: str) -> str:

@@ -15,11 +15,11 @@ In the record the state has these members:
 from __future__ import annotations
 
 import errno
-import posix
 import time
 
 from cni.plugins.host_device import devices
 from cni.shared.kernel import addresses, raw_state, routes, sysctl
+from cni.shared.kernel.files import names_in
 from cni.shared.kernel.netlink import KernelError, number_of
 from cni.shared.spec.errors import TryAgainLater
 
@@ -56,7 +56,7 @@ def look(
     `links` and `every` are all links of the host, and all routes, as RTM_NEWROUTE bodies.
     """
     try:
-        others = raw_state.link_addresses(host, device.index) if device.kind not in ("vxlan", "bridge") else []
+        others = host.received(device.index) if device.kind not in ("vxlan", "bridge") else []
         tied = _tied(device, links, others)
         if tied:
             return {}, tied
@@ -164,9 +164,7 @@ def _lost(device: Link, bodies: list[bytes], others: list[bytes], host: Rtnl) ->
 def _software_verbs(name: str) -> list[str]:
     """The soft-RoCE or soft-iWARP devices on the netdev `name`, which end with its move (rxe_notify and siw_netdev_event
     at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
-    try:
-        posix.stat("/sys/class/infiniband")
-    except OSError:
+    if not names_in("/sys/class/infiniband"):
         return []
     from cni.shared.kernel import rdma_sysfs
 

@@ -9,20 +9,10 @@ from cni.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, keep_log
 from cni.plugins.host_device import devices, moved
 from cni.plugins.host_device.devices import Plan
 from cni.plugins.host_device.moved import USERSPACE_DRIVERS
-from cni.shared.config import (
-    Fault,
-    Key,
-    fill,
-    hardware_address,
-    integer,
-    netdev,
-    optional,
-    string,
-)
+from cni.shared.config import Fault, Key, fill, hardware_address, integer, netdev, optional, string
 from cni.shared.kernel import sysfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
-from cni.shared.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,8 +77,7 @@ def read(request: Request, faults: list[Fault]) -> Config:
     """The checked configuration; all its faults go to `faults`."""
     config = Config()
     fill(config, KEYS, request.config, faults)
-    runtime = member(request.config, "runtimeConfig")
-    config.device_id = (member(runtime, "deviceID") if isinstance(runtime, dict) else None) or ""
+    config.device_id = request.of_runtime("deviceID") or ""
     if not isinstance(config.device_id, str):
         faults.append(Fault("runtimeConfig.deviceID", config.device_id, "want a PCI address or auxiliary device name"))
     if config.kernelpath and (not config.kernelpath.startswith("/sys/devices/") or "/.." in config.kernelpath):

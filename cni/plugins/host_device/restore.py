@@ -23,7 +23,7 @@ import errno
 import time
 from _socket import AF_INET
 
-from cni.shared.kernel import addresses, link_sysctls, raw_state
+from cni.shared.kernel import addresses, link_sysctls, raw_state, routes
 from cni.shared.kernel.addresses import DADFAILED, NODAD, TENTATIVE, Address
 from cni.shared.kernel.links import NEWLINK, ifinfo
 from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError, attribute
@@ -220,7 +220,7 @@ class Restoration:
 
     def _own_routes(self) -> list[dict[str, Any]]:
         if self.own is None:
-            self.own = raw_state.routes(self.host, self.index, raw_state.route_bodies(self.host, self.index))
+            self.own = raw_state.routes(self.host, self.index, routes.bodies_of(self.host, self.index))
         return self.own
 
     def _attributes(self) -> Iterator[Step]:
@@ -294,9 +294,9 @@ class Restoration:
         """Remove the prefix routes that the kernel added when the device came up, and that it did not have before."""
         if not self.came_up:
             return
-        wanted = {_identity(route) for route in self._saved_routes()}
+        wanted = {raw_state.identity_of(route) for route in self._saved_routes()}
         for route in self._own_routes():
-            if raw_state.protocol_of(route) == _KERNEL and _identity(route) not in wanted:
+            if raw_state.protocol_of(route) == _KERNEL and raw_state.identity_of(route) not in wanted:
                 body = raw_state.route_again(route, route["legs"], 0)
                 what = f"removal of route {raw_state.destination_text(route)}"
                 yield what, self.host.request, raw_state.DELROUTE, body
@@ -306,8 +306,8 @@ class Restoration:
         saved = self._saved_routes()
         if not saved:
             return
-        there = {_identity(route): route.get("ahead", False) for route in self._own_routes()}
-        missing = [route for route in saved if route.get("ahead", False) > there.get(_identity(route), -1)]
+        there = {raw_state.identity_of(route): route.get("ahead", False) for route in self._own_routes()}
+        missing = [route for route in saved if route.get("ahead", False) > there.get(raw_state.identity_of(route), -1)]
         if not missing:
             return
         present = raw_state.present(self.host)
@@ -332,7 +332,9 @@ class Restoration:
         if body is None:
             return  # it has expired
         like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
-        here = next((other for other in like if _identity(other) == _identity(route)), None)  # at the wrong place
+        here = next(
+            (other for other in like if raw_state.identity_of(other) == raw_state.identity_of(route)), None
+        )  # at the wrong place
         rest = here or next((other for other in like if _is_part(other, route)), None)
         flags = CREATE if route.get("ahead") else CREATE | APPEND
         if rest and not here and len(like) == 1:
@@ -365,8 +367,6 @@ class Restoration:
 
     def _state_of_old(self) -> Iterator[Step]:
         """Up, addresses and routes of a record of an older version, which kept them decoded."""
-        from cni.shared.kernel import routes
-
         former, link = self.former, self.host.link(index=self.index)
         if link and link.up != former["up"]:
             yield "up", self.host.change_link, self.index, "", 0, "", None, former["up"]
@@ -374,10 +374,6 @@ class Restoration:
             yield f"address {a['text']}", lambda a=a: addresses.add(self.host, self.index, **a)
         for r in sorted(former["routes"], key=lambda route: route["gw"] != "") if former["up"] else ():
             yield f"route {r['dst']}", lambda r=r: routes.add(self.host, self.index, **r)
-
-
-def _identity(route: dict[str, Any]) -> tuple[str, str]:
-    return route["common"], str(route["legs"])
 
 
 def _is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
@@ -389,7 +385,7 @@ def _is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
 def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
     """Whether the route is missing, or stands after routes of the same key that it preceded."""
     like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
-    at = [number for number, other in enumerate(like) if _identity(other) == _identity(route)]
+    at = [number for number, other in enumerate(like) if raw_state.identity_of(other) == raw_state.identity_of(route)]
     if not at:
         return True
     own = {leg[2] for leg in route["legs"]}

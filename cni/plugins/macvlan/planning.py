@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from cni.plugins.base import KEYS_OF_EACH, LinkConfig, RecordedPlan
-from cni.shared.config import (
-    Fault,
-    Key,
-    boolean,
-    fill,
-    hardware_address,
-    integer,
-    netdev,
-    one_of,
-    optional,
-)
+from cni.shared.config import Key, boolean, fill, hardware_address, integer, netdev, one_of, optional, take
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU
 from cni.shared.records import digest
 from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment
-from cni.shared.spec.request import member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from cni.shared.config import Fault
     from cni.shared.kernel.links import Link
     from cni.shared.spec.request import Request
 
@@ -91,16 +81,8 @@ def read(request: Request, faults: list[Fault]) -> Config:
     """The checked configuration; all its faults go to `faults`."""
     config = Config()
     fill(config, KEYS, request.config, faults)
-    runtime = member(request.config, "runtimeConfig")
-    for key, value in (
-        ("CNI_ARGS MAC", request.args.get("MAC")),
-        ("runtimeConfig.mac", member(runtime, "mac") if isinstance(runtime, dict) else None),
-    ):
-        if value:
-            try:
-                config.mac = hardware_address(value)
-            except ValueError as fault:
-                faults.append(Fault(key, value, str(fault)))
+    given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
+    take(config, "mac", hardware_address, faults, given)
     if config.mode == "passthru":
         config.mac = ""  # the kernel gives the master's, macvlan_common_newlink
     return config

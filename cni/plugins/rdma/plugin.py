@@ -20,7 +20,7 @@ import posix
 import time
 from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
 
-from cni.shared.config import Fault, Key, fill, optional, refuse, string
+from cni.shared.config import Key, fill, optional, refuse, string, take
 from cni.shared.kernel import files, netns, node, sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.netlink import KernelError
@@ -43,6 +43,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from cni.shared.config import Fault
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
@@ -120,13 +121,7 @@ def read(request: Request) -> Config:
     config = Config()
     faults: list[Fault] = []
     fill(config, KEYS, request.config, faults)
-    runtime = member(request.config, "runtimeConfig")
-    value = member(runtime, "deviceID") if isinstance(runtime, dict) else None
-    if value:
-        try:
-            config.device_id = device_name(value)
-        except ValueError as fault:
-            faults.append(Fault("runtimeConfig.deviceID", value, str(fault)))
+    take(config, "device_id", device_name, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
     refuse(faults)
     return config
 

@@ -20,9 +20,11 @@ from cni.shared.spec.request import member
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, TypeVar
 
     from cni.shared.spec.request import Attachment
+
+    T = TypeVar("T", str, int)
 
 DIRECTORY = "/var/lib/cni/sriov"
 _MOST_BYTES = 1 << 20
@@ -44,10 +46,7 @@ def holder(pci: str) -> str:
         path = _content(f"pci/{pci}").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return ""
-    try:
-        return path if netns.exists(path) else ""
-    except (OSError, ValueError):
-        return path
+    return path if netns.may_be_at(path) else ""
 
 
 def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
@@ -81,38 +80,32 @@ def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
 
 def _former(state: dict[str, Any]) -> dict[str, Any]:
     return {
-        "mac": _text(state, "AdminMAC"),
-        "vlan": _number(state, "Vlan"),
-        "vlanQoS": _number(state, "VlanQoS"),
-        "vlanProto": _PROTOCOLS.get(_number(state, "VlanProto"), "802.1q"),
-        "min_tx_rate": _number(state, "MinTxRate"),
-        "max_tx_rate": _number(state, "MaxTxRate"),
+        "mac": _member(state, "AdminMAC", str),
+        "vlan": _member(state, "Vlan", int),
+        "vlanQoS": _member(state, "VlanQoS", int),
+        "vlanProto": _PROTOCOLS.get(_member(state, "VlanProto", int), "802.1q"),
+        "min_tx_rate": _member(state, "MinTxRate", int),
+        "max_tx_rate": _member(state, "MaxTxRate", int),
         "spoofchk": "on" if member(state, "SpoofChk") else "off",
         "trust": "on" if member(state, "Trust") else "off",
-        "link_state": _STATES[_number(state, "LinkState")],
+        "link_state": _STATES[_member(state, "LinkState", int)],
     }
 
 
 def _device(state: dict[str, Any], pci: str) -> dict[str, Any]:
     """What there is to restore of the netdev; {} for a VF without one (DPDK)."""
-    name = _text(state, "HostIFName")
+    name = _member(state, "HostIFName", str)
     if not name:
         return {}
-    identity = {"name": name, "index": 0, "kind": "", "mac": _text(state, "EffectiveMAC"), "permanentMac": ""}
-    identity |= {"bus": "pci", "parent": pci, "alias": "", "altnames": [], "mtu": _number(state, "MTU")}
+    identity = {"name": name, "index": 0, "kind": "", "mac": _member(state, "EffectiveMAC", str), "permanentMac": ""}
+    identity |= {"bus": "pci", "parent": pci, "alias": "", "altnames": [], "mtu": _member(state, "MTU", int)}
     return identity | {"up": False, "addresses": [], "routes": []}
 
 
-def _text(state: dict[str, Any], key: str) -> str:
-    value = member(state, key) or ""
-    if not isinstance(value, str):
-        raise ValueError(key)
-    return value
-
-
-def _number(state: dict[str, Any], key: str) -> int:
-    value = member(state, key) or 0
-    if not isinstance(value, int):
+def _member(state: dict[str, Any], key: str, kind: type[T]) -> T:
+    """The member of this kind, which is "" or 0 when it is missing; ValueError."""
+    value = member(state, key) or kind()
+    if not isinstance(value, kind):
         raise ValueError(key)
     return value
 

@@ -12,16 +12,7 @@ from cni.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig
 from cni.plugins.host_device import devices, moved
 from cni.plugins.sriov import go_cache, vf
 from cni.shared import log as levels
-from cni.shared.config import (
-    Fault,
-    Key,
-    fill,
-    hardware_address,
-    integer,
-    one_of,
-    optional,
-    string,
-)
+from cni.shared.config import Fault, Key, fill, hardware_address, integer, one_of, optional, string, take
 from cni.shared.kernel import routes, sysfs, vfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable
@@ -119,18 +110,9 @@ def read(request: Request, faults: list[Fault]) -> Config:
     """The checked configuration; all its faults go to `faults`."""
     config = Config()
     fill(config, KEYS, request.config, faults)
-    runtime = member(request.config, "runtimeConfig")
-    of_runtime = runtime if isinstance(runtime, dict) else {}
-    for key, attribute, reader, value in (
-        ("runtimeConfig.deviceID", "pci", pci_address, member(of_runtime, "deviceID")),
-        ("CNI_ARGS MAC", "mac", hardware_address, request.args.get("MAC")),
-        ("runtimeConfig.mac", "mac", hardware_address, member(of_runtime, "mac")),
-    ):
-        if value:
-            try:
-                setattr(config, attribute, reader(value))
-            except ValueError as fault:
-                faults.append(Fault(key, value, str(fault)))
+    take(config, "pci", pci_address, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
+    given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
+    take(config, "mac", hardware_address, faults, given)
     faults += _contradictions(config)
     return config
 

@@ -22,18 +22,18 @@ class NotPrivate(PermissionError):
     """A file or directory that other users may have written. Its `strerror` has the fault and the remedy."""
 
 
-def write_whole(directory: str, name: str, data: bytes, durable: bool = False) -> None:
-    """Write `data` to the file `name` in `directory`, mode 0600; a former file is replaced.
+def write_whole(directory: str, name: str, data: bytes, durable: bool = False, mode: int = 0o600) -> None:
+    """Write `data` to the file `name` in `directory`, a new one of this `mode`; a former file is replaced.
 
     `durable`: on return both content and name are on the disk. POSIX promises this for two fsyncs, and not for fewer.
     """
     temporary = f"{directory}/{temporary_of(name)}"
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
-        fd = posix.open(temporary, flags, 0o600)
+        fd = posix.open(temporary, flags, mode)
     except FileExistsError:  # its writer was killed
         posix.unlink(temporary)
-        fd = posix.open(temporary, flags, 0o600)
+        fd = posix.open(temporary, flags, mode)
     try:
         try:
             _write_all(fd, data)
@@ -99,7 +99,7 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY | flags)
     try:
         status = posix.fstat(fd)
-        if status.st_mode & _FILE_TYPE != _REGULAR:
+        if not is_regular(status):
             raise ValueError("is no regular file")
         if private:
             check_private(status)
@@ -112,6 +112,11 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
         return b"".join(parts)
     finally:
         posix.close(fd)
+
+
+def is_regular(status: posix.stat_result) -> bool:
+    """Whether the file with this `status` is a regular one."""
+    return status.st_mode & _FILE_TYPE == _REGULAR
 
 
 def check_private(status: posix.stat_result) -> None:
@@ -129,7 +134,7 @@ def check_private(status: posix.stat_result) -> None:
 
 def check_private_file(status: posix.stat_result) -> None:
     """Raise NotPrivate unless `status` is that of a regular file that other users cannot write."""
-    if status.st_mode & _FILE_TYPE != _REGULAR:
+    if not is_regular(status):
         raise NotPrivate(1, "it is no regular file; see who put it there, and remove it")
     check_private(status)
 

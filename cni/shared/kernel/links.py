@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posix
 from _struct import Struct
-from errno import ENODEV
+from errno import ENODEV, EOPNOTSUPP
 
 from cni.shared.kernel.netlink import (
     APPEND,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 NEWLINK, GETLINK = 16, 18
 _DELLINK, _GETNSID, _NEWLINKPROP, _DELLINKPROP = 17, 90, 108, 109
 
-_GETNEIGH, _AF_BRIDGE, _NEIGH_ADDRESS = 30, 7, 2
-_NDMSG = Struct("=BxxxiHBB")  # struct ndmsg: family, index, state, flags, type
+GETNEIGH, _AF_BRIDGE, _NEIGH_DST, _NEIGH_ADDRESS, _NEIGH_SELF = 30, 7, 1, 2, 0x2
+NDMSG = Struct("=BxxxiHBB")  # struct ndmsg: family, index, state, flags, type
 IFINFO = Struct("=BxHiII")  # struct ifinfomsg: family, ARPHRD type, index, flags, mask of flags to change
 _IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
 
@@ -207,12 +207,28 @@ class Rtnl(Socket):
         Such a link puts its MAC on the list of addresses that the one below it receives (macvlan_open,
         drivers/net/macvlan.c), which the kernel shows as forwarding entries (ndo_dflt_fdb_dump, net/core/rtnetlink.c).
         """
-        octets = _octets(mac)
-        for body in self.dump(_GETNEIGH, _NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0)):
-            found = dict(unpack_attributes(body, _NDMSG.size)).get(_NEIGH_ADDRESS)
-            if found == octets and _NDMSG.unpack_from(body)[1] == index:
-                return True
-        return False
+        return _octets(mac) in self.received(index)
+
+    def received(self, index: int) -> list[bytes]:
+        """The addresses, in addition to its own, for which the link `index` receives frames; none where no kernel shows them."""
+        try:
+            bodies = self.dump(GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
+        except KernelError as fault:
+            if fault.errno == EOPNOTSUPP:
+                return []
+            raise
+        found = []
+        for body in bodies:
+            _, at, _, flags, _ = NDMSG.unpack_from(body)
+            entry = dict(unpack_attributes(body, NDMSG.size))
+            if (
+                at == index
+                and flags & _NEIGH_SELF
+                and len(entry.get(_NEIGH_ADDRESS, b"")) == 6
+                and _NEIGH_DST not in entry
+            ):
+                found.append(entry[_NEIGH_ADDRESS])
+        return found
 
     def add_altname(self, index: int, name: str) -> None:
         """Give the link `index` the alternative name `name` (1 to 127 bytes); EEXIST when any link has it."""

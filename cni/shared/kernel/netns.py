@@ -10,16 +10,16 @@ import posix
 from errno import ENOENT, ENOTDIR
 from fcntl import ioctl
 
+from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidNamespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _OWN = "/proc/thread-self/ns/net"
 _NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h
 _CLONE_NEWNET = 0x40000000
-_FILE_TYPE, _REGULAR = 0o170000, 0o100000
 _known: list[Callable[[int, int], None]] = []  # setns, once it was looked for
 
 
@@ -129,14 +129,7 @@ def found_again(device: int, inode: int) -> Namespace | None:
     None."""
     from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
 
-    for path in netns_users.of(inode):
-        try:
-            status = posix.stat(path)
-            if (status.st_dev, status.st_ino) != (device, inode):
-                continue
-            namespace = _open(path)
-        except (OSError, ValueError):
-            continue  # gone meanwhile, or a process that this one may not look at
+    for namespace in _opened(netns_users.of(inode), lambda identity: identity == (device, inode)):
         if (namespace.device, namespace.inode) == (device, inode):
             return namespace
         namespace.close()  # the process has moved meanwhile
@@ -149,23 +142,37 @@ def all_kept() -> Iterator[Namespace]:
 
     with own() as ours:
         seen = {(ours.device, ours.inode)}
-    for path in netns_users.of(None):
+    for namespace in _opened(netns_users.of(None), lambda identity: identity not in seen):
+        seen.add((namespace.device, namespace.inode))
+        with namespace:
+            yield namespace
+
+
+def may_be_at(path: str) -> bool:
+    """Whether `path` names a network namespace, or nothing shows that it does not."""
+    try:
+        return exists(path)
+    except OSError:
+        return True
+
+
+def _opened(paths: Iterable[str], is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
+    """The namespaces at `paths` whose device and inode are wanted."""
+    for path in paths:
         try:
             status = posix.stat(path)
-            namespace = _open(path) if (status.st_dev, status.st_ino) not in seen else None
+            namespace = _open(path) if is_wanted((status.st_dev, status.st_ino)) else None
         except (OSError, ValueError):
             continue  # gone meanwhile, or a process that this one may not look at
         if namespace:
-            seen.add((namespace.device, namespace.inode))
-            with namespace:
-                yield namespace
+            yield namespace
 
 
 def _open(path: str) -> Namespace:
     """The namespace at `path`; ValueError names the kind of file that is there instead."""
     handle = posix.open(path, posix.O_PATH | posix.O_CLOEXEC)  # opens nothing: no FIFO waits, no device wakes
     try:
-        if posix.fstat(handle).st_mode & _FILE_TYPE != _REGULAR:
+        if not files.is_regular(posix.fstat(handle)):
             raise ValueError("a directory, device, FIFO or socket")
         fd = posix.open(f"/proc/self/fd/{handle}", posix.O_RDONLY | posix.O_NONBLOCK | posix.O_CLOEXEC)
     finally:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import posix
 from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
 
-_LINKS = 40  # as path_resolution(7)
+MOST_LINKS = 40  # as path_resolution(7)
 
 
-def resolve(path: str) -> str:
-    """The absolute `path` without `.`, `..` and symbolic links; parts that do not exist are taken as written.
+def resolve(path: str, root: str = "", strict: bool = True) -> str:
+    """The absolute `path` without `.`, `..` and symbolic links, as in a file system that begins at `root`; parts that do not
+    exist are taken as written.
 
-    OSError ELOOP when it has more than 40 links.
+    OSError ELOOP when it has more than 40 links, and unless `strict` is False, when a part cannot be read.
     """
     pending = path.split("/")[::-1]
     resolved = ""
@@ -27,14 +28,14 @@ def resolve(path: str) -> str:
         if part in ("", ".", ".."):
             continue
         try:
-            target = posix.readlink(f"{resolved}/{part}")
+            target = posix.readlink(f"{root}{resolved}/{part}")
         except OSError as fault:
-            if fault.errno not in (EINVAL, ENOENT, ENOTDIR):  # no link, or nothing there
+            if strict and fault.errno not in (EINVAL, ENOENT, ENOTDIR):  # no link, or nothing there
                 raise
             resolved = f"{resolved}/{part}"
             continue
         links += 1
-        if links > _LINKS:
+        if links > MOST_LINKS:
             raise OSError(ELOOP, posix.strerror(ELOOP), path)
         pending += target.split("/")[::-1]
         if target.startswith("/"):

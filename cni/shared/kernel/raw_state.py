@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from _socket import AF_INET, AF_INET6, inet_ntop
 from _struct import Struct
-from errno import EOPNOTSUPP
 from sys import byteorder
 
 from cni.shared.kernel.addresses import CACHE, CACHEINFO, FLAGS, IFADDR, Address, list_of
-from cni.shared.kernel.links import IFINFO
+from cni.shared.kernel.links import GETNEIGH, IFINFO, NDMSG
 from cni.shared.kernel.netlink import NESTED, KernelError, attribute, number, number_of, unpack_attributes
 from cni.shared.kernel.routes import NEXTHOP, RTMSG, all_bodies, dump_routes, next_hops
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from cni.shared.kernel.netlink import Socket
 
 NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH, SETNEIGHTBL = 20, 24, 25, 28, 67
-_GETNEIGH, _GETQDISC, _GETNEIGHTBL = 30, 38, 66
+_GETQDISC, _GETNEIGHTBL = 38, 66
 
 _AF_SPEC = 26
 _INET_CONF, _INET6_CONF, _INET6_TOKEN = 1, 2, 7
@@ -63,10 +62,9 @@ _EXPIRES = 23  # RTA_EXPIRES
 _LOCAL_TABLE, _KERNEL, _RA = 255, 2, 9
 _TICKS = 100  # USER_HZ
 
-_NDMSG = Struct("=BxxxiHBB")  # family, index, state, flags, type
-_PERMANENT, _PROXY, _SELF = 0x80, 0x8, 0x2
+_PERMANENT, _PROXY = 0x80, 0x8
 _NEIGHBOUR_KEPT = frozenset((1, 2, 5, 12, 15))  # DST, LLADDR, VLAN, PROTOCOL, FLAGS_EXT
-_NEIGHBOUR_INDEX, _AF_BRIDGE = 8, 7
+_NEIGHBOUR_INDEX = 8
 
 _NDTMSG = Struct("=Bxxx")
 _TABLE_NAME, _PARAMETERS, _PARAMETERS_INDEX = 1, 6, 1  # NDTA_NAME, NDTA_PARMS; NDTPA_IFINDEX
@@ -133,11 +131,6 @@ def address_again(address: Address, index: int, elapsed: int, flags: int) -> byt
 # --- routes ---
 
 
-def route_bodies(rtnl: Socket, index: int) -> list[bytes]:
-    """The RTM_NEWROUTE bodies of the routes by the link `index`, IPv4 first, of all tables."""
-    return dump_routes(rtnl, AF_INET, number(_OIF, index)) + dump_routes(rtnl, AF_INET6, number(_OIF, index))
-
-
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
     """The routes of `bodies` by the link `index`, and perhaps some by other links: the test only searches their bytes."""
     single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
@@ -167,7 +160,7 @@ def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) 
     defaults = any(length == 0 for length, _ in destinations)
     others = []
     before: dict[Any, list[dict[str, Any]]] = {}
-    mine = {route["common"] + str(route["legs"]): route for route in own}
+    mine = {identity_of(route): route for route in own}
     for body in bodies:
         is_like = (defaults and not body[1]) or any(pattern in body for pattern in patterns)
         is_wanted = any(source in body for source in wanted)
@@ -176,7 +169,7 @@ def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) 
         route = of_body(body)
         if route is None:
             continue
-        known = mine.get(route["common"] + str(route["legs"]))
+        known = mine.get(identity_of(route))
         if known:
             before.setdefault(key_of(known), []).append(known)
             continue
@@ -211,7 +204,8 @@ def of_body(body: bytes) -> dict[str, Any] | None:
         attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found) if k in _OF_ROUTE
     )
     if _MULTIPATH in dict(found):
-        legs = _legs(get(_MULTIPATH, b""))
+        hops = next_hops(get(_MULTIPATH, b""))
+        legs = [[flags & _ONLINK, weight, index, _of_leg(own)] for flags, weight, index, own in hops]
     else:
         legs = [[flags & _ONLINK, 1, number_of(get(_OIF, b"")), _of_leg(found)]]
     route: dict[str, Any] = {"common": common.hex(), "legs": legs}
@@ -220,10 +214,6 @@ def of_body(body: bytes) -> dict[str, Any] | None:
     if expires > 0:
         route["expires"] = expires // _TICKS
     return route
-
-
-def _legs(hops: bytes) -> list[list[Any]]:
-    return [[flags & _ONLINK, weight, index, _of_leg(found)] for flags, weight, index, found in next_hops(hops)]
 
 
 def _of_leg(found: list[tuple[int, bytes]]) -> str:
@@ -250,6 +240,11 @@ def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
         number_of(found.get(_TABLE, b"")) or table,
         found.get(_DST), found.get(2), number_of(found.get(_PRIORITY, b"")),
     )  # fmt: skip
+
+
+def identity_of(route: dict[str, Any]) -> tuple[str, str]:
+    """What is equal in two readings of one route."""
+    return route["common"], str(route["legs"])
 
 
 def family_of(route: dict[str, Any]) -> int:
@@ -312,31 +307,13 @@ def neighbours(rtnl: Socket, index: int) -> list[str]:
     """The permanent neighbours of the link `index` and the addresses that it answers for (proxies), as bodies to send."""
     found = []
     for flags in (0, _PROXY):
-        header = _NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
-        for body in rtnl.dump(_GETNEIGH, header):
-            family, at, state, of_entry, kind = _NDMSG.unpack_from(body)
+        header = NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
+        for body in rtnl.dump(GETNEIGH, header):
+            family, at, state, of_entry, kind = NDMSG.unpack_from(body)
             if at == index and family in (AF_INET, AF_INET6) and (of_entry & _PROXY or state & _PERMANENT):
-                again = _NDMSG.pack(family, 0, state, of_entry, kind)
-                kept = (attribute(k, v) for k, v in unpack_attributes(body, _NDMSG.size) if k in _NEIGHBOUR_KEPT)
+                again = NDMSG.pack(family, 0, state, of_entry, kind)
+                kept = (attribute(k, v) for k, v in unpack_attributes(body, NDMSG.size) if k in _NEIGHBOUR_KEPT)
                 found.append((again + b"".join(kept)).hex())
-    return found
-
-
-def link_addresses(rtnl: Socket, index: int) -> list[bytes]:
-    """The addresses, in addition to its own, for which the link `index` receives frames (ndo_dflt_fdb_dump,
-    net/core/rtnetlink.c)."""
-    found = []
-    try:
-        bodies = rtnl.dump(_GETNEIGH, _NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
-    except KernelError as fault:
-        if fault.errno == EOPNOTSUPP:
-            return []
-        raise
-    for body in bodies:
-        _, at, _, flags, _ = _NDMSG.unpack_from(body)
-        entry = dict(unpack_attributes(body, _NDMSG.size))
-        if at == index and flags & _SELF and len(entry.get(2, b"")) == 6 and 1 not in entry:
-            found.append(entry[2])
     return found
 
 
@@ -361,14 +338,14 @@ def neighbour_parameters(rtnl: Socket, index: int) -> dict[str, str]:
 def neighbour_again(text: str, index: int) -> bytes:
     """The body that restores the neighbour on the link `index`."""
     body = bytes.fromhex(text)
-    family, _, state, flags, kind = _NDMSG.unpack_from(body)
-    return _NDMSG.pack(family, index, state, flags, kind) + body[_NDMSG.size :]
+    family, _, state, flags, kind = NDMSG.unpack_from(body)
+    return NDMSG.pack(family, index, state, flags, kind) + body[NDMSG.size :]
 
 
 def neighbour_text(text: str) -> str:
     """The address of the neighbour."""
     body = bytes.fromhex(text)
-    return inet_ntop(body[0], dict(unpack_attributes(body, _NDMSG.size))[1])
+    return inet_ntop(body[0], dict(unpack_attributes(body, NDMSG.size))[1])
 
 
 def parameters_again(index: int, family: int, wanted: str, now: str) -> bytes:

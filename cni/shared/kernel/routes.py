@@ -81,8 +81,13 @@ def list_of(rtnl: Socket, index: int) -> list[Route]:
 
     KernelError ENODEV when there is no such link.
     """
-    found = _dump(rtnl, AF_INET, number(_OIF, index)) + _dump(rtnl, AF_INET6, number(_OIF, index))
+    found = [route for body in bodies_of(rtnl, index) for route in _unpack(body)]
     return [route for route in found if route.index == index and route.kind == UNICAST]
+
+
+def bodies_of(rtnl: Socket, index: int) -> list[bytes]:
+    """The RTM_NEWROUTE bodies of the routes by the link `index`, IPv4 first, of all tables."""
+    return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family, number(_OIF, index))]
 
 
 def of_bodies(bodies: Iterable[bytes], index: int) -> list[Route]:
@@ -103,7 +108,8 @@ def default_route(rtnl: Socket) -> Route | None:
     for family in (AF_INET, AF_INET6):
         found = [
             route
-            for route in _dump(rtnl, family, number(_TABLE, MAIN_TABLE))
+            for body in dump_routes(rtnl, family, number(_TABLE, MAIN_TABLE))
+            for route in _unpack(body)
             if route.table == MAIN_TABLE and route.dst.endswith("/0") and route.index
         ]
         if found:
@@ -205,13 +211,9 @@ def add(
     rtnl.request(_NEWROUTE, body, CREATE)
 
 
-def _dump(rtnl: Socket, family: int, only: bytes) -> list[Route]:
-    """The routes of `family` that match the attributes `only`, where the kernel is new enough to look at them."""
-    return [route for body in dump_routes(rtnl, family, only) for route in _unpack(body)]
-
-
 def dump_routes(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
-    """The kernel's messages of the routes of `family`, only those that the attributes `only` select; none without IPv6."""
+    """The kernel's messages of the routes of `family`; none without IPv6. A kernel that is new enough sends those alone that the
+    attributes `only` select."""
     try:
         return rtnl.dump(_GETROUTE, RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + only)
     except KernelError as fault:

@@ -90,6 +90,11 @@ class Request:
             self.args.get("K8S_POD_UID", ""),
         )
 
+    def of_runtime(self, capability: str) -> Any:
+        """The value of `capability` in runtimeConfig; None without one."""
+        given = member(self.config, "runtimeConfig")
+        return member(given, capability) if isinstance(given, dict) else None
+
 
 def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
     """The request that `environ` and `stdin` make; a CniError names the first rule that they break."""

@@ -17,7 +17,7 @@ from ipam.ranges import network_name_of
 from ipam.stores.addresslease import objects
 from ipam.stores.addresslease.objects import Entry
 from ipam.stores.apiserver.faults import Conflict
-from ipam.stores.apiserver.store import conflicts
+from ipam.stores.base import conflicts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -124,10 +124,9 @@ class Objects:
             try:
                 return make(entry)
             except Conflict as fault:
-                if not attempts.wait():
-                    raise Open(
-                        f"addresslease {entry.name} of {self._api} was changed by others each time: {fault}"
-                    ) from None
+                attempts.insist(
+                    Open(f"addresslease {entry.name} of {self._api} was changed by others each time: {fault}")
+                )
             entry = self.get(entry.name)
         return None
 

@@ -9,7 +9,7 @@ from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from ipam.leases import Lease, Want
@@ -64,27 +64,3 @@ def attempt(
     if isinstance(failure, CniError):
         raise failure
     return Taken([] if failure else taken() or failed)
-
-
-def conflicts(
-    instead_of: Sequence[Lease],
-    wants: Sequence[Want],
-    is_there: Callable[[Lease], bool],
-    is_held: Callable[[Want, Sequence[Lease]], bool],
-) -> list[Want]:
-    """The leases to be given up that have ended, and the wants that exclude one another, or that others hold.
-
-    `is_held`: whether another lease holds the address of a want, when these leases are given up.
-    """
-    given: list[Lease] = []
-    accepted: list[Want] = []
-    taken: list[Want] = []
-    for old in instead_of:
-        if is_there(old) and not any((old.pool, old.address) == (other.pool, other.address) for other in given):
-            given.append(old)
-        else:
-            taken.append(old.want)
-    for want in wants:
-        held = any(want.excludes(other) for other in accepted) or is_held(want, given)
-        (taken if held else accepted).append(want)
-    return taken

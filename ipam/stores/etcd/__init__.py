@@ -27,6 +27,7 @@ from ipam.stores.base import (
     Taken,
     Unknown,
     Unreachable,
+    conflicts,
 )
 from ipam.stores.etcd import keys, txn
 from ipam.stores.etcd.client import Client, endpoint
@@ -143,19 +144,11 @@ class EtcdStore(ServedStore):
     def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[bytes]) -> list[Want]:
         """The wants and leases that a claim failed by, from the keys that were `found`."""
         there = {key for answer in found for key, _ in txn.entries(answer)}
-        taken = []
-        for old in instead_of:
-            if self.keys.identity(old) in there:
-                there -= {self.keys.identity(old), *self.keys.unique(old)}
-            else:
-                taken.append(old.want)
-        for want in wants:
-            unique = self.keys.unique(want)
-            if there.isdisjoint(unique):
-                there.update(unique)
-            else:
-                taken.append(want)
-        return taken
+
+        def is_held(want: Want, given: Sequence[Lease]) -> bool:
+            return not there.isdisjoint({*self.keys.unique(want)}.difference(*map(self.keys.unique, given)))
+
+        return conflicts(instead_of, wants, lambda old: self.keys.identity(old) in there, is_held)
 
     def _settled(self, leases: list[Lease], owner: Owner, fault: CniError) -> Claimed | Unknown:
         """Whether a claim was made whose reply was lost; from now on it cannot be."""

@@ -14,7 +14,6 @@ from cni.shared.kernel import files, locks
 from cni.shared.spec.errors import InvalidConfig, IoFailure, TryAgainLater
 from ipam.stores.base import CREATE, READ
 
-_FILE_TYPE, _REGULAR = 0o170000, 0o100000
 MOUNTINFO = "/proc/self/mountinfo"
 _REMOTE = frozenset(
     ("9p", "afs", "ceph", "cifs", "fuse", "fuseblk", "lustre", "nfs", "nfs4", "smb3", "smbfs", "virtiofs")
@@ -88,7 +87,7 @@ def _open(path: str, use: int) -> int:
 
 def _examine(path: str, fd: int, status: posix.stat_result) -> None:
     """Refuse a file that others can write, or on a file system whose locks do not hold."""
-    if status.st_mode & _FILE_TYPE != _REGULAR:
+    if not files.is_regular(status):
         raise IoFailure(f"lease file {path} is not a regular file: remove it")
     files.check_private(status)
     try:

@@ -220,11 +220,8 @@ class KubernetesStore(ObjectStore):
                         left = [lease for lease in left if lease.pool != name]
                     return freed
                 except Conflict as fault:
-                    if not attempts.wait():
-                        raise TryAgainLater(
-                            f"pool {left[0].pool} of {self.api} was changed by others each time that it was to be: retry",
-                            str(fault),
-                        ) from None
+                    what = f"pool {left[0].pool} of {self.api} was changed by others each time that it was to be: retry"
+                    attempts.insist(TryAgainLater(what, str(fault)))
                 self._view.forget()
 
     def settle(self, attachment: Attachment, sequence: int) -> None:

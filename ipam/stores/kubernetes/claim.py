@@ -6,8 +6,7 @@ from ipam.leases import Lease, Owner, Want, given_up
 from ipam.stores.apiserver import uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import RESERVATIONS
-from ipam.stores.apiserver.store import conflicts
-from ipam.stores.base import Open
+from ipam.stores.base import Open, conflicts
 from ipam.stores.kubernetes import objects
 
 TYPE_CHECKING = False
@@ -198,5 +197,4 @@ class Claim:
                 return
             except Conflict as fault:
                 self._view.forget_pool(name)
-                if not attempts.wait():
-                    raise Open(f"pool {name} of {self._view.api} was changed by others each time: {fault}") from None
+                attempts.insist(Open(f"pool {name} of {self._view.api} was changed by others each time: {fault}"))

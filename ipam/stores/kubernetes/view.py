@@ -264,10 +264,8 @@ class View:
                 except Gone:
                     break
                 except Conflict as fault:  # another version may still belong to the lease
-                    if not attempts.wait():
-                        raise Open(
-                            f"reservation {found.name} of {self.api} was changed by others each time: {fault}"
-                        ) from None
+                    what = f"reservation {found.name} of {self.api} was changed by others each time: {fault}"
+                    attempts.insist(Open(what))
                 finally:
                     self.forget_reservation(lease)
 
