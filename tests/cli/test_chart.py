@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,14 @@ def test_the_schema_and_the_values_name_the_same() -> None:
     assert named(SCHEMA) - {"global"} == leaves(VALUES)
 
 
-def test_the_definitions_of_the_chart_are_copies_of_those_of_the_kustomization() -> None:
+def test_the_files_of_the_chart_are_copies_of_those_of_the_kustomization() -> None:
     """Also where there is no helm to compare the rest."""
-    copies = {file.name.removeprefix("crd-"): file.read_text() for file in CHART.glob("files/crd-*.yaml")}
-    assert copies == {file.name: file.read_text() for file in KUSTOMIZE.glob("crds/*.yaml")}
+    for copy in (CHART / "files").iterdir():
+        folder = {"crd": "crds/", "podmonitor": "monitoring/", "prometheusrule": "monitoring/", "dashboard": "monitoring/"}
+        of = "device-plugin/daemonset.yaml" if copy.name == "device-plugin.yaml" else ""
+        name = of or folder.get(re.split(r"[-.]", copy.name)[0], "") + copy.name.removeprefix("crd-")
+        assert copy.read_text() == (KUSTOMIZE / name).read_text(), copy.name
+    assert len(list(CHART.glob("files/crd-*"))) == len(list(KUSTOMIZE.glob("crds/*")))
 
 
 @needs_helm
