@@ -108,6 +108,7 @@ class Agent:
             tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
         tasks.append(Task("flush", _FLUSH_EVERY, self.flush, _FLUSH_LONGEST))
         if not options.no_collect:
+            self.metrics.last.set(time.time())  # without a sample an alert would never notice that no pass succeeds
             tasks.append(Task("election", options.lease_seconds / 3, self.elect))
             tasks.append(Task("collector", options.every or options.grace / 2, self.collector.steps))
         return tasks

@@ -109,7 +109,12 @@ def test_the_schema_and_the_values_name_the_same() -> None:
 def test_the_files_of_the_chart_are_copies_of_those_of_the_kustomization() -> None:
     """Also where there is no helm to compare the rest."""
     for copy in (CHART / "files").iterdir():
-        folder = {"crd": "crds/", "podmonitor": "monitoring/", "prometheusrule": "monitoring/", "dashboard": "monitoring/"}
+        folder = {
+            "crd": "crds/",
+            "podmonitor": "monitoring/",
+            "prometheusrule": "monitoring/",
+            "dashboard": "monitoring/",
+        }
         of = "device-plugin/daemonset.yaml" if copy.name == "device-plugin.yaml" else ""
         name = of or folder.get(re.split(r"[-.]", copy.name)[0], "") + copy.name.removeprefix("crd-")
         assert copy.read_text() == (KUSTOMIZE / name).read_text(), copy.name
