@@ -286,6 +286,27 @@ def test_a_value_has_its_effect(name: str) -> None:
     assert (text in shown, text in before) == (not gone, gone), text
 
 
+@needs_helm
+@pytest.mark.parametrize(
+    ("namespace", "kept", "lines"),
+    [
+        ("railcni", "true", ["kubectl railcni status ", "and the leases."]),
+        (
+            "other",
+            "false",
+            ["kubectl railcni --agents-in other status ", "deletes the leases, since crds.keep is false."],
+        ),
+    ],
+)
+def test_the_notes_name_the_namespace_of_the_agents_and_what_becomes_of_the_leases(
+    namespace: str, kept: str, lines: list[str]
+) -> None:
+    values = ["--set=image.repository=r/x", f"--set=crds.keep={kept}"]
+    done = run("helm", "install", "x", str(CHART), f"--namespace={namespace}", "--dry-run=client", *values)
+    notes = done.stdout.partition("NOTES:")[2]
+    assert all(line in notes for line in lines), notes
+
+
 # Values that are refused, and what the message names.
 REFUSED: dict[str, tuple[Document, str]] = {
     "a name that is not known": ({"image.tga": "1"}, "'tga'"),
