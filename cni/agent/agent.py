@@ -183,6 +183,10 @@ class Agent:
         if present is None and datastore != "kubernetes" and self._has_pools():
             datastore = "kubernetes"  # whereabouts' pools are in use: a second store would give their addresses again
         self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
+        shown = f"{self._folder_shown}/{nodefiles.FLAT_FILE}"
+        if shown not in flatfile.PATHS:
+            places = " or ".join(flatfile.PATHS[:2])
+            self._log.state("flat file's folder", f"no plugin looks there, but for {places}: see --conf-dir", file=shown)
 
     def probe_token(self) -> Iterator[None]:
         """Have a new token written when the server refuses that of the plugins, long before it would be renewed."""

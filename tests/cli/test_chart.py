@@ -223,8 +223,7 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "image.pullPolicy": ("Always", "imagePullPolicy: Always"),
     "image.pullSecrets": (["mine"], "imagePullSecrets:\n        - name: mine"),
     "cniConf.binDir": ("/usr/cni", "--to=/usr/cni"),
-    "cniConf.confDir": ("/etc/net.d", "--conf-dir=/etc/net.d"),
-    "stateDir": ("/var/x", "--state-dir=/var/x"),
+    "cniConf.confDir": ("/etc/kubernetes/cni/net.d", "--conf-dir=/etc/kubernetes/cni/net.d"),
     "netnsDir": ("/var/run/netns", "mountPath: /host/var/run/netns"),
     "replace": (True, "- --replace"),
     "store": ("kubernetes", "--datastore=kubernetes"),
@@ -311,6 +310,10 @@ def test_the_notes_name_the_namespace_of_the_agents_and_what_becomes_of_the_leas
 REFUSED: dict[str, tuple[Document, str]] = {
     "a name that is not known": ({"image.tga": "1"}, "'tga'"),
     "a relative folder": ({"cniConf.binDir": "opt/cni"}, "/cniConf/binDir"),
+    "a folder in which no plugin looks for the flat file": (
+        {"cniConf.confDir": "/var/lib/rancher/k3s/agent/etc/cni/net.d"},
+        "/cniConf/confDir",
+    ),
     "a store that is not in the cluster": ({"store": "etcd"}, "/store"),
     "an invalid port": ({"metrics.port": 0}, "/metrics/port"),
     "a digest of another kind": ({"image.digest": "md5:1"}, "/image/digest"),
