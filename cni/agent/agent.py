@@ -186,7 +186,9 @@ class Agent:
         shown = f"{self._folder_shown}/{nodefiles.FLAT_FILE}"
         if shown not in flatfile.PATHS:
             places = " or ".join(flatfile.PATHS[:2])
-            self._log.state("flat file's folder", f"no plugin looks there, but for {places}: see --conf-dir", file=shown)
+            self._log.state(
+                "flat file's folder", f"no plugin looks there, but for {places}: see --conf-dir", file=shown
+            )
 
     def probe_token(self) -> Iterator[None]:
         """Have a new token written when the server refuses that of the plugins, long before it would be renewed."""
