@@ -401,6 +401,18 @@ def test_a_gateway_in_the_subnet_of_a_static_address_or_of_the_link_itself_is_ri
     assert of(with_ipam(addresses=static, routes=routes, gateway="10.9.0.1")) == []
 
 
+def test_a_profile_of_dranet_is_no_network_with_a_fault_and_its_ipam_block_is_looked_at() -> None:
+    """Its fix must not be a `type`, with which `railcni dranet-ipam` refuses the profile."""
+    profile = {
+        k: v for k, v in with_ipam(gatway="x", range="10.0.0.0/33").items() if k not in ("type", "master", "mtu")
+    }
+    found = {(f.severity, f.key) for f in of(profile)}
+    assert found == {("warning", ""), ("warning", "ipam.gatway"), ("error", "ipam.range")}
+    assert "DRANET" in of(profile)[0].message
+    for path in ("a.conflist", "a.yaml"):
+        assert ("error", "") in {(f.severity, f.key) for f in of(profile, path)}
+
+
 @pytest.mark.parametrize("block", [{"network_name": "blue-1.x"}, {"network_name": "Blue_1", "datastore": "file"}])
 def test_a_network_name_is_any_that_its_store_takes(block: dict[str, str]) -> None:
     assert of(with_ipam(**block)) == []
