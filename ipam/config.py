@@ -286,6 +286,16 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
             )
         )
     config.datastore = datastore(config)
+    size = config.node_slice_size
+    if size and config.datastore == "kubernetes" and config.ranges:
+        rng, count = config.ranges[0], len(config.ranges)
+        wanted = ""
+        if count > 1:
+            wanted = f"divides one range, and this network has {count}: want ipRanges left out, or node_slice_size"
+        elif size < rng.prefix:
+            wanted = f"is larger than the range {rng}: want /{rng.prefix} or a longer prefix"
+        if wanted:
+            faults.append(Fault(source.where("node_slice_size"), f"/{size}", wanted))
     config.unnamed = ""
     if chosen or config.datastore != "file":
         return

@@ -14,7 +14,8 @@ from cni.shared.records import STATE, Began, Records
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField, report
 from cni.shared.spec.request import Attachment, member
 from cni.shared.spec.result import IPConfig, Result
-from ipam import rules, stores
+from ipam import config as configuration
+from ipam import flatfile, rules, stores
 from ipam.call import claim, configured, configured_rail, is_of_group, owner_of, reached, ref_of
 from ipam.ranges import format_address, host_of
 from ipam.records import PART
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from cni.shared.config import Fault
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
     from ipam.config import IpamConfig
@@ -117,12 +119,11 @@ def delete(request: Request, records: Records) -> None:
             store_ref = reached(store_ref, config) if store_ref else _searched(request, config, group)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
-            if (
-                record is None
-            ):  # then no ADD of ours has claimed anything, and a wrong configuration must not keep a pod from ending
+            if record is None:  # then no ADD of ours has claimed anything, but one of Go's may have, which refuses less
                 records.log.warning(
                     f"nothing is recorded of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
+                store_ref = _pools_of_go(request, records.log) if holder == request.attachment else None
         if not store_ref:
             records.remove(holder, PART)
             return
@@ -157,6 +158,19 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
         del store_ref["pools"]
         return store_ref
     return stores.ref_of(config)
+
+
+def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
+    """The reference to all pools of whereabouts, for a configuration that is wrong; None where it does not name them."""
+    faults: list[Fault] = []
+    try:
+        config = configuration.examine(request, flatfile, faults)
+    except CniError:
+        return None
+    log.hidden = config.hidden
+    if config.datastore != "kubernetes" or any(fault.key.endswith("kubeconfig") for fault in faults):
+        return None  # a wrong kubeconfig may be one that the node does not allow
+    return {"kind": "kubernetes", "kubeconfig": config.kubeconfig}
 
 
 def check(request: Request, records: Records) -> None:

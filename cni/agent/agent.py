@@ -108,6 +108,7 @@ class Agent:
             tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
         tasks.append(Task("flush", _FLUSH_EVERY, self.flush, _FLUSH_LONGEST))
         if not options.no_collect:
+            self.metrics.last.set(time.time())  # without a sample an alert would never notice that no pass succeeds
             tasks.append(Task("election", options.lease_seconds / 3, self.elect))
             tasks.append(Task("collector", options.every or options.grace / 2, self.collector.steps))
         return tasks
@@ -182,6 +183,12 @@ class Agent:
         if present is None and datastore != "kubernetes" and self._has_pools():
             datastore = "kubernetes"  # whereabouts' pools are in use: a second store would give their addresses again
         self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
+        shown = f"{self._folder_shown}/{nodefiles.FLAT_FILE}"
+        if shown not in flatfile.PATHS:
+            places = " or ".join(flatfile.PATHS[:2])
+            self._log.state(
+                "flat file's folder", f"no plugin looks there, but for {places}: see --conf-dir", file=shown
+            )
 
     def probe_token(self) -> Iterator[None]:
         """Have a new token written when the server refuses that of the plugins, long before it would be renewed."""

@@ -49,6 +49,7 @@ class Plugin:
         self._config = read_config(options.config)
         self._due = 0.0  # of the next look at everything
         self._unmade: list[str] = []  # why there are no VFs that the configuration asks for
+        self._unwritten = ""  # why there is no specification of the devices for --cdi
         if not self._config.is_whole:
             faults = [f.sentence for f in self._config.findings if f.severity == ERROR]
             raise InvalidConfig(faults[0], "\n".join(faults))
@@ -150,6 +151,7 @@ class Plugin:
         folder = f"{self._root}{_CDI}"
         wanted = {f"{server.PREFIX}{answers.plain(r.name)}.json": answers.cdi_document(r) for r in found}
         wanted = {name: document for name, document in wanted.items() if document["devices"]}
+        self._unwritten = ""
         try:
             for name, document in wanted.items():
                 _write(folder, name, document)
@@ -157,14 +159,16 @@ class Plugin:
                 if name.startswith(server.PREFIX) and name not in wanted:
                     Path(folder, name).unlink(missing_ok=True)
         except OSError as fault:
-            self._log.state("cdi", f"{fault.filename}: {fault.strerror}")
+            remedy = f"no container with a device starts; mount {_CDI} of the node at {folder}, and writable"
+            self._unwritten = f"{fault.filename}: {fault.strerror}: {remedy}"
+        self._log.state("cdi", self._unwritten)
 
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
         """503 with what is wrong: a resource that kubelet does not have from here, a fault of the configuration."""
         faults = [f.sentence for f in self._config.findings if f.severity == ERROR]
-        faults += self._unmade
+        faults += [*self._unmade, *filter(None, [self._unwritten])]
         for name, endpoint in self._endpoints.items():
             if endpoint.conflict:
                 faults.append(f"another device plugin serves {name}")

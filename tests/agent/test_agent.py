@@ -208,6 +208,15 @@ def test_what_cannot_be_written_is_said_and_tried_again(rig: Rig) -> None:
     assert agent.log.count("No such file or directory") == 1, "a fault that lasts is told once"
 
 
+@pytest.mark.parametrize(("folder", "is_told"), [("/etc/other", True), ("/etc/kubernetes/cni/net.d", False)])
+def test_a_folder_in_which_no_plugin_looks_for_the_flat_file_is_told_once(rig: Rig, folder: str, is_told: bool) -> None:
+    (rig.host("n1") / folder[1:]).mkdir(parents=True)
+    agent = rig.agent("n1", "--no-collect", f"--conf-dir={folder}")
+    assert agent.says(f"{folder}/whereabouts.d/whereabouts.conf")
+    time.sleep(1.2)  # the files are looked at each second
+    assert agent.log.count("no plugin looks there, but for") == is_told, agent.log
+
+
 @pytest.mark.long
 def test_files_are_never_seen_in_part(rig: Rig) -> None:
     """What is renamed into place is whole: a reader in a loop meets the old text or the new one."""

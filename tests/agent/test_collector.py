@@ -326,3 +326,13 @@ def test_no_collect_frees_nothing(rig: Rig) -> None:
     time.sleep(3 * GRACE)
     assert rig.offsets() == ["2"]
     assert not [s for s in rig.server.seen if s[1].startswith(("pods", "leases"))]
+    assert agent.metric("railcni_collector_last_success_timestamp_seconds") is None, "the alert would fire for ever"
+
+
+def test_a_collector_that_never_succeeds_tells_since_when_for_its_alert(rig: Rig) -> None:
+    rig.server.forbidden.add(("list", "pods"))
+    began = time.time()
+    agent = rig.agent("n1")
+    assert until(lambda: (agent.metric("railcni_collector_passes_total") or 0) >= 1, 20), agent.log
+    assert (agent.metric("railcni_collector_last_success_timestamp_seconds") or 0) >= int(began)
+    assert 'result="done"' not in agent.get("/metrics")[1]

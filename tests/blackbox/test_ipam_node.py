@@ -104,7 +104,7 @@ def test_the_leases_of_gone_namespaces_are_found_and_freed_with_their_records(si
     assert until(lambda: site.audit() == dead)  # the kernel clears the links out of the namespace a moment later
     assert site.reclaim("--dry-run") == [("would free", "10.0.0.1"), ("would free", "fd00::1")]
     assert site.node.leases() == ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"]
-    assert site.reclaim() == [("freed", "10.0.0.1"), ("skipped", "fd00::1")]  # went with the first
+    assert site.reclaim() == [("freed", "10.0.0.1"), ("freed", "fd00::1")]  # with the first
     assert site.node.leases() == ["10.0.0.2", "fd00::2"]
     assert site.audit() == []
     site.node.cni("macvlan", "DEL", CONFIG, container_id="sandbox-a", netns=site.pods[0].path).succeeded()
@@ -130,10 +130,10 @@ def test_a_namespace_that_a_process_keeps_without_its_path_keeps_its_leases(site
     for pod in (kept, gone):
         site.node.delete_pod(pod)
     assert until(lambda: {address for _, _, address in site.audit()} == {"10.0.0.2", "fd00::2"})
-    assert site.reclaim() == [("freed", "10.0.0.2"), ("skipped", "fd00::2")]
+    assert site.reclaim() == [("freed", "10.0.0.2"), ("freed", "fd00::2")]
     process.communicate()
     assert until(lambda: {address for _, _, address in site.audit()} == {"10.0.0.1", "fd00::1"})
-    assert site.reclaim() == [("freed", "10.0.0.1"), ("skipped", "fd00::1")]
+    assert site.reclaim() == [("freed", "10.0.0.1"), ("freed", "fd00::1")]
 
 
 def test_the_lease_of_a_group_is_freed_once_its_namespace_is_gone_and_none_of_its_rails_is_at_work(node: Node) -> None:
@@ -148,7 +148,7 @@ def test_the_lease_of_a_group_is_freed_once_its_namespace_is_gone_and_none_of_it
     assert until(lambda: site.audit() == dead)  # the kernel clears the links out of the namespace a moment later
     with at_work(node, "rail-1", "id-a", "net1", "link"):
         assert {result for result, _ in site.reclaim()} == {"skipped"}
-    assert site.reclaim() == [("freed", "192.168.0.1"), ("skipped", "192.168.1.1")]  # went with the first
+    assert site.reclaim() == [("freed", "192.168.0.1"), ("freed", "192.168.1.1")]  # with the first
     node.cni("macvlan", "DEL", fabric.network(1), container_id="id-a", ifname="net1", netns=pod.path).succeeded()
     assert node.leftovers() == []
 

@@ -21,6 +21,7 @@ import yaml
 from cni.cli import ipam as ipam_command
 from cni.cli.ipam import migrate as ipam_migrate
 from cni.library.installation import change
+from cni.shared import policy
 from cni.shared.spec.errors import CniError
 from ipam.stores.kubernetes import locks
 from tests.agent.rig import Rig
@@ -244,6 +245,43 @@ def test_7_a_pod_that_go_attached_is_detached_link_and_lease(node: Node, server:
     server.post("overlappingrangeipreservations", "192.168.111.7", {"podref": "team/web-0", "ifname": "net1"})
     node.cni("macvlan", "DEL", config, container_id="go", netns=pod, args=args).succeeded()
     assert (server.allocations(), server.reservations(), pod.view.names()) == ({}, [], [])
+
+
+REFUSED_BY_OURS: dict[str, dict[str, Any]] = {
+    "a first address outside of the range": {"range_start": "10.9.0.7"},
+    "a first address that is none": {"range_start": "seven"},
+    "an order that is reversed": {"range_start": "10.0.0.9", "range_end": "10.0.0.7"},
+    "a static address twice": {"addresses": [{"address": "10.5.0.7/24"}, {"address": "10.5.0.7/24"}]},
+    "a gateway of another family": {"gateway": "fd00::1"},
+    "a log file where this node allows none": {"log_file": "/etc/shadow"},
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_BY_OURS)
+def test_7_a_lease_of_go_is_freed_also_where_ours_refuses_the_configuration(
+    site: Site, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7. Leave the pods that run."""
+    monkeypatch.setattr(policy, "_current", policy.Policy({"configRoots": ["/"]}))
+    block = {"log_file": "", **REFUSED_BY_OURS[kind]}
+    site.go.call("ADD", "go1", "web-0")
+    kept = site.go.call("ADD", "go2", "web-1").partition("/")[0]
+    with pytest.raises(CniError) as refused:
+        site.ours("ADD", "new", "web-0", block)
+    assert refused.value.code == 7
+    site.ours("DEL", "go1", "web-0", block)
+    site.ours("DEL", "go1", "web-0", block)
+    assert (site.held(), site.reserved(), site.cluster.recorded(RECORDS)) == ({kept: "go2"}, [kept], {})
+
+
+def test_7_a_kubeconfig_that_the_node_does_not_allow_is_not_read_for_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7. Leave the pods that run."""
+    address = site.go.call("ADD", "go1", "web-0").partition("/")[0]
+    monkeypatch.setattr(policy, "_current", policy.Policy({"configRoots": ["/etc/cni"]}))
+    site.ours("DEL", "go1", "web-0", {"log_file": ""})
+    assert site.held() == {address: "go1"}
 
 
 def test_7_a_pod_that_go_attached_keeps_its_address_in_a_new_sandbox(site: Site) -> None:

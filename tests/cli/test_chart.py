@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,19 @@ def test_the_schema_and_the_values_name_the_same() -> None:
     assert named(SCHEMA) - {"global"} == leaves(VALUES)
 
 
-def test_the_definitions_of_the_chart_are_copies_of_those_of_the_kustomization() -> None:
+def test_the_files_of_the_chart_are_copies_of_those_of_the_kustomization() -> None:
     """Also where there is no helm to compare the rest."""
-    copies = {file.name.removeprefix("crd-"): file.read_text() for file in CHART.glob("files/crd-*.yaml")}
-    assert copies == {file.name: file.read_text() for file in KUSTOMIZE.glob("crds/*.yaml")}
+    for copy in (CHART / "files").iterdir():
+        folder = {
+            "crd": "crds/",
+            "podmonitor": "monitoring/",
+            "prometheusrule": "monitoring/",
+            "dashboard": "monitoring/",
+        }
+        of = "device-plugin/daemonset.yaml" if copy.name == "device-plugin.yaml" else ""
+        name = of or folder.get(re.split(r"[-.]", copy.name)[0], "") + copy.name.removeprefix("crd-")
+        assert copy.read_text() == (KUSTOMIZE / name).read_text(), copy.name
+    assert len(list(CHART.glob("files/crd-*"))) == len(list(KUSTOMIZE.glob("crds/*")))
 
 
 @needs_helm
@@ -213,8 +223,7 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "image.pullPolicy": ("Always", "imagePullPolicy: Always"),
     "image.pullSecrets": (["mine"], "imagePullSecrets:\n        - name: mine"),
     "cniConf.binDir": ("/usr/cni", "--to=/usr/cni"),
-    "cniConf.confDir": ("/etc/net.d", "--conf-dir=/etc/net.d"),
-    "stateDir": ("/var/x", "--state-dir=/var/x"),
+    "cniConf.confDir": ("/etc/kubernetes/cni/net.d", "--conf-dir=/etc/kubernetes/cni/net.d"),
     "netnsDir": ("/var/run/netns", "mountPath: /host/var/run/netns"),
     "replace": (True, "- --replace"),
     "store": ("kubernetes", "--datastore=kubernetes"),
@@ -276,10 +285,35 @@ def test_a_value_has_its_effect(name: str) -> None:
     assert (text in shown, text in before) == (not gone, gone), text
 
 
+@needs_helm
+@pytest.mark.parametrize(
+    ("namespace", "kept", "lines"),
+    [
+        ("railcni", "true", ["kubectl railcni status ", "and the leases."]),
+        (
+            "other",
+            "false",
+            ["kubectl railcni --agents-in other status ", "deletes the leases, since crds.keep is false."],
+        ),
+    ],
+)
+def test_the_notes_name_the_namespace_of_the_agents_and_what_becomes_of_the_leases(
+    namespace: str, kept: str, lines: list[str]
+) -> None:
+    values = ["--set=image.repository=r/x", f"--set=crds.keep={kept}"]
+    done = run("helm", "install", "x", str(CHART), f"--namespace={namespace}", "--dry-run=client", *values)
+    notes = done.stdout.partition("NOTES:")[2]
+    assert all(line in notes for line in lines), notes
+
+
 # Values that are refused, and what the message names.
 REFUSED: dict[str, tuple[Document, str]] = {
     "a name that is not known": ({"image.tga": "1"}, "'tga'"),
     "a relative folder": ({"cniConf.binDir": "opt/cni"}, "/cniConf/binDir"),
+    "a folder in which no plugin looks for the flat file": (
+        {"cniConf.confDir": "/var/lib/rancher/k3s/agent/etc/cni/net.d"},
+        "/cniConf/confDir",
+    ),
     "a store that is not in the cluster": ({"store": "etcd"}, "/store"),
     "an invalid port": ({"metrics.port": 0}, "/metrics/port"),
     "a digest of another kind": ({"image.digest": "md5:1"}, "/image/digest"),

@@ -355,6 +355,23 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
             ),
         ),
         (
+            with_ipam(routes=[{"dst": "10.0.0.0/8", "gw": "192.168.111.9"}, {"dst": "10.1.0.0/16", "gw": "10.9.0.1"}]),
+            (
+                "warning",
+                "ipam.routes[1].gw",
+                '"10.9.0.1"',
+                "write an address of 192.168.111.0/24, such as 192.168.111.1",
+            ),
+        ),
+        (
+            with_ipam(network_name="Blue_1"),
+            ("error", "ipam.network_name", '"Blue_1"', "write lowercase letters, digits, - and ., such as blue-1"),
+        ),
+        (
+            with_ipam(node_slice_size="/22"),
+            ("error", "ipam.node_slice_size", '"/22"', "write /24 or a longer prefix"),
+        ),
+        (
             with_ipam(ipRanges=[{"range": "192.168.0.0/16"}]),
             ("warning", "ipam.ipRanges[0].range", '"192.168.0.0/16"', "write ranges apart from one another"),
         ),
@@ -376,6 +393,29 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
 )
 def test_a_fault_is_told_with_its_key_and_what_to_write(document: Any, finding: tuple[str, str, str, str]) -> None:
     assert told(of(document)) == [finding]
+
+
+def test_a_gateway_in_the_subnet_of_a_static_address_or_of_the_link_itself_is_right() -> None:
+    static = [{"address": "10.9.0.7/24"}, {"address": "fd00::7/64"}]
+    routes = [{"dst": "10.0.0.0/8", "gw": "10.9.0.1"}, {"dst": "fd01::/64", "gw": "fe80::1"}]
+    assert of(with_ipam(addresses=static, routes=routes, gateway="10.9.0.1")) == []
+
+
+def test_a_profile_of_dranet_is_no_network_with_a_fault_and_its_ipam_block_is_looked_at() -> None:
+    """Its fix must not be a `type`, with which `railcni dranet-ipam` refuses the profile."""
+    profile = {
+        k: v for k, v in with_ipam(gatway="x", range="10.0.0.0/33").items() if k not in ("type", "master", "mtu")
+    }
+    found = {(f.severity, f.key) for f in of(profile)}
+    assert found == {("warning", ""), ("warning", "ipam.gatway"), ("error", "ipam.range")}
+    assert "DRANET" in of(profile)[0].message
+    for path in ("a.conflist", "a.yaml"):
+        assert ("error", "") in {(f.severity, f.key) for f in of(profile, path)}
+
+
+@pytest.mark.parametrize("block", [{"network_name": "blue-1.x"}, {"network_name": "Blue_1", "datastore": "file"}])
+def test_a_network_name_is_any_that_its_store_takes(block: dict[str, str]) -> None:
+    assert of(with_ipam(**block)) == []
 
 
 @pytest.mark.parametrize("kind", ["macvaln", "macvln", "macvvlan", "macvlam", "mac_vlan", "MACVLAN"])

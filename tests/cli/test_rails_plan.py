@@ -68,12 +68,15 @@ def test_a_pod_asks_for_each_network_and_each_resource_once() -> None:
 def test_functions_of_sriov_are_chosen_by_their_nic_and_named_in_the_network() -> None:
     addresses = ["0000:18:00.0", "0000:3b:00.0"]
     for kind, selector in (("sriov", "rootDevices"), ("host-device", "pciAddresses")):
-        wanted, made = rails(type=kind, master=None, pci=addresses, resourcePrefix="nvidia.com", routing=False)
+        wanted, made = rails(
+            type=kind, master=None, pci=addresses, resourcePrefix="nvidia.com", routing=False, mtu=9000
+        )
         config = json.loads(render.resources(wanted, made)["data"]["config.json"])
         assert [entry["selectors"][selector] for entry in config["resourceList"]] == [[a] for a in addresses]
         nad = render.nad(wanted, made, made[1])
         assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/rails_rail_1"}
         found = network(wanted, made, 1)
+        assert found["mtu"] == 9000
         assert found["type"] == f"railcni-{kind}" and found["rail"]["routing"] is False and "master" not in found
 
 
@@ -181,6 +184,7 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
         ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{nic}\n", ['3:9: master: "e{nic}": want "{rail}" alone']),
         ("count: 2\nsubnet: 192.168.{rail}.0/30\nmaster: e{rail}\nbase: 9\ngateway: 3\n", ["4:7: base: 9 is outside", "5:10: gateway"]),
         ("count: 2\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0', x]\ntype: sriov\n", ['3:23: pci[1]: "x": want a PCI address such as']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: eth_r{rail}\nexclude: [9, 300]\n", ["4:14: exclude[1]: 300 is outside of the smallest subnet, of 256 addresses: want less than 255"]),
         ("count: 3\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\ntype: sriov\n", ["pci: has 1 addresses, and count is 3"]),
         ("count: 1\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\n", ["a macvlan needs the netdev's name"]),
         ("count: [\n", ["rails.yaml:2:1: not YAML"]),

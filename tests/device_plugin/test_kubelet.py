@@ -76,6 +76,19 @@ def test_kubelet_hears_of_the_numa_node_of_each_device(scene: Scene) -> None:
     }
 
 
+def test_specifications_that_cannot_be_written_are_told_since_no_container_would_start() -> None:
+    with Scene() as scene:
+        scene.machine.nic(0)
+        scene.configure({"configList": [scene.share("ens0f0")]})
+        (scene.machine.root / "var/run").mkdir(parents=True, exist_ok=True)
+        (scene.machine.root / "var/run/cdi").write_text("no folder")
+        scene.kubelet.start()
+        scene.start_plugin("--cdi")
+        assert scene.said("/var/run/cdi"), scene.lines
+        status, text = page(scene, "readyz")
+        assert (status, "mount /var/run/cdi" in text) == (503, True), text
+
+
 def test_a_device_that_is_gone_is_refused_by_name(scene: Scene) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         scene.kubelet.allocate("pod/gone", SHARED, ids=["0000:99:00.0-1"])

@@ -19,6 +19,7 @@ from ipam.ranges import format_address
 
 INSTALLED = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 RANGE = {"range": "10.0.0.0/24"}
+KUBE = {"kubernetes": {"kubeconfig": "/k"}}
 
 
 class Files:
@@ -637,6 +638,8 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
         ({**RANGE, "dns": {"nameservers": "8.8.8.8"}}, 'ipam.dns.nameservers "8.8.8.8": want a list'),
         ({**RANGE, "node_slice_size": "/x"}, 'ipam.node_slice_size "/x": want a prefix length'),
         ({**RANGE, "node_slice_size": "/129"}, 'ipam.node_slice_size "/129": want a prefix length'),
+        ({**RANGE, **KUBE, "node_slice_size": "/22"}, 'ipam.node_slice_size "/22": is larger than the range 10.0.0.0/24: want /24 or a longer prefix'),
+        ({**RANGE, **KUBE, "node_slice_size": "/26", "ipRanges": [{"range": "10.1.0.0/24"}]}, 'ipam.node_slice_size "/26": divides one range, and this network has 2: want ipRanges left out, or node_slice_size'),
         ({**RANGE, "enable_overlapping_ranges": "yes"}, 'ipam.enable_overlapping_ranges "yes": want true or false'),
         ({**RANGE, "datastore": "postgres"}, 'ipam.datastore "postgres": want one of file, etcd, kubernetes'),
         ({**RANGE, "datastore": "kubernetes"}, 'ipam.datastore "kubernetes": want kubernetes.kubeconfig beside it'),

@@ -29,6 +29,7 @@ from cni.library.audit.snapshot import record_of
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.request import Attachment
 from ipam.leases import Lease
 from ipam.stores.base import CHANGE
 
@@ -99,6 +100,7 @@ class _Found:
         self._seen = seen
         self._cluster = Cluster(choice.kubeconfig, choice.namespace) if seen.pods is not None else None
         self._freeing = Freeing(choice.open(CHANGE), self._cluster, Records(STATE, Log()))
+        self._freed: set[Attachment] = set()
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def free(self, finding: Finding, dry_run: bool) -> None:
@@ -110,7 +112,12 @@ class _Found:
             )
             return
         lease = self._leases[finding.pool, finding.address, finding.container_id, finding.ifname]
-        self._freeing.free_lease(lease, lambda now: self._check(finding, now), self._cooldown(lease), dry_run)
+        try:
+            self._freeing.free_lease(lease, lambda now: self._check(finding, now), self._cooldown(lease), dry_run)
+        except Changed:  # an attachment with a record loses all its leases with the first
+            if lease.attachment not in self._freed or self._freeing.store.holder(lease.want):
+                raise
+        self._freed.add(lease.attachment)
 
     def _check(self, finding: Finding, lease: Lease) -> None:
         if self._seen.records is not None:

@@ -147,10 +147,11 @@ class Rails(BaseModel):
                     return
                 seen.append((subnet, f"{subnet} of rail {rail}"))
         least = min(subnet.num_addresses for subnet, _ in seen)
-        for name, index in (("base", self.base), ("gateway", self.gateway)):
+        excluded: list[tuple[Keys, int]] = [(("exclude", i), index) for i, index in enumerate(self.exclude)]
+        for keys, index in ((("base",), self.base), (("gateway",), self.gateway), *excluded):
             if index >= least - 1:
                 wanted = f"want less than {least - 1}"
-                yield (name,), f"{index} is outside of the smallest subnet, of {least} addresses: {wanted}"
+                yield keys, f"{index} is outside of the smallest subnet, of {least} addresses: {wanted}"
 
 
 @dataclass(frozen=True)

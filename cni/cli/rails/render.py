@@ -39,7 +39,7 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
     found: dict[str, Any] = {"cniVersion": "1.0.0", "name": rail.name, "type": f"railcni-{plan.type}"}
     if plan.type == "macvlan":
         found["master"] = rail.nic.netdev
-    if plan.mtu and plan.type != "sriov":
+    if plan.mtu:
         found["mtu"] = plan.mtu
     key: dict[str, Any] = {"index": rail.index, "group": plan.group}
     if not plan.routing:

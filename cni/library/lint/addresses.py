@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,7 +22,8 @@ from ipam import config as ipam_config
 from ipam import flatfile
 from ipam import keys as tables
 from ipam.group import indexes
-from ipam.ranges import Range, format_address, parse_address
+from ipam.ranges import Range, format_address, parse_address, parse_cidr
+from ipam.stores import IN_CLUSTER
 
 BLOCK: Sequence[Key] = (*tables.RANGE_KEYS, *tables.IPAM_KEYS, *tables.ACCEPTED_KEYS)
 MEMBERS: Mapping[str, Sequence[Key]] = {
@@ -176,7 +178,8 @@ def _whereabouts(
         if name.startswith("ipam."):
             scope.warn((*keys[:-1], *keys_of(name)), note.partition(" ")[2], "correct it, or remove it", at_key=True)
     if not faults:
-        _gateway(scope, keys, config)
+        _gateways(scope, keys, config)
+        _network_name(scope, keys, config)
         _overlaps(scope, keys, block, config.ranges)
         _rails(scope, keys[:-1], request, config)
     return None if faults else config
@@ -199,15 +202,27 @@ def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamC
         scope.error((*keys, *keys_of(fault.key)), message_of(fault), remedy(fault.wanted))
 
 
-def _gateway(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
-    if not config.gateway:
-        return
-    family, value = parse_address(config.gateway)
-    same = [r for r in config.ranges if r.family == family]
-    if same and not any(r.contains(value) for r in same):
-        inside = format_address(same[0].family, same[0].network + 1)
-        message = f"gateway {config.gateway} is in none of the ranges: no pod reaches it"
-        scope.warn((*keys, "gateway"), message, f"write an address of {same[0]}, such as {inside}")
+def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
+    """Warn of gateways that no pod reaches, since they are in none of its subnets."""
+    subnets = [*config.ranges, *(Range(*parse_cidr(a.address)) for a in config.addresses)]
+    of_routes = [(("routes", i, "gw"), route.gw) for i, route in enumerate(config.routes)]
+    for place, text in [(("gateway",), config.gateway), *of_routes]:
+        if not text or text.startswith("fe80:"):
+            continue
+        family, value = parse_address(text)
+        same = [r for r in subnets if r.family == family]
+        if same and not any(r.contains(value) for r in same):
+            inside = format_address(same[0].family, same[0].network + 1)
+            message = f"gateway {text} is in none of the ranges: no pod reaches it"
+            scope.warn((*keys, *place), message, f"write an address of {same[0]}, such as {inside}")
+
+
+def _network_name(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
+    name = config.network_name
+    if name and config.datastore in IN_CLUSTER and not re.fullmatch("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
+        better = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "blue"
+        message = f'network_name "{name}" stands before the names of objects in Kubernetes, which take fewer characters'
+        scope.error((*keys, "network_name"), message, f"write lowercase letters, digits, - and ., such as {better}")
 
 
 def _overlaps(scope: Scope, keys: Keys, block: Mapping[str, Any], ranges: Sequence[Range]) -> None:

@@ -68,10 +68,16 @@ def _list(scope: Scope, document: dict[str, Any], around: Surroundings, extensio
     _versions(scope, document)
     listed = document.get("plugins")
     misspelled = any(known.near(n, ("plugins", "type")) for n in document if n not in known.OF_LISTS)
-    if listed is None and not appended and not misspelled:
-        fix = 'add "type": "macvlan" for a single plugin, or a list "plugins"'
-        scope.error((), "there is no plugin: neither `type` nor `plugins`", fix)
     inside = _inside(around, document, model)
+    if listed is None and not appended and not misspelled:
+        block = member(document, "ipam")
+        if extension in SINGLE and isinstance(block, dict) and member(block, "type"):
+            message = "there is no plugin, neither `type` nor `plugins`: only DRANET's webhook reads it, as a profile"
+            scope.warn((), message, 'add "type": "macvlan" if it is to be a network, or leave it as it is')
+            plugin.examine(scope, (), document, inside)
+        else:
+            fix = 'add "type": "macvlan" for a single plugin, or a list "plugins"'
+            scope.error((), "there is no plugin: neither `type` nor `plugins`", fix)
     for i, entry in enumerate(listed if isinstance(listed, list) else []):
         if isinstance(entry, dict):
             _plugin(scope, ("plugins", i), entry, inside)

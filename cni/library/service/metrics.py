@@ -107,7 +107,9 @@ class Metrics:
         self.healthy = Family("railcni_installation_healthy", "1 when this node's installation is whole.")
         self.written = Counter("railcni_node_files_written_total", "Writes of a node's file.", "file")
         self.passes = Counter("railcni_collector_passes_total", "Passes of the collector.", "result")
-        self.last = Family("railcni_collector_last_success_timestamp_seconds", "When the last good pass ended.")
+        self.last = Family(
+            "railcni_collector_last_success_timestamp_seconds", "When the last good pass ended, or the agent began."
+        )
         asked = "Requests to the API server."
         self.durations = Histogram("railcni_api_request_duration_seconds", asked, "verb", "resource")
         self.conflicts = Counter("railcni_api_conflicts_total", "Changes that others forestalled.", "resource")

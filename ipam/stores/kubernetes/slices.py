@@ -31,11 +31,6 @@ def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None
 
     TryAgainLater when no slice is left; InvalidConfig for a configuration that does not fit the NodeSlicePool; errors of the API server.
     """
-    if len(config.ranges) != 1:
-        raise InvalidConfig(
-            f"ipam.node_slice_size divides one range, and this network has {len(config.ranges)}: leave ipRanges out,"
-            " or node_slice_size"
-        )
     (rng,) = config.ranges
     name = config.network_name or network
     api = Api(config.kubeconfig, seconds)
