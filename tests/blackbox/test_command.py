@@ -77,14 +77,11 @@ class Recorded:
     def run(self, verb: str, *more: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         (self.folder / "calls").write_text("")
         argv = [verb, "rec", *([] if verb in ("gc", "status") else [str(self.netns)]), *more]
-        argv += [
-            "--conf-dir",
-            str(self.folder),
-            "--cache-dir",
-            str(self.folder / "cache"),
-            "--cni-path",
-            str(self.folder),
-        ]
+        argv += ["--conf-dir", str(self.folder), "--cni-path", str(self.folder)]
+        if verb != "status":
+            argv += ["--cache-dir", str(self.results.parent)]
+        if verb not in ("attach", "status") and not self.results.parent.exists():
+            self.results.parent.mkdir()  # which attach makes
         done = railcni(*argv, env=env or {})
         assert "Traceback" not in done.stderr, done.stderr
         return done

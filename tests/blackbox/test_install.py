@@ -614,6 +614,7 @@ def test_a_checkout_installs_the_plugins_for_its_own_python(
     table = capfd.readouterr().out
     assert "whole" in table
     assert "\x1b" not in table
+    state.mkdir(mode=0o700)
     assert run("uninstall", *options) == 0
     assert "put back: macvlan, host-device, sriov, rdma, whereabouts" in capfd.readouterr().out
     assert said(plugins / "macvlan") == "macvlan of others"
@@ -635,12 +636,13 @@ def test_status_as_another_user_says_that_the_attachments_are_not_known(
 
 
 def test_the_command_is_linked_for_administrators_and_goes_with_the_installation(
-    plugins: Path, work: Path, capfd: pytest.CaptureFixture[str]
+    plugins: Path, work: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = work / "links"
+    monkeypatch.setattr("cni.cli.install.COMMANDS", str(links))
     options = ("--to", plugins, "--link-dir", links)
     own = f"{ROOT}/bin/railcni"
-    assert run("install", *options) == 0
+    assert run("install", "--to", plugins) == 0
     assert f"the command: {own}\n" in capfd.readouterr().out, "without the folder it is named by its own path"
     links.mkdir()
     assert run("install", *options) == 0
@@ -658,7 +660,7 @@ def test_of_the_plain_names_those_are_taken_that_are_asked_for(
 ) -> None:
     for wrong, told in (
         (("--replace", "--plugins", "macvlan,macvlna"), '"macvlna": want some of macvlan,'),
-        (("--plugins", "macvlan"), "--plugins needs --replace: "),
+        (("--plugins", "macvlan"), "--plugins has an effect only with --replace: "),
     ):
         with pytest.raises(SystemExit):
             run("install", *wrong, "--to", plugins)

@@ -92,14 +92,14 @@ def load(path: str) -> Report:
         ) from None
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `audit`."""
     about = (
         "compare the leases with the pods, records and namespaces that they are for; exit code 1: something is wrong"
     )
     more = ". It changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
-    stores.add_options(parser)
+    stores.add_options(parser, pods=True)
     parser.add_argument(
         "--report", default="", metavar="FILE", help="write what is found there, for `railcni ipam reclaim`"
     )
@@ -121,6 +121,7 @@ def seen_twice(choices: Sequence[stores.Choice], say: Callable[[str], object]) -
 
 
 def _run(options: argparse.Namespace) -> int:
+    options.only(options.output == "table", "with -o table", "--all")
     choices = stores.choose(options, output.print_fault)
     with output.progress() as say:
         seen = seen_twice(choices, say)
