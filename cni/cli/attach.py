@@ -93,11 +93,9 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         ("--conf-dir", "NETCONFPATH", (NET_DIRECTORY,), "DIR", "where networks are looked for by name"),
         ("--cni-path", "CNI_PATH", PLUGIN_DIRECTORIES, "DIR:DIR", "where plugins are looked for"),
     ):
-        given, about = (
-            os.environ.get(variable) or ":".join(usual),
-            f"{about}; default: {variable}, then {', '.join(usual)}",
-        )
-        parser.add_argument(flag, action=ExistingDirectory, default=given, metavar=metavar, help=about)
+        default = os.environ.get(variable) or ":".join(usual)
+        about += f"; default: {variable}, then {', '.join(usual)}"
+        parser.add_argument(flag, action=ExistingDirectory, default=default, metavar=metavar, help=about)
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:

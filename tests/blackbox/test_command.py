@@ -372,6 +372,14 @@ def test_what_cnitool_attached_is_detached_under_any_path_of_its_namespace(recor
     assert list(recorded.results.iterdir()) == []
 
 
+@pytest.mark.parametrize(("verb", "known"), [("detach", True), ("detach", False), ("check", True)])
+def test_a_device_that_is_given_reaches_the_plugins_in_every_verb(recorded: Recorded, verb: str, known: bool) -> None:
+    if known:
+        ok(recorded.run("attach"))
+    ok(recorded.run(verb, "--device-id", "0000:3b:00.2"))
+    assert {call["config"]["deviceID"] for call in recorded.calls} == {"0000:3b:00.2"}
+
+
 def test_an_entry_of_an_old_libcni_tells_its_namespace_by_its_result(recorded: Recorded) -> None:
     """libcni before 1.2 keeps no netns, as in podman 4.3."""
     config = base64.b64encode((recorded.folder / "rec.conflist").read_bytes()).decode()

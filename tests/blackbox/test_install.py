@@ -465,6 +465,15 @@ def test_a_dry_run_of_install_is_refused_where_install_is(
                 assert why in capfd.readouterr().err
 
 
+def test_a_dry_run_of_install_tells_what_is_wrong_with_the_state(
+    plugins: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").touch()
+    for more in (["--dry-run"], []):
+        assert run("install", "--to", plugins, "--state-dir", tmp_path / "state", *more) == 0
+        assert f"railcni: state directory {tmp_path}/state: it is no directory" in capfd.readouterr().err
+
+
 def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
     plugins: Path, bundles: tuple[content.Content, content.Content], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -377,6 +377,7 @@ def test_host_locals_files_become_leases_with_the_pods_that_libcni_knows(site: S
     ]
     (bare,) = site.store("file").find(Attachment("rdma-net", "c9", "eth0"))
     assert (bare.pod, bare.node) == (("", "", ""), "")
+    assert site.migrate(source, site.place("file"), *argv, "--remove-source", "--dry-run")["toRemove"] == 3
     assert site.migrate(source, site.place("file"), *argv, "--remove-source")["removed"] == 3
     assert sorted(os.listdir(site.folder / "networks" / "rdma-net")) == ["last_reserved_ip.0", "lock"]
 
