@@ -245,33 +245,35 @@ static long look(const char *path, struct statx *found)
 	return call(__NR_statx, AT_FDCWD, (long)path, 0, STATX_INO | STATX_MTIME | STATX_MNT_ID, (long)found);
 }
 
-/* See to it that `fd`, which the caller has closed or which nobody can use, is /dev/null opened for neither reading nor
- * writing: a call finds that as an error of its stream, and no file that is opened later takes the number. */
-static int replace(long fd)
+static long open_nothing(void)
 {
-	long opened = call(__NR_openat, AT_FDCWD, (long)"/dev/null", O_PATH, 0, 0);
-	if (opened >= 0 && opened != fd) {
-		call(__NR_dup3, opened, fd, 0, 0, 0);
-		call(__NR_close, opened, 0, 0, 0, 0);
-	}
-	return opened >= 0;
+	return call(__NR_openat, AT_FDCWD, (long)"/dev/null", O_PATH, 0, 0);
 }
 
-/* Whether stdin, stdout and stderr are open now. */
+/* Whether stdin, stdout and stderr are open. What the caller has closed would be the number of the next file that is opened,
+ * of the pack or of what stdin is kept in. In its place is then what can be neither read nor written. */
 static int have_streams(void)
 {
 	for (long fd = 0; fd < 3; fd++)
-		if (call(__NR_fcntl, fd, F_GETFD, 0, 0, 0) < 0 && !replace(fd))
+		if (call(__NR_fcntl, fd, F_GETFD, 0, 0, 0) < 0) {
+			long opened = open_nothing();
+			if (opened == fd)
+				continue;
+			call(__NR_close, opened, 0, 0, 0, 0);
 			return 0;
+		}
 	return 1;
 }
 
-/* Python ends at its start, with no reply, when stdin is a directory. */
+/* Let a stdin that is a directory be such a stream: Python would end at its start, with no reply. */
 static void have_no_directory(void)
 {
 	struct statx found;
-	if (!call(__NR_statx, 0, (long)"", AT_EMPTY_PATH, STATX_TYPE, (long)&found) && (found.stx_mode & 0170000) == 0040000)
-		replace(0);
+	if (call(__NR_statx, 0, (long)"", AT_EMPTY_PATH, STATX_TYPE, (long)&found) || (found.stx_mode & 0170000) != 0040000)
+		return;
+	long opened = open_nothing();
+	call(__NR_dup3, opened, 0, 0, 0, 0);
+	call(__NR_close, opened, 0, 0, 0, 0);
 }
 
 /* Fill `identity` and `address`; whether that could be done. `directory` is that of the executable. Where /proc, or an
