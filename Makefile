@@ -97,9 +97,10 @@ $(SCRIPTS): libexec/%: bin/launcher.in Makefile $(PACK)
 	@mkdir -p libexec
 	@sed -e 's|@PYTHON@|$(BASE)|' -e 's|@PLUGIN@|$*|' $< > $@.new && chmod 755 $@.new && mv $@.new $@
 
-# An executable runs its script, unless a warm worker serves the call. Without a C compiler it is the script.
-$(PLUGINS): bin/%: libexec/% build/launcher
-	@if [ -s build/launcher ]; then cp build/launcher $@.new; else cp libexec/$* $@.new; fi && chmod 755 $@.new && mv $@.new $@
+# An executable runs its script, unless a warm worker serves the call. Without a C compiler it is the script, behind shell.in.
+$(PLUGINS): bin/%: libexec/% build/launcher bin/shell.in
+	@if [ -s build/launcher ]; then cp build/launcher $@.new; else sed 's|@PYTHON@|$(BASE)|;$$r libexec/$*' bin/shell.in > $@.new; fi \
+	&& chmod 755 $@.new && mv $@.new $@
 
 build/launcher: cni/warm/launcher.c cni/warm/launcher.flags Makefile $(PACK)
 	@mkdir -p build

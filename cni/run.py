@@ -50,7 +50,7 @@ def serve(plugin: str, stdin: bytes | None = None) -> tuple[bytes, int]:
     try:
         environ = {_text(k): _text(v) for k, v in posix.environ.items()}
         if stdin is None:
-            stdin = _read(0, codec.MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
+            stdin = _stdin(codec.MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
         call = request.parse(environ, stdin)
         result = _call(plugin, call)
         return (codec.dumps(result.document(call.cni_version)).encode() + b"\n" if result else b""), 0
@@ -109,12 +109,20 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _read(fd: int, most: int) -> bytes:
-    """The bytes from `fd` up to its end, at most the first `most`."""
+def _stdin(most: int) -> bytes:
+    """What is on stdin up to its end, at most the first `most` bytes."""
     parts = []
-    while most and (part := posix.read(fd, min(most, 1 << 16))):
-        parts.append(part)
-        most -= len(part)
+    try:
+        while most and (part := posix.read(0, min(most, 1 << 16))):
+            parts.append(part)
+            most -= len(part)
+    except OSError as fault:
+        from cni.shared.spec.errors import IoFailure
+
+        raise IoFailure(
+            f"stdin cannot be read ({fault.strerror}), such as one that is closed or a directory: give the network configuration"
+            " in a file or by a pipe"
+        ) from None
     return b"".join(parts)
 
 

@@ -63,7 +63,7 @@ class Health:
         except CniError as fault:
             return [fault.msg]
         except OSError as fault:
-            return [f"{fault.filename}: {fault.strerror}"]
+            return [f"{fault.filename or 'the working directory'}: {fault.strerror}"]
         self._known_good = () if found else fingerprint
         return found
 
@@ -338,15 +338,20 @@ def _serve(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
     endpoint = HttpEndpoint(options.listen, pages)
     try:
         log.say("info", "railcni agent serves", version=VERSION, node=agent.node, url=f"{endpoint.url}/healthz")
-        faults = agent.health.faults()
-        log.say("warning" if faults else "info", "; ".join(faults) or "the installation is whole")
+        _say_health(agent, log)
         loop.run(agent.tasks(), log)
     finally:
         endpoint.close()
 
 
+def _say_health(agent: Agent, log: AgentLog) -> None:
+    faults = agent.health.faults()
+    log.say("warning" if faults else "info", "; ".join(faults) or "the installation is whole")
+
+
 def _once(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
     """Each task once; the collector a second time after the grace, if it has seen anything dead."""
+    _say_health(agent, log)
     well = True
     for task in agent.tasks():
         well = loop.run_once(task, log) and well

@@ -14,6 +14,7 @@ import os
 
 from cni.cli.terminal import subcommand
 from cni.library.installation.options import add_options
+from cni.library.inventory.places import read_pod
 from ipam import stores
 from ipam.stores.apiserver.kubeconfig import NAMESPACE, SERVICE_ACCOUNT
 
@@ -22,7 +23,7 @@ CONF_DIR = "/etc/cni/net.d"
 GRACE = 60.0
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `agent`."""
     about = "on each node: write kubeconfig and flat file, finish releases, free dead leases, report health and metrics"
     more = ". It runs until SIGTERM, in the foreground. No plugin needs it to run."
@@ -31,7 +32,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     subcommand.listen(parser.add_argument_group("what it serves"), LISTEN)
     access = parser.add_argument_group("the API server and the node's files")
     about = "the runtime's folder of networks, in whose whereabouts.d the files are kept"
-    subcommand.option(access, "--conf-dir", CONF_DIR, about)
+    subcommand.option(access, "--conf-dir", CONF_DIR, about, made=True)
     about = "where the kubelet keeps token and ca.crt (not below --root); without a token there no file is written"
     subcommand.option(access, "--service-account", SERVICE_ACCOUNT, about)
     about = (
@@ -44,7 +45,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     about = "for a node that has no flat file, in a cluster that has no IPPools"
     subcommand.option(access, "--datastore", "kubernetes", about, None, choices=stores.IN_CLUSTER)
     about = "of whereabouts' objects and of the election's Lease"
-    subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE")
+    subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE", type=subcommand.name)
     about = "use this one and write no files; without it and a token, the one that the installed flat file names"
     subcommand.option(access, "--kubeconfig", "", about, "FILE")
     access.add_argument(
@@ -67,13 +68,16 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _run(options: argparse.Namespace) -> int:
+    files = ("--service-account", "--plugin-account", "--api-server", "--datastore")
+    options.only(not options.kubeconfig, "without --kubeconfig", *files)
+    options.only(not options.once, "without --once", "--listen", "--every")
     from cni.agent import agent  # with all that serves the agent alone
 
     return agent.run(options)
 
 
 def _account(text: str) -> str:
-    namespace, _, name = text.partition("/")
-    if not namespace or not name or "/" in name:
-        raise argparse.ArgumentTypeError(f'"{text}": want NAMESPACE/NAME, such as kube-system/railcni')
-    return text
+    try:
+        return read_pod(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}": want NAMESPACE/NAME, such as kube-system/railcni') from None

@@ -27,7 +27,7 @@ from cni.cli.terminal import output, subcommand
 from cni.library.documents import networks
 from cni.library.documents.networks import Network
 from cni.library.installation import options as installation
-from cni.library.inventory.places import NAMED_NAMESPACES, NET_DIRECTORY, is_alive, read_pod
+from cni.library.inventory.places import NAMED_NAMESPACES, NET_DIRECTORY, ExistingDirectory, is_alive
 from cni.library.runtime import target
 from cni.library.runtime.cache import DIRECTORY, Cache, Parameters
 from cni.library.runtime.calls import Runtime
@@ -36,13 +36,12 @@ from cni.shared.kernel import netns as namespaces
 from cni.shared.kernel.links import Rtnl
 from cni.shared.spec import result as results
 from cni.shared.spec.errors import CniError, InvalidConfig
-from cni.shared.spec.request import ifname_fault, is_identifier
 
 ROOT = os.path.abspath(__file__).rpartition("/cni/")[0]
 PLUGIN_DIRECTORIES = (os.path.join(ROOT, "bin"), "/opt/cni/bin", "/usr/lib/cni")
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add the five commands."""
     for name, run, about in (
         ("attach", _attach, "attach a namespace to a network: ADD; a failed one is undone"),
@@ -52,63 +51,51 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ("status", _status, "ask the plugins whether they can attach: STATUS; without NETWORK: the installation"),
     ):
         parser = subcommand.add(commands, name, about, run=run, shows=True)
-        takes_pod, needs_namespace = run in (_detach, _check), run not in (_gc, _status)
-        _add_options(parser, needs_namespace, needs_network=run is not _status, takes_pod=takes_pod)
+        about = "its name in net.d, or the path of a conflist, conf or NAD file (PATH#NAME)"
+        nargs = "?" if run is _status else None
+        parser.add_argument("network", metavar="NETWORK", nargs=nargs, default="", help=about)
+        if run not in (_gc, _status):
+            _add_attachment(parser, takes_pod=run is not _attach)
+        _add_places(parser)
         if run is _status:
             installation.add_options(parser)
+        else:
+            subcommand.option(parser, "--cache-dir", DIRECTORY, "where results are kept", made=run is _attach)
 
 
 # --- the options: cnitool's environment variables are their defaults ---
 
 
-def _add_options(
-    parser: argparse.ArgumentParser, needs_namespace: bool, needs_network: bool = True, takes_pod: bool = False
-) -> None:
-    """`takes_pod`: an attachment's pod may stand for it."""
-    about = "its name in net.d, or the path of a conflist, conf or NAD file (PATH#NAME)"
-    parser.add_argument("network", metavar="NETWORK", nargs=None if needs_network else "?", default="", help=about)
-    nargs = None if needs_namespace and not takes_pod else "?"
+def _add_attachment(parser: argparse.ArgumentParser, takes_pod: bool) -> None:
+    """The options that name an attachment; `takes_pod`: its pod may stand for it."""
     about = f"the namespace's path, or its name in {NAMED_NAMESPACES}"
-    parser.add_argument("netns", metavar="NETNS", nargs=nargs, default="", help=about)
+    parser.add_argument("netns", metavar="NETNS", nargs="?" if takes_pod else None, default="", help=about)
     then = "the only one that is attached" if takes_pod else "net1 for a NAD and else eth0"
     about = f"default: CNI_IFNAME, then {then}"
-    parser.add_argument("-i", "--ifname", type=_ifname, default=os.environ.get("CNI_IFNAME", ""), help=about)
+    parser.add_argument("-i", "--ifname", type=subcommand.ifname, default=os.environ.get("CNI_IFNAME", ""), help=about)
     about = "default: cnitool's, from the namespace"
     if takes_pod:
         about += "; with NAMESPACE/POD, NETNS may be left out"
-        subcommand.option(parser, "--container-id", "", about, "ID|NAMESPACE/POD", type=_container_or_pod)
+        subcommand.option(parser, "--container-id", None, about, "ID|NAMESPACE/POD", type=subcommand.container_or_pod)
     else:
-        subcommand.option(parser, "--container-id", "", about, "ID", type=_container_id)
-    for flag, variable, usual, metavar, about, kind in (
-        ("--args", "CNI_ARGS", (), "K=V;K=V", "arguments for every plugin", _pairs),
-        ("--capability-args", "CAP_ARGS", (), "JSON", "arguments for plugins with that capability", _object),
-        ("--conf-dir", "NETCONFPATH", (NET_DIRECTORY,), "DIR", "where networks are looked for by name", str),
-        ("--cni-path", "CNI_PATH", PLUGIN_DIRECTORIES, "DIR:DIR", "where plugins are looked for", str),
+        subcommand.option(parser, "--container-id", None, about, "ID", type=subcommand.name)
+    for flag, variable, metavar, about, kind in (
+        ("--args", "CNI_ARGS", "K=V;K=V", "arguments for every plugin", _pairs),
+        ("--capability-args", "CAP_ARGS", "JSON", "arguments for plugins with that capability", _object),
     ):
-        given = os.environ.get(variable) or ":".join(usual)
-        default = ", then ".join(filter(None, (variable, ", ".join(usual))))
-        parser.add_argument(flag, type=kind, default=given, metavar=metavar, help=f"{about}; default: {default}")
+        about += f"; default: {variable}"
+        parser.add_argument(flag, type=kind, default=os.environ.get(variable, ""), metavar=metavar, help=about)
     parser.add_argument("--device-id", default="", help="the device for a NAD that names none, as Multus passes it")
-    subcommand.option(parser, "--cache-dir", DIRECTORY, "where results are kept")
 
 
-def _ifname(text: str) -> str:
-    if fault := ifname_fault(text):
-        raise argparse.ArgumentTypeError(f'"{text}" {fault}')
-    return text
-
-
-def _container_id(text: str) -> str:
-    if text and not is_identifier(text):
-        raise argparse.ArgumentTypeError(f'"{text}": start with a letter or digit, then letters, digits, _ . -')
-    return text
-
-
-def _container_or_pod(text: str) -> str:
-    try:
-        return read_pod(text) if "/" in text else _container_id(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}": want a containerID or NAMESPACE/POD') from None
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    for flag, variable, usual, metavar, about in (
+        ("--conf-dir", "NETCONFPATH", (NET_DIRECTORY,), "DIR", "where networks are looked for by name"),
+        ("--cni-path", "CNI_PATH", PLUGIN_DIRECTORIES, "DIR:DIR", "where plugins are looked for"),
+    ):
+        default = os.environ.get(variable) or ":".join(usual)
+        about += f"; default: {variable}, then {', '.join(usual)}"
+        parser.add_argument(flag, action=ExistingDirectory, default=default, metavar=metavar, help=about)
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
@@ -136,9 +123,7 @@ def _object(text: str) -> dict[str, Any]:
 
 def _attach(options: argparse.Namespace) -> int:
     runtime = _runtime(options)
-    network = networks.find(options.network, options.conf_dir)
-    if options.device_id:
-        network = network.with_device(options.device_id)
+    network = target.with_device(options, networks.find(options.network, options.conf_dir))
     parameters = target.new(options, network)
     if runtime.cache.read(network.name, parameters) is not None:
         raise InvalidConfig(
@@ -218,11 +203,13 @@ def _print_collected(network: Network, removed: list[Parameters], kept: list[Par
 
 
 def _status(options: argparse.Namespace) -> int:
+    options.only(options.network, "with NETWORK", "--conf-dir", "--cni-path")
+    options.only(not options.network, "without NETWORK", "--to", "--root", "--state-dir")
     if not options.network:
         return install.status(options)
     network = networks.find(options.network, options.conf_dir)
     plugins, rows = [], []
-    for step, fault in _runtime(options).status(network):
+    for step, fault in Runtime(_executables(options), Cache()).status(network):
         error = {"error": fault.document(network.versions[-1])} if fault else {}
         plugins.append({"plugin": step.type, "ready": not fault, **error})
         status = "ready" if not fault else "not ready" if isinstance(fault, PluginFailed) else "no answer"
@@ -235,15 +222,18 @@ def _status(options: argparse.Namespace) -> int:
 
 def _existing(options: argparse.Namespace) -> tuple[Runtime, Network, Parameters, bool]:
     """The attachment that the options name; whether the cache knows it."""
-    if not options.netns and "/" not in options.container_id:
+    if not options.netns and "/" not in (options.container_id or ""):
         options.refuse("NETNS is needed, or --container-id NAMESPACE/POD")
     runtime = _runtime(options)
     return runtime, *target.existing(options, runtime.cache)
 
 
 def _runtime(options: argparse.Namespace) -> Runtime:
-    path = [os.path.abspath(p) for p in options.cni_path.split(":") if p]
-    return Runtime(Executables(path), Cache(options.cache_dir))
+    return Runtime(_executables(options), Cache(options.cache_dir))
+
+
+def _executables(options: argparse.Namespace) -> Executables:
+    return Executables([os.path.abspath(p) for p in options.cni_path.split(":") if p])
 
 
 # --- what is there ---

@@ -11,7 +11,7 @@ from cni.library.inventory.places import is_of_pod
 from cni.shared.records import STATE
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `attachments`."""
     about = "the attachments that this node's records tell of"
     parser = subcommand.add(commands, "attachments", about, run=_run, shows=True)
@@ -21,22 +21,23 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     """The options that choose attachments, by which `is_chosen` goes."""
-    parser.add_argument("--network", default="", help="of this network only")
-    parser.add_argument("--pod", default="", metavar="[NAMESPACE/]NAME", help="of this pod only")
+    parser.add_argument("--network", type=subcommand.name, metavar="NAME", help="of this network only")
+    parser.add_argument("--pod", type=subcommand.pod, metavar="[NAMESPACE/]NAME", help="of this pod only")
     about = "of this container, or of the ones whose ID begins so; or of NAMESPACE/POD"
-    subcommand.option(parser, "--container", "", about, "ID")
+    parser.add_argument("--container", type=subcommand.container_or_pod, metavar="ID|NAMESPACE/POD", help=about)
 
 
 def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
     """Whether an attachment or a lease, as JSON has it, is one that the options of `add_filters` choose."""
     namespace, _, name = document["pod"].partition("/")
-    if options.network not in ("", document["network"]):
+    if options.network not in (None, document["network"]):
         return False
     if options.pod and not is_of_pod((namespace, name), options.pod):
         return False
-    if "/" in options.container:
-        return is_of_pod((namespace, name), options.container)
-    return str(document["containerID"]).startswith(options.container)
+    container = options.container or ""
+    if "/" in container:
+        return is_of_pod((namespace, name), container)
+    return str(document["containerID"]).startswith(container)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -51,17 +51,23 @@ def register(commands: subcommand.Commands) -> None:
     parser = subcommand.add(commands, "cluster", about)
     parser.add_argument("--context", default="", help="of kubectl's configuration; default: the current one")
     parser.add_argument(
-        "--agents-in", default="railcni", metavar="NAMESPACE", help="where the agents are; default: railcni"
+        "--agents-in",
+        type=subcommand.name,
+        default="railcni",
+        metavar="NAMESPACE",
+        help="where the agents are; default: railcni",
     )
     verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     about = "what is installed on each node, and what is wrong there"
     subcommand.add(verbs, "status", about, run=_status, shows=True)
     about = "run `railcni doctor` on a node, in a pod that is removed again"
     doctor = subcommand.add(verbs, "doctor", about, run=_doctor, shows=True)
-    doctor.add_argument("target", metavar="NODE|NAMESPACE/POD", help="a node, or a pod on its node")
+    doctor.add_argument(
+        "target", type=subcommand.pod, metavar="NODE|NAMESPACE/POD", help="a node, or a pod on its node"
+    )
     doctor.add_argument("-v", "--verbose", action="store_true", help="also what is as it should be")
     for verb in ipam.register(verbs, anywhere=True):
-        verb.set_defaults(run=partial(_ipam, verb.get_default("run")))
+        verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
 
 
 # --- kubectl ---
@@ -155,8 +161,9 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    agents = _agents(options)
     namespace, _, pod = options.target.rpartition("/")
+    options.only(not namespace, "for a node", "-v")
+    agents = _agents(options)
     node = options.target
     if namespace:
         node = _read(options, "get", "pod", pod, f"--namespace={namespace}", "--output=json")["spec"].get(
@@ -234,12 +241,10 @@ def _exit_code(options: argparse.Namespace, place: Sequence[str], logged: subpro
 # --- ipam ---
 
 
-def _ipam(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, options: argparse.Namespace) -> int:
     """Run a command of `railcni ipam` at the cluster of kubectl."""
-    if any((options.data_dir, options.config, options.kubeconfig)):
-        raise InvalidConfig(
-            "`cluster ipam` is about the store of kubectl's cluster: with these options use `railcni ipam`"
-        )
+    options.only(False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--config", "--kubeconfig")
+    cluster.only(False, "with `status` and `doctor`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
     done = _kubectl(options, "config", "view", "--raw", "--minify", "--flatten", "--output=json")
     if done.returncode:

@@ -42,7 +42,7 @@ def register(commands: subcommand.Commands) -> None:
     )
     parser.add_argument("--cdi", action="store_true", help="give devices by the Container Device Interface")
     subcommand.listen(parser, LISTEN)
-    subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
+    subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins", made=True)
     about = "kubelet's, which tells whether another plugin serves a resource"
     subcommand.option(parser, "--pod-resources", PODS, about, "SOCKET")
     subcommand.option(parser, "--root", "", "the folder that has the node's sys, dev, proc and run")
@@ -50,6 +50,8 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    options.only(options.show, "with --show", "-o")
+    options.only(not options.show, "without --show", "--cdi", "--listen", "--kubelet-dir", "--pod-resources")
     options.config = options.config or [CONFIG]
     if options.show:
         return _show(options)

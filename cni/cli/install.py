@@ -20,13 +20,13 @@ from cni.library.installation import change, content, health, layout
 from cni.library.installation.change import CommandLink, Folder, Step
 from cni.library.installation.files import below
 from cni.library.installation.layout import BUNDLE, COMMANDS, NAMES, PLAIN, PREFIXED, REPLACED, Installation
-from cni.library.installation.options import add_options, folder_of, state_of
+from cni.library.installation.options import add_options, folder_of, require, state_of
 from cni.library.inventory import attachments as recorded
 from cni.shared.kernel import node
 from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add both commands."""
     for name, run, about in (
         ("install", _install, "put the plugins into the container runtime's plugin folder, or change to this version"),
@@ -45,7 +45,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             about = "also when attachments live that only railcni can detach"
             parser.add_argument("--force", action="store_true", help=about)
         about = "where the command railcni is linked, if the folder is there and no other file has the name"
-        subcommand.option(parser, "--link-dir", COMMANDS, about)
+        subcommand.option(parser, "--link-dir", COMMANDS, about, made=True)
         parser.add_argument("--dry-run", action="store_true", help="only print the steps")
         parser.set_defaults(run=run)
 
@@ -61,8 +61,10 @@ def _plugins(text: str) -> tuple[str, ...]:
 
 
 def _install(options: argparse.Namespace) -> int:
-    if options.plugins and not options.replace:
-        options.refuse("--plugins needs --replace: all plugins get their railcni-… names, and no other without it")
+    options.only(
+        options.replace, "with --replace: all plugins get their railcni-… names, and no other without it", "--plugins"
+    )
+    require(options, "--link-dir")
     folder = folder_of(options)
     wanted = content.here()
     if wanted.interpreter and not os.access(below(options.root, wanted.interpreter), os.X_OK):
@@ -74,7 +76,8 @@ def _install(options: argparse.Namespace) -> int:
     link = CommandLink(folder, options.root, options.link_dir, wanted)
     if options.dry_run:
         with folder.foreseen():
-            return _print_steps([*change.steps_to(folder, wanted, replace), *link.made()], folder)
+            _print_steps([*change.steps_to(folder, wanted, replace), *link.made()], folder)
+            return _print_state_faults(options)
     with output.progress() as say:
         steps = change.install(folder, wanted, replace, say)
         folder.carry_out(link.made(), say)
@@ -91,12 +94,17 @@ def _install(options: argparse.Namespace) -> int:
         console.print("nothing had to be changed")
     if wanted.interpreter:
         console.print(f"from a checkout: the plugins alone, for {wanted.interpreter}")
+    return _print_state_faults(options)
+
+
+def _print_state_faults(options: argparse.Namespace) -> int:
     for fault in health.state_faults(state_of(options)):
         output.print_fault(f"railcni: {fault}")
     return 0
 
 
 def _uninstall(options: argparse.Namespace) -> int:
+    require(options, "--link-dir", "--state-dir")
     folder = folder_of(options)
 
     def refuse(found: Installation) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import importlib
 import os
@@ -119,16 +118,6 @@ def _run() -> int:
     return int(options.run(options))
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that names the word that was most likely meant; those of its commands and verbs are of this class too."""
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        meant = difflib.get_close_matches(str(value), map(str, action.choices or ()), n=1)
-        if meant and value not in (action.choices or ()):
-            raise argparse.ArgumentError(action, f'there is no "{value}": did you mean "{meant[0]}"?')
-        super()._check_value(action, value)
-
-
 class _Overview(argparse.RawDescriptionHelpFormatter):
     """Lists the commands in GROUPS."""
 
@@ -147,7 +136,7 @@ class _Overview(argparse.RawDescriptionHelpFormatter):
 
 def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command `given`; without a known one, of all commands."""
-    parser = _Parser(prog="railcni", description="Networks for RDMA pods, by hand.")
+    parser = subcommand.Parser(prog="railcni", description="Networks for RDMA pods, by hand.")
     parser.add_argument("--version", action="version", version=f"railcni {VERSION}")
     commands: argparse._SubParsersAction[Any] = parser.add_subparsers(
         required=True, metavar="COMMAND", title="commands"
@@ -186,6 +175,8 @@ def _unforeseen(fault: Exception) -> str:
     """One line about a fault of the command itself: the error and its place."""
     if isinstance(fault, OSError) and fault.filename:
         return f"{fault.filename}: {fault.strerror}"
+    if isinstance(fault, FileNotFoundError):  # of getcwd(2), which names none
+        return "the working directory has been removed: change to another one, such as by `cd /`"
     trace = fault.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

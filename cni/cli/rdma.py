@@ -22,7 +22,7 @@ PORTS = ("device", "port", "netdev", "pci", "numa", "state", "rate", "link layer
 GIDS = ("device", "port", "index", "type", "address", "netdev", "pod")
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `rdma`."""
     parser = subcommand.add(commands, "rdma", _ABOUT, ". It changes nothing.", run=_run, shows=True)
     form = parser.add_mutually_exclusive_group()
@@ -34,8 +34,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _run(options: argparse.Namespace) -> int:
     if options.ibdev2netdev:
-        if options.output != "table":
-            options.refuse("--ibdev2netdev has the lines of that tool alone: leave out -o")
+        options.only(False, "without --ibdev2netdev, which has the lines of that tool alone", "-o")
         sys.stdout.writelines(f"{line}\n" for line in ibdev2netdev(inventory.read()))
         return 0
     found = sandboxes.read()

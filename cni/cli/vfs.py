@@ -37,7 +37,7 @@ def register(commands: subcommand.Commands) -> None:
                 f" sriov-network-operator in YAML or JSON; - for stdin; more than once: all of them; default: {CONFIG}"
             )
             one.add_argument("--config", action="append", metavar="FILE", help=about)
-        one.add_argument("--root", default="", metavar="DIR", help="the folder that has the node's sys, dev and proc")
+        subcommand.option(one, "--root", "", "the folder that has the node's sys, dev and proc")
         subcommand.option(one, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
         output.add_option(one)
         one.set_defaults(run=run)

@@ -43,7 +43,7 @@ class Workers:
         return f"{text}; last fault: {self.fault}" if self.fault else text
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `warm`."""
     about = "the processes that serve calls without a start of Python"
     verbs = subcommand.add_group(commands, "warm", about)
@@ -52,9 +52,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ("stop", _stop, "let them finish what they serve, and end; the next calls make new ones"),
     ):
         parser = subcommand.add(verbs, name, does, run=run, shows=run is _status)
-        parser.add_argument(
-            "--root", default="/", metavar="DIR", help="where the host's file system is mounted, in a container"
-        )
+        subcommand.option(parser, "--root", "/", "where the host's file system is mounted, in a container")
 
 
 def found(root: str = "/") -> list[Workers]:

@@ -245,19 +245,35 @@ static long look(const char *path, struct statx *found)
 	return call(__NR_statx, AT_FDCWD, (long)path, 0, STATX_INO | STATX_MTIME | STATX_MNT_ID, (long)found);
 }
 
+static long open_nothing(void)
+{
+	return call(__NR_openat, AT_FDCWD, (long)"/dev/null", O_PATH, 0, 0);
+}
+
 /* Whether stdin, stdout and stderr are open. What the caller has closed would be the number of the next file that is opened,
- * of the pack or of what stdin is kept in. In its place is then what cannot be written, and has nothing to be read. */
+ * of the pack or of what stdin is kept in. In its place is then what can be neither read nor written. */
 static int have_streams(void)
 {
 	for (long fd = 0; fd < 3; fd++)
 		if (call(__NR_fcntl, fd, F_GETFD, 0, 0, 0) < 0) {
-			long opened = call(__NR_openat, AT_FDCWD, (long)"/dev/null", O_RDONLY, 0, 0);
+			long opened = open_nothing();
 			if (opened == fd)
 				continue;
 			call(__NR_close, opened, 0, 0, 0, 0);
 			return 0;
 		}
 	return 1;
+}
+
+/* Let a stdin that is a directory be such a stream: Python would end at its start, with no reply. */
+static void have_no_directory(void)
+{
+	struct statx found;
+	if (call(__NR_statx, 0, (long)"", AT_EMPTY_PATH, STATX_TYPE, (long)&found) || (found.stx_mode & 0170000) != 0040000)
+		return;
+	long opened = open_nothing();
+	call(__NR_dup3, opened, 0, 0, 0, 0);
+	call(__NR_close, opened, 0, 0, 0, 0);
 }
 
 /* Fill `identity` and `address`; whether that could be done. `directory` is that of the executable. Where /proc, or an
@@ -515,6 +531,7 @@ static long run(char *path, long count, char **given)
 		call(__NR_close, kept_stdin, 0, 0, 0, 0); /* the caller may have left descriptors for no more */
 		kept_stdin = -1;
 	}
+	have_no_directory();
 
 	error = find_root(path, root);
 	if (error < 0)

@@ -37,16 +37,16 @@ class Agent:
 
     def __init__(self, rig: Rig, name: str, *options: str) -> None:
         self.host = rig.host(name)
-        times = [f"--grace={GRACE}", "--every=0.05", "--lease-seconds=2"]
-        place = [
-            "--to=/opt/cni/bin",
-            f"--root={self.host}",
-            "--state-dir=/state",
-            f"--node={name}",
-            "--listen=127.0.0.1:0",
-        ]
-        access = [f"--service-account={rig.account}", f"--api-server={rig.server.url}"]
-        argv = ["agent", *place, *access, *times, *options]
+        given = {option.partition("=")[0] for option in options}
+        place = ["--to=/opt/cni/bin", f"--root={self.host}", "--state-dir=/state", f"--node={name}"]
+        if "--kubeconfig" not in given:
+            place += [f"--service-account={rig.account}", f"--api-server={rig.server.url}"]
+        times = [] if "--no-collect" in given else ["--lease-seconds=2"]
+        if "--no-collect" not in given or "--plugin-account" in given:
+            times += [f"--grace={GRACE}", *([] if "--once" in given else ["--every=0.05"])]
+        if "--once" not in given:
+            place.append("--listen=127.0.0.1:0")
+        argv = ["agent", *place, *times, *options]
         said, stderr = os.pipe()
         with open(os.devnull, "r+b") as nothing, os.fdopen(stderr, "wb"):
             self.process = command.start(argv, [nothing.fileno(), nothing.fileno(), stderr], env=os.environ)

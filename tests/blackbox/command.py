@@ -14,13 +14,18 @@ from cni.cli.main import main
 
 
 def run(*argv: str, code: int | None = 0, data: bool = False) -> Any:
-    """What `railcni ipam ARGV` says on stdout and then on stderr; with `data` what its JSON holds.
+    """As `run_any`, of `railcni ipam ARGV`."""
+    return run_any("ipam", *argv, code=code, data=data)
+
+
+def run_any(*argv: str, code: int | None = 0, data: bool = False) -> Any:
+    """What `railcni ARGV` says on stdout and then on stderr; with `data` what its JSON holds.
 
     AssertionError for another exit code than `code`, None for any. The looks of an audit follow at once.
     """
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["railcni", "ipam", *argv, *(("-o", "json") if data else ())])
+        patch.setattr(sys, "argv", ["railcni", *argv, *(("-o", "json") if data else ())])
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
         patch.setattr(ipam_audit, "PAUSE", 0)

@@ -30,7 +30,7 @@ def plugins(tmp_path: Path) -> Path:
 class Agent:
     def __init__(self, plugins: Path, listen: str = "127.0.0.1:0") -> None:
         options = ["--to", str(plugins), "--state-dir", str(plugins.parent / "state"), "--listen", listen]
-        options += ["--no-collect", "--service-account", str(plugins.parent / "none")]
+        options += ["--no-collect", "--service-account", str(plugins.parent)]  # which has no token
         self.process = subprocess.Popen([*COMMAND, "agent", *options], stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         self.said = [self.process.stderr.readline(), self.process.stderr.readline()]

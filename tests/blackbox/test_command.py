@@ -77,14 +77,11 @@ class Recorded:
     def run(self, verb: str, *more: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         (self.folder / "calls").write_text("")
         argv = [verb, "rec", *([] if verb in ("gc", "status") else [str(self.netns)]), *more]
-        argv += [
-            "--conf-dir",
-            str(self.folder),
-            "--cache-dir",
-            str(self.folder / "cache"),
-            "--cni-path",
-            str(self.folder),
-        ]
+        argv += ["--conf-dir", str(self.folder), "--cni-path", str(self.folder)]
+        if verb != "status":
+            argv += ["--cache-dir", str(self.results.parent)]
+        if verb not in ("attach", "status") and not self.results.parent.exists():
+            self.results.parent.mkdir()  # which attach makes
         done = railcni(*argv, env=env or {})
         assert "Traceback" not in done.stderr, done.stderr
         return done
@@ -373,6 +370,14 @@ def test_what_cnitool_attached_is_detached_under_any_path_of_its_namespace(recor
     assert call["environ"]["CNI_CONTAINERID"] == "cnitool-77383ca0a0715733ca6f"
     assert (call["environ"]["CNI_NETNS"], call["environ"]["CNI_ARGS"]) == (str(link), "A=1")
     assert list(recorded.results.iterdir()) == []
+
+
+@pytest.mark.parametrize(("verb", "known"), [("detach", True), ("detach", False), ("check", True)])
+def test_a_device_that_is_given_reaches_the_plugins_in_every_verb(recorded: Recorded, verb: str, known: bool) -> None:
+    if known:
+        ok(recorded.run("attach"))
+    ok(recorded.run(verb, "--device-id", "0000:3b:00.2"))
+    assert {call["config"]["deviceID"] for call in recorded.calls} == {"0000:3b:00.2"}
 
 
 def test_an_entry_of_an_old_libcni_tells_its_namespace_by_its_result(recorded: Recorded) -> None:

@@ -249,7 +249,7 @@ def test_a_directory_that_is_not_there_is_no_empty_store() -> None:
     told = run("leases", "--data-dir", "/nonexistent", code=1)
     assert told == 'railcni: --data-dir "/nonexistent": there is no such directory\n'
     told = run("migrate", "--from", "file:/nonexistent", "--to", "file:/tmp/unused", code=1)
-    assert told == "railcni: file:/nonexistent: there is no such directory, so there is nothing to copy\n"
+    assert told == 'railcni: --from "file:/nonexistent": there is no such directory\n'
     told = run("migrate", "--from", "config:/nonexistent", "--to", "file:/tmp/unused", code=1)
     assert told == "railcni: config:/nonexistent: there is no such file\n"
 

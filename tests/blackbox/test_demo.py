@@ -47,7 +47,7 @@ def made() -> Iterator[Path]:
         for name in ("cni", "ipam", "conf"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "bin").mkdir()
-        for name in ("Makefile", "bin/launcher.in"):
+        for name in ("Makefile", "bin/launcher.in", "bin/shell.in"):
             shutil.copy(ROOT / name, folder / name)
         made = [
             ["make", "-s", f"PYTHON={sys.executable}", "plugins"],

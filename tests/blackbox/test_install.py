@@ -465,6 +465,15 @@ def test_a_dry_run_of_install_is_refused_where_install_is(
                 assert why in capfd.readouterr().err
 
 
+def test_a_dry_run_of_install_tells_what_is_wrong_with_the_state(
+    plugins: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").touch()
+    for more in (["--dry-run"], []):
+        assert run("install", "--to", plugins, "--state-dir", tmp_path / "state", *more) == 0
+        assert f"railcni: state directory {tmp_path}/state: it is no directory" in capfd.readouterr().err
+
+
 def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
     plugins: Path, bundles: tuple[content.Content, content.Content], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -537,11 +546,14 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
         return done.stderr.decode().partition("\n")[0]
 
     def there() -> list[bytes]:
-        return node.run(["find", folder, "-mindepth", "1", "!", "-name", ".lock"]).stdout.split()
+        return node.run(["find", folder, "-mindepth", "1"]).stdout.split()
 
     node.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", folder]).check_returncode()
     assert "No space left on device; free space there" in refused()
-    assert there() == [f"{folder}/{BUNDLE}".encode()]
+    assert there() == []
+    node.run(["mount", "-o", "remount,size=4k,nr_inodes=2", folder]).check_returncode()  # not even the lock fits
+    assert "No space left on device; free space there" in refused()
+    assert there() == []
     node.run(["mount", "-o", "remount,ro", folder]).check_returncode()
     assert "Read-only file system; it is mounted read-only" in refused()
     node.run(["umount", folder]).check_returncode()
@@ -558,6 +570,7 @@ def test_files_of_others_under_our_names_are_left_alone(
     (plugins / "railcni-macvlan").write_text("somebody's\n")
     with pytest.raises(CniError, match="railcni-macvlan in the plugin folder is not railcni's: move it away"):
         install(plugins, bundles[0])
+    assert not (plugins / BUNDLE).exists()
     assert (plugins / "railcni-macvlan").read_text() == "somebody's\n"
     (plugins / "railcni-macvlan").unlink()
     install(plugins, bundles[0])
@@ -610,6 +623,7 @@ def test_a_checkout_installs_the_plugins_for_its_own_python(
     table = capfd.readouterr().out
     assert "whole" in table
     assert "\x1b" not in table
+    state.mkdir(mode=0o700)
     assert run("uninstall", *options) == 0
     assert "put back: macvlan, host-device, sriov, rdma, whereabouts" in capfd.readouterr().out
     assert said(plugins / "macvlan") == "macvlan of others"
@@ -631,12 +645,13 @@ def test_status_as_another_user_says_that_the_attachments_are_not_known(
 
 
 def test_the_command_is_linked_for_administrators_and_goes_with_the_installation(
-    plugins: Path, work: Path, capfd: pytest.CaptureFixture[str]
+    plugins: Path, work: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = work / "links"
+    monkeypatch.setattr("cni.cli.install.COMMANDS", str(links))
     options = ("--to", plugins, "--link-dir", links)
     own = f"{ROOT}/bin/railcni"
-    assert run("install", *options) == 0
+    assert run("install", "--to", plugins) == 0
     assert f"the command: {own}\n" in capfd.readouterr().out, "without the folder it is named by its own path"
     links.mkdir()
     assert run("install", *options) == 0
@@ -654,7 +669,7 @@ def test_of_the_plain_names_those_are_taken_that_are_asked_for(
 ) -> None:
     for wrong, told in (
         (("--replace", "--plugins", "macvlan,macvlna"), '"macvlna": want some of macvlan,'),
-        (("--plugins", "macvlan"), "--plugins needs --replace: "),
+        (("--plugins", "macvlan"), "--plugins has an effect only with --replace: "),
     ):
         with pytest.raises(SystemExit):
             run("install", *wrong, "--to", plugins)

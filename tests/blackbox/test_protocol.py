@@ -25,6 +25,7 @@ NEEDED = {
     "GC": {"CNI_PATH"},
     "STATUS": {"CNI_PATH"},
 }
+UNREADABLE = ("< /", "<&-", "0> /dev/null", "<&- 2>&-")
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 
 
@@ -117,6 +118,15 @@ def test_version_is_answered_with_stdin_and_stderr_closed(executables: Path, plu
     )
     assert done.returncode == 0
     assert json.loads(done.stdout)["cniVersion"] == "1.1.0"
+
+
+@each_and("redirection", UNREADABLE)
+def test_a_stdin_that_cannot_be_read_is_an_io_failure(executables: Path, plugin: str, redirection: str) -> None:
+    argv = ["sh", "-c", f"exec {executables / plugin} {redirection}"]
+    done = subprocess.run(argv, env=environment("ADD"), capture_output=True)
+    error = json.loads(done.stdout)
+    assert (done.returncode, error["code"], done.stderr) == (1, 5, b"")
+    assert error["msg"].startswith("stdin cannot be read")
 
 
 @each_and("environ", [{}, {"CNI_COMMAND": ""}], ids=["unset", "empty"])

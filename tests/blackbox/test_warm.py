@@ -28,6 +28,7 @@ from cni.warm import places
 from tests import node as nodes
 from tests import warm
 from tests.blackbox.test_host_device import PCI, bus
+from tests.blackbox.test_protocol import UNREADABLE
 from tests.faults import backing
 from tests.node import CHROOT, INTERPRETER, IS_BUNDLE, ROOT, STATE, Node, Pod, Reply, unusable
 from tests.users import AnotherUser
@@ -779,6 +780,7 @@ def test_a_caller_with_few_descriptors_gets_the_answer_of_a_cold_call(node: Node
 CALLERS = {  # what a shell does before it becomes the executable
     "stderr full": "exec 2>/dev/full",
     "stdin closed": "exec 0<&-",
+    "stdin a directory": "exec 0< /",
     "stdout closed": "exec 1>&-",
     "stderr closed": "exec 2>&-",
     "stdin and stderr closed": "exec 0<&- 2>&-",
@@ -1096,6 +1098,10 @@ def test_without_a_compiler_all_calls_are_cold(node: Node, pod: Pod, tmp_path: P
     before = warm.served(node)
     for verb in ("ADD", "DEL"):
         node.cni(tmp_path / "bin/macvlan", verb, network(), netns=pod, path=[tmp_path / "bin"]).succeeded()
+    for redirection in UNREADABLE:
+        argv = ["sh", "-c", f'exec "$0" {redirection}', tmp_path / "bin/macvlan"]
+        done = node.run(argv, env=environment(node, "ADD", pod))
+        assert (done.returncode, json.loads(done.stdout)["code"]) == (1, 5)
     assert warm.served(node) == before and len(warm.sockets(node)) == 1
     assert node.leftovers() == []
 

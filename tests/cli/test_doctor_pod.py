@@ -267,7 +267,10 @@ def test_a_peer_is_asked_with_small_packets_and_with_the_whole_mtu(
 def test_a_peer_without_a_pod_or_that_is_no_address_is_a_wrong_call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for given, said in ((["--peer", "10.0.0.1"], "--peer needs --pod"), (["--peer", "x"], '"x" is no IP address')):
+    for given, said in (
+        (["--peer", "10.0.0.1"], "--peer has an effect only with --pod"),
+        (["--peer", "x"], '"x" is no IP address'),
+    ):
         monkeypatch.setattr(sys, "argv", ["railcni", "doctor", *given])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -180,8 +180,11 @@ def test_a_node_without_anything_still_has_a_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(support.rdma, "document", lambda _: 1 / 0)
-    target, code = run(tmp_path, monkeypatch)
-    assert code == 0
+    monkeypatch.setattr(support, "NET_DIRECTORY", f"{tmp_path}/none")
+    monkeypatch.setattr(support, "STATE", f"{tmp_path}/none")
+    target = tmp_path / "bundle.tar.gz"
+    monkeypatch.setattr(sys, "argv", ["railcni", "support-bundle", "-f", str(target)])
+    assert main() == 0
     missing = {m["path"]: m["why"] for m in json.loads(members(target)["index.json"])["missing"]}
     assert missing["verbs-devices"] == "a fault of railcni itself: ZeroDivisionError: division by zero"
     assert "No such file" in missing["files-of-the-nodes-networks"]

@@ -347,7 +347,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 
 def test_show_tells_what_would_be_offered(still: Scene, capsys: pytest.CaptureFixture[str]) -> None:
-    sys.argv.append("--show")
+    sys.argv[1:] = [*still.arguments()[:3], "--show"]
     still.configure({"configList": [still.share("ens0f0", "ens1f0", most=10)]})
     assert main() == 0
     out, err = capsys.readouterr()
@@ -361,7 +361,7 @@ def test_show_tells_what_would_be_offered(still: Scene, capsys: pytest.CaptureFi
 
 
 def test_show_tells_what_is_wrong(still: Scene, capsys: pytest.CaptureFixture[str]) -> None:
-    sys.argv += ["--show", "-o", "json"]
+    sys.argv[1:] = [*still.arguments()[:3], "--show", "-o", "json"]
     wrong = {"resourceName": "b", "rdmaHcaMax": -5, "devices": ["x"]}
     still.configure({"configList": [still.share("ens9f0", most=10), wrong]})
     assert main() == 1

@@ -29,7 +29,7 @@ _CODES = "Exit codes: 0 no fault, 1 a fault, 2 called wrongly, or for a pod that
 )
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `doctor`."""
     more = ". It reads sysfs, proc, netlink and CNI's files, and changes nothing."
     parser = subcommand.add(commands, "doctor", _ABOUT, more, run=_run, shows=True, epilog=_CODES + ".")
@@ -56,8 +56,10 @@ def _address(text: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.peer and not options.pod:
-        options.refuse("--peer needs --pod, from which the peer is asked")
+    options.only(options.pod, "with --pod", "--peer")
+    options.only(not options.pod, "without --pod, since it labels the node", "--nfd")
+    options.only(options.nfd != "-", "without --nfd -", "-o")
+    options.only(options.nfd != "-" and not options.pod, "for a node", "-v")
     from cni.cli.doctor import report  # with the lint and its libraries, which --help has no use for
     from cni.cli.doctor.facts import NodeFacts, NodePlaces
 

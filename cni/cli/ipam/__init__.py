@@ -23,7 +23,7 @@ from cni.shared.records import Records
 from cni.verbs import unended
 from ipam import upkeep
 from ipam.leases import Lease, Want
-from ipam.ranges import format_address, host_of
+from ipam.ranges import format_address, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.faults import Forbidden
 from ipam.stores.base import READ
 from ipam.stores.kubernetes.objects import LIMIT, REMEDY, WARN_PERCENT, percent
@@ -31,9 +31,7 @@ from ipam.stores.kubernetes.objects import LIMIT, REMEDY, WARN_PERCENT, percent
 _FLUSH_SECONDS = 30.0
 
 
-def register(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], anywhere: bool = False
-) -> list[argparse.ArgumentParser]:
+def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argparse.ArgumentParser]:
     """Add `ipam` and its commands, or those alone that can be run `anywhere`; their parsers."""
     about = "pools and leases: which pod has which address, and which addresses are lost"
     of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
@@ -41,10 +39,11 @@ def register(
     stores.add_options(pools)
     leases = subcommand.add(of_ipam, "leases", "the leases, by pool and address", run=_leases, shows=True)
     stores.add_options(leases)
-    leases.add_argument("--pool", default="", help="of this pool only")
+    leases.add_argument("--pool", type=_pool, metavar="NAME|CIDR", help="of this pool only")
     attachments.add_filters(leases)
-    leases.add_argument("--node", default="", help="claimed on this node only, as far as the store tells")
-    leases.add_argument("--ifname", default="", help="of interfaces of this name only")
+    about = "claimed on this node only, as far as the store tells"
+    leases.add_argument("--node", type=subcommand.name, metavar="NAME", help=about)
+    leases.add_argument("--ifname", type=subcommand.ifname, help="of interfaces of this name only")
     about = "the pod that has an address, or the addresses of a pod; exit code 1: none"
     show = subcommand.add(of_ipam, "show", about, run=_show, shows=True)
     stores.add_options(show)
@@ -56,7 +55,7 @@ def register(
 
     about = "end what a DEL could not end or release; exit code 1: some is left"
     flush = subcommand.add(of_ipam, "flush", about, run=_flush)
-    stores.add_options(flush)
+    stores.add_options(flush, files=False)
     return list(of_ipam.choices.values())
 
 
@@ -130,9 +129,9 @@ def _count(number: int) -> str:
 
 
 def _leases(options: argparse.Namespace) -> int:
-    choices, found = _read(options, options.pool)
+    choices, found = _read(options, options.pool or "")
     known = [document(lease) for snapshot in found for lease in snapshot.leases]
-    near = [one for one in known if options.node in ("", one["node"]) and options.ifname in ("", one["ifname"])]
+    near = [one for one in known if options.node in (None, one["node"]) and options.ifname in (None, one["ifname"])]
     leases = [one for one in near if attachments.is_chosen(options, one)]
     columns = ("address", "pool", "pod", "network", "interface", "container", "since", "node")
     keys = ("address", "pool", "pod", "network", "ifname", "containerID", "created", "node")
@@ -216,9 +215,23 @@ def _flush(options: argparse.Namespace) -> int:
     return 1 if left else 0
 
 
+def _pool(text: str) -> str:
+    """The pool of that name, or of a network without network_name that has this CIDR."""
+    try:
+        if "/" in text:
+            parse_cidr(text)
+        elif not text or text.strip() != text:
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'"{text}": want the name of a pool, as `railcni ipam pools` shows it, or a CIDR'
+        ) from None
+    return object_name(text)
+
+
 def _address_or_pod(text: str) -> tuple[tuple[int, int] | None, str]:
     try:
-        return host_of(text), ""
+        return (parse_cidr(text)[:2] if "/" in text else parse_address(text)), ""
     except ValueError:
         pass
     try:

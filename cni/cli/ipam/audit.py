@@ -92,14 +92,14 @@ def load(path: str) -> Report:
         ) from None
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `audit`."""
     about = (
         "compare the leases with the pods, records and namespaces that they are for; exit code 1: something is wrong"
     )
     more = ". It changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
-    stores.add_options(parser)
+    stores.add_options(parser, pods=True)
     parser.add_argument(
         "--report", default="", metavar="FILE", help="write what is found there, for `railcni ipam reclaim`"
     )

@@ -23,6 +23,7 @@ from cni.library.audit import snapshot
 from cni.library.audit import store as stores
 from cni.library.audit.model import Snapshot
 from cni.library.audit.store import Choice
+from cni.library.inventory.places import require_directory
 from cni.library.runtime.cache import DIRECTORY, Cache
 from cni.shared.kernel.node import host_name
 from cni.shared.log import Log
@@ -40,7 +41,7 @@ _SHOWN = 50  # conflicts
 SECONDS = 30.0  # for one request
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `migrate`."""
     about = "copy all leases to another store, and verify; no ADD may run meanwhile"
     more = (
@@ -49,33 +50,42 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " again: what is there already stays. Run it on every node, for the records there."
     )
     parser = subcommand.add(commands, "migrate", about, more, run=_run, shows=True)
-    parser.add_argument("--from", dest="source", required=True, metavar="STORE")
-    parser.add_argument("--to", dest="target", required=True, metavar="STORE")
+    parser.add_argument("--from", dest="source", required=True, metavar="STORE", type=_store_or_host_local)
+    parser.add_argument("--to", dest="target", required=True, metavar="STORE", type=_store)
     parser.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
     about = "the CNI network of leases that name none; of host-local: default the directory's name"
-    parser.add_argument("--network", default="", help=about)
+    parser.add_argument("--network", type=subcommand.name, metavar="NAME", help=about)
     about = "of host-local: a subnet"
     parser.add_argument("--range", dest="ranges", action="append", default=[], type=_range, metavar="CIDR", help=about)
     parser.add_argument("--network-name", default="", help="of host-local: ipam.network_name of the new configuration")
-    parser.add_argument(
-        "--node", default=host_name(), help="whose leases a file store is to get; default: this node's name"
-    )
+    about = "whose leases a file store is to get; default: this node's name"
+    parser.add_argument("--node", type=subcommand.name, default=host_name(), metavar="NAME", help=about)
     parser.add_argument("--remove-source", action="store_true", help="free in the source what has arrived")
 
 
 def _run(options: argparse.Namespace) -> int:
-    target = stores.parse(options.target)
+    (source_text, origin), (target_text, target) = options.source, options.target
+    options.only(not origin, "for leases of host-local", "--range", "--network-name")
+    options.only(not origin or origin.kind == "kubernetes", "for leases of host-local and of IPPools", "--network")
+    takes_part = not origin or (origin.is_shared and not target.is_shared)
+    options.only(takes_part, "for host-local, and from a store that nodes share to one of a node", "--node")
+    stays = not origin or {origin.kind, target.kind} != set(kinds.IN_CLUSTER)
+    options.only(
+        stays, "where leases would stay in the source, not between IPPools and AddressLeases", "--remove-source"
+    )
     source = _source(options, target)
     with output.progress() as say:
         plan, done = _Migration(source, target, say).run(options.dry_run, options.remove_source)
+    to_remove = plan.missing + len(plan.there) if options.remove_source else 0
     if options.output != "table":
-        document = {"from": options.source, "to": options.target, "dryRun": options.dry_run}
+        document = {"from": source_text, "to": target_text, "dryRun": options.dry_run}
         if options.dry_run:
-            done = {"toCopy": plan.missing, "there": len(plan.there)}
+            done = {"toCopy": plan.missing, "there": len(plan.there), "toRemove": to_remove}
         output.print_data({**document, **done}, options.output)
     elif options.dry_run:
         output.console().print(
             f"{output.counted(plan.missing, 'lease')} would be copied, {len(plan.there)} are there already"
+            + (f"; {to_remove} would be removed from the source" if to_remove else "")
         )
     else:
         output.console().print(
@@ -89,6 +99,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 # --- sources ---
+
+
+def _store(text: str) -> tuple[str, Choice]:
+    return text, stores.parse(text)
+
+
+def _store_or_host_local(text: str) -> tuple[str, Choice | None]:
+    kind, _, place = text.partition(":")
+    return (text, None) if kind == stores.HOST_LOCAL and place else _store(text)
 
 
 @dataclass(frozen=True)
@@ -105,22 +124,22 @@ class LeaseSource:
 
 
 def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
-    kind, _, place = options.source.partition(":")
-    if kind == "host-local" and place:
-        directory = os.path.abspath(place)
+    text, choice = options.source
+    if choice is None:
+        directory = os.path.abspath(text.partition(":")[2])
+        require_directory("--from", text, directory)
         if not options.ranges:
-            raise InvalidConfig("host-local keeps no subnets with its leases: name each with --range CIDR")
-        where = (directory, options.network, options.network_name, options.ranges, options.node, Cache(DIRECTORY))
+            options.refuse("host-local keeps no subnets with its leases: name each with --range CIDR")
+        where = (directory, options.network or "", options.network_name, options.ranges, options.node, Cache(DIRECTORY))
         return LeaseSource(
             None,
             lambda: host_local.read(*where),
             lambda leases: sum(host_local.remove(directory, lease) for lease in leases),
         )
-    choice = stores.parse(options.source)
     if kinds.same(choice.store_ref, target.store_ref):
-        raise InvalidConfig(f"{options.source} and {options.target} are the same store")
-    if not choice.is_shared and stores.is_missing(choice.store_ref["path"]):
-        raise InvalidConfig(f"{options.source}: there is no such directory, so there is nothing to copy")
+        options.refuse(f"{text} and {options.target[0]} are the same store")
+    if not choice.is_shared:
+        require_directory("--from", text, choice.store_ref["path"])
     moves = choice.kind == "kubernetes" and target.kind == "addresslease"
     pools = Pools(choice) if moves else None
 
@@ -149,7 +168,7 @@ def _of_cluster(found: Snapshot, options: argparse.Namespace) -> list[Lease]:
         )
     unreserved = {pool for n in found.networks if not n.overlap for pool in n.pools()}
     for lease in found.leases:
-        _complete(lease, options.network, names.get(lease.pool, set()))
+        _complete(lease, options.network or "", names.get(lease.pool, set()))
         lease.scope = None if lease.pool in unreserved else lease.scope
     return list(found.leases)
 

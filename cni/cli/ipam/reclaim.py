@@ -38,20 +38,19 @@ GRACE = 60.0  # seconds: longer than a sandbox takes to be made again
 FREED, WOULD_FREE, SKIPPED, FAILED = "freed", "would free", "skipped", "failed"
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `reclaim`."""
     about = "free what an audit has found dead, if it still is; exit code 1: something could not be freed"
     more = ". A pending pod's lease and an IPAMClaim's are never touched."
     parser = subcommand.add(commands, "reclaim", about, more, run=_run, shows=True)
-    stores.add_options(parser)
+    stores.add_options(parser, pods=True)
     parser.add_argument("--from-report", required=True, metavar="FILE", help="what `railcni ipam audit --report` wrote")
     parser.add_argument("--dry-run", action="store_true", help="say what would be freed, and free nothing")
     parser.add_argument(
         "--grace",
         type=partial(subcommand.seconds, least=0),
-        default=GRACE,
         metavar="SECONDS",
-        help=f"how old the report must be; until then the command waits (default: {GRACE:g})",
+        help=f"how old the report must be; until then the command waits (default: {GRACE:g}, of a dry run 0)",
     )
 
 
@@ -80,8 +79,8 @@ def _reclaim(made: Report, choices: list[stores.Choice], options: argparse.Names
     if not made.of(RECLAIM):
         return
     with output.progress() as say:
-        if not options.dry_run:
-            _wait(made, options.grace, say)
+        usual = 0 if options.dry_run else GRACE
+        _wait(made, usual if options.grace is None else options.grace, say)
         seen = seen_twice(choices, say)
     again = {finding.key() for finding in seen.findings}
     found = {choice.kind: _Found(choice, snapshot) for choice, snapshot in zip(choices, seen.snapshots, strict=True)}

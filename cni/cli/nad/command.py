@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cni.library.lint import Diagnostic
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `nad` and its verbs."""
     about = "networks in files: their faults, their JSON Schema, and NADs rendered from the resources of operators"
     parser = subcommand.add(commands, "nad", about)
@@ -96,7 +96,7 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from cni.library.audit.store import is_missing
+    from cni.library.inventory.places import is_missing
     from cni.library.lint import ERROR, Named, lint
 
     if options.config and is_missing(options.config):

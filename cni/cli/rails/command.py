@@ -29,7 +29,7 @@ mtu, base, exclude, gateway, routing, tableBase, addressing, resourcePrefix, sha
 _NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod", "interface", "addresses")
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `rails` and its verbs."""
     about = "several NICs of a node as one group: their networks, whether a pod's are right, which GPU is near"
     verbs = subcommand.add_group(commands, "rails", about)
@@ -61,6 +61,7 @@ def _render(options: argparse.Namespace) -> int:
     from cni.cli.rails import plan, render
     from cni.library.documents import reader
 
+    options.only(options.output != "table", "with -o yaml or json", "--devices")
     wanted = plan.read(reader.shown_path(options.file), reader.require_text(options.file))
     rails = plan.rails_of(wanted, plan.nodes_nics(wanted.pairing) if wanted.pairing else [])
     if options.output == "table":

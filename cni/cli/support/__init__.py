@@ -71,7 +71,7 @@ class Places:
     usual_logs: tuple[str, ...] = field(default=_USUAL_LOGS)
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(commands: subcommand.Commands) -> None:
     """Add `support-bundle`."""
     more = (
         ". Its index.json names the files that cannot be read. Passwords, tokens, private keys and the environment of exec"
@@ -280,9 +280,9 @@ def _doctor(places: Places) -> Any:
 
 
 def _lint(places: Places) -> Any:
-    from cni.library.lint import lint
+    from cni.library.lint import Named, lint
 
-    return [finding.document() for finding in lint([places.networks], flatfile)]
+    return [finding.document() for finding in lint([places.networks], Named(places.flat) if places.flat else flatfile)]
 
 
 def _versions(places: Places) -> Any:

@@ -1,17 +1,53 @@
-"""Adds a command to the command line: one text is its line in the list, and begins its own --help."""
+"""Adds a command to the command line: one text is its line in the list, and begins its own --help. What is given wrongly is
+refused with exit code 2, and names the option."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 
 from cni.cli.terminal import output
+from cni.library.inventory.places import ExistingDirectory, read_pod
+from cni.shared.spec.request import ifname_fault, is_identifier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction["Parser"]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that names the word that was most likely meant, and what it has no use for; those of its commands and verbs
+    are of this class too. `given` are the names of the options on the command line."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.given: set[str] = set()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, more = super().parse_known_args(args, namespace)
+        if more:
+            self.error(f"there is no use for {' '.join(more)}: leave it out; `{self.prog} --help` lists the options")
+        return found, more
+
+    def only(self, applies: object, condition: str, *options: str) -> None:
+        """Refuse `options` that are given, unless `applies`, for they would change nothing. `condition` says where they do."""
+        for option in options:
+            if option in self.given and not applies:
+                names = "/".join(self._option_string_actions[option].option_strings)
+                self.error(f"{names} has an effect only {condition}: leave it out")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        self.given.update(action.option_strings)
+        return super()._get_values(action, arg_strings)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        meant = difflib.get_close_matches(str(value), map(str, action.choices or ()), n=1)
+        if meant and value not in (action.choices or ()):
+            raise argparse.ArgumentError(action, f'there is no "{value}": did you mean "{meant[0]}"?')
+        super()._check_value(action, value)
 
 
 def add(
@@ -23,11 +59,11 @@ def add(
     run: Callable[[argparse.Namespace], int] | None = None,
     shows: bool = False,
     **options: Any,
-) -> argparse.ArgumentParser:
+) -> Parser:
     """The parser of a new command. `about` is a phrase; `more` goes on from it in the command's own help. `run` gives the
-    exit code, and finds the parser's `error` as `refuse`; `shows`: it has the option -o."""
+    exit code, and finds the parser's `error` as `refuse`, its `only` and `given`; `shows`: it has the option -o."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
-    parser.set_defaults(run=run, refuse=parser.error)
+    parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given)
     if shows:
         output.add_option(parser)
     return parser
@@ -44,11 +80,15 @@ def option(
     default: object,
     about: str = "",
     metavar: str | None = "DIR",
+    made: bool = False,
     **more: Any,
 ) -> None:
-    """An option with a value, whose help ends with its default; with "" it has none that could be shown."""
+    """An option with a value, whose help ends with its default; with "" it has none that could be shown. A directory must be
+    there when it is given, unless it is `made`, by railcni or later."""
     shown = f"{default:g}" if isinstance(default, float) else default
-    texts = [about, f"default: {shown}" if shown != "" else ""]
+    texts = [about, "" if default in ("", None) else f"default: {shown}"]
+    if metavar in ("DIR", "DIR:DIR") and not made:
+        more["action"] = ExistingDirectory
     parser.add_argument(flag, default=default, metavar=metavar, help="; ".join(filter(None, texts)), **more)
 
 
@@ -56,6 +96,35 @@ def listen(parser: argparse._ActionsContainer, default: str) -> None:
     """--listen, of a program that keeps running."""
     about = f"/healthz, /readyz and /metrics; default: {default}, this node alone"
     parser.add_argument("--listen", type=address, default=default, metavar="ADDRESS:PORT", help=about)
+
+
+def name(text: str) -> str:
+    """The name of a network, node, namespace or the like, as the type of an option."""
+    if not is_identifier(text):
+        raise argparse.ArgumentTypeError(f'"{text}": start with a letter or digit, then letters, digits, _ . -')
+    return text
+
+
+def pod(text: str) -> str:
+    """[NAMESPACE/]NAME, as the type of an option; podman's names are wider than those of Kubernetes."""
+    if not all(map(is_identifier, text.split("/"))) or text.count("/") > 1:
+        raise argparse.ArgumentTypeError(f'"{text}": want NAMESPACE/NAME or NAME')
+    return text
+
+
+def container_or_pod(text: str) -> str:
+    """A containerID or NAMESPACE/POD, as the type of an option."""
+    try:
+        return read_pod(text) if "/" in text else name(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}": want a containerID or NAMESPACE/POD') from None
+
+
+def ifname(text: str) -> str:
+    """The name of an interface, as the type of an option."""
+    if fault := ifname_fault(text):
+        raise argparse.ArgumentTypeError(f'"{text}" {fault}')
+    return text
 
 
 def address(text: str) -> tuple[str, int]:

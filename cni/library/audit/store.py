@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cni.library.inventory.places import ExistingDirectory, is_missing
 from cni.shared.config import Fault, refuse
 from cni.shared.records import STATE
 from cni.shared.spec.errors import InvalidConfig
+from cni.shared.spec.request import is_identifier
 from ipam import config as configuration
 from ipam import flatfile, stores
 from ipam.config import IpamConfig
@@ -21,12 +23,17 @@ from ipam.stores.apiserver.resources import OF_STORES
 from ipam.stores.base import Store
 
 _SECONDS = 30.0  # for one request
+HOST_LOCAL = "host-local"  # which leases are copied from
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """--data-dir, --config, --kubeconfig; without them the store of the installed flat file, else the one in STATE."""
+def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool = False) -> None:
+    """--data-dir (of `files`), --config, --kubeconfig; without them the store of the installed flat file, else the one in
+    STATE. `pods`: the command reads the pods, also those of a store outside of the cluster."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--data-dir", default="", metavar="DIR", help=f"the file store in DIR; such as {STATE}")
+    parser.set_defaults(data_dir="", pods=pods)
+    if files:
+        about = f"the file store in DIR; such as {STATE}"
+        which.add_argument("--data-dir", action=ExistingDirectory, default="", metavar="DIR", help=about)
     which.add_argument(
         "--config",
         default="",
@@ -39,9 +46,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the cluster of this kubeconfig's current context; alone: all its leases, AddressLeases and IPPools",
     )
-    parser.add_argument(
-        "-n", "--namespace", default="", help="where the leases are; default: the context's, else kube-system"
-    )
+    about = "where the leases are; default: the context's, else kube-system"
+    parser.add_argument("-n", "--namespace", type=_namespace, default="", help=about)
+
+
+def _namespace(text: str) -> str:
+    if text and not is_identifier(text):
+        raise argparse.ArgumentTypeError(f'"{text}": want the name of a namespace, such as kube-system')
+    return text
 
 
 class Choice:
@@ -89,14 +101,18 @@ class Choice:
 def named(options: argparse.Namespace) -> list[Choice]:
     """The stores that the options name: both of a cluster's where they name it alone. InvalidConfig, UnsupportedField."""
     path = kubeconfig_of(options.kubeconfig)
-    if options.data_dir:
-        if is_missing(options.data_dir):
-            raise InvalidConfig(f'--data-dir "{options.data_dir}": there is no such directory')
-        return [Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}, path)]
-    if not path or options.config:
+    found = Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}) if options.data_dir else None
+    if not found and (not path or options.config):
         found = of_flat_file(options.config)
-        if found.kubeconfig or found.kind not in stores.IN_CLUSTER:
-            return [Choice(found.store_ref, path or found.kubeconfig, options.namespace, found.cooldown)]
+    if found and found.kind not in stores.IN_CLUSTER:
+        options.only(
+            options.pods and found.is_shared, "for a cluster, and for the pods of leases in etcd", "--kubeconfig"
+        )
+        options.only(False, "for leases in a cluster", "-n")
+        return [Choice(found.store_ref, path or found.kubeconfig, "", found.cooldown)]
+    if found and found.kubeconfig:
+        path = path or found.kubeconfig
+        return [Choice({**found.store_ref, "kubeconfig": path}, path, options.namespace, found.cooldown)]
     return [Choice({"kind": kind, "kubeconfig": path}, path, options.namespace) for kind in OF_STORES]
 
 
@@ -153,7 +169,7 @@ def of_flat_file(config: str = "") -> Choice:
 
 
 def parse(text: str) -> Choice:
-    """A store that is written KIND:PLACE, for --from and --to; InvalidConfig."""
+    """A store that is written KIND:PLACE, as the type of --to. InvalidConfig: its file cannot be read."""
     kind, _, place = text.partition(":")
     if kind == "file" and place:
         return Choice({"kind": "file", "path": os.path.abspath(place)})
@@ -164,12 +180,17 @@ def parse(text: str) -> Choice:
         named = IpamConfig()
         named.ranges = []
         Source({"datastore": kind, DATASTORES[kind]: place}, NoFiles, []).fill(named, IPAM_KEYS, [])
-        return Choice(stores.ref_of(named))
-    if kind == "host-local" and place:
-        raise InvalidConfig(f'"{text}": leases are copied from host-local, never to it: name it with --from')
-    raise InvalidConfig(
-        f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, etcd:HOST:PORT,…, host-local:DIR or config:FILE,'
-        " where FILE has the keys of the ipam block"
+        try:
+            return Choice(stores.ref_of(named))
+        except InvalidConfig as fault:
+            raise argparse.ArgumentTypeError(fault.msg) from None
+    if kind == HOST_LOCAL and place:
+        raise argparse.ArgumentTypeError(
+            f'"{text}": leases are copied from host-local, never to it: name it with --from'
+        )
+    raise argparse.ArgumentTypeError(
+        f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, etcd:HOST:PORT,…,'
+        " host-local:DIR or config:FILE, where FILE has the keys of the ipam block"
     )
 
 
@@ -184,17 +205,6 @@ def _readable(path: str, named: str) -> str:
         why = "there is no such file" if is_missing(path) else "it cannot be read"
         raise InvalidConfig(f"{named}: {why}")
     return os.path.abspath(path)
-
-
-def is_missing(path: str) -> bool:
-    """Whether nothing is at `path`. Where the user may not look, the opening says so."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        pass
-    return False
 
 
 class _Files:

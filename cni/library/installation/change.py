@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -71,7 +71,8 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this folder's installers, for which the bundle folder is made.
+        """Hold the lock of this folder's installers, for which the bundle folder is made, and removed if nothing else is in
+        it in the end.
 
         TryAgainLater: another installer holds it; IoFailure: it cannot be made.
         """
@@ -88,13 +89,22 @@ class Folder:
                     f"{self.shown}/{BUNDLE}/{layout.LOCK} is locked; `lslocks` names the process",
                 ) from None
             except OSError as fault:
+                self._drop_empty_bundle()
                 raise self._refused("make the lock of the installers", fault) from None
             if not os.path.exists(lock.lock_file):  # the uninstall that held it has removed it: lock a new file
                 lock.release()
         try:
             yield
         finally:
+            self._drop_empty_bundle()
             lock.release()
+
+    def _drop_empty_bundle(self) -> None:
+        with suppress(OSError):
+            if os.listdir(self.bundle) == [layout.LOCK]:
+                os.unlink(f"{self.bundle}/{layout.LOCK}")
+            os.rmdir(self.bundle)
+            files.sync(self.path)
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
@@ -241,14 +251,12 @@ def _wait_for_calls(folder: Folder, before: Installation) -> None:
 
 
 def _end(folder: Folder) -> Step:
-    """The second half, when nothing runs from the versions any more. The lock goes last, for another may wait for it."""
+    """The second half, when nothing runs from the versions any more. `Folder.locked` removes what is left."""
 
     def remove() -> None:
         files.sync(folder.path)  # the names that came back are on the disk before the versions go
-        for name in (CURRENT, *sorted({*os.listdir(folder.bundle)} - {layout.LOCK}), layout.LOCK):
+        for name in (CURRENT, *sorted({*os.listdir(folder.bundle)} - {layout.LOCK})):
             files.remove(f"{folder.bundle}/{name}")
-        os.rmdir(folder.bundle)
-        files.sync(folder.path)
 
     return Step(f"remove {BUNDLE} with all versions", remove)
 

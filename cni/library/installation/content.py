@@ -26,7 +26,7 @@ from cni.shared.kernel.files import read_whole
 from cni.shared.spec.errors import IoFailure
 
 VERSION_FILE = "VERSION"
-_TEMPLATE = "bin/launcher.in"
+_TEMPLATE, _SHELL = "bin/launcher.in", "bin/shell.in"
 _DIGEST_BYTES = 6
 
 Read = Callable[[], bytes]
@@ -77,16 +77,19 @@ def bundle(top: str) -> Content:
 def checkout(top: str) -> Content:
     """The plugins of the checkout in the directory `top`, for this interpreter."""
     interpreter = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
-    template = read_whole(f"{top}/{_TEMPLATE}").decode().replace("@PYTHON@", interpreter)
-    scripts: dict[str, Read] = {name: partial(template.replace("@PLUGIN@", name).encode) for name in PLAIN}
+
+    def scripts(*templates: str) -> dict[str, Read]:
+        text = "".join(read_whole(f"{top}/{one}").decode() for one in templates).replace("@PYTHON@", interpreter)
+        return {name: partial(text.replace("@PLUGIN@", name).encode) for name in PLAIN}
+
     launcher = f"{top}/build/launcher"  # empty where `make` found no compiler for it
     is_native = os.path.isfile(launcher) and os.path.getsize(launcher)
-    programs = dict.fromkeys(PLAIN, partial(read_whole, launcher)) if is_native else scripts
+    programs = dict.fromkeys(PLAIN, partial(read_whole, launcher)) if is_native else scripts(_SHELL, _TEMPLATE)
     modules = pack.pack(top)
     entries = (
         VersionEntry(VERSION_FILE, "file", f"{VERSION}\n".encode),
         *_programs(PROGRAMS, programs),
-        *_programs(SCRIPTS, scripts),
+        *_programs(SCRIPTS, scripts(_TEMPLATE)),
         *_programs(COPIES, programs),
         VersionEntry(f"{PROGRAMS}/modules.{sys.implementation.cache_tag}", "file", lambda: modules),
     )

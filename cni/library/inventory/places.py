@@ -1,11 +1,15 @@
-"""Pods and namespaces as a person names them; the places of networks and named namespaces, by convention of all runtimes."""
+"""Pods, namespaces and directories as a person names them; the places of networks and named namespaces, by convention of all
+runtimes."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+from typing import Any
 
 from cni.shared.kernel import netns as namespaces
+from cni.shared.spec.errors import InvalidConfig
 
 NET_DIRECTORY = "/etc/cni/net.d"
 NAMED_NAMESPACES = "/run/netns"
@@ -18,6 +22,37 @@ def read_pod(text: str) -> str:
     if not slash or not _LABELS.fullmatch(namespace) or not _LABELS.fullmatch(name) or "." in namespace:
         raise ValueError("want NAMESPACE/POD")
     return text
+
+
+class ExistingDirectory(argparse.Action):
+    """Of an option for a directory that is only read, or several with colons between them: what is given is there, or
+    InvalidConfig says that it is not. A default may be missing."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        for directory in str(values).split(":") if self.metavar == "DIR:DIR" else [values]:
+            require_directory(option_string or "", directory)
+        setattr(namespace, self.dest, values)
+
+
+def require_directory(option: str, shown: str, path: str = "") -> None:
+    """InvalidConfig when there is no directory at `path`, which the option calls `shown`."""
+    if is_missing(path or shown):
+        raise InvalidConfig(f'{option} "{shown}": there is no such directory')
+    if os.path.isfile(path or shown):
+        raise InvalidConfig(f'{option} "{shown}": is no directory')
+
+
+def is_missing(path: str) -> bool:
+    """Whether nothing is at `path`. Where the user may not look, the opening says so."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def is_of_pod(pod: tuple[str, str], wanted: str) -> bool:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from cni.library.documents import networks
 from cni.library.documents.networks import Network
@@ -23,16 +24,23 @@ _MULTUS = "multus"  # Multus keeps a cache of its own below libcni's: its option
 def new(options: argparse.Namespace, network: Network) -> Parameters:
     """The parameters of an attachment to be made."""
     netns = namespace_path(options.netns)
-    capabilities = dict(options.capability_args)
-    if options.device_id:
-        capabilities.setdefault("deviceID", options.device_id)
     return Parameters(
         container_id=options.container_id or default_container_id(netns),
         netns=netns,
         ifname=options.ifname or ("net1" if network.nad else "eth0"),
         args=options.args,
-        capability_args=capabilities,
+        capability_args=_capability_args(options),
     )
+
+
+def with_device(options: argparse.Namespace, network: Network) -> Network:
+    """`network` with the device that --device-id names."""
+    return network.with_device(options.device_id) if options.device_id else network
+
+
+def _capability_args(options: argparse.Namespace) -> dict[str, Any]:
+    device = {"deviceID": options.device_id} if options.device_id else {}
+    return {**device, **options.capability_args}
 
 
 def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parameters, bool]:
@@ -43,16 +51,16 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
     except CniError as fault:  # the file may be gone since
         missing = fault
     name = network.name if network else options.network
-    if "/" in options.container_id:
+    if "/" in (options.container_id or ""):
         options = _of_pod(options, cache, name)
     entry = _entry(options, cache, name) if is_identifier(name) else None
     if entry is None:
         if network is None:
             raise missing or InvalidConfig(f"no network {name}")
-        return network, new(options, network), False
-    given = {"args": options.args, "capability_args": options.capability_args}
-    parameters = replace(entry.parameters, **{k: v for k, v in given.items() if v})
-    return _as_attached(entry, network, missing), parameters, True
+        return with_device(options, network), new(options, network), False
+    capabilities = {**entry.parameters.capability_args, **_capability_args(options)}
+    parameters = replace(entry.parameters, args=options.args or entry.parameters.args, capability_args=capabilities)
+    return with_device(options, _as_attached(entry, network, missing)), parameters, True
 
 
 def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:

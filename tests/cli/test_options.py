@@ -1,0 +1,259 @@
+"""The options of every verb: what would change nothing, what is malformed and what is not there is refused, by one message each."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cni.cli import main as command
+from cni.cli.terminal import subcommand
+from cni.library.inventory.places import ExistingDirectory
+from tests.blackbox.command import run_any as run
+from tests.node import COMMAND
+
+# Where an option has no effect: the words of the call, in which DIR is an empty directory and FILE an empty flat file, and
+# the option that is refused.
+WITHOUT_EFFECT = """
+gc NETWORK NETNS | NETNS
+gc NETWORK -i net1 | -i
+gc NETWORK --container-id c1 | --container-id
+gc NETWORK --args A=1 | --args
+gc NETWORK --capability-args {} | --capability-args
+gc NETWORK --device-id 0 | --device-id
+status NETWORK NETNS | NETNS
+status NETWORK --cache-dir DIR | --cache-dir
+status -i net1 | -i
+status NETWORK -i net1 | -i
+status NETWORK --to DIR | --to
+status NETWORK --root DIR | --root
+status NETWORK --state-dir DIR | --state-dir
+status --conf-dir DIR | --conf-dir
+status --cni-path DIR | --cni-path
+doctor --nfd - -o json | -o/--output
+doctor --nfd - -o table | -o/--output
+doctor --nfd - -v | -v/--verbose
+doctor --pod a/b -v | -v/--verbose
+doctor --pod a/b --nfd | --nfd
+doctor --peer 10.0.0.1 | --peer
+rdma --ibdev2netdev -o json | -o/--output
+rails render FILE -o table --devices railcni | --devices
+ipam pools --data-dir DIR -n kube-system | -n/--namespace
+ipam pools --config FILE -n kube-system | -n/--namespace
+ipam leases --data-dir DIR --kubeconfig FILE | --kubeconfig
+ipam show 10.0.0.1 --data-dir DIR --kubeconfig FILE | --kubeconfig
+ipam audit --data-dir DIR --kubeconfig FILE | --kubeconfig
+ipam audit --data-dir DIR -n x | -n/--namespace
+ipam pools --config ETCD --kubeconfig FILE | --kubeconfig
+ipam flush --data-dir DIR | --data-dir
+ipam migrate --from file:DIR --to etcd:h:1 --range 10.0.0.0/8 | --range
+ipam migrate --from file:DIR --to etcd:h:1 --network-name n | --network-name
+ipam migrate --from file:DIR --to etcd:h:1 --network n | --network
+ipam migrate --from etcd:h:1 --to etcd:h:2 --node n | --node
+ipam migrate --from file:DIR --to etcd:h:1 --node n | --node
+ipam migrate --from kubernetes:FILE --to addresslease:FILE --remove-source | --remove-source
+ipam migrate --from addresslease:FILE --to kubernetes:FILE --remove-source | --remove-source
+cluster --agents-in x ipam leases | --agents-in
+cluster ipam leases --data-dir DIR | --data-dir
+cluster ipam leases --config FILE | --config
+cluster ipam leases --kubeconfig FILE | --kubeconfig
+cluster doctor a/b -v | -v/--verbose
+cluster status -v | -v
+install --plugins macvlan | --plugins
+device-plugin -o json | -o/--output
+device-plugin --show --cdi | --cdi
+device-plugin --show --listen 127.0.0.1:1 | --listen
+device-plugin --show --kubelet-dir DIR | --kubelet-dir
+device-plugin --show --pod-resources s | --pod-resources
+agent --kubeconfig FILE --service-account DIR | --service-account
+agent --kubeconfig FILE --plugin-account a/b | --plugin-account
+agent --kubeconfig FILE --api-server u | --api-server
+agent --kubeconfig FILE --datastore kubernetes | --datastore
+agent --once --listen 127.0.0.1:1 | --listen
+agent --once --every 1 | --every
+"""
+MALFORMED = """
+attachments --pod a/b/c
+attachments --pod /b
+attachments --pod a/
+attachments --pod=
+attachments --pod a%b
+attachments --container a/b/c
+attachments --container a%b
+attachments --container=
+attachments --network a/b
+attachments --network=
+ipam leases --pod a/b/c
+ipam leases --container a/b/c
+ipam leases --network a/b
+ipam leases --node a/b
+ipam leases --node=
+ipam leases --ifname a/b
+ipam leases --ifname averylonginterface
+ipam leases --pool 10.0.0.0/99
+ipam leases --pool a/b
+ipam leases --pool=
+ipam leases -n a/b
+ipam show a/b/c
+ipam show 10.0.0.1/99
+ipam show 10.0.0.1/x
+ipam show 10.0.0.256
+ipam migrate --from foo --to etcd:h:1
+ipam migrate --from file: --to etcd:h:1
+ipam migrate --from etcd:h:1 --to foo
+ipam migrate --from etcd:h:1 --to host-local:DIR
+ipam migrate --from etcd:h:x --to file:DIR
+ipam migrate --from file:DIR --to file:DIR
+ipam migrate --from host-local:DIR --to etcd:h:1
+ipam migrate --from host-local:DIR --to etcd:h:1 --range 10.0.0.0/99
+ipam migrate --from host-local:DIR --to etcd:h:1 --range 10.0.0.0/8 --network a/b
+ipam migrate --from host-local:DIR --to etcd:h:1 --range 10.0.0.0/8 --node a/b
+attach n ns --container-id a/b
+attach n ns -i a/b
+attach n ns --args x
+attach n ns --capability-args []
+detach n --container-id a/b/c
+detach n
+check n
+doctor --pod a/b --peer 10.0.0.256
+cluster --agents-in a/b status
+cluster doctor a/b/c
+cluster ipam show x/y/z
+agent --plugin-account a/b/c
+agent --namespace a/b
+agent --grace -1
+agent --listen 9108
+reclaim
+"""
+MISSING_DIRECTORY = """
+attachments --state-dir
+support-bundle --conf-dir
+support-bundle --state-dir
+support-bundle --cache-dir
+support-bundle --cni-path
+attach n ns --conf-dir
+attach n ns --cni-path
+detach n ns --conf-dir
+detach n ns --cni-path
+detach n ns --cache-dir
+check n ns --cache-dir
+gc n --conf-dir
+gc n --cni-path
+gc n --cache-dir
+status n --conf-dir
+status n --cni-path
+status --root
+doctor --conf-dir
+doctor --cni-path
+ipam pools --data-dir
+ipam leases --data-dir
+ipam show 10.0.0.1 --data-dir
+ipam audit --data-dir
+ipam reclaim --from-report x --data-dir
+ipam migrate --to etcd:h:1 --from file:
+ipam migrate --to etcd:h:1 --range 10.0.0.0/8 --from host-local:
+install --root
+install --to DIR --link-dir
+uninstall --root
+uninstall --to DIR --link-dir
+uninstall --to DIR --state-dir
+vfs show --root
+vfs plan --root
+vfs apply --root
+vfs show --kubelet-dir
+vfs plan --kubelet-dir
+vfs apply --kubelet-dir
+warm status --root
+warm stop --root
+device-plugin --root
+agent --root
+agent --service-account
+dranet-ipam --conf-dir
+dranet-ipam --cni-path
+"""
+MADE = {  # the directories that need not be there: who makes them
+    "--cache-dir": {"attach": "itself"},
+    "--conf-dir": {"agent": "itself"},
+    "--kubelet-dir": {"device-plugin": "kubelet"},
+    "--link-dir": {"install": "is checked below --root", "uninstall": "is checked below --root"},
+    "--state-dir": dict.fromkeys(("install", "agent", "status"), "the plugins")
+    | {"uninstall": "is checked below --root"},
+    "--to": dict.fromkeys(("install", "uninstall", "agent", "status"), "is checked below --root"),
+}
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "empty").mkdir(mode=0o700)
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "etcd").write_text('{"etcd_host": "h:1"}')
+    return {name: str(tmp_path / name.lower()) for name in ("FILE", "ETCD")} | {"DIR": str(tmp_path / "empty")}
+
+
+def called(line: str, words: dict[str, str]) -> list[str]:
+    for word, path in words.items():
+        line = line.replace(word, path)
+    return line.split()
+
+
+def lines(table: str) -> list[str]:
+    return table.strip().splitlines()
+
+
+@pytest.mark.parametrize("line", lines(WITHOUT_EFFECT))
+def test_an_option_that_would_change_nothing_is_refused_by_its_name(words: dict[str, str], line: str) -> None:
+    argv, _, option = line.partition(" | ")
+    said = run(*called(argv, words), code=2).splitlines()[-1]
+    assert f"error: {option} has an effect only " in said or f"error: there is no use for {option}" in said
+    assert ": leave it out" in said
+
+
+@pytest.mark.parametrize("line", lines(MALFORMED))
+def test_what_is_malformed_is_a_wrong_call_and_no_empty_answer(words: dict[str, str], line: str) -> None:
+    assert ": error: " in run(*called(line, words), code=2).splitlines()[-1]
+
+
+@pytest.mark.parametrize("line", lines(MISSING_DIRECTORY))
+def test_a_directory_that_is_given_and_not_there_is_named_with_its_option(words: dict[str, str], line: str) -> None:
+    *before, last = called(line, words)
+    option, last = (before.pop(), f"{last}/no/where") if last.endswith(":") else (last, "/no/where")
+    assert run(*before, option, last, code=1) == f'railcni: {option} "{last}": there is no such directory\n'
+
+
+def test_a_default_directory_need_not_be_there(words: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cni.cli.attachments.STATE", "/no/where")
+    assert run("attachments") == "no attachment in /no/where\n"
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _parsers(inner)
+
+
+def test_every_directory_of_every_verb_is_checked_or_is_made_later() -> None:
+    told = set(lines(MISSING_DIRECTORY))
+    for parser in _parsers(command._parser()):
+        assert isinstance(parser, subcommand.Parser)
+        verb = parser.prog.removeprefix("railcni ")
+        for action in parser._actions:
+            if action.metavar in ("DIR", "DIR:DIR") and not verb.startswith("cluster"):
+                option = action.option_strings[-1]
+                assert isinstance(action, ExistingDirectory) != (verb in MADE.get(option, {})), f"{verb} {option}"
+                if isinstance(action, ExistingDirectory) and verb not in ("attach", "detach", "check", "gc", "status"):
+                    assert any(line.startswith(verb) and line.endswith(option) for line in told), f"{verb} {option}"
+
+
+@pytest.mark.parametrize("verb", ["attachments", "ipam pools --data-dir .", "status", "rdma", "nad schema", "support-bundle", "nad lint x", "vfs show", "doctor", "install --dry-run"])  # fmt: skip
+def test_a_working_directory_that_was_removed_is_said_or_not_needed(tmp_path: Path, verb: str) -> None:
+    gone = tmp_path / "gone"
+    argv = ["sh", "-c", f'mkdir {gone}; cd {gone}; rmdir {gone}; exec "$@"', "sh", *COMMAND, *verb.split()]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and "a fault of railcni itself" not in done.stderr
+    if verb in ("support-bundle", "ipam pools --data-dir ."):
+        assert done.stderr.startswith("railcni: the working directory has been removed: change to another one")
