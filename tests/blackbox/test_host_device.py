@@ -391,10 +391,7 @@ def test_what_the_pod_changed_on_the_device_is_undone(node: Node, pod: Pod) -> N
         ipr.link("property_del", index=index, altname="rdma-rail-0")
     delete(node, pod, network())
     after = as_it_was(node)
-    kept = after["ens9"].pop("identity"), before["ens9"].pop("identity")
     assert after == before
-    assert set(kept[1][4]) <= set(kept[0][4])  # an alternative name more is no harm
-    assert kept[0][:4] == kept[1][:4]
 
 
 def test_a_delete_can_be_repeated(node: Node, pod: Pod) -> None:

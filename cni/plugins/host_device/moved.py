@@ -310,22 +310,37 @@ def _is_of(planned: Plan, link: Link) -> bool:
 
 
 def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
-    name = planned.device["name"]
-    if host.link(name=name) is not None:
-        raise TryAgainLater(
-            f'device "{name}" cannot return to the host: another link has that name there; rename it (ip link set {name} name ...)'
-            " and DEL again"
-        )
+    name, index = planned.device["name"], planned.device["index"]
+    other = host.link(name=name)
+    if other is not None:
+        raise TryAgainLater(f'device "{name}" cannot return to the host: {_name_taken(name, other)}')
+    if index == link.index or host.link(index=index):
+        index = 0  # the kernel keeps or chooses it
     _name_again(link, name, inside)
     home = host.namespace()  # the thread may be in the sandbox still, when what follows a failure to leave it
     try:
-        with_names_free(inside, host, link.index, lambda: inside.change_link(link.index, netns_fd=home, name=name))
+        with_names_free(
+            inside,
+            host,
+            link.index,
+            lambda: inside.change_link(link.index, netns_fd=home, name=name, new_index=index),
+        )
     except KernelError as fault:
         raise KernelRefused(
             f'device "{name}" cannot be moved back to the host: {fault.strerror}; DEL again', str(fault)
         ) from None
     finally:
         posix.close(home)
+
+
+def _name_taken(name: str, other: Link) -> str:
+    """Why a device cannot have its name, which the link `other` has, and the remedy."""
+    if other.name == name:
+        return f"another link has that name; rename it (ip link set {name} name ...) and DEL again"
+    return (
+        f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname'
+        f" {name}) and DEL again"
+    )
 
 
 def _name_again(link: Link, name: str, inside: Rtnl) -> None:
@@ -376,7 +391,7 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
                 host.remove_altname(link.index, name)
             elif other is not None:
                 raise TryAgainLater(
-                    f'device "{link.name}" cannot get its name "{name}" back: another link has it; rename that one and DEL again'
+                    f'device "{link.name}" cannot get its name "{name}" back: {_name_taken(name, other)}'
                 )
             host.change_link(link.index, up=False)
             host.change_link(link.index, name=name)
