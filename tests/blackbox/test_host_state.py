@@ -716,6 +716,42 @@ def test_a_link_that_the_pod_made_in_place_of_the_device_stays_in_the_pod(node: 
     assert sorted(pod.view.names()) == ["net1", "p"]
 
 
+needs_tun = pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="the kernel here has no tun")
+_TUN = """
+    ip tuntap add dev data1 mode tun; ip link set data1 up; ip address add 10.9.0.2/24 dev data1
+    ip route add 10.30.0.0/16 via 10.9.0.1"""
+
+
+@needs_tun
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["", "deleted in the pod"])
+def test_a_tunnel_of_the_pod_is_not_taken_for_a_device_without_a_mac(node: Node, pod: Pod, is_deleted: bool) -> None:
+    sh(node, _TUN)
+    assert until(lambda: settled(node))
+    index = node.host.link("data1").index
+    tunnel = {**NETWORK, "device": "data1", "ipam": LEASES}
+    before = dump(node, "data1")
+    own = f"nsenter --net={pod.path} ip tuntap add dev data1 mode tun"
+    if not is_deleted:
+        sh(node, own)
+        assert pod.view.link("data1").index == index
+    result = add(node, pod, tunnel).succeeded()
+    if is_deleted:
+        pod.view.delete("net1")
+        sh(node, own)
+        assert pod.view.link("data1").index == index
+        check = {**tunnel, "prevResult": result}
+        node.cni("host-device", "CHECK", check, netns=pod).refused(100, 'no link "net1"')
+    reply = delete(node, pod, tunnel)
+    reply.succeeded()
+    assert pod.view.names() == ["data1"]
+    assert (node.leases(), node.files()) == ([], [])
+    if is_deleted:
+        assert "vanished" in reply.stderr
+    else:
+        assert until(lambda: settled(node))
+        assert dump(node, "data1") == before
+
+
 def test_a_device_whose_index_was_taken_in_the_pod_comes_back(node: Node, pod: Pod) -> None:
     with pod.view.rtnl() as ipr:
         ipr.link("add", ifname="other", index=100, kind="veth", peer={"ifname": "p"})

@@ -53,7 +53,7 @@ LEAST_MTU = 68  # bytes: ETH_MIN_MTU (RFC 791, section 3.2), of a link that name
 
 MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8, "source": 16}
 _MODE_NAMES = {mode: name for name, mode in MACVLAN_MODES.items()}
-ARPHRD_ETHER, ARPHRD_INFINIBAND, ARPHRD_LOOPBACK = 1, 32, 772
+ARPHRD_ETHER, ARPHRD_INFINIBAND = 1, 32
 
 
 class Link:
