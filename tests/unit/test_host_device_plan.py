@@ -186,6 +186,13 @@ def test_a_device_without_a_mac_is_known_in_a_sandbox_by_its_mark_alone(
     assert (devices.known_again(remembered, [candidate]) is candidate) is on_host
 
 
+def test_hardware_without_a_mac_is_known_in_a_sandbox_by_its_parent() -> None:
+    can = {"parent_bus": "pci", "parent_device": "0000:3b:00.0"}
+    remembered = devices.identity_of(link(**can))
+    device = link(**can, name="net1", index=9)
+    assert devices.known_again(remembered, [device], away=True) is device
+
+
 def test_a_virtual_device_on_the_host_is_not_known_by_its_name() -> None:
     remembered = devices.identity_of(link(**VETH))
     device = link(**VETH)

@@ -77,7 +77,7 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
         return (link.parent_bus, link.parent_device) == (remembered["bus"], remembered["parent"]) and same_port
     if remembered["permanentMac"]:
         return bool(link.permanent_mac == remembered["permanentMac"])
-    if not _has_mac(remembered):
+    if _is_bare(remembered):
         return bears_mark or bool(has_index and link.name == remembered["name"])
     signs: int = (link.mac == remembered["mac"]) + bears_mark + _has_end_outside(remembered, link)
     return signs >= (1 if has_index else 2)
@@ -97,12 +97,13 @@ def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
 
     A pod can give a link of its own any index, MAC and alias, but no other end outside of its namespace.
     """
-    is_any = not _has_mac(remembered) and link.alias != remembered["name"]
+    is_any = _is_bare(remembered) and link.alias != remembered["name"]
     return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
 
 
-def _has_mac(remembered: dict[str, Any]) -> bool:
-    return bool(remembered["mac"].strip("0:"))
+def _is_bare(remembered: dict[str, Any]) -> bool:
+    """Whether the device has neither a MAC nor hardware, as a tunnel."""
+    return not (remembered["parent"] or remembered["permanentMac"] or remembered["mac"].strip("0:"))
 
 
 def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
