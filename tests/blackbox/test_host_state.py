@@ -838,7 +838,9 @@ def test_a_name_that_a_pod_gave_its_device_stands_for_no_other_device(node: Node
 def test_a_host_name_that_is_an_alternative_name_meanwhile_has_the_remedy_for_that(node: Node, pod: Pod) -> None:
     add(node, pod).succeeded()
     sh(node, "ip link property add dev eth1 altname data0")
-    delete(node, pod).refused(11, "data0", "eth1", "ip link property del dev eth1 altname data0")
+    node.cni("host-device", "DEL", NETWORK, netns=pod).refused(
+        11, "data0", "eth1", "ip link property del dev eth1 altname data0"
+    )
     sh(node, "ip link property del dev eth1 altname data0")
     delete(node, pod).succeeded()
     assert node.leftovers() == []

@@ -311,12 +311,12 @@ def _is_of(planned: Plan, link: Link) -> bool:
 
 def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
     name, index = planned.device["name"], planned.device["index"]
-    other = host.link(name=name)
-    if other is not None:
-        raise TryAgainLater(f'device "{name}" cannot return to the host: {_name_taken(name, other)}')
     if index == link.index or host.link(index=index):
         index = 0  # the kernel keeps or chooses it
-    _name_again(link, name, inside)
+    if host.link(name=name):
+        name = "dev%d"  # which the kernel itself gives then (default_device_exit_net); `restore` tells
+    else:
+        _name_again(link, name, inside)
     home = host.namespace()  # the thread may be in the sandbox still, when what follows a failure to leave it
     try:
         with_names_free(
@@ -327,7 +327,8 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
         )
     except KernelError as fault:
         raise KernelRefused(
-            f'device "{name}" cannot be moved back to the host: {fault.strerror}; DEL again', str(fault)
+            f'device "{planned.device["name"]}" cannot be moved back to the host: {fault.strerror}; DEL again',
+            str(fault),
         ) from None
     finally:
         posix.close(home)
@@ -380,33 +381,34 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
 def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
     """Restore the device, which is on the host, to the state in the record; parts that are right are not written.
 
-    TryAgainLater when another link has its name. Unrestored when a later call can restore more.
+    Unrestored when a later call can restore more, such as its name, which another link has.
     """
     former = planned.device
-    name = former["name"]
+    name, other = former["name"], None
     try:
         if link.name != name:
             other = host.link(name=name)
             if other is not None and other.index == link.index:  # udev may have made the former name an alternative
                 host.remove_altname(link.index, name)
-            elif other is not None:
-                raise TryAgainLater(
-                    f'device "{link.name}" cannot get its name "{name}" back: {_name_taken(name, other)}'
-                )
-            host.change_link(link.index, up=False)
-            host.change_link(link.index, name=name)
-            link = host.link(index=link.index) or link
-        if not planned.restoresState:
-            if link.alias:
-                host.change_link(link.index, alias="")
-            return
+                other = None
+            if other is None:
+                host.change_link(link.index, up=False)
+                host.change_link(link.index, name=name)
+                link = host.link(index=link.index) or link
+        if not planned.restoresState and link.alias:
+            host.change_link(link.index, alias="")
     except KernelError as fault:
         raise KernelRefused(
             f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; DEL again', str(fault)
         ) from None
-    from cni.plugins.host_device import restore as restoration  # an ADD that succeeds restores nothing
+    if planned.restoresState:
+        from cni.plugins.host_device import restore as restoration  # an ADD that succeeds restores nothing
 
-    restoration.restore(former, link, host, log)
+        restoration.restore(former, link, host, log)
+    if other:
+        raise Unrestored(
+            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)}'
+        )
 
 
 def without_link(planned: Plan) -> tuple[str, int] | None:

@@ -107,7 +107,7 @@ class Restoration:
 
     def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
         self.former = former
-        self.name = former["name"]
+        self.name = link.name
         self.saved: dict[str, Any] = former.get("kernel")  # type: ignore[assignment]  # None takes other stages
         self.was = former["index"]
         self.index = link.index
