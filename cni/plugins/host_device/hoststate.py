@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import posix
 import time
+from _socket import AF_INET6
 
 from cni.plugins.host_device import devices
 from cni.shared.kernel import addresses, raw_state, routes, sysctl
@@ -112,7 +113,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
     held = raw_state.addresses(host, device.index)
     found = raw.attributes
     kept = raw_state.routes(host, device.index, bodies, [address.local for address in held], every)
-    if kept:
+    if not all(map(_is_automatic, kept)):  # the rest reads all records, which takes a while beside 100 VFs
         away = (record["link"]["device"].get("kernel") for _, record in devices.recorded(None, Records()))
         raw_state.with_those_away(kept, [route for saved in away if saved for route in saved["routes"]])
     return {
@@ -137,6 +138,11 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
             "routes": kept,
         },
     }
+
+
+def _is_automatic(route: dict[str, Any]) -> bool:
+    """Whether a saved route is one that the kernel makes of an IPv6 address: only its order could matter, which is not kept."""
+    return raw_state.family_of(route) == AF_INET6 and raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL
 
 
 def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
