@@ -94,7 +94,7 @@ def _differences(
         if planned and (has := plugin.without_link(planned)):
             found = plugin.differences(planned, config, None, host, inside)
             return found + differs("mtu", has[1] or None, known.mtu or None, config.mtu or None)
-        return [f'there is no link "{known.name}" in the sandbox'] if known.mac else []
+        return [f'there is no link "{known.name}" in the sandbox'] if known.mac or planned else []
     found = plugin.differences(planned, config, link, host, inside) if planned else []
     found += differs("mac", link.mac, known.mac, getattr(config, "mac", ""))
     was = known.mtu or record.get("link", {}).get("mtu")

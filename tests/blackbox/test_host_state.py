@@ -266,6 +266,7 @@ LINK = {
     "MTU and link mode": "ip link set data0 down; ip link set data0 mtu 4200 mode dormant; ip link set data0 up",
     "address generation": "ip link set data0 addrgenmode none; ip address add fe80::5/64 dev data0 nodad",
     "stable addresses of a secret": "sysctl -q -w net.ipv6.conf.data0.stable_secret=2001:db8::1234; ip link set data0 down; ip link set data0 up",
+    "stable addresses of a random secret": "ip link set data0 addrgenmode random; ip link set data0 down; ip link set data0 up",
     "interface identifier": "ip token set ::5 dev data0",
     "parameters of IPv4": "cd /proc/sys/net/ipv4/conf/data0; for p in arp_ignore arp_announce rp_filter arp_filter proxy_arp log_martians accept_local; do echo 1 > $p; done; echo 0 > promote_secondaries; echo 1 > forwarding; echo 7 > medium_id",
     "parameters of IPv6": "cd /proc/sys/net/ipv6/conf/data0; echo 1400 > mtu; echo 2 > accept_ra; echo 1 > forwarding; echo 7 > router_solicitation_interval; echo 99 > ra_defrtr_metric; echo 1 > proxy_ndp; echo 33 > hop_limit; echo 0 > autoconf; for p in regen_min_advance ra_honor_pio_life; do test ! -e $p || echo 1 > $p; done",
@@ -547,7 +548,16 @@ LOST = {
     "a filter": ("tc qdisc add dev data0 clsact", "tc"),
     "a nexthop object": (
         "ip address add 10.9.0.2/24 dev data0; ip nexthop add id 5 via 10.9.0.1 dev data0; ip route add 10.30.0.0/16 nhid 5",
-        "1 routes by nexthop objects",
+        "nexthop objects 5 and",
+    ),
+    "a nexthop object without a route": (
+        "ip address add 10.9.0.2/24 dev data0; ip nexthop add id 5 via 10.9.0.1 dev data0; ip nexthop add id 6 group 5",
+        "nexthop objects 5 and",
+    ),
+    "a nexthop object that routes name alone": (
+        "sysctl -q -w net.ipv4.nexthop_compat_mode=0; ip address add 10.9.0.2/24 dev data0;"
+        " ip nexthop add id 5 via 10.9.0.1 dev data0; ip route add 10.30.0.0/16 nhid 5",
+        "nexthop objects 5 and",
     ),
     "a software verbs device": (
         "mount -t tmpfs tmpfs /sys/class; mkdir -p /sys/class/infiniband/rxe0/ports/1; echo data0 > /sys/class/infiniband/rxe0/parent",
@@ -571,7 +581,11 @@ def test_what_cannot_be_saved_is_said_by_the_add(node: Node, pod: Pod, scene: st
 
 SHOWN_BY = {
     "name, MAC, MTU, alias, up or down": ["txqueuelen, group and alias", "MTU and link mode", "a device that is down"],
-    "alternative names": ["alternative names"],
+    "index": ["test_a_device_whose_index_was_taken_in_the_pod_comes_back"],
+    "alternative names": [
+        "alternative names",
+        "test_a_name_that_a_pod_gave_its_device_stands_for_no_other_device",
+    ],
     "transmit queue length, group, broadcast address of the link, link mode, protodown": [
         "txqueuelen, group and alias",
         "broadcast address of the link",
@@ -589,13 +603,18 @@ SHOWN_BY = {
         "a route of the other NIC with a source address of this one"
     ],
     "routes that a router has advertised": ["none: needs a router on the wire"],
-    "routes by nexthop objects, and these objects": ["a nexthop object"],
+    "routes by nexthop objects, and these objects": [
+        "a nexthop object",
+        "a nexthop object without a route",
+        "a nexthop object that routes name alone",
+    ],
     "rules that name the device (ip rule)": ["policy rules that name the device"],
     "permanent neighbours, proxies": ["neighbours and proxies"],
     "parameters net.ipv4.conf, net.ipv6.conf": ["parameters of IPv4", "parameters of IPv6", "a device without IPv6"],
     "parameters net.ipv4.neigh, net.ipv6.neigh": ["parameters of neighbours"],
     "net.mpls.conf, the secret of stable addresses, the interface identifier (token)": [
         "stable addresses of a secret",
+        "stable addresses of a random secret",
         "interface identifier",
     ],
     "IPv6 routes by other devices with an address of this one as their source": [
@@ -697,6 +716,42 @@ def test_a_link_that_the_pod_made_in_place_of_the_device_stays_in_the_pod(node: 
     assert sorted(pod.view.names()) == ["net1", "p"]
 
 
+needs_tun = pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="the kernel here has no tun")
+_TUN = """
+    ip tuntap add dev data1 mode tun; ip link set data1 up; ip address add 10.9.0.2/24 dev data1
+    ip route add 10.30.0.0/16 via 10.9.0.1"""
+
+
+@needs_tun
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["", "deleted in the pod"])
+def test_a_tunnel_of_the_pod_is_not_taken_for_a_device_without_a_mac(node: Node, pod: Pod, is_deleted: bool) -> None:
+    sh(node, _TUN)
+    assert until(lambda: settled(node))
+    index = node.host.link("data1").index
+    tunnel = {**NETWORK, "device": "data1", "ipam": LEASES}
+    before = dump(node, "data1")
+    own = f"nsenter --net={pod.path} ip tuntap add dev data1 mode tun"
+    if not is_deleted:
+        sh(node, own)
+        assert pod.view.link("data1").index == index
+    result = add(node, pod, tunnel).succeeded()
+    if is_deleted:
+        pod.view.delete("net1")
+        sh(node, own)
+        assert pod.view.link("data1").index == index
+        check = {**tunnel, "prevResult": result}
+        node.cni("host-device", "CHECK", check, netns=pod).refused(100, 'no link "net1"')
+    reply = delete(node, pod, tunnel)
+    reply.succeeded()
+    assert pod.view.names() == ["data1"]
+    assert (node.leases(), node.files()) == ([], [])
+    if is_deleted:
+        assert "vanished" in reply.stderr
+    else:
+        assert until(lambda: settled(node))
+        assert dump(node, "data1") == before
+
+
 def test_a_device_whose_index_was_taken_in_the_pod_comes_back(node: Node, pod: Pod) -> None:
     with pod.view.rtnl() as ipr:
         ipr.link("add", ifname="other", index=100, kind="veth", peer={"ifname": "p"})
@@ -708,6 +763,7 @@ def test_a_device_whose_index_was_taken_in_the_pod_comes_back(node: Node, pod: P
     delete(node, pod).succeeded()
     assert until(lambda: settled(node))
     assert dump(node)["ipv4"] == before["ipv4"]
+    assert node.host.link("data0").index == 100
     assert sorted(pod.view.names()) == ["other", "p"]
 
 
@@ -727,6 +783,69 @@ def test_a_device_whose_index_was_taken_on_the_host_comes_back_with_its_routes(n
     assert (after["ipv4"], after["ipv6"]) == (before["ipv4"], before["ipv6"])
 
 
+BOTH = {
+    "the same subnet": """
+        ip address add 10.9.0.2/24 dev data0; ip address add 10.9.0.3/24 dev eth1""",
+    "routes of equal priority": ROUTING["routes of equal priority, of which the device's comes first"],
+    "multipath over both NICs": ROUTING["multipath over both NICs"],
+    "multipath over both NICs and a third": """
+        ip link add eth2 type veth peer name peer2; ip link set eth2 up; ip link set peer2 up
+        ip address add 10.9.0.2/24 dev data0; ip address add 10.8.0.2/24 dev eth1; ip address add 10.7.0.2/24 dev eth2
+        ip route add 10.40.0.0/16 nexthop via 10.9.0.1 dev data0 nexthop via 10.8.0.1 dev eth1 nexthop via 10.7.0.1 dev eth2""",
+    "the same address": """
+        ip address add 10.9.0.2/24 dev data0; ip address add 10.9.0.2/32 dev eth1""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scene", in_part(BOTH, 2))
+def test_two_devices_that_share_routes_come_back_in_any_order(node: Node, pod: Pod, scene: str) -> None:
+    sh(node, BOTH[scene])
+    assert until(lambda: settled(node))
+    node.remember()
+    before = dump(node, "data0", "eth1")
+    pods = {"data0": pod, "eth1": node.pod("pod2")}
+    for first, second in itertools.product((("data0", "eth1"), ("eth1", "data0")), repeat=2):
+        for name in first:
+            add(node, pods[name], {**NETWORK, "device": name}, container_id=name).succeeded()
+        for name in second:
+            reply = delete(node, pods[name], {**NETWORK, "device": name}, container_id=name)
+            reply.succeeded()
+            assert reply.stderr == ""
+        assert until(lambda: settled(node))
+        assert dump(node, "data0", "eth1") == before, (first, second)
+        assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["DEL in the pod", "the pod is gone"])
+def test_a_name_that_a_pod_gave_its_device_stands_for_no_other_device(node: Node, pod: Pod, is_dead: bool) -> None:
+    """Else the next pod would get the wrong device, and the right one could not return."""
+    other, third = node.pod("pod2"), node.pod("pod3")
+    of_eth1 = {**NETWORK, "device": "eth1"}
+    add(node, other, of_eth1, container_id="c2").succeeded()
+    add(node, pod).succeeded()
+    sh(node, f"nsenter --net={pod.path} ip link property add dev net1 altname eth1")
+    if is_dead:
+        with node.host.entered(), open("/proc/thread-self/ns/net") as host:
+            pod.view.set("net1", net_ns_fd=host.fileno())  # as the kernel does with a physical device
+        node.delete_pod(pod)
+    delete(node, pod.path).succeeded()
+    add(node, third, of_eth1, container_id="c3").refused(11, "eth1", "c2")
+    delete(node, other, of_eth1, container_id="c2").succeeded()
+    assert node.leftovers() == []
+    assert node.host.link("data0").altnames == ()
+
+
+def test_a_host_name_that_is_an_alternative_name_meanwhile_has_the_remedy_for_that(node: Node, pod: Pod) -> None:
+    add(node, pod).succeeded()
+    sh(node, "ip link property add dev eth1 altname data0")
+    node.cni("host-device", "DEL", NETWORK, netns=pod).refused(
+        11, "data0", "eth1", "ip link property del dev eth1 altname data0"
+    )
+    sh(node, "ip link property del dev eth1 altname data0")
+    delete(node, pod).succeeded()
+    assert node.leftovers() == []
+
+
 def test_an_ifname_that_is_an_alternative_name_of_the_device_is_its_name_in_the_pod(node: Node, pod: Pod) -> None:
     sh(node, "ip link property add dev data0 altname net1 altname rail-0")
     assert until(lambda: settled(node))
@@ -742,10 +861,14 @@ def test_an_ifname_that_is_an_alternative_name_of_the_device_is_its_name_in_the_
     assert after == before
 
 
+@pytest.mark.parametrize("ifname", ["net%d", "all", "default"])
 @pytest.mark.parametrize("plugin", ["macvlan", "host-device", "sriov", "whereabouts"])
-def test_an_ifname_that_the_kernel_takes_for_a_pattern_is_refused(node: Node, pod: Pod, plugin: str) -> None:
-    config = {**NETWORK, "type": plugin, "master": "data0", "ipam": LEASES}
-    node.cni(plugin, "ADD", config, netns=pod, ifname="net%d").refused(4, "net%d", "%")
+def test_an_ifname_that_runtimes_take_and_the_kernel_does_not_is_refused_and_its_delete_ends(
+    node: Node, pod: Pod, plugin: str, ifname: str
+) -> None:
+    config = {**NETWORK, "type": plugin, "master": "data0", "deviceID": PCI, "ipam": LEASES}
+    node.cni(plugin, "ADD", config, netns=pod, ifname=ifname).refused(4, ifname)
+    node.cni(plugin, "DEL", config, netns=pod, ifname=ifname).succeeded()
     assert (pod.view.names(), node.leftovers()) == ([], [])
 
 

@@ -312,11 +312,12 @@ def test_an_audit_calls_no_lease_dead_whose_delete_failed(node: Node, pod: Pod) 
     """Whoever asks may be in a container, from which neither links nor processes of the host are seen."""
     config = network("host-device")
     node.cni("host-device", "ADD", config, netns=pod).succeeded()
-    node.host.add_veth("ens9", "usurper")
+    nested = node.pod("nested")
+    with nested.view.entered(), open("/proc/thread-self/ns/net") as there:
+        pod.view.set("net1", net_ns_fd=there.fileno())
     node.cni("host-device", "DEL", config, netns=pod).refused(11, "ens9")
-    node.run(["umount", "--lazy", pod.path]).check_returncode()
-    node.path(pod.path).unlink()
-    del node.pods[pod.name]
+    for each in (pod, nested):
+        node.delete_pod(each)
     assert until(lambda: "ens9-peer" not in node.host.names())
     assert dead(node) == []
     assert node.railcni("ipam", "flush").returncode == 0

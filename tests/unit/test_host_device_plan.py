@@ -162,6 +162,37 @@ def test_a_virtual_device_is_known_in_a_sandbox_by_its_index_or_by_more_than_one
     assert (devices.known_again(remembered, [candidate], away=True) is candidate) is known
 
 
+@pytest.mark.parametrize(
+    ("found", "in_sandbox", "on_host"),
+    [
+        ({}, False, True),
+        ({"name": "net1"}, False, False),
+        ({"name": "net1"} | MARK, True, True),
+        ({"index": 9} | MARK, True, True),
+        ({"index": 9}, False, False),
+        ({"kind": "sit"} | MARK, False, False),
+    ],
+    ids=["index and name", "index alone", "index and mark", "mark alone", "name alone", "another kind"],
+)
+@pytest.mark.parametrize("mac", ["", "00:00:00:00", "00:00:00:00:00:00"])
+def test_a_device_without_a_mac_is_known_in_a_sandbox_by_its_mark_alone(
+    mac: str, found: dict[str, Any], in_sandbox: bool, on_host: bool
+) -> None:
+    """The sandbox has a `lo` and a tunl0 of its own, often with the index that they have on the host."""
+    bare = {"kind": "ipip", "mac": mac}
+    remembered = devices.identity_of(link(**bare))
+    candidate = link(**bare | found)
+    assert (devices.known_again(remembered, [candidate], away=True) is candidate) is in_sandbox
+    assert (devices.known_again(remembered, [candidate]) is candidate) is on_host
+
+
+def test_hardware_without_a_mac_is_known_in_a_sandbox_by_its_parent() -> None:
+    can = {"parent_bus": "pci", "parent_device": "0000:3b:00.0"}
+    remembered = devices.identity_of(link(**can))
+    device = link(**can, name="net1", index=9)
+    assert devices.known_again(remembered, [device], away=True) is device
+
+
 def test_a_virtual_device_on_the_host_is_not_known_by_its_name() -> None:
     remembered = devices.identity_of(link(**VETH))
     device = link(**VETH)

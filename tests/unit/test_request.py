@@ -110,10 +110,16 @@ def test_no_version_is_the_oldest() -> None:
     assert request.parse(WHOLE, b'{"name": "rdma"}').cni_version == "0.1.0"
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "net%d", "%", "a" * 16, "é" * 8])
+@pytest.mark.parametrize("name", [".", "..", "a/b", "a:b", "a b", "a\tb", "a" * 16, "é" * 8])
 def test_an_ifname_that_the_kernel_would_refuse_is_refused(name: str) -> None:
-    if name:
-        assert refusal({**WHOLE, "CNI_IFNAME": name}).code == 4
+    for verb in ("ADD", "CHECK", "DEL"):
+        assert refusal({**WHOLE, "CNI_COMMAND": verb, "CNI_IFNAME": name}).code == 4
+
+
+@pytest.mark.parametrize("name", ["net%d", "%", "all", "default"])
+def test_an_ifname_that_runtimes_take_is_refused_to_an_add_alone(name: str) -> None:
+    assert refusal({**WHOLE, "CNI_COMMAND": "ADD", "CNI_IFNAME": name}).code == 4
+    assert request.parse({**WHOLE, "CNI_COMMAND": "DEL", "CNI_IFNAME": name}, CONFIG).attachment.ifname == name
 
 
 @given(st.text(string.ascii_letters + string.digits + "_.-", min_size=1, max_size=15))

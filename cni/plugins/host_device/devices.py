@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from cni.plugins.base import RecordedPlan
 from cni.shared.kernel import node, sysfs
-from cni.shared.kernel.links import ARPHRD_LOOPBACK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,11 +64,12 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
     the one that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
     A virtual device has neither. It has a MAC, the mark, and an end outside of the sandbox (`_has_end_outside`). A move
-    keeps the index where that is free: a link with the remembered index needs one of these, any other link two.
+    keeps the index where that is free: a link with the remembered index needs one of these, any other link two. A tunnel
+    has no MAC: it needs the mark, or its index and its name on the host.
     """
     if link.kind != remembered["kind"]:
         return False
-    bears_mark = link.alias == remembered["name"]
+    bears_mark: bool = link.alias == remembered["name"]
     has_index = link.index == remembered["index"]
     if remembered["parent"]:
         same_mac = not remembered["permanentMac"] or link.permanent_mac == remembered["permanentMac"]
@@ -77,6 +77,8 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
         return (link.parent_bus, link.parent_device) == (remembered["bus"], remembered["parent"]) and same_port
     if remembered["permanentMac"]:
         return bool(link.permanent_mac == remembered["permanentMac"])
+    if _is_bare(remembered):
+        return bears_mark or bool(has_index and link.name == remembered["name"])
     signs: int = (link.mac == remembered["mac"]) + bears_mark + _has_end_outside(remembered, link)
     return signs >= (1 if has_index else 2)
 
@@ -91,13 +93,17 @@ def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = 
 
 def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
     """Whether the link below `link`, or its peer, is in its own namespace, though that of the device was on the host; or
-    `link` is `lo`, which each namespace has, so that the host's cannot be moved.
+    neither a MAC nor the mark tells it from one that each namespace has, such as `lo` or tunl0.
 
     A pod can give a link of its own any index, MAC and alias, but no other end outside of its namespace.
     """
-    return link.arphrd == ARPHRD_LOOPBACK or bool(
-        remembered.get("lower") and link.lower_index and link.lower_netnsid is None
-    )
+    is_any = _is_bare(remembered) and link.alias != remembered["name"]
+    return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
+
+
+def _is_bare(remembered: dict[str, Any]) -> bool:
+    """Whether the device has neither a MAC nor hardware, as a tunnel."""
+    return not (remembered["parent"] or remembered["permanentMac"] or remembered["mac"].strip("0:"))
 
 
 def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import errno
 import time
+from _socket import AF_INET6
 
 from cni.plugins.host_device import devices
 from cni.shared.kernel import addresses, raw_state, routes, sysctl
 from cni.shared.kernel.files import names_in
 from cni.shared.kernel.netlink import KernelError, number_of
+from cni.shared.records import Records
 from cni.shared.spec.errors import TryAgainLater
 
 TYPE_CHECKING = False
@@ -44,7 +46,10 @@ UNLISTED = {  # parameters that rtnetlink does not show, with the default of the
     "net/mpls/conf/{}/input": "0",
     _STABLE: "",
 }
-_ADDR_GEN_MODE, _BY_SECRET = slice(47 * 4, 48 * 4), 2  # DEVCONF_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_STABLE_PRIVACY
+_ADDR_GEN_MODE, _BY_SECRET = (
+    slice(47 * 4, 48 * 4),
+    (2, 3),
+)  # DEVCONF_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_STABLE_PRIVACY and _RANDOM
 
 
 def look(
@@ -61,7 +66,7 @@ def look(
         if tied:
             return {}, tied
         bodies = raw_state.of_link(every, device.index)
-        state, lost = _state(device, bodies, every, host), _lost(device, bodies, others, host)
+        state, lost = _state(device, bodies, every, host), _lost(device, others, host)
     except KernelError as fault:
         if fault.errno != errno.ENODEV:
             raise
@@ -107,6 +112,10 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
     raw = raw_state.Raw(device.body)
     held = raw_state.addresses(host, device.index)
     found = raw.attributes
+    kept = raw_state.routes(host, device.index, bodies, [address.local for address in held], every)
+    if not all(map(_is_automatic, kept)):  # the rest reads all records, which takes a while beside 100 VFs
+        away = (record["link"]["device"].get("kernel") for _, record in devices.recorded(None, Records()))
+        raw_state.with_those_away(kept, [route for saved in away if saved for route in saved["routes"]])
     return {
         **devices.identity_of(device),
         "alias": device.alias,
@@ -126,15 +135,20 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
             "neighbourParameters": raw_state.neighbour_parameters(host, device.index),
             "neighbours": raw_state.neighbours(host, device.index),
             "addresses": [address.body.hex() for address in held],
-            "routes": raw_state.routes(host, device.index, bodies, [address.local for address in held], every),
+            "routes": kept,
         },
     }
+
+
+def _is_automatic(route: dict[str, Any]) -> bool:
+    """Whether a saved route is one that the kernel makes of an IPv6 address: only its order could matter, which is not kept."""
+    return raw_state.family_of(route) == AF_INET6 and raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL
 
 
 def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
     """The parameters of UNLISTED that differ from their default. The calling thread is in the namespace of the link."""
     found = {}
-    has_secret = number_of(inet6[_ADDR_GEN_MODE]) == _BY_SECRET
+    has_secret = number_of(inet6[_ADDR_GEN_MODE]) in _BY_SECRET
     for path, default in UNLISTED.items():
         if path != _STABLE or has_secret:
             try:
@@ -146,19 +160,23 @@ def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
     return found
 
 
-def _lost(device: Link, bodies: list[bytes], others: list[bytes], host: Rtnl) -> list[str]:
+def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:
     """The parts of the state that cannot be restored."""
     found = []
     if raw_state.has_qdisc(host, device.index):
         found.append("its qdiscs and filters (tc)")
-    number = raw_state.by_nexthop_object(bodies, device.index)
-    if number:
-        found.append(f"{number} routes by nexthop objects")
+    nexthops = [str(number) for number in routes.nexthops_of(host, device.index)]
+    if nexthops:
+        found.append(f"its nexthop objects {_listed(nexthops)} and the routes by them")
     found += _software_verbs(device.name)
     groups = [text for text in (o.hex(":") for o in others) if not text.startswith(_OF_THE_KERNEL)]
     if groups:
-        found.append(f"its multicast addresses {', '.join(groups[:_SHOWN])}{' ...' if len(groups) > _SHOWN else ''}")
+        found.append(f"its multicast addresses {_listed(groups)}")
     return found
+
+
+def _listed(texts: list[str]) -> str:
+    return ", ".join(texts[:_SHOWN]) + (" ..." if len(texts) > _SHOWN else "")
 
 
 def _software_verbs(name: str) -> list[str]:

@@ -310,22 +310,38 @@ def _is_of(planned: Plan, link: Link) -> bool:
 
 
 def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
-    name = planned.device["name"]
-    if host.link(name=name) is not None:
-        raise TryAgainLater(
-            f'device "{name}" cannot return to the host: another link has that name there; rename it (ip link set {name} name ...)'
-            " and DEL again"
-        )
-    _name_again(link, name, inside)
+    name, index = planned.device["name"], planned.device["index"]
+    if index == link.index or host.link(index=index):
+        index = 0  # the kernel keeps or chooses it
+    if host.link(name=name):
+        name = "dev%d"  # which the kernel itself gives then (default_device_exit_net); `restore` tells
+    else:
+        _name_again(link, name, inside)
     home = host.namespace()  # the thread may be in the sandbox still, when what follows a failure to leave it
     try:
-        with_names_free(inside, host, link.index, lambda: inside.change_link(link.index, netns_fd=home, name=name))
+        with_names_free(
+            inside,
+            host,
+            link.index,
+            lambda: inside.change_link(link.index, netns_fd=home, name=name, new_index=index),
+        )
     except KernelError as fault:
         raise KernelRefused(
-            f'device "{name}" cannot be moved back to the host: {fault.strerror}; DEL again', str(fault)
+            f'device "{planned.device["name"]}" cannot be moved back to the host: {fault.strerror}; DEL again',
+            str(fault),
         ) from None
     finally:
         posix.close(home)
+
+
+def _name_taken(name: str, other: Link) -> str:
+    """Why a device cannot have its name, which the link `other` has, and the remedy."""
+    if other.name == name:
+        return f"another link has that name; rename it (ip link set {name} name ...) and DEL again"
+    return (
+        f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname'
+        f" {name}) and DEL again"
+    )
 
 
 def _name_again(link: Link, name: str, inside: Rtnl) -> None:
@@ -365,33 +381,34 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
 def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
     """Restore the device, which is on the host, to the state in the record; parts that are right are not written.
 
-    TryAgainLater when another link has its name. Unrestored when a later call can restore more.
+    Unrestored when a later call can restore more, such as its name, which another link has.
     """
     former = planned.device
-    name = former["name"]
+    name, other = former["name"], None
     try:
         if link.name != name:
             other = host.link(name=name)
             if other is not None and other.index == link.index:  # udev may have made the former name an alternative
                 host.remove_altname(link.index, name)
-            elif other is not None:
-                raise TryAgainLater(
-                    f'device "{link.name}" cannot get its name "{name}" back: another link has it; rename that one and DEL again'
-                )
-            host.change_link(link.index, up=False)
-            host.change_link(link.index, name=name)
-            link = host.link(index=link.index) or link
-        if not planned.restoresState:
-            if link.alias:
-                host.change_link(link.index, alias="")
-            return
+                other = None
+            if other is None:
+                host.change_link(link.index, up=False)
+                host.change_link(link.index, name=name)
+                link = host.link(index=link.index) or link
+        if not planned.restoresState and link.alias:
+            host.change_link(link.index, alias="")
     except KernelError as fault:
         raise KernelRefused(
             f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; DEL again', str(fault)
         ) from None
-    from cni.plugins.host_device import restore as restoration  # an ADD that succeeds restores nothing
+    if planned.restoresState:
+        from cni.plugins.host_device import restore as restoration  # an ADD that succeeds restores nothing
 
-    restoration.restore(former, link, host, log)
+        restoration.restore(former, link, host, log)
+    if other:
+        raise Unrestored(
+            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)}'
+        )
 
 
 def without_link(planned: Plan) -> tuple[str, int] | None:

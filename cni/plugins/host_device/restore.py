@@ -107,7 +107,7 @@ class Restoration:
 
     def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
         self.former = former
-        self.name = former["name"]
+        self.name = link.name
         self.saved: dict[str, Any] = former.get("kernel")  # type: ignore[assignment]  # None takes other stages
         self.was = former["index"]
         self.index = link.index
@@ -200,6 +200,9 @@ class Restoration:
         for name in former["altnames"]:
             if name not in link.altnames:
                 yield f"alternative name {name}", self.host.add_altname, index, name
+        for name in link.altnames if self.saved else ():
+            if name not in former["altnames"]:  # the pod gave it, and it may be the name of a device that is away
+                yield f"removal of alternative name {name}", self.host.remove_altname, index, name
 
     def _set_mac(self, link: Link) -> None:
         """Restore the MAC, unless the driver accepts only the MAC that the PF has set for its VF.
@@ -335,7 +338,7 @@ class Restoration:
         here = next(
             (other for other in like if raw_state.identity_of(other) == raw_state.identity_of(route)), None
         )  # at the wrong place
-        rest = here or next((other for other in like if _is_part(other, route)), None)
+        rest = here or next((other for other in like if raw_state.is_part(other, route)), None)
         flags = CREATE if route.get("ahead") else CREATE | APPEND
         if rest and not here and len(like) == 1:
             self.host.request(raw_state.NEWROUTE, body, CREATE | REPLACE)
@@ -376,12 +379,6 @@ class Restoration:
             yield f"route {r['dst']}", lambda r=r: routes.add(self.host, self.index, **r)
 
 
-def _is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
-    """Whether `other` is the part of the multipath route `route` that remained without the device. A single leg has no weight."""
-    legs = [(flags, at, own) for flags, _, at, own in route["legs"]]
-    return other["common"] == route["common"] and all((f, at, own) in legs for f, _, at, own in other["legs"])
-
-
 def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
     """Whether the route is missing, or stands after routes of the same key that it preceded."""
     like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
@@ -394,8 +391,9 @@ def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
     """Set the IPv4 multipath routes again without the device `index`, which has left: the kernel drops the whole route."""
+    links = {link.index for link in host.links()} - {index}
     for route in saved["routes"]:
-        legs = [leg for leg in route["legs"] if leg[2] != index]
+        legs = [leg for leg in route["legs"] if leg[2] in links]
         if raw_state.family_of(route) == AF_INET and len(legs) not in (0, len(route["legs"])):
             body = raw_state.route_again(route, legs, 0)
             try:

@@ -39,7 +39,7 @@ IFINFO = Struct("=BxHiII")  # struct ifinfomsg: family, ARPHRD type, index, flag
 _IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
 
 _ADDRESS, _IFNAME, _MTU, _LOWER, _MASTER, _LINKINFO, _ALIAS = 1, 3, 4, 5, 10, 18, 20
-_NET_NS_FD, _EXT_MASK, _LOWER_NETNSID, _MIN_MTU, _MAX_MTU = 28, 29, 37, 50, 51
+_NET_NS_FD, _EXT_MASK, _LOWER_NETNSID, _NEW_INDEX, _MIN_MTU, _MAX_MTU = 28, 29, 37, 49, 50, 51
 _PROP_LIST, _ALT_IFNAME, _PERM_ADDRESS, _PARENT_DEVICE, _PARENT_BUS = 52, 53, 54, 56, 57
 _INFO_KIND, _INFO_DATA = 1, 2  # in _LINKINFO
 _MACVLAN_MODE, _MACVLAN_BC_QUEUE_LEN = 1, 7  # in _INFO_DATA
@@ -53,7 +53,7 @@ LEAST_MTU = 68  # bytes: ETH_MIN_MTU (RFC 791, section 3.2), of a link that name
 
 MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8, "source": 16}
 _MODE_NAMES = {mode: name for name, mode in MACVLAN_MODES.items()}
-ARPHRD_ETHER, ARPHRD_INFINIBAND, ARPHRD_LOOPBACK = 1, 32, 772
+ARPHRD_ETHER, ARPHRD_INFINIBAND = 1, 32
 
 
 class Link:
@@ -161,13 +161,15 @@ class Rtnl(Socket):
         alias: str | None = None,
         up: bool | None = None,
         netns_fd: int = -1,
+        new_index: int = 0,
     ) -> None:
         """Change the given attributes of the link `index` in one message; `alias` "" removes the alias.
 
         The kernel works in this order (do_setlink, net/core/rtnetlink.c): move to `netns_fd`, MAC, MTU, name, alias,
         up; it stops at the first refusal and keeps the changes before it. So a move whose `name` is taken there ends with
-        the link moved, under its old name. A move takes the link down and loses its addresses and routes. Kernels
-        before 6.2 rename only a link that is down (EBUSY).
+        the link moved, under its old name. A move takes the link down and loses its addresses and routes; it gives the link
+        `new_index` there, which kernels before 5.13 ignore (EBUSY: it is taken), and 0 leaves the index to the kernel.
+        Kernels before 6.2 rename only a link that is down (EBUSY).
         """
         flags = mask = 0
         if up is not None:
@@ -175,6 +177,8 @@ class Rtnl(Socket):
         body = ifinfo(index, flags, mask)
         if netns_fd >= 0:
             body += number(_NET_NS_FD, netns_fd)
+        if new_index:
+            body += number(_NEW_INDEX, new_index)
         if name:
             body += string(_IFNAME, name)
         if mtu:

@@ -142,7 +142,7 @@ def routes(
 ) -> list[dict[str, Any]]:
     """The routes of `bodies` by the link `index`, and the IPv4 routes by other links with a source address in `sources`: the
     kernel removes them with that address (fib_sync_down_addr). Routes of the local table, routes that routers advertise,
-    and routes by nexthop objects (see `by_nexthop_object`) are left out. `every`: all routes; None: they are read if needed."""
+    and routes by nexthop objects are left out. `every`: all routes; None: they are read if needed."""
     found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route["legs"])]
     old = [route for route in found if family_of(route) == AF_INET]
     new = found[len(old) :]
@@ -175,19 +175,28 @@ def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) 
             continue
         for earlier in before.get(key_of(route), ()):
             earlier["ahead"] = True
-        if is_wanted and number_of(attributes_of(route).get(_TABLE, b"")) != _LOCAL_TABLE:
+        if is_wanted and protocol_of(route) != _KERNEL:  # it makes its own again
             others.append(route)
     own += others
 
 
-def by_nexthop_object(bodies: Iterable[bytes], index: int) -> int:
-    """The number of routes in `bodies` by the link `index` through nexthop objects, which the kernel removes with the link."""
-    number_found = 0
-    for body in bodies:
-        found = dict(unpack_attributes(body, RTMSG.size))
-        links = [at for _, _, at, _ in next_hops(found.get(_MULTIPATH, b""))] + [number_of(found.get(_OIF, b""))]
-        number_found += _NH_ID in found and index in links
-    return number_found
+def is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
+    """Whether `other` is the part of the multipath route `route` that remained without a link. A single leg has no weight."""
+    legs = [(flags, at, own) for flags, _, at, own in route["legs"]]
+    return other["common"] == route["common"] and all((f, at, own) in legs for f, _, at, own in other["legs"])
+
+
+def with_those_away(own: list[dict[str, Any]], away: Iterable[dict[str, Any]]) -> None:
+    """Give the routes `own` the legs and the place that they had beside those of links that have left before.
+
+    `away` are the routes that were saved of these links. So the devices may come back in any order.
+    """
+    for saved in away:
+        for route in own:
+            if is_part(route, saved):
+                route["legs"] = saved["legs"]
+            elif key_of(route) == key_of(saved) and family_of(route) == AF_INET and not saved.get("ahead"):
+                route["ahead"] = True
 
 
 def of_body(body: bytes) -> dict[str, Any] | None:

@@ -142,6 +142,18 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[Route]:
     return found
 
 
+def nexthops_of(rtnl: Socket, index: int) -> list[int]:
+    """The ids of the nexthop objects by the link `index`, groups not among them; none before Linux 5.3."""
+    try:
+        bodies = rtnl.dump(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_OIF, index))
+    except KernelError as fault:
+        if fault.errno == EOPNOTSUPP:
+            return []
+        raise
+    found = [dict(unpack_attributes(body, _NHMSG.size)) for body in bodies]
+    return [number_of(each[_NHA_ID]) for each in found if _NHA_OIF in each]
+
+
 def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
     """The links of a route that names a nexthop object alone, as all do with the sysctl nexthop_compat_mode 0."""
     identity = dict(unpack_attributes(body, RTMSG.size)).get(_NH_ID)

@@ -100,7 +100,7 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
     """The request that `environ` and `stdin` make; a CniError names the first rule that they break."""
     command = environ.get("CNI_COMMAND", "")
     if command in _ATTACHMENT_VERBS:
-        _check_identity(environ)
+        _check_identity(environ, command)
     missing = [name for name in _NEEDED.get(command, ()) if not environ.get(name)]
     if missing:
         raise InvalidEnvironment(f"{command} needs {', '.join(missing)} in the environment")
@@ -145,14 +145,14 @@ def fold(document: Mapping[str, Any]) -> dict[str, Any]:
     return folded
 
 
-def _check_identity(environ: Mapping[str, str]) -> None:
+def _check_identity(environ: Mapping[str, str], command: str) -> None:
     container_id = environ.get("CNI_CONTAINERID", "")
     if container_id and not is_identifier(container_id):
         raise InvalidEnvironment(
             f"CNI_CONTAINERID {codec.shown(container_id)} is malformed: start with a letter or digit, then letters, digits, _ . -"
         )
     ifname = environ.get("CNI_IFNAME", "")
-    fault = ifname and ifname_fault(ifname)
+    fault = ifname and ifname_fault(ifname, command)
     if fault:
         raise InvalidEnvironment(f"CNI_IFNAME {codec.shown(ifname)} {fault}")
 
@@ -162,17 +162,20 @@ def is_identifier(text: str) -> bool:
     return bool(text) and text[0] in _ALNUM and _IDENTIFIER.issuperset(text)
 
 
-def ifname_fault(name: str) -> str:
+def ifname_fault(name: str, command: str = "ADD") -> str:
     """What keeps `name` from being the name of a link, or "" (dev_valid_name, net/core/dev.c).
 
-    The kernel takes a name with % for a pattern, "net%d", and gives the link another (__dev_alloc_name).
+    The kernel takes a name with % for a pattern, "net%d", and gives the link another (__dev_alloc_name); two names stand
+    for all links in /proc/sys (sysctl_dev_name_is_allowed). Runtimes pass these, and a DEL must end what no ADD could begin.
     """
     if len(name.encode("utf-8", "surrogateescape")) > IFNAME_BYTES:
         return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"
     if name in (".", ".."):
         return "cannot name a link: want another, such as net1"
-    if any(c in "/:%" or c.isspace() or c == "\0" for c in name):
+    if any(c in "/:" or c.isspace() or c == "\0" for c in name) or ("%" in name and command != "DEL"):
         return "has a character that no link may have, / : % or white space: want another, such as net1"
+    if name in ("all", "default") and command != "DEL":
+        return "means all links in /proc/sys/net: want another, such as net1"
     return ""
 
 
