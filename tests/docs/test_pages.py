@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cni.cli.main import _parser
+from cni.shared.spec.errors import InvalidConfig
 from tests import tools
 from tests.blackbox.test_kubernetes import DIRECTORY, KUBECONFIG, PORT
 from tests.docs import scenes
@@ -106,6 +107,8 @@ def test_the_command_line_of_every_call_is_one(page: Path) -> None:
                     _parser(given[:1]).parse_args(given)
             except SystemExit as end:
                 assert end.code == 0, (words, said.getvalue())
+            except InvalidConfig as fault:
+                assert "there is no such" in fault.msg, (words, fault)  # that is on the reader's machine
 
 
 class Shell:
