@@ -115,6 +115,7 @@ def _run() -> int:
     except SystemExit:  # after --help or --version, which may be more than the reader of our output wants
         sys.stdout.flush()
         raise
+    options.require(options)
     return int(options.run(options))
 
 

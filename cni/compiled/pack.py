@@ -35,8 +35,9 @@ def main() -> None:
     """Write the file, under its name only when it is whole."""
     path = f"{ROOT}/bin/modules.{sys.implementation.cache_tag}"
     new = f"{path}.{os.getpid()}"  # two may make it at once
+    content = pack(ROOT)
     with open(new, "wb") as file:
-        file.write(pack(ROOT))
+        file.write(content)
     os.rename(new, path)
 
 

@@ -15,7 +15,6 @@ import yaml
 
 from cni import VERSION
 from cni.cli import main as command
-from cni.library.inventory import places
 from tests.cli.test_conf import CONF, MANIFESTS, RBAC
 
 FOLDER = CONF / "kubernetes"
@@ -88,13 +87,6 @@ def test_memory_is_bounded_and_no_cpu_limit_throttles_the_start(pod: dict[str, A
         assert set(container["resources"]["limits"]) == {"memory"}
 
 
-@pytest.fixture
-def mounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the container, the folders of the arguments are there."""
-    monkeypatch.setattr(places, "require_directory", lambda *_: None)
-
-
-@pytest.mark.usefixtures("mounted")
 def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pod: dict[str, Any]) -> None:
     hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
     for container, verb in zip(containers(pod), ("install", "agent"), strict=True):
@@ -108,7 +100,6 @@ def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pod
     assert options.plugin_account == "kube-system/railcni"
 
 
-@pytest.mark.usefixtures("mounted")
 def test_the_probes_ask_the_port_on_which_the_agent_listens(pod: dict[str, Any]) -> None:
     (agent,) = pod["containers"]
     (port,) = agent["ports"]

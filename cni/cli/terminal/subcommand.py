@@ -39,6 +39,12 @@ class Parser(argparse.ArgumentParser):
                 names = "/".join(self._option_string_actions[option].option_strings)
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
+    def require(self, options: argparse.Namespace) -> None:
+        """InvalidConfig when a directory that is given is not there."""
+        for action in self._actions:
+            if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
+                action.require(options)
+
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self.given.update(action.option_strings)
         return super()._get_values(action, arg_strings)
@@ -61,9 +67,9 @@ def add(
     **options: Any,
 ) -> Parser:
     """The parser of a new command. `about` is a phrase; `more` goes on from it in the command's own help. `run` gives the
-    exit code, and finds the parser's `error` as `refuse`, its `only` and `given`; `shows`: it has the option -o."""
+    exit code, and finds the parser's `error` as `refuse`, its `only`, `given` and `require`; `shows`: it has the option -o."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
-    parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given)
+    parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows:
         output.add_option(parser)
     return parser

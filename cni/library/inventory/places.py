@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import Any
 
 from cni.shared.kernel import netns as namespaces
 from cni.shared.spec.errors import InvalidConfig
@@ -24,16 +23,15 @@ def read_pod(text: str) -> str:
     return text
 
 
-class ExistingDirectory(argparse.Action):
-    """Of an option for a directory that is only read, or several with colons between them: what is given is there, or
-    InvalidConfig says that it is not. A default may be missing."""
+class ExistingDirectory(argparse._StoreAction):
+    """Of an option for a directory that is only read, or several with colons between them: what is given must be there. A
+    default may be missing."""
 
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        for directory in str(values).split(":") if self.metavar == "DIR:DIR" else [values]:
-            require_directory(option_string or "", directory)
-        setattr(namespace, self.dest, values)
+    def require(self, options: argparse.Namespace) -> None:
+        """InvalidConfig when what these options name is not there."""
+        text = getattr(options, self.dest)
+        for directory in text.split(":") if self.metavar == "DIR:DIR" else [text]:
+            require_directory(self.option_strings[-1], directory)
 
 
 def require_directory(option: str, shown: str, path: str = "") -> None:
