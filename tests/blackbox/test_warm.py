@@ -1370,7 +1370,9 @@ def test_a_launcher_that_is_killed_at_a_system_call_leaves_nothing_for_good(node
 
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
-@pytest.mark.parametrize("error", ["ENOMEM", "EMFILE", "EINTR"])
+@pytest.mark.parametrize(
+    "error", ["EINTR", pytest.param("ENOMEM", marks=pytest.mark.long), pytest.param("EMFILE", marks=pytest.mark.long)]
+)
 def test_a_launcher_whose_system_call_fails_has_the_call_served_cold(node: Node, pod: Pod, error: str) -> None:
     """Or refused, where stdin was read in part already, or the reply cannot be written. A signal is no failure."""
     points = launchers_calls(node, "ADD", pod)

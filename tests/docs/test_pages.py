@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,10 @@ from tests.sysfs import Tree
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 KINDS = ("hand", "cluster", "build", "demo")
-QUICK = {"README", "getting-started"}  # of the pages with a cluster: the others are long
+QUICK = {  # the other pages are long
+    "cluster": {"README", "getting-started"},
+    "hand": {"getting-started", "install", "leases"},
+}
 BLOCK = re.compile(
     r"(?:^ *<!-- (?P<mark>run|not run): (?P<what>[^\n]*?) -->\n)?^(?P<indent> *)```sh\n(?P<text>.*?)^ *```$",
     re.M | re.S,
@@ -68,12 +71,10 @@ def runs(page: Path, kind: str) -> list[Block]:
     return [b for b in blocks(page) if b.mark == "run" and kind in b.what.split()]
 
 
-def to_run(kind: str, quick: Collection[str] = ()) -> list[Any]:
-    """The pages with such blocks; those that are not `quick` are long."""
+def to_run(kind: str) -> list[Any]:
+    """The pages with such blocks."""
     found = [page for page in PAGES if runs(page, kind)]
-    return [
-        pytest.param(p, id=p.name, marks=() if p.stem in quick or kind == "hand" else pytest.mark.long) for p in found
-    ]
+    return [pytest.param(p, id=p.name, marks=() if p.stem in QUICK.get(kind, ()) else pytest.mark.long) for p in found]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -181,7 +182,7 @@ def test_what_a_page_does_by_hand_works_in_its_order(page: Path, shell: Shell) -
 
 
 @needs_kubectl
-@pytest.mark.parametrize("page", to_run("cluster", QUICK))
+@pytest.mark.parametrize("page", to_run("cluster"))
 def test_what_a_page_does_in_a_cluster_works_in_its_order(page: Path, shell: Shell) -> None:
     todo = list(runs(page, "cluster"))
     if not tools.find("helm") and any("helm " in block.text for block in todo):
