@@ -148,7 +148,7 @@ def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> 
     """InvalidConfig when `device` cannot have the MTU `mtu` (0: its own); `most` 0 is no bound of the device's."""
     most = most or 65535
     if mtu and not least <= mtu <= most:
-        raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
+        raise InvalidConfig(f"mtu {mtu} is out of range for {device}: give {least} to {most}")
 
 
 def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
@@ -276,8 +276,8 @@ def _refuse_missing(planned: Plan, host: Rtnl, inside: Rtnl | None) -> None:
             "in a network namespace that cannot be found" if inside is None else "in a namespace that the pod has made"
         )
         raise Lingers(
-            f'device "{former["name"]}" is not back on the host: it is on its way, or {where}; end what holds that namespace,'
-            " and DEL again"
+            f'device "{former["name"]}" is not back on the host: it is on its way, or {where}; end the process that holds that namespace,'
+            " and repeat the DEL"
         )
 
 
@@ -314,7 +314,7 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
     if host.link(name=name) is not None:
         raise TryAgainLater(
             f'device "{name}" cannot return to the host: another link has that name there; rename it (ip link set {name} name ...)'
-            " and DEL again"
+            " and repeat the DEL"
         )
     _name_again(link, name, inside)
     home = host.namespace()  # the thread may be in the sandbox still, when what follows a failure to leave it
@@ -322,7 +322,7 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
         with_names_free(inside, host, link.index, lambda: inside.change_link(link.index, netns_fd=home, name=name))
     except KernelError as fault:
         raise KernelRefused(
-            f'device "{name}" cannot be moved back to the host: {fault.strerror}; DEL again', str(fault)
+            f'device "{name}" cannot be moved back to the host: {fault.strerror}; repeat the DEL', str(fault)
         ) from None
     finally:
         posix.close(home)
@@ -376,7 +376,7 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
                 host.remove_altname(link.index, name)
             elif other is not None:
                 raise TryAgainLater(
-                    f'device "{link.name}" cannot get its name "{name}" back: another link has it; rename that one and DEL again'
+                    f'device "{link.name}" cannot get its name "{name}" back: another link has it; rename that one and repeat the DEL'
                 )
             host.change_link(link.index, up=False)
             host.change_link(link.index, name=name)
@@ -387,7 +387,7 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
             return
     except KernelError as fault:
         raise KernelRefused(
-            f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; DEL again', str(fault)
+            f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; repeat the DEL', str(fault)
         ) from None
     from cni.plugins.host_device import restore as restoration  # an ADD that succeeds restores nothing
 
