@@ -93,7 +93,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
                 if not pauses.wait():
                     raise TryAgainLater(
                         f"no address of {', '.join(need.pool for need in _needs(wanted))} could be claimed within"
-                        f" {last - began:g} s, because others claim from there at the same time: retry"
+                        f" {last - began:g} s, because other attachments claim there at the same time: retry"
                     )
         unknown += 1  # `survey` of the next session shows whether it was made
         if unknown == _UNKNOWN_TRIES or time.monotonic() > deadline or not pauses.wait():

@@ -211,10 +211,10 @@ def _preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[
     try:
         metadata = api.pod(*pod[:2])
     except Gone:
-        log.warning(f"there is no pod {pod[0]}/{pod[1]}: its annotation {_PREFERRED} is passed over")
+        log.warning(f"there is no pod {pod[0]}/{pod[1]}: its annotation {_PREFERRED} is ignored")
         return []
     except CniError as fault:
-        log.warning(f"annotation {_PREFERRED} is passed over: {fault.msg}")
+        log.warning(f"annotation {_PREFERRED} is ignored: {fault.msg}")
         return []
     finally:
         api.close()

@@ -291,7 +291,7 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
         rng, count = config.ranges[0], len(config.ranges)
         wanted = ""
         if count > 1:
-            wanted = f"divides one range, and this network has {count}: want ipRanges left out, or node_slice_size"
+            wanted = f"divides one range, and this network has {count}: want no ipRanges, or no node_slice_size"
         elif size < rng.prefix:
             wanted = f"is larger than the range {rng}: want /{rng.prefix} or a longer prefix"
         if wanted:

@@ -142,14 +142,14 @@ IPAM_KEYS = (
         "network_name",
         string,
         "",
-        "sets pools and overlap reservations apart: the same range can be used again under each network_name",
+        "separates pools and overlap reservations: each network_name can use the same range again",
     ),
     Key(
         "enable_overlapping_ranges",
         boolean,
         True,
-        "pass over an address that is leased through another range, under the same network_name; "
-        "a flat file never changes it",
+        "skip an address that is leased through another range, under the same network_name; "
+        "a flat file cannot change this key",
         "overlap",
     ),
     Key(
@@ -218,7 +218,7 @@ IPAM_KEYS = (
         "log_level",
         optional(log_level, "warning"),
         "warning",
-        f"the least level that is logged: {', '.join(LEVELS)}; any other name is warning",
+        f"the lowest level that is logged: {', '.join(LEVELS)}; any other name is warning",
     ),
     Key(
         "configuration_path",

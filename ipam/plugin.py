@@ -121,7 +121,7 @@ def delete(request: Request, records: Records) -> None:
         except (InvalidConfig, UnsupportedField) as fault:
             if record is None:  # then no ADD of ours has claimed anything, but one of Go's may have, which refuses less
                 records.log.warning(
-                    f"nothing is recorded of this attachment, and its configuration cannot be used: {fault.msg}"
+                    f"there is no record of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
                 store_ref = _pools_of_go(request, records.log) if holder == request.attachment else None
         if not store_ref:

@@ -40,7 +40,7 @@ def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | No
     try:
         ipam_records.leases(attachment, record)
     except ValueError as fault:
-        records.log.error(f"the record of {attachment} is damaged: {fault}; going by the store alone")
+        records.log.error(f"the record of {attachment} is damaged: {fault}; only the store is used")
         return None
     return record
 
@@ -100,7 +100,7 @@ def _marked_pending(attachment: Attachment, record: dict[str, Any], records: Rec
     try:
         records.write(attachment, PART, marked)
     except CniError as fault:
-        records.log.warning(f"the release of {attachment} could not be written down before it is made: {fault.msg}")
+        records.log.warning(f"the release of {attachment} could not be recorded before it is made: {fault.msg}")
         return record
     return marked
 

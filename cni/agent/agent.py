@@ -225,7 +225,7 @@ class Agent:
         if found is not None and not nodefiles.is_own(found):
             self._log.say(
                 "warning",
-                "another writes this file too, and its token is overwritten: remove whereabouts' DaemonSet, or end this agent",
+                "another program also writes this file, and its token is overwritten: remove whereabouts' DaemonSet, or end this agent",
                 file=f"{self._folder_shown}/{nodefiles.KUBECONFIG}",
             )
         self._put(folder, nodefiles.KUBECONFIG, data)
@@ -262,7 +262,9 @@ class Agent:
             elected = self.election.is_elected()
             if elected != former:
                 now = "elected" if elected else "no longer elected"
-                self._log.say("info", f"{now} to look after what no node looks after", holder=self.election.holder)
+                self._log.say(
+                    "info", f"{now} to free the leases of nodes without an agent", holder=self.election.holder
+                )
 
     # --- paths ---
 

@@ -160,7 +160,7 @@ class ClusterSource(ABC):
                 holder = self.holder(lease)
             except ValueError:
                 return _SETTLED
-            again = "was lost, and is there again"
+            again = "was lost, and is restored"
             if holder is lease:
                 lost = self.complete(lease)
                 return (True, events.RESTORED, f"the overlap reservation of {lease.text} {again}") if lost else _SETTLED
@@ -175,7 +175,7 @@ class ClusterSource(ABC):
             try:
                 answer = self.store.claim([lease.want], lease.owner)
             except InvalidConfig as fault:  # such as a pool that cannot be read, or was closed just now
-                self._log.state(f"restore {lease.pool}", f"{lease.text} cannot be put back: {fault.msg}")
+                self._log.state(f"restore {lease.pool}", f"{lease.text} cannot be restored: {fault.msg}")
                 return _SETTLED
             if not isinstance(answer, Claimed):
                 return _BUSY

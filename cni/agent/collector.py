@@ -231,7 +231,9 @@ class Collector:
     def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
         """The keys of `found` that were also dead a grace ago; the new ones are logged."""
         for key in found.keys() - tracker.leases.keys():
-            self.log.say("info", f"{why[key]}: freed if it is so in {self.grace:g} s still", **_fields(found[key]))
+            self.log.say(
+                "info", f"{why[key]}: it is freed if this is still so in {self.grace:g} s", **_fields(found[key])
+            )
         due = tracker.saw(found, monotonic(), self.grace)
         self._count()
         return due

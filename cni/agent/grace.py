@@ -14,15 +14,15 @@ from cni.library.audit.model import Key, Name, Node, Pod, Snapshot
 from ipam.leases import Lease
 
 _WAITS_FOR_NODE = (
-    "node {}{} is not ready, and the pod may run there still: repair it, delete it, or taint it with"
+    "node {}{} is not ready, and the pod may still run there: repair the node, delete it, or taint it with"
     " node.kubernetes.io/out-of-service when it is off"
 )
 _WAITS_FOR_AGENT = (
-    "it was on node {}, where it may run still, and that node's agent frees only what its records hold. If the pod has"
+    "it was on node {}, where it may still run, and that node's agent frees only what its records hold. If the pod has"
     " ended, free the lease with `railcni ipam reclaim`"
 )
 _NODE_UNKNOWN = (
-    "nothing tells on which node it was, and it may run there still: see `railcni ipam audit`. If the pod has ended, free"
+    "its node is unknown, and it may still run there: see `railcni ipam audit`. If the pod has ended, free"
     " the lease with `railcni ipam reclaim`"
 )
 _DEAD = (findings.LEASE_WITHOUT_POD, findings.LEASE_OF_ENDED_POD, findings.LEASE_OF_ANOTHER_UID)

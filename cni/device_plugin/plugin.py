@@ -101,7 +101,9 @@ class Plugin:
             self._log.say(level, finding.message, place=finding.place, key=finding.key, fix=finding.fix)
         if config.is_whole:
             if config.policies != self._config.policies:
-                self._log.say("warning", "other virtual functions are asked for: they are made at the next start")
+                self._log.say(
+                    "warning", "the configuration asks for other virtual functions: they are made at the next start"
+                )
             self._config = config
             self._log.say("info", "the configuration was read", resources=len(config.resources))
         else:

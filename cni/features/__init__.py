@@ -71,7 +71,9 @@ class Features:
             except CniError as fault:
                 faults.append(fault)
             except OSError as fault:
-                faults.append(IoFailure(f"`{name}` of the attachment cannot be undone: {fault.strerror}; DEL again"))
+                faults.append(
+                    IoFailure(f"`{name}` of the attachment cannot be undone: {fault.strerror}; repeat the DEL")
+                )
         return faults
 
     def differences(self, link: Link, expected: Result, sandbox: Sandbox) -> list[str]:

@@ -112,7 +112,9 @@ def remove(path: str, whose: dict[str, Any] | None, devices: Sequence[str], log:
         except OSError as fault:
             if not is_there:
                 return  # nothing was to be removed where nothing can be
-            raise IoFailure(f"the device-info file {path} cannot be removed: {fault.strerror}; DEL again") from None
+            raise IoFailure(
+                f"the device-info file {path} cannot be removed: {fault.strerror}; repeat the DEL"
+            ) from None
 
 
 def _locked(path: str, log: Log) -> HeldLock:

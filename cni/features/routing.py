@@ -56,8 +56,8 @@ def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
         return None
     if any(rule.table == config.table for rule in ip_rules.list_of(place.sandbox.rtnl)):
         raise InvalidConfig(
-            f"rail {config.index} of group {config.group}: routing table {config.table} is in use in the sandbox already, by"
-            f" another group's rail {config.index} perhaps: give the groups a rail.tableBase each"
+            f"rail {config.index} of group {config.group}: routing table {config.table} is already in use in the sandbox, perhaps by"
+            f" rail {config.index} of another group: give each group its own rail.tableBase"
         )
     return {"group": config.group, "index": config.index, "table": config.table}
 
@@ -123,7 +123,7 @@ def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
         except KernelError as fault:
             if fault.errno not in (errno.ENOENT, errno.ESRCH):
                 raise KernelRefused(
-                    f"the rule for {rule.source} (table {table}) cannot be removed: {fault.strerror}; DEL again",
+                    f"the rule for {rule.source} (table {table}) cannot be removed: {fault.strerror}; repeat the DEL",
                     str(fault),
                 ) from None
 

@@ -164,7 +164,7 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
         pass  # no IPv6 in this kernel: no such address either
     except OSError as fault:
         raise KernelRefused(
-            f"rdma.ipv6LinkLocal false cannot be had for {link.name}: {fault.strerror}; is /proc/sys writable here?"
+            f"rdma.ipv6LinkLocal false cannot be applied to {link.name}: {fault.strerror}; is /proc/sys writable here?"
         ) from None
 
 

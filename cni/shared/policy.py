@@ -40,7 +40,7 @@ def root(value: Any) -> str:
 def pattern(value: Any) -> str:
     """A reader: a pattern of names."""
     if not string(value):
-        raise ValueError('want names, "*" in them for any characters')
+        raise ValueError('want names, "*" stands for any characters')
     return str(value)
 
 
@@ -61,14 +61,14 @@ KEYS = (
         "dataRoots",
         list_of(root),
         DATA_ROOTS,
-        "where a network's `dataDir` may lie: directories for railcni alone, with all below them",
+        "where a network's `dataDir` may lie: directories for railcni alone, including their subdirectories",
         "data_roots",
     ),
     Key(
         "logRoots",
         list_of(root),
         ("/var/log", "/tmp/whereabouts.log"),  # noqa: S108  # the file in whereabouts' examples; links are not followed
-        "where a network's `log_file` may lie: directories with all below them, or files",
+        "where a network's `log_file` may lie: directories, including their subdirectories, or files",
         "log_roots",
     ),
     Key(
@@ -89,20 +89,20 @@ KEYS = (
         "masters",
         list_of(pattern),
         ("*",),
-        'names of the host\'s netdevs that `macvlan` may use as master, "*" in them for any characters',
+        'names of the host\'s netdevs that `macvlan` may use as master, "*" stands for any characters',
     ),
     Key(
         "devices",
         list_of(pattern),
         ("*",),
-        'names or PCI addresses of the devices that `host-device` and `sriov` may move, "*" in them for any characters',
+        'names or PCI addresses of the devices that `host-device` and `sriov` may move, "*" stands for any characters',
     ),
     Key(
         "warm",
         warm,
         (60, 20),
-        "the processes that serve calls without a start of Python: the most of them (`workers`), and the time after the last"
-        " call when they end (`idleSeconds`); 0: none",
+        "the processes that serve calls without a start of Python: their maximum number (`workers`), and the seconds after the"
+        " last call until they end (`idleSeconds`); 0: none",
     ),
 )
 

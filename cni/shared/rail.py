@@ -35,7 +35,7 @@ def ranges(value: Any) -> list[dict[str, Any]]:
 
 KEYS: Sequence[Key] = (
     Key("index", integer(0, MOST_RAILS - 1), None, "which rail of its group the network is, from 0"),
-    Key("group", group, "", "the name of the group; a pod is attached to each rail of a group once at most"),
+    Key("group", group, "", "the name of the group; a pod has each rail of a group at most once"),
     Key(
         "routing",
         boolean,
@@ -47,15 +47,15 @@ KEYS: Sequence[Key] = (
         "tableBase",
         integer(256, 1 << 30),
         TABLE_BASE,
-        "the number of the routing table of rail 0; that of rail r is r more",
+        "the number of rail 0's routing table; rail r has this number plus r",
         "table_base",
     ),
     Key(
         "addressing",
         one_of(PLAIN, SAME_INDEX),
         PLAIN,
-        "plain: each rail's address is its own affair; same-index: a pod has the same host number on every rail, which"
-        " needs the IPAM plugin whereabouts of this suite, and `ranges`",
+        "plain: the rails' addresses are independent; same-index: a pod has the same host number on every rail, which"
+        " needs railcni's IPAM plugin whereabouts, and `ranges`",
     ),
     Key(
         "ranges",

@@ -119,7 +119,7 @@ class Records:
 
         An ADD holds it from its search for the holder of the device until its own record names the device.
         """
-        busy = f"another attachment is about to take device {device} for more than {WAIT_SECONDS:g} s: retry"
+        busy = f"another attachment has been taking device {device} for more than {WAIT_SECONDS:g} s: retry"
         return self._locked(_offset("device", "", device, ""), WAIT_SECONDS, busy)
 
     def locked_info_file(self, path: str) -> HeldLock:
@@ -302,7 +302,7 @@ class Records:
 
     def _pass_by(self, name: str, document: dict[str, Any]) -> None:
         if name not in self._newer:
-            self.log.warning(f"passed by: {_newer_format(f'{self._folder}/{name}', document).msg}")
+            self.log.warning(f"ignored: {_newer_format(f'{self._folder}/{name}', document).msg}")
         self._newer[name] = document
 
     def _names(self, hidden: bool = False) -> list[str]:
@@ -321,7 +321,7 @@ class Records:
         try:
             data = files.read_regular(path, _RECORD_BYTES, posix.O_NOFOLLOW, private=True)
             if _is_part(data):
-                self.log.warning(f"record {path} was only begun when the power was lost: removed")
+                self.log.warning(f"record {path} was incomplete when the power was lost: removed")
                 self._forget(name)
                 return None
             if texts and not any(text in data for text in texts):
@@ -330,7 +330,7 @@ class Records:
             attachment = _attachment(document)
             if _is_newer(document) or (attachment and _name(attachment, name.rpartition(":")[2]) == name):
                 return document
-            reason = "is not a record of what its name says"
+            reason = "does not describe the attachment of its name"
         except FileNotFoundError:
             return None
         except ValueError as fault:

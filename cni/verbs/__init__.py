@@ -66,4 +66,4 @@ def _finish_others(request: Request, log: Log) -> None:
     try:
         unended.finish(records, log, request.environ, _SECONDS)
     except (CniError, OSError) as fault:  # if it concerns this call too, the verb raises its own error
-        log.warning(f"attachments that could not be ended are left for now: {fault}")
+        log.warning(f"attachments that a DEL could not end stay for now: {fault}")

@@ -54,7 +54,7 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
             faults, gone = _end_unrecorded(plugin, request, host, records, log)
         kind = delegate.ipam_type(request.config)
         if faults and kind and not gone:
-            faults[0].msg += f"; its addresses stay reserved with {kind} until the link is gone: DEL again"
+            faults[0].msg += f"; its addresses stay reserved with {kind} until the link is gone: repeat the DEL"
         report(faults)
 
 
@@ -91,7 +91,7 @@ def _untold(faults: list[CniError], log: Log) -> list[CniError]:
     would never end. The record stays, and cni.verbs.unended calls the IPAM plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
-            log.warning(f"{fault}; that plugin is asked again later")
+            log.warning(f"{fault}; that plugin is called again later")
     return [fault for fault in faults if not isinstance(fault, DelegateFailed)]
 
 
@@ -264,7 +264,7 @@ class Release:
                 return
             addresses.clear(sandbox.rtnl, link.index)
         except KernelError as fault:
-            self._log.warning(f"the addresses of {planned.name} are given back when it is gone: {fault}")
+            self._log.warning(f"the addresses of {planned.name} are released when the link is gone: {fault}")
             return
         self._make()
 

@@ -124,7 +124,7 @@ def _check(rail: Rail, config: IpamConfig, rails: Sequence[Sequence[Need]], faul
         faults.append(Fault("ipam.node_slice_size", f"/{config.node_slice_size}", wanted))
     count = sum(map(len, rails))
     if count > MOST_ADDRESSES:
-        faults.append(Fault("rail.ranges", count, f"makes so many addresses for a pod: want {MOST_ADDRESSES} at most"))
+        faults.append(Fault("rail.ranges", count, f"gives a pod too many addresses: want {MOST_ADDRESSES} at most"))
     given = [rng.cidr for rng in config.ranges]
     own = [need.rng.cidr for need in rails[rail.index]]
     if given != own:

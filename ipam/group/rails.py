@@ -68,7 +68,7 @@ def read(attachment: Attachment, records: Records) -> dict[str, Any] | None:
     if record is None:
         return None
     if not listed(record) or listed(record) != record["members"]:
-        records.log.error(f"the record of {attachment} is damaged: its members; going by the store alone")
+        records.log.error(f"the record of {attachment} is damaged: its members; only the store is used")
         return None
     return record
 
@@ -316,7 +316,7 @@ def _made_anew(
 ) -> dict[str, Any]:
     """Write the record again, with the rails that have links as its members, so that concurrent DELs know of each other."""
     records.log.warning(
-        f"no record tells of {shared}: made again from the links {', '.join(link[1] for link in links)}"
+        f"there is no record of {shared}: made again from the links {', '.join(link[1] for link in links)}"
     )
     new = document(stores.recorded(store_ref), (), Owner(shared), cooldown)
     records.write(shared, PART, {**new, "members": links, "complete": True})
@@ -344,13 +344,13 @@ def _release_own(
             if held:
                 store.release(held)
                 records.log.info(
-                    f"released {len(held)} addresses of {shared} on this rail; no record tells of the others"
+                    f"released {len(held)} addresses of {shared} on this rail; there is no record of the others"
                 )
     except CniError as fault:
         if not stores.is_shared(store_ref):
             raise
         records.log.error(
-            f"no record tells of {shared}, and its store does not answer: what it has stays leased until the agent or"
+            f"there is no record of {shared}, and its store does not answer: its addresses stay leased until the agent or"
             f" `railcni ipam reclaim` finds its namespace gone: {fault.msg}"
         )
         return

@@ -140,7 +140,7 @@ class Connection:
             raise self.lost(fault) from None
         except ValueError:
             self.close()
-            raise Lost(errno.EPROTO, "what came is not an HTTP reply") from None
+            raise Lost(errno.EPROTO, "the reply is not HTTP") from None
         self.reused = self.answers = True
         asked = fields.get("retry-after", "")
         self.retry_after = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0

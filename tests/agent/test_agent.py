@@ -56,7 +56,7 @@ def test_it_writes_what_the_plugins_read_for_root_alone(rig: Rig) -> None:
     (folder(rig) / "nodename").unlink()
     assert until(lambda: (folder(rig) / "whereabouts.kubeconfig").read_text() == text)
     assert until((folder(rig) / "nodename").exists)
-    assert agent.says("another writes this file too")
+    assert agent.says("another program also writes this file")
 
 
 def call(rig: Rig, verb: str, container: str) -> Any:
@@ -279,7 +279,7 @@ def test_who_loses_the_lease_looks_after_no_others_node_at_once(rig: Rig) -> Non
     rig.allocate(a1=("c1", "team/gone"))
     rig.reserve(1, owner("c1", "team/gone", node="deleted"))
     agent = rig.agent("n1", "--grace=1.5")
-    assert agent.says("freed if it is so"), agent.log
+    assert agent.says("it is freed if this is still so"), agent.log
     (lease,) = rig.server.core.named("leases")
     lease["spec"] |= {
         "holderIdentity": "n9_other",
@@ -413,7 +413,7 @@ def test_the_election_is_renewed_between_the_pages_of_a_long_reading(rig: Rig) -
     rig.server.faults = lambda method, resource, number: time.sleep(0.15) if resource == "pods" else None
     agent = rig.agent("n1")  # elected for 1.3 s at each renewal; the pods take 3 s
     agent.passes(3)
-    assert agent.log.count('msg="elected to look after') == 1, "it was elected all the time"
+    assert agent.log.count('msg="elected to free the leases') == 1, "it was elected all the time"
     assert "no longer elected" not in agent.log
 
 

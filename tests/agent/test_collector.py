@@ -64,13 +64,13 @@ def test_only_after_a_grace_is_it_freed_and_a_new_agent_begins_anew(rig: Rig) ->
     rig.allocate(a2=("c2", "team/gone"))
     rig.reserve(2, owner("c2", "team/gone"))
     first = rig.agent("n1", "--grace=600")
-    assert first.says("freed if it is so in 600 s still")
+    assert first.says("freed if this is still so in 600 s")
     first.passes(2)
     assert first.metric("ipam_allocations_gc_candidates") == 1
     assert rig.offsets() == ["2"]
     first.end()
     second = rig.agent("n1", "--grace=600")
-    assert second.says("freed if it is so in 600 s still")
+    assert second.says("freed if this is still so in 600 s")
     second.passes(2)
     assert rig.offsets() == ["2"]
 
@@ -254,15 +254,15 @@ def test_a_lease_of_an_unknown_node_whose_pod_may_run_on_a_node_that_answers_is_
     rig.allocate(a1=("go1", "team/never-seen"), a2=("go2", "team/seen"), a3=("c3", "team/over"))
     agent = rig.agent("n1")
     assert until(lambda: rig.offsets() == ["1", "2"], 20), agent.log  # n2 answers, and says that the pod has ended
-    assert agent.says("nothing tells on which node it was"), agent.log
+    assert agent.says("its node is unknown"), agent.log
     agent.passes(4)
     rig.server.remove_pod("team", "seen")
-    assert agent.says("it was on node n2, where it may run still"), agent.log
+    assert agent.says("it was on node n2, where it may still run"), agent.log
     assert until(lambda: any(e[0] == "ReclaimWaits" for e in rig.events()))
     agent.passes(4)
     assert rig.offsets() == ["1", "2"]
     rig.server.core.add_node("n2", ready=False)
-    assert agent.says("node n2 is not ready, and the pod may run there still"), agent.log
+    assert agent.says("node n2 is not ready, and the pod may still run there"), agent.log
     rig.server.core.add_node("n2", ready=False, out_of_service=True)
     assert until(lambda: rig.offsets() == ["1"], 20), agent.log
 

@@ -199,7 +199,7 @@ def test_a_new_agent_waits_for_a_silent_node_that_may_be_the_one_that_a_lease_na
     rig.server.core.add_node("silent.example.org", ready=False)
     rig.hold(kind, 1, owner("c1", "team/web", node="silent", boot="another"))
     agent = rig.agent("n1")
-    assert agent.says("node silent.example.org is not ready, and the pod may run there still"), agent.log
+    assert agent.says("node silent.example.org is not ready, and the pod may still run there"), agent.log
     agent.passes(4)
     assert rig.held(kind) == [1]
     rig.server.core.add_node("silent.example.org", ready=False, out_of_service=True)

@@ -53,7 +53,7 @@ def test_what_a_delete_could_not_end_is_ended_by_an_agent_of_the_node(node: Node
         keeper = sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM)
     with keeper:
         node.delete_pod(pod)
-        node.cni("macvlan", "DEL", network(), **own).refused(11, "DEL again")
+        node.cni("macvlan", "DEL", network(), **own).refused(11, "repeat the DEL")
         agent(node)
         assert len(server.allocations()) == 1, "the link answers still"
     assert until(lambda: agent(node)[0] == 0 and server.allocations() == {})

@@ -486,7 +486,7 @@ def test_what_is_refused_to_the_end_is_tried_by_one_more_delete_and_the_lease_is
     path = "/proc/sys/net/ipv4/conf/data0/arp_ignore"
     busy = ("-P", path, "-e", "trace=write", "-e", "inject=write:error=EBUSY")
     reply = _disturbed(node, pod, config, *busy)
-    reply.refused(11, "data0", "arp_ignore", "busy", "DEL again")
+    reply.refused(11, "data0", "arp_ignore", "busy", "repeat the DEL")
     assert "data0" in node.host.names()
     assert node.leases() == []
     if again == "refused again":

@@ -191,7 +191,7 @@ def test_an_address_stays_reserved_while_a_namespace_lives_that_cannot_be_found(
     with hidden(pod):
         node.delete_pod(pod)
         what = "ens2f0" if plugin == "macvlan" else "ens9"
-        node.cni(plugin, "DEL", network(plugin), netns=pod.path).refused(11, what, "cannot be found", "DEL again")
+        node.cni(plugin, "DEL", network(plugin), netns=pod.path).refused(11, what, "cannot be found", "repeat the DEL")
         assert node.leases() == ["192.168.111.1"]
         assert "rdma:c1:net1:link" in " ".join(node.files())
         other = node.pod("pod2")
@@ -237,7 +237,7 @@ def test_an_end_that_a_delete_could_not_bring_is_brought_by_a_later_call(
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
     with hidden(pod):
         node.delete_pod(pod)
-        node.cni(plugin, "DEL", network(plugin), netns=pod.path).refused(11, "DEL again")
+        node.cni(plugin, "DEL", network(plugin), netns=pod.path).refused(11, "repeat the DEL")
         assert node.railcni("ipam", "flush").stdout == b"1 pending\n"
     restored(node, plugin)
 
@@ -333,7 +333,7 @@ def test_an_address_stays_reserved_while_its_link_is_in_a_namespace_that_the_pod
     with nested.entered(), open("/proc/thread-self/ns/net") as there:
         pod.view.set("net1", net_ns_fd=there.fileno())
     nested.set("net1", state="up")
-    node.cni(plugin, "DEL", network(plugin), netns=pod).refused(11, "DEL again")
+    node.cni(plugin, "DEL", network(plugin), netns=pod).refused(11, "repeat the DEL")
     assert node.leases() == ["192.168.111.1"]
     with pod.view.entered(), open("/proc/thread-self/ns/net") as there:
         nested.set("net1", net_ns_fd=there.fileno())
@@ -365,7 +365,7 @@ def test_no_delete_succeeds_before_the_device_of_a_dying_namespace_is_home(node:
     with limbo.entered(), open("/proc/thread-self/ns/net") as there:
         pod.view.set("net1", net_ns_fd=there.fileno())
     node.delete_pod(pod)
-    node.cni(plugin, "DEL", config, netns=pod.path).refused(11, "ens9", "DEL again")
+    node.cni(plugin, "DEL", config, netns=pod.path).refused(11, "ens9", "repeat the DEL")
     assert node.leases() == ["192.168.111.1"]
     with node.host.entered(), open("/proc/thread-self/ns/net") as host:
         limbo.set("net1", net_ns_fd=host.fileno())

@@ -70,9 +70,9 @@ def test_a_lease_is_dead_by_its_pod_alone() -> None:
 @pytest.mark.parametrize(
     ("node", "seen_on", "is_over", "why"),
     [
-        ("", None, False, "nothing tells on which node"),
-        ("", "", False, "nothing tells on which node"),
-        ("", "ready", False, "on node ready, where it may run still"),
+        ("", None, False, "its node is unknown"),
+        ("", "", False, "its node is unknown"),
+        ("", "ready", False, "on node ready, where it may still run"),
         ("", "ready", True, ""),
         ("", "silent", False, "node silent is not ready"),
         ("", "silent", True, "node silent is not ready"),
@@ -81,7 +81,7 @@ def test_a_lease_is_dead_by_its_pod_alone() -> None:
         ("off", None, False, ""),
         ("deleted", None, False, "node silent is not ready"),
         ("deleted", "deleted", False, ""),
-        ("short-name", "ready", False, "on node ready, where it may run still"),
+        ("short-name", "ready", False, "on node ready, where it may still run"),
         ("short-name", "silent", False, "node silent is not ready"),
     ],
 )

@@ -289,11 +289,11 @@ def test_a_value_has_its_effect(name: str) -> None:
 @pytest.mark.parametrize(
     ("namespace", "kept", "lines"),
     [
-        ("railcni", "true", ["kubectl railcni status ", "and the leases."]),
+        ("railcni", "true", ["kubectl railcni status ", "It keeps the leases."]),
         (
             "other",
             "false",
-            ["kubectl railcni --agents-in other status ", "deletes the leases, since crds.keep is false."],
+            ["kubectl railcni --agents-in other status ", "deletes the leases, because crds.keep is false."],
         ),
     ],
 )

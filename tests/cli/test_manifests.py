@@ -117,7 +117,7 @@ def test_the_nodes_are_those_of_the_images_architecture_and_the_address_is_that_
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     assert "--listen=[$(POD_IP)]:9108" in pod["containers"][0]["args"]
     said = " ".join((CONF.parent / "docs/install.md").read_text().split())
-    assert "answers on 127.0.0.1:9108. `--listen` names another address, and the DaemonSet names the pod's" in said
+    assert "answers on 127.0.0.1:9108. `--listen` names another address; the DaemonSet names the pod's" in said
     assert command._parser().parse_args(["agent"]).listen == ("127.0.0.1", 9108)
 
 

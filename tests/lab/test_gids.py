@@ -224,7 +224,7 @@ def test_a_device_info_file_that_cannot_be_removed_keeps_neither_link_nor_lease(
         reply = machine.cni("macvlan", "DEL", config, netns=pod)
     finally:
         command("umount", folder)
-    reply.refused(5, DEVINFO, "DEL again")
+    reply.refused(5, DEVINFO, "repeat the DEL")
     say(reply.msg)
     assert "net1" not in pod.view.names()
     assert machine.leases() == []

@@ -439,7 +439,7 @@ def test_leases_elsewhere_do_not_wait_for_an_api_server_that_is_away(place: Plac
     block = annotated(place, "10.0.0.50")
     place.server.close()
     assert place.add("c1", "a", store_timeout=1, **block) == "10.0.0.1"
-    assert "is passed over" in place.log()
+    assert "is ignored" in place.log()
     place.server = ApiServer()
 
 

@@ -639,7 +639,7 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
         ({**RANGE, "node_slice_size": "/x"}, 'ipam.node_slice_size "/x": want a prefix length'),
         ({**RANGE, "node_slice_size": "/129"}, 'ipam.node_slice_size "/129": want a prefix length'),
         ({**RANGE, **KUBE, "node_slice_size": "/22"}, 'ipam.node_slice_size "/22": is larger than the range 10.0.0.0/24: want /24 or a longer prefix'),
-        ({**RANGE, **KUBE, "node_slice_size": "/26", "ipRanges": [{"range": "10.1.0.0/24"}]}, 'ipam.node_slice_size "/26": divides one range, and this network has 2: want ipRanges left out, or node_slice_size'),
+        ({**RANGE, **KUBE, "node_slice_size": "/26", "ipRanges": [{"range": "10.1.0.0/24"}]}, 'ipam.node_slice_size "/26": divides one range, and this network has 2: want no ipRanges, or no node_slice_size'),
         ({**RANGE, "enable_overlapping_ranges": "yes"}, 'ipam.enable_overlapping_ranges "yes": want true or false'),
         ({**RANGE, "datastore": "postgres"}, 'ipam.datastore "postgres": want one of file, etcd, kubernetes'),
         ({**RANGE, "datastore": "kubernetes"}, 'ipam.datastore "kubernetes": want kubernetes.kubeconfig beside it'),

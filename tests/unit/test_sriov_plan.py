@@ -175,7 +175,7 @@ def test_a_vf_of_a_userspace_driver_is_not_moved_and_told_with_its_administrativ
     function = sriov_vf.VirtualFunction(link(name="ens1f0", mtu=1500), 3, STATE | {"mac": "02:00:00:00:00:0a"})
     assert sriov.without_link(planned(facts(**bound, function=function))) == ("02:00:00:00:00:0a", 1500)
     assert sriov.without_link(planned(facts(**bound, function=None))) == ("", 0)
-    with pytest.raises(InvalidConfig, match="^mac: the PF"):
+    with pytest.raises(InvalidConfig, match="^mac: only the PF"):
         planned(facts(**bound, function=None), mac="02:00:00:00:00:01")
 
 

@@ -101,7 +101,7 @@ class AuditRules:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
         node = (self._all.nodes or {}).get(lease.node)
         if node and node.may_run_on:
-            return self._of(lease, kind, LOOK, f"{why}, but node {node.name} is not ready: it may run there still")
+            return self._of(lease, kind, LOOK, f"{why}, but node {node.name} is not ready: it may still run there")
         return self._of(lease, kind, RECLAIM, why)
 
     def _of(self, lease: Lease, kind: str, action: str, why: str) -> Finding:

@@ -140,5 +140,7 @@ def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
         scope.error(keys, message, fix)
     taken = [n for n in selectors if n in ("device", "hwaddr", "kernelpath")]
     if around.resource and taken and by_name:
-        message = f"{taken[0]} wins over the device that {around.resource} allocates: every pod gets this one"
+        message = (
+            f"{taken[0]} takes precedence over the device that {around.resource} allocates: every pod gets this one"
+        )
         scope.warn((*keys, taken[0]), message, f'remove "{taken[0]}", or the annotation')

@@ -101,7 +101,7 @@ def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
     unicast = [octets.hex(":") for octets in others if not octets[0] & 1]
     if unicast:
         return (
-            f"it receives for {', '.join(unicast[:_SHOWN])} too, which a macvlan of a pod has, or `bridge fdb` set: delete"
+            f"it also receives for {', '.join(unicast[:_SHOWN])}, the MAC of a pod's macvlan or of an entry of `bridge fdb`: delete"
             f" these pods or entries (bridge fdb show dev {device.name}), or select another device"
         )
     return ""

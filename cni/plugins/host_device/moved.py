@@ -276,8 +276,8 @@ def _refuse_missing(planned: Plan, host: Rtnl, inside: Rtnl | None) -> None:
             "in a network namespace that cannot be found" if inside is None else "in a namespace that the pod has made"
         )
         raise Lingers(
-            f'device "{former["name"]}" is not back on the host: it is on its way, or {where}; end what holds that namespace,'
-            " and DEL again"
+            f'device "{former["name"]}" is not back on the host: it is on its way, or {where}; end the process that holds that namespace,'
+            " and repeat the DEL"
         )
 
 
@@ -327,7 +327,7 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
         )
     except KernelError as fault:
         raise KernelRefused(
-            f'device "{planned.device["name"]}" cannot be moved back to the host: {fault.strerror}; DEL again',
+            f'device "{planned.device["name"]}" cannot be moved back to the host: {fault.strerror}; repeat the DEL',
             str(fault),
         ) from None
     finally:
@@ -337,10 +337,10 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
 def _name_taken(name: str, other: Link) -> str:
     """Why a device cannot have its name, which the link `other` has, and the remedy."""
     if other.name == name:
-        return f"another link has that name; rename it (ip link set {name} name ...) and DEL again"
+        return f"another link has that name; rename it (ip link set {name} name ...) and repeat the DEL"
     return (
         f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname'
-        f" {name}) and DEL again"
+        f" {name}) and repeat the DEL"
     )
 
 
@@ -399,7 +399,7 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
             host.change_link(link.index, alias="")
     except KernelError as fault:
         raise KernelRefused(
-            f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; DEL again', str(fault)
+            f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; repeat the DEL', str(fault)
         ) from None
     if planned.restoresState:
         from cni.plugins.host_device import restore as restoration  # an ADD that succeeds restores nothing

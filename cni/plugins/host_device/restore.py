@@ -81,7 +81,7 @@ def restore(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
         log.warning(f'device "{former["name"]}" is on the host again, but could not get back: {_said(lasting)}')
     if passing:
         raise Unrestored(
-            f'device "{former["name"]}" is on the host again, but not all of its state yet: {_said(passing)}; DEL again'
+            f'device "{former["name"]}" is on the host again, but not all of its state yet: {_said(passing)}; repeat the DEL'
         )
 
 

@@ -18,8 +18,8 @@ MODES = ("bridge", "private", "vepa", "passthru")
 STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: netif_is_macvlan, macvlan_common_newlink
 
 KEYS = (
-    Key("master", optional(netdev), "", "netdev under the link; default: the link of the default route"),
-    Key("mode", optional(one_of(*MODES), "bridge"), "bridge", "how links of one master reach each other"),
+    Key("master", optional(netdev), "", "netdev below the link; default: the netdev of the default route"),
+    Key("mode", optional(one_of(*MODES), "bridge"), "bridge", "how links of the same master communicate"),
     Key("mtu", integer(0, 65535), 0, "MTU of the link in bytes, at most the master's; 0: the master's"),
     Key("mac", optional(hardware_address), "", "MAC address; default: one derived from the attachment"),
     Key("linkInContainer", boolean, False, "look for the master in the sandbox", "link_in_container"),
@@ -107,7 +107,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         )
     if master.kind in ("ipvlan", "ipvtap"):  # IFF_NO_RX_HANDLER (drivers/net/ipvlan/ipvlan_main.c)
         raise InvalidConfig(
-            f'master "{master.name}" is an {master.kind}, and the kernel puts no macvlan on one, nor on the netdev below it: name a'
+            f'master "{master.name}" is an {master.kind}, and the kernel allows no macvlan on it, or on the netdev below it: name a'
             " netdev without ipvlans"
         )
     if master.arphrd != ARPHRD_ETHER:
@@ -123,7 +123,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         )
     least = max(LEAST_MTU, master.min_mtu)  # a VLAN names 0, and macvlan_common_newlink gives a macvlan ETH_MIN_MTU
     if 0 < config.mtu < least:
-        raise InvalidConfig(f"mtu {config.mtu} is below {least}, the least that a macvlan can have")
+        raise InvalidConfig(f"mtu {config.mtu} is below {least}, the minimum of a macvlan")
     if facts.taken is not None:
         kind = facts.taken.kind or "physical"
         raise InvalidEnvironment(

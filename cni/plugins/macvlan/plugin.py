@@ -164,13 +164,11 @@ def _refused_making(planned: Plan, fault: KernelError) -> str:
     """Why the kernel did not make the link (macvlan_common_newlink)."""
     master = planned.master
     if fault.errno == errno.EBUSY:
-        return f'master "{master}" is taken by a bridge, bond or other upper device: use another netdev, or take it out of that device'
+        return f'master "{master}" belongs to a bridge, bond or other upper device: use another netdev, or remove it from that device'
     if fault.errno == errno.EINVAL and planned.mode == "passthru":
         return f'mode passthru needs master "{master}" for itself, and it has another macvlan: use mode bridge, or another master'
     if fault.errno == errno.EINVAL:
-        return (
-            f'master "{master}" cannot carry this macvlan: is it in use by one of mode passthru, or no Ethernet link?'
-        )
+        return f'master "{master}" cannot carry this macvlan: has it a macvlan of mode passthru, or is it no Ethernet link?'
     if fault.errno == errno.EADDRINUSE:
         return _mac_in_use(planned)
     if fault.errno == errno.EEXIST:  # before Linux 6.14 also when the host has it
@@ -178,7 +176,7 @@ def _refused_making(planned: Plan, fault: KernelError) -> str:
     if fault.errno in (errno.ENODEV, errno.ENXIO):
         return f'master "{master}" vanished meanwhile: retry when it is back'
     if fault.errno == errno.EADDRNOTAVAIL:
-        return f"the MAC address {planned.mac} is not one that a link can have: give a unicast address in the key `mac`"
+        return f"the MAC address {planned.mac} is not valid for a link: give a unicast address in the key `mac`"
     if fault.errno == errno.EPERM:
         return "the kernel does not permit making links here: run as root, with CAP_NET_ADMIN on the host's and the sandbox's namespace"
     return f'the kernel refused a macvlan on master "{master}": {fault.strerror}'
@@ -244,7 +242,7 @@ def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     if not removed and lingers(planned, host):
         raise Lingers(
             f'the link "{planned.name}" ({planned.mac}) on {planned.master} is still up in a network namespace that cannot be'
-            " found: end what holds that namespace, and DEL again"
+            " found: end the process that holds that namespace, and repeat the DEL"
         )
     for link in others:
         log.warning(
@@ -296,5 +294,5 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
     if not master.up:
         raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
     if not master.carrier:
-        raise LimitedConnectivity(f'master "{master.name}" has no carrier: see its cable and switch port')
+        raise LimitedConnectivity(f'master "{master.name}" has no carrier: check its cable and switch port')
     return master

@@ -209,7 +209,7 @@ def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
         return link.parent_device
     what = "belongs to no device (a macvlan, or another software link)" if link else "is not in the sandbox"
     raise InvalidConfig(
-        f'"{name}" {what}, so its verbs device cannot be told: put rdma after sriov or host-device, or give the key'
+        f'"{name}" {what}, so its verbs device is unknown: put rdma after sriov or host-device, or give the key'
         " `deviceID` or `verbsDevice`"
     )
 
@@ -277,7 +277,7 @@ def _bring_back(name: str, index: int, sandbox: Sandbox, log: Log) -> None:
                 inside.rename(device.index, name)
             inside.move(device.index, home.fd)
         except KernelError as fault:
-            raise _refused(device.name, fault, "back to the host; DEL again") from None
+            raise _refused(device.name, fault, "back to the host; repeat the DEL") from None
 
 
 def _give_back_unrecorded(request: Request, log: Log) -> None:

@@ -49,19 +49,19 @@ def vlan_protocol(value: Any) -> str:
 
 KEYS = (
     Key("deviceID", optional(pci_address), "", "PCI address of the VF; runtimeConfig.deviceID comes first", "pci"),
-    Key("vlan", integer(0, 4094), None, "VLAN of the VF, which it does not see itself; 0: none"),
+    Key("vlan", integer(0, 4094), None, "VLAN of the VF, invisible to the pod; 0: none"),
     Key("vlanQoS", integer(0, 7), None, "priority in that VLAN; default: 0"),
-    Key("vlanProto", vlan_protocol, None, "kind of its tag: 802.1q or 802.1ad; default: 802.1q"),
+    Key("vlanProto", vlan_protocol, None, "protocol of the VLAN: 802.1q or 802.1ad; default: 802.1q"),
     Key("mac", optional(hardware_address), "", "MAC address; default: as the VF has it"),
-    Key("min_tx_rate", integer(0, 2**32 - 1), None, "least rate of sending in Mbit/s; 0: none"),
-    Key("max_tx_rate", integer(0, 2**32 - 1), None, "greatest rate of sending in Mbit/s; 0: no bound"),
-    Key("spoofchk", optional(one_of("on", "off")), "", "drop what the VF sends from another MAC"),
-    Key("trust", optional(one_of("on", "off")), "", "let the VF become promiscuous and change its MAC"),
+    Key("min_tx_rate", integer(0, 2**32 - 1), None, "minimum transmit rate in Mbit/s; 0: none"),
+    Key("max_tx_rate", integer(0, 2**32 - 1), None, "maximum transmit rate in Mbit/s; 0: no limit"),
+    Key("spoofchk", optional(one_of("on", "off")), "", "drop the VF's packets with another source MAC"),
+    Key("trust", optional(one_of("on", "off")), "", "allow the VF promiscuous mode and a change of its MAC"),
     Key(
         "link_state",
         optional(one_of("auto", "enable", "disable")),
         "",
-        "carrier of the VF: the PF's, or always, or never",
+        "carrier of the VF: as the PF's, always, or never",
     ),
     Key(
         "mtu",
@@ -69,7 +69,7 @@ KEYS = (
         0,
         "MTU in the sandbox in bytes, at most the PF's; 0: as the VF has it, in the result of a VF without a netdev (DPDK) the PF's",
     ),
-    Key("logLevel", optional(one_of(*LOG_LEVELS), "warning"), "warning", "least level of the log lines"),
+    Key("logLevel", optional(one_of(*LOG_LEVELS), "warning"), "warning", "lowest level that is logged"),
     Key("logFile", optional(string), "", "path of a file to which log lines are appended, in addition to stderr"),
     *KEYS_OF_EACH,
 )
@@ -301,8 +301,8 @@ def _refuse_unfit(config: Config, selected: str, facts: Facts) -> None:
         asked.append("mac")
     if asked and facts.function is None:
         raise InvalidConfig(
-            f"{', '.join(asked)}: the PF of {selected} sets this, and it is not to be seen here (a virtual machine, or a PF"
-            " without a netdev in the host's namespace): leave the key out, and set it where the PF is"
+            f"{', '.join(asked)}: only the PF of {selected} can set this, and the PF is not visible here (a virtual machine, or a PF"
+            " without a netdev in the host's namespace): remove the key, and set it where the PF is"
         )
 
 

@@ -155,7 +155,7 @@ def finish(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> Non
 def _not_as_it_was(
     function: VirtualFunction, key: str, former: dict[str, Any], words: str | None, text: str
 ) -> KernelRefused:
-    return KernelRefused(f"{function} cannot get its {key} {former[key]} back: {words}; DEL again", text)
+    return KernelRefused(f"{function} cannot get its {key} {former[key]} back: {words}; repeat the DEL", text)
 
 
 def differences(function: VirtualFunction, wanted: dict[str, Any], configured: dict[str, Any]) -> list[str]:

@@ -66,7 +66,7 @@ def at(path: str, request: Request) -> Sandbox | None:
     try:
         namespace = netns.at(path) if path else None
     except OSError as fault:  # it may be there: what is in it must not be taken for gone
-        raise TryAgainLater(f"network namespace {path} cannot be looked at: {fault.strerror}; retry") from None
+        raise TryAgainLater(f"network namespace {path} cannot be examined: {fault.strerror}; retry") from None
     if namespace is None:
         return None
     if _is_own(namespace, request):

@@ -118,7 +118,7 @@ class Client(http.Client):
         try:
             list(txn.fields(reply))
         except (ValueError, IndexError, OverflowError):
-            raise _Unserved(-1, "with what is no message of etcd", True) from None
+            raise _Unserved(-1, "with no message of etcd", True) from None
         return reply
 
     def _connected(self, deadline: float) -> grpc.Connection:
@@ -195,7 +195,7 @@ class Client(http.Client):
 
     def _unreachable(self, reasons: list[str]) -> Unreachable:
         return Unreachable(
-            f"etcd could not be reached within {self.seconds:g} s: {'; '.join(reasons)}. See that etcd runs and that"
+            f"etcd could not be reached within {self.seconds:g} s: {'; '.join(reasons)}. Check that etcd runs and that"
             " etcd_host names its client endpoints",
             "\n".join(reasons),
         )

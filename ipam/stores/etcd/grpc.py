@@ -97,7 +97,7 @@ class Connection(http.Connection):
             self.close()
             if self._buffer.startswith(b"HTTP/1") and not self.reused:
                 raise NoGrpc from None
-            raise http.Lost(errno.EPROTO, "what came is not a reply of gRPC") from None
+            raise http.Lost(errno.EPROTO, "the reply is not gRPC") from None
 
     def _exchange(self, method: str, message: bytes, token: str, deadline: float) -> tuple[list[bytes], bytes]:
         """(blocks of headers, data) of the reply. ValueError."""

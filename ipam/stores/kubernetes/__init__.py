@@ -117,7 +117,7 @@ class KubernetesStore(ObjectStore):
         for lease in strange:
             self._warn(
                 f"{format_address(lease.family, lease.value)} may be in use by another pod {'/'.join(pod[:2])}, of container"
-                f" {lease.container_id}, for nothing tells the UID of its pod: it does not move. See `railcni ipam audit`"
+                f" {lease.container_id}, because the UID of its pod is unknown: the lease does not move. See `railcni ipam audit`"
             )
         reserved = [lease for lease in leases if lease.scope is not None]
         try:
@@ -125,7 +125,7 @@ class KubernetesStore(ObjectStore):
         except Gone:
             return strange
         except Forbidden as fault:
-            self._warn(f"whose lease that of {pod[0]}/{pod[1]} is cannot be told, and it moves: {fault.msg}")
+            self._warn(f"the lease of {pod[0]}/{pod[1]} moves, although its pod is unknown: {fault.msg}")
             return strange
         for lease in reserved:
             found = self._view.reservation(lease)

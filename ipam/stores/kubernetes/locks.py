@@ -69,7 +69,7 @@ class PoolLocks:
                 raise IoFailure(
                     f"{what}; it must be a local directory of root with mode 700, such as a tmpfs"
                 ) from None
-            self._warn(f"{what}: processes of this node disturb one another at their pools")
+            self._warn(f"{what}: processes of this node compete for their pools")
         self._api.deadline += monotonic() - began  # the server is not what was waited for
 
     @staticmethod

@@ -42,7 +42,7 @@ def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None
         if rng.contains(value) and family == rng.family and not part.contains(value):
             raise InvalidConfig(
                 f"the requested address {format_address(family, value)} is not of slice {part}, which NodeSlicePool"
-                f" {name} gives to node {config.node}: ask for one of it, or run the pod on the node that has it"
+                f" {name} gives to node {config.node}: ask for one in it, or run the pod on the node of that address"
             )
     config.ranges = [part]
     config.slice_node = config.node
@@ -88,7 +88,7 @@ def _read(api: Api, name: str) -> tuple[str, list[tuple[str, str]]]:
     except Gone:
         raise TryAgainLater(
             f"there is no NodeSlicePool {name} in namespace {api.access.namespace} of {api}: whereabouts' node-slice-controller"
-            " makes it of a NAD with node_slice_size. See that it runs and has seen this NAD, or leave node_slice_size out"
+            " makes it of a NAD with node_slice_size. Check that it runs and has seen this NAD, or remove node_slice_size"
         ) from None
     allocations = (document.get("status") or {}).get("allocations") or []
     slices = [(str(a.get("nodeName") or ""), str(a.get("sliceRange") or "")) for a in allocations]
@@ -118,7 +118,7 @@ def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices:
     why = f"{len(free)} are free but have addresses in use by pods of former nodes" if free else "nodes have them all"
     raise TryAgainLater(
         f"NodeSlicePool {name} has no slice for node {node}: of {len(slices)} {why}. Enlarge the range or node_slice_size's"
-        f" number, or delete nodes that are gone; `kubectl get nodeslicepool {name} -o yaml` shows who has which",
+        f" number, or delete nodes that are gone; `kubectl get nodeslicepool {name} -o yaml` shows the node of each slice",
         str(api),
     )
 

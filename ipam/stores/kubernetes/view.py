@@ -241,7 +241,7 @@ class View:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
             raise InvalidConfig(
-                f"pool {name} bears no range in its name that holds {format_address(family, next(iter(changes)))}"
+                f"pool {name} has a name without a range that contains {format_address(family, next(iter(changes)))}"
             ) from None
         document = objects.new_pool(name, cidr, {})
         _check_offsets(name, IPPool(document, 0), changes)
