@@ -46,10 +46,8 @@ UNLISTED = {  # parameters that rtnetlink does not show, with the default of the
     "net/mpls/conf/{}/input": "0",
     _STABLE: "",
 }
-_ADDR_GEN_MODE, _BY_SECRET = (
-    slice(47 * 4, 48 * 4),
-    (2, 3),
-)  # DEVCONF_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_STABLE_PRIVACY and _RANDOM
+_ADDR_GEN_MODE = slice(47 * 4, 48 * 4)  # DEVCONF_ADDR_GEN_MODE
+_BY_SECRET = (2, 3)  # IN6_ADDR_GEN_MODE_STABLE_PRIVACY and IN6_ADDR_GEN_MODE_RANDOM
 
 
 def look(
