@@ -31,7 +31,8 @@ class ExistingDirectory(argparse.Action):
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        for directory in str(values).split(":") if self.metavar == "DIR:DIR" else [values]:
+        parts = filter(None, str(values).split(":")) if self.metavar == "DIR:DIR" else ()
+        for directory in [*parts] or [values]:
             require_directory(option_string or "", directory)
         setattr(namespace, self.dest, values)
 
