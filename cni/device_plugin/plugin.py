@@ -162,7 +162,7 @@ class Plugin:
                     Path(folder, name).unlink(missing_ok=True)
         except OSError as fault:
             remedy = f"no container with a device starts; mount {_CDI} of the node at {folder}, and writable"
-            self._unwritten = f"{fault.filename}: {fault.strerror}: {remedy}"
+            self._unwritten = f"{folder}: {fault.strerror}: {remedy}"
         self._log.state("cdi", self._unwritten)
 
     # --- health and metrics ---

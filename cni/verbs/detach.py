@@ -107,16 +107,20 @@ def _end_unrecorded(
 ) -> tuple[list[CniError], bool]:
     """`end` for an attachment that another implementation of the plugin has made, or that never existed."""
     release = Release(None, request, log)
+    faults: list[CniError] = []
     try:
         found = detach_unrecorded(plugin, request, host, records, log, release)
+    except Unrestored as fault:  # the link is gone from the sandbox
+        found = True
+        faults.append(fault)
     except CniError as fault:
         return [fault], release.is_made
     try:
         release.finish(found)
         records.remove(request.attachment, PART)
     except CniError as fault:
-        return [fault], True
-    return [], True
+        faults.append(fault)
+    return faults, True
 
 
 def _mark(record: dict[str, Any], request: Request, records: Records) -> None:

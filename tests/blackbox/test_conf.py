@@ -132,7 +132,7 @@ def test_the_vf_of_a_chain_whose_keys_no_pf_can_set_here_is_refused_and_nothing_
     bus(site.node, "pci", "0000:18:00.3", "ens2f1", driver="mlx5_core")
     path = str(CONF / NADS["rdma-vf-exclusive"])
     told = site.refused("attach", path, "--args", ARGS, "--device-id", "0000:18:00.3")
-    assert "sriov ADD failed with code 7: vlan, vlanQoS, max_tx_rate, spoofchk, trust: the PF" in told
+    assert "sriov ADD failed with code 7: vlan, vlanQoS, max_tx_rate, spoofchk, trust: only the PF" in told
     assert site.node.leftovers() == []
 
 

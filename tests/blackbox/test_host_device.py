@@ -549,6 +549,26 @@ def test_an_attachment_of_gos_plugin_is_taken_back(node: Node, pod: Pod, device:
 
 
 @needs_go
+def test_a_device_that_go_attached_comes_home_under_another_name_and_its_lease_is_freed(
+    node: Node, pod: Pod, device: Link
+) -> None:
+    block = {"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]}
+    config = network("1.0.0", ipam=block)
+    node.host.set("ens9", ifalias="")
+    node.cni(GO_PLUGINS / "host-device", "ADD", config, netns=pod).succeeded()
+    node.host.add_veth("ens9", "usurper")
+    told = "rename it (ip link set ens9 name ...), then the device (ip link set dev0 name ens9)"
+    reply = node.cni("host-device", "DEL", config, netns=pod)
+    reply.refused(11, "dev0", told)
+    assert "stay reserved" not in reply.msg
+    assert (pod.view.names(), node.leases(), node.files()) == ([], [], [])
+    delete(node, pod, config)
+    node.host.set("ens9", ifname="other")
+    node.run(told.rpartition("(")[2].rstrip(")").split()).check_returncode()
+    assert node.host.link("ens9").mac == device.mac
+
+
+@needs_go
 def test_gos_plugin_can_take_back_an_attachment_of_ours(node: Node, pod: Pod, device: Link) -> None:
     config = network("1.0.0", ipam={})
     add(node, pod, config)

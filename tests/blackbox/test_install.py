@@ -20,7 +20,7 @@ import pytest
 
 from cni.cli import install as install_command
 from cni.cli import main as command
-from cni.library.installation import change, content
+from cni.library.installation import change, content, layout
 from cni.library.installation.change import Folder
 from cni.library.installation.layout import BUNDLE, NAMES, PLAIN, PREFIXED
 from cni.shared.records import Records
@@ -562,6 +562,17 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
         pytest.skip(f"all but the last: another user cannot run or read {COMMAND[0]}: clone to where everybody can")
     assert "Permission denied; run as root" in refused(*nobody)
     assert there() == []
+
+
+def test_the_lock_of_another_installer_stays_where_it_cannot_be_taken(
+    plugins: Path, bundles: tuple[content.Content, content.Content]
+) -> None:
+    lock = plugins / BUNDLE / layout.LOCK
+    lock.parent.mkdir()
+    lock.symlink_to(lock)
+    with pytest.raises(CniError, match="make the lock of the installers"):
+        install(plugins, bundles[0])
+    assert lock.is_symlink()
 
 
 def test_files_of_others_under_our_names_are_left_alone(

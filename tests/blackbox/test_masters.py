@@ -139,7 +139,7 @@ def test_an_ipvlan_and_a_netdev_that_has_one_are_refused_as_master(node: Node, p
     refusal = node.cni("macvlan", "ADD", network(master="upper0"), netns=pod)
     refusal.refused(7, f'"upper0" is an {kind}', "without ipvlans")
     refusal = node.cni("macvlan", "ADD", network(), netns=pod)
-    refusal.refused(refusal.code, '"ens2f0"', "taken by", "use another netdev")
+    refusal.refused(refusal.code, '"ens2f0"', "belongs to", "use another netdev")
     assert node.leftovers() == []
 
 
@@ -394,7 +394,7 @@ def test_the_link_of_any_default_route_is_not_taken_from_the_node(
     node.cni(plugin, "STATUS", config).refused(50, "default route")
     if plugin == "macvlan":
         reply = node.cni("macvlan", "ADD", network(), netns=pod)  # in mode bridge the node keeps its traffic
-        assert reply.status == 0 or "taken by a bridge" in reply.msg, reply.document
+        assert reply.status == 0 or "belongs to a bridge" in reply.msg, reply.document
 
 
 def routes(node: Node) -> list[bytes]:

@@ -274,6 +274,23 @@ def test_7_a_lease_of_go_is_freed_also_where_ours_refuses_the_configuration(
     assert (site.held(), site.reserved(), site.cluster.recorded(RECORDS)) == ({kept: "go2"}, [kept], {})
 
 
+def test_7_a_server_that_is_away_keeps_no_pod_of_a_refused_network_from_ending(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7. Leave the pods that run."""
+    monkeypatch.setattr(policy, "_current", policy.Policy({"configRoots": ["/"]}))
+    address = site.go.call("ADD", "go1", "web-0").partition("/")[0]
+    known = yaml.safe_load(Path(site.cluster.kubeconfig).read_text())
+    away = tmp_path / "away.kubeconfig"
+    away.write_text(yaml.safe_dump({**known, "clusters": [{**known["clusters"][0], "cluster": {"server": "http://127.0.0.1:1"}}]}))  # fmt: skip
+    block = {"log_file": "", "range_start": "10.9.0.7", "kubernetes": {"kubeconfig": str(away)}}
+    site.ours("DEL", "go1", "web-0", block)
+    assert (site.held(), list(site.cluster.recorded(RECORDS))) == ({address: "go1"}, ["go1"])
+    away.write_text(yaml.safe_dump(known))
+    site.ours("DEL", "go1", "web-0", block)
+    assert (site.held(), site.cluster.recorded(RECORDS)) == ({}, {})
+
+
 def test_7_a_kubeconfig_that_the_node_does_not_allow_is_not_read_for_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

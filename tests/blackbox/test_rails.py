@@ -132,7 +132,7 @@ def test_a_table_that_another_group_has_is_refused_by_its_key(node: Node) -> Non
     rails.cni("ADD", pod, 0).succeeded()
     other = rails.network(1, name="storage-0", key={"group": "storage", "index": 0})
     reply = rails.cni("ADD", pod, 1, other)
-    reply.refused(7, "routing table 7000 is in use", "rail.tableBase")
+    reply.refused(7, "routing table 7000 is already in use", "rail.tableBase")
     rails.cni(
         "ADD", pod, 1, rails.network(1, name="storage-0", key={"group": "storage", "index": 0, "tableBase": 7100})
     ).succeeded()

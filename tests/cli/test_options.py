@@ -223,6 +223,16 @@ def test_a_directory_that_is_given_and_not_there_is_named_with_its_option(words:
     assert run(*before, option, last, code=1) == f'railcni: {option} "{last}": there is no such directory\n'
 
 
+def test_of_a_path_one_directory_is_enough(words: dict[str, str], tmp_path: Path) -> None:
+    """As with PATH: `--cni-path "$CNI_PATH:/opt/cni/bin"` is called also where the variable is not set."""
+    (tmp_path / "x.conf").write_text('{"cniVersion": "1.0.0", "name": "x", "type": "none"}')
+    for path in (f":{words['DIR']}::", f"/no/where:{words['DIR']}"):
+        assert "no such directory" not in run("status", str(tmp_path / "x.conf"), "--cni-path", path, code=1)
+    for path in ("", "/no/where:/nor/here"):
+        said = run("status", str(tmp_path / "x.conf"), "--cni-path", path, code=1)
+        assert said == f'railcni: --cni-path "{path}": there is no such directory\n'
+
+
 def test_a_default_directory_need_not_be_there(words: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cni.cli.attachments.STATE", "/no/where")
     assert run("attachments") == "no attachment in /no/where\n"

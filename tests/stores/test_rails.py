@@ -605,7 +605,7 @@ def test_where_neither_group_nor_link_has_a_record_nothing_is_freed_later_than_b
     rails.cut()
     rails.delete(0)
     rails.mend()
-    assert "what it has stays leased until" in rails.place.log()
+    assert "its addresses stay leased until" in rails.place.log()
     assert rails.records.all() == []
     assert rails.flush(store_ref) == 0
     assert len(rails.all_leased(store_ref)) == COUNT

@@ -89,7 +89,8 @@ class Folder:
                     f"{self.shown}/{BUNDLE}/{layout.LOCK} is locked; `lslocks` names the process",
                 ) from None
             except OSError as fault:
-                self._drop_empty_bundle()
+                with suppress(OSError):
+                    os.rmdir(self.bundle)  # unless the lock of another installer is in it
                 raise self._refused("make the lock of the installers", fault) from None
             if not os.path.exists(lock.lock_file):  # the uninstall that held it has removed it: lock a new file
                 lock.release()

@@ -28,10 +28,11 @@ class ExistingDirectory(argparse._StoreAction):
     default may be missing."""
 
     def require(self, options: argparse.Namespace) -> None:
-        """InvalidConfig when what these options name is not there."""
+        """InvalidConfig when what these options name is not there; as of a PATH, one of several directories is enough."""
         text = getattr(options, self.dest)
-        for directory in text.split(":") if self.metavar == "DIR:DIR" else [text]:
-            require_directory(self.option_strings[-1], directory)
+        several = text.split(":") if self.metavar == "DIR:DIR" else []
+        if not any(map(os.path.isdir, several)):
+            require_directory(self.option_strings[-1], text)
 
 
 def require_directory(option: str, shown: str, path: str = "") -> None:

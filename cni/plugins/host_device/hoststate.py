@@ -111,7 +111,8 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
     held = raw_state.addresses(host, device.index)
     found = raw.attributes
     kept = raw_state.routes(host, device.index, bodies, [address.local for address in held], every)
-    if not all(map(_is_automatic, kept)):  # the rest reads all records, which takes a while beside 100 VFs
+    if not all(map(_is_automatic, kept)):
+        # All records are read, 100 in 9 ms, and after the routes: a device that has left meanwhile had its record before.
         away = (record["link"]["device"].get("kernel") for _, record in devices.recorded(None, Records()))
         raw_state.with_those_away(kept, [route for saved in away if saved for route in saved["routes"]])
     return {

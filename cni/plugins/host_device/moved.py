@@ -335,13 +335,10 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
 
 
 def _name_taken(name: str, other: Link) -> str:
-    """Why a device cannot have its name, which the link `other` has, and the remedy."""
+    """Why a device cannot have its name, which the link `other` has, and the first half of the remedy."""
     if other.name == name:
-        return f"another link has that name; rename it (ip link set {name} name ...) and repeat the DEL"
-    return (
-        f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname'
-        f" {name}) and repeat the DEL"
-    )
+        return f"another link has that name; rename it (ip link set {name} name ...)"
+    return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
 
 
 def _name_again(link: Link, name: str, inside: Rtnl) -> None:
@@ -406,8 +403,14 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
 
         restoration.restore(former, link, host, log)
     if other:
+        # of Go's device, nothing else tells a second DEL that it is this one
+        then = (
+            " and repeat the DEL"
+            if planned.restoresState
+            else f", then the device (ip link set {link.name} name {name})"
+        )
         raise Unrestored(
-            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)}'
+            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)}{then}'
         )
 
 
