@@ -280,7 +280,10 @@ MAYBE_SERVED: dict[str, tuple[Play, str]] = {  # and a word of the error
     "a message that ends inside a field": (lambda s: raw(s, b"\0" + number(2) + b"\x0a\x09"), "no message of etcd"),
     "a number without an end": (lambda s: raw(s, b"\0" + number(17) + b"\x08" + b"\xff" * 15 + b"\1"), "no message of"),
     "padding": (lambda s: frame(DATA, PADDED | END_STREAM, s, b"\1x\0"), "the reply is not gRPC"),
-    "a block of headers in two frames": (lambda s: frame(HEADERS, 0, s) + frame(CONTINUATION, 4, s), "the reply is not"),
+    "a block of headers in two frames": (
+        lambda s: frame(HEADERS, 0, s) + frame(CONTINUATION, 4, s),
+        "the reply is not",
+    ),
     "a weight in the headers": (lambda s: frame(HEADERS, 0x25, s, bytes(5) + b"\x88"), "status"),
     "a frame above the limit": (lambda s: frame(DATA, 0, s, bytes((1 << 14) + 1)), "the reply is not gRPC"),
     "another call's reply": (lambda s: reply(s + 2), "timed out"),
