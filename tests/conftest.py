@@ -17,7 +17,9 @@ from tests import etcd, warm
 from tests import node as nodes
 from tests.users import AnotherUser, import_all
 
-hypothesis.settings.register_profile("railcni", deadline=None)  # how busy the machine is decides no test
+hypothesis.settings.register_profile(  # how busy the machine is decides no test
+    "railcni", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("railcni")
 
 
