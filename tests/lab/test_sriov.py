@@ -238,7 +238,7 @@ def test_a_vf_whose_pf_is_elsewhere_attaches_and_keys_of_the_pf_are_named(machin
     command("ip", "link", "set", nic.pf, "netns", "elsewhere")
     try:
         refusal = machine.cni("sriov", "ADD", network(nic.vfs[0], vlan=7, trust="on"), netns=pod)
-        refusal.refused(7, "vlan, trust", nic.vfs[0], "leave the key out")
+        refusal.refused(7, "vlan, trust", nic.vfs[0], "remove the key")
         machine.cni("sriov", "ADD", network(nic.vfs[0]), netns=pod).succeeded()
         assert pod.view.link("net1").up
         machine.cni("sriov", "DEL", network(nic.vfs[0]), netns=pod).succeeded()
