@@ -45,7 +45,7 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins", made=True)
     about = "kubelet's, which tells whether another plugin serves a resource"
     subcommand.option(parser, "--pod-resources", PODS, about, "SOCKET")
-    subcommand.option(parser, "--root", "", "the folder that has the node's sys, dev, proc and run")
+    subcommand.option(parser, "--root", "/", "the folder that has the node's sys, dev, proc and run")
     parser.add_argument("--show", action="store_true", help="print what would be offered, and what is wrong, and end")
 
 
@@ -72,7 +72,7 @@ def _show(options: argparse.Namespace) -> int:
     from cni.library.lint import ERROR
 
     config = read_config(options.config)
-    found = resources(config.resources, read_host(options.root))
+    found = resources(config.resources, read_host(options.root.rstrip("/")))
     nad.print_findings(config.findings, sys.stderr)
     output.show(options.output, _document(found), lambda: output.print_table(_COLUMNS, _rows(found)))
     return int(any(f.severity == ERROR for f in config.findings))

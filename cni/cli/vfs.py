@@ -37,14 +37,14 @@ def register(commands: subcommand.Commands) -> None:
                 f" sriov-network-operator in YAML or JSON; - for stdin; more than once: all of them; default: {CONFIG}"
             )
             one.add_argument("--config", action="append", metavar="FILE", help=about)
-        subcommand.option(one, "--root", "", "the folder that has the node's sys, dev and proc")
+        subcommand.option(one, "--root", "/", "the folder that has the node's sys, dev and proc")
         subcommand.option(one, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
         output.add_option(one)
         one.set_defaults(run=run)
 
 
 def _show(options: argparse.Namespace) -> int:
-    found = cards.read(options.root, options.kubelet_dir)
+    found = cards.read(options.root.rstrip("/"), options.kubelet_dir)
     if not found.cards:
         output.print_fault("railcni: no card here can have VFs: its firmware or the BIOS may have SR-IOV switched off")
     output.show(options.output, _document(found), lambda: output.print_table(_SHOWN, _rows(found)))
@@ -87,7 +87,7 @@ def _document(found: NodeCards) -> list[dict[str, Any]]:
 
 def _plan(options: argparse.Namespace) -> int:
     policies, faulty = _policies(options)
-    found = plan(policies, cards.read(options.root, options.kubelet_dir))
+    found = plan(policies, cards.read(options.root.rstrip("/"), options.kubelet_dir))
     _print(found, options.output, faulty)
     return int(faulty or bool(found.refused))
 
@@ -95,7 +95,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _apply(options: argparse.Namespace) -> int:
     policies, faulty = _policies(options)
     done: list[VfStep] = []
-    refused = apply(policies, options.root, options.kubelet_dir, done.append)
+    refused = apply(policies, options.root.rstrip("/"), options.kubelet_dir, done.append)
     _print(VfPlan(tuple(done), tuple(refused)), options.output, faulty)
     return int(faulty or bool(refused))
 

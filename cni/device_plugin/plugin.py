@@ -40,7 +40,7 @@ class Plugin:
     def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
         self._options = options
         self._log = log
-        self._root = options.root
+        self._root = options.root.rstrip("/")
         self._kubelet = Kubelet(options.kubelet_dir, options.pod_resources)
         self._endpoints: dict[str, Endpoint] = {}
         self._host = Host()

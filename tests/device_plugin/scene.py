@@ -117,7 +117,7 @@ class Scene:
     def arguments(self, *more: str) -> list[str]:
         pods = self.kubelet.pods if self.with_pods else self.folder / "none.sock"
         return [
-            *("device-plugin", f"--config={self.config}", f"--root={'' if self.root == Path('/') else self.root}"),
+            *("device-plugin", f"--config={self.config}", f"--root={self.root}"),
             *(f"--kubelet-dir={self.kubelet.folder}", f"--pod-resources={pods}", "--listen=127.0.0.1:0", *more),
         ]
 

@@ -308,6 +308,8 @@ def test_the_command_shows_plans_and_says_what_is_wrong_in_a_file(machine: Machi
     root = f"--root={tmp_path}"
     shown = railcni("vfs", "show", root, "-o", "json")
     assert shown.returncode == 0, shown.stderr
+    for same in (f"{root}/", f"{root}//"):
+        assert railcni("vfs", "show", same, "-o", "json").stdout == shown.stdout
     (card,) = json.loads(shown.stdout)
     assert (card["card"], card["most"], card["vfs"]) == (PF, 8, [])
     file = tmp_path / "policies.yaml"
