@@ -15,7 +15,7 @@ from cni.shared.spec.versions import at_least
 from ipam import flatfile
 from ipam.entries import RangeEntry, attempt, read_addresses, read_ranges, read_routes
 from ipam.keys import ACCEPTED_KEYS, DATASTORES, IPAM_KEYS, RANGE_KEYS
-from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr
+from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr, unassignable
 from ipam.source import Source
 
 TYPE_CHECKING = False
@@ -186,6 +186,8 @@ def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> lis
         rng = config.range_of(family, value)
         if rng is None and prefix is None:
             faults.append(Fault(key, part, "is in no range of this network: want one that is, or address/length"))
+        elif kind := unassignable(family, value):
+            faults.append(Fault(key, part, f"is {kind}: want an address of a subnet"))
         elif rng and (family, value) in gateways:
             faults.append(Fault(key, part, "is a gateway, which is never given: want another address"))
         elif rng and rng.top - rng.network > 1 and value in (rng.network, rng.top):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from cni.shared.config import Fault, fill
 from cni.shared.spec.result import IPConfig, Route
 from ipam.keys import ADDRESS_KEYS, RANGE_KEYS, ROUTE_KEYS
-from ipam.ranges import Range, format_address, parse_address, parse_range, parse_span
+from ipam.ranges import Range, format_address, host_of, parse_address, parse_range, parse_span, unassignable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,6 +106,9 @@ def _range(
     rng = Range(family, value, prefix, first, last, blocked)
     if not rng.size():
         faults.append(Fault(where("range"), entry.range, _why_empty(rng)))
+    elif kind := unassignable(family, rng.first):
+        given = format_address(family, rng.first)
+        faults.append(Fault(where("range"), entry.range, f"gives {given}, which is {kind}: want addresses of a subnet"))
     return rng
 
 
@@ -142,6 +145,8 @@ def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults:
             faults.append(Fault(prefix + "address", None, "want address/length, such as 192.168.2.7/24"))
         elif any(address.address.split("/")[0] == a.address.split("/")[0] for a in addresses):
             faults.append(Fault(prefix + "address", address.address, "is there twice: want each address once"))
+        elif kind := unassignable(*host_of(address.address)):
+            faults.append(Fault(prefix + "address", address.address, f"is {kind}: want an address of a subnet"))
         elif address.gateway and (":" in address.gateway) != (address.family == 6):
             faults.append(
                 Fault(prefix + "gateway", address.gateway, f"want an IPv{address.family} address, as its address is")

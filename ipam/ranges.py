@@ -77,6 +77,17 @@ def parse_cidr(text: str) -> tuple[int, int, int]:
     return family, value, prefix
 
 
+def unassignable(family: int, value: int) -> str:
+    """The kind of an address at which no pod can be reached, such as multicast; "" for others (RFC 6890). The kernel forwards
+    to 240.0.0.0/4 as to any other."""
+    if family == 4:
+        kinds = {0: "reserved", 127: "loopback", **dict.fromkeys(range(224, 240), "multicast")}
+        return "broadcast" if value == (1 << 32) - 1 else kinds.get(value >> 24, "")
+    if value >> 120 == 0xFF:
+        return "multicast"
+    return {0: "unspecified", 1: "loopback"}.get(value, "")
+
+
 def parse_span(text: str) -> tuple[int, int, int]:
     """(family, low, high) of a CIDR or of a single address; ValueError when it is neither."""
     try:

@@ -248,9 +248,8 @@ def test_a_vf_whose_pf_is_elsewhere_attaches_and_keys_of_the_pf_are_named(machin
             command("ip", "link", "set", nic.pf, "netns", "1")
 
 
-def test_a_delete_ends_what_gos_sriov_cni_has_attached(machine: Machine, nic: Card) -> None:
-    """As that leaves it: the VF renamed in the sandbox, and two files."""
-    before = whole(machine, nic)
+def attached_by_go(machine: Machine, nic: Card) -> Pod:
+    """A pod as Go's sriov-cni leaves it: the VF renamed in the sandbox, and two files."""
     pod = machine.pod("pod1")
     state = {"HostIFName": "ens1f0v0", "EffectiveMAC": machine.host.link("ens1f0v0").mac, "MTU": 1400, "SpoofChk": True}
     state |= {"AdminMAC": nic.state(0)["address"], "VlanProto": 0x8100, "LinkState": 0}
@@ -264,6 +263,12 @@ def test_a_delete_ends_what_gos_sriov_cni_has_attached(machine: Machine, nic: Ca
     command("ip", "link", "set", nic.pf, "vf", "0", "vlan", "100", "trust", "on")
     command("ip", "link", "set", "ens1f0v0", "down")
     command("ip", "link", "set", "ens1f0v0", "netns", "pod1", "name", "net1")
+    return pod
+
+
+def test_a_delete_ends_what_gos_sriov_cni_has_attached(machine: Machine, nic: Card) -> None:
+    before = whole(machine, nic)
+    pod = attached_by_go(machine, nic)
     machine.cni("sriov", "ADD", network(nic.vfs[0]), netns=machine.pod("pod2"), container_id="c2").refused(
         11, "Go's sriov-cni"
     )
@@ -272,6 +277,21 @@ def test_a_delete_ends_what_gos_sriov_cni_has_attached(machine: Machine, nic: Ca
     assert after[:2] == before[:2]
     assert after[2][:3] == before[2][:3]  # what else there was Go's plugin has not kept
     assert machine.files() == []
+
+
+def test_a_taken_name_keeps_no_pod_of_gos_sriov_cni_from_ending(machine: Machine, nic: Card) -> None:
+    before = nic.state(0)
+    pod = attached_by_go(machine, nic)
+    command("ip", "link", "add", "ens1f0v0", "type", "dummy")
+    try:
+        told = machine.cni("sriov", "DEL", network(nic.vfs[0]), netns=pod)
+        told.refused(11, 'is on the host as "dev0"', "ip link set dev0 name ens1f0v0")
+        assert nic.state(0) == before
+        machine.cni("sriov", "DEL", network(nic.vfs[0]), netns=pod).succeeded()
+        assert machine.files() == []
+    finally:
+        command("ip", "link", "del", "ens1f0v0")
+        command("ip", "link", "set", "dev0", "down", "name", "ens1f0v0")
 
 
 WAYS = ("DEL", "GC", "ADD again and DEL", "the sandbox's end and DEL", "the sandbox's end and GC")

@@ -296,6 +296,7 @@ def test_a_request_for_a_static_address_adds_nothing() -> None:
         ("IP=banana", 'CNI_ARGS IP "banana": want an address, with or without /length'),
         ("IP=10.0.0.7,", 'CNI_ARGS IP "": want an address'),
         ("IP=172.16.0.1", 'CNI_ARGS IP "172.16.0.1": is in no range of this network'),
+        ("IP=224.0.0.5/24", 'CNI_ARGS IP "224.0.0.5/24": is multicast: want an address of a subnet'),
         ("IP=10.0.0.1", 'CNI_ARGS IP "10.0.0.1": is a gateway'),
         ("IP=10.0.0.255", 'CNI_ARGS IP "10.0.0.255": is the first or last address of 10.0.0.0/24'),
         ("IP=10.0.0.200", 'CNI_ARGS IP "10.0.0.200": is excluded from 10.0.0.0/24: want another'),
@@ -618,6 +619,19 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
         ({**RANGE, "exclude": ["10.0.0.0/24"]}, "has no address to give: exclude, gateway and addresses cover all from 10.0.0.1 to 10.0.0.254"),
         ({"range": "10.0.0.1/32", "gateway": "10.0.0.1"}, "has no address to give"),
         ({"range": "10.0.0.0/24", "range_end": "10.0.0.0"}, "range_start and range_end leave only the CIDR's first or last address"),
+        *(
+            ({"range": text}, f'ipam.range "{text}": gives {first}, which is {kind}: want addresses of a subnet')
+            for text, first, kind in (
+                ("224.0.0.0/24", "224.0.0.1", "multicast"),
+                ("239.255.0.9-239.255.0.20/16", "239.255.0.9", "multicast"),
+                ("127.0.0.0/8", "127.0.0.1", "loopback"),
+                ("0.0.0.0/0", "0.0.0.1", "reserved"),
+                ("255.255.255.255/32", "255.255.255.255", "broadcast"),
+                ("ff02::/64", "ff02::1", "multicast"),
+                ("::/64", "::1", "loopback"),
+                ("::/128", "::", "unspecified"),
+            )
+        ),
         ({"ipRanges": "x"}, 'ipam.ipRanges "x": want a list'),
         ({"ipRanges": ["10.0.0.0/24"]}, 'ipam.ipRanges ["10.0.0.0/24"]: want a JSON object'),
         ({"ipRanges": [RANGE, {}]}, 'ipam.ipRanges[1].range "": want a CIDR'),
@@ -628,6 +642,7 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
         ({"addresses": [{"gateway": "10.0.0.1"}]}, "ipam.addresses[0].address null: want address/length"),
         ({"addresses": [{"address": "10.0.0.7/24", "gateway": "fd00::1"}]}, 'ipam.addresses[0].gateway "fd00::1": want an IPv4 address'),
         ({"addresses": [{"address": "10.0.0.7/24"}, {"address": "10.0.0.7/16"}]}, "ipam.addresses[1].address \"10.0.0.7/16\": is there twice"),
+        ({"addresses": [{"address": "224.0.0.1/24"}]}, 'ipam.addresses[0].address "224.0.0.1/24": is multicast: want an address of a subnet'),
         ({**RANGE, "routes": [{"gw": "10.0.0.1"}]}, "ipam.routes[0].dst null: want a CIDR"),
         ({**RANGE, "routes": [{"dst": "default"}]}, 'ipam.routes[0].dst "default": want a CIDR'),
         ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "gw": "x"}]}, 'ipam.routes[0].gw "x": want an IPv4 or IPv6 address'),

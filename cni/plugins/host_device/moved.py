@@ -403,14 +403,9 @@ def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
 
         restoration.restore(former, link, host, log)
     if other:
-        # of Go's device, nothing else tells a second DEL that it is this one
-        then = (
-            " and repeat the DEL"
-            if planned.restoresState
-            else f", then the device (ip link set {link.name} name {name})"
-        )
         raise Unrestored(
-            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)}{then}'
+            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)},'
+            f" then the device (ip link set {link.name} name {name})"
         )
 
 

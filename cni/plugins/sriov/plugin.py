@@ -15,7 +15,7 @@ from cni.shared import log as levels
 from cni.shared.config import Fault, Key, fill, hardware_address, integer, one_of, optional, string, take
 from cni.shared.kernel import routes, sysfs, vfs
 from cni.shared.records import Records
-from cni.shared.spec.errors import InvalidConfig, NotAvailable
+from cni.shared.spec.errors import InvalidConfig, NotAvailable, Unrestored
 from cni.shared.spec.request import member
 
 TYPE_CHECKING = False
@@ -340,17 +340,24 @@ def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
 
     Lingers, and nothing is reset, while the VF is in a sandbox that cannot be found: it would be heard on another VLAN.
     """
-    if not planned.returned:
-        device = moved.bring_back(planned, host, inside, log)
-        vf.clear(planned.pci, planned.keys, planned.former, host)
-        try:
-            device = host.link(index=device.index) if device else None  # its MAC may be another now
-            if device:
-                moved.restore(planned, device, host, log)
-        finally:
-            vf.finish(planned.pci, planned.keys, planned.former, host)
-    if planned.cache:
+    try:
+        if not planned.returned:
+            _give_back(planned, host, inside, log)
+    except Unrestored:  # a DEL that finds the files would fail as this one, for as long as another link has the name
         go_cache.forget(planned.cache, planned.sandbox)
+        raise
+    go_cache.forget(planned.cache, planned.sandbox)
+
+
+def _give_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+    device = moved.bring_back(planned, host, inside, log)
+    vf.clear(planned.pci, planned.keys, planned.former, host)
+    try:
+        device = host.link(index=device.index) if device else None  # its MAC may be another now
+        if device:
+            moved.restore(planned, device, host, log)
+    finally:
+        vf.finish(planned.pci, planned.keys, planned.former, host)
 
 
 def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
