@@ -244,7 +244,7 @@ class Records:
 
     def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
         """Every record of one part that belongs to `network`; with `texts` those alone that hold one of these strings."""
-        every = self._every(network + ":", part, texts=[codec.dumps(text).encode() for text in texts if text])
+        every = self._every(network + ":", part, texts=texts)
         return [(a, d) for a, _, d in every if a.network == network]
 
     def of_groups(self, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
@@ -260,9 +260,9 @@ class Records:
         damaged = any(within in name and name.endswith(f":{part}") for name in self._names(hidden=True))
         return None if damaged else found
 
-    def all(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Every record of the node, or those of one part: (attachment, part, document)."""
-        return self._every("", part)
+    def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
+        """Every record of the node, or those of one part: (attachment, part, document); with `texts` as `of_network`."""
+        return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:
         """IoFailure when a record that a listing has passed by names one of `devices`: PCI or MAC addresses.
@@ -284,15 +284,16 @@ class Records:
         return [(a, p, d) for p, d in parts if part in ("", p) and (a := _attachment(d))]
 
     def _every(
-        self, prefix: str, part: str, within: str = "", texts: Sequence[bytes] = ()
+        self, prefix: str, part: str, within: str = "", texts: Sequence[str] = ()
     ) -> list[tuple[Attachment, str, dict[str, Any]]]:
         found = []
+        wanted = [codec.dumps(text).encode() for text in texts if text]
         end = f":{part}" if part else ""
         named = [
             n for n in self._names() if n.endswith(end) and ((n.startswith(prefix) and within in n) or n[0] == "#")
         ]
         for name in sorted(named):
-            document = self._load(name, texts)
+            document = self._load(name, wanted)
             attachment = document and _attachment(document)
             if document and _is_newer(document):
                 self._pass_by(name, document)

@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cni.plugins.host_device import devices
 from cni.plugins.host_device import plugin as host_device
 from cni.shared.config import Fault, refuse
 from cni.shared.kernel.links import Link, ifinfo
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
 from cni.shared.spec.request import Attachment, Request, parse
 
@@ -214,3 +217,27 @@ def test_a_record_holds_the_whole_plan() -> None:
     after = host_device.load(json.loads(json.dumps(before.document())))
     assert after.mtu == 4200
     assert vars(after) == vars(before)
+
+
+_SEEN = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["ens1", "ens2"]),
+        "alias": st.sampled_from(["", "ens1"]),
+        "index": st.sampled_from([7, 8]),
+        "kind": st.just(""),
+        "mac": st.sampled_from(["", "02:00:00:00:00:01", "02:00:00:00:00:02"]),
+        "permanent_mac": st.sampled_from(["", "02:00:00:00:00:01", "02:00:00:00:00:02"]),
+        "parent_bus": st.just("pci"),
+        "parent_device": st.sampled_from(["", "0000:3b:00.0", "0000:3b:00.1"]),
+    }
+)
+
+
+@given(_SEEN, _SEEN)
+def test_a_record_of_a_device_of_hardware_holds_one_of_the_signs_by_which_it_is_looked_for(
+    then: dict[str, Any], now: dict[str, Any]
+) -> None:
+    remembered, device = devices.identity_of(link(**then)), link(**now)
+    signs = devices.signs_of(device)
+    if signs and devices.is_same(remembered, device):
+        assert any(codec.dumps(sign) in codec.dumps(remembered) for sign in signs if sign)

@@ -83,6 +83,12 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
     return signs >= (1 if has_index else 2)
 
 
+def signs_of(link: Link) -> tuple[str, ...]:
+    """Of hardware strings of which each record has one that `is_same` as `link`: most records are of other devices, and their
+    parsing takes long."""
+    return (link.parent_device, link.permanent_mac, link.mac, link.alias, link.name) if link.parent_device else ()
+
+
 def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = False) -> Link | None:
     """The remembered device among `links`, those of a sandbox when it is `away`: first the link with its index."""
     for link in sorted(links, key=lambda link: link.index != remembered["index"]):
@@ -128,10 +134,11 @@ class Plan(RecordedPlan):
         super().__init__({RETURNED: False, **document})
 
 
-def recorded(own: Attachment | None, records: Records) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """The attachments other than `own`, with their records, that have a device, or have not fully given it back."""
+def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[tuple[Attachment, dict[str, Any]]]:
+    """The attachments other than `own`, with their records, that have a device, or have not fully given it back; with
+    `texts` those alone whose record holds one of these strings."""
     boot = node.boot_id()
-    for attachment, _, record in records.all(PART):
+    for attachment, _, record in records.all(PART, *texts):
         link = record["link"]
         if link.get("device") is None or link.get(RETURNED) or attachment == own or record["bootID"] != boot:
             continue

@@ -73,7 +73,7 @@ def holders(
     While it is not on the host (`device` is None), `is_meant` recognises it by the member `link` of a record.
     IoFailure when a record of a newer format speaks of the device.
     """
-    for attachment, record in recorded(own, records):
+    for attachment, record in recorded(own, records, *(devices.signs_of(device) if device else ())):
         link = record["link"]
         former = link["device"]
         if device:

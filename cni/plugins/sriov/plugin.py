@@ -237,7 +237,8 @@ def _reason(device: Link, links: Sequence[Link], bodies: Sequence[bytes], host: 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
     """The attachment that has the VF; one whose sandbox died without a DEL gives it back first."""
-    found = ((a, record) for a, record in devices.recorded(request.attachment, records) if record["link"]["pci"] == pci)
+    every = devices.recorded(request.attachment, records, pci)
+    found = ((a, record) for a, record in every if record["link"]["pci"] == pci)
     holder, _ = moved.holder_of(found, request, host, records, named)
     if holder:
         return holder
@@ -314,7 +315,9 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
     document, files = found
     planned = Plan(document)
     planned.cache, planned.sandbox = files, request.netns
-    planned.returned = any(r["link"]["pci"] == planned.pci for _, r in devices.recorded(request.attachment, Records()))
+    planned.returned = any(
+        r["link"]["pci"] == planned.pci for _, r in devices.recorded(request.attachment, Records(), planned.pci)
+    )
     return planned
 
 
