@@ -13,7 +13,6 @@ import argparse
 import os
 
 from cni.cli.terminal import subcommand
-from cni.library.installation.options import add_options
 from cni.library.inventory.places import read_pod
 from ipam import stores
 from ipam.stores.apiserver.kubeconfig import NAMESPACE, SERVICE_ACCOUNT
@@ -28,7 +27,7 @@ def register(commands: subcommand.Commands) -> None:
     about = "on each node: write kubeconfig and flat file, finish releases, free dead leases, report health and metrics"
     more = ". It runs until SIGTERM, in the foreground. No plugin needs it to run."
     parser = subcommand.add(commands, "agent", about, more, run=_run)
-    add_options(parser)
+    subcommand.installation(parser)
     subcommand.listen(parser.add_argument_group("what it serves"), LISTEN)
     access = parser.add_argument_group("the API server and the node's files")
     about = "the runtime's folder of networks, in whose whereabouts.d the files are kept"

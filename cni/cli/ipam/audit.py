@@ -15,10 +15,11 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from cni.cli.ipam import options as stores
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import snapshot
-from cni.library.audit import store as stores
 from cni.library.audit.findings import KEEP, RECLAIM, Finding
+from cni.library.audit.store import Choice
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 PAUSE = 0.3  # seconds between the readings
@@ -108,7 +109,7 @@ def register(commands: subcommand.Commands) -> None:
     )
 
 
-def seen_twice(choices: Sequence[stores.Choice], say: Callable[[str], object]) -> snapshot.Audit:
+def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snapshot.Audit:
     """The second of two audits, with those findings that the first had too."""
     first = snapshot.audit(choices, say)
     if not first.findings:
@@ -121,7 +122,7 @@ def seen_twice(choices: Sequence[stores.Choice], say: Callable[[str], object]) -
 
 
 def _run(options: argparse.Namespace) -> int:
-    choices = stores.choose(options, output.print_fault)
+    choices = stores.choose(options)
     with output.progress() as say:
         seen = seen_twice(choices, say)
     identities = [choice.identity() for choice in choices]

@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any
 
 from cni.cli.ipam import host_local
+from cni.cli.ipam import options as stores
 from cni.cli.ipam.move import Pools
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import snapshot
-from cni.library.audit import store as stores
 from cni.library.audit.model import Snapshot
 from cni.library.audit.store import Choice
 from cni.library.inventory.places import require_directory
