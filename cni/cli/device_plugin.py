@@ -29,17 +29,14 @@ _COLUMNS = ("resource", "NIC or function", "devices", "NUMA node", "device nodes
 def register(commands: subcommand.Commands) -> None:
     """Add `device-plugin`."""
     about = "on each node: offer RDMA NICs and virtual functions to pods as resources, by kubelet's device plugin API"
-    parser = subcommand.add(
-        commands, "device-plugin", about, ". It runs until SIGTERM, in the foreground.", run=_run, shows=True
-    )
-    parser.add_argument(
-        "--config",
-        action="append",
-        metavar="FILE",
-        help="of the RDMA shared device plugin (configList), of the SR-IOV device plugin (resourceList), VFs to make at the"
+    more = ". It runs until SIGTERM, in the foreground."
+    parser = subcommand.add(commands, "device-plugin", about, more, run=_run, shows=True)
+    about = (
+        "of the RDMA shared device plugin (configList), of the SR-IOV device plugin (resourceList), VFs to make at the"
         " start (virtualFunctions, or SriovNetworkNodePolicy objects), or one with several of these;"
-        f" more than once: all of them; read again when it changes; default: {CONFIG}",
+        f" more than once: all of them; read again when it changes; default: {CONFIG}"
     )
+    parser.add_argument("--config", action="append", metavar="FILE", help=about)
     parser.add_argument("--cdi", action="store_true", help="give devices by the Container Device Interface")
     subcommand.listen(parser, LISTEN)
     subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins", made=True)

@@ -33,12 +33,10 @@ def register(commands: subcommand.Commands) -> None:
         ("install", _install, "put the plugins into the container runtime's plugin folder, or change to this version"),
         ("uninstall", _uninstall, "remove the plugins again, and put back the replaced ones"),
     ):
-        parser = subcommand.add(commands, name, about)
+        parser = subcommand.add(commands, name, about, run=run)
         subcommand.installation(parser)
         if run is _install:
-            about = (
-                "also take the plain names of --plugins; the files that have them are kept, and put back by uninstall"
-            )
+            about = "also take the plain names of --plugins; the files of these names are kept, and uninstall puts them back"
             parser.add_argument("--replace", action="store_true", help=about)
             about = f"with --replace: which plain names; default: {','.join(PLAIN)}"
             parser.add_argument("--plugins", type=_plugins, metavar="NAME,NAME", help=about)
@@ -48,7 +46,6 @@ def register(commands: subcommand.Commands) -> None:
         about = "where the command railcni is linked, if the folder is there and no other file has the name"
         subcommand.option(parser, "--link-dir", COMMANDS, about, made=True)
         parser.add_argument("--dry-run", action="store_true", help="only print the steps")
-        parser.set_defaults(run=run)
 
 
 def _plugins(text: str) -> tuple[str, ...]:

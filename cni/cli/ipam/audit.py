@@ -95,18 +95,13 @@ def load(path: str) -> Report:
 
 def register(commands: subcommand.Commands) -> None:
     """Add `audit`."""
-    about = (
-        "compare the leases with the pods, records and namespaces that they are for; exit code 1: something is wrong"
-    )
+    about = "compare the leases with their pods, records and namespaces; exit code 1: something is wrong"
     more = ". It changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
-    parser.add_argument(
-        "--report", default="", metavar="FILE", help="write what is found there, for `railcni ipam reclaim`"
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="in the table also what is right as it is: pending pods, IPAMClaims"
-    )
+    subcommand.option(parser, "--report", "", "write what is found there, for `railcni ipam reclaim`", "FILE")
+    about = "in the table also what is right as it is: pending pods, IPAMClaims"
+    parser.add_argument("--all", action="store_true", help=about)
 
 
 def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snapshot.Audit:

@@ -47,12 +47,8 @@ def register(commands: subcommand.Commands) -> None:
     stores.add_options(parser, pods=True)
     parser.add_argument("--from-report", required=True, metavar="FILE", help="what `railcni ipam audit --report` wrote")
     parser.add_argument("--dry-run", action="store_true", help="say what would be freed, and free nothing")
-    parser.add_argument(
-        "--grace",
-        type=partial(subcommand.seconds, least=0),
-        metavar="SECONDS",
-        help=f"how old the report must be; until then the command waits (default: {GRACE:g}, of a dry run 0)",
-    )
+    about = f"how old the report must be; until then the command waits (default: {GRACE:g}, of a dry run 0)"
+    subcommand.option(parser, "--grace", None, about, "SECONDS", type=partial(subcommand.seconds, least=0))
 
 
 def _run(options: argparse.Namespace) -> int:
