@@ -84,7 +84,6 @@ def choose(options: argparse.Namespace) -> list[Choice]:
 
 
 def told(choices: Sequence[Choice]) -> str:
-    """For messages."""
     *others, last = choices
     return " and ".join([*(OF_STORES[choice.kind][1] for choice in others), str(last)])
 

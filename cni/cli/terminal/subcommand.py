@@ -86,7 +86,6 @@ def add(
 
 
 def add_group(commands: Commands, name: str, about: str, noun: str = "VERB") -> Commands:
-    """The commands below a new command."""
     return add(commands, name, about).add_subparsers(required=True, metavar=noun, title=f"{noun.lower()}s")
 
 
@@ -146,7 +145,6 @@ def container_or_pod(text: str) -> str:
 
 
 def ifname(text: str) -> str:
-    """The name of an interface, as the type of an option."""
     if fault := ifname_fault(text):
         raise argparse.ArgumentTypeError(f'"{text}" {fault}')
     return text

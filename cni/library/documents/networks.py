@@ -35,7 +35,6 @@ class ChainStep:
 
     @property
     def type(self) -> str:
-        """The name of the plugin."""
         return self.plugin.type
 
 

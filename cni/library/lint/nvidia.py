@@ -65,8 +65,6 @@ class HostDeviceNetwork(_Spec):
 
 
 class IPoIBNetwork(_Spec):
-    """The spec of an IPoIBNetwork."""
-
     master: str = ""
 
 
