@@ -237,10 +237,8 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
     options.only(False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--config", "--kubeconfig")
     cluster.only(False, "with `status` and `doctor`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
-    done = _kubectl(options, "config", "view", "--raw", "--minify", "--flatten", "--output=json")
-    if done.returncode:
-        raise IoFailure(f"kubectl config view failed: {_last(done.stderr)}")
+    access = _read(options, "config", "view", "--raw", "--minify", "--flatten", "--output=json")
     with tempfile.TemporaryDirectory(prefix="railcni-") as folder:  # of mode 0700
-        files.write_whole(folder, "kubeconfig", done.stdout.encode())
+        files.write_whole(folder, "kubeconfig", json.dumps(access).encode())
         options.kubeconfig = f"{folder}/kubeconfig"
         return run(options)
