@@ -61,7 +61,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    """Print what would be offered; the exit code is 1 when a resource is wrong."""
     from cni.cli.nad import command as nad
     from cni.device_plugin.choose import resources
     from cni.device_plugin.node import read_config, read_host

@@ -77,13 +77,14 @@ def _lint(options: argparse.Namespace) -> int:
     errors = sum(f.severity == ERROR for f in findings)
     warnings = len(findings) - errors
     document = {"findings": [f.document() for f in findings], "errors": errors, "warnings": warnings}
-    output.show(options.output, document, lambda: _print_all(findings, _summary(errors, warnings)))
+    output.show(options.output, document, lambda: _print_all(findings, errors, warnings))
     sys.stdout.flush()
     return int(errors > 0 or (options.strict and bool(findings)))
 
 
-def _print_all(findings: list[Diagnostic], summary: str) -> None:
+def _print_all(findings: list[Diagnostic], errors: int, warnings: int) -> None:
     print_findings(findings)
+    summary = f"{output.counted(errors, 'error')}, {output.counted(warnings, 'warning')}" if findings else "no faults"
     output.console().print(summary)
 
 
@@ -101,9 +102,3 @@ def print_findings(findings: list[Diagnostic], stream: IO[str] | None = None) ->
             out.print(output.styled("    " + text, "dim"))
         if finding.fix:
             out.print(output.styled(f"    fix: {finding.fix}"))
-
-
-def _summary(errors: int, warnings: int) -> str:
-    if not errors and not warnings:
-        return "no faults"
-    return f"{output.counted(errors, 'error')}, {output.counted(warnings, 'warning')}"

@@ -7,7 +7,6 @@ import argparse
 import difflib
 import os
 
-from cni.cli.terminal import output
 from cni.library.inventory.places import read_pod, require_directory
 from cni.shared.records import STATE
 from cni.shared.spec.request import ifname_fault, is_identifier
@@ -81,7 +80,7 @@ def add(
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows:
-        output.add_option(parser)
+        parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
     return parser
 
 

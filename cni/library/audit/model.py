@@ -76,7 +76,6 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
     def addresses(self) -> list[Address]:
-        """Those that it shows."""
         return [address for interface in self.interfaces or () for address in interface.addresses]
 
 
