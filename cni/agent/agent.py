@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from cni import VERSION
@@ -141,7 +141,6 @@ class Agent:
         return any(not text.startswith(MOVED) for page in ranges for text in page)
 
     def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
-        """Count a request of this process to an API server."""
         place = resource.split("/")
         kind = f"{place[0]}/{place[-1]}" if len(place) > 1 else resource
         self.metrics.durations.observe(seconds, verb, kind)
@@ -307,12 +306,10 @@ class Agent:
     # --- pages ---
 
     def health_page(self) -> tuple[int, str, str]:
-        """The page /healthz: status, content type and text."""
         faults = self.health.faults()
         return 503 if faults else 200, TEXT, "\n".join(faults) or "ok"
 
     def metrics_page(self) -> tuple[int, str, str]:
-        """The page /metrics: status, content type and text."""
         self.metrics.healthy.set(not self.health.faults())
         self.metrics.leader.set(self.election.is_elected())
         return 200, CONTENT_TYPE, self.metrics.render()
@@ -332,11 +329,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _serve(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
-    pages: dict[str, Callable[[], tuple[int, str, str]]] = {
-        "/healthz": agent.health_page,
-        "/readyz": agent.health_page,
-        "/metrics": agent.metrics_page,
-    }
+    pages = {"/healthz": agent.health_page, "/readyz": agent.health_page, "/metrics": agent.metrics_page}
     endpoint = HttpEndpoint(options.listen, pages)
     try:
         log.say("info", "railcni agent serves", version=VERSION, node=agent.node, url=f"{endpoint.url}/healthz")

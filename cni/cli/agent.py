@@ -13,7 +13,6 @@ import argparse
 import os
 
 from cni.cli.terminal import subcommand
-from cni.library.installation.options import add_options
 from cni.library.inventory.places import read_pod
 from ipam import stores
 from ipam.stores.apiserver.kubeconfig import NAMESPACE, SERVICE_ACCOUNT
@@ -24,11 +23,10 @@ GRACE = 60.0
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `agent`."""
     about = "on each node: write kubeconfig and flat file, finish releases, free dead leases, report health and metrics"
     more = ". It runs until SIGTERM, in the foreground. No plugin needs it to run."
     parser = subcommand.add(commands, "agent", about, more, run=_run)
-    add_options(parser)
+    subcommand.installation(parser)
     subcommand.listen(parser.add_argument_group("what it serves"), LISTEN)
     access = parser.add_argument_group("the API server and the node's files")
     about = "the runtime's folder of networks, in whose whereabouts.d the files are kept"
@@ -48,23 +46,18 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE", type=subcommand.name)
     about = "use this one and write no files; without it and a token, the one that the installed flat file names"
     subcommand.option(access, "--kubeconfig", "", about, "FILE")
-    access.add_argument(
-        "--node", default=os.environ.get("NODENAME", ""), metavar="NAME", help="default: NODENAME, else the host name"
-    )
+    about = "default: NODENAME, else the host name"
+    access.add_argument("--node", default=os.environ.get("NODENAME", ""), metavar="NAME", help=about)
     collects = parser.add_argument_group("the collector")
     collects.add_argument("--no-collect", action="store_true", help="free nothing, as while Go's reconciler still runs")
     about = "between the two sightings of a dead lease after which it is freed"
     subcommand.option(collects, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
-    collects.add_argument(
-        "--every", type=subcommand.seconds, metavar="SECONDS", help="between two looks; default: half of --grace"
-    )
+    about = "between two looks; default: half of --grace"
+    subcommand.option(collects, "--every", None, about, "SECONDS", type=subcommand.seconds)
     about = "for which the agent is elected that frees the leases of lost nodes"
     subcommand.option(collects, "--lease-seconds", 30.0, about, "SECONDS", type=subcommand.seconds)
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="do all of it once, with both sightings, and end; exit code 1: something could not be done",
-    )
+    about = "do all of it once, with both sightings, and end; exit code 1: something could not be done"
+    parser.add_argument("--once", action="store_true", help=about)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -27,19 +27,15 @@ _COLUMNS = ("resource", "NIC or function", "devices", "NUMA node", "device nodes
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `device-plugin`."""
     about = "on each node: offer RDMA NICs and virtual functions to pods as resources, by kubelet's device plugin API"
-    parser = subcommand.add(
-        commands, "device-plugin", about, ". It runs until SIGTERM, in the foreground.", run=_run, shows=True
-    )
-    parser.add_argument(
-        "--config",
-        action="append",
-        metavar="FILE",
-        help="of the RDMA shared device plugin (configList), of the SR-IOV device plugin (resourceList), VFs to make at the"
+    more = ". It runs until SIGTERM, in the foreground."
+    parser = subcommand.add(commands, "device-plugin", about, more, run=_run, shows=True)
+    about = (
+        "of the RDMA shared device plugin (configList), of the SR-IOV device plugin (resourceList), VFs to make at the"
         " start (virtualFunctions, or SriovNetworkNodePolicy objects), or one with several of these;"
-        f" more than once: all of them; read again when it changes; default: {CONFIG}",
+        f" more than once: all of them; read again when it changes; default: {CONFIG}"
     )
+    parser.add_argument("--config", action="append", metavar="FILE", help=about)
     parser.add_argument("--cdi", action="store_true", help="give devices by the Container Device Interface")
     subcommand.listen(parser, LISTEN)
     subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins", made=True)
@@ -65,7 +61,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    """Print what would be offered; the exit code is 1 when a resource is wrong."""
     from cni.cli.nad import command as nad
     from cni.device_plugin.choose import resources
     from cni.device_plugin.node import read_config, read_host

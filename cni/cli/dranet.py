@@ -58,15 +58,13 @@ _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `dranet-ipam`."""
     about = "on each node: give the devices of DRANET their addresses, as its webhook"
     parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.", run=_run)
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
     about = "the profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
     subcommand.option(parser, "--conf-dir", NET_DIRECTORY, about)
-    subcommand.option(
-        parser, "--cni-path", ":".join(attach.PLUGIN_DIRECTORIES), "where IPAM plugins are looked for", "DIR:DIR"
-    )
+    folders, about = ":".join(attach.PLUGIN_DIRECTORIES), "where IPAM plugins are looked for"
+    subcommand.option(parser, "--cni-path", folders, about, "DIR:DIR")
     about = "of the ResourceClaims; default: that of the installed flat file"
     subcommand.option(parser, "--kubeconfig", "", about, "FILE")
     about = "for which a claim must be gone before its leases are freed"

@@ -21,16 +21,14 @@ _PLANNED = ("of", "what", "now", "then")
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `vfs`."""
     about = "the virtual functions (VFs) of the node's cards: show them, and make those that a configuration asks for"
-    parser = subcommand.add(commands, "vfs", about)
-    verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
+    verbs = subcommand.add_group(commands, "vfs", about)
     for verb, run, text in (
         ("show", _show, "the cards that can have VFs, their VFs, and by whom each VF is used"),
         ("plan", _plan, "what `apply` would do; it changes nothing"),
         ("apply", _apply, "make the VFs; a card with a VF in use that would go stays as it is"),
     ):
-        one = subcommand.add(verbs, verb, text)
+        one = subcommand.add(verbs, verb, text, run=run, shows=True)
         if verb != "show":
             about = (
                 "the device plugin's configuration (virtualFunctions), or SriovNetworkNodePolicy objects of"
@@ -39,8 +37,6 @@ def register(commands: subcommand.Commands) -> None:
             one.add_argument("--config", action="append", metavar="FILE", help=about)
         subcommand.option(one, "--root", "/", "the folder that has the node's sys, dev and proc")
         subcommand.option(one, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
-        output.add_option(one)
-        one.set_defaults(run=run)
 
 
 def _show(options: argparse.Namespace) -> int:

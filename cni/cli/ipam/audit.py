@@ -15,10 +15,11 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from cni.cli.ipam import options as stores
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import snapshot
-from cni.library.audit import store as stores
 from cni.library.audit.findings import KEEP, RECLAIM, Finding
+from cni.library.audit.store import Choice
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 PAUSE = 0.3  # seconds between the readings
@@ -39,7 +40,6 @@ class Report:
     unread: Sequence[str] = ()
 
     def of(self, action: str) -> list[Finding]:
-        """The findings that ask for `action`."""
         return [f for f in self.findings if f.action == action]
 
     @property
@@ -47,7 +47,6 @@ class Report:
         return [f for f in self.findings if f.action != KEEP]
 
     def document(self) -> dict[str, Any]:
-        """The report as JSON."""
         return {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -93,22 +92,16 @@ def load(path: str) -> Report:
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `audit`."""
-    about = (
-        "compare the leases with the pods, records and namespaces that they are for; exit code 1: something is wrong"
-    )
+    about = "compare the leases with their pods, records and namespaces; exit code 1: something is wrong"
     more = ". It changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
-    parser.add_argument(
-        "--report", default="", metavar="FILE", help="write what is found there, for `railcni ipam reclaim`"
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="in the table also what is right as it is: pending pods, IPAMClaims"
-    )
+    subcommand.option(parser, "--report", "", "write what is found there, for `railcni ipam reclaim`", "FILE")
+    about = "in the table also what is right as it is: pending pods, IPAMClaims"
+    parser.add_argument("--all", action="store_true", help=about)
 
 
-def seen_twice(choices: Sequence[stores.Choice], say: Callable[[str], object]) -> snapshot.Audit:
+def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snapshot.Audit:
     """The second of two audits, with those findings that the first had too."""
     first = snapshot.audit(choices, say)
     if not first.findings:
@@ -121,7 +114,7 @@ def seen_twice(choices: Sequence[stores.Choice], say: Callable[[str], object]) -
 
 
 def _run(options: argparse.Namespace) -> int:
-    choices = stores.choose(options, output.print_fault)
+    choices = stores.choose(options)
     with output.progress() as say:
         seen = seen_twice(choices, say)
     identities = [choice.identity() for choice in choices]

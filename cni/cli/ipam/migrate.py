@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any
 
 from cni.cli.ipam import host_local
+from cni.cli.ipam import options as stores
 from cni.cli.ipam.move import Pools
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import snapshot
-from cni.library.audit import store as stores
 from cni.library.audit.model import Snapshot
 from cni.library.audit.store import Choice
 from cni.library.inventory.places import require_directory
@@ -42,7 +42,6 @@ SECONDS = 30.0  # for one request
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `migrate`."""
     about = "copy all leases to another store, and verify; no ADD may run meanwhile"
     more = (
         ". A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, or config:FILE with"
@@ -76,25 +75,18 @@ def _run(options: argparse.Namespace) -> int:
     source = _source(options, target)
     with output.progress() as say:
         plan, done = _Migration(source, target, say).run(options.dry_run, options.remove_source)
-    to_remove = plan.missing + len(plan.there) if options.remove_source else 0
-    if options.output != "table":
-        document = {"from": source_text, "to": target_text, "dryRun": options.dry_run}
-        if options.dry_run:
-            done = {"toCopy": plan.missing, "there": len(plan.there), "toRemove": to_remove}
-        output.print_data({**document, **done}, options.output)
-    elif options.dry_run:
-        output.console().print(
-            f"{output.counted(plan.missing, 'lease')} would be copied, {len(plan.there)} are there already"
-            + (f"; {to_remove} would be removed from the source" if to_remove else "")
-        )
+    if options.dry_run:
+        to_remove = plan.missing + len(plan.there) if options.remove_source else 0
+        done = {"toCopy": plan.missing, "there": len(plan.there), "toRemove": to_remove}
+        text = f"{output.counted(plan.missing, 'lease')} would be copied, {len(plan.there)} are there already"
+        text += f"; {to_remove} would be removed from the source" if to_remove else ""
     else:
-        output.console().print(
-            f"{output.counted(done['copied'], 'lease')} copied, {done['there']} were there already; all verified"
-            + (f"; {done['takenBack']} taken back, whose attachments have gone" if done["takenBack"] else "")
-            + (f"; {done['removed']} removed from the source" if options.remove_source else "")
-        )
-        switched = output.counted(done["records"], "record")
-        output.console().print(f"the new store is named by {switched} of this node now")
+        text = f"{output.counted(done['copied'], 'lease')} copied, {done['there']} were there already; all verified"
+        text += f"; {done['takenBack']} taken back, whose attachments have gone" if done["takenBack"] else ""
+        text += f"; {done['removed']} removed from the source" if options.remove_source else ""
+        text += f"\nthe new store is named by {output.counted(done['records'], 'record')} of this node now"
+    document = {"from": source_text, "to": target_text, "dryRun": options.dry_run, **done}
+    output.show(options.output, document, lambda: output.console().print(text))
     return 0
 
 
@@ -225,7 +217,6 @@ class MigrationPlan:
 
     @property
     def missing(self) -> int:
-        """The number of leases that are to be copied."""
         return sum(map(len, self.copy.values()))
 
 
@@ -239,7 +230,6 @@ def is_same(other: Lease, lease: Lease) -> bool:
 
 
 def shown(lease: Lease) -> str:
-    """A lease for messages."""
     return f"{lease.text} of {lease.pool}"
 
 

@@ -16,16 +16,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from cni.cli.ipam import options as stores
 from cni.cli.ipam.audit import Report, load, seen_twice
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import snapshot, store_rules
-from cni.library.audit import store as stores
 from cni.library.audit.cluster import Cluster
 from cni.library.audit.findings import RECLAIM, Finding
 from cni.library.audit.free import Changed, Freeing
 from cni.library.audit.lease_rules import AuditRules
 from cni.library.audit.model import Snapshot
 from cni.library.audit.snapshot import record_of
+from cni.library.audit.store import Choice
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig
@@ -39,19 +40,14 @@ FREED, WOULD_FREE, SKIPPED, FAILED = "freed", "would free", "skipped", "failed"
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `reclaim`."""
     about = "free what an audit has found dead, if it still is; exit code 1: something could not be freed"
     more = ". A pending pod's lease and an IPAMClaim's are never touched."
     parser = subcommand.add(commands, "reclaim", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
     parser.add_argument("--from-report", required=True, metavar="FILE", help="what `railcni ipam audit --report` wrote")
     parser.add_argument("--dry-run", action="store_true", help="say what would be freed, and free nothing")
-    parser.add_argument(
-        "--grace",
-        type=partial(subcommand.seconds, least=0),
-        metavar="SECONDS",
-        help=f"how old the report must be; until then the command waits (default: {GRACE:g}, of a dry run 0)",
-    )
+    about = f"how old the report must be; until then the command waits (default: {GRACE:g}, of a dry run 0)"
+    subcommand.option(parser, "--grace", None, about, "SECONDS", type=partial(subcommand.seconds, least=0))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -75,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if any(result["result"] == FAILED for result in done) else 0
 
 
-def _reclaim(made: Report, choices: list[stores.Choice], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if not made.of(RECLAIM):
         return
     with output.progress() as say:
@@ -92,7 +88,7 @@ def _reclaim(made: Report, choices: list[stores.Choice], options: argparse.Names
 class _Found:
     """A chosen store as an audit has `seen` it; InvalidConfig when its pods could not be read."""
 
-    def __init__(self, choice: stores.Choice, seen: Snapshot) -> None:
+    def __init__(self, choice: Choice, seen: Snapshot) -> None:
         if seen.records is None and seen.pods is None:
             raise InvalidConfig("nothing can be reclaimed: the pods cannot be read")
         self._choice = choice

@@ -20,56 +20,28 @@ if TYPE_CHECKING:
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `nad` and its verbs."""
     about = "networks in files: their faults, their JSON Schema, and NADs rendered from the resources of operators"
-    parser = subcommand.add(commands, "nad", about)
-    verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
+    verbs = subcommand.add_group(commands, "nad", about)
     about = "the faults of a NAD, conflist or conf: line, column, key and remedy"
-    lint = subcommand.add(verbs, "lint", about, ". Exit code 0: nothing, or warnings alone; 1: faults.")
-    lint.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help=f"a file (YAML or JSON, with several documents), a directory such as {NET_DIRECTORY}, or - for stdin",
-    )
+    more = ". Exit code 0: nothing, or warnings alone; 1: faults."
+    lint = subcommand.add(verbs, "lint", about, more, run=_lint, shows=True)
+    about = f"a file (YAML or JSON, with several documents), a directory such as {NET_DIRECTORY}, or - for stdin"
+    lint.add_argument("files", nargs="+", metavar="FILE", help=about)
     lint.add_argument("--strict", action="store_true", help="exit code 1 for warnings too")
-    lint.add_argument(
-        "--config",
-        metavar="FLATFILE",
-        default="",
-        help="the flat file of the nodes; default: one that names the stores",
-    )
-    output.add_option(lint)
-    lint.set_defaults(run=_lint)
+    about = "the flat file of the nodes; default: one that names the stores"
+    subcommand.option(lint, "--config", "", about, "FLATFILE")
     about = "the NADs that operators make of MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork and SriovNetwork"
-    render = subcommand.add(
-        verbs,
-        "render",
-        about,
-        ", without its labels, revision and owner. Nothing is written when one of them is wrong.",
-    )
-    render.add_argument(
-        "files", nargs="+", metavar="FILE", help="resources of NVIDIA's or the SR-IOV operator, or - for stdin"
-    )
-    render.add_argument(
-        "--resource-prefix",
-        default="openshift.io",
-        metavar="PREFIX",
-        help="of a SriovNetwork's resource; default: openshift.io; NVIDIA's operator has nvidia.com",
-    )
+    more = ", without its labels, revision and owner. Nothing is written when one of them is wrong."
+    render = subcommand.add(verbs, "render", about, more, run=_render)
+    about = "resources of NVIDIA's or the SR-IOV operator, or - for stdin"
+    render.add_argument("files", nargs="+", metavar="FILE", help=about)
+    about = "of a SriovNetwork's resource; NVIDIA's operator has nvidia.com"
+    subcommand.option(render, "--resource-prefix", "openshift.io", about, "PREFIX")
     render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
-    render.set_defaults(run=_render)
     about = "the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
-    schema = subcommand.add(verbs, "schema", about, ", made of the tables that the plugins read by.")
-    schema.add_argument(
-        "name",
-        nargs="?",
-        default="conflist",
-        metavar="NAME",
-        help=f"conflist (default), {', '.join(PLAIN)}",
-        choices=("conflist", *PLAIN),
-    )
-    schema.set_defaults(run=_schema)
+    schema = subcommand.add(verbs, "schema", about, ", made of the tables that the plugins read by.", run=_schema)
+    names, about = ("conflist", *PLAIN), f"conflist (default), {', '.join(PLAIN)}"
+    schema.add_argument("name", nargs="?", default="conflist", metavar="NAME", choices=names, help=about)
 
 
 def _schema(options: argparse.Namespace) -> int:
@@ -105,13 +77,14 @@ def _lint(options: argparse.Namespace) -> int:
     errors = sum(f.severity == ERROR for f in findings)
     warnings = len(findings) - errors
     document = {"findings": [f.document() for f in findings], "errors": errors, "warnings": warnings}
-    output.show(options.output, document, lambda: _print_all(findings, _summary(errors, warnings)))
+    output.show(options.output, document, lambda: _print_all(findings, errors, warnings))
     sys.stdout.flush()
     return int(errors > 0 or (options.strict and bool(findings)))
 
 
-def _print_all(findings: list[Diagnostic], summary: str) -> None:
+def _print_all(findings: list[Diagnostic], errors: int, warnings: int) -> None:
     print_findings(findings)
+    summary = f"{output.counted(errors, 'error')}, {output.counted(warnings, 'warning')}" if findings else "no faults"
     output.console().print(summary)
 
 
@@ -129,9 +102,3 @@ def print_findings(findings: list[Diagnostic], stream: IO[str] | None = None) ->
             out.print(output.styled("    " + text, "dim"))
         if finding.fix:
             out.print(output.styled(f"    fix: {finding.fix}"))
-
-
-def _summary(errors: int, warnings: int) -> str:
-    if not errors and not warnings:
-        return "no faults"
-    return f"{output.counted(errors, 'error')}, {output.counted(warnings, 'warning')}"

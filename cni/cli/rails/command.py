@@ -30,21 +30,15 @@ _NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod",
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `rails` and its verbs."""
     about = "several NICs of a node as one group: their networks, whether a pod's are right, which GPU is near"
     verbs = subcommand.add_group(commands, "rails", about)
     about = "the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
     render = subcommand.add(verbs, "render", about, ", to be applied by kubectl.", run=_render, epilog=_FILE)
     render.add_argument("file", metavar="FILE", help="YAML; - for stdin")
-    render.add_argument(
-        "-o", "--output", choices=("yaml", "json", "table"), default="yaml", help="table: an overview, to read"
-    )
-    render.add_argument(
-        "--devices",
-        choices=("others", "railcni"),
-        default="others",
-        help="whose ConfigMap the NICs go into: that of the RDMA shared or SR-IOV device plugin, or of `railcni device-plugin`",
-    )
+    about = "table: an overview, to read"
+    render.add_argument("-o", "--output", choices=("yaml", "json", "table"), default="yaml", help=about)
+    about = "whose ConfigMap the NICs go into: that of the RDMA shared or SR-IOV device plugin, or of `railcni device-plugin`"
+    render.add_argument("--devices", choices=("others", "railcni"), default="others", help=about)
 
     about = "whether a pod's rails have one index, their routes, rules, ARP settings, MTU and GIDs, and reach a peer"
     more = ". Exit code 0: all is well; 1: something is not."
@@ -109,7 +103,6 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _peer(text: str, reports: list[RailReport], found: list[NamespaceView]) -> dict[tuple[str, int], list[str]]:
-    """The peer's addresses by rail."""
     if text.isdigit():
         return attached.of_index(reports, int(text))
     try:

@@ -21,7 +21,6 @@ def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> li
 
 
 def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
-    """The NetworkAttachmentDefinition of one rail."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
     if plan.type != "macvlan":  # a shared NIC gives no device to the network
         metadata["annotations"] = {_RESOURCE: f"{plan.resourcePrefix}/{rail.resource}"}
@@ -35,7 +34,6 @@ def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[st
 
 
 def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
-    """The network of one rail, as a NAD holds it."""
     found: dict[str, Any] = {"cniVersion": "1.0.0", "name": rail.name, "type": f"railcni-{plan.type}"}
     if plan.type == "macvlan":
         found["master"] = rail.nic.netdev
@@ -123,7 +121,6 @@ def pod(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
 
 
 def rows(plan: Rails, rails: Sequence[PlannedRail]) -> list[Sequence[object]]:
-    """A row for each rail: its NIC, networks and resource."""
     return [
         (
             rail.index,

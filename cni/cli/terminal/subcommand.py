@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 
-from cni.cli.terminal import output
-from cni.library.inventory.places import ExistingDirectory, read_pod
+from cni.library.inventory.places import read_pod, require_directory
+from cni.shared.records import STATE
 from cni.shared.spec.request import ifname_fault, is_identifier
 
 TYPE_CHECKING = False
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     Commands = argparse._SubParsersAction["Parser"]
+
+
+class ExistingDirectory(argparse._StoreAction):
+    """Of an option for a directory that is only read, or several with colons between them: what is given must be there. A
+    default may be missing."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,10 +46,13 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
     def require(self, options: argparse.Namespace) -> None:
-        """InvalidConfig when a directory that is given is not there."""
+        """InvalidConfig when a directory that is given is not there; as of a PATH, one of several directories is enough."""
         for action in self._actions:
             if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
-                action.require(options)
+                text = getattr(options, action.dest)
+                several = text.split(":") if action.metavar == "DIR:DIR" else []
+                if not any(map(os.path.isdir, several)):
+                    require_directory(action.option_strings[-1], text)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self.given.update(action.option_strings)
@@ -71,12 +80,11 @@ def add(
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows:
-        output.add_option(parser)
+        parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
     return parser
 
 
 def add_group(commands: Commands, name: str, about: str, noun: str = "VERB") -> Commands:
-    """The commands below a new command."""
     return add(commands, name, about).add_subparsers(required=True, metavar=noun, title=f"{noun.lower()}s")
 
 
@@ -96,6 +104,15 @@ def option(
     if metavar in ("DIR", "DIR:DIR") and not made:
         more["action"] = ExistingDirectory
     parser.add_argument(flag, default=default, metavar=metavar, help="; ".join(filter(None, texts)), **more)
+
+
+def installation(parser: argparse._ActionsContainer) -> None:
+    """The options that say which installation is meant (cni.library.installation.options)."""
+    about = "the plugin folder; default: the one that containerd or CRI-O is configured for"
+    option(parser, "--to", "", about, made=True)
+    about = "where the host's file system is mounted, in a container: all paths are taken below it"
+    option(parser, "--root", "/", about)
+    option(parser, "--state-dir", STATE, "where records are kept", made=True)
 
 
 def listen(parser: argparse._ActionsContainer, default: str) -> None:
@@ -127,7 +144,6 @@ def container_or_pod(text: str) -> str:
 
 
 def ifname(text: str) -> str:
-    """The name of an interface, as the type of an option."""
     if fault := ifname_fault(text):
         raise argparse.ArgumentTypeError(f'"{text}" {fault}')
     return text

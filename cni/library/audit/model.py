@@ -76,7 +76,6 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
     def addresses(self) -> list[Address]:
-        """Those that it shows."""
         return [address for interface in self.interfaces or () for address in interface.addresses]
 
 
@@ -108,7 +107,6 @@ class Network:
     cooldown: int = 0  # seconds
 
     def holds(self, address: Address) -> bool:
-        """Whether one of its ranges has the address."""
         return any(rng.family == address[0] and rng.contains(address[1]) for rng in self.ranges)
 
     def pools(self) -> list[str]:
@@ -144,7 +142,6 @@ class Snapshot:
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
-    """A Pod of the API."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
     annotations = metadata.get("annotations") or {}
     told = next((annotations[key] for key in STATUS_ANNOTATIONS if annotations.get(key)), None)
@@ -161,7 +158,6 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
 
 
 def parse_node(document: Mapping[str, Any]) -> Node:
-    """A Node of the API."""
     conditions = (document.get("status") or {}).get("conditions") or []
     taints = (document.get("spec") or {}).get("taints") or []
     return Node(

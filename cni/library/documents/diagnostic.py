@@ -34,7 +34,6 @@ class Diagnostic:
 
     @property
     def place(self) -> str:
-        """ "file:line:column"."""
         return f"{self.path}:{self.line}:{self.column}" if self.line else self.path
 
     @property
@@ -44,7 +43,6 @@ class Diagnostic:
         return ": ".join(filter(None, (self.place, self.key, self.message))) + network + (self.fix and f"; {self.fix}")
 
     def document(self) -> dict[str, Any]:
-        """The finding for programs."""
         found = asdict(self)
         return {"file": found.pop("path"), **found}
 

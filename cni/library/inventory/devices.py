@@ -48,12 +48,10 @@ class Port:
 
     @property
     def is_active(self) -> bool:
-        """Whether the port can carry traffic."""
         return self.state == rdma_sysfs.ACTIVE
 
     @property
     def is_roce(self) -> bool:
-        """Whether the port does RDMA over Ethernet."""
         return self.link_layer == rdma_sysfs.ETHERNET
 
 
@@ -71,14 +69,12 @@ class VerbsDevice:
 
 
 def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
-    """All verbs devices that `root` shows."""
     # of several namespaces the first, which is this one itself
     links = {(i.name, a): (s.owner, i.mtu) for s in reversed(sandboxes) for i in s.interfaces for a in i.addresses}
     return [_device(name, links, root) for name in rdma_sysfs.devices(root)]
 
 
 def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
-    """All ports of the devices."""
     return [port for device in devices for port in device.ports]
 
 
