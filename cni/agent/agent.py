@@ -141,6 +141,7 @@ class Agent:
         return any(not text.startswith(MOVED) for page in ranges for text in page)
 
     def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
+        """Count a request of this process to an API server."""
         place = resource.split("/")
         kind = f"{place[0]}/{place[-1]}" if len(place) > 1 else resource
         self.metrics.durations.observe(seconds, verb, kind)
@@ -306,10 +307,12 @@ class Agent:
     # --- pages ---
 
     def health_page(self) -> tuple[int, str, str]:
+        """The page /healthz: status, content type and text."""
         faults = self.health.faults()
         return 503 if faults else 200, TEXT, "\n".join(faults) or "ok"
 
     def metrics_page(self) -> tuple[int, str, str]:
+        """The page /metrics: status, content type and text."""
         self.metrics.healthy.set(not self.health.faults())
         self.metrics.leader.set(self.election.is_elected())
         return 200, CONTENT_TYPE, self.metrics.render()

@@ -31,6 +31,7 @@ def _end(number: int, frame: object) -> NoReturn:
 
 
 def end_on_signals() -> None:
+    """From now on SIGTERM and SIGINT raise Ended."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
 

@@ -23,6 +23,7 @@ GRACE = 60.0
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `agent`."""
     about = "on each node: write kubeconfig and flat file, finish releases, free dead leases, report health and metrics"
     more = ". It runs until SIGTERM, in the foreground. No plugin needs it to run."
     parser = subcommand.add(commands, "agent", about, more, run=_run)

@@ -40,6 +40,7 @@ PLUGIN_DIRECTORIES = (os.path.join(ROOT, "bin"), "/opt/cni/bin", "/usr/lib/cni")
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add the five commands."""
     for name, run, about in (
         ("attach", _attach, "attach a namespace to a network: ADD; a failed one is undone"),
         ("detach", _detach, "detach it: DEL, every step, whether it is attached or not"),

@@ -12,6 +12,7 @@ from cni.shared.records import STATE
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `attachments`."""
     about = "the attachments that this node's records tell of"
     parser = subcommand.add(commands, "attachments", about, run=_run, shows=True)
     add_filters(parser)

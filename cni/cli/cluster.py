@@ -46,6 +46,7 @@ class Agent:
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `cluster` and its commands."""
     about = "all nodes of a cluster, its leases, and doctor on a node: by kubectl, which calls this `kubectl railcni`"
     parser = subcommand.add(commands, "cluster", about)
     parser.add_argument("--context", default="", help="of kubectl's configuration; default: the current one")

@@ -27,6 +27,7 @@ _COLUMNS = ("resource", "NIC or function", "devices", "NUMA node", "device nodes
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `device-plugin`."""
     about = "on each node: offer RDMA NICs and virtual functions to pods as resources, by kubelet's device plugin API"
     more = ". It runs until SIGTERM, in the foreground."
     parser = subcommand.add(commands, "device-plugin", about, more, run=_run, shows=True)

@@ -58,6 +58,7 @@ _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `dranet-ipam`."""
     about = "on each node: give the devices of DRANET their addresses, as its webhook"
     parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.", run=_run)
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")

@@ -28,6 +28,7 @@ from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add both commands."""
     for name, run, about in (
         ("install", _install, "put the plugins into the container runtime's plugin folder, or change to this version"),
         ("uninstall", _uninstall, "remove the plugins again, and put back the replaced ones"),

@@ -120,6 +120,8 @@ def _run() -> int:
 
 
 class _Overview(argparse.RawDescriptionHelpFormatter):
+    """Lists the commands in GROUPS."""
+
     def _format_action(self, action: argparse.Action) -> str:
         if not isinstance(action, argparse._SubParsersAction):
             return super()._format_action(action)

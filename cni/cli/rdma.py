@@ -23,6 +23,7 @@ GIDS = ("device", "port", "index", "type", "address", "netdev", "pod")
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `rdma`."""
     parser = subcommand.add(commands, "rdma", _ABOUT, ". It changes nothing.", run=_run, shows=True)
     form = parser.add_mutually_exclusive_group()
     about = "the lines of Mellanox's tool of that name: mlx5_0 port 1 ==> ens2f0 (Up)"
@@ -63,6 +64,7 @@ def _print(devices: Sequence[VerbsDevice]) -> None:
 
 
 def port_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
+    """The rows below PORTS."""
     rows: list[Sequence[object]] = []
     for device in devices:
         numa = device.numa_node if device.numa_node >= 0 else None
@@ -81,6 +83,7 @@ def short_rate(port: Port) -> str:
 
 
 def gid_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
+    """The rows below GIDS."""
     return [(p.device, p.number, g.index, g.kind, g.address, g.ndev, g.owner) for p, g in _gids(devices)]
 
 

@@ -21,6 +21,7 @@ _PLANNED = ("of", "what", "now", "then")
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `vfs`."""
     about = "the virtual functions (VFs) of the node's cards: show them, and make those that a configuration asks for"
     verbs = subcommand.add_group(commands, "vfs", about)
     for verb, run, text in (

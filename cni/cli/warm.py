@@ -45,6 +45,7 @@ class Workers:
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `warm`."""
     about = "the processes that serve calls without a start of Python"
     verbs = subcommand.add_group(commands, "warm", about)
     for name, run, does in (

@@ -30,6 +30,7 @@ _CODES = "Exit codes: 0 no fault, 1 a fault, 2 called wrongly, or for a pod that
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `doctor`."""
     more = ". It reads sysfs, proc, netlink and CNI's files, and changes nothing."
     parser = subcommand.add(commands, "doctor", _ABOUT, more, run=_run, shows=True, epilog=_CODES + ".")
     about = (

@@ -30,6 +30,7 @@ class Observation:
     check: str = ""
 
     def document(self) -> dict[str, Any]:
+        """The observation for programs."""
         known = asdict(self) | {"healthy": self.healthy or None, "remedy": self.remedy or None}
         return {"check": known.pop("check"), **known}
 

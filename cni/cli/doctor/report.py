@@ -102,6 +102,7 @@ class DoctorReport:
 
     @property
     def is_healthy(self) -> bool:
+        """Whether there is no fault."""
         return not self.faults
 
     def document(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Report:
     unread: Sequence[str] = ()
 
     def of(self, action: str) -> list[Finding]:
+        """The findings that ask for `action`."""
         return [f for f in self.findings if f.action == action]
 
     @property
@@ -47,6 +48,7 @@ class Report:
         return [f for f in self.findings if f.action != KEEP]
 
     def document(self) -> dict[str, Any]:
+        """The report as JSON."""
         return {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -92,6 +94,7 @@ def load(path: str) -> Report:
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `audit`."""
     about = "compare the leases with their pods, records and namespaces; exit code 1: something is wrong"
     more = ". It changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)

@@ -42,6 +42,7 @@ SECONDS = 30.0  # for one request
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `migrate`."""
     about = "copy all leases to another store, and verify; no ADD may run meanwhile"
     more = (
         ". A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, or config:FILE with"
@@ -217,6 +218,7 @@ class MigrationPlan:
 
     @property
     def missing(self) -> int:
+        """The number of leases that are to be copied."""
         return sum(map(len, self.copy.values()))
 
 
@@ -230,6 +232,7 @@ def is_same(other: Lease, lease: Lease) -> bool:
 
 
 def shown(lease: Lease) -> str:
+    """A lease for messages."""
     return f"{lease.text} of {lease.pool}"
 
 

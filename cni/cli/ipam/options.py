@@ -84,6 +84,7 @@ def choose(options: argparse.Namespace) -> list[Choice]:
 
 
 def told(choices: Sequence[Choice]) -> str:
+    """For messages."""
     *others, last = choices
     return " and ".join([*(OF_STORES[choice.kind][1] for choice in others), str(last)])
 

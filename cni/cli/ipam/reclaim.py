@@ -40,6 +40,7 @@ FREED, WOULD_FREE, SKIPPED, FAILED = "freed", "would free", "skipped", "failed"
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `reclaim`."""
     about = "free what an audit has found dead, if it still is; exit code 1: something could not be freed"
     more = ". A pending pod's lease and an IPAMClaim's are never touched."
     parser = subcommand.add(commands, "reclaim", about, more, run=_run, shows=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `nad` and its verbs."""
     about = "networks in files: their faults, their JSON Schema, and NADs rendered from the resources of operators"
     verbs = subcommand.add_group(commands, "nad", about)
     about = "the faults of a NAD, conflist or conf: line, column, key and remedy"

@@ -162,6 +162,7 @@ def _whereabouts() -> dict[str, Any]:
 
 
 def model(name: str) -> type[BaseModel]:
+    """The model of the link plugin `name`."""
     if name == known.OWN_CHAINED:
         return table(name, rdma.KEYS, f"A configuration of the chained plugin {name}.")
     members = [*plugins.named(name).KEYS, *(features.named(extra).KEY for extra in features.NAMES)]

@@ -70,6 +70,7 @@ class RailReport:
         return [int(a.ip) - int(a.network.network_address) for a in self.addresses]
 
     def document(self) -> dict[str, Any]:
+        """The report for programs."""
         attached = self.attached
         return {
             "group": attached.rail.group,
@@ -229,6 +230,7 @@ COLUMNS = ("group", "rail", "interface", "addresses", "index", "table", "GID", "
 
 
 def row(report: RailReport) -> Sequence[object]:
+    """A line of the table."""
     d = report.document()
     trips = " ".join(f"{ms:.2f}" for ms in report.trips.values())
     names = " ".join(report.gids.values())

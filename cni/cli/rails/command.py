@@ -30,6 +30,7 @@ _NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod",
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `rails` and its verbs."""
     about = "several NICs of a node as one group: their networks, whether a pod's are right, which GPU is near"
     verbs = subcommand.add_group(commands, "rails", about)
     about = "the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
@@ -103,6 +104,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _peer(text: str, reports: list[RailReport], found: list[NamespaceView]) -> dict[tuple[str, int], list[str]]:
+    """The peer's addresses by rail."""
     if text.isdigit():
         return attached.of_index(reports, int(text))
     try:

@@ -21,6 +21,7 @@ def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> li
 
 
 def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
+    """The NetworkAttachmentDefinition of one rail."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
     if plan.type != "macvlan":  # a shared NIC gives no device to the network
         metadata["annotations"] = {_RESOURCE: f"{plan.resourcePrefix}/{rail.resource}"}

@@ -72,6 +72,7 @@ class Places:
 
 
 def register(commands: subcommand.Commands) -> None:
+    """Add `support-bundle`."""
     more = (
         ". Its index.json names the files that cannot be read. Passwords, tokens, private keys and the environment of exec"
         " helpers are removed wherever they stand; look through it all the same before it leaves your hands."

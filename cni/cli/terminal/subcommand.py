@@ -85,6 +85,7 @@ def add(
 
 
 def add_group(commands: Commands, name: str, about: str, noun: str = "VERB") -> Commands:
+    """The commands below a new command."""
     return add(commands, name, about).add_subparsers(required=True, metavar=noun, title=f"{noun.lower()}s")
 
 
@@ -144,6 +145,7 @@ def container_or_pod(text: str) -> str:
 
 
 def ifname(text: str) -> str:
+    """The name of an interface, as the type of an option."""
     if fault := ifname_fault(text):
         raise argparse.ArgumentTypeError(f'"{text}" {fault}')
     return text

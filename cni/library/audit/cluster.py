@@ -36,6 +36,7 @@ class Cluster:
         self.api = Api(path, seconds, namespace)
 
     def close(self) -> None:
+        """Close the connection."""
         self.api.close()
 
     def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:

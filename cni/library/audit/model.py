@@ -107,6 +107,7 @@ class Network:
     cooldown: int = 0  # seconds
 
     def holds(self, address: Address) -> bool:
+        """Whether one of its ranges has the address."""
         return any(rng.family == address[0] and rng.contains(address[1]) for rng in self.ranges)
 
     def pools(self) -> list[str]:
@@ -142,6 +143,7 @@ class Snapshot:
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
+    """A Pod of the API."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
     annotations = metadata.get("annotations") or {}
     told = next((annotations[key] for key in STATUS_ANNOTATIONS if annotations.get(key)), None)
@@ -158,6 +160,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
 
 
 def parse_node(document: Mapping[str, Any]) -> Node:
+    """A Node of the API."""
     conditions = (document.get("status") or {}).get("conditions") or []
     taints = (document.get("spec") or {}).get("taints") or []
     return Node(

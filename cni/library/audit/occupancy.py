@@ -38,10 +38,12 @@ class Occupancy:
 
     @property
     def free(self) -> int:
+        """The number of addresses that may still be given."""
         return max(0, self.size - self.used + self.outside)
 
     @property
     def percent(self) -> float:
+        """The share of the addresses that are leased."""
         return 100 * (self.used - self.outside) / self.size if self.size else 0.0
 
     def drawn(self, encoding: str) -> str:

@@ -51,6 +51,7 @@ class Choice:
         return {"kind": self.kind, "server": str(access), "namespace": access.namespace}
 
     def __str__(self) -> str:
+        """For messages."""
         if not self.is_shared:
             path = str(self.store_ref["path"])
             return f"{path}, which is not there: --kubeconfig FILE names a cluster" if is_missing(path) else path

@@ -43,6 +43,7 @@ class Diagnostic:
         return ": ".join(filter(None, (self.place, self.key, self.message))) + network + (self.fix and f"; {self.fix}")
 
     def document(self) -> dict[str, Any]:
+        """The finding for programs."""
         found = asdict(self)
         return {"file": found.pop("path"), **found}
 

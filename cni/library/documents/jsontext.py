@@ -254,6 +254,7 @@ class _Reader:
         self.at += 1
 
     def _commas(self, message: str, fix: str) -> None:
+        """Pass over commas that are too many."""
         while self._next == ",":
             self._pass(message, fix)
             self._skip()

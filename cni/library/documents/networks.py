@@ -35,6 +35,7 @@ class ChainStep:
 
     @property
     def type(self) -> str:
+        """The name of the plugin."""
         return self.plugin.type
 
 

@@ -30,9 +30,11 @@ class Scope:
         return Scope(self.text, node, self.findings, self.network)
 
     def error(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False) -> None:
+        """Add an error at a key."""
         self._note(ERROR, keys, message, fix, at_key)
 
     def warn(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False) -> None:
+        """Add a warning at a key."""
         self._note(WARNING, keys, message, fix, at_key)
 
     def span(self, severity: str, start: int, end: int, key: str, message: str, fix: str) -> None:

@@ -271,6 +271,7 @@ def _end(folder: Folder) -> Step:
 
 
 def sees_all() -> bool:
+    """Whether the host's processes can be seen from here."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == _HOST_PID_NAMESPACE
     except OSError:

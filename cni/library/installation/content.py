@@ -67,6 +67,7 @@ def here() -> Content:
 
 
 def bundle(top: str) -> Content:
+    """The bundle in the directory `top`."""
     release = read_whole(f"{top}/{VERSION_FILE}").decode().split()[0]
     own = [entry for entry in tree(top) if entry.path.partition("/")[0] != COPIES]  # an installed version has them
     programs = {name: partial(read_whole, f"{top}/{PROGRAMS}/{name}") for name in PLAIN}

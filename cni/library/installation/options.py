@@ -53,6 +53,7 @@ def folder_of(options: argparse.Namespace) -> Folder:
 
 
 def state_of(options: argparse.Namespace) -> str:
+    """The state directory's real path."""
     return below(options.root, os.path.abspath(options.state_dir))
 
 

@@ -48,10 +48,12 @@ class Port:
 
     @property
     def is_active(self) -> bool:
+        """Whether the port can carry traffic."""
         return self.state == rdma_sysfs.ACTIVE
 
     @property
     def is_roce(self) -> bool:
+        """Whether the port does RDMA over Ethernet."""
         return self.link_layer == rdma_sysfs.ETHERNET
 
 
@@ -75,6 +77,7 @@ def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[Ve
 
 
 def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
+    """All ports of the devices."""
     return [port for device in devices for port in device.ports]
 
 

@@ -52,6 +52,7 @@ class Function:
 
     @property
     def is_virtual(self) -> bool:
+        """Whether it is a virtual function (VF)."""
         return self.index >= 0
 
     @property

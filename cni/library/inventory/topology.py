@@ -38,6 +38,7 @@ class PciDevice:
 
     @property
     def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
         if self.is_virtual_function:
             return False
         return self.kind in _COMPUTE or (self.kind == _VGA and self.vendor in (_NVIDIA, _AMD))

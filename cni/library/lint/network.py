@@ -114,6 +114,7 @@ def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings)
 
 
 def _version_like(document: dict[str, Any]) -> str:
+    """The version that was most likely meant."""
     written = str(member(document, "cniVersion") or "")
     begun = [v for v in SUPPORTED if written and v.startswith(written.removeprefix("v"))]
     return begun[-1] if begun else known.near(written, SUPPORTED) or _NEWEST_COMMON

@@ -65,6 +65,8 @@ class HostDeviceNetwork(_Spec):
 
 
 class IPoIBNetwork(_Spec):
+    """The spec of an IPoIBNetwork."""
+
     master: str = ""
 
 

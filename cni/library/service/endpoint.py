@@ -35,6 +35,7 @@ class HttpEndpoint:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 

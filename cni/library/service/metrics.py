@@ -25,9 +25,11 @@ class Family:
         self._values: dict[tuple[str, ...], float] = {}
 
     def set(self, value: float, *labels: str) -> None:
+        """Set the sample with these labels to `value`."""
         self._values[labels] = value
 
     def add(self, value: float, *labels: str) -> None:
+        """Add `value` to the sample with these labels."""
         self._values[labels] = self._values.get(labels, 0.0) + value
 
     def replace(self, values: dict[tuple[str, ...], float]) -> None:
@@ -63,6 +65,7 @@ class Histogram(Family):
         self._counts: dict[tuple[str, ...], list[int]] = {}
 
     def observe(self, seconds: float, *labels: str) -> None:
+        """Count one observation."""
         self.add(seconds, *labels)
         counts = self._counts.setdefault(labels, [0] * (len(_BOUNDS) + 1))
         counts[next((i for i, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))] += 1
@@ -113,6 +116,7 @@ class Metrics:
         self.failures = Counter("railcni_api_failures_total", "Requests that failed.", "verb", "resource")
 
     def render(self) -> str:
+        """The text that a scrape gets."""
         families = [value for value in vars(self).values() if isinstance(value, Family)]
         return "".join(f"{line}\n" for family in families for line in family.lines())
 

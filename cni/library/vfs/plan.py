@@ -156,6 +156,7 @@ def _refuse_used(vfs: Collection[Function], node: NodeCards, what: str) -> None:
 
 
 def _is_of(card: Card, policy: VfPolicy) -> bool:
+    """Whether the policy is about the card."""
     selector, function = policy.nicSelector, card.function
     return (
         (not selector.vendor or selector.vendor == function.vendor)
