@@ -8,7 +8,7 @@ may give its address. An index is taken when its address is taken on one rail.
 from __future__ import annotations
 
 from cni.shared.config import Fault, refuse
-from ipam.entries import RangeEntry, read_ranges
+from ipam.entries import read_ranges
 from ipam.ranges import BITS, Range, format_address
 from ipam.rules import Exhausted, Need
 
@@ -85,18 +85,6 @@ class Group:
         )
 
 
-class _Place:
-    """Names one place for all keys: the faults of ipam.entries.read_ranges then name the member of rail.ranges."""
-
-    __slots__ = ("_name",)
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, key: str) -> str:
-        return self._name
-
-
 def group_of(rail: Rail, config: IpamConfig) -> Group:
     """The group of a network whose rails have the same index; InvalidConfig with all faults of rail.ranges."""
     faults: list[Fault] = []
@@ -110,7 +98,7 @@ def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[N
     scope = config.network_name if config.overlap else None
     rails = []
     for i, documents in enumerate(rail.ranges):
-        read = read_ranges(RangeEntry.empty(), documents, _Place(f"rail.ranges[{i}]"), (), [], faults)
+        read = read_ranges(documents, f"rail.ranges[{i}]", (), [], faults)
         rails.append([Need(rng, rng.pool_name(config.network_name), scope) for rng in read])
     if not faults:
         _check(rail, config, rails, faults)
