@@ -166,8 +166,8 @@ class _Attempts:
 
     def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
         """End the claims that may still be served, if one would make a lease that is neither in `wants` nor in `own`."""
-        known = [*wants, *(lease.want for lease in own)]
-        if not {_place(want) for want in self._open} <= {_place(want) for want in known}:
+        known = [*wants, *own]
+        if not {(*want.place, want.scope) for want in self._open} <= {(*want.place, want.scope) for want in known}:
             self._store.settle(self._owner.attachment, self._owner.sequence - 1)
         self._open = ()
 
@@ -177,10 +177,6 @@ class _Attempts:
         if self._contended in unseen(store) or self._contended >= store.places:
             return False
         return any(store.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in windows)
-
-
-def _place(want: Want) -> tuple[str, int, int, str | None]:
-    return want.pool, want.family, want.value, want.scope
 
 
 def unseen(store: Store) -> range:
@@ -379,13 +375,9 @@ def _lost(
             if ours or (need.requested is None and rules.may_take_over(holder, owner)):
                 continue
         if need.requested is not None:
-            raise _held(need, holder)
+            raise TryAgainLater(
+                f"the requested address {holder.text} (pool {holder.pool}) is held by {holder.holder()}: ask for another one,"
+                " or detach that"
+            )
         lost.append(want)
     return lost
-
-
-def _held(need: Need, holder: Lease) -> TryAgainLater:
-    address = format_address(holder.family, holder.value)
-    return TryAgainLater(
-        f"the requested address {address} (pool {holder.pool}) is held by {holder.holder()}: ask for another one, or detach that"
-    )

@@ -64,7 +64,7 @@ class Need:
         """The index of an address; None for an address of another family."""
         return value if family == self.rng.family else None
 
-    def kept_index(self, place: Lease | Want) -> int | None:
+    def kept_index(self, place: Want) -> int | None:
         """The index to keep for a lease at `place`; None where its pool or its range is another."""
         is_kept = place.pool == self.pool and place.family == self.rng.family and self.rng.usable(place.value)
         return place.value if is_kept else None
@@ -132,7 +132,7 @@ def plan(
         values = [None] * len(choice.needs) if index is None else choice.values(index)
         for need, value in zip(choice.needs, values, strict=True):
             place = (need.pool, need.rng.family, value)
-            lease = next((x for x in usable if (x.pool, x.family, x.value) == place), None)
+            lease = next((x for x in usable if x.place == place), None)
             if lease:
                 usable.remove(lease)
             found[i].append((value, lease))
@@ -161,7 +161,7 @@ def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
     """Whether the lease of another sandbox is the owner's pod's: by its uid, or by its machine when a uid is not known."""
-    same = bool(owner.pod[1]) and lease.pod[:2] == owner.pod[:2] and lease.ifname == owner.attachment.ifname
+    same = lease.is_of_pod(owner)
     if lease.pod[2] and owner.pod[2]:
         return same and lease.pod[2] == owner.pod[2]
     return same and (lease.machine == owner.machine or not (lease.machine and owner.machine))

@@ -14,7 +14,6 @@ from cni.shared.spec.errors import CniError
 from ipam import records as ipam_records
 from ipam import stores
 from ipam.leases import Owner
-from ipam.ranges import format_address
 from ipam.records import PART
 from ipam.stores.base import CHANGE, CREATE, Unreachable
 
@@ -340,4 +339,4 @@ def _gc_one(
 
 
 def _texts(leases: Iterable[Lease]) -> str:
-    return ", ".join(format_address(lease.family, lease.value) for lease in leases)
+    return ", ".join(lease.text for lease in leases)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cni.shared.rail import Rail
     from ipam.config import IpamConfig
-    from ipam.leases import Lease, Want
+    from ipam.leases import Want
 
 MOST_ADDRESSES = 48  # of a group: its claim is one transaction, and etcd allows 128 comparisons in one
 
@@ -71,7 +71,7 @@ class Group:
         """The address for each of `needs` at an index."""
         return [need.rng.at(index) for need in self.needs]
 
-    def kept_index(self, place: Lease | Want) -> int | None:
+    def kept_index(self, place: Want) -> int | None:
         """The index to keep for a lease at `place`, whatever its pool; None where not all rails give the index."""
         index = self.index_of(place.family, place.value)
         return index if index is not None and self.space.usable(index) else None

@@ -222,7 +222,7 @@ def _held(
 
 def _values(group: Group, found: Sequence[Lease]) -> list[int] | None:
     """The address for each need of the group among the leases `found`; None unless all have one index."""
-    places = {(lease.pool, lease.family, lease.value) for lease in found}
+    places = {lease.place for lease in found}
     for lease in found[:1]:
         index = group.index_of(lease.family, lease.value)
         if index is not None and all((n.pool, n.rng.family, n.rng.at(index)) in places for n in group.needs):

@@ -284,7 +284,7 @@ def conflicts(
     accepted: list[Want] = []
     taken: list[Want] = []
     for old in instead_of:
-        if is_there(old) and not any((old.pool, old.address) == (other.pool, other.address) for other in given):
+        if is_there(old) and not any(old.place == other.place for other in given):
             given.append(old)
         else:
             taken.append(old.want)

@@ -129,7 +129,7 @@ def standing(found: Objects, want: Want, gone: Collection[str] = ()) -> Entry | 
     return entry if entry and entry.held else twin(found, want, gone)
 
 
-def twin(found: Objects, want: Want | Lease, gone: Collection[str] = (), since: str = "") -> Entry | None:
+def twin(found: Objects, want: Want, gone: Collection[str] = (), since: str = "") -> Entry | None:
     """The object of another name that holds the address of `want` in its pool; those named in `gone` do not count. `since` as of
     Objects.get.
 
@@ -140,7 +140,7 @@ def twin(found: Objects, want: Want | Lease, gone: Collection[str] = (), since: 
     return entry if entry and entry.held and entry.lease.pool == want.pool else None
 
 
-def twin_name(want: Want | Lease) -> str:
+def twin_name(want: Want) -> str:
     """The other name that an object of the address of `want` in its pool may have."""
     other = None
     if want.scope is None:

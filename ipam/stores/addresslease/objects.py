@@ -41,7 +41,7 @@ _POD = ("namespace", "name", "uid")
 _UNTOLD = {**dict.fromkeys(("node", "bootID", "netns"), ""), "scope": None}
 
 
-def name_of(place: Want | Lease) -> str:
+def name_of(place: Want) -> str:
     """The name of the object of an address."""
     address = format_address(place.family, place.value)
     if place.family == 6:

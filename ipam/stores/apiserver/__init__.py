@@ -83,12 +83,12 @@ class Api(http.Client):
         return [row["cells"][0] if "cells" in row else row["metadata"]["name"] for row in rows]
 
     def list_all(
-        self, resource: str, labels: str = "", brief: bool = False, recent: bool = False, table: bool = False
+        self, resource: str, labels: str = "", recent: bool = False, table: bool = False
     ) -> list[dict[str, Any]]:
         """All objects of `resource` in the namespace; the parameters are those of `pages`."""
         while True:
             try:
-                return [item for page in self.pages(resource, labels, brief, recent, table=table) for item in page]
+                return [item for page in self.pages(resource, labels, recent=recent, table=table) for item in page]
             except Expired:
                 continue
 

@@ -156,11 +156,9 @@ class Database:
                     self._check_format(version)
                     return True
                 except BaseException:
-                    self._has_failed = True
-                    self.close()
+                    self._shut()
                     raise
-        self._has_failed = True
-        self.close()
+        self._shut()
         return False
 
     def _connect(self) -> bool:

@@ -53,7 +53,7 @@ def growth(entries: Iterable[dict[str, Any]]) -> int:
     return sum(64 + sum(map(len, entry.values())) for entry in entries)
 
 
-def reservation_name(place: Want | Lease) -> str:
+def reservation_name(place: Want) -> str:
     """The name of the reservation of an address in its scope."""
     name = object_name(format_address(place.family, place.value))
     if place.scope:
@@ -258,7 +258,7 @@ class IPPool:
         self.size += grown
 
 
-def allocation(pool: IPPool | None, place: Want | Lease) -> Allocation | None:
+def allocation(pool: IPPool | None, place: Want) -> Allocation | None:
     """The allocation of the address of `place`; None for none, and where the pool is missing or of the other family."""
     return pool.entries.get(place.value) if pool and pool.family == place.family else None
 
