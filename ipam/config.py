@@ -269,13 +269,8 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
         wanted = f"want it beside {password}: the administrator's password goes to no host that a network names"
         faults.append(Fault(hosts, config.etcd_host, wanted))
     if config.preferred_ip_annotation and not config.kubeconfig:
-        faults.append(
-            Fault(
-                source.where("preferred_ip_annotation"),
-                True,
-                "want kubernetes.kubeconfig beside it, to read the pod by",
-            )
-        )
+        wanted = "want kubernetes.kubeconfig beside it, to read the pod by"
+        faults.append(Fault(source.where("preferred_ip_annotation"), True, wanted))
     config.datastore = datastore(config)
     size = config.node_slice_size
     if size and config.datastore == "kubernetes" and config.ranges:

@@ -234,16 +234,11 @@ class IPPool:
         for value, entry in changes.items():
             former = self.entries.get(value)
             path = f"/spec/allocations/{former.key if former else value - self.first}"
-            if former is None:
-                if entry is not None:
-                    operations.append({"op": "test", "path": path, "value": None})
-                    operations.append({"op": "add", "path": path, "value": entry})
-                continue
-            operations.append({"op": "test", "path": f"{path}/id", "value": former.document.get("id")})
-            if entry is None:
+            if entry is not None:
+                written = {**former.document, **entry} if former else entry
+                operations.append({"op": "add", "path": path, "value": written})
+            elif former:
                 operations.append({"op": "remove", "path": path})
-            else:
-                operations.append({"op": "replace", "path": path, "value": {**former.document, **entry}})
         return operations
 
     def apply(self, changes: dict[int, dict[str, Any] | None], version: str, grown: int) -> None:
