@@ -130,8 +130,7 @@ def claim(
             record = new
 
     is_shared = stores.is_shared(store_ref)
-    leases = ipam_records.leases(owner.attachment, record) if record and is_shared else []
-    recorded = [lease.want for lease in leases]
+    recorded = ipam_records.leases(owner.attachment, record) if record and is_shared else []
     proposals = _Proposals(records)
     if is_shared and store.spreads and of_group is None:
         store.is_claimed_here = proposals.is_of_another

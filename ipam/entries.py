@@ -146,9 +146,8 @@ def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults:
         elif kind := unassignable(*host_of(address.address)):
             faults.append(Fault(prefix + "address", address.address, f"is {kind}: want an address of a subnet"))
         elif address.gateway and (":" in address.gateway) != (address.family == 6):
-            faults.append(
-                Fault(prefix + "gateway", address.gateway, f"want an IPv{address.family} address, as its address is")
-            )
+            wanted = f"want an IPv{address.family} address, as its address is"
+            faults.append(Fault(prefix + "gateway", address.gateway, wanted))
         else:
             addresses.append(address)
     return addresses

@@ -106,10 +106,6 @@ class Lease(Want):
         self.since = ""
 
     @property
-    def want(self) -> Want:
-        return Want(self.pool, self.family, self.value, self.scope)
-
-    @property
     def owner(self) -> Owner:
         return Owner(self.attachment, self.pod, self.node, self.boot_id, self.netns, self.sequence, self.machine)
 

@@ -79,9 +79,8 @@ def _add(
     store_ref = stores.ref_of(config) if needs else None
     with records.locked(request.attachment, PART):
         record = read_record(request.attachment, records)
-        if record and not (
-            store_ref and stores.same(record["store"], store_ref)
-        ):  # the configuration has changed after the ADD that wrote the record
+        # the configuration may have changed after the ADD that wrote the record
+        if record and not (store_ref and stores.same(record["store"], store_ref)):
             release(request.attachment, record, record["store"], records)
             record = None
         if store_ref is None:

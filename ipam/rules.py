@@ -123,9 +123,8 @@ def plan(
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
     usable = [lease for lease in (*own, *former) if (lease.pool, lease.value) not in gone]
-    found: dict[
-        int, list[tuple[int | None, Lease | None]]
-    ] = {}  # an address and its lease for each need, by place in `wanted`
+    # an address and its lease for each need, by place in `wanted`
+    found: dict[int, list[tuple[int | None, Lease | None]]] = {}
     for i in sorted(range(len(wanted)), key=lambda i: wanted[i].requested is None):  # a requested address first
         choice, found[i] = wanted[i], []
         index = choice.requested if choice.requested is not None else _most_kept(choice, usable, lost)

@@ -69,13 +69,12 @@ def release(
         record = _marked_pending(attachment, record, records)
     try:
         with store.session():
-            if held and store.release(held) == len(held):
-                pass  # a claim is made as a whole, so the attachment has no further lease
-            elif held := store.find(attachment):
-                store.release(held)
-            elif record and record["sequence"]:  # without a sequence it has never claimed
-                store.settle(attachment, record["sequence"])
-                held = store.find(attachment)  # a claim that was under way may have been served just before
+            # a claim is made as a whole, so an attachment whose record is right has no further lease
+            if not held or store.release(held) < len(held):
+                held = store.find(attachment)
+                if not held and record and record["sequence"]:  # without a sequence it has never claimed
+                    store.settle(attachment, record["sequence"])
+                    held = store.find(attachment)  # a claim that was under way may have been served just before
                 if held:
                     store.release(held)
     except CniError:

@@ -284,10 +284,8 @@ def conflicts(
     accepted: list[Want] = []
     taken: list[Want] = []
     for old in instead_of:
-        if is_there(old) and not any(old.place == other.place for other in given):
-            given.append(old)
-        else:
-            taken.append(old.want)
+        is_given = is_there(old) and not any(old.place == other.place for other in given)
+        (given if is_given else taken).append(old)
     for want in wants:
         held = any(want.excludes(other) for other in accepted) or is_held(want, given)
         (taken if held else accepted).append(want)

@@ -88,9 +88,8 @@ class EtcdStore(ServedStore):
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         own = keys.pod_of(owner.pod, owner.attachment.ifname)
-        reads = []
-        for place in self.keys.places(Want(pool, family, low, scope)):
-            reads.append(txn.read(*self.keys.span(family, low, high, "cooling", *place)))
+        places = self.keys.places(Want(pool, family, low, scope))
+        reads = [txn.read(*self.keys.span(family, low, high, "cooling", *place)) for place in places]
         return {
             keys.value_of(key, family) for found in self._read(*reads) for key, pod in found if not own or pod != own
         }

@@ -297,7 +297,7 @@ def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[D
             return former, False
         fd = open_locked(path, use, seconds)
     except OSError as fault:
-        raise refused("open", path, fault) from None
+        raise refused(path, fault) from None
     if fd < 0:
         return None
     database = Database(path, use, fd)

@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ipam.stores.kubernetes.objects import Reservation
-    from ipam.stores.kubernetes.view import Changes, View
+    from ipam.stores.kubernetes.objects import Changes, Reservation
+    from ipam.stores.kubernetes.view import View
 
 
 class Claim:
@@ -136,7 +136,7 @@ class Claim:
                 self._replace(lease, lease)
                 self._made.append(lease)
             else:
-                return [lease.want]
+                return [lease]
         return []
 
     def _is_used(self, found: Reservation, lease: Lease) -> bool:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
+    Changes = dict[int, dict[str, Any] | None]  # the new allocation of each address, or None
+
 API_VERSION = "whereabouts.cni.cncf.io/v1alpha1"
 ANNOTATION = "railcni.io/lease"
 NODE_LABEL = "railcni.io/node"
@@ -215,9 +217,7 @@ class IPPool:
         kept = {str(lease.value - self.first): [until, interface(lease.pod, lease.ifname)] for lease in given_up}
         return {COOLING: _cut({o: k for o, k in self.cooling(now).items() if o not in kept} | kept)}
 
-    def patch(
-        self, changes: dict[int, dict[str, Any] | None], annotations: dict[str, str] | None = None
-    ) -> list[dict[str, Any]]:
+    def patch(self, changes: Changes, annotations: dict[str, str]) -> list[dict[str, Any]]:
         """The JSON patch of `changes`, an entry or None by address, and of added `annotations`, for the object as read."""
         operations: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
@@ -241,7 +241,7 @@ class IPPool:
                 operations.append({"op": "remove", "path": path})
         return operations
 
-    def apply(self, changes: dict[int, dict[str, Any] | None], version: str, grown: int) -> None:
+    def apply(self, changes: Changes, version: str, grown: int) -> None:
         """Change as the object does by `patch(changes)`."""
         for value, entry in changes.items():
             former = self.entries.pop(value, None)

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ipam.stores.apiserver import Api
-    from ipam.stores.kubernetes.objects import Allocation
-
-    Changes = dict[int, dict[str, Any] | None]  # the new allocation of each address, or None
+    from ipam.stores.kubernetes.objects import Allocation, Changes
 
 _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
@@ -279,7 +277,7 @@ class View:
             is_own = other and (other.container_id, other.ifname) == (lease.container_id, lease.ifname)
             if other and not is_own and self.reservation(lease) is None:
                 try:
-                    self.api.create(RESERVATIONS, objects.reservation(Lease(lease.want, other.owner)))
+                    self.api.create(RESERVATIONS, objects.reservation(Lease(lease, other.owner)))
                 except Conflict:
                     pass  # another call has made it
                 self.forget_reservation(lease)
