@@ -118,7 +118,8 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.node = source.node_name(request.environ.get("NODENAME", ""), files)
     config.slice_node = ""
     config.notes = source.notes
-    config.dns = _dns(config)
+    dns = {name: getattr(config, f"dns_{name}") for name in ("nameservers", "domain", "search", "options")}
+    config.dns = {name: value for name, value in dns.items() if value}
     config.addresses = read_addresses(config.address_entries, source.where, faults)
     config.routes = read_routes(config.route_entries, source.where, faults)
     config.gateways = _gateways(request, faults)
@@ -136,11 +137,6 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
 
 def _family(text: str) -> int:
     return 6 if ":" in text else 4
-
-
-def _dns(config: IpamConfig) -> dict[str, Any]:
-    found = {name: getattr(config, f"dns_{name}") for name in ("nameservers", "domain", "search", "options")}
-    return {name: value for name, value in found.items() if value}
 
 
 def _kept_back(config: IpamConfig) -> list[tuple[int, int]]:

@@ -66,7 +66,13 @@ def release(
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
     store.cooldown = ipam_records.cooldown(record) if cooldown is None else cooldown
     if record and stores.is_shared(store_ref) and not record["pending"]:
-        record = _marked_pending(attachment, record, records)
+        # A store may serve the request long after this process was killed: with the mark, an ADD takes other addresses.
+        marked = {**record, "pending": True}
+        try:
+            records.write(attachment, PART, marked)
+            record = marked
+        except CniError as fault:
+            records.log.warning(f"the release of {attachment} could not be recorded before it is made: {fault.msg}")
     try:
         with store.session():
             # a claim is made as a whole, so an attachment whose record is right has no further lease
@@ -86,21 +92,6 @@ def release(
     if held:
         records.log.info(f"released {_texts(held)}")
     records.remove(attachment, PART)
-
-
-def _marked_pending(attachment: Attachment, record: dict[str, Any], records: Records) -> dict[str, Any]:
-    """`record`, written with the mark that its release is pending.
-
-    A store may serve the request long after this process was killed. With the mark, an ADD of the same attachment takes
-    other addresses.
-    """
-    marked = {**record, "pending": True}
-    try:
-        records.write(attachment, PART, marked)
-    except CniError as fault:
-        records.log.warning(f"the release of {attachment} could not be recorded before it is made: {fault.msg}")
-        return record
-    return marked
 
 
 def keep_pending(

@@ -294,31 +294,20 @@ def leave(
             return None
         if [attachment.network, attachment.ifname] not in [link[:2] for link in links]:
             return None  # a repeated DEL of this rail, while others are attached
-        record = _made_anew(shared, links, store_ref, records, cooldown)
+        made_of = ", ".join(link[1] for link in links)
+        records.log.warning(f"there is no record of {shared}: made again from the links {made_of}")
+        new = document(stores.recorded(store_ref), (), Owner(shared), cooldown)
+        records.write(
+            shared, PART, {**new, "members": links, "complete": True}
+        )  # so concurrent DELs know of each other
+        record = read(shared, records)
+        assert record is not None  # noqa: S101  # it was just written
     left = others(record, attachment)
     if not left:
         return record
     if len(left) < len(record["members"]):
         records.write(shared, PART, {**record, "members": left})
     return None
-
-
-def _made_anew(
-    shared: Attachment,
-    links: list[Member],
-    store_ref: dict[str, Any],
-    records: Records,
-    cooldown: int,
-) -> dict[str, Any]:
-    """Write the record again, with the rails that have links as its members, so that concurrent DELs know of each other."""
-    records.log.warning(
-        f"there is no record of {shared}: made again from the links {', '.join(link[1] for link in links)}"
-    )
-    new = document(stores.recorded(store_ref), (), Owner(shared), cooldown)
-    records.write(shared, PART, {**new, "members": links, "complete": True})
-    record = read(shared, records)
-    assert record is not None  # noqa: S101  # it was just written
-    return record
 
 
 def _release_own(

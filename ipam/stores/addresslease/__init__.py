@@ -256,21 +256,17 @@ class AddressLeaseStore(ObjectStore):
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """Leave an object at each address of the attachment's record, so that a late create or takeover fails."""
         with self.session():
-            for lease in self._known():
-                if lease.attachment == attachment:
-                    self._void(lease)
+            for lease in [lease for lease in self._known() if lease.attachment == attachment]:
+                document = objects.document(lease, objects.FORMER)
+                document["spec"]["sequence"] = time.time_ns()
+                try:
+                    entry, ours = self._objects.create(document, lease)
+                    if not ours:  # a late takeover tests its former version
+                        labels = entry.labels | {objects.FENCE: str(time.time_ns())}
+                        self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
+                except Conflict:
+                    pass  # it has changed since, or has gone
             self._forget()
-
-    def _void(self, lease: Lease) -> None:
-        document = objects.document(lease, objects.FORMER)
-        document["spec"]["sequence"] = time.time_ns()
-        try:
-            entry, ours = self._objects.create(document, lease)
-            if not ours:  # a late takeover tests its former version
-                labels = entry.labels | {objects.FENCE: str(time.time_ns())}
-                self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
-        except Conflict:
-            pass  # it has changed since, or has gone
 
     def forget(self) -> None:
         """Remove ended cooldowns, fences, and the oldest former addresses of pods."""
