@@ -136,7 +136,6 @@ def _why_empty(rng: Range) -> str:
 
 
 def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults: list[Fault]) -> list[IPConfig]:
-    """The static addresses."""
     addresses: list[IPConfig] = []
     for prefix, address in _filled(documents, where("addresses"), lambda: IPConfig(""), ADDRESS_KEYS, faults):
         if not address.address:

@@ -94,7 +94,7 @@ class Lease(Want):
     )
 
     def __init__(self, want: Want, owner: Owner) -> None:
-        super().__init__(want.pool, want.family, want.value, want.scope)
+        super().__init__(*want.place, want.scope)
         self.network, self.container_id, self.ifname = owner.attachment.key()
         self.pod = owner.pod
         self.node = owner.node

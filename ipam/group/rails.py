@@ -297,9 +297,8 @@ def leave(
         made_of = ", ".join(link[1] for link in links)
         records.log.warning(f"there is no record of {shared}: made again from the links {made_of}")
         new = document(stores.recorded(store_ref), (), Owner(shared), cooldown)
-        records.write(
-            shared, PART, {**new, "members": links, "complete": True}
-        )  # so concurrent DELs know of each other
+        # concurrent DELs know of each other by it
+        records.write(shared, PART, {**new, "members": links, "complete": True})
         record = read(shared, records)
         assert record is not None  # noqa: S101  # it was just written
     left = others(record, attachment)

@@ -266,7 +266,6 @@ class ServedStore(Store):
         self._client.deadline = deadline
 
     def close(self) -> None:
-        """Close the connection, or keep it for the next call."""
         self._client.close()
 
 

@@ -144,4 +144,4 @@ def twin_name(want: Want) -> str:
             other = network_name_of(want.pool, want.family, want.value)
         except ValueError:
             other = ""  # no configuration calls a pool so
-    return objects.name_of(Want(want.pool, want.family, want.value, other))
+    return objects.name_of(Want(*want.place, other))

@@ -75,7 +75,6 @@ def _space(pool: str, scope: str | None) -> str:
 
 
 def selector(labels: Mapping[str, str]) -> str:
-    """The selector of the objects with all of `labels`."""
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 

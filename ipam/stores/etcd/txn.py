@@ -92,13 +92,11 @@ def answers(reply: bytes) -> list[bytes]:
 
 
 def entries(answer: bytes) -> list[Entry]:
-    """The entries of a read's answer."""
     found = [dict(fields(entry)) for entry in _repeated(answer, 2)]
     return [(entry[1], entry.get(5, b"")) for entry in found]
 
 
 def number(answer: bytes) -> int:
-    """The number in a count's answer."""
     return scalar(answer, 4)
 
 

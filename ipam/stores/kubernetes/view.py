@@ -154,15 +154,14 @@ class View:
             found.tell(lease)
         if lease.scope is None or own:
             return lease
-        unreserved = Lease(Want(lease.pool, lease.family, lease.value, None), lease.owner)
+        unreserved = Lease(Want(*lease.place, None), lease.owner)
         unreserved.claimed = lease.claimed
         return unreserved
 
     def is_there(self, lease: Lease) -> bool:
         """Whether the pool still holds `lease`, and no later one of the same attachment."""
-        pool = self.pool(lease.pool)
-        entry = objects.allocation(pool, lease)
-        return pool is not None and entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
+        entry = objects.allocation(self.pool(lease.pool), lease)
+        return entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
 
     def is_superseded(self, lease: Lease) -> bool:
         """Whether a record tells that the attachment of `lease` has claimed the address again. Pools tell no claims apart."""
