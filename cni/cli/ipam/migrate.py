@@ -195,7 +195,7 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
     """Claim the leases of one attachment; again when others have changed the store at the same time."""
     attempts = Pauses(monotonic() + SECONDS)
     while True:
-        answer = store.claim([lease.want for lease in group], group[0].owner)
+        answer = store.claim(group, group[0].owner)
         if not isinstance(answer, Taken) or answer.wants or not attempts.wait():
             return answer
 
@@ -288,7 +288,7 @@ class _Migration:
         store = _opened(self._target, leases, READ)  # a dry run makes no store
         with store.session():
             for lease in leases:
-                other = store.holder(lease.want)
+                other = store.holder(lease)
                 if other is None:
                     plan.copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
                 elif is_same(other, lease):

@@ -111,7 +111,7 @@ class _Found:
         try:
             self._freeing.free_lease(lease, lambda now: self._check(finding, now), self._cooldown(lease), dry_run)
         except Changed:  # an attachment with a record loses all its leases with the first
-            if lease.attachment not in self._freed or self._freeing.store.holder(lease.want):
+            if lease.attachment not in self._freed or self._freeing.store.holder(lease):
                 raise
         self._freed.add(lease.attachment)
 
