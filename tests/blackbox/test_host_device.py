@@ -175,6 +175,11 @@ def test_each_selector_finds_the_device(node: Node, pod: Pod, device: Link, sele
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
+@pytest.mark.parametrize("hwaddr", ["02:00:00:00:09:09", "02-00-00-00-09-09", "0200.0000.0909"])
+def test_a_hwaddr_may_be_written_in_each_form_that_go_reads(node: Node, pod: Pod, device: Link, hwaddr: str) -> None:
+    assert add(node, pod, network(device=None, hwaddr=hwaddr))["interfaces"][0]["mac"] == device.mac
+
+
 def test_a_kernel_path_finds_the_device(node: Node, pod: Pod, device: Link) -> None:
     path = "/sys/devices/ours/0000:3b:00.2"
     node.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/devices"]).check_returncode()
