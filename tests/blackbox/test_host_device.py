@@ -540,8 +540,10 @@ def test_a_retried_add_keeps_the_device_and_its_address(node: Node, pod: Pod) ->
 
 
 @needs_go
-def test_an_attachment_of_gos_plugin_is_taken_back(node: Node, pod: Pod, device: Link) -> None:
-    config = network("1.0.0", ipam={"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]})
+@pytest.mark.parametrize("selector", ["device", "altname", "hwaddr"])
+def test_an_attachment_of_gos_plugin_is_taken_back(node: Node, pod: Pod, device: Link, selector: str) -> None:
+    block = {"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]}
+    config = network("1.0.0", **{"ipam": block, "device": None} | by(selector))
     node.host.set("ens9", ifalias="")
     node.cni(GO_PLUGINS / "host-device", "ADD", config, netns=pod).succeeded()
     assert pod.view.names() == ["net1"]
