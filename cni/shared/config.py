@@ -182,8 +182,12 @@ def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[A
 
 
 def hardware_address(value: Any) -> str:
-    """A unicast Ethernet address, as "aa:bb:cc:dd:ee:ff"; "-" between the bytes is read too."""
-    parts = string(value).replace("-", ":").split(":")
+    """A unicast Ethernet address, as "aa:bb:cc:dd:ee:ff"; "aa-bb-cc-dd-ee-ff" and "aabb.ccdd.eeff" are read too, as by Go."""
+    text = string(value)
+    words = text.split(".")
+    if len(words) == 3 and all(len(word) == 4 for word in words):
+        text = ":".join(part for word in words for part in (word[:2], word[2:]))
+    parts = text.replace("-", ":").split(":")
     if len(parts) != 6 or not all(1 <= len(p) <= 2 and _is_hex(p) for p in parts):
         raise ValueError("want a MAC address such as 02:00:00:00:00:01")
     octets = [int(p, 16) for p in parts]

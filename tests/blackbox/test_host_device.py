@@ -175,6 +175,11 @@ def test_each_selector_finds_the_device(node: Node, pod: Pod, device: Link, sele
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
+@pytest.mark.parametrize("hwaddr", ["02:00:00:00:09:09", "02-00-00-00-09-09", "0200.0000.0909"])
+def test_a_hwaddr_may_be_written_in_each_form_that_go_reads(node: Node, pod: Pod, device: Link, hwaddr: str) -> None:
+    assert add(node, pod, network(device=None, hwaddr=hwaddr))["interfaces"][0]["mac"] == device.mac
+
+
 def test_a_kernel_path_finds_the_device(node: Node, pod: Pod, device: Link) -> None:
     path = "/sys/devices/ours/0000:3b:00.2"
     node.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/devices"]).check_returncode()
@@ -535,8 +540,10 @@ def test_a_retried_add_keeps_the_device_and_its_address(node: Node, pod: Pod) ->
 
 
 @needs_go
-def test_an_attachment_of_gos_plugin_is_taken_back(node: Node, pod: Pod, device: Link) -> None:
-    config = network("1.0.0", ipam={"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]})
+@pytest.mark.parametrize("selector", ["device", "altname", "hwaddr"])
+def test_an_attachment_of_gos_plugin_is_taken_back(node: Node, pod: Pod, device: Link, selector: str) -> None:
+    block = {"type": "host-local", "ranges": [[{"subnet": "192.168.111.0/24"}]]}
+    config = network("1.0.0", **{"ipam": block, "device": None} | by(selector))
     node.host.set("ens9", ifalias="")
     node.cni(GO_PLUGINS / "host-device", "ADD", config, netns=pod).succeeded()
     assert pod.view.names() == ["net1"]

@@ -354,7 +354,18 @@ def test_an_mtu_that_is_too_small_for_ipv6_is_refused(node: Node, pod: Pod) -> N
     refused(node, pod, network(mtu=1279, ipam=BOTH), 7, "1279", "1280")
 
 
-@pytest.mark.parametrize("mac", ["zz", "02:00:00:00:00", "01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"])
+@pytest.mark.parametrize(
+    "mac",
+    [
+        "zz",
+        "02:00:00:00:00",
+        "01:00:5e:00:00:01",
+        "ff:ff:ff:ff:ff:ff",
+        "00:00:00:00:00:00",
+        "0100.5e00.0001",
+        "0200.0.1",
+    ],
+)
 @pytest.mark.parametrize("place", ["mac", "CNI_ARGS", "runtimeConfig"])
 def test_a_bad_mac_is_refused_with_the_place_it_came_from(node: Node, pod: Pod, mac: str, place: str) -> None:
     if place == "mac":
@@ -363,6 +374,14 @@ def test_a_bad_mac_is_refused_with_the_place_it_came_from(node: Node, pod: Pod, 
         refused(node, pod, network(), 7, "CNI_ARGS", mac, args=f"MAC={mac}")
     else:
         refused(node, pod, network(runtimeConfig={"mac": mac}), 7, "runtimeConfig.mac", mac)
+
+
+@pytest.mark.parametrize("mac", ["02:00:00:AA:BB:CC", "02-00-00-aa-bb-cc", "0200.00aa.bbCC"])
+@pytest.mark.parametrize("place", ["mac", "CNI_ARGS", "runtimeConfig"])
+def test_a_mac_may_be_written_in_each_form_that_go_reads(node: Node, pod: Pod, mac: str, place: str) -> None:
+    config = network(**{"mac": {"mac": mac}, "CNI_ARGS": {}, "runtimeConfig": {"runtimeConfig": {"mac": mac}}}[place])
+    result = add(node, pod, config, args=f"MAC={mac}" if place == "CNI_ARGS" else "")
+    assert result["interfaces"][0]["mac"] == pod.view.link("net1").mac == "02:00:00:aa:bb:cc"
 
 
 def test_an_ifname_that_is_taken_is_refused_and_its_link_stays(node: Node, pod: Pod) -> None:

@@ -50,6 +50,32 @@ def test_a_delete_whose_add_was_refused_spares_the_link_that_was_in_the_way(node
     assert "pod1: link net1" in node.leftovers()
 
 
+@pytest.mark.parametrize(
+    "selector",
+    [
+        {"device": "ens2f0"},
+        {"hwaddr": "02:00:00:00:09:09"},
+        {"kernelpath": "/sys/devices/pci0000:3a/0000:3b:00.0"},
+        {"pciBusID": "0000:3b:00.0"},
+        {"runtimeConfig": {"deviceID": "0000:3b:00.0"}},
+        {"runtimeConfig": {"deviceID": "mlx5_core.sf.4"}},
+    ],
+    ids=lambda selector: next(iter(selector.get("runtimeConfig", selector))),
+)
+def test_a_delete_without_a_record_spares_a_link_with_an_alias_that_is_not_the_selected_device(
+    node: Node, pod: Pod, selector: dict[str, Any]
+) -> None:
+    """Go's host-device gives a device its name on the host as alias; other programs write other texts there."""
+    node.host.add_veth("other0", "other0-peer")
+    with node.host.rtnl() as ipr, open(pod.view.path) as namespace:
+        (index,) = ipr.link_lookup(ifname="other0")
+        ipr.link("set", index=index, net_ns_fd=namespace.fileno(), ifname="net1", ifalias="other0")
+    node.remember()
+    config = {"cniVersion": "1.0.0", "name": "pf-net", "type": "host-device", **selector}
+    node.cni("host-device", "DEL", config, netns=pod).succeeded()
+    assert node.leftovers() == []
+
+
 @needs_go
 def test_a_link_that_gos_macvlan_made_is_removed(node: Node, pod: Pod) -> None:
     node.cni(GO_PLUGINS / "macvlan", "ADD", L2, netns=pod).succeeded()

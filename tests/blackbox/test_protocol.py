@@ -506,10 +506,12 @@ def test_the_plugins_own_namespace_is_taken_when_the_caller_insists(
     node: Node, pod: Pod, plugin: str, yes: str
 ) -> None:
     how: dict[str, Any] = {"netns": "/proc/self/ns/net", "more": {"CNI_NETNS_OVERRIDE": yes}}
-    node.cni(plugin, "ADD", configuration(plugin), **how).succeeded()
-    assert "net1" in node.host.names()
+    before = {name: link.texts for name, link in node.host.links().items()}
+    result = node.cni(plugin, "ADD", configuration(plugin), **how)
+    assert node.host.link("net1").texts[-len(result.addresses) :] == result.addresses != []
     node.cni(plugin, "DEL", configuration(plugin), **how).succeeded()
     assert node.leftovers() == []
+    assert {name: link.texts for name, link in node.host.links().items()} == before
 
 
 @each_and(

@@ -100,8 +100,8 @@ TABLES: dict[str, Sequence[Key]] = {
     "address": keys.ADDRESS_KEYS,
     "route": keys.ROUTE_KEYS,
 }
-TEXTS = ["", "bridge", "file", "ens2f0", "a b", "/var/lib", "//", "02:00:00:00:00:01", "03-0-0-0-0-1", "0:0:0:0:0:0", "/26", "026", "129", "0", "x\0y", "\u2028", "a" * 127, "a" * 128, "a" * 4096, "10.0.0.1", "10.0.0.1/24", "fd00::1/64", "::ffff:10.0.0.1", "true", "auto", "debug", "0000:3b:00.2", "10000:3B:00.f", "0000:3b:00:2", "000:3b:00.2", "802.1Q", "802.1ad", "g" * 63, "g" * 64, "-g", "mlx5/0"]  # fmt: skip
-TEXT = st.sampled_from(TEXTS) | st.text(st.characters(max_codepoint=0x7F), max_size=5) | st.from_regex(r"[0-9a-f]{1,2}([:-][0-9a-f]{1,2}){4,6}", fullmatch=True) | st.from_regex("/?[0-9]{1,4}", fullmatch=True)  # fmt: skip
+TEXTS = ["", "bridge", "file", "ens2f0", "a b", "/var/lib", "//", "02:00:00:00:00:01", "03-0-0-0-0-1", "0:0:0:0:0:0", "0200.5e00.5301", "0100.5e00.5301", "0000.0000.0000", "0200.0.5301", "/26", "026", "129", "0", "x\0y", "\u2028", "a" * 127, "a" * 128, "a" * 4096, "10.0.0.1", "10.0.0.1/24", "fd00::1/64", "::ffff:10.0.0.1", "true", "auto", "debug", "0000:3b:00.2", "10000:3B:00.f", "0000:3b:00:2", "000:3b:00.2", "802.1Q", "802.1ad", "g" * 63, "g" * 64, "-g", "mlx5/0"]  # fmt: skip
+TEXT = st.sampled_from(TEXTS) | st.text(st.characters(max_codepoint=0x7F), max_size=5) | st.from_regex(r"[0-9a-f]{1,2}([:-][0-9a-f]{1,2}){4,6}", fullmatch=True) | st.from_regex(r"[0-9a-f]{4}([.][0-9a-f]{3,4}){2}", fullmatch=True) | st.from_regex("/?[0-9]{1,4}", fullmatch=True)  # fmt: skip
 NUMBER = st.sampled_from([0, 1, -1, 255, 256, 600, 601, 65535, 65536, 2**31, 2**32, 2**63, -(2**63), 86401]) | st.floats(0.1, 0.9)  # fmt: skip
 VALUE = st.recursive(TEXT | NUMBER | st.booleans() | st.none(), lambda v: st.lists(v, max_size=2) | st.dictionaries(st.sampled_from(["type", "a"]), v, max_size=2), max_leaves=4)  # fmt: skip
 EVERY = [(name, key) for name, table in TABLES.items() for key in table]

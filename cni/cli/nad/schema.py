@@ -28,7 +28,9 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _LONGEST = 4095  # characters of a string, cni.shared.config
 _SPACE = "".join(f"\\u{c:04x}" for c in range(0x3100) if chr(c).isspace())
 _HEX = "[0-9a-fA-F]"
-_MAC = rf"^(?![0:\-]*$){_HEX}?[02468aceACE]([:\-]{_HEX}{{1,2}}){{5}}$"  # a unicast one, and not all zeros
+_MAC = (  # a unicast one, and not all zeros
+    rf"^(?![0:.\-]*$)({_HEX}?[02468aceACE]([:\-]{_HEX}{{1,2}}){{5}}|{_HEX}[02468aceACE]{_HEX}{{2}}([.]{_HEX}{{4}}){{2}})$"
+)
 _PCI = f"^{_HEX}{{4,}}:{_HEX}{{2}}:{_HEX}{{2}}[.]{_HEX}$"
 _SLICE = "^/?(0{0,2}[1-9]|0?[1-9][0-9]|1[01][0-9]|12[0-8])$"
 

@@ -246,6 +246,10 @@ def bring_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link
         log.warning(
             f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
         )
+    elif inside and inside.namespace_cookie() == host.namespace_cookie():
+        from cni.shared.kernel import addresses
+
+        addresses.clear(host, device.index)  # CNI_NETNS_OVERRIDE: no move has dropped them
     return device
 
 

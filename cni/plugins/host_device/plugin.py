@@ -80,10 +80,11 @@ def read(request: Request, faults: list[Fault]) -> Config:
     config.device_id = request.of_runtime("deviceID") or ""
     if not isinstance(config.device_id, str):
         faults.append(Fault("runtimeConfig.deviceID", config.device_id, "want a PCI address or auxiliary device name"))
+        config.device_id = ""
     if config.kernelpath and (not config.kernelpath.startswith("/sys/devices/") or "/.." in config.kernelpath):
         faults.append(Fault("kernelpath", config.kernelpath, "want an absolute path under /sys/devices/ without .."))
     for key, value in (("pciBusID", config.pci), ("runtimeConfig.deviceID", config.device_id)):
-        if isinstance(value, str) and "/" in value:
+        if "/" in value:
             faults.append(Fault(key, value, "want the name of one device, without /"))
     return config
 
@@ -203,7 +204,10 @@ def _absent(selected: str, facts: Facts) -> InvalidConfig:
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
-    """The plan of a device that Go's plugin moved: its alias is its name on the host; its further state is not known."""
+    """The plan of a device that Go's plugin moved: its alias is its name on the host; its further state is not known.
+
+    Any link can have an alias. So a DEL adopts none that the configuration does not select; a CHECK names the difference.
+    """
     if inside is None:
         return None
     link = inside.link(name=request.attachment.ifname)
@@ -212,7 +216,12 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
     state = devices.identity_of(link)
     state["name"] = link.alias
     pci = link.parent_device if link.parent_bus == "pci" else ""
-    return Plan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
+    planned = Plan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
+    config = read(request, [])  # a DEL goes on with a configuration that an ADD would refuse
+    if request.command != "CHECK" and config.selected():
+        is_hardware = not link.kind  # older kernels do not show its parent device
+        return planned if _selects(config, planned.document(), link, unknown=is_hardware) else None
+    return planned
 
 
 def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
