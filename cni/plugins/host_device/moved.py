@@ -246,7 +246,7 @@ def bring_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link
         log.warning(
             f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
         )
-    elif inside and inside.namespace_cookie() == host.namespace_cookie():
+    elif inside and (cookie := inside.namespace_cookie()) and cookie == host.namespace_cookie():
         from cni.shared.kernel import addresses
 
         addresses.clear(host, device.index)  # CNI_NETNS_OVERRIDE: no move has dropped them
