@@ -59,17 +59,17 @@ _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
 
 def register(commands: subcommand.Commands) -> None:
     """Add `dranet-ipam`."""
-    about = "on each node: give the devices of DRANET their addresses, as its webhook"
-    parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.", run=_run)
+    about = "on each node: give the devices of DRANET their addresses, as DRANET's webhook"
+    parser = subcommand.add(commands, "dranet-ipam", about, ". The program runs until SIGTERM, in the foreground.", run=_run)
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
     about = "the profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
     subcommand.option(parser, "--conf-dir", NET_DIRECTORY, about)
     subcommand.option(
-        parser, "--cni-path", ":".join(attach.PLUGIN_DIRECTORIES), "where IPAM plugins are looked for", "DIR:DIR"
+        parser, "--cni-path", ":".join(attach.PLUGIN_DIRECTORIES), "directories in which IPAM plugins are found", "DIR:DIR"
     )
-    about = "of the ResourceClaims; default: that of the installed flat file"
+    about = "for reading ResourceClaims; default: that of the installed flat file"
     subcommand.option(parser, "--kubeconfig", "", about, "FILE")
-    about = "for which a claim must be gone before its leases are freed"
+    about = "how long a claim must be gone before its leases are freed"
     subcommand.option(parser, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
 
 

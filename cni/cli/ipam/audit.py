@@ -95,16 +95,16 @@ def load(path: str) -> Report:
 def register(commands: subcommand.Commands) -> None:
     """Add `audit`."""
     about = (
-        "compare the leases with the pods, records and namespaces that they are for; exit code 1: something is wrong"
+        "compare the leases with pods, records and namespaces; exit code 1: there are findings"
     )
-    more = ". It changes nothing, and needs no railcni on the nodes."
+    more = ". The command changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
     parser.add_argument(
-        "--report", default="", metavar="FILE", help="write what is found there, for `railcni ipam reclaim`"
+        "--report", default="", metavar="FILE", help="write the findings to this file, for `railcni ipam reclaim`"
     )
     parser.add_argument(
-        "--all", action="store_true", help="in the table also what is right as it is: pending pods, IPAMClaims"
+        "--all", action="store_true", help="also list leases that are no fault: those of pending pods and IPAMClaims"
     )
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def register(commands: subcommand.Commands) -> None:
     """Add `nad` and its verbs."""
-    about = "networks in files: their faults, their JSON Schema, and NADs rendered from the resources of operators"
+    about = "check networks in files, print their JSON Schema, and render NADs from operators' resources"
     parser = subcommand.add(commands, "nad", about)
     verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
-    about = "the faults of a NAD, conflist or conf: line, column, key and remedy"
-    lint = subcommand.add(verbs, "lint", about, ". Exit code 0: nothing, or warnings alone; 1: faults.")
+    about = "find the faults of a NAD, conflist or conf: line, column, key and remedy"
+    lint = subcommand.add(verbs, "lint", about, ". Exit code 0: no error; 1: errors.")
     lint.add_argument(
         "files",
         nargs="+",
@@ -37,30 +37,30 @@ def register(commands: subcommand.Commands) -> None:
         "--config",
         metavar="FLATFILE",
         default="",
-        help="the flat file of the nodes; default: one that names the stores",
+        help="a copy of the nodes' flat file; default: assume one that names a store",
     )
     output.add_option(lint)
     lint.set_defaults(run=_lint)
-    about = "the NADs that operators make of MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork and SriovNetwork"
+    about = "print the NADs that operators make of MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork and SriovNetwork"
     render = subcommand.add(
         verbs,
         "render",
         about,
-        ", without its labels, revision and owner. Nothing is written when one of them is wrong.",
+        ", without labels, revision and owner. If a resource has a fault, nothing is printed.",
     )
     render.add_argument(
-        "files", nargs="+", metavar="FILE", help="resources of NVIDIA's or the SR-IOV operator, or - for stdin"
+        "files", nargs="+", metavar="FILE", help="resources of NVIDIA's operator or the SR-IOV operator, or - for stdin"
     )
     render.add_argument(
         "--resource-prefix",
         default="openshift.io",
         metavar="PREFIX",
-        help="of a SriovNetwork's resource; default: openshift.io; NVIDIA's operator has nvidia.com",
+        help="prefix of a SriovNetwork's resource; default: openshift.io; NVIDIA's operator uses nvidia.com",
     )
     render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
     render.set_defaults(run=_render)
-    about = "the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
-    schema = subcommand.add(verbs, "schema", about, ", made of the tables that the plugins read by.")
+    about = "print the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
+    schema = subcommand.add(verbs, "schema", about, ", made from the plugins' own tables.")
     schema.add_argument(
         "name",
         nargs="?",

@@ -38,15 +38,15 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
         "--config",
         default="",
         metavar="FILE",
-        help="the store that this flat file names, with the keys of the ipam block; default: the installed one",
+        help="the flat file that names the store, with the keys of the ipam block; default: the installed one",
     )
     parser.add_argument(
         "--kubeconfig",
         default="",
         metavar="FILE",
-        help="the cluster of this kubeconfig's current context; alone: all its leases, AddressLeases and IPPools",
+        help="the cluster of this kubeconfig's current context; given alone: its AddressLeases and IPPools",
     )
-    about = "where the leases are; default: the context's, else kube-system"
+    about = "the namespace of the leases; default: the context's, else kube-system"
     parser.add_argument("-n", "--namespace", type=_namespace, default="", help=about)
 
 

@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which installation is meant."""
     about = "the plugin folder; default: the one that containerd or CRI-O is configured for"
     parser.add_argument("--to", default="", metavar="DIR", help=about)
-    about = "where the host's file system is mounted, in a container: all paths are taken below it"
+    about = "in a container: where the host's file system is mounted; all paths are below it"
     parser.add_argument("--root", action=ExistingDirectory, default="/", metavar="DIR", help=about)
     parser.add_argument("--state-dir", default=STATE, metavar="DIR", help=f"where records are kept; default: {STATE}")
 
