@@ -1,10 +1,10 @@
 """Which address of a range to claim next: pure, and bounded in the size of the pool.
 
-`search` answers the lowest free address, as whereabouts gives it. Once a claim was lost to somebody else, the caller
-searches on from `search_start`, so that many nodes do not fight for one address after another.
+`search` returns the lowest free address, like whereabouts. After a lost claim, the caller continues from `search_start`,
+so that many nodes do not compete for one address after another.
 
-A window is a span (low, high) of addresses, both included, that crosses no multiple of WINDOW; what of it cannot be
-claimed is a bitset, an integer whose bit i stands for the address low + i. That is what a store is asked for.
+A window is a span (low, high) of addresses, both included, that crosses no multiple of WINDOW. A store returns the
+unavailable addresses of a window as a bitset, an integer whose bit i stands for the address low + i.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ipam.ranges import Range, Span
 
 WINDOW = 4096  # addresses
-SPREAD = 1 << 16  # how many addresses from the range's start a search may begin at
+SPREAD = 1 << 16  # a search begins at one of so many addresses from the range's start
 
 
 def _itself(low: int, high: int) -> int:
@@ -35,10 +35,10 @@ def search(
 ) -> int | None:
     """The first address that can be claimed, from `start` to the range's end and then from its beginning; or None.
 
-    `occupied(low, high)` answers the bitset of a window. `next_open(low, high)` answers an address from low on below
-    which all are occupied, high + 1 when all of low..high are: it is asked once a window is full, and a store that
-    knows spares us reading the full ones after it. `avoid` are addresses that the caller knows to be taken
-    otherwise, such as one just proposed for the same attachment. A window has `size` addresses, a power of two.
+    `occupied(low, high)` returns the bitset of a window. `next_open(low, high)` is called when a window is full, and saves
+    reads of further full windows. It returns an address such that all from low up to it are occupied; high + 1 when all
+    of low..high are. `avoid` are addresses that are unavailable for other reasons, such as one just proposed for the
+    same attachment. A window has `size` addresses, a power of two.
     """
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
         while window := window_from(rng, at, end, size):
@@ -72,10 +72,10 @@ def propose(rng: Range, window: Span, occupied: int, avoid: Collection[int] = ()
 
 
 def search_start(rng: Range, node: str, attachment: tuple[str, ...], spread: int = SPREAD) -> int:
-    """The address from which this attachment on this node searches on, after another one took what was proposed.
+    """The address from which this attachment on this node continues its search after a lost claim.
 
-    The same for the same arguments, spread evenly over the first `spread` addresses that `rng` may give. A range
-    without any gives its first address.
+    It depends only on the arguments, and is spread evenly over the first `spread` addresses that `rng` may give. For a
+    range without such addresses it is the first address.
     """
     key = "\0".join((rng.cidr, node, *attachment)).encode("utf-8", "surrogateescape")
     digest = int.from_bytes(_blake2.blake2b(key, digest_size=8).digest(), "big")

@@ -49,14 +49,19 @@ def register(commands: subcommand.Commands) -> None:
     about = "use this kubeconfig and write no files; without it and a token: that of the installed flat file"
     subcommand.option(access, "--kubeconfig", "", about, "FILE")
     access.add_argument(
-        "--node", default=os.environ.get("NODENAME", ""), metavar="NAME", help="this node's name; default: NODENAME, else the host name"
+        "--node",
+        default=os.environ.get("NODENAME", ""),
+        metavar="NAME",
+        help="this node; default: NODENAME, else the host name",
     )
     collects = parser.add_argument_group("the collector")
-    collects.add_argument("--no-collect", action="store_true", help="free no leases, for example while Go's reconciler still runs")
+    collects.add_argument(
+        "--no-collect", action="store_true", help="free no leases, such as while Go's reconciler runs"
+    )
     about = "a lease is freed when it was dead in two readings this far apart"
     subcommand.option(collects, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
     collects.add_argument(
-        "--every", type=subcommand.seconds, metavar="SECONDS", help="the pause between two readings; default: half of --grace"
+        "--every", type=subcommand.seconds, metavar="SECONDS", help="between two readings; default: half of --grace"
     )
     about = "the duration of the election of the agent that frees the leases of lost nodes"
     subcommand.option(collects, "--lease-seconds", 30.0, about, "SECONDS", type=subcommand.seconds)

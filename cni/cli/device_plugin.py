@@ -40,13 +40,13 @@ def register(commands: subcommand.Commands) -> None:
         " make at the start (virtualFunctions, or SriovNetworkNodePolicy objects), or several of these;"
         f" can be repeated; read again after a change; default: {CONFIG}",
     )
-    parser.add_argument("--cdi", action="store_true", help="pass devices to containers by the Container Device Interface (CDI)")
+    parser.add_argument("--cdi", action="store_true", help="pass devices by the Container Device Interface")
     subcommand.listen(parser, LISTEN)
     subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins", made=True)
     about = "kubelet's socket, which shows whether another plugin serves a resource"
     subcommand.option(parser, "--pod-resources", PODS, about, "SOCKET")
     subcommand.option(parser, "--root", "/", "the folder that has the node's sys, dev, proc and run")
-    parser.add_argument("--show", action="store_true", help="print the devices that would be offered and the faults, and exit")
+    parser.add_argument("--show", action="store_true", help="print the devices to offer and the faults, and exit")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -60,12 +60,12 @@ _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
 def register(commands: subcommand.Commands) -> None:
     """Add `dranet-ipam`."""
     about = "on each node: give the devices of DRANET their addresses, as DRANET's webhook"
-    parser = subcommand.add(commands, "dranet-ipam", about, ". The program runs until SIGTERM, in the foreground.", run=_run)
+    parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.", run=_run)
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
     about = "the profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
     subcommand.option(parser, "--conf-dir", NET_DIRECTORY, about)
     subcommand.option(
-        parser, "--cni-path", ":".join(attach.PLUGIN_DIRECTORIES), "directories in which IPAM plugins are found", "DIR:DIR"
+        parser, "--cni-path", ":".join(attach.PLUGIN_DIRECTORIES), "the folders of the IPAM plugins", "DIR:DIR"
     )
     about = "for reading ResourceClaims; default: that of the installed flat file"
     subcommand.option(parser, "--kubeconfig", "", about, "FILE")

@@ -29,15 +29,13 @@ from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 def register(commands: subcommand.Commands) -> None:
     """Add both commands."""
     for name, run, about in (
-        ("install", _install, "install the plugins in the container runtime's plugin folder, or change to this version"),
+        ("install", _install, "install the plugins in the runtime's plugin folder, or change to this version"),
         ("uninstall", _uninstall, "remove the plugins, and restore the replaced ones"),
     ):
         parser = subcommand.add(commands, name, about)
         add_options(parser)
         if run is _install:
-            about = (
-                "also take the plain names of --plugins; uninstall restores the files that had them"
-            )
+            about = "also take the plain names of --plugins; uninstall restores the files that had them"
             parser.add_argument("--replace", action="store_true", help=about)
             about = f"with --replace: which plain names; default: {','.join(PLAIN)}"
             parser.add_argument("--plugins", type=_plugins, metavar="NAME,NAME", help=about)

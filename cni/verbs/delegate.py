@@ -1,11 +1,11 @@
 """The call of the IPAM plugin: in this process if it is ours, otherwise by exec, with the same outcome.
 
-The file that CNI_PATH finds decides. If it is this suite's own (the same device and inode, so links to it count), a call in
-this process saves the start of an interpreter. Any other file is run as the spec demands: the same environment, the same
-bytes on stdin, its stderr on ours (SPEC.md, section 4).
+The file that CNI_PATH finds decides. If it is this suite's own file (the same device and inode, also by a
+link), a call in this process saves the start of an interpreter. Any other file is run as the spec demands: with the same
+environment, the same bytes on stdin, and our stderr (SPEC.md, section 4).
 
 Our plugin claims addresses before the link is made, and releases them when the link is gone. A foreign one is called while
-the link is up (attach.py, detach.py), since it may need the link: dhcp speaks to its server through it.
+the link is up (attach.py, detach.py), since it may need the link: dhcp reaches its server through it.
 """
 
 from __future__ import annotations

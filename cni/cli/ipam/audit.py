@@ -94,9 +94,7 @@ def load(path: str) -> Report:
 
 def register(commands: subcommand.Commands) -> None:
     """Add `audit`."""
-    about = (
-        "compare the leases with pods, records and namespaces; exit code 1: there are findings"
-    )
+    about = "compare the leases with pods, records and namespaces; exit code 1: there are findings"
     more = ". The command changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)

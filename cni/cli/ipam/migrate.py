@@ -52,7 +52,7 @@ def register(commands: subcommand.Commands) -> None:
     parser = subcommand.add(commands, "migrate", about, more, run=_run, shows=True)
     parser.add_argument("--from", dest="source", required=True, metavar="STORE", type=_store_or_host_local)
     parser.add_argument("--to", dest="target", required=True, metavar="STORE", type=_store)
-    parser.add_argument("--dry-run", action="store_true", help="print the leases that would be copied, and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the leases to copy, and write nothing")
     about = "the CNI network of leases that name none; default for host-local: the directory's name"
     parser.add_argument("--network", type=subcommand.name, metavar="NAME", help=about)
     about = "for host-local: a subnet"

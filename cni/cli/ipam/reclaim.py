@@ -44,8 +44,10 @@ def register(commands: subcommand.Commands) -> None:
     more = ". Leases of pending pods and of IPAMClaims are never freed."
     parser = subcommand.add(commands, "reclaim", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
-    parser.add_argument("--from-report", required=True, metavar="FILE", help="the file that `railcni ipam audit --report` wrote")
-    parser.add_argument("--dry-run", action="store_true", help="print the leases that would be freed, and free none")
+    parser.add_argument(
+        "--from-report", required=True, metavar="FILE", help="the file of `railcni ipam audit --report`"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the leases to free, and free none")
     parser.add_argument(
         "--grace",
         type=partial(subcommand.seconds, least=0),
