@@ -46,7 +46,7 @@ def register(commands: subcommand.Commands) -> None:
     for name, run, about in (
         ("attach", _attach, "attach a namespace to a network (ADD); a failed ADD is undone"),
         ("detach", _detach, "detach a namespace from a network (DEL), even if it seems not to be attached"),
-        ("check", _check, "check that an attachment is as ADD left it (CHECK)"),
+        ("check", _check, "check whether an attachment is as ADD left it (CHECK)"),
         ("gc", _gc, "remove what attachments of deleted namespaces left (DEL and GC)"),
         ("status", _status, "ask the plugins whether they can attach (STATUS); without NETWORK: show the installation"),
     ):

@@ -16,7 +16,7 @@ from cni.library.inventory.sandboxes import NamespaceView
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
 
-_ABOUT = "verbs devices with their netdevs, ports, PCI functions and GIDs, and which pod has each GID"
+_ABOUT = "show verbs devices with their netdevs, ports, PCI functions and GIDs, and the pod of each GID"
 
 PORTS = ("device", "port", "netdev", "pci", "numa", "state", "rate", "link layer", "mtu", "roce mtu", "gids")
 GIDS = ("device", "port", "index", "type", "address", "netdev", "pod")

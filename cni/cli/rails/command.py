@@ -31,7 +31,7 @@ _NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod",
 
 def register(commands: subcommand.Commands) -> None:
     """Add `rails` and its verbs."""
-    about = "several NICs of a node as one group: make their networks, check a pod's rails, show the nearest GPUs"
+    about = "manage the NICs of a node as one group: make networks, check a pod's rails, show the nearest GPUs"
     verbs = subcommand.add_group(commands, "rails", about)
     about = "print the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
     render = subcommand.add(verbs, "render", about, ", for `kubectl apply`.", run=_render, epilog=_FILE)

@@ -45,7 +45,7 @@ MOST_BYTES = 1 << 20  # of one file: of a log the end, of anything else nothing 
 _MOST_FILES = 500
 _USUAL_LOGS = ("/var/log/whereabouts.log", "/tmp/whereabouts.log", "/var/log/multus.log")  # noqa: S108
 _CERTIFICATES = (".key", ".pem", ".crt", ".p12", ".pfx")  # never read: their content is secret or of no use
-_ABOUT = "reports, configurations, records, leases and logs of this node in one .tar.gz, secrets removed"
+_ABOUT = "write reports, configurations, records, leases and logs of this node into one .tar.gz"
 
 
 @dataclass(frozen=True)

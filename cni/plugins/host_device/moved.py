@@ -2,8 +2,7 @@
 
 The record has the former state of the device before the device is changed. A hardware device is recognised by its PCI
 path or permanent MAC, never only by its name. A virtual device, which has neither, is recognised by kind and alias. In
-the sandbox the alias is the name on the host. Go's host-device uses the same mark, so each plugin can restore the other's
-device.
+the sandbox the alias is the name on the host. Go's host-device uses the same mark, so each can restore the other's device.
 
 Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
 default_device_exit_net: a dying namespace returns a physical device to the initial one under the name that it had in

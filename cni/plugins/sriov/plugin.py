@@ -1,8 +1,7 @@
 """sriov: it sets a virtual function (VF) through its PF, moves it into the sandbox, and restores it later.
 
 A VF is identified by its PCI address. ADD makes the settings before the move, and DEL restores them after the move back,
-so a pod never sees another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is set but not
-moved.
+so a pod never sees another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is not moved.
 
 Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results, and its issue 219 for what a late DEL must not reset.
 """
