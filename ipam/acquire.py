@@ -166,8 +166,8 @@ class _Attempts:
 
     def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
         """Cancel the claims that may still be executed, if one would make a lease that is neither in `wants` nor in `own`."""
-        known = [*wants, *(lease.want for lease in own)]
-        if not {_place(want) for want in self._open} <= {_place(want) for want in known}:
+        known = [*wants, *own]
+        if not {(*want.place, want.scope) for want in self._open} <= {(*want.place, want.scope) for want in known}:
             self._store.settle(self._owner.attachment, self._owner.sequence - 1)
         self._open = ()
 
@@ -179,28 +179,16 @@ class _Attempts:
         return any(store.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in windows)
 
 
-def _place(want: Want) -> tuple[str, int, int, str | None]:
-    return want.pool, want.family, want.value, want.scope
-
-
 def unseen(store: Store) -> range:
     """The places, as values of `contended`, that are tried without a read."""
     return range(1, min(_UNSEEN, store.places) + 1)
 
 
-def lowest_free(
-    store: Store, choice: Choice, start: int = 0, avoid: Collection[int] = (), cooling: Collection[int] = ()
-) -> int | None:
-    """The first index that can be claimed, from `start` to the end of its space and then from the beginning.
-
-    It skips the few indexes in `avoid` and the many in `cooling`.
-    """
+def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[int] = ()) -> int | None:
+    """The first index not in `avoid` that can be claimed, from `start` to the end of its space, then from the beginning."""
 
     def occupied(low: int, high: int) -> int:
-        bits = _occupied(store, choice, low, high)
-        if cooling:
-            bits |= sum(1 << index - low for index in range(low, high + 1) if index in cooling)
-        return bits
+        return _occupied(store, choice, low, high)
 
     def next_open(low: int, high: int) -> int:
         for i, need in enumerate(choice.needs):
@@ -274,20 +262,21 @@ def search(
         start = start_of(choice.space, owner, contended)
         others = (*zip(needs, values), *zip(needs[end:], chosen[end:], strict=True))  # noqa: B905
         indexes = [choice.index_of(need.rng.family, value) for need, value in others if value is not None]
-        avoid = [index for index in indexes if index is not None]
+        own = {index for index in indexes if index is not None}
         cooling = _cooling(store, choice, owner)
-        index = _preferred_free(store, choice, preferred, {*avoid, *cooling})
-        if index is None and contended in unseen(store) and start not in {*avoid, *cooling}:
+        avoid = own | cooling
+        index = _preferred_free(store, choice, preferred, avoid)
+        if index is None and contended in unseen(store) and start not in avoid:
             index = start
         if index is None:
-            index = lowest_free(store, choice, start, avoid, cooling)
+            index = lowest_free(store, choice, start, avoid)
             if index is not None and _is_claimed_here(store, choice, index):
-                index = _unclaimed(store, choice, index, {*avoid, *cooling})
+                index = _unclaimed(store, choice, index, avoid)
         if index is None and True in [
             free_earlier_boots(pool) for pool in dict.fromkeys(need.pool for need in choice.needs)
         ]:
             cooling = _cooling(store, choice, owner)
-            index = lowest_free(store, choice, start, avoid, cooling)
+            index = lowest_free(store, choice, start, own | cooling)
         if index is None:
             count = sum(map(choice.space.usable, cooling))
             waiting = f", {count} of them until their ipam.cooldown_seconds are over" if count else ""
@@ -327,11 +316,11 @@ def _preferred_free(
     return None
 
 
-def _cooling(store: Store, choice: Choice, owner: Owner) -> Collection[int]:
+def _cooling(store: Store, choice: Choice, owner: Owner) -> set[int]:
     """The indexes with an address that `owner` may not have yet, since another pod has just released it."""
-    if not store.cooldown:
-        return ()
     found: set[int] = set()
+    if not store.cooldown:
+        return found
     first = choice.space.first
     for need, value_of_first in zip(choice.needs, choice.values(first), strict=True):
         of = (need.pool, need.scope, need.rng.family, need.rng.first, need.rng.last)
@@ -378,13 +367,9 @@ def _lost(
             if ours or (need.requested is None and rules.may_take_over(holder, owner)):
                 continue
         if need.requested is not None:
-            raise _held(need, holder)
+            raise TryAgainLater(
+                f"the requested address {holder.text} (pool {holder.pool}) is held by {holder.holder()}: ask for another one,"
+                " or detach that"
+            )
         lost.append(want)
     return lost
-
-
-def _held(need: Need, holder: Lease) -> TryAgainLater:
-    address = format_address(holder.family, holder.value)
-    return TryAgainLater(
-        f"the requested address {address} (pool {holder.pool}) is held by {holder.holder()}: ask for another one, or detach that"
-    )

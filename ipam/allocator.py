@@ -35,10 +35,10 @@ def search(
 ) -> int | None:
     """The first address that can be claimed, from `start` to the range's end and then from its beginning; or None.
 
-    `occupied(low, high)` returns the bitset of a window. `next_open(low, high)` is called when a window is full, and saves
-    reads of further full windows. It returns an address such that all from low up to it are occupied; high + 1 when all
-    of low..high are. `avoid` are addresses that are unavailable for other reasons, such as one just proposed for the
-    same attachment. A window has `size` addresses, a power of two.
+    `occupied(low, high)` answers the bitset of a window. `next_open(low, high)` answers an address from low on below
+    which all are occupied, high + 1 when all of low..high are: it is asked once a window is full, and a store that
+    knows spares us reading the full ones after it. `avoid` are addresses that the caller knows to be taken
+    otherwise, such as one just proposed for the same attachment, or the many that are cooling: a set. A window has `size` addresses, a power of two.
     """
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
         while window := window_from(rng, at, end, size):
@@ -61,8 +61,8 @@ def window_from(rng: Range, at: int, end: int, size: int = WINDOW) -> Span | Non
 def propose(rng: Range, window: Span, occupied: int, avoid: Collection[int] = ()) -> int | None:
     """The lowest address in `window` that `rng` may give and that is neither in `occupied` nor in `avoid`, or None."""
     low, high = window
-    for address in avoid:
-        if low <= address <= high:
+    for address in avoid if len(avoid) <= high - low else range(low, high + 1):
+        if low <= address <= high and address in avoid:
             occupied |= 1 << address - low
     for first, last in _clipped(rng, low, high):
         free = ((1 << last - first + 1) - 1 << first - low) & ~occupied

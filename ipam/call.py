@@ -12,7 +12,7 @@ from ipam import config as configuration
 from ipam import records as ipam_records
 from ipam import stores
 from ipam.leases import Owner, Want
-from ipam.ranges import format_address, host_of
+from ipam.ranges import host_of
 from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
 from ipam.upkeep import free_earlier_boots, restorer
@@ -130,8 +130,7 @@ def claim(
             record = new
 
     is_shared = stores.is_shared(store_ref)
-    leases = ipam_records.leases(owner.attachment, record) if record and is_shared else []
-    recorded = [lease.want for lease in leases]
+    recorded = ipam_records.leases(owner.attachment, record) if record and is_shared else []
     proposals = _Proposals(records)
     if is_shared and store.spreads and of_group is None:
         store.is_claimed_here = proposals.is_of_another
@@ -167,7 +166,7 @@ class _Proposals:
 
     def is_of_another(self, want: Want) -> bool:
         """Whether another call proposes the address of `want`; else it is locked from now on."""
-        place = want.pool, format_address(want.family, want.value)
+        place = want.pool, want.text
         if place not in self._locks:
             lock = self._records.try_locked_address(*place)
             if lock is None:
@@ -186,7 +185,7 @@ def _forget(attachment: Attachment, store: Store, records: Records, former: dict
     A lost store is restored from the records, so no record may name an address that its attachment does not have.
     """
     try:
-        held = {format_address(lease.family, lease.value) for lease in store.find(attachment)}
+        held = {lease.text for lease in store.find(attachment)}
         if former and held in (set(), set(former["addresses"])):
             records.write(attachment, PART, former)
         elif not former and not held:

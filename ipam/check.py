@@ -84,8 +84,7 @@ def elsewhere(held: Sequence[Lease], wanted: Sequence[Need]) -> list[str]:
     for lease in held:
         pools = [n.pool for n in wanted if n.rng.family == lease.family and n.rng.contains(lease.value)]
         if pools and lease.pool not in pools:
-            text = format_address(lease.family, lease.value)
-            found.append(f"{text} is leased in pool {lease.pool}, configured is {pools[0]}")
+            found.append(f"{lease.text} is leased in pool {lease.pool}, configured is {pools[0]}")
     return found
 
 

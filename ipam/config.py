@@ -13,7 +13,7 @@ from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import member
 from cni.shared.spec.versions import at_least
 from ipam import flatfile
-from ipam.entries import RangeEntry, attempt, read_addresses, read_ranges, read_routes
+from ipam.entries import RangeEntry, attempt, read_addresses, read_own_range, read_ranges, read_routes
 from ipam.keys import ACCEPTED_KEYS, DATASTORES, IPAM_KEYS, RANGE_KEYS
 from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr, unassignable
 from ipam.source import Source
@@ -89,10 +89,6 @@ class IpamConfig:
         return own or (self.gateway if self.gateway and _family(self.gateway) == subnet.family else "")
 
 
-class _Accepted:
-    """Takes the values of the keys that change nothing."""
-
-
 def read(request: Request, files: Files = flatfile) -> IpamConfig:
     """The IPAM configuration of `request`.
 
@@ -115,19 +111,21 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
         )
     source = Source(block, files, faults)
     config, own = IpamConfig(), RangeEntry()
-    source.fill(config, IPAM_KEYS, faults)
+    source.fill(config, (*IPAM_KEYS, *ACCEPTED_KEYS), faults)
     source.fill(own, RANGE_KEYS, faults)
-    source.fill(_Accepted(), ACCEPTED_KEYS, faults)
     source.follow(config, IPAM_KEYS, files, faults)
     config.config_path = source.path
     config.node = source.node_name(request.environ.get("NODENAME", ""), files)
     config.slice_node = ""
     config.notes = source.notes
-    config.dns = _dns(config)
+    dns = {name: getattr(config, f"dns_{name}") for name in ("nameservers", "domain", "search", "options")}
+    config.dns = {name: value for name, value in dns.items() if value}
     config.addresses = read_addresses(config.address_entries, source.where, faults)
     config.routes = read_routes(config.route_entries, source.where, faults)
     config.gateways = _gateways(request, faults)
-    config.ranges = read_ranges(own, config.ip_ranges, source.where, _kept_back(config), config.notes, faults)
+    kept_back = _kept_back(config)
+    config.ranges = read_own_range(own, source.where, kept_back, config.notes, faults)
+    config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), kept_back, config.notes, faults)
     config.requested = _requested(request, config, faults)
     if not faults:  # the comparison of keys needs valid ones
         _check_whole(request, config, source, faults)
@@ -139,19 +137,6 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
 
 def _family(text: str) -> int:
     return 6 if ":" in text else 4
-
-
-def _dns(config: IpamConfig) -> dict[str, Any]:
-    dns: dict[str, Any] = {}
-    if config.dns_nameservers:
-        dns["nameservers"] = list(config.dns_nameservers)
-    if config.dns_domain:
-        dns["domain"] = config.dns_domain
-    if config.dns_search:
-        dns["search"] = list(config.dns_search)
-    if config.dns_options:
-        dns["options"] = list(config.dns_options)
-    return dns
 
 
 def _kept_back(config: IpamConfig) -> list[tuple[int, int]]:
@@ -280,13 +265,8 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
         wanted = f"want it beside {password}: the administrator's password is not sent to a host that a network names"
         faults.append(Fault(hosts, config.etcd_host, wanted))
     if config.preferred_ip_annotation and not config.kubeconfig:
-        faults.append(
-            Fault(
-                source.where("preferred_ip_annotation"),
-                True,
-                "want kubernetes.kubeconfig beside it, to read the pod by",
-            )
-        )
+        wanted = "want kubernetes.kubeconfig beside it, to read the pod by"
+        faults.append(Fault(source.where("preferred_ip_annotation"), True, wanted))
     config.datastore = datastore(config)
     size = config.node_slice_size
     if size and config.datastore == "kubernetes" and config.ranges:

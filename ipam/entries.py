@@ -30,13 +30,6 @@ class RangeEntry:
     range_end: str
     exclude: Sequence[str]
 
-    @classmethod
-    def empty(cls) -> RangeEntry:
-        """An entry in which all keys are absent."""
-        entry = cls()
-        fill(entry, RANGE_KEYS, {}, [])
-        return entry
-
 
 def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) -> T | None:
     """`read(text)`; or None and a fault under the name `key`, when it raises ValueError."""
@@ -47,24 +40,29 @@ def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) 
         return None
 
 
+def read_own_range(
+    own: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
+) -> list[Range]:
+    """The block's own range, when it has one, without the addresses in `kept_back`."""
+    if own.range:
+        rng = _range(own, where, kept_back, notes, faults)
+        return [rng] if rng else []
+    for name in ("range_start", "range_end", "exclude"):
+        if getattr(own, name):
+            notes.append(f"{where(name)} has no effect: it needs {where('range')} beside it")
+    return []
+
+
 def read_ranges(
-    own: RangeEntry,
     documents: Iterable[Mapping[str, Any]],
-    where: Where,
+    name: str,
     kept_back: Sequence[tuple[int, int]],
     notes: list[str],
     faults: list[Fault],
 ) -> list[Range]:
-    """The block's own range, if it has one, and those of `ipRanges`, each without the addresses in `kept_back`."""
-    ranges: list[Range | None] = []
-    if own.range:
-        ranges.append(_range(own, where, kept_back, notes, faults))
-    else:
-        for name in ("range_start", "range_end", "exclude"):
-            if getattr(own, name):
-                notes.append(f"{where(name)} has no effect: it needs {where('range')} beside it")
-    for prefix, entry in _filled(documents, where("ipRanges"), RangeEntry, RANGE_KEYS, faults):
-        ranges.append(_range(entry, prefix.__add__, kept_back, notes, faults))
+    """The ranges that are the members of the list `name`, each without the addresses in `kept_back`."""
+    entries = _filled(documents, name, RangeEntry, RANGE_KEYS, faults)
+    ranges = [_range(entry, prefix.__add__, kept_back, notes, faults) for prefix, entry in entries]
     return [r for r in ranges if r]
 
 
@@ -138,7 +136,6 @@ def _why_empty(rng: Range) -> str:
 
 
 def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults: list[Fault]) -> list[IPConfig]:
-    """The static addresses."""
     addresses: list[IPConfig] = []
     for prefix, address in _filled(documents, where("addresses"), lambda: IPConfig(""), ADDRESS_KEYS, faults):
         if not address.address:
@@ -148,9 +145,8 @@ def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults:
         elif kind := unassignable(*host_of(address.address)):
             faults.append(Fault(prefix + "address", address.address, f"is {kind}: want an address of a subnet"))
         elif address.gateway and (":" in address.gateway) != (address.family == 6):
-            faults.append(
-                Fault(prefix + "gateway", address.gateway, f"want an IPv{address.family} address, as its address is")
-            )
+            wanted = f"want an IPv{address.family} address, as its address is"
+            faults.append(Fault(prefix + "gateway", address.gateway, wanted))
         else:
             addresses.append(address)
     return addresses

@@ -19,7 +19,7 @@ _SEQUENCES = 1 << 63  # what SQLite, etcd's keys and JSON readers in Go all hold
 
 
 class Want:
-    """An address to be claimed from a pool."""
+    """An address of a pool, in a scope: one to be claimed, or that of a lease."""
 
     __slots__ = ("family", "pool", "scope", "value")
 
@@ -29,10 +29,23 @@ class Want:
         self.value = value
         self.scope = scope
 
-    def excludes(self, other: Want | Lease) -> bool:
+    @property
+    def address(self) -> tuple[int, int]:
+        return self.family, self.value
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.pool, self.family, self.value
+
+    @property
+    def text(self) -> str:
+        """The address as people write it."""
+        return format_address(self.family, self.value)
+
+    def excludes(self, other: Want) -> bool:
         """Whether a store cannot hold both: they are the same address of the same pool or scope."""
         same = self.pool == other.pool or (self.scope is not None and self.scope == other.scope)
-        return same and (self.family, self.value) == (other.family, other.value)
+        return same and self.address == other.address
 
 
 def returns(pod: tuple[str, str, str]) -> bool:
@@ -69,22 +82,19 @@ class Owner:
         self.sequence = sequence
 
 
-class Lease:
+class Lease(Want):
     """An address and its owner, with the fields of Want and Owner.
 
     `claimed`: an IPAMClaim has the address, and outlives the pod. `since`: RFC 3339, of a lease without a sequence.
     """
 
     __slots__ = (
-        *("family", "pool", "scope", "value", "container_id", "ifname", "network", "pod"),
-        *("boot_id", "claimed", "machine", "netns", "node", "sequence", "since"),
+        *("boot_id", "claimed", "container_id", "ifname", "machine", "netns", "network", "node", "pod"),
+        *("sequence", "since"),
     )
 
     def __init__(self, want: Want, owner: Owner) -> None:
-        self.pool = want.pool
-        self.family = want.family
-        self.value = want.value
-        self.scope = want.scope
+        super().__init__(*want.place, want.scope)
         self.network, self.container_id, self.ifname = owner.attachment.key()
         self.pod = owner.pod
         self.node = owner.node
@@ -96,21 +106,8 @@ class Lease:
         self.since = ""
 
     @property
-    def want(self) -> Want:
-        return Want(self.pool, self.family, self.value, self.scope)
-
-    @property
     def owner(self) -> Owner:
         return Owner(self.attachment, self.pod, self.node, self.boot_id, self.netns, self.sequence, self.machine)
-
-    @property
-    def address(self) -> tuple[int, int]:
-        return self.family, self.value
-
-    @property
-    def text(self) -> str:
-        """The address as people write it."""
-        return format_address(self.family, self.value)
 
     @property
     def attachment(self) -> Attachment:
@@ -133,7 +130,7 @@ class Lease:
 
     def key(self) -> tuple[Any, ...]:
         """The identity of the lease: leases with equal keys are the same lease."""
-        return (self.pool, self.family, self.value, self.container_id, self.ifname, self.network, self.sequence)
+        return (*self.place, self.container_id, self.ifname, self.network, self.sequence)
 
     @property
     def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
@@ -173,7 +170,7 @@ def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
 
 def by_place(leases: Iterable[Lease]) -> list[Lease]:
     """The leases in the order of pool and address."""
-    return sorted(leases, key=lambda lease: (lease.pool, lease.family, lease.value))
+    return sorted(leases, key=lambda lease: lease.place)
 
 
 def to_json(lease: Lease) -> dict[str, Any]:
@@ -231,3 +228,8 @@ def as_text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.60} is of a wrong type")
     return value
+
+
+def are_texts(values: Any) -> bool:
+    """Whether `values` is a list of texts."""
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)

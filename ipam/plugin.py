@@ -24,7 +24,7 @@ from ipam.upkeep import flush_reminded, free_earlier_boots, is_pending, read_rec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from cni.shared.config import Fault
@@ -38,19 +38,14 @@ if TYPE_CHECKING:
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
     """Serve `request`; the result of an ADD, None for every other verb. The records are under the directory `state`."""
+    verbs: dict[str, Callable[[Request, Records], Result | None]]
+    verbs = {"ADD": add, "DEL": delete, "CHECK": check, "GC": gc, "STATUS": status}
     try:
-        return _serve(request, Records(state, log))
+        return verbs[request.command](request, Records(state, log))
     except CniError as fault:
         for text in log.hidden:
             fault.msg, fault.details = (part.replace(text, "(not shown)") for part in (fault.msg, fault.details))
         raise
-
-
-def _serve(request: Request, records: Records) -> Result | None:
-    if request.command == "ADD":
-        return add(request, records)
-    {"DEL": delete, "CHECK": check, "GC": gc, "STATUS": status}[request.command](request, records)
-    return None
 
 
 def add(request: Request, records: Records) -> Result:
@@ -84,9 +79,8 @@ def _add(
     store_ref = stores.ref_of(config) if needs else None
     with records.locked(request.attachment, PART):
         record = read_record(request.attachment, records)
-        if record and not (
-            store_ref and stores.same(record["store"], store_ref)
-        ):  # the configuration has changed after the ADD that wrote the record
+        # the configuration may have changed after the ADD that wrote the record
+        if record and not (store_ref and stores.same(record["store"], store_ref)):
             release(request.attachment, record, record["store"], records)
             record = None
         if store_ref is None:

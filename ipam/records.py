@@ -19,7 +19,6 @@ record:
 from __future__ import annotations
 
 from ipam.leases import COOLDOWN, Lease, Owner, Want, owner_from_json, want_from_json
-from ipam.ranges import format_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def document(store: dict[str, Any], wants: Sequence[Want], owner: Owner, cooldow
         "sequence": owner.sequence,
         "scope": wants[0].scope if wants else None,
         "pools": [want.pool for want in wants],
-        "addresses": [format_address(want.family, want.value) for want in wants],
+        "addresses": [want.text for want in wants],
         "pending": False,
     }
     if owner.machine:

@@ -64,7 +64,7 @@ class Need:
         """The index of an address; None for an address of another family."""
         return value if family == self.rng.family else None
 
-    def kept_index(self, place: Lease | Want) -> int | None:
+    def kept_index(self, place: Want) -> int | None:
         """The index to keep for a lease at `place`; None where its pool or its range is another."""
         is_kept = place.pool == self.pool and place.family == self.rng.family and self.rng.usable(place.value)
         return place.value if is_kept else None
@@ -123,16 +123,15 @@ def plan(
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
     usable = [lease for lease in (*own, *former) if (lease.pool, lease.value) not in gone]
-    found: dict[
-        int, list[tuple[int | None, Lease | None]]
-    ] = {}  # an address and its lease for each need, by place in `wanted`
+    # an address and its lease for each need, by place in `wanted`
+    found: dict[int, list[tuple[int | None, Lease | None]]] = {}
     for i in sorted(range(len(wanted)), key=lambda i: wanted[i].requested is None):  # a requested address first
         choice, found[i] = wanted[i], []
         index = choice.requested if choice.requested is not None else _most_kept(choice, usable, lost)
         values = [None] * len(choice.needs) if index is None else choice.values(index)
         for need, value in zip(choice.needs, values, strict=True):
             place = (need.pool, need.rng.family, value)
-            lease = next((x for x in usable if (x.pool, x.family, x.value) == place), None)
+            lease = next((x for x in usable if x.place == place), None)
             if lease:
                 usable.remove(lease)
             found[i].append((value, lease))
@@ -161,7 +160,7 @@ def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
     """Whether a lease of another sandbox belongs to the owner's pod, by its uid, or if a uid is unknown by its machine."""
-    same = bool(owner.pod[1]) and lease.pod[:2] == owner.pod[:2] and lease.ifname == owner.attachment.ifname
+    same = lease.is_of_pod(owner)
     if lease.pod[2] and owner.pod[2]:
         return same and lease.pod[2] == owner.pod[2]
     return same and (lease.machine == owner.machine or not (lease.machine and owner.machine))

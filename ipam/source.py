@@ -90,10 +90,8 @@ class Source:
         """Remove from the faults the values of a flat file that the block chose, and texts made from them."""
         for fault in faults:
             if self._is_of_chosen(fault) and fault.value != _HIDDEN:
-                fault.value, fault.wanted = (
-                    _HIDDEN,
-                    "is wrong, or does not fit the other keys: see the file and docs/reference.md",
-                )
+                fault.value = _HIDDEN
+                fault.wanted = "is wrong, or does not fit the other keys: see the file and docs/reference.md"
 
     def hidden(self, target: object, table: Sequence[Key]) -> list[str]:
         """The texts in `target` from a flat file that the block chose, the longest first: no error may show them."""
@@ -170,9 +168,8 @@ def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
     try:
         document = codec.loads(data)
     except ValueError as fault:
-        place = (
-            str(fault) if " at line " in str(fault) else "see it with `python3 -m json.tool`"
-        )  # another text of the parser may quote the content
+        # another text of the parser may quote the content
+        place = str(fault) if " at line " in str(fault) else "see it with `python3 -m json.tool`"
         faults.append(_FileFault(path, f"is not JSON: {place}"))
         return {}
     if not isinstance(document, dict):

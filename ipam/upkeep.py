@@ -14,7 +14,6 @@ from cni.shared.spec.errors import CniError
 from ipam import records as ipam_records
 from ipam import stores
 from ipam.leases import Owner
-from ipam.ranges import format_address
 from ipam.records import PART
 from ipam.stores.base import CHANGE, CREATE, Unreachable
 
@@ -67,16 +66,21 @@ def release(
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
     store.cooldown = ipam_records.cooldown(record) if cooldown is None else cooldown
     if record and stores.is_shared(store_ref) and not record["pending"]:
-        record = _marked_pending(attachment, record, records)
+        # A store may serve the request long after this process was killed: with the mark, an ADD takes other addresses.
+        marked = {**record, "pending": True}
+        try:
+            records.write(attachment, PART, marked)
+            record = marked
+        except CniError as fault:
+            records.log.warning(f"the release of {attachment} could not be recorded in advance: {fault.msg}")
     try:
         with store.session():
-            if held and store.release(held) == len(held):
-                pass  # claims are atomic, so the attachment has no further lease
-            elif held := store.find(attachment):
-                store.release(held)
-            elif record and record["sequence"]:  # without a sequence it has claimed nothing
-                store.settle(attachment, record["sequence"])
-                held = store.find(attachment)  # the store may just have executed a claim that was under way
+            # a claim is made as a whole, so an attachment whose record is right has no further lease
+            if not held or store.release(held) < len(held):
+                held = store.find(attachment)
+                if not held and record and record["sequence"]:  # without a sequence it has claimed nothing
+                    store.settle(attachment, record["sequence"])
+                    held = store.find(attachment)  # the store may just have executed a claim that was under way
                 if held:
                     store.release(held)
     except CniError:
@@ -88,21 +92,6 @@ def release(
     if held:
         records.log.info(f"released {_texts(held)}")
     records.remove(attachment, PART)
-
-
-def _marked_pending(attachment: Attachment, record: dict[str, Any], records: Records) -> dict[str, Any]:
-    """`record`, written with the mark that its release is pending.
-
-    A store may execute the request long after this process was killed. With the mark, an ADD of the same attachment
-    takes other addresses.
-    """
-    marked = {**record, "pending": True}
-    try:
-        records.write(attachment, PART, marked)
-    except CniError as fault:
-        records.log.warning(f"the release of {attachment} could not be recorded in advance: {fault.msg}")
-        return record
-    return marked
 
 
 def keep_pending(
@@ -340,4 +329,4 @@ def _gc_one(
 
 
 def _texts(leases: Iterable[Lease]) -> str:
-    return ", ".join(format_address(lease.family, lease.value) for lease in leases)
+    return ", ".join(lease.text for lease in leases)

@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from cni import VERSION
@@ -332,11 +332,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _serve(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
-    pages: dict[str, Callable[[], tuple[int, str, str]]] = {
-        "/healthz": agent.health_page,
-        "/readyz": agent.health_page,
-        "/metrics": agent.metrics_page,
-    }
+    pages = {"/healthz": agent.health_page, "/readyz": agent.health_page, "/metrics": agent.metrics_page}
     endpoint = HttpEndpoint(options.listen, pages)
     try:
         log.say("info", "railcni agent serves", version=VERSION, node=agent.node, url=f"{endpoint.url}/healthz")

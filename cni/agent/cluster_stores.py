@@ -173,7 +173,7 @@ class ClusterSource(ABC):
             if not self._may_be_used(lease, users) or any(_has_moved(lease, other) for other in others):
                 return _SETTLED
             try:
-                answer = self.store.claim([lease.want], lease.owner)
+                answer = self.store.claim([lease], lease.owner)
             except InvalidConfig as fault:  # such as a pool that cannot be read, or was closed just now
                 self._log.state(f"restore {lease.pool}", f"{lease.text} cannot be restored: {fault.msg}")
                 return _SETTLED
@@ -316,7 +316,7 @@ class AddressSource(ClusterSource):
 
     def holder(self, lease: Lease) -> Lease | None:
         try:
-            found = self.store.holder(lease.want)
+            found = self.store.holder(lease)
         except Undefined:
             return None
         return lease if found and found.attachment == lease.attachment else found

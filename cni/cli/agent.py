@@ -13,7 +13,6 @@ import argparse
 import os
 
 from cni.cli.terminal import subcommand
-from cni.library.installation.options import add_options
 from cni.library.inventory.places import read_pod
 from ipam import stores
 from ipam.stores.apiserver.kubeconfig import NAMESPACE, SERVICE_ACCOUNT
@@ -28,7 +27,7 @@ def register(commands: subcommand.Commands) -> None:
     about = "on each node: write kubeconfig and flat file, retry releases, free dead leases, report health and metrics"
     more = ". The agent runs until SIGTERM, in the foreground. The plugins also work without it."
     parser = subcommand.add(commands, "agent", about, more, run=_run)
-    add_options(parser)
+    subcommand.installation(parser)
     subcommand.listen(parser.add_argument_group("HTTP endpoints"), LISTEN)
     access = parser.add_argument_group("the API server and the node's files")
     about = "the runtime's folder of networks, in whose whereabouts.d the files are kept"
@@ -48,28 +47,20 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE", type=subcommand.name)
     about = "use this kubeconfig and write no files; without it and a token: that of the installed flat file"
     subcommand.option(access, "--kubeconfig", "", about, "FILE")
-    access.add_argument(
-        "--node",
-        default=os.environ.get("NODENAME", ""),
-        metavar="NAME",
-        help="this node; default: NODENAME, else the host name",
-    )
+    about = "this node; default: NODENAME, else the host name"
+    access.add_argument("--node", default=os.environ.get("NODENAME", ""), metavar="NAME", help=about)
     collects = parser.add_argument_group("the collector")
     collects.add_argument(
         "--no-collect", action="store_true", help="free no leases, such as while Go's reconciler runs"
     )
     about = "a lease is freed when it was dead in two readings this far apart"
     subcommand.option(collects, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
-    collects.add_argument(
-        "--every", type=subcommand.seconds, metavar="SECONDS", help="between two readings; default: half of --grace"
-    )
+    about = "between two readings; default: half of --grace"
+    subcommand.option(collects, "--every", None, about, "SECONDS", type=subcommand.seconds)
     about = "the duration of the election of the agent that frees the leases of lost nodes"
     subcommand.option(collects, "--lease-seconds", 30.0, about, "SECONDS", type=subcommand.seconds)
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="do all of this once, with both readings, and exit; exit code 1: a part failed",
-    )
+    about = "do all of this once, with both readings, and exit; exit code 1: a part failed"
+    parser.add_argument("--once", action="store_true", help=about)
 
 
 def _run(options: argparse.Namespace) -> int:

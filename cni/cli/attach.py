@@ -22,13 +22,11 @@ from collections.abc import Iterator
 from contextlib import closing, redirect_stderr
 from typing import Any
 
-from cni.cli import install
+from cni.cli import install, target
 from cni.cli.terminal import output, subcommand
 from cni.library.documents import networks
 from cni.library.documents.networks import Network
-from cni.library.installation import options as installation
-from cni.library.inventory.places import NAMED_NAMESPACES, NET_DIRECTORY, ExistingDirectory, is_alive
-from cni.library.runtime import target
+from cni.library.inventory.places import NAMED_NAMESPACES, NET_DIRECTORY, is_alive
 from cni.library.runtime.cache import DIRECTORY, Cache, Parameters
 from cni.library.runtime.calls import Runtime
 from cni.library.runtime.executables import Executables, PluginFailed, StepsFailed
@@ -58,7 +56,7 @@ def register(commands: subcommand.Commands) -> None:
             _add_attachment(parser, takes_pod=run is not _attach)
         _add_places(parser)
         if run is _status:
-            installation.add_options(parser)
+            subcommand.installation(parser)
         else:
             subcommand.option(parser, "--cache-dir", DIRECTORY, "where results are kept", made=run is _attach)
 
@@ -95,7 +93,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     ):
         default = os.environ.get(variable) or ":".join(usual)
         about += f"; default: {variable}, then {', '.join(usual)}"
-        parser.add_argument(flag, action=ExistingDirectory, default=default, metavar=metavar, help=about)
+        parser.add_argument(flag, action=subcommand.ExistingDirectory, default=default, metavar=metavar, help=about)
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:

@@ -50,21 +50,14 @@ def register(commands: subcommand.Commands) -> None:
     about = "show all nodes of a cluster and its leases, and run doctor on a node: `kubectl railcni`"
     parser = subcommand.add(commands, "cluster", about)
     parser.add_argument("--context", default="", help="a context of kubectl's configuration; default: the current one")
-    parser.add_argument(
-        "--agents-in",
-        type=subcommand.name,
-        default="railcni",
-        metavar="NAMESPACE",
-        help="the namespace of the agents; default: railcni",
-    )
+    subcommand.option(parser, "--agents-in", "railcni", "where the agents are", "NAMESPACE", type=subcommand.name)
     verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     about = "show the installation and the faults of each node"
     subcommand.add(verbs, "status", about, run=_status, shows=True)
     about = "run `railcni doctor` on a node, in a temporary pod"
     doctor = subcommand.add(verbs, "doctor", about, run=_doctor, shows=True)
-    doctor.add_argument(
-        "target", type=subcommand.pod, metavar="NODE|NAMESPACE/POD", help="a node, or a pod on its node"
-    )
+    about = "a node, or a pod on its node"
+    doctor.add_argument("target", type=subcommand.pod, metavar="NODE|NAMESPACE/POD", help=about)
     doctor.add_argument("-v", "--verbose", action="store_true", help="also show the checks that found no fault")
     for verb in ipam.register(verbs, anywhere=True):
         verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
@@ -166,9 +159,8 @@ def _doctor(options: argparse.Namespace) -> int:
     agents = _agents(options)
     node = options.target
     if namespace:
-        node = _read(options, "get", "pod", pod, f"--namespace={namespace}", "--output=json")["spec"].get(
-            "nodeName", ""
-        )
+        found = _read(options, "get", "pod", pod, f"--namespace={namespace}", "--output=json")
+        node = found["spec"].get("nodeName", "")
         if not node:
             raise InvalidConfig(f"pod {options.target} is on no node yet: `kubectl describe pod` says why")
     if node not in agents:
@@ -246,10 +238,8 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
     options.only(False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--config", "--kubeconfig")
     cluster.only(False, "with `status` and `doctor`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
-    done = _kubectl(options, "config", "view", "--raw", "--minify", "--flatten", "--output=json")
-    if done.returncode:
-        raise IoFailure(f"kubectl config view failed: {_last(done.stderr)}")
+    access = _read(options, "config", "view", "--raw", "--minify", "--flatten", "--output=json")
     with tempfile.TemporaryDirectory(prefix="railcni-") as folder:  # of mode 0700
-        files.write_whole(folder, "kubeconfig", done.stdout.encode())
+        files.write_whole(folder, "kubeconfig", json.dumps(access).encode())
         options.kubeconfig = f"{folder}/kubeconfig"
         return run(options)

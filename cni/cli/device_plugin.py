@@ -29,17 +29,14 @@ _COLUMNS = ("resource", "NIC or function", "devices", "NUMA node", "device nodes
 def register(commands: subcommand.Commands) -> None:
     """Add `device-plugin`."""
     about = "on each node: offer RDMA NICs and virtual functions to pods as resources, by kubelet's device plugin API"
-    parser = subcommand.add(
-        commands, "device-plugin", about, ". The program runs until SIGTERM, in the foreground.", run=_run, shows=True
-    )
-    parser.add_argument(
-        "--config",
-        action="append",
-        metavar="FILE",
-        help="a configuration of the RDMA shared device plugin (configList) or the SR-IOV device plugin (resourceList), VFs to"
+    more = ". The program runs until SIGTERM, in the foreground."
+    parser = subcommand.add(commands, "device-plugin", about, more, run=_run, shows=True)
+    about = (
+        "a configuration of the RDMA shared device plugin (configList) or the SR-IOV device plugin (resourceList), VFs to"
         " make at the start (virtualFunctions, or SriovNetworkNodePolicy objects), or several of these;"
-        f" can be repeated; read again after a change; default: {CONFIG}",
+        f" can be repeated; read again after a change; default: {CONFIG}"
     )
+    parser.add_argument("--config", action="append", metavar="FILE", help=about)
     parser.add_argument("--cdi", action="store_true", help="pass devices by the Container Device Interface")
     subcommand.listen(parser, LISTEN)
     subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins", made=True)
@@ -65,7 +62,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    """Print what would be offered; the exit code is 1 when a resource is wrong."""
     from cni.cli.nad import command as nad
     from cni.device_plugin.choose import resources
     from cni.device_plugin.node import read_config, read_host

@@ -64,9 +64,8 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
     about = "the profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
     subcommand.option(parser, "--conf-dir", NET_DIRECTORY, about)
-    subcommand.option(
-        parser, "--cni-path", ":".join(attach.PLUGIN_DIRECTORIES), "the folders of the IPAM plugins", "DIR:DIR"
-    )
+    folders, about = ":".join(attach.PLUGIN_DIRECTORIES), "the folders of the IPAM plugins"
+    subcommand.option(parser, "--cni-path", folders, about, "DIR:DIR")
     about = "for reading ResourceClaims; default: that of the installed flat file"
     subcommand.option(parser, "--kubeconfig", "", about, "FILE")
     about = "how long a claim must be gone before its leases are freed"

@@ -20,8 +20,9 @@ from cni.library.installation import change, content, health, layout
 from cni.library.installation.change import CommandLink, Folder, Step
 from cni.library.installation.files import below
 from cni.library.installation.layout import BUNDLE, COMMANDS, NAMES, PLAIN, PREFIXED, REPLACED, Installation
-from cni.library.installation.options import add_options, folder_of, require, state_of
+from cni.library.installation.options import folder_of, state_of
 from cni.library.inventory import attachments as recorded
+from cni.library.inventory.places import require_directory
 from cni.shared.kernel import node
 from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 
@@ -32,10 +33,10 @@ def register(commands: subcommand.Commands) -> None:
         ("install", _install, "install the plugins in the runtime's plugin folder, or change to this version"),
         ("uninstall", _uninstall, "remove the plugins, and restore the replaced ones"),
     ):
-        parser = subcommand.add(commands, name, about)
-        add_options(parser)
+        parser = subcommand.add(commands, name, about, run=run)
+        subcommand.installation(parser)
         if run is _install:
-            about = "also take the plain names of --plugins; uninstall restores the files that had them"
+            about = "also take the plain names of --plugins; the files of these names are kept, and uninstall puts them back"
             parser.add_argument("--replace", action="store_true", help=about)
             about = f"with --replace: which plain names; default: {','.join(PLAIN)}"
             parser.add_argument("--plugins", type=_plugins, metavar="NAME,NAME", help=about)
@@ -45,7 +46,6 @@ def register(commands: subcommand.Commands) -> None:
         about = "where the command railcni is linked, if the folder exists and has no other file of that name"
         subcommand.option(parser, "--link-dir", COMMANDS, about, made=True)
         parser.add_argument("--dry-run", action="store_true", help="only print the steps")
-        parser.set_defaults(run=run)
 
 
 def _plugins(text: str) -> tuple[str, ...]:
@@ -58,11 +58,18 @@ def _plugins(text: str) -> tuple[str, ...]:
 # --- the commands ---
 
 
+def _require(options: argparse.Namespace, *flags: str) -> None:
+    """InvalidConfig when a directory below --root that the command line names by one of `flags` is not there."""
+    for flag in set(flags) & options.given:
+        shown = getattr(options, flag[2:].replace("-", "_"))
+        require_directory(flag, shown, below(options.root, os.path.abspath(shown)))
+
+
 def _install(options: argparse.Namespace) -> int:
     options.only(
         options.replace, "with --replace: all plugins get their railcni-… names, and no other without it", "--plugins"
     )
-    require(options, "--link-dir")
+    _require(options, "--link-dir")
     folder = folder_of(options)
     wanted = content.here()
     if wanted.interpreter and not os.access(below(options.root, wanted.interpreter), os.X_OK):
@@ -102,7 +109,7 @@ def _print_state_faults(options: argparse.Namespace) -> int:
 
 
 def _uninstall(options: argparse.Namespace) -> int:
-    require(options, "--link-dir", "--state-dir")
+    _require(options, "--link-dir", "--state-dir")
     folder = folder_of(options)
 
     def refuse(found: Installation) -> None:

@@ -23,14 +23,13 @@ _PLANNED = ("of", "what", "now", "then")
 def register(commands: subcommand.Commands) -> None:
     """Add `vfs`."""
     about = "show the virtual functions (VFs) of the node's NICs, and make those of a configuration"
-    parser = subcommand.add(commands, "vfs", about)
-    verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
+    verbs = subcommand.add_group(commands, "vfs", about)
     for verb, run, text in (
         ("show", _show, "show the NICs that can have VFs, their VFs, and who uses each VF"),
         ("plan", _plan, "show what `apply` would do, and change nothing"),
         ("apply", _apply, "make the VFs; a NIC stays as it is if a VF in use would be removed"),
     ):
-        one = subcommand.add(verbs, verb, text)
+        one = subcommand.add(verbs, verb, text, run=run, shows=True)
         if verb != "show":
             about = (
                 "the device plugin's configuration (virtualFunctions), or SriovNetworkNodePolicy objects of"
@@ -39,8 +38,6 @@ def register(commands: subcommand.Commands) -> None:
             one.add_argument("--config", action="append", metavar="FILE", help=about)
         subcommand.option(one, "--root", "/", "the folder that has the node's sys, dev and proc")
         subcommand.option(one, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
-        output.add_option(one)
-        one.set_defaults(run=run)
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from cni.cli.terminal import output, subcommand
 from cni.library.installation.files import below
 from cni.shared.kernel import locks
+from cni.shared.kernel.files import names_in
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.warm import places, protocol
 
@@ -111,10 +112,7 @@ def _be_root() -> None:
 
 def _sockets(root: str) -> list[str]:
     directory = below(root, places.DIRECTORY)
-    try:
-        return sorted(f"{directory}/{name}" for name in os.listdir(directory) if name.endswith(places.SOCKET))
-    except OSError:
-        return []  # there is none, or not for this user
+    return sorted(f"{directory}/{name}" for name in names_in(directory) if name.endswith(places.SOCKET))
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:

@@ -24,7 +24,6 @@ SHELLS = {
 
 
 def add(bundle: Bundle) -> None:
-    """Add the files to the bundle."""
     os.environ["COLUMNS"] = "100"  # of the lines of a synopsis
     attach.PLUGIN_DIRECTORIES = ("BUNDLE/bin", *attach.PLUGIN_DIRECTORIES[1:])  # and not where this is built
     parser = main._parser()

@@ -8,7 +8,7 @@ may give its address. An index is taken when its address is taken on one rail.
 from __future__ import annotations
 
 from cni.shared.config import Fault, refuse
-from ipam.entries import RangeEntry, read_ranges
+from ipam.entries import read_ranges
 from ipam.ranges import BITS, Range, format_address
 from ipam.rules import Exhausted, Need
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cni.shared.rail import Rail
     from ipam.config import IpamConfig
-    from ipam.leases import Lease, Want
+    from ipam.leases import Want
 
 MOST_ADDRESSES = 48  # of a group: its claim is one transaction, and etcd allows 128 comparisons in one
 
@@ -72,7 +72,7 @@ class Group:
         """The address for each of `needs` at an index."""
         return [need.rng.at(index) for need in self.needs]
 
-    def kept_index(self, place: Lease | Want) -> int | None:
+    def kept_index(self, place: Want) -> int | None:
         """The index to keep for a lease at `place`, in any pool; None if not all rails give the index."""
         index = self.index_of(place.family, place.value)
         return index if index is not None and self.space.usable(index) else None
@@ -84,18 +84,6 @@ class Group:
             f" more{waiting}. Delete attachments or enlarge the ranges; `railcni ipam leases` shows who holds them",
             f"pools {', '.join(self.pools())}",
         )
-
-
-class _Place:
-    """One name for all keys, so that faults of ipam.entries.read_ranges name the member of rail.ranges."""
-
-    __slots__ = ("_name",)
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, key: str) -> str:
-        return self._name
 
 
 def group_of(rail: Rail, config: IpamConfig) -> Group:
@@ -111,7 +99,7 @@ def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[N
     scope = config.network_name if config.overlap else None
     rails = []
     for i, documents in enumerate(rail.ranges):
-        read = read_ranges(RangeEntry.empty(), documents, _Place(f"rail.ranges[{i}]"), (), [], faults)
+        read = read_ranges(documents, f"rail.ranges[{i}]", (), [], faults)
         rails.append([Need(rng, rng.pool_name(config.network_name), scope) for rng in read])
     if not faults:
         _check(rail, config, rails, faults)

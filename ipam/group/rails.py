@@ -204,11 +204,12 @@ def _held(
     Only this rail's pools are read: a complete claim was made in one step, so the other rails have leases if this one has.
     """
     found = recorded_leases(owner.attachment, record)
-    values = _values(group, found)
-    if values is None or any(
-        n.requested is not None and n.requested != v for n, v in zip(group.needs, values, strict=True)
-    ):
+    index, places = _index(group, found), {lease.place for lease in found}
+    if index is None or group.requested not in (None, index):
         return None
+    if not all((n.pool, n.rng.family, n.rng.at(index)) in places for n in group.needs):
+        return None
+    values = group.values(index)
     known = [lease for lease in found if lease.boot_id == owner.boot_id]
     store = stores.open_store(narrowed(store_ref, group), READ, lambda: known, config.store_timeout, log.warning)
     with store.session():
@@ -220,14 +221,9 @@ def _held(
     return values
 
 
-def _values(group: Group, found: Sequence[Lease]) -> list[int] | None:
-    """The address for each need of the group among the leases `found`; None unless all have the same index."""
-    places = {(lease.pool, lease.family, lease.value) for lease in found}
-    for lease in found[:1]:
-        index = group.index_of(lease.family, lease.value)
-        if index is not None and all((n.pool, n.rng.family, n.rng.at(index)) in places for n in group.needs):
-            return group.values(index)
-    return None
+def _index(group: Group, found: Sequence[Lease]) -> int | None:
+    """The index of the leases `found`, which have one in common; None for none."""
+    return group.index_of(*found[0].address) if found else None
 
 
 def _claim(
@@ -262,15 +258,15 @@ def _claim(
 
 def _keep(group: Group, found: Sequence[Lease]) -> None:
     """Restrict the group to the index of the leases `found`, which other rails have; InvalidConfig if another is requested."""
-    for lease in found[:1]:
-        index = group.index_of(lease.family, lease.value)
-        if index is not None:
-            if group.needs[0].requested not in (None, group.needs[0].rng.at(index)):
-                raise InvalidConfig(
-                    f"the requested address does not have index {index}, which this container has on attached rails of group"
-                    f" {group.name}: request no address, or the same index on all rails"
-                )
-            group.ask(index)
+    index = _index(group, found)
+    if index is None:
+        return
+    if group.requested not in (None, index):
+        raise InvalidConfig(
+            f"the address asked for is not of index {index}, which this container has on the rails of group {group.name}"
+            " that are attached already: ask for no address, or for the same index on all"
+        )
+    group.ask(index)
 
 
 # --- DEL ---
@@ -298,31 +294,19 @@ def leave(
             return None
         if [attachment.network, attachment.ifname] not in [link[:2] for link in links]:
             return None  # a repeated DEL of this rail, while others are attached
-        record = _made_anew(shared, links, store_ref, records, cooldown)
+        made_of = ", ".join(link[1] for link in links)
+        records.log.warning(f"there is no record of {shared}: made again from the links {made_of}")
+        new = document(stores.recorded(store_ref), (), Owner(shared), cooldown)
+        # concurrent DELs know of each other by it
+        records.write(shared, PART, {**new, "members": links, "complete": True})
+        record = read(shared, records)
+        assert record is not None  # noqa: S101  # it was just written
     left = others(record, attachment)
     if not left:
         return record
     if len(left) < len(record["members"]):
         records.write(shared, PART, {**record, "members": left})
     return None
-
-
-def _made_anew(
-    shared: Attachment,
-    links: list[Member],
-    store_ref: dict[str, Any],
-    records: Records,
-    cooldown: int,
-) -> dict[str, Any]:
-    """Write the record again with the rails that have links as members, so that concurrent DELs know of each other."""
-    records.log.warning(
-        f"there is no record of {shared}: made again from the links {', '.join(link[1] for link in links)}"
-    )
-    new = document(stores.recorded(store_ref), (), Owner(shared), cooldown)
-    records.write(shared, PART, {**new, "members": links, "complete": True})
-    record = read(shared, records)
-    assert record is not None  # noqa: S101  # it was just written
-    return record
 
 
 def _release_own(

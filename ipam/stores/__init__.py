@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from cni.shared.spec.errors import InvalidConfig, UnsupportedField
+from ipam.leases import are_texts
 from ipam.stores.base import SHARED_SECONDS
 
 TYPE_CHECKING = False
@@ -140,13 +141,9 @@ def _endpoints(text: str, tls: bool) -> list[str]:
 
 def _is_kubernetes(store_ref: dict[str, Any]) -> bool:
     texts = [store_ref.get("kubeconfig"), store_ref.get("node", "")]
-    return _are_texts(texts) and _are_texts(store_ref.get("pools", []))
+    return are_texts(texts) and are_texts(store_ref.get("pools", []))
 
 
 def _is_etcd(store_ref: dict[str, Any]) -> bool:
     texts = [store_ref.get(key) for key in ("prefix", "user", "ca", "cert", "key")]
-    return _are_texts(texts) and bool(store_ref.get("endpoints")) and _are_texts(store_ref["endpoints"])
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    return are_texts(texts) and bool(store_ref.get("endpoints")) and are_texts(store_ref["endpoints"])

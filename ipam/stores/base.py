@@ -266,7 +266,6 @@ class ServedStore(Store):
         self._client.deadline = deadline
 
     def close(self) -> None:
-        """Close the connection, or keep it for the next call."""
         self._client.close()
 
 
@@ -284,10 +283,8 @@ def conflicts(
     accepted: list[Want] = []
     taken: list[Want] = []
     for old in instead_of:
-        if is_there(old) and not any((old.pool, old.address) == (other.pool, other.address) for other in given):
-            given.append(old)
-        else:
-            taken.append(old.want)
+        is_given = is_there(old) and not any(old.place == other.place for other in given)
+        (given if is_given else taken).append(old)
     for want in wants:
         held = any(want.excludes(other) for other in accepted) or is_held(want, given)
         (taken if held else accepted).append(want)

@@ -118,7 +118,7 @@ class Site:
 
 
 def _held(store: Store, lease: Lease) -> Lease:
-    found = store.holder(lease.want)
+    found = store.holder(lease)
     assert found
     return found
 

@@ -11,7 +11,6 @@ import pytest
 
 from cni.cli import main as command
 from cni.cli.terminal import subcommand
-from cni.library.inventory.places import ExistingDirectory
 from tests.blackbox.command import run_any as run
 from tests.node import COMMAND
 
@@ -254,8 +253,16 @@ def test_every_directory_of_every_verb_is_checked_or_is_made_later() -> None:
         for action in parser._actions:
             if action.metavar in ("DIR", "DIR:DIR") and not verb.startswith("cluster"):
                 option = action.option_strings[-1]
-                assert isinstance(action, ExistingDirectory) != (verb in MADE.get(option, {})), f"{verb} {option}"
-                if isinstance(action, ExistingDirectory) and verb not in ("attach", "detach", "check", "gc", "status"):
+                assert isinstance(action, subcommand.ExistingDirectory) != (verb in MADE.get(option, {})), (
+                    f"{verb} {option}"
+                )
+                if isinstance(action, subcommand.ExistingDirectory) and verb not in (
+                    "attach",
+                    "detach",
+                    "check",
+                    "gc",
+                    "status",
+                ):
                     assert any(line.startswith(verb) and line.endswith(option) for line in told), f"{verb} {option}"
 
 

@@ -36,11 +36,13 @@ def unavailable() -> str:
 
 @dataclass
 class Outcome:
-    """What came of a call: its answer, or that it was killed; the call that was hit; what was wrong about it."""
+    """What came of a call: its answer, or that it was killed; the call that was hit, and `pages` as that has them, or all of
+    a call that came to no such point; what was wrong about it."""
 
     reply: Reply | None = None
     killed: bool = False
     hit: Call | None = None
+    pages: int = 0
     faults: list[str] = field(default_factory=list)
 
     def met_a_lock(self) -> bool:
@@ -87,7 +89,9 @@ class Injector:
             with suppress(subprocess.TimeoutExpired):
                 self._tracer.wait(_DETACH_SECONDS)
         self._detach()
-        outcome.hit = self._hit(point)
+        calls = trace.parse(self._file.read_text())
+        outcome.hit = next((c for c in calls if c.point == point), None)
+        outcome.pages = outcome.hit.pages if outcome.hit else sum(trace.is_of_mounts(c) for c in calls)
         was_killed = "+++ killed by SIGKILL" in self._file.read_text() if self._node.is_warm else outcome.killed
         done = was_killed if fault == KILL else outcome.hit and "INJECTED" in outcome.hit.result
         if not done:
@@ -154,10 +158,6 @@ class Injector:
                 self._tracer.kill()
                 self._tracer.wait()
         self._tracer = None
-
-    def _hit(self, point: str) -> Call | None:
-        name, _, ordinal = point.partition(":")
-        return next((c for c in trace.parse(self._file.read_text()) if c.point == f"{name}:{ordinal}"), None)
 
 
 def begin(call: Started) -> None:

@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class Runner:
         operation = OPERATIONS[unit.operation]
         return *operation.kind, self._state, *what
 
-    def _case(self, unit: Unit, way: str, tally: Tally) -> list[str]:
+    def _case(self, unit: Unit, way: str, tally: Tally, tries: int = 4) -> list[str]:
         """What is wrong right after the fault, and after the continuation `way`, unless that is known to be well."""
         operation = OPERATIONS[unit.operation]
         try:
@@ -109,6 +109,11 @@ class Runner:
                 else:
                     outcome = injector.strike(command, unit.fault, unit.call.point)
             if outcome.hit is None or outcome.hit.alike() != unit.call.alike():
+                moved = outcome.pages - unit.call.pages
+                if unit.call.name == "read" and moved and tries:
+                    self.close()
+                    call = replace(unit.call, ordinal=unit.call.ordinal + moved, pages=outcome.pages)
+                    return self._case(replace(unit, call=call), way, tally, tries - 1)
                 return [f"another call is at this point now: {outcome.hit.what if outcome.hit else 'none'}"]
             if self._known_good is None or scene.held:  # what is held back is a part of no state
                 tally.cases[way] += 1

@@ -62,6 +62,17 @@ def test_over_a_store_of_all_nodes_neither_kills_nor_lost_replies_leave_anything
     assert failures(chosen, plugins) == {}
 
 
+@pytest.mark.parametrize("longer", [2, -2], ids=["longer", "shorter"])
+def test_a_point_behind_the_list_of_mounts_is_found_where_that_list_has_another_length(
+    plugins: Path, longer: int
+) -> None:
+    """A read of the list gives a page of it, and its length differs from run to run."""
+    units = [u for u in sweep.plan(["rail-gc"], ["EIO"], plugins) if u.call.name == "read" and u.call.pages > 1]
+    call = units[-1].call
+    as_planned = replace(call, ordinal=call.ordinal - longer, pages=call.pages - longer)
+    assert failures([replace(units[-1], call=as_planned, continuations=("delete",))], plugins) == {}
+
+
 def test_a_device_that_is_not_given_back_whole_is_refused_to_others_until_it_is(plugins: Path) -> None:
     units = [u for u in sweep.plan(["host-device-del"], ["EIO"], plugins) if u.call.name == "sendto"]
     assert len(units) > 5

@@ -87,13 +87,18 @@ _STATE = "/var/lib/cni"
 
 @dataclass(frozen=True)
 class Call:
-    """A system call: the `ordinal`-th of its `name`; `path` is that of its first descriptor, "" for none."""
+    """A system call: the `ordinal`-th of its `name`; `path` is that of its first descriptor, "" for none.
+
+    `pages`: the reads of the list of mounts before it, of which there is one for each page. The list has another length in
+    each run, so calls of the name "read" behind it do not keep their ordinal.
+    """
 
     name: str
     ordinal: int
     text: str
     result: str
     path: str
+    pages: int = 0
 
     @property
     def point(self) -> str:
@@ -120,6 +125,7 @@ def parse(text: str) -> list[Call]:
     """The calls in the output of strace for one process, in their order. What other processes did is left out."""
     calls: list[Call] = []
     counts: dict[str, int] = {}
+    pages = 0
     first = text.partition(" ")[0]
     own = [line for line in text.splitlines() if not first.isdigit() or line.startswith(first + " ")]
     for line in _whole(own):
@@ -131,8 +137,15 @@ def parse(text: str) -> list[Call]:
         ended = _RESULT.match(rest)
         inner, result = (ended[1], ended[2] + ended[3]) if ended else (rest, "?")
         descriptor = _DESCRIPTOR.match(inner)
-        calls.append(Call(name, counts[name], inner, result, descriptor[2] if descriptor else ""))
+        call = Call(name, counts[name], inner, result, descriptor[2] if descriptor else "", pages)
+        pages += is_of_mounts(call)
+        calls.append(call)
     return calls
+
+
+def is_of_mounts(call: Call) -> bool:
+    """Whether the call reads a page of the list of mounts."""
+    return call.name == "read" and call.path.endswith("/mountinfo")
 
 
 def _whole(lines: Iterable[str]) -> Iterator[str]:

@@ -127,7 +127,8 @@ def test_names_of_the_specs_characters_pass_when_they_begin_with_a_letter_or_dig
     good = name[0].isalnum()
     assert request.is_identifier(name) == good
     if good:
-        assert request.parse({**WHOLE, "CNI_CONTAINERID": name, "CNI_IFNAME": name}, CONFIG).attachment.ifname == name
+        environ = {**WHOLE, "CNI_COMMAND": "DEL", "CNI_CONTAINERID": name, "CNI_IFNAME": name}
+        assert request.parse(environ, CONFIG).attachment.ifname == name
 
 
 def test_cni_args_without_an_equals_sign_are_refused_and_empty_parts_are_not() -> None:

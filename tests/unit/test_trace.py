@@ -27,3 +27,9 @@ def test_a_call_that_never_came_back_is_a_call_without_a_result() -> None:
 def test_what_other_processes_did_is_left_out_and_not_counted() -> None:
     calls = parse("7 close(3) = 0\n8 close(4) = 0\n7 close(5) = -1 EBADF (Bad file descriptor)\n")
     assert [(call.point, call.text) for call in calls] == [("close:1", "3"), ("close:2", "5")]
+
+
+def test_a_call_knows_how_many_pages_of_the_list_of_mounts_were_read_before_it() -> None:
+    page = '7 read(5</proc/7/mountinfo>, "22 1 0:21"..., 65536) = 4048\n'
+    calls = parse(f'7 read(4</a>, "", 9) = 0\n{page}{page}7 read(4</b>, "", 9) = 0\n')
+    assert [(call.point, call.pages) for call in calls] == [("read:1", 0), ("read:2", 0), ("read:3", 1), ("read:4", 2)]

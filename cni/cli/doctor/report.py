@@ -119,13 +119,11 @@ class DoctorReport:
         }
 
 
-def examine(facts: NodeFacts | None = None) -> DoctorReport:
-    """Make all checks of this node, or of the pod that `facts` names; CniError when that pod is not found."""
-    known = facts or NodeFacts()
-    if known.pod:
-        _ = known.chosen  # a pod that is not there is no finding: it was asked for wrongly
-        return DoctorReport(known, run(POD_CHECKS, known))
-    return DoctorReport(known, run(CHECKS, known))
+def examine(facts: NodeFacts) -> DoctorReport:
+    """Make all checks of the node, or of the pod that `facts` names; CniError when that pod is not found."""
+    if facts.pod:
+        _ = facts.chosen  # a pod that is not there is no finding: it was asked for wrongly
+    return DoctorReport(facts, run(POD_CHECKS if facts.pod else CHECKS, facts))
 
 
 def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:

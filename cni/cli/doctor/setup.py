@@ -20,6 +20,7 @@ from cni.cli.warm import Workers
 from cni.library import lint
 from cni.library.audit import store as stores
 from cni.library.documents import networks
+from cni.library.documents.reader import JSON
 from cni.library.installation import layout
 from cni.library.installation.layout import NAMES
 from cni.library.inventory.topology import text
@@ -113,12 +114,7 @@ def check_workers(found: Sequence[Workers]) -> Iterator[Observation]:
 
 def network_files(directory: str) -> list[NetworkFile]:
     """The networks in `directory`, as a runtime finds them there."""
-    try:
-        names = sorted(os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    paths = [os.path.join(directory, n) for n in names if n.endswith((".conf", ".conflist", ".json"))]
-    return [_network_file(path, directory) for path in paths if os.path.isfile(path)]
+    return [_network_file(path, directory) for path in networks.files(directory, JSON)]
 
 
 def _network_file(path: str, directory: str) -> NetworkFile:

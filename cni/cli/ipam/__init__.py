@@ -10,13 +10,14 @@ from typing import Any
 
 from cni.cli import attachments
 from cni.cli.ipam import audit, migrate, reclaim
+from cni.cli.ipam import options as stores
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import occupancy
-from cni.library.audit import store as stores
 from cni.library.audit.cluster import Cluster
 from cni.library.audit.model import Snapshot
 from cni.library.audit.occupancy import PoolUse
 from cni.library.audit.snapshot import read
+from cni.library.audit.store import Choice
 from cni.library.inventory.places import is_of_pod, read_pod
 from cni.shared.log import Log
 from cni.shared.records import Records
@@ -59,9 +60,9 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
     return list(of_ipam.choices.values())
 
 
-def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[stores.Choice], list[Snapshot]]:
+def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], list[Snapshot]]:
     """The chosen stores, and what they hold, or one pool of theirs."""
-    choices = stores.choose(options, output.print_fault)
+    choices = stores.choose(options)
     with output.progress() as say:
         return choices, [read(choice, say, pool) for choice in choices]
 
@@ -143,7 +144,7 @@ def _leases(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    choices = stores.choose(options, output.print_fault)
+    choices = stores.choose(options)
     address, pod = options.what
     found: list[Lease] = []
     with output.progress() as say:
@@ -164,7 +165,7 @@ def _show(options: argparse.Namespace) -> int:
     return 0 if found else 1
 
 
-def _place(choice: stores.Choice, leases: list[Lease]) -> None:
+def _place(choice: Choice, leases: list[Lease]) -> None:
     """Let `leases` tell the node of the pod that lives, where the store does not tell it and the pod may be read."""
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     try:
@@ -176,7 +177,7 @@ def _place(choice: stores.Choice, leases: list[Lease]) -> None:
         pass  # then it is not known
 
 
-def _holders(choice: stores.Choice, address: tuple[int, int]) -> Iterable[Lease]:
+def _holders(choice: Choice, address: tuple[int, int]) -> Iterable[Lease]:
     """The leases of an address, asked of each pool that may hold it."""
     store = choice.open(READ)
     with store.session():

@@ -15,10 +15,11 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from cni.cli.ipam import options as stores
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import snapshot
-from cni.library.audit import store as stores
 from cni.library.audit.findings import KEEP, RECLAIM, Finding
+from cni.library.audit.store import Choice
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 PAUSE = 0.3  # seconds between the readings
@@ -94,19 +95,16 @@ def load(path: str) -> Report:
 
 def register(commands: subcommand.Commands) -> None:
     """Add `audit`."""
-    about = "compare the leases with pods, records and namespaces; exit code 1: there are findings"
+    about = "compare the leases with their pods, records and namespaces; exit code 1: something is wrong"
     more = ". The command changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
-    parser.add_argument(
-        "--report", default="", metavar="FILE", help="write the findings to this file, for `railcni ipam reclaim`"
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="also list leases that are no fault: those of pending pods and IPAMClaims"
-    )
+    subcommand.option(parser, "--report", "", "write the findings to this file, for `railcni ipam reclaim`", "FILE")
+    about = "also list leases that are no fault: those of pending pods and IPAMClaims"
+    parser.add_argument("--all", action="store_true", help=about)
 
 
-def seen_twice(choices: Sequence[stores.Choice], say: Callable[[str], object]) -> snapshot.Audit:
+def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snapshot.Audit:
     """The second of two audits, with those findings that the first had too."""
     first = snapshot.audit(choices, say)
     if not first.findings:
@@ -119,7 +117,7 @@ def seen_twice(choices: Sequence[stores.Choice], say: Callable[[str], object]) -
 
 
 def _run(options: argparse.Namespace) -> int:
-    choices = stores.choose(options, output.print_fault)
+    choices = stores.choose(options)
     with output.progress() as say:
         seen = seen_twice(choices, say)
     identities = [choice.identity() for choice in choices]

@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any
 
 from cni.cli.ipam import host_local
+from cni.cli.ipam import options as stores
 from cni.cli.ipam.move import Pools
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import snapshot
-from cni.library.audit import store as stores
 from cni.library.audit.model import Snapshot
 from cni.library.audit.store import Choice
 from cni.library.inventory.places import require_directory
@@ -76,25 +76,18 @@ def _run(options: argparse.Namespace) -> int:
     source = _source(options, target)
     with output.progress() as say:
         plan, done = _Migration(source, target, say).run(options.dry_run, options.remove_source)
-    to_remove = plan.missing + len(plan.there) if options.remove_source else 0
-    if options.output != "table":
-        document = {"from": source_text, "to": target_text, "dryRun": options.dry_run}
-        if options.dry_run:
-            done = {"toCopy": plan.missing, "there": len(plan.there), "toRemove": to_remove}
-        output.print_data({**document, **done}, options.output)
-    elif options.dry_run:
-        output.console().print(
-            f"{output.counted(plan.missing, 'lease')} would be copied, {len(plan.there)} are there already"
-            + (f"; {to_remove} would be removed from the source" if to_remove else "")
-        )
+    if options.dry_run:
+        to_remove = plan.missing + len(plan.there) if options.remove_source else 0
+        done = {"toCopy": plan.missing, "there": len(plan.there), "toRemove": to_remove}
+        text = f"{output.counted(plan.missing, 'lease')} would be copied, {len(plan.there)} are there already"
+        text += f"; {to_remove} would be removed from the source" if to_remove else ""
     else:
-        output.console().print(
-            f"{output.counted(done['copied'], 'lease')} copied, {done['there']} were there already; all verified"
-            + (f"; {done['takenBack']} taken back, whose attachments have gone" if done["takenBack"] else "")
-            + (f"; {done['removed']} removed from the source" if options.remove_source else "")
-        )
-        switched = output.counted(done["records"], "record")
-        output.console().print(f"the new store is named by {switched} of this node now")
+        text = f"{output.counted(done['copied'], 'lease')} copied, {done['there']} were there already; all verified"
+        text += f"; {done['takenBack']} taken back, whose attachments have gone" if done["takenBack"] else ""
+        text += f"; {done['removed']} removed from the source" if options.remove_source else ""
+        text += f"\nthe new store is named by {output.counted(done['records'], 'record')} of this node now"
+    document = {"from": source_text, "to": target_text, "dryRun": options.dry_run, **done}
+    output.show(options.output, document, lambda: output.console().print(text))
     return 0
 
 
@@ -202,7 +195,7 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
     """Claim the leases of one attachment; again when others have changed the store at the same time."""
     attempts = Pauses(monotonic() + SECONDS)
     while True:
-        answer = store.claim([lease.want for lease in group], group[0].owner)
+        answer = store.claim(group, group[0].owner)
         if not isinstance(answer, Taken) or answer.wants or not attempts.wait():
             return answer
 
@@ -295,7 +288,7 @@ class _Migration:
         store = _opened(self._target, leases, READ)  # a dry run makes no store
         with store.session():
             for lease in leases:
-                other = store.holder(lease.want)
+                other = store.holder(lease)
                 if other is None:
                     plan.copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
                 elif is_same(other, lease):

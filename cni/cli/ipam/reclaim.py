@@ -16,16 +16,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from cni.cli.ipam import options as stores
 from cni.cli.ipam.audit import Report, load, seen_twice
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import snapshot, store_rules
-from cni.library.audit import store as stores
 from cni.library.audit.cluster import Cluster
 from cni.library.audit.findings import RECLAIM, Finding
 from cni.library.audit.free import Changed, Freeing
 from cni.library.audit.lease_rules import AuditRules
 from cni.library.audit.model import Snapshot
 from cni.library.audit.snapshot import record_of
+from cni.library.audit.store import Choice
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig
@@ -48,12 +49,8 @@ def register(commands: subcommand.Commands) -> None:
         "--from-report", required=True, metavar="FILE", help="the file of `railcni ipam audit --report`"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the leases to free, and free none")
-    parser.add_argument(
-        "--grace",
-        type=partial(subcommand.seconds, least=0),
-        metavar="SECONDS",
-        help=f"the command waits until the report is this old (default: {GRACE:g}, with --dry-run 0)",
-    )
+    about = f"the command waits until the report is this old (default: {GRACE:g}, with --dry-run 0)"
+    subcommand.option(parser, "--grace", None, about, "SECONDS", type=partial(subcommand.seconds, least=0))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -77,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if any(result["result"] == FAILED for result in done) else 0
 
 
-def _reclaim(made: Report, choices: list[stores.Choice], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if not made.of(RECLAIM):
         return
     with output.progress() as say:
@@ -94,7 +91,7 @@ def _reclaim(made: Report, choices: list[stores.Choice], options: argparse.Names
 class _Found:
     """A chosen store as an audit has `seen` it; InvalidConfig when its pods could not be read."""
 
-    def __init__(self, choice: stores.Choice, seen: Snapshot) -> None:
+    def __init__(self, choice: Choice, seen: Snapshot) -> None:
         if seen.records is None and seen.pods is None:
             raise InvalidConfig("nothing can be reclaimed: the pods cannot be read")
         self._choice = choice
@@ -116,7 +113,7 @@ class _Found:
         try:
             self._freeing.free_lease(lease, lambda now: self._check(finding, now), self._cooldown(lease), dry_run)
         except Changed:  # an attachment with a record loses all its leases with the first
-            if lease.attachment not in self._freed or self._freeing.store.holder(lease.want):
+            if lease.attachment not in self._freed or self._freeing.store.holder(lease):
                 raise
         self._freed.add(lease.attachment)
 

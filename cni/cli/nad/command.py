@@ -22,54 +22,27 @@ if TYPE_CHECKING:
 def register(commands: subcommand.Commands) -> None:
     """Add `nad` and its verbs."""
     about = "check networks in files, print their JSON Schema, and render NADs from operators' resources"
-    parser = subcommand.add(commands, "nad", about)
-    verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
+    verbs = subcommand.add_group(commands, "nad", about)
     about = "find the faults of a NAD, conflist or conf: line, column, key and remedy"
-    lint = subcommand.add(verbs, "lint", about, ". Exit code 0: no error; 1: errors.")
-    lint.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help=f"a file (YAML or JSON, with several documents), a directory such as {NET_DIRECTORY}, or - for stdin",
-    )
+    more = ". Exit code 0: no error; 1: errors."
+    lint = subcommand.add(verbs, "lint", about, more, run=_lint, shows=True)
+    about = f"a file (YAML or JSON, with several documents), a directory such as {NET_DIRECTORY}, or - for stdin"
+    lint.add_argument("files", nargs="+", metavar="FILE", help=about)
     lint.add_argument("--strict", action="store_true", help="exit code 1 for warnings too")
-    lint.add_argument(
-        "--config",
-        metavar="FLATFILE",
-        default="",
-        help="a copy of the nodes' flat file; default: assume one that names a store",
-    )
-    output.add_option(lint)
-    lint.set_defaults(run=_lint)
+    about = "a copy of the nodes' flat file; default: assume one that names a store"
+    subcommand.option(lint, "--config", "", about, "FLATFILE")
     about = "print the NADs that operators make of MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork and SriovNetwork"
-    render = subcommand.add(
-        verbs,
-        "render",
-        about,
-        ", without labels, revision and owner. If a resource has a fault, nothing is printed.",
-    )
-    render.add_argument(
-        "files", nargs="+", metavar="FILE", help="resources of NVIDIA's operator or the SR-IOV operator, or - for stdin"
-    )
-    render.add_argument(
-        "--resource-prefix",
-        default="openshift.io",
-        metavar="PREFIX",
-        help="prefix of a SriovNetwork's resource; default: openshift.io; NVIDIA's operator uses nvidia.com",
-    )
+    more = ", without labels, revision and owner. If a resource has a fault, nothing is printed."
+    render = subcommand.add(verbs, "render", about, more, run=_render)
+    about = "resources of NVIDIA's operator or the SR-IOV operator, or - for stdin"
+    render.add_argument("files", nargs="+", metavar="FILE", help=about)
+    about = "of a SriovNetwork's resource; NVIDIA's operator has nvidia.com"
+    subcommand.option(render, "--resource-prefix", "openshift.io", about, "PREFIX")
     render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
-    render.set_defaults(run=_render)
     about = "print the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
-    schema = subcommand.add(verbs, "schema", about, ", made from the plugins' own tables.")
-    schema.add_argument(
-        "name",
-        nargs="?",
-        default="conflist",
-        metavar="NAME",
-        help=f"conflist (default), {', '.join(PLAIN)}",
-        choices=("conflist", *PLAIN),
-    )
-    schema.set_defaults(run=_schema)
+    schema = subcommand.add(verbs, "schema", about, ", made from the plugins' own tables.", run=_schema)
+    names, about = ("conflist", *PLAIN), f"conflist (default), {', '.join(PLAIN)}"
+    schema.add_argument("name", nargs="?", default="conflist", metavar="NAME", choices=names, help=about)
 
 
 def _schema(options: argparse.Namespace) -> int:
@@ -105,13 +78,14 @@ def _lint(options: argparse.Namespace) -> int:
     errors = sum(f.severity == ERROR for f in findings)
     warnings = len(findings) - errors
     document = {"findings": [f.document() for f in findings], "errors": errors, "warnings": warnings}
-    output.show(options.output, document, lambda: _print_all(findings, _summary(errors, warnings)))
+    output.show(options.output, document, lambda: _print_all(findings, errors, warnings))
     sys.stdout.flush()
     return int(errors > 0 or (options.strict and bool(findings)))
 
 
-def _print_all(findings: list[Diagnostic], summary: str) -> None:
+def _print_all(findings: list[Diagnostic], errors: int, warnings: int) -> None:
     print_findings(findings)
+    summary = f"{output.counted(errors, 'error')}, {output.counted(warnings, 'warning')}" if findings else "no faults"
     output.console().print(summary)
 
 
@@ -129,9 +103,3 @@ def print_findings(findings: list[Diagnostic], stream: IO[str] | None = None) ->
             out.print(output.styled("    " + text, "dim"))
         if finding.fix:
             out.print(output.styled(f"    fix: {finding.fix}"))
-
-
-def _summary(errors: int, warnings: int) -> str:
-    if not errors and not warnings:
-        return "no faults"
-    return f"{output.counted(errors, 'error')}, {output.counted(warnings, 'warning')}"

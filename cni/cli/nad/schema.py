@@ -137,9 +137,14 @@ def schema(name: str) -> dict[str, Any]:
     document = _plugin(name)
     if name == known.OWN_CHAINED:  # has no `ipam`
         return {"$schema": DRAFT, **document}
+    return _with_block({"$schema": DRAFT, **document})
+
+
+def _with_block(document: dict[str, Any]) -> dict[str, Any]:
+    """`document` with the schema of whereabouts' block among its definitions, and references to it."""
     inner = _whereabouts()
     definitions = {**document.pop("$defs", {}), **inner.pop("$defs", {}), known.OWN_IPAM: inner}
-    linked: dict[str, Any] = _linked({"$schema": DRAFT, **document, "$defs": definitions})
+    linked: dict[str, Any] = _linked({**document, "$defs": definitions})
     return linked
 
 
@@ -186,9 +191,6 @@ def _conflist() -> dict[str, Any]:
         definitions[prefixed] = document
         ours = {"properties": {"type": document["properties"]["type"]}, "required": ["type"]}
         branches.append({"if": ours, "then": {"$ref": f"#/$defs/{prefixed}"}})
-    inner = _whereabouts()
-    definitions |= inner.pop("$defs", {})
-    definitions[known.OWN_IPAM] = inner
     switch = {"anyOf": [{"type": "boolean"}, {"enum": ["true", "false"]}]}
     document = {
         "$schema": DRAFT,
@@ -215,5 +217,4 @@ def _conflist() -> dict[str, Any]:
         "required": ["name", "plugins"],
         "$defs": definitions,
     }
-    linked: dict[str, Any] = _linked(document)
-    return linked
+    return _with_block(document)

@@ -36,15 +36,10 @@ def register(commands: subcommand.Commands) -> None:
     about = "print the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
     render = subcommand.add(verbs, "render", about, ", for `kubectl apply`.", run=_render, epilog=_FILE)
     render.add_argument("file", metavar="FILE", help="YAML; - for stdin")
-    render.add_argument(
-        "-o", "--output", choices=("yaml", "json", "table"), default="yaml", help="table: an overview for people"
-    )
-    render.add_argument(
-        "--devices",
-        choices=("others", "railcni"),
-        default="others",
-        help="the device plugin whose ConfigMap is printed: the RDMA shared or SR-IOV one, or `railcni device-plugin`",
-    )
+    about = "table: an overview for people"
+    render.add_argument("-o", "--output", choices=("yaml", "json", "table"), default="yaml", help=about)
+    about = "the device plugin whose ConfigMap is printed: the RDMA shared or SR-IOV one, or `railcni device-plugin`"
+    render.add_argument("--devices", choices=("others", "railcni"), default="others", help=about)
 
     about = "check index, routes, rules, ARP settings, MTU and GIDs of a pod's rails, and ping a peer"
     more = ". Exit code 0: no fault; 1: a fault."

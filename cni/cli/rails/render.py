@@ -35,7 +35,6 @@ def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[st
 
 
 def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
-    """The network of one rail, as a NAD holds it."""
     found: dict[str, Any] = {"cniVersion": "1.0.0", "name": rail.name, "type": f"railcni-{plan.type}"}
     if plan.type == "macvlan":
         found["master"] = rail.nic.netdev
@@ -123,7 +122,6 @@ def pod(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
 
 
 def rows(plan: Rails, rails: Sequence[PlannedRail]) -> list[Sequence[object]]:
-    """A row for each rail: its NIC, networks and resource."""
     return [
         (
             rail.index,

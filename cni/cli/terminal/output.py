@@ -8,7 +8,6 @@ plain columns, one line a row, whatever its length, so that grep, cut and a log 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import stat
@@ -116,11 +115,6 @@ def progress() -> Iterator[Callable[[str], None]]:
 def counted(number: int, noun: str) -> str:
     """A number with its noun, which is given in the singular: "1 lease", "2 leases"."""
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """-o: a table for people, or the same as JSON or YAML."""
-    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
 
 
 def print_json(value: Any) -> None:

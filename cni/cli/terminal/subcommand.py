@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 
-from cni.cli.terminal import output
-from cni.library.inventory.places import ExistingDirectory, read_pod
+from cni.library.inventory.places import read_pod, require_directory
+from cni.shared.records import STATE
 from cni.shared.spec.request import ifname_fault, is_identifier
 
 TYPE_CHECKING = False
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     Commands = argparse._SubParsersAction["Parser"]
+
+
+class ExistingDirectory(argparse._StoreAction):
+    """Of an option for a directory that is only read, or several with colons between them: what is given must be there. A
+    default may be missing."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,10 +46,13 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
     def require(self, options: argparse.Namespace) -> None:
-        """InvalidConfig when a directory that is given is not there."""
+        """InvalidConfig when a directory that is given is not there; as of a PATH, one of several directories is enough."""
         for action in self._actions:
             if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
-                action.require(options)
+                text = getattr(options, action.dest)
+                several = text.split(":") if action.metavar == "DIR:DIR" else []
+                if not any(map(os.path.isdir, several)):
+                    require_directory(action.option_strings[-1], text)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self.given.update(action.option_strings)
@@ -71,7 +80,7 @@ def add(
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows:
-        output.add_option(parser)
+        parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
     return parser
 
 
@@ -96,6 +105,15 @@ def option(
     if metavar in ("DIR", "DIR:DIR") and not made:
         more["action"] = ExistingDirectory
     parser.add_argument(flag, default=default, metavar=metavar, help="; ".join(filter(None, texts)), **more)
+
+
+def installation(parser: argparse._ActionsContainer) -> None:
+    """The options that say which installation is meant (cni.library.installation.options)."""
+    about = "the plugin folder; default: the one that containerd or CRI-O is configured for"
+    option(parser, "--to", "", about, made=True)
+    about = "in a container: where the host's file system is mounted; all paths are below it"
+    option(parser, "--root", "/", about)
+    option(parser, "--state-dir", STATE, "where records are kept", made=True)
 
 
 def listen(parser: argparse._ActionsContainer, default: str) -> None:

@@ -9,7 +9,7 @@ findings     what can be wrong
 lease_rules  leases and reservations beside pods, and the addresses that pods show            pure
 store_rules  a store by itself, and leases beside records                                     pure
 occupancy    how full a pool is                                                               pure
-store        which store a command speaks of
+store        a store that a command or the agent speaks of
 in_use       whether an address may be in use on this machine; the locks of the operations that change it
 free         frees one dead lease: it is read and judged again right before
 """

@@ -72,7 +72,6 @@ class Cluster:
         return self._one(PODS, model.parse_pod, name, namespace) if namespace else None
 
     def nodes(self) -> dict[str, Node]:
-        """The nodes, by name."""
         return {node.name: node for node in read_all(lambda: self.pages(NODES, model.parse_node, namespace=EVERYWHERE))}
 
     def node(self, name: str) -> Node | None:
@@ -170,5 +169,4 @@ def read_all(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], ob
 
 
 def by_name(pods: Iterable[Pod]) -> dict[Name, Pod]:
-    """Pods by namespace and name."""
     return {(pod.namespace, pod.name): pod for pod in pods}

@@ -101,7 +101,7 @@ class Freeing:
     def _again(self, lease: Lease) -> bool:
         """Whether the lease stands as it was; False when its reservation alone is left. Changed when it is another's."""
         if self.store.kind != "kubernetes" or not self.cluster:
-            found = self.store.holder(lease.want)
+            found = self.store.holder(lease)
             if found is None or found.key() != lease.key():
                 raise Changed(f"it is {found.user()}'s now" if found else "the lease is gone")
             return True

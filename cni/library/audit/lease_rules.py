@@ -54,7 +54,6 @@ class AuditRules:
     # --- leases ---
 
     def leases(self) -> Iterator[Finding]:
-        """The findings of all leases."""
         for lease in self._all.leases:
             finding = self.lease(lease)
             if finding:
@@ -96,7 +95,7 @@ class AuditRules:
 
     def _dead(self, lease: Lease, kind: str, why: str) -> Finding:
         """A finding that the lease can be freed, or that its address may still be in use."""
-        users = self._users_of(lease)
+        users = [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
         if users:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
         node = (self._all.nodes or {}).get(lease.node)
@@ -169,10 +168,6 @@ class AuditRules:
         )
 
     # --- addresses of pods ---
-
-    def _users_of(self, lease: Lease) -> list[str]:
-        """The live pods that show the address of `lease` on a network that may take it from there."""
-        return [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
 
     def _users_in(self, scope: str, address: Address) -> list[str]:
         """The live pods that show an address on a network that reserves it in `scope`, or may."""

@@ -16,7 +16,7 @@ from cni.library.audit.store import NoFiles
 from cni.shared.config import Fault
 from cni.shared.spec.request import Attachment, member
 from ipam.config import IpamConfig
-from ipam.entries import RangeEntry, read_ranges
+from ipam.entries import RangeEntry, read_own_range, read_ranges
 from ipam.keys import IPAM_KEYS, RANGE_KEYS
 from ipam.leases import Lease, Pool
 from ipam.ranges import Range, host_of
@@ -76,7 +76,6 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
     def addresses(self) -> list[Address]:
-        """Those that it shows."""
         return [address for interface in self.interfaces or () for address in interface.addresses]
 
 
@@ -200,7 +199,8 @@ def _network(name: str, cni_name: str, block: Any) -> Network | None:
     source, keys, own = Source(block, NoFiles, faults), IpamConfig(), RangeEntry()
     source.fill(keys, IPAM_KEYS, faults)
     source.fill(own, RANGE_KEYS, faults)
-    ranges = read_ranges(own, keys.ip_ranges, source.where, (), [], faults)
+    ranges = read_own_range(own, source.where, (), [], faults)
+    ranges += read_ranges(keys.ip_ranges, source.where("ipRanges"), (), [], faults)
     if faults:
         return None
     return Network(

@@ -64,7 +64,6 @@ class PoolUse:
 
 
 def pools(snapshot: Snapshot) -> list[PoolUse]:
-    """How full each pool is, by name."""
     values: dict[tuple[str, int], list[int]] = defaultdict(list)
     for lease in snapshot.leases:
         values[lease.pool, lease.family].append(lease.value)

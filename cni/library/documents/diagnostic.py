@@ -34,7 +34,6 @@ class Diagnostic:
 
     @property
     def place(self) -> str:
-        """ "file:line:column"."""
         return f"{self.path}:{self.line}:{self.column}" if self.line else self.path
 
     @property

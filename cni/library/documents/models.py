@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from cni.shared.spec.request import is_identifier
+from cni.shared.spec.request import is_identifier, member
 from cni.shared.spec.versions import SUPPORTED
 
 
@@ -58,28 +58,33 @@ Namespace = Annotated[str, AfterValidator(_namespace)]
 Switch = Annotated[StrictBool, BeforeValidator(_boolean)]
 
 
-class PluginModel(BaseModel):
-    """One plugin of a network: `type` is its executable, `capabilities` are the arguments that it takes from the runtime."""
+class DocumentModel(BaseModel):
+    """An object whose keys match to the letter; those that are not known are passed over."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class GoModel(DocumentModel):
+    """An object that a Go program reads: its keys match without regard to case, and null is absent."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_go_reads_it(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        found = {name: member(value, name) for name in cls.model_fields}
+        return {name: inner for name, inner in found.items() if inner is not None}
+
+
+class PluginModel(GoModel):
+    """One plugin of a network: `type` is its executable, `capabilities` are the arguments that it takes from the runtime."""
 
     type: Annotated[str, AfterValidator(_executable)]
     capabilities: dict[str, bool] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fold_case(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        folded = {str(k).lower(): v for k, v in value.items() if v is not None}
-        exact = {k: v for k, v in value.items() if v is not None}
-        return {k: exact.get(k, folded.get(k)) for k in cls.model_fields if k in folded}
 
-
-class Configuration(BaseModel):
+class Configuration(DocumentModel):
     """A conflist. `cniVersion` and `cniVersions` together are the versions it may be used with."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     name: Identifier
     cniVersions: list[str] = []
@@ -111,28 +116,22 @@ class Configuration(BaseModel):
         return tuple(v for v in SUPPORTED if v in written)
 
 
-class Metadata(BaseModel):
+class Metadata(DocumentModel):
     """The part of a Kubernetes object's metadata that matters here."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     name: Annotated[str, Field(min_length=1)]
     namespace: str = ""
     annotations: dict[str, str] | None = None
 
 
-class Spec(BaseModel):
+class Spec(DocumentModel):
     """The spec of a NAD: `config` is JSON text; without it, the node's net.d has the network."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     config: str = ""
 
 
-class NetworkAttachmentDefinition(BaseModel):
+class NetworkAttachmentDefinition(DocumentModel):
     """A NAD, as Multus reads it."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     apiVersion: Literal["k8s.cni.cncf.io/v1"]
     kind: Literal["NetworkAttachmentDefinition"]

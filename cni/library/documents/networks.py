@@ -94,7 +94,7 @@ def _search(name: str, directory: str) -> Network:
     seen: list[str] = []
     broken: list[CniError] = []
     for extensions in _EXTENSIONS:
-        for path in _files(directory, extensions):
+        for path in files(directory, extensions):
             try:
                 networks = read(path, directory)
             except CniError as fault:
@@ -116,7 +116,8 @@ def _search(name: str, directory: str) -> Network:
     )
 
 
-def _files(directory: str, extensions: tuple[str, ...]) -> list[str]:
+def files(directory: str, extensions: tuple[str, ...]) -> list[str]:
+    """The files of `directory` with one of these extensions, in order; IoFailure when it cannot be listed."""
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
@@ -166,7 +167,7 @@ def _attachment_definition(scope: Scope, directory: str) -> Network | None:
 def _named(scope: Scope, name: str, directory: str) -> Network | None:
     """The network of a NAD without a config: a conflist or configuration of its name in net.d."""
     for extensions in _EXTENSIONS[:2]:
-        for path in _files(directory, extensions):
+        for path in files(directory, extensions):
             try:
                 networks = read(path, directory)
             except CniError:
@@ -224,7 +225,7 @@ def _steps(scope: Scope, entries: list[tuple[Keys, Any]]) -> list[ChainStep]:
 def _more_steps(folder: str, faults: list[Diagnostic]) -> list[ChainStep]:
     """The plugins that libcni 1.3 appends: one a file, from the directory of the network's name beside its file."""
     steps = []
-    for path in _files(folder, (".conf",)):
+    for path in files(folder, (".conf",)):
         try:
             scope = reader.of_json(Text(path, reader.read_text(path)), faults)
         except OSError as fault:

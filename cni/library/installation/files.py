@@ -42,7 +42,6 @@ def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
 
 
 def make_tree(top: str, entries: Iterable[VersionEntry]) -> None:
-    """Make the directory `top` of `entries`."""
     os.mkdir(top)
     os.chmod(top, 0o755)  # noqa: S103  # everybody may read what root installs
     paths = [_write(top, entry) for entry in entries]

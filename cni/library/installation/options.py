@@ -1,4 +1,4 @@
-"""Which installation is meant: the options that name one, and where the container runtime of a node looks for plugins.
+"""Which installation is meant by options, and where the container runtime of a node looks for plugins.
 
 The runtimes' configurations come first: each names folders in the order in which plugins are searched, and the first
 that exists is taken. Where no configuration is found, the folders are tried that distributions use.
@@ -25,8 +25,6 @@ from typing import Any
 
 from cni.library.installation.change import Folder
 from cni.library.installation.files import below
-from cni.library.inventory.places import ExistingDirectory, require_directory
-from cni.shared.records import STATE
 from cni.shared.spec.errors import InvalidConfig
 
 DEFAULT = "/opt/cni/bin"
@@ -48,26 +46,10 @@ _USUAL = (  # one line: what a distribution uses, the best first
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which installation is meant."""
-    about = "the plugin folder; default: the one that containerd or CRI-O is configured for"
-    parser.add_argument("--to", default="", metavar="DIR", help=about)
-    about = "in a container: where the host's file system is mounted; all paths are below it"
-    parser.add_argument("--root", action=ExistingDirectory, default="/", metavar="DIR", help=about)
-    parser.add_argument("--state-dir", default=STATE, metavar="DIR", help=f"where records are kept; default: {STATE}")
-
-
 def folder_of(options: argparse.Namespace) -> Folder:
     """The plugin folder that the options mean. InvalidConfig says why there is none."""
     shown = plugin_folder(options.root, options.to)
     return Folder(below(options.root, shown), shown)
-
-
-def require(options: argparse.Namespace, *flags: str) -> None:
-    """InvalidConfig when a directory below --root that the command line names by one of `flags` is not there."""
-    for flag in set(flags) & options.given:
-        shown = getattr(options, flag[2:].replace("-", "_"))
-        require_directory(flag, shown, below(options.root, os.path.abspath(shown)))
 
 
 def state_of(options: argparse.Namespace) -> str:

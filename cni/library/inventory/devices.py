@@ -71,7 +71,6 @@ class VerbsDevice:
 
 
 def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
-    """All verbs devices that `root` shows."""
     # of several namespaces the first, which is this one itself
     links = {(i.name, a): (s.owner, i.mtu) for s in reversed(sandboxes) for i in s.interfaces for a in i.addresses}
     return [_device(name, links, root) for name in rdma_sysfs.devices(root)]

@@ -3,7 +3,6 @@ runtimes."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 
@@ -21,18 +20,6 @@ def read_pod(text: str) -> str:
     if not slash or not _LABELS.fullmatch(namespace) or not _LABELS.fullmatch(name) or "." in namespace:
         raise ValueError("want NAMESPACE/POD")
     return text
-
-
-class ExistingDirectory(argparse._StoreAction):
-    """Of an option for a directory that is only read, or several with colons between them: what is given must be there. A
-    default may be missing."""
-
-    def require(self, options: argparse.Namespace) -> None:
-        """InvalidConfig when what these options name is not there; as of a PATH, one of several directories is enough."""
-        text = getattr(options, self.dest)
-        several = text.split(":") if self.metavar == "DIR:DIR" else []
-        if not any(map(os.path.isdir, several)):
-            require_directory(self.option_strings[-1], text)
 
 
 def require_directory(option: str, shown: str, path: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cni.library.documents.refusals import keys_of
 from cni.library.documents.scope import Scope
@@ -25,6 +25,10 @@ from ipam.group import indexes
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 from ipam.stores import IN_CLUSTER
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ipam.source import Files
+
 BLOCK: Sequence[Key] = (*tables.RANGE_KEYS, *tables.IPAM_KEYS, *tables.ACCEPTED_KEYS)
 MEMBERS: Mapping[str, Sequence[Key]] = {
     "ipRanges": tables.RANGE_KEYS,
@@ -32,14 +36,6 @@ MEMBERS: Mapping[str, Sequence[Key]] = {
     "routes": tables.ROUTE_KEYS,
 }
 """The tables of the objects in a list of the block."""
-
-
-class FlatFiles(Protocol):
-    """A reader of the flat file: ipam.flatfile on a node."""
-
-    def load(self, path: str, /) -> bytes | None: ...
-    def follow(self, path: str, roots: str = "", /) -> str: ...
-    def host_name(self) -> str: ...
 
 
 class Assumed:
@@ -52,8 +48,7 @@ class Assumed:
     def load(self, path: str, /) -> bytes | None:
         return self._TEXT.encode() if path == flatfile.PATHS[0] else None
 
-    def follow(self, path: str, roots: str = "", /) -> str:
-        return flatfile.follow(path, roots)
+    follow = staticmethod(flatfile.follow)
 
     def host_name(self) -> str:
         return "node"
@@ -117,7 +112,7 @@ def overlaps(uses: Sequence[Use]) -> None:
 
 
 def examine(
-    scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: FlatFiles, uses: list[Use]
+    scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: Files, uses: list[Use]
 ) -> None:
     """Note the faults of the block of the plugin `document`, which stands at `keys`; its ranges go to `uses`."""
     block = member(document, "ipam")
@@ -153,7 +148,7 @@ def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
 
 
 def _whereabouts(
-    scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: FlatFiles
+    scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: Files
 ) -> ipam_config.IpamConfig | None:
     """The block's configuration; None when it has faults, which are noted."""
     unknown_keys(scope, keys, block, BLOCK, "whereabouts")
@@ -185,7 +180,7 @@ def _whereabouts(
     return None if faults else config
 
 
-def _told(text: str, flat: FlatFiles) -> str:
+def _told(text: str, flat: Files) -> str:
     """`text` with the path of the flat file that was read in the place of an installed one."""
     return text.replace(flatfile.PATHS[0], flat.path) if isinstance(flat, Named) else text
 

@@ -12,11 +12,15 @@ from cni.library.documents.reader import JSON, STDIN, YAML, about
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Text
 from cni.library.lint import manifest, network, operators
-from cni.library.lint.addresses import Assumed, FlatFiles, overlaps
+from cni.library.lint.addresses import Assumed, overlaps
 from cni.library.lint.plugin import Surroundings
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ipam.source import Files
 
-def lint(paths: Iterable[str], flat: FlatFiles | None = None) -> list[Diagnostic]:
+
+def lint(paths: Iterable[str], flat: Files | None = None) -> list[Diagnostic]:
     """The findings about `paths`: files, directories such as /etc/cni/net.d, or "-" for stdin; in their order.
 
     `flat` reads the flat file of the node that is meant (ipam.flatfile for this one); without it one is assumed that
@@ -32,7 +36,7 @@ def lint(paths: Iterable[str], flat: FlatFiles | None = None) -> list[Diagnostic
     return _ended(parts, around)
 
 
-def lint_text(text: str, path: str, flat: FlatFiles | None = None) -> list[Diagnostic]:
+def lint_text(text: str, path: str, flat: Files | None = None) -> list[Diagnostic]:
     """The findings about `text`, which is that of the file `path`."""
     around = Surroundings(flat=flat or Assumed())
     return _ended([_File(path, around, text=text).findings], around)

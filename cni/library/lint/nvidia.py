@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -210,10 +210,11 @@ def _check_texts(scope: Scope, spec: _Spec) -> None:
             scope.error(("spec", key), "the operator puts the brackets around it", "write the plugins without [ and ]")
             continue
         root, faults = jsontext.parse(opening + text + closing)
-        place = _placing(scope, key, text)
+        _, node, _ = scope.root.walk(("spec", key))
+        inner = Scope(reader.string(scope, node), node, scope.findings, scope.network)
         for fault in faults:
-            start, end = (max(0, offset - len(opening)) for offset in (fault.start, fault.end))
-            place(start, end, f"not JSON: {fault.message}", fault.fix)
+            start, end = (min(max(0, at - len(opening)), len(text)) for at in (fault.start, fault.end))
+            inner.span(ERROR, start, end, f"spec.{key}", f"not JSON: {fault.message}", fault.fix)
         if root is not None and not faults:
             _check_values(scope, key, root, not isinstance(spec, SriovNetwork))
 
@@ -231,17 +232,6 @@ def _check_values(scope: Scope, key: str, root: TreeNode, squeezes: bool) -> Non
             if _GO_SPACE.search(value):
                 message = f"{shown(value)}: the operator removes the white space in it, and calls it {_GO_SPACE.sub('', value)}"
                 scope.warn(("spec", key), message, "write it without")
-
-
-def _placing(scope: Scope, key: str, text: str) -> Callable[[int, int, str, str], None]:
-    """What notes a fault of some characters of the string under `key`, at their place in the file."""
-    _, node, _ = scope.root.walk(("spec", key))
-    inner = Scope(reader.string(scope, node), node, scope.findings, scope.network)
-
-    def note(start: int, end: int, message: str, fix: str) -> None:
-        inner.span(ERROR, min(start, len(text)), min(end, len(text)), f"spec.{key}", message, fix)
-
-    return note
 
 
 def _strings(value: Any) -> Iterable[str]:

@@ -22,6 +22,10 @@ from cni.shared.spec.request import Request, member
 from cni.shared.spec.result import IPV6_LEAST_MTU
 from cni.shared.spec.versions import NEWEST, SUPPORTED
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ipam.source import Files
+
 SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in bytes
 
 
@@ -34,7 +38,7 @@ class Surroundings:
     versions: Sequence[str] = ()
     nad: bool = False
     resource: str = ""
-    flat: addresses.FlatFiles = field(default_factory=addresses.Assumed)
+    flat: Files = field(default_factory=addresses.Assumed)
     uses: list[addresses.Use] = field(default_factory=list)
     nads: dict[tuple[str, str], str] = field(default_factory=dict)
 

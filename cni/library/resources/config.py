@@ -150,10 +150,6 @@ def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusi
     resource = scope.model(model, given, keys, FIXES)
     if resource is None or any(f.severity == ERROR for f in config.findings[before:]):
         return
-    _add(scope, keys, resource, config)
-
-
-def _add(scope: Scope, keys: Keys, resource: Shared | Exclusive, config: Config) -> None:
     if resource.name in {other.name for other in config.resources}:
         message = f"{resource.name} is there already: the first one counts"
         scope.error((*keys, "resourceName"), message, "give it another name")

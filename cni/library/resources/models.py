@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
+from cni.library.documents.models import GoModel
 from cni.library.inventory import topology
 
 MOST_DEVICES = 40_000  # of a resource: kubelet takes messages of 4 MiB
@@ -105,16 +106,8 @@ Ranged = list[Annotated[str, AfterValidator(_ranged)]]
 LinkTypes = list[Literal["ether", "infiniband"]]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_go_reads_it(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        fields = {name.lower(): name for name in cls.model_fields}
-        return {fields[k.lower()]: v for k, v in value.items() if k.lower() in fields and v is not None}
+class _Model(GoModel, BaseModel):
+    """BaseModel, which GoModel is anyway, tells ruff that the fields' defaults are copied."""
 
 
 class Selectors(_Model):

@@ -32,7 +32,9 @@ def ping(address: str, payload: int, sequence: int, seconds: float = 10.0, sourc
             link.bind((source, 0))
         body = bytes(i & 0xFF for i in range(payload))
         start = time.perf_counter()
-        link.sendto(_packet(_ECHO_REQUEST_6 if is_v6 else _ECHO_REQUEST, identifier, sequence, body), (address, 0))
+        kind = _ECHO_REQUEST_6 if is_v6 else _ECHO_REQUEST
+        total = checksum(_HEADER.pack(kind, 0, 0, identifier, sequence) + body)
+        link.sendto(_HEADER.pack(kind, 0, total, identifier, sequence) + body, (address, 0))
         deadline = start + seconds
         answer = (_ECHO_REPLY_6 if is_v6 else _ECHO_REPLY, identifier, sequence)
         while (left := deadline - time.perf_counter()) > 0:
@@ -43,11 +45,6 @@ def ping(address: str, payload: int, sequence: int, seconds: float = 10.0, sourc
             if sender[0] == address and (kind, *numbers) == answer and message[_HEADER.size :] == body:
                 return time.perf_counter() - start
         raise TimeoutError(f"no answer from {address} within {seconds:g} s")
-
-
-def _packet(kind: int, identifier: int, sequence: int, body: bytes) -> bytes:
-    bare = _HEADER.pack(kind, 0, 0, identifier, sequence) + body
-    return _HEADER.pack(kind, 0, checksum(bare), identifier, sequence) + body
 
 
 def checksum(data: bytes) -> int:

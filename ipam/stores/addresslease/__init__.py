@@ -37,9 +37,11 @@ from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unk
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
 
     from ipam.stores.base import Window
+
+    T = TypeVar("T")
 
 _NOBODY = Attachment("railcni", "status", "none")
 _FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories; the objects that each removes
@@ -48,7 +50,7 @@ _FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories
 class AddressLeaseStore(ObjectStore):
     """`known` tells the leases of this node's records, those of the network that is attached at least."""
 
-    __slots__ = ("_entries", "_known", "_lists", "_objects", "_paged", "_recent", "_surveyed")
+    __slots__ = ("_entries", "_known", "_lists", "_objects", "_recent", "_surveyed")
 
     kind = "addresslease"
     window = objects.BLOCK_SIZE
@@ -62,7 +64,6 @@ class AddressLeaseStore(ObjectStore):
         self._known = known
         self._entries: dict[str, Entry] = {}  # by name, as this session has read them
         self._lists: dict[tuple[Any, ...], Any] = {}  # the lists of this session
-        self._paged: list[Lease] = []  # the leases that `leases` pages through
         self._recent = False  # lists may be a moment old
         self._surveyed: Survey | None = None  # for a new attachment
 
@@ -151,44 +152,36 @@ class AddressLeaseStore(ObjectStore):
 
     def _in_block(self, pool: str, scope: str | None, family: int, low: int) -> set[int]:
         """The addresses of the block of `low` that no claim can have."""
-        key = ("block", pool, scope, family, low // self.window)
-        if key not in self._lists:
-            names = self._listed(_block(pool, scope, family, low))
-            if scope is not None:
-                want = Want(pool, family, low, scope)
-                spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
-                names = [name for name in names if objects.space_of(name) in spaces]
-            self._lists[key] = _values(family, names)
-        found: set[int] = self._lists[key]
-        return found
+
+        def read() -> set[int]:
+            labels = {objects.BLOCK: objects.block_label(family, low)}
+            if scope is None:
+                return _values(family, self._listed(labels | {objects.POOL: objects.label(pool)}))
+            want = Want(pool, family, low, scope)  # of all pools, which the names tell apart
+            spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
+            return _values(family, [name for name in self._listed(labels) if objects.space_of(name) in spaces])
+
+        return self._once(("block", pool, scope, family, low // self.window), read)
 
     def _held(self, pool: str, scope: str | None, family: int) -> set[int]:
-        key = ("whole", pool, scope, family)
-        if key not in self._lists:
+        def read() -> set[int]:
             names = self._listed({objects.POOL: objects.label(pool)})
             if scope is not None:
                 names = names + self._listed({objects.SPACE: objects.space_label(pool, scope)})
-            self._lists[key] = _values(family, names)
-        found: set[int] = self._lists[key]
-        return found
+            return _values(family, names)
+
+        return self._once(("whole", pool, scope, family), read)
 
     def _listed(self, labels: dict[str, str]) -> list[str]:
         """The names of the objects with `labels` whose addresses are held."""
-        key = ("names", *labels.items())
-        if key not in self._lists:
-            self._lists[key] = self._objects.names(labels | {objects.STATE: objects.HELD}, self._recent)
-        found: list[str] = self._lists[key]
-        return found
+        held = labels | {objects.STATE: objects.HELD}
+        return self._once(("names", *labels.items()), lambda: self._objects.names(held, self._recent))
 
-    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
-        if after is None or after not in self._paged:  # further pages are those of the first reading
-            labels = {objects.POOL: objects.label(pool), objects.STATE: objects.HELD}
-            labels |= {objects.NODE: objects.label(node)} if node else {}
-            with self.session():
-                found = [entry.lease for entry in self._chosen(labels) if entry.held and entry.lease.pool == pool]
-            self._paged = by_place(lease for lease in found if not node or lease.node == node)
-        key = (after.family, after.value) if after else (0, 0)
-        return [lease for lease in self._paged if (lease.family, lease.value) > key or not after][:limit]
+    def _of_pool(self, pool: str, node: str) -> list[Lease]:
+        labels = {objects.POOL: objects.label(pool), objects.STATE: objects.HELD}
+        labels |= {objects.NODE: objects.label(node)} if node else {}
+        found = [entry.lease for entry in self._chosen(labels) if entry.held and entry.lease.pool == pool]
+        return [lease for lease in found if not node or lease.node == node]
 
     def pools(self) -> list[Pool]:
         with self.session():
@@ -200,12 +193,20 @@ class AddressLeaseStore(ObjectStore):
         return [Pool(name, family, count) for (name, family), count in sorted(used.items())]
 
     def _chosen(self, labels: dict[str, str]) -> list[Entry]:
-        """The objects with `labels`, listed once in a session."""
-        key = ("chosen", *labels.items())
+        """The objects with `labels`."""
+
+        def read() -> list[Entry]:
+            found = self._objects.chosen(labels, self._recent)
+            self._entries.update((entry.name, entry) for entry in found)
+            return found
+
+        return self._once(("chosen", *labels.items()), read)
+
+    def _once(self, key: tuple[Any, ...], read: Callable[[], T]) -> T:
+        """The answer of `read`, which is asked once in a session."""
         if key not in self._lists:
-            self._lists[key] = self._objects.chosen(labels, self._recent)
-            self._entries.update((entry.name, entry) for entry in self._lists[key])
-        found: list[Entry] = self._lists[key]
+            self._lists[key] = read()
+        found: T = self._lists[key]
         return found
 
     def entry(self, lease: Lease) -> Entry | None:
@@ -255,21 +256,17 @@ class AddressLeaseStore(ObjectStore):
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """Leave an object at each address of the attachment's record, so that a late create or takeover fails."""
         with self.session():
-            for lease in self._known():
-                if lease.attachment == attachment:
-                    self._void(lease)
+            for lease in [lease for lease in self._known() if lease.attachment == attachment]:
+                document = objects.document(lease, objects.FORMER)
+                document["spec"]["sequence"] = time.time_ns()
+                try:
+                    entry, ours = self._objects.create(document, lease)
+                    if not ours:  # a late takeover tests its former version
+                        labels = entry.labels | {objects.FENCE: str(time.time_ns())}
+                        self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
+                except Conflict:
+                    pass  # it has changed since, or has gone
             self._forget()
-
-    def _void(self, lease: Lease) -> None:
-        document = objects.document(lease, objects.FORMER)
-        document["spec"]["sequence"] = time.time_ns()
-        try:
-            entry, ours = self._objects.create(document, lease)
-            if not ours:  # a late takeover tests its former version
-                labels = entry.labels | {objects.FENCE: str(time.time_ns())}
-                self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
-        except Conflict:
-            pass  # it has changed since, or has gone
 
     def forget(self) -> None:
         """Remove ended cooldowns, fences, and the oldest former addresses of pods."""
@@ -287,12 +284,6 @@ class AddressLeaseStore(ObjectStore):
                     pass  # it is used again
         except CniError:
             pass  # the release is made; another one repeats this
-
-
-def _block(pool: str, scope: str | None, family: int, value: int) -> dict[str, str]:
-    """The labels by which the block of an address is listed: of all pools where their names tell them apart."""
-    labels = {objects.BLOCK: objects.block_label(family, value)}
-    return labels | {objects.POOL: objects.label(pool)} if scope is None else labels
 
 
 def _values(family: int, names: Sequence[str]) -> set[int]:

@@ -57,7 +57,11 @@ class Claim:
             return failed
         given_up = {entry.name: entry for entry in given.values()}
         for want, lease in zip(self._wants, self.leases, strict=True):
-            if not self._give(lease, given_up):
+            try:
+                entry = self._object_of(lease, given_up)
+            except Conflict:
+                entry = None
+            if entry is None or twin(self._objects, lease, given_up, entry.version):
                 return [want]
         names = {entry.name for entry in (*self._made, *(now for now, _ in self._replaced))}
         freed = {lease.key() for lease in left_free(self._instead_of, self._wants)}
@@ -66,16 +70,8 @@ class Claim:
                 self._objects.free(entry, entry.lease, self._cooldown if entry.lease.key() in freed else 0)
         return []
 
-    def _give(self, lease: Lease, given_up: dict[str, Entry]) -> bool:
-        """Create or take over the object of an address for `lease`; False when another holds the address."""
-        try:
-            entry = self._object_of(lease, given_up)
-        except Conflict:
-            return False
-        return entry is not None and twin(self._objects, lease, given_up, entry.version) is None
-
     def _object_of(self, lease: Lease, given_up: dict[str, Entry]) -> Entry | None:
-        """The object of an address as this claim has made it; None when another holds the address. Conflict."""
+        """The object of an address, created or taken over for `lease`; None when another holds the address. Conflict."""
         document = objects.document(lease)
 
         def take(entry: Entry) -> tuple[Entry, Entry]:
@@ -129,7 +125,7 @@ def standing(found: Objects, want: Want, gone: Collection[str] = ()) -> Entry | 
     return entry if entry and entry.held else twin(found, want, gone)
 
 
-def twin(found: Objects, want: Want | Lease, gone: Collection[str] = (), since: str = "") -> Entry | None:
+def twin(found: Objects, want: Want, gone: Collection[str] = (), since: str = "") -> Entry | None:
     """The object of another name that holds the address of `want` in its pool; those named in `gone` do not count. `since` as of
     Objects.get.
 
@@ -140,7 +136,7 @@ def twin(found: Objects, want: Want | Lease, gone: Collection[str] = (), since: 
     return entry if entry and entry.held and entry.lease.pool == want.pool else None
 
 
-def twin_name(want: Want | Lease) -> str:
+def twin_name(want: Want) -> str:
     """The other name that an object of the address of `want` in its pool may have."""
     other = None
     if want.scope is None:
@@ -148,4 +144,4 @@ def twin_name(want: Want | Lease) -> str:
             other = network_name_of(want.pool, want.family, want.value)
         except ValueError:
             other = ""  # no configuration calls a pool so
-    return objects.name_of(Want(want.pool, want.family, want.value, other))
+    return objects.name_of(Want(*want.place, other))

@@ -41,7 +41,7 @@ _POD = ("namespace", "name", "uid")
 _UNTOLD = {**dict.fromkeys(("node", "bootID", "netns"), ""), "scope": None}
 
 
-def name_of(place: Want | Lease) -> str:
+def name_of(place: Want) -> str:
     """The name of the object of an address."""
     address = format_address(place.family, place.value)
     if place.family == 6:
@@ -75,7 +75,6 @@ def _space(pool: str, scope: str | None) -> str:
 
 
 def selector(labels: Mapping[str, str]) -> str:
-    """The selector of the objects with all of `labels`."""
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # the object's metadata
 BRIEF_LIST = BRIEF.replace("Metadata;", "MetadataList;")
-_TABLE = (
-    "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"  # a tenth of the bytes: metadata has managedFields
-)
+# a tenth of the bytes: metadata has managedFields
+_TABLE = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"
 
 _STATIC = "kubernetes.io/config.mirror"  # on a static pod's mirror: the uid that its kubelet gave it
 _UNWARNED = "fieldValidation=Ignore"  # without a list of pruned members: it takes a tenth of a patch's time
@@ -82,13 +81,11 @@ class Api(http.Client):
         rows = self.list_all(resource, labels, recent=recent, table=True)
         return [row["cells"][0] if "cells" in row else row["metadata"]["name"] for row in rows]
 
-    def list_all(
-        self, resource: str, labels: str = "", brief: bool = False, recent: bool = False, table: bool = False
-    ) -> list[dict[str, Any]]:
+    def list_all(self, resource: str, labels: str = "", **choice: Any) -> list[dict[str, Any]]:
         """All objects of `resource` in the namespace; the parameters are those of `pages`."""
         while True:
             try:
-                return [item for page in self.pages(resource, labels, brief, recent, table=table) for item in page]
+                return [item for page in self.pages(resource, labels, **choice) for item in page]
             except Expired:
                 continue
 

@@ -13,11 +13,12 @@ import posix
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+from ipam.leases import are_texts
 from ipam.stores import http
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
 NAMESPACE = "kube-system"  # of whereabouts' objects when the context names none
@@ -90,11 +91,8 @@ class Access(http.Endpoint):
         ]
         return self.host, self.port, self.tls, self.verified_name, self._insecure, *pems
 
-    def context(self, deadline: float, make: Callable[[str, str, str], Any] = http.tls_context) -> Any:
-        """The context of TLS connections, None without TLS; InvalidConfig for certificates that cannot be used.
-
-        `make` makes it from the paths of authority, certificate and key, as http.tls_context does.
-        """
+    def context(self, deadline: float) -> Any:
+        """The context of TLS connections, None without TLS; InvalidConfig for certificates that cannot be used."""
         if not self.tls:
             return None
         certificate, key = self._certificate, self._key
@@ -103,7 +101,7 @@ class Access(http.Endpoint):
         held: list[int] = []
         try:
             files_of = [_path(pem, held) for pem in (self._authority, certificate, key)]
-            context = make(*files_of)
+            context = http.tls_context(*files_of)
         except ValueError as fault:
             text = str(fault)
             for file, name in zip(files_of, ("certificate-authority", "client-certificate", "client-key"), strict=True):
@@ -133,7 +131,7 @@ class Helper:
         self._status: dict[str, Any] | None = None
         described = described if isinstance(described, dict) else {}
         command, arguments = described.get("command"), described.get("args") or []
-        if not isinstance(command, str) or not command or not _are_texts(arguments):
+        if not isinstance(command, str) or not command or not are_texts(arguments):
             raise InvalidConfig(f"kubeconfig {path}: exec needs command, a text, and args, a list of texts")
         self._version = described.get("apiVersion")
         if self._version not in _EXEC_VERSIONS:
@@ -145,7 +143,7 @@ class Helper:
         self._argv = [command, *arguments]
         self._environ: dict[str, str] = {}
         for entry in described.get("env") or []:
-            if not isinstance(entry, dict) or not _are_texts([entry.get("name"), entry.get("value")]):
+            if not isinstance(entry, dict) or not are_texts([entry.get("name"), entry.get("value")]):
                 raise InvalidConfig(f"kubeconfig {path}: exec.env wants objects with name and value, both texts")
             self._environ[entry["name"]] = entry["value"]
 
@@ -194,10 +192,6 @@ class Helper:
         if status:
             raise InvalidConfig(f"{self} failed with status {status}: run it by hand; its errors are on stderr")
         return output
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def load(path: str) -> Access:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cni.shared.spec.errors import CniError
+from ipam.leases import by_place
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
@@ -18,11 +19,23 @@ if TYPE_CHECKING:
 class ObjectStore(ServedStore):
     """The store of `store_ref` (ipam.stores.ref_of); every request is over in `seconds`."""
 
-    __slots__ = ("api",)
+    __slots__ = ("_paged", "api")
 
     def __init__(self, store_ref: dict[str, Any], seconds: float) -> None:
         self.api = Api(store_ref.get("kubeconfig") or "", seconds, store_ref.get("namespace") or "")
         super().__init__(store_ref, self.api)
+        self._paged: list[Lease] = []  # the leases that `leases` pages through
+
+    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+        if after is None or after not in self._paged:  # further pages are those of the first reading
+            with self.session():
+                self._paged = by_place(self._of_pool(pool, node))
+        last = after.address if after else (0, 0)
+        return [lease for lease in self._paged if lease.address > last][:limit]
+
+    def _of_pool(self, pool: str, node: str) -> list[Lease]:
+        """The leases of a pool, with `node` those of it alone."""
+        raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
         with self.session():

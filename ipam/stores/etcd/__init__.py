@@ -83,14 +83,13 @@ class EtcdStore(ServedStore):
         ]
         self._search.answered(windows, seen[len(memory) :])
         leases = self._leases([key[len(of_pod) :] for key, _ in txn.entries(listed)])
-        pods = [lease for lease in leases if pod[1] and lease.pod[:2] == pod[:2] and lease.ifname == ifname]
+        pods = [lease for lease in leases if lease.is_of_pod(owner)]
         return Survey([parse(*entry) for entry in txn.entries(found)], pods, former)
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         own = keys.pod_of(owner.pod, owner.attachment.ifname)
-        reads = []
-        for place in self.keys.places(Want(pool, family, low, scope)):
-            reads.append(txn.read(*self.keys.span(family, low, high, "cooling", *place)))
+        places = self.keys.places(Want(pool, family, low, scope))
+        reads = [txn.read(*self.keys.span(family, low, high, "cooling", *place)) for place in places]
         return {
             keys.value_of(key, family) for found in self._read(*reads) for key, pod in found if not own or pod != own
         }
@@ -152,24 +151,19 @@ class EtcdStore(ServedStore):
 
     def _settled(self, leases: list[Lease], owner: Owner, fault: CniError) -> Claimed | Unknown:
         """Whether a claim was made whose reply was lost; from now on it cannot be."""
+        is_made = [txn.exists(self.keys.identity(lease)) for lease in leases]
         try:
-            if self._forbid(owner.attachment, owner.sequence, [self.keys.identity(lease) for lease in leases]):
-                return Unknown(fault)
+            reply = self._call(txn.transaction(is_made, [], [self._void(owner.attachment, owner.sequence)]))
         except CniError as other:
             return Unknown(other)
-        return Claimed(leases)
+        return Claimed(leases) if txn.succeeded(reply) else Unknown(fault)
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        self._forbid(attachment, sequence, [])
+        self._call(txn.transaction([], [self._void(attachment, sequence)]))
 
-    def _forbid(self, attachment: Attachment, sequence: int, unless: list[bytes]) -> bool:
-        """Make all claims of `attachment` up to `sequence` fail, unless these keys exist; whether they do not."""
-        lease = self._grant(_VOID_SECONDS)
-        void = [txn.put(self.keys.void(attachment, sequence), b"", lease)]
-        if not unless:
-            self._call(txn.transaction([], void))
-            return True
-        return not txn.succeeded(self._call(txn.transaction([txn.exists(key) for key in unless], [], void)))
+    def _void(self, attachment: Attachment, sequence: int) -> Op:
+        """The change by which all claims of `attachment` up to `sequence` fail."""
+        return txn.put(self.keys.void(attachment, sequence), b"", self._grant(_VOID_SECONDS))
 
     def release(self, leases: Sequence[Lease]) -> int:
         if not leases:

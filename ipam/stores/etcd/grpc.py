@@ -141,9 +141,8 @@ class Connection(http.Connection):
         head = self._exactly(9, deadline)
         size, kind, flags, stream = int.from_bytes(head[:3], "big"), head[3], head[4], int.from_bytes(head[5:], "big")
         padded = kind in (_DATA, _HEADERS) and flags & _PADDED
-        if (
-            size > _LARGEST_FRAME or padded or (kind == _HEADERS and not flags & _END_HEADERS)
-        ):  # none is of a server of gRPC
+        # none is of a server of gRPC
+        if size > _LARGEST_FRAME or padded or (kind == _HEADERS and not flags & _END_HEADERS):
             self._buffer = head + self._buffer
             raise ValueError
         content = self._exactly(size, deadline)

@@ -71,12 +71,12 @@ class Keys:
         names = (lease.network, lease.container_id, lease.ifname, lease.pool, place)
         return self.all("attachment", *names) + b"%016x" % lease.sequence
 
-    def places(self, want: Want | Lease) -> list[tuple[str, str]]:
+    def places(self, want: Want) -> list[tuple[str, str]]:
         """(kind, space) of each key that only one lease can have."""
         reserved = [] if want.scope is None else [(RESERVED, want.scope)]
         return [(LEASE, want.pool), *reserved]
 
-    def unique(self, want: Want | Lease) -> list[bytes]:
+    def unique(self, want: Want) -> list[bytes]:
         """The keys that only one lease can have."""
         return [self.taken(kind, space, want.family, want.value) for kind, space in self.places(want)]
 

@@ -84,26 +84,19 @@ def _packed(ops: list[Op]) -> list[Op]:
 
 def answers(reply: bytes) -> list[bytes]:
     """The answer of each operation, also of those in inner transactions."""
-    return list(_answers(reply))
-
-
-def _answers(reply: bytes) -> Iterator[bytes]:
+    found: list[bytes] = []
     for response in _repeated(reply, 3):
         for kind, answer in fields(response):
-            if kind == _TXN:
-                yield from _answers(answer)
-            else:
-                yield answer
+            found += answers(answer) if kind == _TXN else [answer]
+    return found
 
 
 def entries(answer: bytes) -> list[Entry]:
-    """The entries of a read's answer."""
     found = [dict(fields(entry)) for entry in _repeated(answer, 2)]
     return [(entry[1], entry.get(5, b"")) for entry in found]
 
 
 def number(answer: bytes) -> int:
-    """The number in a count's answer."""
     return scalar(answer, 4)
 
 
@@ -167,18 +160,11 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     """(the number at `at`, the place after it)."""
-    value = message[at]
-    if value < 128:
-        return value, at + 1
-    value &= 127
-    shift = 7
-    while True:
-        at += 1
-        octet = message[at]
+    value = shift = 0
+    while (octet := message[at]) > 127:
         value |= (octet & 127) << shift
-        if octet < 128:
-            return value, at + 1
-        shift += 7
+        shift, at = shift + 7, at + 1
+    return value | octet << shift, at + 1
 
 
 def _repeated(message: bytes, number: int) -> list[bytes]:

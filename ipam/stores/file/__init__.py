@@ -119,7 +119,7 @@ class FileStore(Store):
             assert database, "a claim needs a store that was opened with CREATE"  # noqa: S101  # a fault of the caller
             leases = [Lease(want, owner) for want in wants]
             try:
-                taken = [old.want for old in instead_of if not self._delete(old)]
+                taken: list[Want] = [old for old in instead_of if not self._delete(old)]
                 taken += [want for want, lease in zip(wants, leases, strict=True) if not self._insert(lease)]
                 if self.cooldown and not taken:
                     self._cool(given_up(instead_of, wants))

@@ -156,11 +156,9 @@ class Database:
                     self._check_format(version)
                     return True
                 except BaseException:
-                    self._has_failed = True
-                    self.close()
+                    self._shut()
                     raise
-        self._has_failed = True
-        self.close()
+        self._shut()
         return False
 
     def _connect(self) -> bool:
@@ -299,7 +297,7 @@ def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[D
             return former, False
         fd = open_locked(path, use, seconds)
     except OSError as fault:
-        raise refused("open", path, fault) from None
+        raise refused(path, fault) from None
     if fd < 0:
         return None
     database = Database(path, use, fd)

@@ -50,10 +50,10 @@ def open_locked(path: str, use: int, seconds: float, kept: int = -1) -> int:
         posix.close(fd)
 
 
-def refused(action: str, path: str, fault: OSError) -> IoFailure:
-    """The error for a failed `action` on the lease file or its directory."""
+def refused(path: str, fault: OSError) -> IoFailure:
+    """The error for a lease file or its directory that cannot be opened."""
     if isinstance(fault, files.NotPrivate):
-        return IoFailure(f"cannot {action} lease file {path}: {fault.strerror}")
+        return IoFailure(f"cannot open lease file {path}: {fault.strerror}")
     remedy = {
         errno.ENOSPC: "free space there",
         errno.EDQUOT: "free space there",
@@ -62,7 +62,7 @@ def refused(action: str, path: str, fault: OSError) -> IoFailure:
         errno.EPERM: "run as root",
         errno.ELOOP: "replace the symbolic link by the file",
     }.get(fault.errno or 0, "see that ipam.dataDir is a local, writable directory")
-    return IoFailure(f"cannot {action} lease file {path}: {fault.strerror}; {remedy}")
+    return IoFailure(f"cannot open lease file {path}: {fault.strerror}; {remedy}")
 
 
 def _open(path: str, use: int) -> int:

@@ -21,7 +21,6 @@ import time
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
-from ipam.ranges import format_address
 from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import POOLS
@@ -116,7 +115,7 @@ class KubernetesStore(ObjectStore):
         strange = [lease for lease in leases if lease.scope is None]
         for lease in strange:
             self._warn(
-                f"{format_address(lease.family, lease.value)} may be in use by another pod {'/'.join(pod[:2])}, of container"
+                f"{lease.text} may be in use by another pod {'/'.join(pod[:2])}, of container"
                 f" {lease.container_id}, because the UID of its pod is unknown: the lease does not move. See `railcni ipam audit`"
             )
         reserved = [lease for lease in leases if lease.scope is not None]
@@ -167,21 +166,12 @@ class KubernetesStore(ObjectStore):
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
         return self._view.held(pool, scope, family)
 
-    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
-        with self.session():
-            found = self._view.pool(pool)
-            if found is None:
-                return []
-            page: list[Lease] = []
-            for value, entry in sorted(found.entries.items()):
-                if after and value <= after.value:
-                    continue
-                lease = self._view.lease(found, entry)
-                if not node or (lease.node == node and not entry.claimed):
-                    page.append(lease)
-                if len(page) == limit:
-                    break
-            return page
+    def _of_pool(self, pool: str, node: str) -> list[Lease]:
+        found = self._view.pool(pool)
+        if found is None:
+            return []
+        read = [(entry, self._view.lease(found, entry)) for entry in found.entries.values()]
+        return [lease for entry, lease in read if not node or (lease.node == node and not entry.claimed)]
 
     def pools(self) -> list[Pool]:
         with self.session():

@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ipam.stores.kubernetes.objects import Reservation
-    from ipam.stores.kubernetes.view import Changes, View
+    from ipam.stores.kubernetes.objects import Changes, Reservation
+    from ipam.stores.kubernetes.view import View
 
 
 class Claim:
@@ -62,7 +62,7 @@ class Claim:
 
     def _is_in_pool(self, want: Want, given: Sequence[Lease]) -> bool:
         pool = self._view.pool(want.pool)
-        freed = any((old.pool, old.family, old.value) == (want.pool, want.family, want.value) for old in given)
+        freed = any(old.place == want.place for old in given)
         return pool is not None and want.value in pool.entries and not freed
 
     def _is_held(self, want: Want, given: Sequence[Lease]) -> bool:
@@ -73,7 +73,7 @@ class Claim:
         found = self._view.reservation(want)
         return found is not None and not any(found.is_of(old) for old in self._at(want))
 
-    def _at(self, place: Want | Lease) -> list[Lease]:
+    def _at(self, place: Want) -> list[Lease]:
         """The leases at this place that the claim gives up."""
         return [old for old in self._instead_of if (old.pool, old.value) == (place.pool, place.value)]
 
@@ -136,7 +136,7 @@ class Claim:
                 self._replace(lease, lease)
                 self._made.append(lease)
             else:
-                return [lease.want]
+                return [lease]
         return []
 
     def _is_used(self, found: Reservation, lease: Lease) -> bool:

@@ -34,9 +34,7 @@ class PoolLocks:
 
     __slots__ = ("_api", "_held", "_pools", "_seconds", "_taken", "_warn")
 
-    def __init__(
-        self, api: Api, pools: Sequence[str], seconds: float, warn: Callable[[str], object] = lambda text: None
-    ) -> None:
+    def __init__(self, api: Api, pools: Sequence[str], seconds: float, warn: Callable[[str], object]) -> None:
         self._api = api
         self._warn = warn
         self._pools = sorted(set(pools)) or [""]  # sorted, to avoid deadlock

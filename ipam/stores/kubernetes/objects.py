@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
+    Changes = dict[int, dict[str, Any] | None]  # the new allocation of each address, or None
+
 API_VERSION = "whereabouts.cni.cncf.io/v1alpha1"
 ANNOTATION = "railcni.io/lease"
 NODE_LABEL = "railcni.io/node"
@@ -53,7 +55,7 @@ def growth(entries: Iterable[dict[str, Any]]) -> int:
     return sum(64 + sum(map(len, entry.values())) for entry in entries)
 
 
-def reservation_name(place: Want | Lease) -> str:
+def reservation_name(place: Want) -> str:
     """The name of the reservation of an address in its scope."""
     name = object_name(format_address(place.family, place.value))
     if place.scope:
@@ -215,9 +217,7 @@ class IPPool:
         kept = {str(lease.value - self.first): [until, interface(lease.pod, lease.ifname)] for lease in given_up}
         return {COOLING: _cut({o: k for o, k in self.cooling(now).items() if o not in kept} | kept)}
 
-    def patch(
-        self, changes: dict[int, dict[str, Any] | None], annotations: dict[str, str] | None = None
-    ) -> list[dict[str, Any]]:
+    def patch(self, changes: Changes, annotations: dict[str, str]) -> list[dict[str, Any]]:
         """The JSON patch of `changes`, an entry or None by address, and of added `annotations`, for the object as read."""
         operations: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
@@ -234,19 +234,14 @@ class IPPool:
         for value, entry in changes.items():
             former = self.entries.get(value)
             path = f"/spec/allocations/{former.key if former else value - self.first}"
-            if former is None:
-                if entry is not None:
-                    operations.append({"op": "test", "path": path, "value": None})
-                    operations.append({"op": "add", "path": path, "value": entry})
-                continue
-            operations.append({"op": "test", "path": f"{path}/id", "value": former.document.get("id")})
-            if entry is None:
+            if entry is not None:
+                written = {**former.document, **entry} if former else entry
+                operations.append({"op": "add", "path": path, "value": written})
+            elif former:
                 operations.append({"op": "remove", "path": path})
-            else:
-                operations.append({"op": "replace", "path": path, "value": {**former.document, **entry}})
         return operations
 
-    def apply(self, changes: dict[int, dict[str, Any] | None], version: str, grown: int) -> None:
+    def apply(self, changes: Changes, version: str, grown: int) -> None:
         """Change as the object does by `patch(changes)`."""
         for value, entry in changes.items():
             former = self.entries.pop(value, None)
@@ -258,7 +253,7 @@ class IPPool:
         self.size += grown
 
 
-def allocation(pool: IPPool | None, place: Want | Lease) -> Allocation | None:
+def allocation(pool: IPPool | None, place: Want) -> Allocation | None:
     """The allocation of the address of `place`; None for none, and where the pool is missing or of the other family."""
     return pool.entries.get(place.value) if pool and pool.family == place.family else None
 

@@ -66,7 +66,6 @@ def _slice(api: Api, name: str, network_name: str, node: str, rng: Range, take: 
                 name,
                 [
                     {"op": "test", "path": "/metadata/resourceVersion", "value": version},
-                    {"op": "test", "path": f"{place}/sliceRange", "value": text},
                     {"op": "add", "path": f"{place}/nodeName", "value": node},
                 ],
             )

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ipam.stores.apiserver import Api
-    from ipam.stores.kubernetes.objects import Allocation
-
-    Changes = dict[int, dict[str, Any] | None]  # the new allocation of each address, or None
+    from ipam.stores.kubernetes.objects import Allocation, Changes
 
 _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
@@ -73,7 +71,7 @@ class View:
     def forget_pool(self, name: str) -> None:
         self.read_pools.pop(name, None)
 
-    def forget_reservation(self, place: Want | Lease) -> None:
+    def forget_reservation(self, place: Want) -> None:
         self._reservations.pop(reservation_name(place), None)
         self._reserved = None
 
@@ -107,7 +105,7 @@ class View:
                 f"spec.range of IPPool {name} of {self.api}: {fault}. Correct it, or remove the object"
             ) from None
 
-    def reservation(self, place: Want | Lease) -> Reservation | None:
+    def reservation(self, place: Want) -> Reservation | None:
         """The reservation of the address of `place` in its scope; None for none."""
         if place.scope is None:
             return None
@@ -142,7 +140,7 @@ class View:
             return known
         return pool.lease(entry, pool.named_scope(self._node))
 
-    def lease_at(self, place: Want | Lease) -> Lease | None:
+    def lease_at(self, place: Want) -> Lease | None:
         """The lease that the pool has at the address of `place`; None for none."""
         pool = self.pool(place.pool)
         entry = objects.allocation(pool, place)
@@ -156,35 +154,34 @@ class View:
             found.tell(lease)
         if lease.scope is None or own:
             return lease
-        unreserved = Lease(Want(lease.pool, lease.family, lease.value, None), lease.owner)
+        unreserved = Lease(Want(*lease.place, None), lease.owner)
         unreserved.claimed = lease.claimed
         return unreserved
 
     def is_there(self, lease: Lease) -> bool:
         """Whether the pool still holds `lease`, and no later one of the same attachment."""
-        pool = self.pool(lease.pool)
-        entry = objects.allocation(pool, lease)
-        return pool is not None and entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
+        entry = objects.allocation(self.pool(lease.pool), lease)
+        return entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
 
     def is_superseded(self, lease: Lease) -> bool:
         """Whether a record tells that the attachment of `lease` has claimed the address again. Pools tell no claims apart."""
-        known = self.known_leases().get((lease.pool, lease.family, lease.value))
+        known = self.known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
     def known_leases(self) -> dict[tuple[str, int, int], Lease]:
         """The leases of this node's records, by pool, family and address."""
         if self._known is None:
             leases = sorted(self._known_from(), key=lambda lease: lease.sequence)
-            self._known = {(lease.pool, lease.family, lease.value): lease for lease in leases}
+            self._known = {lease.place: lease for lease in leases}
         return self._known
 
     def remember(self, leases: Sequence[Lease], gone: Sequence[Lease]) -> None:
         """Update the leases of the records, if they are loaded: `leases` were claimed, `gone` given up."""
         if self._known is not None:
             for old in gone:
-                self._known.pop((old.pool, old.family, old.value), None)
+                self._known.pop(old.place, None)
             for lease in leases:
-                self._known[lease.pool, lease.family, lease.value] = lease
+                self._known[lease.place] = lease
 
     # --- changes ---
 
@@ -269,21 +266,17 @@ class View:
                 finally:
                     self.forget_reservation(lease)
 
-    def holder_besides(self, lease: Lease) -> Lease | None:
-        """The lease of another container that the pool has at the address of `lease`; None for none.
+    def reserve_for_others(self, leases: Sequence[Lease]) -> None:
+        """Make reservations again that were deleted as those of `leases`, and whose addresses others turn out to have. Open.
 
         whereabouts moves an entry to a restarted sandbox, and leaves the former container in the reservation.
         """
-        found = self.lease_at(lease)
-        return found if found and (found.container_id, found.ifname) != (lease.container_id, lease.ifname) else None
-
-    def reserve_for_others(self, leases: Sequence[Lease]) -> None:
-        """Make reservations again that were deleted as those of `leases`, and whose addresses others turn out to have. Open."""
         for lease in leases:
-            other = self.holder_besides(lease) if lease.scope is not None else None
-            if other and self.reservation(lease) is None:
+            other = self.lease_at(lease) if lease.scope is not None else None
+            is_own = other and (other.container_id, other.ifname) == (lease.container_id, lease.ifname)
+            if other and not is_own and self.reservation(lease) is None:
                 try:
-                    self.api.create(RESERVATIONS, objects.reservation(Lease(lease.want, other.owner)))
+                    self.api.create(RESERVATIONS, objects.reservation(Lease(lease, other.owner)))
                 except Conflict:
                     pass  # another call has made it
                 self.forget_reservation(lease)

@@ -1,0 +1,115 @@
+"""The options of `railcni ipam` that say which store is meant."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from cni.cli.terminal import output, subcommand
+from cni.library.audit.store import SECONDS, Choice, NoFiles, kubeconfig_of, of_flat_file, readable
+from cni.shared.records import STATE
+from cni.shared.spec.errors import InvalidConfig
+from ipam import stores
+from ipam.config import IpamConfig
+from ipam.keys import DATASTORES, IPAM_KEYS
+from ipam.source import Source
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Forbidden, Undefined
+from ipam.stores.apiserver.resources import OF_STORES
+
+HOST_LOCAL = "host-local"  # which leases are copied from
+
+
+def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool = False) -> None:
+    """--data-dir (of `files`), --config, --kubeconfig; without them the store of the installed flat file, else the one in
+    STATE. `pods`: the command reads the pods, also those of a store outside of the cluster."""
+    which = parser.add_mutually_exclusive_group()
+    parser.set_defaults(data_dir="", pods=pods)
+    if files:
+        about = f"the file store in DIR; such as {STATE}"
+        subcommand.option(which, "--data-dir", "", about)
+    about = "the flat file that names the store, with the keys of the ipam block; default: the installed one"
+    subcommand.option(which, "--config", "", about, "FILE")
+    about = "the cluster of this kubeconfig's current context; given alone: its AddressLeases and IPPools"
+    subcommand.option(parser, "--kubeconfig", "", about, "FILE")
+    about = "the namespace of the leases; default: the context's, else kube-system"
+    parser.add_argument("-n", "--namespace", type=subcommand.name, help=about)
+
+
+def named(options: argparse.Namespace) -> list[Choice]:
+    """The stores that the options name: both of a cluster's where they name it alone. InvalidConfig, UnsupportedField."""
+    path, namespace = kubeconfig_of(options.kubeconfig), options.namespace or ""
+    found = Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}) if options.data_dir else None
+    if not found and (not path or options.config):
+        found = of_flat_file(options.config)
+    if found and found.kind not in stores.IN_CLUSTER:
+        options.only(
+            options.pods and found.is_shared, "for a cluster, and for the pods of leases in etcd", "--kubeconfig"
+        )
+        options.only(False, "for leases in a cluster", "-n")
+        return [Choice(found.store_ref, path or found.kubeconfig, "", found.cooldown)]
+    if found and found.kubeconfig:
+        path = path or found.kubeconfig
+        return [Choice({**found.store_ref, "kubeconfig": path}, path, namespace, found.cooldown)]
+    return [Choice({"kind": kind, "kubeconfig": path}, path, namespace) for kind in OF_STORES]
+
+
+def choose(options: argparse.Namespace) -> list[Choice]:
+    """The stores that the options name. A kubeconfig alone names those of the two kinds in a cluster that the cluster defines;
+    a kind that the user may not read is told."""
+    found = named(options)
+    if len(found) == 1:
+        return found
+    api = Api(found[0].kubeconfig, SECONDS, found[0].namespace)
+    known: list[Choice] = []
+    refused: list[Forbidden] = []
+    for choice in found:
+        try:
+            next(api.pages(OF_STORES[choice.kind][0], brief=True, size=1))
+            known.append(choice)
+        except Undefined:
+            pass
+        except Forbidden as fault:
+            refused.append(fault)
+    if not known and refused:
+        raise refused[0]
+    if not known:
+        raise InvalidConfig(
+            f"{api} knows neither AddressLeases nor IPPools: `kubectl apply -k conf/kubernetes` makes both"
+        )
+    if refused:
+        output.print_fault(f"only {told(known)} are read: {refused[0].msg}")
+    return known
+
+
+def told(choices: Sequence[Choice]) -> str:
+    """For messages."""
+    *others, last = choices
+    return " and ".join([*(OF_STORES[choice.kind][1] for choice in others), str(last)])
+
+
+def parse(text: str) -> Choice:
+    """A store that is written KIND:PLACE, as the type of --to. InvalidConfig: its file cannot be read."""
+    kind, _, place = text.partition(":")
+    if kind == "file" and place:
+        return Choice({"kind": "file", "path": os.path.abspath(place)})
+    if kind in (*stores.IN_CLUSTER, "config") and place:
+        path = readable(place, text)
+        return of_flat_file(path) if kind == "config" else Choice({"kind": kind, "kubeconfig": path}, path)
+    if kind in DATASTORES and place:
+        named = IpamConfig()
+        named.ranges = []
+        Source({"datastore": kind, DATASTORES[kind]: place}, NoFiles, []).fill(named, IPAM_KEYS, [])
+        try:
+            return Choice(stores.ref_of(named))
+        except InvalidConfig as fault:
+            raise argparse.ArgumentTypeError(fault.msg) from None
+    if kind == HOST_LOCAL and place:
+        raise argparse.ArgumentTypeError(
+            f'"{text}": leases are copied from host-local, never to it: name it with --from'
+        )
+    raise argparse.ArgumentTypeError(
+        f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, etcd:HOST:PORT,…,'
+        " host-local:DIR or config:FILE, where FILE has the keys of the ipam block"
+    )
