@@ -1,7 +1,7 @@
 """Addresses for an attachment: propose them, claim them, and repeat both until a claim succeeds.
 
-The first proposal is the lowest free address. When another process has claimed it first, the search begins at another
-place of the range (ipam.allocator.search_start), and each further attempt waits a random time out of a longer one.
+The first proposal is the lowest free address. If another process claims it first, the search begins at another place of
+the range (ipam.allocator.search_start). Before each further attempt the call waits a random time, whose bound grows.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from ipam.stores.base import Window
 
 CLAIM_SECONDS = 30.0
-CONTENDED_SECONDS = 200.0  # of attempts that lose to others' claims: kubelet ends its call after 240
+CONTENDED_SECONDS = 200.0  # of attempts that lose to other claims: kubelet ends its call after 240
 _SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # seconds of the first and the longest pause
 _UNKNOWN_TRIES = 3
-_UNSEEN = 3  # places that are tried unread, in a store where a reading costs more than a claim that fails
-_NEAR, _NEAR_SPREAD = 1, 256  # the first of them is near: the first block fills, and is no longer listed, the sooner
+_UNSEEN = 3  # places that are tried without a read, in stores where a read costs more than a failed claim
+_NEAR, _NEAR_SPREAD = 1, 256  # the first of them is near, so that the first block soon is full and is no longer listed
 
 
 class Terms:
     """The terms of a claim, apart from its store, its needs and its owner.
 
     `remember(wants, sequence)` is called before each claim, and when the leases exist already.
-    `free_earlier_boots(pool)` is called when a pool is exhausted, and says whether it has freed an address. The server
-    may still serve an earlier call's claim of the addresses in `recorded`. Those in `doubtful` are not kept, since a
-    release of them may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
+    `free_earlier_boots(pool)` is called when a pool is exhausted, and returns whether it has freed an address. The server
+    may still execute an earlier call's claim of the addresses in `recorded`. The addresses in `doubtful` are not kept,
+    since their release may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
     free, the best first. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a
     lease (ipam.stores.base.Store.survey).
     """
@@ -66,7 +66,7 @@ class Terms:
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
     """Lease an address for each need of `wanted` to `owner`, all or none; returns the addresses in the order of the needs.
 
-    Each attempt has the seconds of `terms`: a store that has answered an attempt is well, and others' claims are no fault.
+    Each attempt has the seconds of `terms`: a store that answers an attempt works, and lost claims are no fault.
     Raises Exhausted when a pool has no free address; TryAgainLater when another attachment holds a requested address, or
     when other claims succeed first for CONTENDED_SECONDS; and the errors of the store.
     """
@@ -80,7 +80,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
     while True:
         with store.session():
             store.take_locks()
-            # where claims spread, the search begins elsewhere after a lost claim, and needs no pause
+            # if claims spread, the search begins elsewhere after a lost claim, and needs no pause
             pauses = pauses or Pauses(last, *(_SPREAD if store.spreads else _SHARED))
             while True:
                 answer = attempts.once()
@@ -93,16 +93,16 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
                 if not pauses.wait():
                     raise TryAgainLater(
                         f"no address of {', '.join(need.pool for need in _needs(wanted))} could be claimed within"
-                        f" {last - began:g} s, because other attachments claim there at the same time: retry"
+                        f" {last - began:g} s, because other attachments claim addresses there at the same time: retry"
                     )
-        unknown += 1  # `survey` of the next session shows whether it was made
+        unknown += 1  # `survey` of the next session shows whether the claim was made
         if unknown == _UNKNOWN_TRIES or time.monotonic() > deadline or not pauses.wait():
             raise answer.reason
-        owner.sequence = max(time.time_ns(), owner.sequence + 1)  # a request that is under way has the former number
+        owner.sequence = max(time.time_ns(), owner.sequence + 1)  # a request under way has the former number
 
 
 class _Attempts:
-    """The attempts at one claim. Each goes by the results of those before it."""
+    """The attempts at one claim. Each uses the results of the previous ones."""
 
     __slots__ = ("_contended", "_lost", "_new", "_open", "_owner", "_preferred", "_store", "_terms", "_wanted")
 
@@ -112,13 +112,13 @@ class _Attempts:
         self._owner = owner
         self._terms = terms
         self._lost = list(terms.doubtful)
-        self._open = terms.recorded  # of claims that may still be served
+        self._open = terms.recorded  # of claims that the server may still execute
         self._preferred: list[tuple[int, int]] | None = None
-        self._contended = 0  # the number of the place at which the search begins; 0: the lowest address
+        self._contended = 0  # the number of the place where the search begins; 0: the lowest address
         self._new = terms.new
 
     def once(self) -> list[int] | Taken | Unknown:
-        """Make one attempt, in a session of the store: the addresses, or the store's answer when it made no lease."""
+        """Make one attempt in a session of the store; returns the addresses, or the store's answer if it made no lease."""
         store, wanted, owner, terms = self._store, self._wanted, self._owner, self._terms
         needs = _needs(wanted)
         windows = _windows(store, wanted, owner, self._contended)
@@ -165,14 +165,14 @@ class _Attempts:
         return answer
 
     def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
-        """End the claims that may still be served, if one would make a lease that is neither in `wants` nor in `own`."""
+        """Cancel the claims that may still be executed, if one would make a lease that is neither in `wants` nor in `own`."""
         known = [*wants, *own]
         if not {(*want.place, want.scope) for want in self._open} <= {(*want.place, want.scope) for want in known}:
             self._store.settle(self._owner.attachment, self._owner.sequence - 1)
         self._open = ()
 
     def _is_full(self, windows: Sequence[Window]) -> bool:
-        """Whether one of the windows is full, and other places are left to try."""
+        """Whether a window is full, and there are other places to try."""
         store = self._store
         if self._contended in unseen(store) or self._contended >= store.places:
             return False
@@ -180,7 +180,7 @@ class _Attempts:
 
 
 def unseen(store: Store) -> range:
-    """The places, as values of `contended`, that are tried unread."""
+    """The places, as values of `contended`, that are tried without a read."""
     return range(1, min(_UNSEEN, store.places) + 1)
 
 
@@ -220,7 +220,7 @@ def _needs(wanted: Sequence[Choice]) -> list[Need]:
 
 
 def start_of(rng: Range, owner: Owner, contended: int) -> int:
-    """The address at which a search begins: the lowest of the range while `contended` is 0, then one that differs by owner."""
+    """The address at which a search begins: the lowest of the range if `contended` is 0, else one that differs by owner."""
     if contended <= _NEAR:
         return allocator.search_start(rng, owner.node, owner.attachment.key(), _NEAR_SPREAD) if contended else 0
     return allocator.search_start(rng, owner.node, (*owner.attachment.key(), str(contended)))
@@ -246,9 +246,9 @@ def search(
     free_earlier_boots: Callable[[str], bool],
     preferred: Sequence[tuple[int, int]] = (),
 ) -> list[int]:
-    """`chosen`, an address for each need, with free ones in place of None, of one of `preferred` if possible; Exhausted.
+    """`chosen`, an address for each need, with free ones in place of None, `preferred` ones if possible; Exhausted.
 
-    The addresses of a choice are all chosen, or none is.
+    Either all addresses of a choice are chosen, or none.
     """
     values: list[int] = []
     proposed: list[tuple[int, int]] = []
@@ -317,7 +317,7 @@ def _preferred_free(
 
 
 def _cooling(store: Store, choice: Choice, owner: Owner) -> set[int]:
-    """The indexes with an address that `owner` may not have yet, since another pod has just given it up."""
+    """The indexes with an address that `owner` may not have yet, since another pod has just released it."""
     found: set[int] = set()
     if not store.cooldown:
         return found
@@ -329,7 +329,7 @@ def _cooling(store: Store, choice: Choice, owner: Owner) -> set[int]:
 
 
 def _check_requested(store: Store, needs: Sequence[Need], kept: Sequence[Lease], owner: Owner) -> None:
-    """Raise TryAgainLater when a requested address is cooling; those of the leases `kept` are not asked about."""
+    """Raise TryAgainLater when a requested address is cooling. The addresses of the leases `kept` are not checked."""
     held = {(lease.pool, lease.value) for lease in kept}
     for need in needs:
         value = need.requested
@@ -350,10 +350,9 @@ def _lost(
     taken: Sequence[Want],
     owner: Owner,
 ) -> list[Want]:
-    """Those of `taken` that the plan would have kept; TryAgainLater when one of them was requested.
+    """The addresses in `taken` that the plan would have kept; TryAgainLater when one of them was requested.
 
-    A request of a killed call may have made a lease of the owner or of its pod after `survey`. That is no loss: the next
-    plan keeps the lease.
+    A killed call's request may have made a lease of the owner or its pod after `survey`. The next plan keeps this lease.
     """
     known = {lease.key() for lease in planned.given_up}
     lost = []

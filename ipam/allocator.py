@@ -1,10 +1,10 @@
 """Which address of a range to claim next: pure, and bounded in the size of the pool.
 
-`search` answers the lowest free address, as whereabouts gives it. Once a claim was lost to somebody else, the caller
-searches on from `search_start`, so that many nodes do not fight for one address after another.
+`search` returns the lowest free address, like whereabouts. After a lost claim, the caller continues from `search_start`,
+so that many nodes do not compete for one address after another.
 
-A window is a span (low, high) of addresses, both included, that crosses no multiple of WINDOW; what of it cannot be
-claimed is a bitset, an integer whose bit i stands for the address low + i. That is what a store is asked for.
+A window is a span (low, high) of addresses, both included, that crosses no multiple of WINDOW. A store returns the
+unavailable addresses of a window as a bitset, an integer whose bit i stands for the address low + i.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ipam.ranges import Range, Span
 
 WINDOW = 4096  # addresses
-SPREAD = 1 << 16  # how many addresses from the range's start a search may begin at
+SPREAD = 1 << 16  # a search begins at one of so many addresses from the range's start
 
 
 def _itself(low: int, high: int) -> int:
@@ -72,10 +72,10 @@ def propose(rng: Range, window: Span, occupied: int, avoid: Collection[int] = ()
 
 
 def search_start(rng: Range, node: str, attachment: tuple[str, ...], spread: int = SPREAD) -> int:
-    """The address from which this attachment on this node searches on, after another one took what was proposed.
+    """The address from which this attachment on this node continues its search after a lost claim.
 
-    The same for the same arguments, spread evenly over the first `spread` addresses that `rng` may give. A range
-    without any gives its first address.
+    It depends only on the arguments, and is spread evenly over the first `spread` addresses that `rng` may give. For a
+    range without such addresses it is the first address.
     """
     key = "\0".join((rng.cidr, node, *attachment)).encode("utf-8", "surrogateescape")
     digest = int.from_bytes(_blake2.blake2b(key, digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""The parts of the verbs that a network and a group of rails share: the configuration, the owner, and the claim of addresses."""
+"""The code that a network and a group of rails share: the configuration, the owner, and the claim of addresses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
 
 
 def configured(request: Request, log: Log) -> IpamConfig:
-    """The checked configuration; from now on `log` has the file and the level that it names."""
+    """The checked configuration, whose log file and level `log` gets."""
     config = configuration.read(request)
     log.path, log.level, log.hidden = config.log_file, config.log_level, config.hidden
     for note in config.notes:
@@ -87,7 +87,7 @@ def owner_of(request: Request, config: IpamConfig) -> Owner:
 
 
 def _printable(text: str) -> str:
-    """`text` with "?" for bytes that are no UTF-8, which a store could not keep."""
+    """`text` with "?" for bytes that are not UTF-8, which a store could not keep."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -111,7 +111,7 @@ def claim(
 
     `record` is the present one, whose lock the caller holds; `of_group` are the members that a group adds to it.
     """
-    from ipam.acquire import Terms, acquire  # the other verbs claim no address
+    from ipam.acquire import Terms, acquire  # other verbs claim no address
 
     if record:  # also when the clock was set back since
         owner.sequence = max(owner.sequence, record["sequence"] + 1)
@@ -146,7 +146,7 @@ def claim(
         )
         return acquire(store, wanted, owner, terms), record
     except Unreachable:
-        raise  # nobody knows what was claimed; DEL or GC finds it by the record
+        raise  # the claim may have succeeded; DEL or GC finds it by the record
     except CniError:
         if record is not former:
             _forget(owner.attachment, store, records, former)
@@ -156,7 +156,7 @@ def claim(
 
 
 class _Proposals:
-    """The addresses that a call is about to claim. It locks each, so that other calls of this node propose others."""
+    """The addresses that a call is about to claim. It locks each, so that other calls of this node propose other ones."""
 
     __slots__ = ("_locks", "_records")
 
@@ -180,9 +180,9 @@ class _Proposals:
 
 
 def _forget(attachment: Attachment, store: Store, records: Records, former: dict[str, Any] | None) -> None:
-    """Replace the record of a failed ADD by the `former` one, or remove it if that is None, if nothing was claimed for certain.
+    """If certainly nothing was claimed, replace the record of a failed ADD by the `former` one, or remove it if that is None.
 
-    A store that was lost is restored from the records, so no record may name an address that its attachment does not have.
+    A lost store is restored from the records, so no record may name an address that its attachment does not have.
     """
     try:
         held = {lease.text for lease in store.find(attachment)}
@@ -197,9 +197,9 @@ def _forget(attachment: Attachment, store: Store, records: Records, former: dict
 def _preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[tuple[int, int]]:
     """The addresses, (family, value), in the annotation of the pod (namespace, name, uid), the best first.
 
-    Empty when the pod cannot be read or the annotation is no list of addresses, with a line in the log; and when the pod
-    of that name has another uid. Some builds of whereabouts read the same annotation: one address, which is given if it is
-    free, and ignored if not.
+    Empty if the pod cannot be read or the annotation is no list of addresses, with a line in the log; also if the pod has
+    another uid. Some builds of whereabouts read the same annotation: one address, which they give if it is free, and
+    ignore if not.
     """
     if not (config.preferred_ip_annotation and pod[1]):
         return []

@@ -1,8 +1,8 @@
-"""The IPAM configuration: the `ipam` block, the flat file and the addresses that the caller requests, as one checked object.
+"""The IPAM configuration: the `ipam` block, the flat file and the caller's requested addresses as one checked object.
 
 All faults are collected and reported at once, each with its key as it is written: `ipam.ipRanges[1].exclude[0]`,
-`CNI_ARGS IP`, or `PATH: gateway` for a key of the flat file at PATH. The keys are checked in three places: the value of
-each by its type in ipam.keys, ranges, addresses and routes in ipam.entries, and the keys together here (`_check_whole`,
+`CNI_ARGS IP`, or `PATH: gateway` for a key of the flat file at PATH. Keys are checked in three places: each value by its
+type in ipam.keys, ranges, addresses and routes in ipam.entries, and the keys together here (`_check_whole`,
 `_choose_store`). Sources: whereabouts v0.9 (pkg/config, pkg/types); for `ips` and `args` the CNI project's CONVENTIONS.md.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class IpamConfig:
-    """A checked IPAM configuration: an attribute for each key of IPAM_KEYS, and those that are made of several keys."""
+    """A checked IPAM configuration: an attribute for each key of IPAM_KEYS, and attributes made from several keys."""
 
     ranges: list[Range]  # each gives an address; the block's own range first
     addresses: list[IPConfig]  # static ones, for every attachment
@@ -40,10 +40,10 @@ class IpamConfig:
     routes: list[Route]
     dns: dict[str, Any]  # the object of the spec, {} when the configuration says nothing
     node: str  # this node's name
-    slice_node: str  # the node whose slices the ranges are, "" while they are whole (ipam.stores.kubernetes.slices)
+    slice_node: str  # the node whose slices the ranges are; "" for whole ranges (ipam.stores.kubernetes.slices)
     config_path: str  # the flat file that was read, or ""
-    hidden: list[str]  # the texts that no error may show: those of a flat file that the network chose
-    unnamed: str  # why a pod of Kubernetes is refused, since no store is named; "" where one is
+    hidden: list[str]  # texts of a flat file that the network chose: no error may show them
+    unnamed: str  # the refusal of a Kubernetes pod without a named store; "" if a store is named
     notes: list[str]  # for the log: the keys that have no effect
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
     address_entries: Sequence[dict[str, Any]]  # as written; see addresses
@@ -80,7 +80,7 @@ class IpamConfig:
     def gateway_of(self, address: str, own: str = "") -> str:
         """The gateway for "address/length", "" for none.
 
-        The first that exists: that of CNI_ARGS in its subnet; `own`; the key `gateway`, if it is of its family.
+        The first of these that exists: that of CNI_ARGS in its subnet, `own`, the key `gateway` if it has the same family.
         """
         subnet = Range(*parse_cidr(address))
         for family, value in self.gateways:
@@ -92,8 +92,8 @@ class IpamConfig:
 def read(request: Request, files: Files = flatfile) -> IpamConfig:
     """The IPAM configuration of `request`.
 
-    InvalidConfig (7) carries all faults; IoFailure (5) names a flat file that cannot be read. A configuration that
-    names no store is refused for a pod of Kubernetes in ADD and CHECK only: the other verbs may have to clear up.
+    InvalidConfig (7) has all faults; IoFailure (5) names a flat file that cannot be read. Only ADD and CHECK of a
+    Kubernetes pod refuse a configuration without a store: other verbs may have to clean up.
     """
     faults: list[Fault] = []
     config = examine(request, files, faults)
@@ -102,7 +102,7 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
 
 
 def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
-    """As `read`, but the faults go to `faults`; without any the configuration is valid."""
+    """Like `read`, but the faults go to `faults`; without faults the configuration is valid."""
     block = member(request.config, "ipam")
     if not isinstance(block, dict):
         fault = "has no `ipam`" if block is None else "has an `ipam` that is no JSON object"
@@ -127,7 +127,7 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.ranges = read_own_range(own, source.where, kept_back, config.notes, faults)
     config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), kept_back, config.notes, faults)
     config.requested = _requested(request, config, faults)
-    if not faults:  # it compares keys, so each must be valid by itself
+    if not faults:  # the comparison of keys needs valid ones
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
     source.hide(faults)
@@ -140,7 +140,7 @@ def _family(text: str) -> int:
 
 
 def _kept_back(config: IpamConfig) -> list[tuple[int, int]]:
-    """The addresses that no range gives: gateways, and the static ones, which every attachment has."""
+    """The addresses that no range gives: gateways and static addresses, which every attachment has."""
     texts = [config.gateway, *(text for a in config.addresses for text in (a.gateway, a.address))]
     return config.gateways + [host_of(text) for text in texts if text]
 
@@ -152,13 +152,13 @@ def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
 
 
 def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> list[Requested]:
-    """The addresses that the caller requests. One that comes in two ways counts once: Multus sends IP and `ips`."""
+    """The addresses that the caller requests. An address in two places counts once: Multus sends IP and `ips`."""
     text = request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
     for key in ("runtimeConfig.ips", "args.cni.ips"):
         asked += _strings(request.config, key, faults)
     if len(asked) > MOST_MEMBERS:
-        faults.append(Fault("the addresses asked for", len(asked), f"want {MOST_MEMBERS} at most"))
+        faults.append(Fault("the requested addresses", len(asked), f"want {MOST_MEMBERS} at most"))
         return []
     static = {parse_cidr(a.address)[:2] for a in config.addresses}
     gateways = set(_kept_back(config)) - static
@@ -217,7 +217,7 @@ def _address_or_cidr(text: str) -> Requested:
 
 def _check_whole(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
     if not config.ranges and not config.addresses and not config.requested:
-        keys = list(member(request.config, "ipam"))  # without their values: one may be a password
+        keys = list(member(request.config, "ipam"))  # without values: one may be a password
         faults.append(Fault("ipam", keys, "gives no address: want range, ipRanges or addresses"))
     families = {rng.family for rng in config.ranges}
     if config.gateway and families and _family(config.gateway) not in families:
@@ -247,9 +247,9 @@ def missing_key(config: IpamConfig) -> str:
 
 
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
-    """Resolve `datastore`. A pod of Kubernetes must never get addresses of its node alone, unless the key says so."""
+    """Resolve `datastore`. A Kubernetes pod must not get addresses of its node alone, unless the key says so."""
     if source.names("etcd_host") and not (source.names("datastore") or source.names("kubernetes.kubeconfig")):
-        config.datastore = "etcd"  # the network's own choice goes before a kubeconfig in the flat file
+        config.datastore = "etcd"  # the network's choice has precedence over a kubeconfig in the flat file
     chosen, where = config.datastore, source.where("datastore")
     missing = missing_key(config)
     if missing:
@@ -262,7 +262,7 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
         faults.append(Fault(source.where("node_slice_size"), f"/{config.node_slice_size}", wanted))
     hosts, password = source.where("etcd_host"), source.where("etcd_password")
     if config.etcd_password and hosts.startswith("ipam.") and not password.startswith("ipam."):
-        wanted = f"want it beside {password}: the administrator's password goes to no host that a network names"
+        wanted = f"want it beside {password}: the administrator's password is not sent to a host that a network names"
         faults.append(Fault(hosts, config.etcd_host, wanted))
     if config.preferred_ip_annotation and not config.kubeconfig:
         wanted = "want kubernetes.kubeconfig beside it, to read the pod by"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RangeEntry:
-    """The keys of one range as they are written, "" for a key that is absent."""
+    """The keys of one range as they are written; "" for an absent key."""
 
     __slots__ = ("exclude", "range", "range_end", "range_start")
     range: str
@@ -69,8 +69,8 @@ def read_ranges(
 def _filled(
     documents: Iterable[Mapping[str, Any]], name: str, make: Callable[[], T], table: Sequence[Key], faults: list[Fault]
 ) -> Iterator[tuple[str, T]]:
-    """What the keys of `table` make of each of `documents`, the members of the list `name`, where each is valid by itself; with
-    the prefix of its keys in a fault."""
+    """The valid ones of `documents`, the members of the list `name`, read by `table`; each with the prefix of its keys in a
+    fault."""
     for i, document in enumerate(documents):
         prefix, entry, before = f"{name}[{i}].", make(), len(faults)
         fill(entry, table, document, faults, prefix)

@@ -1,6 +1,6 @@
 """The node's files that the IPAM configuration depends on: the flat file, the host name, and where a path leads.
 
-A network's own `dataDir` leads to a directory of ours, never to one of another program.
+A network's `dataDir` leads only to a directory of railcni, never to another program's.
 
 This module is the default for the parameter `files` of `ipam.config.read`; tests pass another reader.
 """
@@ -20,11 +20,11 @@ PATHS = (
     "/host/etc/cni/net.d/whereabouts.d/whereabouts.conf",
     "/host/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
 )
-"""Where an installer puts the flat file; the first that exists counts."""
+"""The paths of the flat file; the first that exists is used."""
 
-_LIMIT = 1 << 20  # bytes; the path may come from a network's author: no device, FIFO or endless file is read
+_LIMIT = 1 << 20  # bytes; a network's author may choose the path: no device, FIFO or endless file is read
 
-_LEASES = "leases.db"  # of the lease file; what belongs to it has a name that begins so
+_LEASES = "leases.db"  # of the lease file; the names of its companion files begin with this
 _STATE = "/var/lib/cni/railcni"
 _FORMER_ROOTS = ("/var/lib/cni", "/run/cni")  # the default of dataRoots in version 0.1.0
 _FILE_TYPE, _REGULAR, _DIRECTORY = 0o170000, 0o100000, 0o040000
@@ -43,7 +43,7 @@ def load(path: str) -> bytes | None:
 
 
 def follow(path: str, roots: str = "") -> str:
-    """Where `path` leads. ValueError when it cannot be followed, or leads outside of `roots`, a key of the node's policy."""
+    """The target of `path`. ValueError when it cannot be followed, or is outside of `roots`, a key of the node's policy."""
     if roots:
         from cni.shared import policy  # most networks name no path
 
@@ -61,10 +61,10 @@ def follow(path: str, roots: str = "") -> str:
 def _confined(path: str) -> str:
     """The directory that `path` leads to; ValueError says why leases may not be kept in it.
 
-    They may be kept in the node's own store, in directories below `dataRoots` of the node's policy, and, unless the
-    administrator has set dataRoots, in the stores that version 0.1.0 has made at other places, which have a lease file. The
-    author of a network is no administrator, and one new file among another program's already does harm: host-local takes each
-    name below /var/lib/cni/networks/NETWORK for an address in use.
+    Allowed are the node's own store, directories below `dataRoots` of the node's policy, and, unless the administrator has
+    set dataRoots, stores that version 0.1.0 has made elsewhere, which have a lease file. The author of a network is no
+    administrator, and even one new file in another program's directory does harm: host-local takes each name below
+    /var/lib/cni/networks/NETWORK for an address in use.
     """
     from cni.shared import policy
     from cni.shared.kernel import paths

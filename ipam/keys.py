@@ -1,7 +1,7 @@
 """The keys of the `ipam` block and of the flat file: their types, defaults and meaning, as tables.
 
-docs/reference.md and the JSON Schema of `railcni nad schema` are made from these tables. Names match without
-regard to case, unknown keys are ignored, null is absent. A name with a dot is a key of a nested object. Sources:
+docs/reference.md and the JSON Schema of `railcni nad schema` are made from these tables. The case of names does not
+matter, unknown keys are ignored, and null counts as absent. A name with a dot is a key of a nested object. Sources:
 whereabouts v0.9, pkg/types and doc/extended-configuration.md; `dataDir` is host-local's.
 """
 
@@ -35,7 +35,7 @@ CONFINED = {
     "etcd_cert_file": "configRoots",
     "etcd_ca_cert_file": "configRoots",
 }
-"""The paths that a block may only name below roots of the node's policy (cni.shared.policy); a flat file is not confined."""
+"""Keys whose paths must be below roots of the node's policy (cni.shared.policy) in a block, but not in a flat file."""
 
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
@@ -164,8 +164,8 @@ IPAM_KEYS = (
         "",
         "where leases are kept: file, etcd, kubernetes (the pools of whereabouts) or addresslease (an object for each "
         "address); default: kubernetes where kubernetes.kubeconfig is given, etcd where etcd_host is, otherwise file (the NAD's "
-        "own etcd_host goes before the flat file's choice); a pod of "
-        "Kubernetes gets file only when it is named",
+        "own etcd_host has precedence over the flat file's choice); a pod of "
+        "Kubernetes gets file only if it is named",
     ),
     Key("dataDir", optional(absolute_path, DATA_DIR), DATA_DIR, "the directory of the file store", "data_dir"),
     Key(
@@ -204,7 +204,7 @@ IPAM_KEYS = (
         "cooldown_seconds",
         optional(integer(0, 86_400), 0),
         0,
-        "for how many seconds a freed address is given to no other pod",
+        "the seconds for which a freed address is given to no other pod",
     ),
     Key(
         "preferred_ip_annotation",
@@ -224,7 +224,7 @@ IPAM_KEYS = (
         "configuration_path",
         string,
         "",
-        "in the block: path of the flat file, looked at before the usual places; "
+        "in the block: path of the flat file, tried before the usual paths; "
         "in a flat file: the directory that holds the file nodename",
     ),
 )

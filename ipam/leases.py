@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-COOLDOWN = 86_400  # the longest cooldown, in seconds; a clock that was wrong has written any longer one
+COOLDOWN = 86_400  # the longest cooldown, in seconds; a longer one comes from a wrong clock
 _SEQUENCES = 1 << 63  # what SQLite, etcd's keys and JSON readers in Go all hold
 
 
@@ -43,13 +43,13 @@ class Want:
         return format_address(self.family, self.value)
 
     def excludes(self, other: Want) -> bool:
-        """Whether no store can hold both: they are one address of one pool, or of one scope."""
+        """Whether a store cannot hold both: they are the same address of the same pool or scope."""
         same = self.pool == other.pool or (self.scope is not None and self.scope == other.scope)
         return same and self.address == other.address
 
 
 def returns(pod: tuple[str, str, str]) -> bool:
-    """Whether a pod may come back under its name: a StatefulSet's pods do, whose names end in "-" and a number."""
+    """Whether a pod may be created again with its name: pods of a StatefulSet are, whose names end in "-" and a number."""
     stem, _, ordinal = pod[1].rpartition("-")
     return bool(stem) and ordinal.isascii() and ordinal.isdigit()
 
@@ -57,8 +57,8 @@ def returns(pod: tuple[str, str, str]) -> bool:
 class Owner:
     """The owner of a claim: an attachment, its pod (namespace, name, uid; "" for an unknown part), node, boot and netns.
 
-    `sequence`, the time of the claim in ns since 1970, tells this claim from every other one. `machine` tells machines of
-    one node name apart (cni.shared.kernel.node.machine_id) in a store that nodes share.
+    `sequence`, the time of the claim in ns since 1970, identifies the claim. In a store that nodes share, `machine`
+    distinguishes machines with the same node name (cni.shared.kernel.node.machine_id).
     """
 
     __slots__ = ("attachment", "boot_id", "machine", "netns", "node", "pod", "sequence")
@@ -129,7 +129,7 @@ class Lease(Want):
         return self.sequence / 1e9
 
     def key(self) -> tuple[Any, ...]:
-        """All that makes this lease this one: equal keys are the same lease."""
+        """The identity of the lease: leases with equal keys are the same lease."""
         return (*self.place, self.container_id, self.ifname, self.network, self.sequence)
 
     @property
@@ -164,7 +164,7 @@ class Pool:
 
 
 def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """Those leases whose addresses are not claimed again by `wants`, neither in their pools nor in their scopes."""
+    """The leases whose addresses `wants` does not claim again, neither in their pools nor in their scopes."""
     return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
 
 
@@ -224,7 +224,7 @@ def owner_from_json(document: Mapping[str, Any], attachment: Attachment) -> Owne
 
 
 def as_text(value: Any) -> str:
-    """`value` if it is a text; ValueError."""
+    """`value` if it is a str; ValueError otherwise."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.60} is of a wrong type")
     return value

@@ -1,8 +1,8 @@
 """The IPAM plugin `whereabouts`: ADD, DEL, CHECK, GC and STATUS over a store of leases.
 
-CNI_NETNS is only a text here. It is kept with the lease, for the question in a later boot whether the namespace still
-exists; ADD and DEL never open it, since some callers pass /dev/null. A kill between two writes leaves a state that a
-later call can end, because of their order:
+CNI_NETNS is only a text here. It is kept with the lease, so that a later boot can test whether the namespace still
+exists. ADD and DEL never open it, since some callers pass /dev/null. The order of the writes ensures that after a kill a
+later call can finish:
 
     ADD   writes the record (store, addresses), then claims: each lease has a record
     DEL   releases, then removes the record: the next DEL or GC removes a record without leases
@@ -49,7 +49,7 @@ def call(request: Request, log: Log, state: str = STATE) -> Result | None:
 
 
 def add(request: Request, records: Records) -> Result:
-    """The addresses of the attachment: those that it has already, or new ones, all or none."""
+    """The addresses of the attachment: those that it has, or new ones, all or none."""
     config, group = configured_rail(request, records.log)
     store_ref: dict[str, Any] | None
     if group:
@@ -93,7 +93,7 @@ def _add(
 def delete(request: Request, records: Records) -> None:
     """Release the leases of the attachment, which are found by its record, or without one by the configuration.
 
-    The leases of a group are those of its last rail.
+    The DEL of a group's last rail releases the leases of the group.
     """
     holder, read = request.attachment, read_record
     if is_of_group(request):
@@ -102,7 +102,7 @@ def delete(request: Request, records: Records) -> None:
 
         name = group_of(request.config)
         if not name:
-            return  # no ADD with this configuration has claimed an address
+            return  # an ADD with this configuration claims no address
         holder, read = rails.attachment_of(name, holder.container_id), rails.read
     with records.locked(holder, PART):
         record = read(holder, records)
@@ -113,7 +113,7 @@ def delete(request: Request, records: Records) -> None:
             store_ref = reached(store_ref, config) if store_ref else _searched(request, config, group)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
-            if record is None:  # then no ADD of ours has claimed anything, but one of Go's may have, which refuses less
+            if record is None:  # our ADD has claimed nothing, but Go's, which refuses less, may have
                 records.log.warning(
                     f"there is no record of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
@@ -139,7 +139,7 @@ def delete(request: Request, records: Records) -> None:
 def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict[str, Any] | None:
     """The reference to the store in which an attachment without a record may have leases, None where it has none.
 
-    It names no pools if they are not known, and all are then searched.
+    It names no pools if they are unknown; then all are searched.
     """
     if group:
         return ref_of(config, group)
@@ -147,7 +147,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
         return None
     try:
         stores.locate(config, request.attachment.network, False, min(SHARED_SECONDS, config.store_timeout))
-    except CniError:  # the controller makes no NodeSlicePool for a network that was deleted
+    except CniError:  # the controller makes no NodeSlicePool for a deleted network
         store_ref = stores.ref_of(config)
         del store_ref["pools"]
         return store_ref
@@ -163,7 +163,7 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
         return None
     log.hidden = config.hidden
     if config.datastore != "kubernetes" or any(fault.key.endswith("kubeconfig") for fault in faults):
-        return None  # a wrong kubeconfig may be one that the node does not allow
+        return None  # the node's policy may not allow this kubeconfig
     return {"kind": "kubernetes", "kubeconfig": config.kubeconfig}
 
 
@@ -237,7 +237,7 @@ def _lease_differences(
 
 
 def gc(request: Request, records: Records) -> None:
-    """Release the leases of the attachments of this network that the runtime does not list. All are tried before an error."""
+    """Release the leases of this network's attachments that the runtime does not list; errors are raised at the end."""
     from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments
     from ipam import upkeep
 
@@ -269,7 +269,7 @@ def gc(request: Request, records: Records) -> None:
 def status(request: Request, records: Records) -> None:
     """Search the store for the addresses that an ADD would claim, and claim none; NotAvailable when the ADD would fail.
 
-    That is also when no store is named: runtimes call STATUS without a pod, and those that call it serve Kubernetes.
+    It would fail also if no store is named: runtimes that call STATUS serve Kubernetes, though they name no pod.
     """
     from ipam.acquire import search
 

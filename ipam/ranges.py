@@ -1,11 +1,10 @@
-"""Address arithmetic: addresses as integers, and the range that one address of an attachment is taken from.
+"""Address arithmetic: addresses as integers, and the range of one address of an attachment.
 
-Nothing here is linear in the size of a range: a /8 and a /64 cost what a /28 costs. An address is a pair
-(family, value): family 4 or 6, value an integer in network byte order.
+No cost depends on the size of a range: a /8 and a /64 cost the same as a /28. An address is a pair (family, value):
+family 4 or 6, value an integer in network byte order.
 
 The rules are those of whereabouts v0.9 (pkg/iphelpers, pkg/config), with three differences: /31, /32, /127 and /128
-have addresses to give, a range can keep its gateway back, and an address of the family 4 is one in whatever form it
-is written.
+have addresses to give, a range can reserve its gateway, and an IPv4 address has family 4 in every notation.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _MAPPED = 0xFFFF  # ::ffff:0:0/96, RFC 4291 section 2.5.5.2: an IPv4 address wri
 def parse_address(text: str) -> tuple[int, int]:
     """(family, value) of an address; ValueError when it is none.
 
-    An IPv4 address may have leading zeros, which are read as decimal, and may be written as ::ffff:a.b.c.d: both as in
-    Go, whose configurations are in use.
+    An IPv4 address may have leading zeros, which are read as decimal, and the form ::ffff:a.b.c.d. Go accepts both, so
+    configurations have them.
     """
     if ":" in text:
         try:
@@ -57,7 +56,7 @@ def format_address(family: int, value: int) -> str:
     """The canonical text of an address (RFC 5952 for IPv6)."""
     if family == 4:
         return _socket.inet_ntop(_socket.AF_INET, value.to_bytes(4, "big"))
-    if value >> 32 == 0 and value >> 16:  # the C library would write ::1.2.3.4, which nobody else does
+    if value >> 32 == 0 and value >> 16:  # only the C library would write ::1.2.3.4
         return f"::{value >> 16:x}:{value & 0xFFFF:x}"
     return _socket.inet_ntop(_socket.AF_INET6, value.to_bytes(16, "big"))
 
@@ -78,8 +77,8 @@ def parse_cidr(text: str) -> tuple[int, int, int]:
 
 
 def unassignable(family: int, value: int) -> str:
-    """The kind of an address at which no pod can be reached, such as multicast; "" for others (RFC 6890). The kernel forwards
-    to 240.0.0.0/4 as to any other."""
+    """The kind of an address that no pod can use, such as multicast; "" for others (RFC 6890). The kernel forwards packets
+    to 240.0.0.0/4 like others."""
     if family == 4:
         kinds = {0: "reserved", 127: "loopback", **dict.fromkeys(range(224, 240), "multicast")}
         return "broadcast" if value == (1 << 32) - 1 else kinds.get(value >> 24, "")
@@ -103,7 +102,7 @@ def parse_span(text: str) -> tuple[int, int, int]:
 def parse_range(text: str) -> tuple[int, int, int, Span | None]:
     """(family, value, prefix length, span) of "CIDR" or "first-last/length"; the span is None in the first form.
 
-    ValueError when it is neither, or when first is outside of the CIDR that last/length stands for, or after last.
+    ValueError for another form, or when first is outside of the CIDR of last/length, or after last.
     """
     first, dash, cidr = text.partition("-")
     try:
@@ -129,9 +128,9 @@ class Range:
     """The addresses of a CIDR that may be given.
 
     `network` and `top` are the first and last address of the CIDR and `prefix` its length; host bits of `value` are
-    dropped. `first` and `last` bound what may be given, both included: without the CIDR's first and last address,
-    unless it has only one or two, and within `start` and `end` where those are given. `blocked` are the spans between
-    `first` and `last` that are never given, sorted and disjoint. A range that is wholly blocked has the size 0.
+    dropped. `first` and `last` are the lowest and highest address to give: without the CIDR's first and last address,
+    unless it has only one or two, and within `start` and `end` if these are set. `blocked` are the spans between `first`
+    and `last` that are never given, sorted and disjoint. A fully blocked range has the size 0.
     """
 
     __slots__ = ("_spans", "blocked", "cidr", "family", "first", "last", "network", "prefix", "top")
@@ -163,7 +162,7 @@ class Range:
         return self.cidr
 
     def part(self, family: int, value: int, prefix: int) -> Range:
-        """What this range gives of a CIDR inside it: addresses with this range's prefix length. ValueError: not inside."""
+        """The part of this range in a CIDR inside it, with this range's prefix length. ValueError: not inside."""
         if family != self.family or prefix < self.prefix or not self.contains(value):
             raise ValueError(f"not inside of {self}")
         found = Range(family, value, prefix, self.first, self.last, self.blocked)
@@ -187,7 +186,7 @@ class Range:
         return list(self._spans)
 
     def offset_of(self, value: int) -> int:
-        """How far the address is from the CIDR's first one."""
+        """The offset of the address from the CIDR's first one."""
         return value - self.network
 
     def at(self, offset: int) -> int:
@@ -204,7 +203,7 @@ class Range:
 
 
 def range_of(pool: str, family: int, value: int) -> str:
-    """The CIDR that the name of a pool ends in, which holds the address; ValueError when it ends in none."""
+    """The CIDR at the end of a pool's name, which contains the address; ValueError without such a CIDR."""
     length = pool.rpartition("-")[2]
     if length.isascii() and length.isdigit() and len(length) < 4 and int(length) <= BITS[family]:
         cidr = f"{format_address(family, value >> (host := BITS[family] - int(length)) << host)}/{int(length)}"
@@ -214,7 +213,7 @@ def range_of(pool: str, family: int, value: int) -> str:
 
 
 def network_name_of(pool: str, family: int, value: int) -> str:
-    """The network_name that stands before the range in the name of a pool, which holds the address; ValueError."""
+    """The network_name before the range in the name of a pool that contains the address; ValueError."""
     return pool.removesuffix(object_name(range_of(pool, family, value))).removesuffix("-")
 
 
@@ -224,7 +223,7 @@ def object_name(text: str) -> str:
 
 
 def _decimal(digits: str) -> int:
-    """The number that up to three decimal digits, after any zeros, stand for; -1 when they stand for none."""
+    """The value of up to three decimal digits after any zeros; -1 for any other text."""
     if not digits.isascii() or not digits.isdigit() or len(digits.lstrip("0")) > 3:
         return -1
     return int(digits.lstrip("0") or "0")
@@ -236,7 +235,7 @@ def _bounds(family: int, value: int, prefix: int) -> Span:
 
 
 def merge(spans: Iterable[Span], low: int, high: int) -> list[Span]:
-    """`spans` cut to low..high, sorted, those that overlap or touch joined."""
+    """`spans` cut to low..high and sorted; overlapping and adjacent ones are joined."""
     merged: list[Span] = []
     for a, b in sorted((max(a, low), min(b, high)) for a, b in spans):
         if a > b:
@@ -249,7 +248,7 @@ def merge(spans: Iterable[Span], low: int, high: int) -> list[Span]:
 
 
 def _gaps(blocked: list[Span], low: int, high: int) -> list[Span]:
-    """What low..high leaves between the sorted, disjoint `blocked`."""
+    """The spans of low..high between the sorted, disjoint `blocked`."""
     gaps: list[Span] = []
     for a, b in blocked:
         if low < a:

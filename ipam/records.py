@@ -1,7 +1,7 @@
 """The IPAM part of an attachment record: the store that has the attachment's leases, and their addresses.
 
-It is written before the claim, so that DEL and GC find the leases that a killed ADD may have claimed; and it names the
-addresses, so that a store whose file was lost can be restored with those in use. Members, in addition to those of every
+It is written before the claim, so that DEL and GC find the leases that a killed ADD may have claimed. It names the
+addresses, so that a lost store file can be restored with the addresses in use. Members, in addition to those of every
 record:
 
     store      {"kind": "file", "path": DIRECTORY}, or the reference to another store by ipam.stores.ref_of
@@ -11,7 +11,7 @@ record:
     sequence   when the addresses were claimed, in ns since 1970
     scope      the reservation scope of all of them, null for none
     pools, addresses   lists of the same length
-    machine    the machine that the node is (cni.shared.kernel.node.machine_id); absent for none
+    machine    the node's machine ID (cni.shared.kernel.node.machine_id); absent for none
     cooldown   the seconds for which the addresses are given to no other pod when they are freed; absent for none
     pending    true when a DEL could not release them
 """

@@ -1,11 +1,11 @@
 """The lease rules: which leases an attachment keeps, takes over or gives up. Pure decisions, no I/O.
 
-1. The same attachment again: the addresses that it has, as long as the configuration still gives them.
-2. The same pod (namespace and name) with the same ifname in a new sandbox: the leases move to it. Not when both uids
-   are known and differ: then it is another pod of the same name, and the former one may still be on the wire. Nor
-   when a uid is not known and the machines differ: a pod's sandbox is made again where it was.
-3. No pod name matches no pod.
-4. What an attachment holds and the configuration no longer gives is given up in the step that claims the rest.
+1. The same attachment keeps its addresses, as long as the configuration still gives them.
+2. If the same pod (namespace and name) has a new sandbox, the leases of the same ifname move to it. They do not if both
+   uids are known and differ: the other pod of this name may still use them. They also do not if a uid is unknown and the
+   machines differ: a pod gets a new sandbox only on its node.
+3. A lease without a pod name matches no pod.
+4. The claim of new addresses also gives up addresses that the configuration no longer gives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipam.ranges import Range
 
     Choice: TypeAlias = "Need | Group"
-    """An index of `space` is chosen, which stands for an address for each of `needs`; a need alone is a choice of one."""
+    """The choice of an index of `space`, which stands for an address for each of `needs`. A single need is a choice too."""
 
 
 class Exhausted(TryAgainLater):
@@ -33,7 +33,7 @@ class Exhausted(TryAgainLater):
 class Need:
     """One address that an attachment gets from a pool: any of `rng`, or the one that was `requested`.
 
-    As a choice its index is the address itself.
+    As a choice, its index is the address itself.
     """
 
     __slots__ = ("pool", "requested", "rng", "scope")
@@ -81,7 +81,7 @@ class Need:
 class ClaimPlan:
     """What to claim. `chosen[i]` is the value for the need i, None where the store must be searched for one.
 
-    `given_up` are the leases whose place the claim takes; `settled`: the store holds all of it already.
+    `given_up` are the leases that the claim replaces; `settled`: the store already has all leases.
     """
 
     __slots__ = ("chosen", "given_up", "settled")
@@ -93,9 +93,9 @@ class ClaimPlan:
 
 
 def needs(config: IpamConfig) -> list[Need]:
-    """One need for each range, in their order; each requested address stands in for a range that holds it.
+    """One need for each range, in order; each requested address is the need of a range that contains it.
 
-    A request for which no range is left is a need of its own, of the first range that holds it.
+    A further request in the same range is another need, of the first range that contains it.
     """
     scope = config.network_name if config.overlap else None
     found = [Need(rng, rng.pool_name(config.network_name, config.slice_node), scope) for rng in config.ranges]
@@ -117,8 +117,8 @@ def plan(
 ) -> ClaimPlan:
     """What to claim for `owner`, whose attachment holds `own`; `pods` are the leases of its pod under its ifname.
 
-    `lost` are addresses of leases that cannot be kept, since another holds the reservation. A choice keeps the index that
-    most of the leases have.
+    `lost` are addresses of leases that cannot be kept, since another owner has the reservation. A choice keeps the index
+    that most of the leases have.
     """
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
@@ -148,7 +148,7 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The index that most of the leases `usable` have, of two the one of the earlier lease; None for none that is whole."""
+    """The index that most of the leases `usable` have, in a tie that of the earlier lease; None if no index is complete."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:
@@ -159,7 +159,7 @@ def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) 
 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
-    """Whether the lease of another sandbox is the owner's pod's: by its uid, or by its machine when a uid is not known."""
+    """Whether a lease of another sandbox belongs to the owner's pod, by its uid, or if a uid is unknown by its machine."""
     same = lease.is_of_pod(owner)
     if lease.pod[2] and owner.pod[2]:
         return same and lease.pod[2] == owner.pod[2]
@@ -167,6 +167,6 @@ def may_take_over(lease: Lease, owner: Owner) -> bool:
 
 
 def is_current(lease: Lease, need: Need, owner: Owner) -> bool:
-    """Whether the lease has the members of a new claim already. The collector judges by them whether a lease is in use."""
+    """Whether the lease has the same members as a new claim, by which the collector decides whether a lease is in use."""
     described = (lease.pod, lease.node, lease.machine, lease.boot_id, lease.netns, lease.scope)
     return described == (owner.pod, owner.node, owner.machine, owner.boot_id, owner.netns, need.scope)

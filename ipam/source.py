@@ -1,6 +1,6 @@
-"""The `ipam` block over the flat file: where the value of each key comes from.
+"""The source of each key's value: the `ipam` block, otherwise the flat file.
 
-The flat file gives the keys that the block leaves out, one by one, also inside `dns` and `kubernetes`
+The flat file has the values of keys that the block leaves out, also inside `dns` and `kubernetes`
 (whereabouts, pkg/config, GetFlatIPAM and the lines after its call).
 """
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _HIDDEN = "(not shown)"
 _SPELLED = {key.name.lower(): key.name for key in (*IPAM_KEYS, *RANGE_KEYS, *ACCEPTED_KEYS)}
-_COMMON = 2  # characters: a text so short stands in most messages by chance
+_COMMON = 2  # characters: so short a text is in most messages by chance
 
 
 class Source:
     """The block, the flat file's object, its path ("" when there is none), and all paths that were `searched`.
 
-    `notes` are for the log: they name the keys of the block that have no effect. A flat file that the block chose may be
-    anybody's, so faults and errors name its keys, and none of its values.
+    `notes` are for the log: they name the keys of the block without effect. A flat file that the block chose may belong to
+    anyone, so faults and errors name its keys, but not its values.
     """
 
     __slots__ = ("_block", "_flat", "_is_chosen", "notes", "path", "searched")
@@ -71,14 +71,14 @@ class Source:
                 fault.value = _HIDDEN
 
     def follow(self, target: object, table: Sequence[Key], files: Files, faults: list[Fault]) -> None:
-        """Replace each path in `target` by the one that it leads to; a path that the node does not allow is a fault."""
+        """Replace each path in `target` by its target; a path that the node does not allow is a fault."""
         for key in table:
             value = getattr(target, key.attribute)
             if key.name not in CONFINED or key.name == "configuration_path" or value == key.default:
                 continue
             if not self._in_flat_file(key.name):
                 value = _follow(f"ipam.{key.name}", value, CONFINED[key.name], files, faults)
-            elif key.name == "log_file":  # it is opened without following links
+            elif key.name == "log_file":  # later opened without following links
                 value = _follow(f"{self.path}: {key.name}", value, "", files, faults)
             setattr(target, key.attribute, value)
 
@@ -87,14 +87,14 @@ class Source:
         return not _is_left_out(self._block.get(name))
 
     def hide(self, faults: list[Fault]) -> None:
-        """Remove from the faults the values of a flat file that the block chose, and all that is made of them."""
+        """Remove from the faults the values of a flat file that the block chose, and texts made from them."""
         for fault in faults:
             if self._is_of_chosen(fault) and fault.value != _HIDDEN:
                 fault.value = _HIDDEN
                 fault.wanted = "is wrong, or does not fit the other keys: see the file and docs/reference.md"
 
     def hidden(self, target: object, table: Sequence[Key]) -> list[str]:
-        """The texts in `target` that no error may show, the longest first: those of a flat file that the block chose."""
+        """The texts in `target` from a flat file that the block chose, the longest first: no error may show them."""
         if not self._is_chosen:
             return []
         found: set[str] = set()
@@ -109,11 +109,11 @@ class Source:
         return self._is_chosen and fault.key.startswith(f"{self.path}: ")
 
     def where(self, name: str) -> str:
-        """The name of the key `name`, or of a member such as exclude[3], in a fault: with its file, or "ipam."."""
+        """The name of the key `name`, or of a member such as exclude[3], in a fault: with its file or "ipam."."""
         return f"{self.path}: {name}" if self._in_flat_file(name.partition("[")[0]) else f"ipam.{name}"
 
     def node_name(self, environ_name: str, files: Files) -> str:
-        """The first that is not empty: `environ_name`; the file `nodename` in the flat file's configuration_path; the host name."""
+        """The first non-empty of `environ_name`, the file `nodename` in configuration_path, and the host name."""
         name = environ_name.strip()
         directory = self._flat.get("configuration_path")
         if not name and directory and isinstance(directory, str):
@@ -138,7 +138,7 @@ def _follow(key: str, path: str, roots: str, files: Files, faults: list[Fault]) 
 
 
 class _FileFault(Fault):
-    """A fault of the flat file as a whole. It shows the whole path and none of the content, which may be anybody's."""
+    """A fault of the whole flat file. It shows the path but not the content, which may belong to anyone."""
 
     __slots__ = ()
 
@@ -190,7 +190,7 @@ def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> di
     flat: dict[str, Any] = {}
     for name, value in found:
         spelled = _SPELLED.get(name.lower(), name)
-        if name == spelled or spelled not in flat:  # as `member` chooses among names that differ in case alone
+        if name == spelled or spelled not in flat:  # as `member` chooses among names that differ only in case
             flat[spelled] = value
     return flat
 

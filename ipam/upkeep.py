@@ -1,7 +1,7 @@
-"""Leases and records are kept in agreement: release, GC, and the first leases of a store whose file was lost.
+"""Keeps leases and records in agreement: release, GC, and the restoration of a store whose file was lost.
 
-A recorded attachment loses its addresses by `release`, which DEL, GC, `flush` and the agent call, and after a reboot by
-`free_earlier_boots`.
+`release`, which DEL, GC, `flush` and the agent call, frees the addresses of a recorded attachment; after a reboot also
+`free_earlier_boots` does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ipam.stores.base import Store
 
 _FLUSH_SECONDS = 1.0
-_FLUSH_PAUSE = 10.0  # seconds after an attempt that left releases; a release that a DEL could not make is due at once
+_FLUSH_PAUSE = 10.0  # seconds after an attempt that left releases; a new pending release is due at once
 
 
 def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | None:
@@ -54,13 +54,13 @@ def release(
 ) -> None:
     """Free the leases of `attachment` in the store that `store_ref` names, then remove the record. The caller holds its lock.
 
-    With a record, a missing lease file is made first. Otherwise another process could make it now, and restore this very
-    record into it. `seconds` is as for open_store; for a `cooldown` of None the record's counts. CniError: the record
-    then says that the release is pending.
+    With a record, a missing lease file is made first. Otherwise another process could make it now, and restore this record
+    into it. `seconds` is as for open_store; a `cooldown` of None stands for the record's. After a CniError the record
+    says that the release is pending.
     """
     held = ipam_records.leases(attachment, record) if record else []
     restore = restorer(store_ref, records)
-    if stores.is_shared(store_ref):  # a release asks for this attachment's leases alone
+    if stores.is_shared(store_ref):  # a release reads only this attachment's leases
         recorded = list(held)
         restore = lambda: recorded  # noqa: E731
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
@@ -72,15 +72,15 @@ def release(
             records.write(attachment, PART, marked)
             record = marked
         except CniError as fault:
-            records.log.warning(f"the release of {attachment} could not be recorded before it is made: {fault.msg}")
+            records.log.warning(f"the release of {attachment} could not be recorded in advance: {fault.msg}")
     try:
         with store.session():
             # a claim is made as a whole, so an attachment whose record is right has no further lease
             if not held or store.release(held) < len(held):
                 held = store.find(attachment)
-                if not held and record and record["sequence"]:  # without a sequence it has never claimed
+                if not held and record and record["sequence"]:  # without a sequence it has claimed nothing
                     store.settle(attachment, record["sequence"])
-                    held = store.find(attachment)  # a claim that was under way may have been served just before
+                    held = store.find(attachment)  # the store may just have executed a claim that was under way
                 if held:
                     store.release(held)
     except CniError:
@@ -97,7 +97,7 @@ def release(
 def keep_pending(
     attachment: Attachment, record: dict[str, Any] | None, store_ref: dict[str, Any], records: Records
 ) -> None:
-    """Write into the record of `attachment` that its leases are still to be released."""
+    """Mark the release as pending in the record of `attachment`."""
     if record is None:
         if not stores.is_shared(store_ref):
             return
@@ -109,7 +109,7 @@ def keep_pending(
 
 
 def is_pending(attachment: Attachment, records: Records) -> bool:
-    """Whether the record of `attachment` says that its release could not be made yet."""
+    """Whether the release is pending in the record of `attachment`."""
     record = records.read(attachment, PART)
     return record is not None and record.get("pending") is True
 
@@ -121,10 +121,10 @@ def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
 
 
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
-    """Retry the pending releases for about `seconds`; the number of those that are left.
+    """Retry the pending releases for about `seconds`; returns how many are left.
 
-    `store_ref` is the store of the configuration, with its password; None where there is none. A store that cannot be
-    reached is asked once, and its wait does not shorten the time for other stores.
+    `store_ref` is the store of the configuration, with its password, or None. An unreachable store is tried once, and the
+    wait for it does not shorten the time for other stores.
     """
     records.remind(False)
     deadline = time.monotonic() + seconds
@@ -164,9 +164,9 @@ def is_among(store: Any, found: Iterable[dict[str, Any]]) -> bool:
 
 
 def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
-    """The function that reads the leases which a new store of this description begins with: those of the records that name it.
+    """The function that reads the first leases of a new store of this description, from the records that name it.
 
-    For an `owner`, the store addresslease gets the leases of its container and its pod in its network alone.
+    With an `owner`, the store addresslease gets only the leases of its container and its pod in its network.
     """
     if owner and store_ref.get("kind") == "addresslease":
         return recorder(owner.attachment.network, records, owner.attachment.container_id, owner.pod[1])
@@ -174,7 +174,7 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
     def restore() -> list[Lease]:
         listed = [(attachment, record) for attachment, _, record in (*records.all(PART), *records.newer(PART))]
         named = [x for x in listed if not isinstance(x[1].get("store"), dict) or stores.same(x[1]["store"], store_ref)]
-        # A record of a newer format counts as far as it can be read: its own version releases an address too many.
+        # A record of a newer format is read as far as possible: its own version releases a surplus address.
         found = _leases_of(named, records)
         if found and not stores.is_shared(store_ref):
             records.log.warning(f"the store was new; restored from the attachment records: {_texts(found)}")
@@ -184,9 +184,9 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
 
 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
-    """The function that reads the leases in a network's records, whatever store these name: a migration may have moved them.
+    """The function that reads the leases in a network's records of any store, since a migration may have moved them.
 
-    With `names`, of containers and pods, it reads those records alone that hold one of them.
+    With `names` of containers and pods, it reads only the records that contain one of them.
     """
     return lambda: _leases_of(records.of_network(network, PART, *names), records)
 
@@ -218,7 +218,7 @@ def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) 
                 continue
             freed = store.release(dead) > 0 or freed
             records.remove(attachment, PART)
-            records.log.warning(f"reclaimed {_texts(dead)} of {attachment}, which an earlier boot left")
+            records.log.warning(f"reclaimed {_texts(dead)} of {attachment}, left by an earlier boot")
     return freed
 
 
@@ -245,13 +245,13 @@ def gc(
 ) -> list[CniError]:
     """Release the leases of the attachments of `network` that are not `valid`; returns the errors.
 
-    The attachments are found by the records, and those of this node whose record was damaged by the leases in `pools` of
-    the store `store_ref`. An attachment stays while an operation holds its lock, and when it was claimed after this call
+    The attachments are found by the records. Those of this node with a damaged record are found by the leases in `pools`
+    of the store `store_ref`. An attachment stays while an operation holds its lock, and if it was claimed after this call
     began, since the runtime's list cannot have it. A pending release is made even if the list has its attachment.
     """
     began = Began()
     faults: list[CniError] = []
-    silent: list[dict[str, Any]] = []  # stores that cannot be reached: the next GC asks them again
+    silent: list[dict[str, Any]] = []  # unreachable stores: the next GC tries them again
     doomed: dict[Attachment, dict[str, Any] | None] = {}
     for attachment, record in records.of_network(network, PART):
         if attachment not in valid or record.get("pending") is True:
@@ -281,7 +281,7 @@ def gc(
 def note_fault(
     fault: CniError, store: dict[str, Any] | None, faults: list[CniError], silent: list[dict[str, Any]]
 ) -> None:
-    """Add `fault`, an error of `store`, to `faults`, and to `silent` a store that cannot be reached."""
+    """Add `fault`, an error of `store`, to `faults`, and `store` to `silent` if it cannot be reached."""
     faults.append(fault)
     if store and isinstance(fault, Unreachable):
         silent.append(store)
@@ -321,7 +321,7 @@ def _gc_one(
             if record and not began.is_after(record["sequence"]):
                 return
             if not (record and record["pending"]) and records.read(attachment, LINK):
-                return  # an ADD has made the link since the link plugin read its records, or it could not be removed
+                return  # an ADD made the link after the link plugin read its records, or the link could not be removed
             where = stores.joined(record["store"], store_ref) if record else store_ref
             if where:
                 release(attachment, record, where, records, cooldown=ipam_records.cooldown(record) or cooldown)

@@ -24,40 +24,42 @@ GRACE = 60.0
 
 def register(commands: subcommand.Commands) -> None:
     """Add `agent`."""
-    about = "on each node: write kubeconfig and flat file, finish releases, free dead leases, report health and metrics"
-    more = ". It runs until SIGTERM, in the foreground. No plugin needs it to run."
+    about = "on each node: write kubeconfig and flat file, retry releases, free dead leases, report health and metrics"
+    more = ". The agent runs until SIGTERM, in the foreground. The plugins also work without it."
     parser = subcommand.add(commands, "agent", about, more, run=_run)
     subcommand.installation(parser)
-    subcommand.listen(parser.add_argument_group("what it serves"), LISTEN)
+    subcommand.listen(parser.add_argument_group("HTTP endpoints"), LISTEN)
     access = parser.add_argument_group("the API server and the node's files")
     about = "the runtime's folder of networks, in whose whereabouts.d the files are kept"
     subcommand.option(access, "--conf-dir", CONF_DIR, about, made=True)
     about = "where the kubelet keeps token and ca.crt (not below --root); without a token there no file is written"
     subcommand.option(access, "--service-account", SERVICE_ACCOUNT, about)
     about = (
-        "write a token that is requested for this service account, good for a day; default: the agent's own token,"
+        "request a token of this service account, valid for a day, and write it; default: the agent's own token,"
         " which ends with its pod"
     )
     access.add_argument("--plugin-account", type=_account, metavar="NAMESPACE/NAME", help=about)
-    about = "for the kubeconfig, as the node reaches it; default: from KUBERNETES_SERVICE_HOST and _PORT"
+    about = "the API server's URL in the kubeconfig; default: from KUBERNETES_SERVICE_HOST and _PORT"
     subcommand.option(access, "--api-server", "", about, "URL")
-    about = "for a node that has no flat file, in a cluster that has no IPPools"
+    about = "the store of a node without a flat file, in a cluster without IPPools"
     subcommand.option(access, "--datastore", "kubernetes", about, None, choices=stores.IN_CLUSTER)
-    about = "of whereabouts' objects and of the election's Lease"
+    about = "the namespace of whereabouts' objects and of the election's Lease"
     subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE", type=subcommand.name)
-    about = "use this one and write no files; without it and a token, the one that the installed flat file names"
+    about = "use this kubeconfig and write no files; without it and a token: that of the installed flat file"
     subcommand.option(access, "--kubeconfig", "", about, "FILE")
-    about = "default: NODENAME, else the host name"
+    about = "this node; default: NODENAME, else the host name"
     access.add_argument("--node", default=os.environ.get("NODENAME", ""), metavar="NAME", help=about)
     collects = parser.add_argument_group("the collector")
-    collects.add_argument("--no-collect", action="store_true", help="free nothing, as while Go's reconciler still runs")
-    about = "between the two sightings of a dead lease after which it is freed"
+    collects.add_argument(
+        "--no-collect", action="store_true", help="free no leases, such as while Go's reconciler runs"
+    )
+    about = "a lease is freed when it was dead in two readings this far apart"
     subcommand.option(collects, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
-    about = "between two looks; default: half of --grace"
+    about = "between two readings; default: half of --grace"
     subcommand.option(collects, "--every", None, about, "SECONDS", type=subcommand.seconds)
-    about = "for which the agent is elected that frees the leases of lost nodes"
+    about = "the duration of the election of the agent that frees the leases of lost nodes"
     subcommand.option(collects, "--lease-seconds", 30.0, about, "SECONDS", type=subcommand.seconds)
-    about = "do all of it once, with both sightings, and end; exit code 1: something could not be done"
+    about = "do all of this once, with both readings, and exit; exit code 1: a part failed"
     parser.add_argument("--once", action="store_true", help=about)
 
 

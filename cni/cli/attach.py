@@ -42,14 +42,14 @@ PLUGIN_DIRECTORIES = (os.path.join(ROOT, "bin"), "/opt/cni/bin", "/usr/lib/cni")
 def register(commands: subcommand.Commands) -> None:
     """Add the five commands."""
     for name, run, about in (
-        ("attach", _attach, "attach a namespace to a network: ADD; a failed one is undone"),
-        ("detach", _detach, "detach it: DEL, every step, whether it is attached or not"),
-        ("check", _check, "ask whether the attachment is as it was made: CHECK"),
-        ("gc", _gc, "remove the remains of attachments to gone namespaces: DEL and GC"),
-        ("status", _status, "ask the plugins whether they can attach: STATUS; without NETWORK: the installation"),
+        ("attach", _attach, "attach a namespace to a network (ADD); a failed ADD is undone"),
+        ("detach", _detach, "detach a namespace from a network (DEL), even if it seems not to be attached"),
+        ("check", _check, "check whether an attachment is as ADD left it (CHECK)"),
+        ("gc", _gc, "remove what attachments of deleted namespaces left (DEL and GC)"),
+        ("status", _status, "ask the plugins whether they can attach (STATUS); without NETWORK: show the installation"),
     ):
         parser = subcommand.add(commands, name, about, run=run, shows=True)
-        about = "its name in net.d, or the path of a conflist, conf or NAD file (PATH#NAME)"
+        about = "the network's name in net.d, or the path of a conflist, conf or NAD file (PATH#NAME)"
         nargs = "?" if run is _status else None
         parser.add_argument("network", metavar="NETWORK", nargs=nargs, default="", help=about)
         if run not in (_gc, _status):
@@ -68,10 +68,10 @@ def _add_attachment(parser: argparse.ArgumentParser, takes_pod: bool) -> None:
     """The options that name an attachment; `takes_pod`: its pod may stand for it."""
     about = f"the namespace's path, or its name in {NAMED_NAMESPACES}"
     parser.add_argument("netns", metavar="NETNS", nargs="?" if takes_pod else None, default="", help=about)
-    then = "the only one that is attached" if takes_pod else "net1 for a NAD and else eth0"
-    about = f"default: CNI_IFNAME, then {then}"
+    then = "the only one that is attached" if takes_pod else "net1 for a NAD, otherwise eth0"
+    about = f"the interface; default: CNI_IFNAME, then {then}"
     parser.add_argument("-i", "--ifname", type=subcommand.ifname, default=os.environ.get("CNI_IFNAME", ""), help=about)
-    about = "default: cnitool's, from the namespace"
+    about = "default: as cnitool derives it from the namespace"
     if takes_pod:
         about += "; with NAMESPACE/POD, NETNS may be left out"
         subcommand.option(parser, "--container-id", None, about, "ID|NAMESPACE/POD", type=subcommand.container_or_pod)
@@ -88,8 +88,8 @@ def _add_attachment(parser: argparse.ArgumentParser, takes_pod: bool) -> None:
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
     for flag, variable, usual, metavar, about in (
-        ("--conf-dir", "NETCONFPATH", (NET_DIRECTORY,), "DIR", "where networks are looked for by name"),
-        ("--cni-path", "CNI_PATH", PLUGIN_DIRECTORIES, "DIR:DIR", "where plugins are looked for"),
+        ("--conf-dir", "NETCONFPATH", (NET_DIRECTORY,), "DIR", "directory in which networks are found by name"),
+        ("--cni-path", "CNI_PATH", PLUGIN_DIRECTORIES, "DIR:DIR", "directories in which plugins are found"),
     ):
         default = os.environ.get(variable) or ":".join(usual)
         about += f"; default: {variable}, then {', '.join(usual)}"

@@ -13,7 +13,7 @@ from cni.shared.records import STATE
 
 def register(commands: subcommand.Commands) -> None:
     """Add `attachments`."""
-    about = "the attachments that this node's records tell of"
+    about = "list the attachments in this node's records"
     parser = subcommand.add(commands, "attachments", about, run=_run, shows=True)
     add_filters(parser)
     subcommand.option(parser, "--state-dir", STATE)
@@ -21,9 +21,9 @@ def register(commands: subcommand.Commands) -> None:
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     """The options that choose attachments, by which `is_chosen` goes."""
-    parser.add_argument("--network", type=subcommand.name, metavar="NAME", help="of this network only")
-    parser.add_argument("--pod", type=subcommand.pod, metavar="[NAMESPACE/]NAME", help="of this pod only")
-    about = "of this container, or of the ones whose ID begins so; or of NAMESPACE/POD"
+    parser.add_argument("--network", type=subcommand.name, metavar="NAME", help="only those of this network")
+    parser.add_argument("--pod", type=subcommand.pod, metavar="[NAMESPACE/]NAME", help="only those of this pod")
+    about = "only those of the containers whose ID begins with ID, or of a pod"
     parser.add_argument("--container", type=subcommand.container_or_pod, metavar="ID|NAMESPACE/POD", help=about)
 
 

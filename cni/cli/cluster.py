@@ -47,18 +47,18 @@ class Agent:
 
 def register(commands: subcommand.Commands) -> None:
     """Add `cluster` and its commands."""
-    about = "all nodes of a cluster, its leases, and doctor on a node: by kubectl, which calls this `kubectl railcni`"
+    about = "show all nodes of a cluster and its leases, and run doctor on a node: `kubectl railcni`"
     parser = subcommand.add(commands, "cluster", about)
-    parser.add_argument("--context", default="", help="of kubectl's configuration; default: the current one")
+    parser.add_argument("--context", default="", help="a context of kubectl's configuration; default: the current one")
     subcommand.option(parser, "--agents-in", "railcni", "where the agents are", "NAMESPACE", type=subcommand.name)
     verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    about = "what is installed on each node, and what is wrong there"
+    about = "show the installation and the faults of each node"
     subcommand.add(verbs, "status", about, run=_status, shows=True)
-    about = "run `railcni doctor` on a node, in a pod that is removed again"
+    about = "run `railcni doctor` on a node, in a temporary pod"
     doctor = subcommand.add(verbs, "doctor", about, run=_doctor, shows=True)
     about = "a node, or a pod on its node"
     doctor.add_argument("target", type=subcommand.pod, metavar="NODE|NAMESPACE/POD", help=about)
-    doctor.add_argument("-v", "--verbose", action="store_true", help="also what is as it should be")
+    doctor.add_argument("-v", "--verbose", action="store_true", help="also show the checks that found no fault")
     for verb in ipam.register(verbs, anywhere=True):
         verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
 

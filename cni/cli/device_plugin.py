@@ -29,21 +29,21 @@ _COLUMNS = ("resource", "NIC or function", "devices", "NUMA node", "device nodes
 def register(commands: subcommand.Commands) -> None:
     """Add `device-plugin`."""
     about = "on each node: offer RDMA NICs and virtual functions to pods as resources, by kubelet's device plugin API"
-    more = ". It runs until SIGTERM, in the foreground."
+    more = ". The program runs until SIGTERM, in the foreground."
     parser = subcommand.add(commands, "device-plugin", about, more, run=_run, shows=True)
     about = (
-        "of the RDMA shared device plugin (configList), of the SR-IOV device plugin (resourceList), VFs to make at the"
-        " start (virtualFunctions, or SriovNetworkNodePolicy objects), or one with several of these;"
-        f" more than once: all of them; read again when it changes; default: {CONFIG}"
+        "a configuration of the RDMA shared device plugin (configList) or the SR-IOV device plugin (resourceList), VFs to"
+        " make at the start (virtualFunctions, or SriovNetworkNodePolicy objects), or several of these;"
+        f" can be repeated; read again after a change; default: {CONFIG}"
     )
     parser.add_argument("--config", action="append", metavar="FILE", help=about)
-    parser.add_argument("--cdi", action="store_true", help="give devices by the Container Device Interface")
+    parser.add_argument("--cdi", action="store_true", help="pass devices by the Container Device Interface")
     subcommand.listen(parser, LISTEN)
     subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins", made=True)
-    about = "kubelet's, which tells whether another plugin serves a resource"
+    about = "kubelet's socket, which shows whether another plugin serves a resource"
     subcommand.option(parser, "--pod-resources", PODS, about, "SOCKET")
     subcommand.option(parser, "--root", "/", "the folder that has the node's sys, dev, proc and run")
-    parser.add_argument("--show", action="store_true", help="print what would be offered, and what is wrong, and end")
+    parser.add_argument("--show", action="store_true", help="print the devices to offer and the faults, and exit")
 
 
 def _run(options: argparse.Namespace) -> int:

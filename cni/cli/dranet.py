@@ -59,16 +59,16 @@ _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
 
 def register(commands: subcommand.Commands) -> None:
     """Add `dranet-ipam`."""
-    about = "on each node: give the devices of DRANET their addresses, as its webhook"
+    about = "on each node: give the devices of DRANET their addresses, as DRANET's webhook"
     parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.", run=_run)
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
     about = "the profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
     subcommand.option(parser, "--conf-dir", NET_DIRECTORY, about)
-    folders, about = ":".join(attach.PLUGIN_DIRECTORIES), "where IPAM plugins are looked for"
+    folders, about = ":".join(attach.PLUGIN_DIRECTORIES), "the folders of the IPAM plugins"
     subcommand.option(parser, "--cni-path", folders, about, "DIR:DIR")
-    about = "of the ResourceClaims; default: that of the installed flat file"
+    about = "for reading ResourceClaims; default: that of the installed flat file"
     subcommand.option(parser, "--kubeconfig", "", about, "FILE")
-    about = "for which a claim must be gone before its leases are freed"
+    about = "how long a claim must be gone before its leases are freed"
     subcommand.option(parser, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
 
 

@@ -30,8 +30,8 @@ from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 def register(commands: subcommand.Commands) -> None:
     """Add both commands."""
     for name, run, about in (
-        ("install", _install, "put the plugins into the container runtime's plugin folder, or change to this version"),
-        ("uninstall", _uninstall, "remove the plugins again, and put back the replaced ones"),
+        ("install", _install, "install the plugins in the runtime's plugin folder, or change to this version"),
+        ("uninstall", _uninstall, "remove the plugins, and restore the replaced ones"),
     ):
         parser = subcommand.add(commands, name, about, run=run)
         subcommand.installation(parser)
@@ -41,9 +41,9 @@ def register(commands: subcommand.Commands) -> None:
             about = f"with --replace: which plain names; default: {','.join(PLAIN)}"
             parser.add_argument("--plugins", type=_plugins, metavar="NAME,NAME", help=about)
         else:
-            about = "also when attachments live that only railcni can detach"
+            about = "uninstall even if there are attachments that only railcni can detach"
             parser.add_argument("--force", action="store_true", help=about)
-        about = "where the command railcni is linked, if the folder is there and no other file has the name"
+        about = "where the command railcni is linked, if the folder exists and has no other file of that name"
         subcommand.option(parser, "--link-dir", COMMANDS, about, made=True)
         parser.add_argument("--dry-run", action="store_true", help="only print the steps")
 

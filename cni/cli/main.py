@@ -44,12 +44,12 @@ GROUPS = {
 MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
 EXAMPLES = """\
 examples:
-  railcni demo                             two pods on one network, on this machine
-  railcni doctor                           what is wrong with the RDMA of this node
-  railcni doctor --pod team/train-0        what is wrong with that of a pod
-  railcni nad lint rdma-net.yaml           the faults of a NetworkAttachmentDefinition
-  railcni ipam show 192.168.111.7          which pod has an address
-  kubectl railcni status                   all nodes of a cluster
+  railcni demo                             attach two pods to one network on this machine
+  railcni doctor                           find the faults in the RDMA of this node
+  railcni doctor --pod team/train-0        find the faults in the RDMA of a pod
+  railcni nad lint rdma-net.yaml           find the faults of a NetworkAttachmentDefinition
+  railcni ipam show 192.168.111.7          show which pod has an address
+  kubectl railcni status                   show all nodes of a cluster
 """
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -137,7 +137,7 @@ class _Overview(argparse.RawDescriptionHelpFormatter):
 
 def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command `given`; without a known one, of all commands."""
-    parser = subcommand.Parser(prog="railcni", description="Networks for RDMA pods, by hand.")
+    parser = subcommand.Parser(prog="railcni", description="Manage networks for RDMA pods.")
     parser.add_argument("--version", action="version", version=f"railcni {VERSION}")
     commands: argparse._SubParsersAction[Any] = parser.add_subparsers(
         required=True, metavar="COMMAND", title="commands"
@@ -146,7 +146,7 @@ def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     needed = [MODULES[name]] if name in MODULES else [] if name == "--version" else MODULES.values()
     for module in dict.fromkeys(filter(None, needed)):
         importlib.import_module(f"cni.cli.{module}").register(commands)
-    about = "attach two pods to an RDMA-like master, ping, detach; in namespaces of its own"
+    about = "attach two pods to a simulated master, ping, and detach, in private namespaces"
     subcommand.add(commands, "demo", about, run=_demo)
     parser.formatter_class, parser.epilog = _Overview, EXAMPLES
     return parser

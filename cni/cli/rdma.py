@@ -16,7 +16,7 @@ from cni.library.inventory.sandboxes import NamespaceView
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
 
-_ABOUT = "verbs devices with their netdevs, ports, PCI functions and GIDs, and which pod has each GID"
+_ABOUT = "show verbs devices with their netdevs, ports, PCI functions and GIDs, and the pod of each GID"
 
 PORTS = ("device", "port", "netdev", "pci", "numa", "state", "rate", "link layer", "mtu", "roce mtu", "gids")
 GIDS = ("device", "port", "index", "type", "address", "netdev", "pod")
@@ -26,9 +26,9 @@ def register(commands: subcommand.Commands) -> None:
     """Add `rdma`."""
     parser = subcommand.add(commands, "rdma", _ABOUT, ". It changes nothing.", run=_run, shows=True)
     form = parser.add_mutually_exclusive_group()
-    about = "the lines of Mellanox's tool of that name: mlx5_0 port 1 ==> ens2f0 (Up)"
+    about = "print lines like Mellanox's ibdev2netdev: mlx5_0 port 1 ==> ens2f0 (Up)"
     form.add_argument("--ibdev2netdev", action="store_true", help=about)
-    about = "NCCL_IB_HCA, NCCL_IB_GID_INDEX and NCCL_SOCKET_IFNAME for that pod, to be read by a shell"
+    about = "print NCCL_IB_HCA, NCCL_IB_GID_INDEX and NCCL_SOCKET_IFNAME of that pod for a shell"
     subcommand.option(form, "--env", "", about, "NAMESPACE/POD|NETNS")
 
 

@@ -22,18 +22,18 @@ _PLANNED = ("of", "what", "now", "then")
 
 def register(commands: subcommand.Commands) -> None:
     """Add `vfs`."""
-    about = "the virtual functions (VFs) of the node's cards: show them, and make those that a configuration asks for"
+    about = "show the virtual functions (VFs) of the node's NICs, and make those of a configuration"
     verbs = subcommand.add_group(commands, "vfs", about)
     for verb, run, text in (
-        ("show", _show, "the cards that can have VFs, their VFs, and by whom each VF is used"),
-        ("plan", _plan, "what `apply` would do; it changes nothing"),
-        ("apply", _apply, "make the VFs; a card with a VF in use that would go stays as it is"),
+        ("show", _show, "show the NICs that can have VFs, their VFs, and who uses each VF"),
+        ("plan", _plan, "show what `apply` would do, and change nothing"),
+        ("apply", _apply, "make the VFs; a NIC stays as it is if a VF in use would be removed"),
     ):
         one = subcommand.add(verbs, verb, text, run=run, shows=True)
         if verb != "show":
             about = (
                 "the device plugin's configuration (virtualFunctions), or SriovNetworkNodePolicy objects of"
-                f" sriov-network-operator in YAML or JSON; - for stdin; more than once: all of them; default: {CONFIG}"
+                f" sriov-network-operator in YAML or JSON; - for stdin; can be repeated; default: {CONFIG}"
             )
             one.add_argument("--config", action="append", metavar="FILE", help=about)
         subcommand.option(one, "--root", "/", "the folder that has the node's sys, dev and proc")

@@ -46,14 +46,14 @@ class Workers:
 
 def register(commands: subcommand.Commands) -> None:
     """Add `warm`."""
-    about = "the processes that serve calls without a start of Python"
+    about = "the warm workers: processes that serve calls without a start of Python"
     verbs = subcommand.add_group(commands, "warm", about)
     for name, run, does in (
-        ("status", _status, "show them"),
-        ("stop", _stop, "let them finish what they serve, and end; the next calls make new ones"),
+        ("status", _status, "show the warm workers"),
+        ("stop", _stop, "end the workers when they have served their calls; the next calls start new ones"),
     ):
         parser = subcommand.add(verbs, name, does, run=run, shows=run is _status)
-        subcommand.option(parser, "--root", "/", "where the host's file system is mounted, in a container")
+        subcommand.option(parser, "--root", "/", "in a container: where the host's file system is mounted")
 
 
 def found(root: str = "/") -> list[Workers]:

@@ -1,6 +1,6 @@
 """The contract of a link plugin: the functions of its module, which `cni.verbs` calls.
 
-A module fits `LinkPlugin` by its functions alone. After the contract comes what the plugins share.
+A module implements `LinkPlugin` by its functions. After the contract comes the code that the plugins share.
 """
 
 from __future__ import annotations
@@ -45,32 +45,30 @@ if TYPE_CHECKING:
         """
 
         NAME: str
-        SHARES_NETDEV: bool  # its netdev stays on the host, where other attachments have it too
-        ONLY_OURS: (
-            str  # why the plugin of another suite cannot end its attachments even without a sandbox; "" when it can
-        )
+        SHARES_NETDEV: bool  # the netdev stays on the host, and attachments share it
+        ONLY_OURS: str  # why another suite's plugin cannot end its attachments even without a sandbox; "": it can
 
         @property
         def KEYS(self) -> Sequence[Key]:
-            """Its configuration: docs/reference.md, `railcni nad lint` and the JSON Schema are made from this table."""
+            """The configuration keys: docs/reference.md, `railcni nad lint` and the JSON Schema are made from this table."""
 
         def direct_log(self, request: Request, log: Log) -> None:
-            """Give `log` the file and level that the network has for it."""
+            """Give `log` the file and level of the network."""
 
         def read(self, request: Request, faults: list[Fault]) -> Any:
-            """The checked configuration: `dns` and `dad` are attributes of it. All its faults go to `faults`."""
+            """The checked configuration, with the attributes `dns` and `dad`. All its faults go to `faults`."""
 
         def claim(self, config: Any, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-            """Make the device of the configuration free to take, or name the attachment that has it.
+            """Claim the device of the configuration, or name the attachment that has it.
 
-            This changes the host and the records: a device whose sandbox ended without a DEL is given back. A plugin that
-            takes no device claims nothing. `named` finds the plugin that made another attachment.
+            This changes the host and the records: a device whose sandbox ended without a DEL is restored. A plugin without
+            a device claims nothing. `named` finds the plugin of another attachment.
             """
 
         def survey(
             self, config: Any, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
         ) -> Any:
-            """Read what the plan depends on, on the host and in the sandbox; nothing is changed."""
+            """Read the state that the plan depends on, on the host and in the sandbox; this changes nothing."""
 
         def plan(self, config: Any, request: Request, facts: Any) -> Any:
             """Decide (pure): the plan, or the CniError that says why there is none."""
@@ -88,26 +86,25 @@ if TYPE_CHECKING:
             """Bring the link into the sandbox, named and down; None for a device without a link (DPDK)."""
 
         def refused_up(self, planned: Any, fault: KernelError) -> str:
-            """Why the kernel did not set the link up, in words."""
+            """The message that the kernel did not set the link up."""
 
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-            """Undo `apply`, also one that failed half-way; it may be repeated. `inside` is None when the sandbox is gone.
+            """Undo `apply`, also after a partial failure; this may be repeated. `inside` is None when the sandbox is gone.
 
-            Lingers while the link or device is in neither place, and only the kernel or a person can end that.
+            Lingers while the link or device is in neither place, which only the kernel or a person can change.
             """
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
-            """Whether the plan's link is certainly in `inside`: some kernels cannot tell a namespace from a later one."""
+            """Whether `inside` certainly has the plan's link: some kernels do not distinguish a namespace from a later one."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
-            """Whether the plan's link is in use in a sandbox that is not found, as far as the host's namespace shows."""
+            """Whether the plan's link is in use in a sandbox that cannot be found, as far as the host's namespace shows."""
 
         def present(self, planned: Any, inside: Rtnl) -> Link | None:
             """The link in the sandbox, under any name; None when the sandbox does not have it."""
 
         def without_link(self, planned: Any) -> tuple[str, int] | None:
-            """The MAC and MTU of a device that serves the pod without a link in the sandbox (DPDK), "" and 0 if they are
-            not known; None for any other plan."""
+            """The MAC and MTU of a device without a link in the sandbox (DPDK), "" and 0 if unknown; None for other plans."""
 
         def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
             """The differences of the link, or of the device without one, from the plan and from `config`.
@@ -122,7 +119,7 @@ if TYPE_CHECKING:
         def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
             """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now.
 
-            Otherwise returns the netdev of the host that an ADD would use; None when only the ADD decides, or it is away.
+            Otherwise return the netdev of the host that an ADD would use; None when it is away, or only the ADD decides.
             """
 
     Named = Callable[[str], LinkPlugin]
@@ -155,9 +152,9 @@ class RecordedPlan:
 
 
 class DeviceClaim:
-    """The claim of a device by an ADD before it plans: a `with` block that lasts until the record is written.
+    """An ADD's claim of a device: a `with` block from before the plan until the record is written.
 
-    `holder` has the device: an attachment, or the path of a sandbox that Go's plugin attached; None when it is free.
+    `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None: it is free.
     `links` are those of the host, as far as the plugin has read them. `lock` keeps other ADDs from claiming the device.
     """
 
@@ -184,8 +181,8 @@ _UNKNOWN = (None, "")
 def differs(key: str, now: Any, was: Any, configured: Any = None) -> list[str]:
     """At most one sentence about `key`.
 
-    None or "" is not compared: as `now` the kernel does not show the key, as `was` ADD left the key to the kernel, as
-    `configured` the configuration does not have the key.
+    None and "" are not compared: in `now` the kernel does not show the key, in `was` ADD left the key to the kernel, and
+    in `configured` the configuration does not have the key.
     """
     if now in _UNKNOWN:
         return []

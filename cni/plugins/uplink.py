@@ -1,8 +1,8 @@
 """The links that carry the node's default routes: without such a link the node is cut off.
 
-A default route counts in either family, whoever set it, in each table that a rule leads to, whatever its metric, and by
-each of its next hops; so do the large prefixes that stand in for one (`routes.default_routes`). With the link that a
-route names, the links below that link count: a VLAN's or macvlan's lower link, the ports of a bridge or bond.
+Default routes of both families count, with any origin and metric, in each table that a rule leads to, with each next
+hop; also the large prefixes that replace one (`routes.default_routes`). Beside the link of a route, the links below it
+count: a VLAN's or macvlan's lower link, the ports of a bridge or bond.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _OF_A_VRF = 0  # the table of a rule that leads to the table of each packet's VR
 
 
 def default_routes(host: Rtnl, bodies: Sequence[bytes] | None = None) -> list[Route]:
-    """The default routes in use, once for each next hop; of `bodies`, all routes of the host, which are read unless
-    given. KernelError."""
+    """The default routes in use, one for each next hop. `bodies` are all routes of the host, which are read if they are
+    not given. KernelError."""
     tables = {routes.MAIN_TABLE} | ip_rules.tables(host)  # a kernel without rules has the main table alone
     found = routes.default_routes(host, routes.all_bodies(host) if bodies is None else bodies)
     return [route for route in found if _OF_A_VRF in tables or route.table in tables]

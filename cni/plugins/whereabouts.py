@@ -18,7 +18,7 @@ def call(request: Request, log: Log) -> Result | None:
 
 
 def is_pending(attachment: Attachment, records: Records) -> bool:
-    """Whether the release of the attachment's addresses is still to be made, since their store could not be reached."""
+    """Whether the release of the attachment's addresses is pending, since the store could not be reached."""
     from ipam import upkeep
 
     return upkeep.is_pending(attachment, records)

@@ -3,8 +3,8 @@
     ADD   lock; clear the rest of a killed ADD; claim the device; plan; write the record; claim the addresses; make the
           link; configure it. A failure undoes the steps that were made
     DEL   lock; remove the link from the sandbox; release the addresses; remove the record. Every step is tried, but the
-          addresses are kept while the link cannot be removed, since it may still answer to them
-    GC    as DEL, for each record of this network that the runtime does not list and that no operation has locked
+          addresses stay leased while the link cannot be removed, since it may still answer for them
+    GC    a DEL for each record of this network that the runtime does not list and that no operation has locked
 
 A foreign IPAM plugin is called while the link is up: between "make" and "configure", and before the link is removed.
 The next ADD, DEL or GC of any network on the node ends what a DEL could not end (cni.verbs.unended).
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
 
-_PAUSE, _SECONDS = 10.0, 1.0  # seconds between two attempts on the node, and about those of one attempt
+_PAUSE, _SECONDS = 10.0, 1.0  # seconds between two attempts on the node; approximate seconds of an attempt
 
 
 def call(name: str, request: Request, log: Log) -> Result | None:
@@ -65,5 +65,5 @@ def _finish_others(request: Request, log: Log) -> None:
 
     try:
         unended.finish(records, log, request.environ, _SECONDS)
-    except (CniError, OSError) as fault:  # if it concerns this call too, the verb raises its own error
+    except (CniError, OSError) as fault:  # if this call has the same fault, its verb raises an error
         log.warning(f"attachments that a DEL could not end stay for now: {fault}")

@@ -1,4 +1,4 @@
-"""ADD of a link plugin: it makes the attachment as a whole, or nothing of it. The rest of a killed ADD is cleared first."""
+"""ADD of a link plugin: it makes the whole attachment, or nothing. First it clears what a killed ADD left."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def _has_rdma() -> bool:
 
 
 def _earlier(request: Request) -> Result | None:
-    """The result of the plugins before this one in a chain (prevResult, which is from 0.3.0 on); None for the first.
+    """The result of the plugins before this one in a chain (prevResult, since 0.3.0); None for the first.
 
-    InvalidEnvironment when one of them has made the interface that this one is to make (SPEC.md, section 4, ADD): a
-    record or link of this attachment is then theirs, and not what a killed ADD left.
+    InvalidEnvironment when one of them has made this plugin's interface (SPEC.md, section 4, ADD): a record or link of
+    this attachment is then theirs, and not the rest of a killed ADD.
     """
     document = member(request.config, "prevResult")
     if document is None or not versions.at_least(request.cni_version, "0.3.0"):
@@ -131,10 +131,10 @@ def _appended(earlier: Result, own: Result) -> Result:
 
 
 class _Attempt:
-    """One ADD, from its plan to its result. `add` calls the methods about in the order in which they stand, `undo` after a failure.
+    """One ADD, from its plan to its result. `add` calls the methods roughly in this order, `undo` after a failure.
 
-    `is_foreign`: another suite's IPAM plugin is called when the link is up, since dhcp speaks through it; ours before the
-    link is made, so that an ADD without a free address makes no link.
+    `is_foreign`: another suite's IPAM plugin is called when the link is up, since dhcp uses the link. Ours is called before
+    the link is made, so that an ADD without a free address makes no link.
     """
 
     def __init__(
@@ -156,9 +156,9 @@ class _Attempt:
         self._claimed = self._applied = False
 
     def clear_predecessor(self) -> None:
-        """Detach the rest of an ADD of the same attachment that was killed, or whose result did not reach the runtime.
+        """Detach what an earlier ADD of this attachment left: it was killed, or its result did not reach the runtime.
 
-        Its addresses stay leased if our IPAM plugin will give them again.
+        The addresses stay leased if our IPAM plugin will give them again.
         """
         former = self._records.read(self._request.attachment, PART)
         if former:
@@ -185,7 +185,7 @@ class _Attempt:
             self._features = features.plan(asked, self._request, place)
 
     def write_record(self) -> None:
-        """Write the record. From here on a DEL finds by it all that this ADD may have made."""
+        """Write the record, by which a DEL finds everything that this ADD may make from now on."""
         self._record = {
             "plugin": self._plugin.NAME,
             "netns": self._request.netns,
@@ -212,7 +212,7 @@ class _Attempt:
             self._refuse_ipv6_on_a_small_mtu()
 
     def _refuse_ipv6_on_a_small_mtu(self) -> None:
-        """The kernel would only say EINVAL. An MTU of 0 in a plan is not known."""
+        """Refuse with a clear message: the kernel would only say EINVAL. An MTU of 0 in a plan is unknown."""
         mtu = self._planned.mtu
         for address in self._addresses.ips:
             if address.family == 6 and 0 < mtu < IPV6_LEAST_MTU:
@@ -229,7 +229,7 @@ class _Attempt:
             self._write()
 
     def set_up(self) -> None:
-        """Set the link up without addresses, for the foreign IPAM plugin that speaks through it (dhcp)."""
+        """Set the link up without addresses, for a foreign IPAM plugin that uses the link (dhcp)."""
         link = self._link
         if link is None:
             return
@@ -268,9 +268,9 @@ class _Attempt:
         return result
 
     def undo(self, fault: BaseException) -> None:
-        """Undo the steps that were made until `fault`, and only those.
+        """Undo only the steps that were completed before `fault`.
 
-        If one cannot be undone, the record stays for the DEL that follows, and the details of `fault` name it.
+        If a step cannot be undone, the record stays for the next DEL, and the details of `fault` name the step.
         """
         sandbox = self._sandbox
         left = self._features.remove(sandbox, self._log) if self._features else []
@@ -292,7 +292,7 @@ class _Attempt:
 
 
 def _release(release: Release, fault: BaseException, left: list[CniError]) -> None:
-    """Release the claimed addresses. An IPAM plugin whose DEL fails with the error of its ADD has given none."""
+    """Release the claimed addresses. If an IPAM plugin's DEL fails with the error of its ADD, it has given none."""
     try:
         release.finish()
     except CniError as second:

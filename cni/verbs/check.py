@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
     """Compare the attachment with its plan, with prevResult and with the configuration of the call.
 
-    AttachmentDiffers names all differences. A key that the configuration does not have is not compared, except macvlan's
-    `mode` and `linkInContainer`, whose defaults are choices.
+    AttachmentDiffers names all differences. A key that the configuration does not have is not compared. Exceptions are
+    macvlan's `mode` and `linkInContainer`, since users rely on their defaults.
     """
     faults: list[Fault] = []
     config = plugin.read(request, faults)
@@ -70,7 +70,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
 
 
 def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The features that the configuration asks for. Without any, no module of them is loaded."""
+    """The features that the configuration asks for. Without features none of their modules is loaded."""
     if member(request.config, "rail") is None and member(request.config, "rdma") is None:
         return {}
     from cni import features

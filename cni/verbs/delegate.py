@@ -1,11 +1,11 @@
 """The call of the IPAM plugin: in this process if it is ours, otherwise by exec, with the same outcome.
 
-The file that CNI_PATH finds decides. If it is this suite's own (the same device and inode, so links to it count), a call in
-this process saves the start of an interpreter. Any other file is run as the spec demands: the same environment, the same
-bytes on stdin, its stderr on ours (SPEC.md, section 4).
+The file that CNI_PATH finds decides. If it is this suite's own file (the same device and inode, also by a
+link), a call in this process saves the start of an interpreter. Any other file is run as the spec demands: with the same
+environment, the same bytes on stdin, and our stderr (SPEC.md, section 4).
 
 Our plugin claims addresses before the link is made, and releases them when the link is gone. A foreign one is called while
-the link is up (attach.py, detach.py), since it may need the link: dhcp speaks to its server through it.
+the link is up (attach.py, detach.py), since it may need the link: dhcp reaches its server through it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.result import Result
 
-_OURS = ("bin/whereabouts", "plain/whereabouts")  # the second if it has replaced another (cni/library/installation)
+_OURS = ("bin/whereabouts", "plain/whereabouts")  # the second after `railcni install --replace`
 
 FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins that keep no addresses beyond a boot
 
 
 def ipam_type(config: dict[str, Any]) -> str:
-    """The `ipam.type` of a configuration; "" for none: a link without addresses."""
+    """The `ipam.type` of a configuration; "" without one, for a link without addresses."""
     ipam = member(config, "ipam")
     kind = member(ipam, "type") if isinstance(ipam, dict) else None
     return kind if isinstance(kind, str) else ""
@@ -52,15 +52,15 @@ def add(request: Request, log: Log) -> Result:
 def delete(request: Request, log: Log) -> None:
     """Release the addresses; it may be repeated, as every DEL."""
     kind = ipam_type(request.config)
-    if _is_name(kind):  # with any other ipam.type no ADD has called a plugin
+    if _is_name(kind):  # with an invalid ipam.type no ADD has called a plugin
         _call(kind, with_command(request, "DEL"), log)
 
 
 def forward(request: Request, log: Log) -> None:
     """CHECK, GC or STATUS of the IPAM plugin, if the network has one.
 
-    GC and STATUS exist from version 1.1.0 on, and an IPAM plugin that does not support that version is not called. GC loses
-    nothing by that, since attachments are released one by one. STATUS is NotAvailable, since each ADD would fail.
+    GC and STATUS exist since version 1.1.0. An IPAM plugin that does not support the version is not called. For GC this is
+    harmless, since attachments are released one by one. STATUS raises NotAvailable, since each ADD would fail.
     """
     kind = ipam_type(request.config)
     if not kind:
@@ -76,9 +76,9 @@ def forward(request: Request, log: Log) -> None:
 
 
 def is_foreign(request: Request) -> bool:
-    """Whether the IPAM plugin is not ours; False when the network has none, or none is found.
+    """Whether the IPAM plugin is not ours; False when the network has none, or it is not found.
 
-    Only ours answers a repeated ADD with the addresses of the first; host-local, for example, refuses it.
+    Only ours returns the addresses of the first ADD for a repeated one; host-local, for example, refuses it.
     """
     kind = ipam_type(request.config)
     try:
@@ -105,7 +105,7 @@ def _call(kind: str, request: Request, log: Log) -> Result | None:
         try:
             return whereabouts.call(request, log)
         except CniError as fault:
-            fault.msg = f"{kind}: {fault.msg}"  # the same text as by exec
+            fault.msg = f"{kind}: {fault.msg}"  # the same text as after an exec
             raise
     return _answer(kind, path, request, *_execute(kind, path, request))
 

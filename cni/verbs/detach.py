@@ -1,8 +1,8 @@
 """DEL of a link plugin, and GC of one attachment: the link is removed from the sandbox, then its addresses are released.
 
-A foreign IPAM plugin is called while the link is up and has lost its addresses, since dhcp needs the link.
-A DEL that cannot end its attachment writes so into the record, since the runtime may not call again: cni.verbs.unended
-ends the attachment later.
+A foreign IPAM plugin is called while the link is up but has no addresses any more, since dhcp needs the link. If a DEL
+cannot end its attachment, it notes this in the record: the runtime may not call again, and cni.verbs.unended ends the
+attachment later.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def end(
 
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
-    """The `faults` of a repeated DEL without those of a foreign IPAM plugin: with them each DEL would fail, and the pod
-    would never end. The record stays, and cni.verbs.unended calls the IPAM plugin again."""
+    """The `faults` of a repeated DEL without those of a foreign IPAM plugin, which would make every DEL fail and keep the
+    pod from ending. The record stays, and cni.verbs.unended calls the IPAM plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")
@@ -96,7 +96,7 @@ def _untold(faults: list[CniError], log: Log) -> list[CniError]:
 
 
 def remind_of_others(records: Records) -> None:
-    """Keep the reminder only if another attachment needs it; marking an attachment meanwhile sets the reminder again."""
+    """Keep the reminder only if another attachment needs it. A call that marks an attachment meanwhile sets it again."""
     records.remind(False, UNENDED)
     if any(UNENDED in record for _, _, record in records.all(PART)):
         records.remind(True, UNENDED)
@@ -151,10 +151,9 @@ def detach(
 ) -> list[CniError]:
     """Remove the link of `record` from its sandbox, by the plugin that made it, and the features of the attachment.
 
-    When this returns, the link is gone; the list has the errors of features, and of a device that lacks a part of its
-    state. If the kernel is still clearing a dead sandbox, this waits for it, at most
-    `until` (time.monotonic).
-    The caller finishes `release`.
+    When this returns, the link is gone. The list has the errors of features, and of a device that lacks a part of its
+    state. While the kernel still clears a dead sandbox, this waits, at most `until` (time.monotonic). The caller
+    finishes `release`.
     """
     plugin = plugins.named(record["plugin"])
     planned = plugin.load(record["link"])
@@ -162,7 +161,7 @@ def detach(
         return _remove_extras(record, None, log)  # the links of that boot went with it
     sandbox = sandboxes.of_record(record, request)
     if sandbox and not sandboxes.is_certain(record["sandbox"]) and not plugin.recognises(planned, sandbox.rtnl):
-        sandbox.close()  # a later namespace with the inode of the former
+        sandbox.close()  # a later namespace has the same inode
         sandbox = None
     faults: list[CniError] = []
     try:
@@ -216,8 +215,7 @@ def _remove_extras(record: dict[str, Any], sandbox: Sandbox | None, log: Log) ->
 def detach_unrecorded(
     plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log, release: Release
 ) -> bool:
-    """Detach the link of another implementation of the plugin; whether there was one. A link that a record of ours names does not
-    count."""
+    """Detach the link of another implementation of the plugin; whether there was one. A link in our records does not count."""
     sandbox = sandboxes.at(request.netns, request)
     if sandbox is None:
         planned = plugin.adopt(request, host, None)
@@ -238,13 +236,13 @@ def _is_recorded(name: str, identity: dict[str, int], records: Records) -> bool:
         return True
     return any(
         attachment.ifname == name for attachment, _, _ in records.newer(PART)
-    )  # a newer format may keep the sandbox in another way
+    )  # a newer format may describe the sandbox differently
 
 
 class Release:
     """The DEL of an attachment's IPAM plugin, made once, with the configuration of the ADD that claimed its addresses.
 
-    `by_link` makes it for a foreign plugin while the link exists; `finish` makes it when the link is gone, if it is not made.
+    `by_link` makes it for a foreign plugin while the link exists; otherwise `finish` makes it when the link is gone.
     """
 
     def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
@@ -273,9 +271,9 @@ class Release:
         self._make()
 
     def in_advance(self) -> bool:
-        """Make the DEL of a foreign plugin before the link is gone: dhcp's daemon keeps the sandbox open until its DEL.
+        """Make the DEL of a foreign plugin before the link is gone: dhcp's daemon keeps the sandbox open until this DEL.
 
-        False when it was made already, or the plugin is ours.
+        False when the DEL was made already, or the plugin is ours.
         """
         if self.is_made or not delegate.is_foreign(self._request):
             return False
@@ -292,8 +290,8 @@ class Release:
     def finish(self, was_attached: bool = True) -> None:
         """Make the DEL, unless it was made; raise the CniError with which it failed.
 
-        An attachment with neither record nor link has nothing from a foreign plugin: its ADD failed, and a DEL would always
-        fail. So the error is only logged then (`was_attached` is False).
+        An attachment without record and link (`was_attached` is False) has nothing from a foreign plugin: its ADD failed,
+        and a DEL would always fail. So the error is only logged.
         """
         if not self.is_made and delegate.ipam_type(self._request.config):
             self._make()

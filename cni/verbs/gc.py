@@ -1,4 +1,4 @@
-"""GC of a link plugin: every attachment of the network that the runtime no longer lists is ended as a DEL would end it."""
+"""GC of a link plugin: it ends every attachment of the network that the runtime no longer lists, like a DEL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gc(request: Request, log: Log) -> None:
         if attachment in valid and UNENDED not in listed:
             continue
         held = records.try_locked(attachment, PART)
-        if held is None:  # an ADD or DEL of it is under way
+        if held is None:  # an ADD or DEL of the attachment is under way
             keep.append(attachment)
             continue
         with held:

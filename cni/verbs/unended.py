@@ -1,6 +1,6 @@
 """Attachments that a DEL could not end. A later call ends them, since the runtime may not repeat its DEL.
 
-The shim of thick Multus reports success whatever the plugin answers. So the next ADD, DEL or GC of a link plugin on the
+The shim of thick Multus reports success even if the plugin fails. So the next ADD, DEL or GC of a link plugin on the
 node, `railcni ipam flush`, and an agent that runs as a process of the node try again, without waiting for any lock.
 """
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def finish(records: Records, log: Log, environ: Mapping[str, str], seconds: float) -> int:
-    """Try for about `seconds` to end them; returns how many are left, without those whose release alone is pending.
+    """Try for about `seconds` to end them; returns how many are left, without those that only have a pending release.
 
     IPAM plugins get the environment `environ`, with the CNI variables of the DEL that failed. IoFailure.
     """
-    records.remind(True, UNENDED)  # calls at the same time need not try
+    records.remind(True, UNENDED)  # concurrent calls need not try
     deadline = time.monotonic() + seconds
     left = pending = 0
     for attachment, _, listed in records.all(PART):
@@ -61,7 +61,7 @@ def _end(
     host = Rtnl()
     try:
         faults, _ = end(record, for_attachment(attachment, record, environ), host, records, log, 0)
-    except OSError as fault:  # a refusal of the kernel that no plugin names: the next DEL or GC reports it
+    except OSError as fault:  # a kernel error that no plugin handles: the next DEL or GC reports it
         return fault
     finally:
         host.close()

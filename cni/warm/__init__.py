@@ -1,12 +1,13 @@
 """Warm workers: processes that wait for calls, so that a call need not start Python.
 
-    launcher.c      the executables: asks a worker, and starts Python where none answers
-    start.py        a call that found no workers leaves a supervisor behind
-    supervisor.py   has workers, as many as the calls need, and ends when no call comes
+    launcher.c      the executables: they ask a worker, and start Python if none answers
+    start.py        starts a supervisor after a call that found no workers
+    supervisor.py   starts as many workers as the calls need, and ends when no call comes
     worker.py       serves one call at a time
-    board.py        what the processes of one supervisor know of one another: shared memory
+    board.py        the shared memory of a supervisor and its workers
+    crowd.py        the number of workers, and how long calls wait     pure
     protocol.py     the messages between launcher and worker           pure
-    places.py       where the sockets are
+    places.py       the paths of the sockets
 
-Their absence changes no result: exec is the truth, and whatever is not certain is served by a Python of its own.
+Results are the same without workers. Whenever it is uncertain that a worker can serve a call, a new Python serves it.
 """

@@ -1,6 +1,6 @@
-"""What the processes of one supervisor know of one another: a page of shared memory that is made before they fork.
+"""A page of shared memory in which a supervisor and its workers note their state. It is made before they fork.
 
-Each number has one writer at a time, so nothing is locked: a worker's slot is the worker's, the rest the supervisor's.
+Each number has one writer at a time, so there is no lock: a worker writes its slot, the supervisor the rest.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from _struct import Struct
 from mmap import mmap
 
 _SLOT = Struct("=B7xQQ104s")  # state, calls served and refused by all workers that had it, the call that is served
-_HEAD = Struct("=QQ360s")  # when it started (seconds since 1970), calls turned away or lost, the last fault
+_HEAD = Struct("=QQ360s")  # start (seconds since 1970), calls refused by the supervisor or lost, the last fault
 FREE, IDLE, BUSY = range(3)
 
 
@@ -23,7 +23,7 @@ class Board:
         self._memory = mmap(-1, _HEAD.size + size * _SLOT.size)
 
     def set(self, slot: int, state: int, calls: int = 0, call: bytes = b"") -> None:
-        """Change a slot's state, add to its calls, and say what it does."""
+        """Set a slot's state and current call, and add `calls` to its count."""
         place = _HEAD.size + slot * _SLOT.size
         _, served, refused, _ = _SLOT.unpack_from(self._memory, place)
         _SLOT.pack_into(self._memory, place, state, served + calls, refused, call)
@@ -49,7 +49,7 @@ class Board:
 
     @property
     def cold(self) -> int:
-        """How many calls were for others than these workers, turned away, or lost with their worker."""
+        """How many calls were refused by the workers or the supervisor, or lost with their worker."""
         return self._sum(2) + int(_HEAD.unpack_from(self._memory)[1])
 
     def _sum(self, member: int) -> int:
@@ -57,12 +57,12 @@ class Board:
 
     @property
     def head(self) -> tuple[int, str]:
-        """(when it started, the last fault)"""
+        """(the time of the start, the last fault)"""
         began, _, fault = _HEAD.unpack_from(self._memory)
         return began, _text(fault)
 
     def note(self, began: int = 0, cold: int = 0, fault: str = "") -> None:
-        """Set when it started; add to the calls that were turned away or lost; say what went wrong."""
+        """Set the time of the start and the last fault; add to the calls that were refused or lost."""
         former, gone, last = _HEAD.unpack_from(self._memory)
         _HEAD.pack_into(self._memory, 0, began or former, gone + cold, fault.encode()[:360] or last)
 

@@ -1,37 +1,37 @@
-"""How many workers there are, and how long calls wait for one of them. Pure.
+"""The number of workers, and how long calls wait for one. Pure.
 
-One is idle whenever that can be, so that a call finds it. Each call that takes the last one makes more, so a burst has
-as many as it needs after some milliseconds; what the busiest of the last seconds did not need goes, one a second.
+If possible, one worker is idle, so that a call finds it. When a call takes the last idle worker, more are started, so a
+burst has enough workers after some milliseconds. Workers that the peak of the last second did not need end, one a second.
 
-When there can be no more, calls wait in a queue as long as others complete, for a cold call takes five times the processor
-time of a warm one. They have some patience: time uses it up, and each call that completes adds to it.
+When the maximum is reached, calls wait in a queue as long as other calls complete, since a cold call takes five times
+the processor time of a warm one. The remaining patience falls with time, and each completed call adds to it.
 """
 
 from __future__ import annotations
 
 LEAST = 2
-PATIENCE = 1.0  # seconds: so long, at most, do calls wait while none completes
-ELSEWHERE = 0.05  # the same while all workers wait for processes of others
-PER_CALL = 0.1  # seconds that a completed call adds: some times what a cold call takes of a processor
-MOST_EARLY = 10  # workers in a row that end as soon as they begin: then something is wrong with all of them
+PATIENCE = 1.0  # seconds that calls wait, at most, while none completes
+ELSEWHERE = 0.05  # the same while all workers wait for other processes, such as foreign IPAM plugins
+PER_CALL = 0.1  # seconds that a completed call adds: a few times the processor time of a cold call
+MOST_EARLY = 10  # successive workers that end right after their start: then all of them have a fault
 
 
 def more(workers: int, idle: int, most: int) -> int:
-    """How many to make where `idle` of `workers` wait for calls and there may be `most`."""
+    """How many workers to start when `idle` of `workers` wait for calls, and `most` are allowed."""
     wanted = LEAST - workers if workers < LEAST else 0 if idle else max(1, workers // 4)
     return max(0, min(wanted, most - workers))
 
 
 def patience(left: float, seconds: float, completed: int, are_elsewhere: bool) -> float:
-    """How long calls may wait yet, where it was `left` before these `seconds`, in which so many were `completed`. At 0 those
-    that wait are better served cold.
+    """The remaining patience: `left`, less the `seconds` since then, plus a share for each of the `completed` calls. At 0 the
+    waiting calls are better served cold.
 
-    There is little of it while all workers `are_elsewhere`: they wait for processes of others, which may never end.
+    It is short while all workers `are_elsewhere`: they wait for other processes, which may never end.
     """
     most = ELSEWHERE if are_elsewhere else PATIENCE
     return max(0.0, min(most, left + PER_CALL * completed - seconds))
 
 
 def is_one_too_many(workers: int, peak: int) -> bool:
-    """Whether one can go where at most `peak` of `workers` were busy lately."""
+    """Whether one worker can end, when at most `peak` of `workers` were busy in the last second."""
     return workers > max(LEAST, peak + 1)

@@ -1,30 +1,30 @@
-/* The executables: bin/macvlan and the rest, in a checkout as in a bundle, are copies of this one program.
+/* The executables: bin/macvlan and the others, in a checkout and in a bundle, are copies of this program.
  *
- * A call is served by a warm worker (cni/warm/worker.py) when one answers and nothing speaks against it, else by Python
- * started for it: "cold". What is not certain is cold. A worker is asked over a SEQPACKET socket, whose name is the
- * digest of the compiled modules and the namespaces that both must be in:
+ * A warm worker (cni/warm/worker.py) serves a call if it answers and nothing forbids it. Otherwise, and in every doubt, a
+ * new Python serves the call: "cold". The worker is asked over a SEQPACKET socket, whose name is made of the digest of
+ * the compiled modules and the namespaces that both must share:
  *
  *     launcher                                worker
  *     connects; is it root that listens?      accepts; is it root that calls?
- *                                             "h": it is free, and waits for this call alone
+ *                                             "h": it is free, and waits only for this call
  *     IDENTITY\0NAME\0UMASK\0DEVICE:INODE\0 of CNI_NETNS, then the environment as the kernel laid it out; with
  *     stdin (a memfd), the working directory and stderr as descriptors
- *                                             "+" and a part of stdout, as often as need be
+ *                                             "+" and a part of stdout, repeated as needed
  *                                             "0" or "1", the exit status, and the rest of stdout
  *
- * An end of the connection before the status means: run it cold, with the stdin that was kept. Once this process has
- * ended, however, the kernel kills the worker's call, as it would have been killed here.
+ * If the connection ends before the status, the launcher runs the call cold, with the stdin that it has kept. If the
+ * launcher ends first, the kernel kills the worker, as it would have been killed in this process.
  *
- * The cold path of a bundle: a node has no Python, and perhaps neither a shell nor the C library that Python needs; and
- * nobody knows where the bundle will lie, while both a `#!` line and an ELF interpreter are absolute paths. So this
- * program, which needs nothing but the kernel, finds the bundle from its own path and starts the bundle's dynamic
- * loader with the bundle's libraries and interpreter:
+ * The cold path of a bundle: a node may have no Python, no shell, and not the C library that Python needs. The path of
+ * the bundle is not known in advance, but a `#!` line and an ELF interpreter need absolute paths. So this program, which
+ * needs only the kernel, finds the bundle from its own path and starts the bundle's dynamic loader with the bundle's
+ * libraries and interpreter:
  *
  *     BUNDLE/lib/LOADER --inhibit-cache --library-path BUNDLE/lib --argv0 BUNDLE/bin/python3 BUNDLE/libexec/python3
  *         -IS BUNDLE/libexec/NAME.pyc ARGUMENTS...
  *
- * In a checkout it starts the script libexec/NAME. The environment and the working directory are passed on as they
- * came. Linked statically without a C library it adds 0.05 ms to a call; with glibc's it would add 0.4.
+ * In a checkout it starts the script libexec/NAME. It passes on the environment and the working directory unchanged.
+ * It is linked statically without a C library, and adds 0.05 ms to a call; with glibc it would add 0.4.
  *
  * cc -DTAG='"cpython-311"' [-DLOADER='"ld-linux-x86-64.so.2"'] ...: with the flags in launcher.flags, by the Makefile and cni/dist/bundle.py.
  */
@@ -63,7 +63,7 @@ enum {
 	PIECE = 1 << 16,
 };
 
-/* --- what a C library would do --- */
+/* --- in place of a C library --- */
 
 #if defined(__x86_64__)
 __asm__(".globl _start\n_start: mov %rsp, %rdi\n and $-16, %rsp\n call start\n");
@@ -135,7 +135,7 @@ static char *append_number(char *end, const char *limit, unsigned long number)
 	return append(end, limit, digits);
 }
 
-/* --- what both ways need --- */
+/* --- for warm and cold calls --- */
 
 static char **environment;
 
@@ -158,8 +158,8 @@ __attribute__((noreturn)) static void leave(int status)
 		call(__NR_exit_group, status, 0, 0, 0, 0);
 }
 
-/* Say that `path` cannot be used, between `before` and `remedy`, to a runtime in its protocol, to a person in words; and
- * exit. */
+/* Print that `path` cannot be used, between `before` and `remedy`: as a CNI error for a runtime, as text for a person.
+ * Then exit. */
 __attribute__((noreturn)) static void fail(const char *before, const char *path, long error, const char *remedy)
 {
 	char text[LONGEST_PATH + 512], *end = text;
@@ -181,7 +181,7 @@ __attribute__((noreturn)) static void fail(const char *before, const char *path,
 	leave(1);
 }
 
-/* Write all to stdout and exit with `status`; with 1 when it cannot be written, so that the runtime learns of it. */
+/* Write all to stdout and exit with `status`, or with 1 after a failed write, so that the runtime sees the failure. */
 __attribute__((noreturn)) static void answer(const char *said, size_t size, int status)
 {
 	static const long ignored[4] = {(long)SIG_IGN};
@@ -200,7 +200,7 @@ __attribute__((noreturn)) static void answer(const char *said, size_t size, int 
 	leave(status);
 }
 
-/* Cut `path` after its last "/" and return what stood after it, as a copy in `name`; "./" is where there is none. */
+/* Cut `path` after its last "/" and return a copy of the rest in `name`; without a "/", `path` becomes "./". */
 static void split(char *path, char *name)
 {
 	size_t cut = length(path);
@@ -214,7 +214,7 @@ static void split(char *path, char *name)
 }
 
 /* Follow symbolic links from `path`; `path` becomes the directory of the file at their end, `name` the file's name.
- * Returns 0 or an error, negative, as all that follows here. */
+ * Returns 0 or a negative error, as all functions below. */
 static long follow(char *path, char *name)
 {
 	char target[LONGEST_PATH];
@@ -250,8 +250,8 @@ static long open_nothing(void)
 	return call(__NR_openat, AT_FDCWD, (long)"/dev/null", O_PATH, 0, 0);
 }
 
-/* Whether stdin, stdout and stderr are open. What the caller has closed would be the number of the next file that is opened,
- * of the pack or of what stdin is kept in. In its place is then what can be neither read nor written. */
+/* Whether stdin, stdout and stderr are open. The next opened file, such as the pack, would get the number of a closed one.
+ * So a closed one is replaced by a descriptor that can be neither read nor written. */
 static int have_streams(void)
 {
 	for (long fd = 0; fd < 3; fd++)
@@ -265,7 +265,7 @@ static int have_streams(void)
 	return 1;
 }
 
-/* Let a stdin that is a directory be such a stream: Python would end at its start, with no reply. */
+/* Replace a stdin that is a directory in the same way: with it Python would exit at its start, without a reply. */
 static void have_no_directory(void)
 {
 	struct statx found;
@@ -276,8 +276,8 @@ static void have_no_directory(void)
 	call(__NR_close, opened, 0, 0, 0, 0);
 }
 
-/* Fill `identity` and `address`; whether that could be done. `directory` is that of the executable. Where /proc, or an
- * answer of a newer kernel, is missing, it could not: nothing else tells two namespaces apart. */
+/* Fill `identity` and `address`; whether that succeeded. `directory` is that of the executable. It fails without /proc and
+ * on older kernels, because nothing else distinguishes two namespaces. */
 static int identify(const char *directory)
 {
 	static const char *const namespaces[] = { /* the first two are in the name of the socket */
@@ -319,7 +319,7 @@ static int identify(const char *directory)
 	return 1;
 }
 
-/* read(2) of stdin, which waits also where stdin does not block. */
+/* read(2) of stdin, which waits even if stdin is non-blocking. */
 static long read_stdin(char *piece, size_t size)
 {
 	for (;;) {
@@ -332,8 +332,8 @@ static long read_stdin(char *piece, size_t size)
 	}
 }
 
-/* Read stdin to its end into a memfd; whether that could be done. Once a part was read nobody can read it again: then it is
- * that or an error. So where the caller has limited the size of files, which a memfd is as well, nothing is read. */
+/* Read stdin to its end into a memfd; whether that succeeded. A part that was read cannot be read again, so a later failure
+ * is an error. If the caller limits the size of files, which applies to a memfd too, nothing is read. */
 static int keep_stdin(void)
 {
 	static const char again[] = "retry when the node has memory";
@@ -372,8 +372,8 @@ static long receive(long connection, char *packet, size_t size, long ms)
 	return call(__NR_read, connection, (long)packet, size, 0, 0);
 }
 
-/* Whether the supervisor has seen since the last time that calls wait: it touches the socket then. It ends the connections
- * of those that would wait in vain. */
+/* Whether the supervisor has noticed the waiting calls since the last time: it then touches the socket. It ends the
+ * connections of calls that would wait in vain. */
 static int may_wait(void)
 {
 	static __s64 before;
@@ -384,7 +384,7 @@ static int may_wait(void)
 	return is_new;
 }
 
-/* Send the call of the plugin `name`; 0 or an error. */
+/* Send the call of the plugin `name`; returns 0 or an error. */
 static long request(long connection, const char *name)
 {
 	static char head[1024];
@@ -429,8 +429,8 @@ static long request(long connection, const char *name)
 	return sent < 0 ? sent : 0;
 }
 
-/* Whether the environment changes what the dynamic loader, the C library or OpenSSL does in the process that serves the
- * call: then it must be that of a process from its start. */
+/* Whether the environment changes the behaviour of the dynamic loader, the C library or OpenSSL. These read it when a
+ * process starts, so only a new process can serve the call. */
 static int is_of_process(void)
 {
 	static const char *const names[] = {
@@ -443,8 +443,8 @@ static int is_of_process(void)
 	return 0;
 }
 
-/* Have a worker serve the call of the plugin `name`. Returns when none has: then whether there are no workers at all, so
- * that this call may start some once it has been served. */
+/* Let a worker serve the call of the plugin `name`. Returns only if none has; then whether there are no workers at all, so
+ * that this call may start some after its reply. */
 static int try_warm(const char *directory, const char *name)
 {
 	static char packet[PIECE + 1];
@@ -487,8 +487,8 @@ static int try_warm(const char *directory, const char *name)
 
 /* --- cold --- */
 
-/* The bundle's path without links, in `root`. An upgrade turns the link `current` while we run: with a path through
- * it, the modules that are imported later would be those of another version. /proc is not needed for this. */
+/* The bundle's path without links, in `root`. An upgrade may change the link `current` during a call: with a path through
+ * this link, later imports would load another version. This needs no /proc. */
 static long find_root(char *directory, char *root)
 {
 	long here = call(__NR_openat, AT_FDCWD, (long)".", O_PATH | O_DIRECTORY | O_CLOEXEC, 0, 0);
@@ -508,7 +508,7 @@ static char *below(const char *root, const char *tail, char *path)
 	return path;
 }
 
-/* Serve the call of the executable at `path`: warm, or by becoming the interpreter. When that fails, `path` is the file
+/* Serve the call of the executable at `path`: warm, or by an exec of the interpreter. After a failure, `path` is the file
  * that cannot be used. */
 static long run(char *path, long count, char **given)
 {
@@ -540,7 +540,7 @@ static long run(char *path, long count, char **given)
 #ifdef LOADER
 	char libraries[LONGEST_PATH], shown[LONGEST_PATH], python[LONGEST_PATH];
 	arguments[n++] = below(root, "/lib/" LOADER, path);
-	arguments[n++] = "--inhibit-cache"; /* the host's list of libraries, which are for the host's C library */
+	arguments[n++] = "--inhibit-cache"; /* the host's list of libraries, which need the host's C library */
 	arguments[n++] = "--library-path";
 	arguments[n++] = below(root, "/lib", libraries);
 	arguments[n++] = "--argv0"; /* the interpreter finds its standard library from this path */
@@ -563,8 +563,8 @@ static long run(char *path, long count, char **given)
 	return call(__NR_execve, (long)path, (long)arguments, (long)environment, 0, 0);
 }
 
-/* `stack` is as the kernel leaves it to a new program: argc, the arguments, 0, the environment, 0, the auxiliary
- * vector, in which AT_EXECFN is the path that was executed: ours, or that of a script whose `#!` line names us. */
+/* `stack` is the stack of a new program: argc, the arguments, 0, the environment, 0, the auxiliary vector. In the vector,
+ * AT_EXECFN is the executed path: this program's, or that of a script whose `#!` line names this program. */
 __attribute__((used, noreturn)) void start(long *stack)
 {
 	long count = *stack;

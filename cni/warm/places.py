@@ -1,13 +1,13 @@
-"""Where the workers of an installation listen. All is in a directory that root alone can enter."""
+"""The sockets of the workers of an installation, in a directory that only root can enter."""
 
 from __future__ import annotations
 
 PARENT = "/run/railcni"
 DIRECTORY = f"{PARENT}/warm"  # also in launcher.c
 SOCKET, LOCK = ".sock", ".lock"
-AWAY = ".sock.away"  # the socket where no worker has answered, until the supervisor turns it back
+AWAY = ".sock.away"  # a launcher renames a socket so if no worker answers; the supervisor renames it back
 
 
 def name_of(identity: str) -> str:
-    """The name of the socket and the lock: of the launcher's `identity` the pack, the mount and the network namespace."""
+    """The name of the socket and the lock: the pack, mount and network namespace of the launcher's `identity`."""
     return "-".join(identity.split("-")[:3])

@@ -8,12 +8,12 @@ if TYPE_CHECKING:
 
 HELLO = b"h"
 MOST_BYTES = 1 << 18  # of a request: more than the kernel's buffers take, unless net.core.wmem_default is raised
-STATUS, STOP = "status", "stop"  # in place of a plugin's name: asked by the command, whatever its identity
+STATUS, STOP = "status", "stop"  # in place of a plugin's name, from the command, whose identity is not compared
 _PIECE = 1 << 16  # bytes of stdout in a packet, as launcher.c takes them
 
 
 class Call:
-    """A request: the executable's name, what the process would have had, and `netns`, "minor:inode" of CNI_NETNS."""
+    """A request: the executable's name, the caller's umask and environment, and `netns`, "minor:inode" of CNI_NETNS."""
 
     __slots__ = ("environ", "identity", "netns", "plugin", "umask")
 
@@ -26,7 +26,7 @@ class Call:
 
 
 def parse(packet: bytes) -> Call:
-    """The request in a packet; ValueError when it is none."""
+    """The request in a packet; ValueError for any other packet."""
     identity, plugin, umask, netns, *entries = packet.split(b"\0")
     environ: dict[bytes, bytes] = {}
     for entry in entries:
@@ -42,7 +42,7 @@ def asked(plugin: str) -> bytes:
 
 
 def packets(stdout: bytes, status: int) -> Iterator[bytes]:
-    """What answers a request: `stdout` and the exit status."""
+    """The packets that answer a request, with `stdout` and the exit status."""
     while len(stdout) > _PIECE:
         yield b"+" + stdout[:_PIECE]
         stdout = stdout[_PIECE:]

@@ -1,7 +1,7 @@
-"""A call that found no workers has been served, and leaves a supervisor behind.
+"""A call that found no workers starts a supervisor after its reply.
 
-Nothing of the caller stays with it: no descriptor, so that no runtime waits for a pipe's end, no environment, session,
-signals or directory. Only the namespaces do, and the control group. A supervisor that cannot be made is no fault.
+The supervisor keeps nothing of the caller but its namespaces and control group: no descriptor (a runtime would wait for
+a pipe's end), environment, session, signal handlers or directory. If it cannot be started, that is no fault.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cni.warm import places
 
 
 def supervisor(script: str, identity: str) -> None:
-    """Start one for callers with the launcher's `identity`, unless there is one; `script` is what Python runs for it.
+    """Start the supervisor for callers with the launcher's `identity`, unless there is one; Python runs `script` for it.
 
-    Returns in the calling process alone, whatever comes of it.
+    This returns only in the calling process, also after a failure.
     """
     try:
         if not all(policy.current().warm):
@@ -48,7 +48,7 @@ def _lock(identity: str) -> int:
     posix.close(opened)
     if locks.try_lock_file(fd):
         status, now = posix.fstat(fd), posix.stat(f"{places.DIRECTORY}/{name}", follow_symlinks=False)
-        if (status.st_dev, status.st_ino) == (now.st_dev, now.st_ino):  # a supervisor that ends removes it
+        if (status.st_dev, status.st_ino) == (now.st_dev, now.st_ino):  # a supervisor removes the file when it ends
             return fd
     posix.close(fd)
     return -1

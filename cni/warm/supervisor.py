@@ -1,7 +1,7 @@
-"""The supervisor: has workers, as many as the calls need, and ends when no call has come for some time.
+"""The supervisor: it starts as many workers as the calls need, and ends when no call has come for some time.
 
-It serves nothing itself. It ends also when its socket is not in its place any more, when what it runs from or the node's
-policy has changed, and at SIGTERM: the workers then finish what they serve and what waits. Workers die with it.
+It serves no calls itself. It also ends when its socket is gone from its path, when the compiled modules or the node's
+policy change, and at SIGTERM. The workers then finish the current and the waiting calls. If it is killed, they die too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _WAITING = 128  # connections in the kernel's queue
-_LOOK = 1.0  # seconds between two looks at what it depends on
-_LOOK_AT_QUEUE = 0.02  # seconds between two looks at what waits while no worker is idle
+_LOOK = 1.0  # seconds between two checks of the files that it depends on
+_LOOK_AT_QUEUE = 0.02  # seconds between two checks of the queue while no worker is idle
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_SECCOMP = 1, 15, 21  # include/uapi/linux/prctl.h
 _LEAST_FILES = 256
 
@@ -41,21 +41,21 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
     prctl = _prctl()
     prctl(_PR_SET_NAME, b"railcni-warm")
     posix.set_inheritable(lock, False)
-    if _raise_limits() and prctl(_PR_GET_SECCOMP, None) <= 0:  # a filter of system calls is for good
+    if _raise_limits() and prctl(_PR_GET_SECCOMP, None) <= 0:  # a seccomp filter cannot be removed
         for module in modules:
             __import__(module)
         try:
             import _ssl
 
-            _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT)  # OpenSSL begins here, and not in each worker for 5 ms
+            _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
         except ImportError:
-            pass  # this Python has none
+            pass  # this Python has no OpenSSL
         Supervisor(identity, lock, pack, prctl).run()
     posix._exit(0)
 
 
 class Supervisor:
-    """See the module."""
+    """The supervisor of one installation, as the module describes it."""
 
     def __init__(self, identity: str, lock: int, pack: str, prctl: Callable[[int, object], int]) -> None:
         self._identity = identity
@@ -71,11 +71,11 @@ class Supervisor:
         posix.set_blocking(self._reading, False)
         posix.set_blocking(self._poke, False)
         self._is_ending = False
-        self._early = 0  # workers in a row that ended as soon as they began
+        self._early = 0  # successive workers that ended right after their start
 
     def run(self) -> None:
         self._listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
-        self._unlink(places.SOCKET, places.AWAY)  # of a supervisor that was killed
+        self._unlink(places.SOCKET, places.AWAY)  # left by a killed supervisor
         self._listening.bind(self._path + places.SOCKET)
         self._socket = self._found(places.SOCKET)
         self._board.note(began=int(time.time()))
@@ -126,17 +126,17 @@ class Supervisor:
                 peak = states.count(BUSY)
 
     def _is_outdated(self) -> bool:
-        """Whether calls go elsewhere by now, or should be served by other modules or another policy."""
+        """Whether another supervisor has the socket's path, or the modules or the policy have changed."""
         if not self._found(places.SOCKET) and self._found(places.AWAY) == self._socket:
-            posix.rename(self._path + places.AWAY, self._path + places.SOCKET)  # it was all too slow for a launcher
+            posix.rename(self._path + places.AWAY, self._path + places.SOCKET)  # a launcher found all workers too slow
         return self._found(places.SOCKET) != self._socket or self._marks() != self._before
 
     def _marks(self) -> list[tuple[int, ...]]:
-        """Which files it depends on; a policy from a ConfigMap is a link that leads to another file after a change."""
+        """The state of the files that it depends on; a change of a ConfigMap's policy points a link to another file."""
         return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self, kind: str) -> tuple[int, ...]:
-        """Which file is there; its times change (`_look_at_queue`)."""
+        """The identity of the file at a path, without its times, which `_look_at_queue` changes."""
         return files.mark(self._path + kind)[:2]
 
     def _make(self) -> None:
@@ -145,7 +145,7 @@ class Supervisor:
         parent = posix.getpid()
         try:
             process = posix.fork()
-        except OSError as fault:  # out of memory or processes: those that are there go on
+        except OSError as fault:  # out of memory or processes: the other workers continue
             self._board.set(slot, FREE)
             self._board.note(fault=f"no worker can be made: {fault.strerror}")
             return
@@ -179,15 +179,15 @@ class Supervisor:
             self._is_ending |= self._early >= crowd.MOST_EARLY
 
     def _are_elsewhere(self) -> bool:
-        """Whether all workers have started a process, another's IPAM plugin as a rule, and wait for its end."""
+        """Whether all workers wait for a process that they have started, usually a foreign IPAM plugin."""
         try:
             return all(files.read_whole(f"/proc/{p}/task/{p}/children") for p in self._workers)
         except OSError:
-            return False  # one has ended, or the kernel does not tell
+            return False  # a worker has ended, or the kernel has no such file
 
     def _look_at_queue(self, patience: float) -> None:
-        """Tell the launchers that wait that they are seen. Without `patience` end the connections of some: they are served
-        cold, and sooner so; not of all at once, since a worker may be free before the processors are."""
+        """Signal the waiting launchers that the supervisor is alive. Without `patience`, end the connections of some, so that
+        their calls run cold. Not of all at once: a worker may be free before a processor is."""
         left = 0 if patience else len(posix.sched_getaffinity(0))
         queue = select.poll()
         queue.register(self._listening, select.POLLIN)
@@ -198,11 +198,11 @@ class Supervisor:
                 except FileNotFoundError:
                     pass  # a launcher has moved it
                 return
-            self._listening.setblocking(False)  # for the workers, too: see there
+            self._listening.setblocking(False)  # this applies to the workers too (Worker.serve)
             try:
                 fd, _ = self._listening._accept()  # type: ignore[attr-defined]
             except BlockingIOError:
-                return  # a worker has been faster
+                return  # a worker was faster
             finally:
                 self._listening.setblocking(True)
             posix.close(fd)
@@ -245,7 +245,7 @@ def _drain(fd: int) -> None:
 
 
 def _raise_limits() -> bool:
-    """Take back what the caller has limited for itself; whether that could be done."""
+    """Raise the soft resource limits of the caller again; whether that succeeded."""
     unlimited = resource.RLIM_INFINITY
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
         _, most = resource.getrlimit(limit)

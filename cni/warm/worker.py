@@ -1,8 +1,8 @@
-"""A worker: one process, one call at a time, each served as a Python of its own would serve it.
+"""A worker: a process that serves one call at a time, with the same result as a new Python process.
 
-What stays from one call to the next: the compiled modules, the open lease file and connections to stores, and nothing of
-what a call has learnt. The process ends, and the supervisor makes another, after an error, after CALLS calls, and when
-a call has made it large, left it in another network namespace, or left a descriptor open: that may hold a lock.
+It keeps the compiled modules, the open lease file and connections to stores between calls, but no data of a call. It
+ends, and the supervisor starts another, after an error, after CALLS calls, and if a call has made it large, has left it
+in another network namespace, or has left a descriptor open, which may hold a lock.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 CALLS = 256
-_MOST_KIB = 64 << 10  # of resident memory: an ordinary call needs a third of it
+_MOST_KIB = 64 << 10  # of resident memory: an ordinary call needs a third of this
 _COLLECT = 16  # calls between two collections of garbage
-_REQUEST_SECONDS = 1  # from the hello to the request: the launcher sends it at once, or has been stopped
+_REQUEST_SECONDS = 1  # from the hello to the request, which a launcher sends at once unless it was stopped
 _CREDENTIALS = Struct("=iII")  # struct ucred
 _TIME = Struct("@ll")
 _FDS = Struct("=iii")
@@ -52,7 +52,7 @@ _OWN = "/proc/self/ns/net"
 
 
 class Worker:
-    """The worker in `slot` of the `board`, which answers on `listening` and pokes the supervisor by the pipe `poke`."""
+    """The worker in `slot` of the `board`. It accepts calls on `listening`, and wakes the supervisor by the pipe `poke`."""
 
     def __init__(self, listening: socket, board: Board, slot: int, identity: str, poke: int) -> None:
         self._listening = listening
@@ -72,7 +72,7 @@ class Worker:
         log.how = "warm"
         whereabouts.keep_open()
         gc.collect()
-        gc.freeze()  # what is there by now stays
+        gc.freeze()  # the objects that exist now stay for good
         queue = select.poll()
         queue.register(self._listening, select.POLLIN)
         served = 0
@@ -80,11 +80,11 @@ class Worker:
             self._board.set(self._slot, IDLE)
             try:
                 fd, _ = self._listening._accept()  # type: ignore[attr-defined]  # of the C half
-            except BlockingIOError:  # the supervisor has looked at the queue just now
+            except BlockingIOError:  # the supervisor is checking the queue
                 queue.poll()
                 continue
             except OSError:
-                break  # the supervisor has shut it: no call waits any more
+                break  # the supervisor has shut the socket down: no call waits any more
             self._is_busy = True
             served += 1
             if not self._accepted(socket(AF_UNIX, SOCK_SEQPACKET, 0, fd)):
@@ -100,7 +100,7 @@ class Worker:
         self._is_ending = True
 
     def _accepted(self, connection: socket) -> bool:
-        """Serve what calls; whether this process can go on."""
+        """Serve the call of a connection; whether this process can continue."""
         fds: list[int] = []
         try:
             _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size))
@@ -118,7 +118,7 @@ class Worker:
             call = protocol.parse(packet)
         except (ValueError, OSError):
             _close(fds)
-            return True  # it has gone, is no launcher, or one with a larger environment than is taken
+            return True  # the launcher has ended or has too large an environment, or the caller is no launcher
         try:
             if call.plugin in (protocol.STATUS, protocol.STOP):
                 return self._tell(connection, call.plugin)
@@ -127,7 +127,7 @@ class Worker:
                 return True
             return self._call(connection, call, fds)
         except OSError:
-            return False  # another begins with all in its place
+            return False  # a new worker begins in a known state
         finally:
             _close(fds)
 
@@ -152,7 +152,7 @@ class Worker:
         posix.environ.update(call.environ)
         posix.unsetenv(b"PATH")
         if b"PATH" in call.environ:
-            posix.putenv(b"PATH", call.environ[b"PATH"])  # posix_spawnp takes it from there; none is not an empty one
+            posix.putenv(b"PATH", call.environ[b"PATH"])  # for posix_spawnp; no PATH differs from an empty one
         policy.forget()
         node.forget()
         posix.dup2(stderr, 2)
@@ -160,7 +160,7 @@ class Worker:
         whereabouts.end_call()
         posix.dup2(self._null, 2)
         posix.chdir("/")
-        _close(fds)  # before the reply: then the runtime waits for nobody any more
+        _close(fds)  # before the reply: a runtime may wait for the end of its pipes
         fcntl.fcntl(connection.fileno(), fcntl.F_SETFL, 0)  # the launcher may end from here on
         self._board.set(self._slot, BUSY, 1)
         for packet in protocol.packets(reply, status):
@@ -168,7 +168,7 @@ class Worker:
         return status == 0 and self._is_as_before()
 
     def _is_as_before(self) -> bool:
-        """Whether nothing of a call is left in this process."""
+        """Whether the call has left nothing in this process."""
         return (
             _open_files() <= self._files + whereabouts.open_files()
             and posix.stat(_OWN).st_ino == self._own
@@ -185,7 +185,7 @@ class Worker:
             "supervisor": supervisor,
             "since": began,
             "workers": len(states) - states.count(0),
-            "busy": states.count(BUSY) - 1,  # this one is asked
+            "busy": states.count(BUSY) - 1,  # without this one, which answers
             "calls": self._board.calls,
             "cold": self._board.cold,
             "fault": fault,
@@ -205,7 +205,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _seen(path: bytes) -> str:
-    """What the launcher says of CNI_NETNS, seen from here."""
+    """The `netns` of protocol.Call, as this process sees the path."""
     try:
         status = posix.stat(path)
     except (OSError, ValueError):
@@ -214,7 +214,7 @@ def _seen(path: bytes) -> str:
 
 
 def _dies_with(connection: socket) -> bool:
-    """Let the kernel kill this process when the launcher ends; False when it has ended already."""
+    """Let the kernel kill this process when the launcher ends; False when the launcher has ended already."""
     fd = connection.fileno()
     fcntl.fcntl(fd, fcntl.F_SETOWN, posix.getpid())
     fcntl.fcntl(fd, fcntl.F_SETSIG, _signal.SIGKILL)

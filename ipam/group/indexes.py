@@ -26,7 +26,8 @@ MOST_ADDRESSES = 48  # of a group: its claim is one transaction, and etcd allows
 class Group:
     """The rails of a group, as a network of it defines them: the needs of each rail, and the indexes that all can give.
 
-    `index` is the number of the network's own rail, and `own` are its needs; `needs` those of all rails, `space` the indexes as addresses from 0 on.
+    `index` is the number of the network's own rail, and `own` are its needs. `needs` are those of all rails, and `space`
+    has the indexes as addresses from 0 on.
     """
 
     __slots__ = ("_before", "index", "name", "needs", "own", "space")
@@ -44,7 +45,7 @@ class Group:
         return sorted({need.pool for need in self.needs})
 
     def of_own(self, values: list[int]) -> list[int]:
-        """Of `values`, one for each of `needs`, those for `own`."""
+        """The part for `own` of `values`, which has one for each of `needs`."""
         return values[self._before : self._before + len(self.own)]
 
     def ask(self, index: int) -> None:
@@ -72,12 +73,12 @@ class Group:
         return [need.rng.at(index) for need in self.needs]
 
     def kept_index(self, place: Want) -> int | None:
-        """The index to keep for a lease at `place`, whatever its pool; None where not all rails give the index."""
+        """The index to keep for a lease at `place`, in any pool; None if not all rails give the index."""
         index = self.index_of(place.family, place.value)
         return index if index is not None and self.space.usable(index) else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no index is free; `waiting` tells of cooldowns."""
+        """The error when no index is free; `waiting` describes cooldowns."""
         return Exhausted(
             f"rail group {self.name} is exhausted: each of its {self.space.size()} indexes is in use on one of its rails or"
             f" more{waiting}. Delete attachments or enlarge the ranges; `railcni ipam leases` shows who holds them",
@@ -106,7 +107,7 @@ def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[N
 
 
 def _check(rail: Rail, config: IpamConfig, rails: Sequence[Sequence[Need]], faults: list[Fault]) -> None:
-    """Check the group as a whole, after each range by itself was found right."""
+    """Check the group as a whole, after a check of each range."""
     if config.node_slice_size:
         wanted = "gives nodes parts of a range each, and rails with the same index need whole ones: leave it out"
         faults.append(Fault("ipam.node_slice_size", f"/{config.node_slice_size}", wanted))
@@ -129,7 +130,7 @@ def _check(rail: Rail, config: IpamConfig, rails: Sequence[Sequence[Need]], faul
         return
     indexes = _common([need.rng for needs in rails for need in needs])
     if not indexes.size():
-        faults.append(Fault("rail.ranges", None, "have no index in common that each of them may give: want wider ones"))
+        faults.append(Fault("rail.ranges", None, "have no common index that all of them can give: want wider ranges"))
     for rng in config.ranges:
         for low, high in _blocked(rng):
             common = next((max(low, a) for a, b in indexes.spans() if max(low, a) <= min(high, b)), None)

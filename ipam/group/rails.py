@@ -1,27 +1,27 @@
-"""A container's rails in a group which gives a pod one index on all rails (rail.addressing: same-index).
+"""A container's rails in a group that gives a pod one index on all rails (rail.addressing: same-index).
 
 The addresses of all rails are leased together to the container. The first rail's ADD claims them in one step, all or none,
-so an index that is taken on one rail is given on none; the ADDs of the other rails find their addresses leased. The last
+so an index that is taken on one rail is given on no rail. The ADDs of the other rails find their addresses leased. The last
 rail's DEL releases them. The leases have the network "@GROUP" and the ifname "rails of GROUP", which no network and no link
-can have. Under that name this node has a record of the group, with a lock of its own; it is that of ipam.records with two
-members more:
+can have. The node has a record of the group with this name and its own lock. The record is that of ipam.records with two
+more members:
 
     members    [network, ifname, rail, time of the ADD in ns since 1970] of each rail with an ADD and no DEL yet
-    complete   whether all its addresses were claimed: no ADD of a member answers earlier
+    complete   whether all addresses were claimed: before that, no ADD of a member returns
 
-A kill between two writes leaves a state that a later call can end, because of their order:
+The order of the writes ensures that after a kill a later call can finish:
 
     ADD   writes the record with this rail among its members, claims, then writes that the claim is complete
     DEL   writes the record without this rail; for the last rail it releases, then removes the record
 
-An ADD answers when the claim is complete. Until then the index may change; after that it may not, while another rail is a
-member.
+An ADD returns when the claim is complete. Until then the index may change; later it stays while another rail is a member.
 
-If the record is lost, DEL makes it again from the records of the container's links, without addresses: those are in the store.
-So the addresses of all rails stay until the last rail's DEL then too. (Therefore a pod's links in one group must all be made by
-our plugins.) If those records are lost too, or another suite made the links, nothing shows which rails are attached. DEL then
-frees the container's leases on its own rail, if the store can be reached, and records no pending release: a later one could free
-addresses that are in use by then. The agent or `railcni ipam reclaim` frees the rest when the namespace is gone.
+If the record is lost, DEL makes it again from the records of the container's links, without addresses: those are in the
+store. So the addresses of all rails still stay until the last rail's DEL. (Therefore our plugins must make all of a pod's
+links in a group.) If those records are lost too, or another suite made the links, nothing shows which rails are attached.
+Then DEL frees the container's leases on its own rail, if the store can be reached. It records no pending release, since a
+later release could free addresses that are in use by then. The agent or `railcni ipam reclaim` frees the rest when the
+namespace is gone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
-    """The attachment that the leases of a container in a group name: the one that its rails share, of no link."""
+    """The attachment in the leases of a container in a group: it has no link, and the rails share it."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
 
 
@@ -78,16 +78,16 @@ def is_sound(entry: Any) -> bool:
 
 
 def listed(record: dict[str, Any] | None) -> list[Member]:
-    """The undamaged members of a record; none for a record that is not of a group."""
+    """The undamaged members of a record; none if the record is not of a group."""
     entries = (record or {}).get("members")
     return [entry for entry in entries if is_sound(entry)] if isinstance(entries, list) else []
 
 
 def of_links(group: str, container_id: str, records: Records) -> list[Member] | None:
-    """The rails of the group that the container has by the records of our link plugins; None when one cannot be read.
+    """The container's rails of the group, from the records of our link plugins; None when one cannot be read.
 
     An empty list does not mean that the container has no rail: other link plugins keep no such records, and ours may be
-    lost too.
+    lost.
     """
     found: list[Member] = []
     faults: list[Fault] = []
@@ -105,12 +105,12 @@ def of_links(group: str, container_id: str, records: Records) -> list[Member] | 
 
 
 def users(owner: Attachment, record: dict[str, Any] | None) -> list[Attachment]:
-    """The attachments whose links use the addresses leased to `owner`: the rails of its group, or `owner` itself without one."""
+    """The attachments whose links use the addresses of `owner`: the rails of its group, or without a group `owner` itself."""
     return [Attachment(entry[0], owner.container_id, entry[1]) for entry in listed(record)] or [owner]
 
 
 def others(record: dict[str, Any] | None, attachment: Attachment) -> list[Member]:
-    """The members of the group that are not this attachment; none once the release of all has begun."""
+    """The members of the group other than this attachment; none after the release of all has begun."""
     listed = record["members"] if record and not record["pending"] else []
     return [m for m in listed if (m[0], m[1]) != (attachment.network, attachment.ifname)]
 
@@ -125,7 +125,7 @@ def has(record: dict[str, Any] | None, attachment: Attachment) -> bool:
 def add(
     group: Group, config: IpamConfig, attachment: Attachment, owner: Owner, records: Records
 ) -> tuple[dict[str, Any], list[int]]:
-    """(the store, the addresses of the rail): those of the index that the container has in the group already, or of a new one."""
+    """(the store, the addresses of the rail), of the index that the container has in the group, or of a new one."""
     store_ref = call.ref_of(config, group)
     shared = owner.attachment = attachment_of(group.name, attachment.container_id)
     _ask(group, config)
@@ -155,7 +155,7 @@ def add(
 
 
 def _check(group: Group, record: dict[str, Any] | None, others: Sequence[Member]) -> None:
-    """InvalidConfig when the container has this rail already, or rails of another group of this name."""
+    """InvalidConfig when the container has this rail already, or rails of another group with the same name."""
     for network, ifname, index, _ in others:
         if index == group.index:
             raise InvalidConfig(
@@ -184,14 +184,14 @@ def _ask(group: Group, config: IpamConfig) -> None:
     texts = ", ".join(format_address(*address) for address in asked.values())
     if len(asked) > 1:
         raise InvalidConfig(
-            f"the addresses asked for, {texts}, are of different indexes, and a pod has one for all rails of group"
-            f" {group.name}: ask for one"
+            f"the requested addresses {texts} have different indexes, but a pod has one index on all rails of group"
+            f" {group.name}: request addresses of one index"
         )
     ((index, _),) = asked.items()
     if index is None or not group.space.usable(index):
         raise InvalidConfig(
-            f"the address asked for, {texts}, is of index {index}, which not every rail of group {group.name} gives"
-            " (rail.ranges): ask for another one"
+            f"the requested address {texts} has index {index}, which not every rail of group {group.name} gives"
+            " (rail.ranges): request another one"
         )
     group.ask(index)
 
@@ -199,9 +199,9 @@ def _ask(group: Group, config: IpamConfig) -> None:
 def _held(
     group: Group, store_ref: dict[str, Any], owner: Owner, record: dict[str, Any], config: IpamConfig, log: Log
 ) -> list[int] | None:
-    """The addresses of all rails from the record of a complete claim; None unless this rail's are still leased, and current.
+    """The addresses of all rails from the record of a complete claim; None unless this rail's leases exist and are current.
 
-    Only this rail's pools are read: a complete claim was made in one step, so the other rails' leases go with these.
+    Only this rail's pools are read: a complete claim was made in one step, so the other rails have leases if this one has.
     """
     found = recorded_leases(owner.attachment, record)
     index, places = _index(group, found), {lease.place for lease in found}
@@ -257,7 +257,7 @@ def _claim(
 
 
 def _keep(group: Group, found: Sequence[Lease]) -> None:
-    """Restrict the group to the index of the leases `found`, which other rails have; InvalidConfig if another is asked for."""
+    """Restrict the group to the index of the leases `found`, which other rails have; InvalidConfig if another is requested."""
     index = _index(group, found)
     if index is None:
         return
@@ -282,9 +282,9 @@ def leave(
     cooldown: int,
     records: Records,
 ) -> dict[str, Any] | None:
-    """Remove the rail `attachment` from the members of `shared`; the record that is to be released, for the last rail.
+    """Remove the rail `attachment` from the members of `shared`; returns the record to release, for the last rail.
 
-    `group` is that of the configuration, which is there when no record is.
+    `group` is that of the configuration, which is given if there is no record.
     """
     if record is None:
         links = of_links(shared.network.removeprefix(GROUP), shared.container_id, records)
@@ -317,7 +317,7 @@ def _release_own(
     records: Records,
     cooldown: int,
 ) -> None:
-    """Free the container's leases on this rail alone: nothing shows which other rails are attached."""
+    """Free only the container's leases on this rail: nothing shows which other rails are attached."""
     pools = {need.pool for need in group.own}
     try:
         restore = restorer(store_ref, records)
@@ -393,7 +393,7 @@ def gc(
     store_ref: dict[str, Any] | None,
     records: Records,
 ) -> list[CniError]:
-    """GC of `network` for groups: remove the members that the runtime does not list, with the last one the leases."""
+    """GC of `network` for groups: remove the members that the runtime does not list; with the last one release the leases."""
     faults: list[CniError] = []
     silent: list[dict[str, Any]] = []
     for shared, record in group_records:
@@ -439,7 +439,7 @@ def _gc_one(
 def _is_gone(
     entry: Member, shared: Attachment, network: str, valid: set[Attachment], began: Began, records: Records
 ) -> bool:
-    """Whether the runtime's list lacks a member that was there when the call began, and the member has no link any more.
+    """Whether the runtime's list lacks a member from before the call, and the member has no link any more.
 
     False while an operation holds the lock of its link.
     """

@@ -201,7 +201,7 @@ def test_rails_may_have_several_addresses_each(rails: Rails) -> None:
 def test_an_address_that_is_asked_for_decides_the_index(rails: Rails) -> None:
     assert rails.add(1, ip="10.0.1.9") == "10.0.1.9"
     assert rails.add(3) == "10.0.3.9"
-    with pytest.raises(InvalidConfig, match="is not of index 9, which this container has"):
+    with pytest.raises(InvalidConfig, match="does not have index 9, which this container has"):
         rails.add(0, ip="10.0.0.5")
     rails.foreign(2, 7)
     with pytest.raises(TryAgainLater, match=r"10\.0\.2\.7 .* is held by container other"):
@@ -328,7 +328,7 @@ def test_a_plain_rail_is_given_addresses_like_any_network(rails: Rails) -> None:
         (
             {"ranges": [RANGES[0], {"range": "10.0.1.0/24", "range_start": "10.0.1.20"}]},
             {},
-            "have no index in common",
+            "have no common index",
         ),
     ],
 )

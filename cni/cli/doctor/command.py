@@ -18,34 +18,34 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.cli.doctor.report import DoctorReport
 
-_ABOUT = "what keeps RDMA of pods from working on this node, and the remedy"
+_ABOUT = "find what keeps RDMA from working in pods of this node, with remedies"
 _STYLES = {FAULT: "bold red", ADVICE: "yellow", UNKNOWN: "cyan", SKIPPED: "dim", OK: "green", NOTE: ""}
 _CALLED_WRONGLY = 2
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/railcni"
 _PREFIX = "railcni.io"
 _RATE = re.compile(r"(\d+)(?:\.\d+)? Gb/sec")
-_CODES = "Exit codes: 0 no fault, 1 a fault, 2 called wrongly, or for a pod that is not here. Levels: " + "; ".join(
+_CODES = "Exit codes: 0 no fault, 1 a fault, 2 a wrong call, or a pod that is not on this node. Levels: " + "; ".join(
     f"{level}: {meaning}" for level, meaning in MEANINGS.items()
 )
 
 
 def register(commands: subcommand.Commands) -> None:
     """Add `doctor`."""
-    more = ". It reads sysfs, proc, netlink and CNI's files, and changes nothing."
+    more = ". The command reads sysfs, proc, netlink and CNI's files, and changes nothing."
     parser = subcommand.add(commands, "doctor", _ABOUT, more, run=_run, shows=True, epilog=_CODES + ".")
     about = (
-        "look at all that this pod's RDMA needs: its links, their masters and ports, GIDs, MTU, modules, device nodes,"
+        "check all that this pod's RDMA needs: its links, their masters and ports, GIDs, MTU, modules, device nodes,"
         " limits and the node's policy"
     )
     subcommand.option(parser, "--pod", "", about, "NAMESPACE/POD|NETNS")
-    about = "with --pod: whether this address answers, to small packets and to those of the whole MTU"
+    about = "with --pod: test whether this address answers small packets and packets of the full MTU"
     parser.add_argument("--peer", type=_address, metavar="ADDRESS", help=about)
     subcommand.option(parser, "--conf-dir", NET_DIRECTORY, "the node's networks")
     about = "the plugin folders; default: those of the node's runtimes"
     subcommand.option(parser, "--cni-path", "", about, "DIR:DIR")
     about = f"also write the labels of node-feature-discovery; default: {FEATURES}; - for stdout alone"
     subcommand.option(parser, "--nfd", "", about, "FILE", nargs="?", const=FEATURES)
-    parser.add_argument("-v", "--verbose", action="store_true", help="a table with what is as it should be, too")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also show the checks that found no fault")
 
 
 def _address(text: str) -> str:

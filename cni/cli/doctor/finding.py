@@ -9,11 +9,11 @@ from typing import Any
 OK, NOTE, ADVICE, UNKNOWN, SKIPPED, FAULT = "ok", "note", "advice", "unknown", "skipped", "fault"
 MEANINGS = {
     OK: "as it should be",
-    NOTE: "said for information",
-    ADVICE: "works, and could be faster or safer",
-    UNKNOWN: "cannot be read here: the driver or the kernel does not say, or this user may not",
-    SKIPPED: "not looked at, and why",
-    FAULT: "keeps RDMA of pods from working, or soon will",
+    NOTE: "information",
+    ADVICE: "it works, but could be faster or safer",
+    UNKNOWN: "the driver or the kernel does not provide the value, or this user may not read it",
+    SKIPPED: "not checked, with the reason",
+    FAULT: "it keeps RDMA of pods from working, or soon will",
 }
 
 

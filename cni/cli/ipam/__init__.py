@@ -34,18 +34,18 @@ _FLUSH_SECONDS = 30.0
 
 def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argparse.ArgumentParser]:
     """Add `ipam` and its commands, or those alone that can be run `anywhere`; their parsers."""
-    about = "pools and leases: which pod has which address, and which addresses are lost"
+    about = "show pools and leases, find and free the leases of pods that are gone"
     of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
-    pools = subcommand.add(of_ipam, "pools", "the pools, how full they are, and where", run=_pools, shows=True)
+    pools = subcommand.add(of_ipam, "pools", "list the pools, with their size and use", run=_pools, shows=True)
     stores.add_options(pools)
-    leases = subcommand.add(of_ipam, "leases", "the leases, by pool and address", run=_leases, shows=True)
+    leases = subcommand.add(of_ipam, "leases", "list the leases by pool and address", run=_leases, shows=True)
     stores.add_options(leases)
-    leases.add_argument("--pool", type=_pool, metavar="NAME|CIDR", help="of this pool only")
+    leases.add_argument("--pool", type=_pool, metavar="NAME|CIDR", help="only those of this pool")
     attachments.add_filters(leases)
-    about = "claimed on this node only, as far as the store tells"
+    about = "only those of this node, as far as the store names it"
     leases.add_argument("--node", type=subcommand.name, metavar="NAME", help=about)
-    leases.add_argument("--ifname", type=subcommand.ifname, help="of interfaces of this name only")
-    about = "the pod that has an address, or the addresses of a pod; exit code 1: none"
+    leases.add_argument("--ifname", type=subcommand.ifname, help="only those of interfaces with this name")
+    about = "show the pod that has an address, or the addresses of a pod; exit code 1: none"
     show = subcommand.add(of_ipam, "show", about, run=_show, shows=True)
     stores.add_options(show)
     show.add_argument("what", metavar="ADDRESS|NAMESPACE/POD", type=_address_or_pod)
@@ -54,7 +54,7 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
     if anywhere:
         return list(of_ipam.choices.values())
 
-    about = "end what a DEL could not end or release; exit code 1: some is left"
+    about = "retry the DELs and releases that failed; exit code 1: some are left"
     flush = subcommand.add(of_ipam, "flush", about, run=_flush)
     stores.add_options(flush, files=False)
     return list(of_ipam.choices.values())

@@ -96,11 +96,11 @@ def load(path: str) -> Report:
 def register(commands: subcommand.Commands) -> None:
     """Add `audit`."""
     about = "compare the leases with their pods, records and namespaces; exit code 1: something is wrong"
-    more = ". It changes nothing, and needs no railcni on the nodes."
+    more = ". The command changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
-    subcommand.option(parser, "--report", "", "write what is found there, for `railcni ipam reclaim`", "FILE")
-    about = "in the table also what is right as it is: pending pods, IPAMClaims"
+    subcommand.option(parser, "--report", "", "write the findings to this file, for `railcni ipam reclaim`", "FILE")
+    about = "also list leases that are no fault: those of pending pods and IPAMClaims"
     parser.add_argument("--all", action="store_true", help=about)
 
 

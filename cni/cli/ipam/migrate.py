@@ -43,24 +43,24 @@ SECONDS = 30.0  # for one request
 
 def register(commands: subcommand.Commands) -> None:
     """Add `migrate`."""
-    about = "copy all leases to another store, and verify; no ADD may run meanwhile"
+    about = "copy all leases to another store, and verify the copy; no ADD may run meanwhile"
     more = (
         ". A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, or config:FILE with"
-        " the keys of the ipam block; the source also host-local:DIR, such as /var/lib/cni/networks/NETWORK. It can be run"
-        " again: what is there already stays. Run it on every node, for the records there."
+        " the keys of the ipam block; the source may also be host-local:DIR, such as /var/lib/cni/networks/NETWORK."
+        " Another run keeps the leases that were copied already. Run it on every node, for its records."
     )
     parser = subcommand.add(commands, "migrate", about, more, run=_run, shows=True)
     parser.add_argument("--from", dest="source", required=True, metavar="STORE", type=_store_or_host_local)
     parser.add_argument("--to", dest="target", required=True, metavar="STORE", type=_store)
-    parser.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
-    about = "the CNI network of leases that name none; of host-local: default the directory's name"
+    parser.add_argument("--dry-run", action="store_true", help="print the leases to copy, and write nothing")
+    about = "the CNI network of leases that name none; default for host-local: the directory's name"
     parser.add_argument("--network", type=subcommand.name, metavar="NAME", help=about)
-    about = "of host-local: a subnet"
+    about = "for host-local: a subnet"
     parser.add_argument("--range", dest="ranges", action="append", default=[], type=_range, metavar="CIDR", help=about)
-    parser.add_argument("--network-name", default="", help="of host-local: ipam.network_name of the new configuration")
-    about = "whose leases a file store is to get; default: this node's name"
+    parser.add_argument("--network-name", default="", help="for host-local: ipam.network_name of the new configuration")
+    about = "the node whose leases a file store gets; default: this node"
     parser.add_argument("--node", type=subcommand.name, default=host_name(), metavar="NAME", help=about)
-    parser.add_argument("--remove-source", action="store_true", help="free in the source what has arrived")
+    parser.add_argument("--remove-source", action="store_true", help="free the copied leases in the source")
 
 
 def _run(options: argparse.Namespace) -> int:

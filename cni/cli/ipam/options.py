@@ -29,11 +29,11 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
     if files:
         about = f"the file store in DIR; such as {STATE}"
         subcommand.option(which, "--data-dir", "", about)
-    about = "the store that this flat file names, with the keys of the ipam block; default: the installed one"
+    about = "the flat file that names the store, with the keys of the ipam block; default: the installed one"
     subcommand.option(which, "--config", "", about, "FILE")
-    about = "the cluster of this kubeconfig's current context; alone: all its leases, AddressLeases and IPPools"
+    about = "the cluster of this kubeconfig's current context; given alone: its AddressLeases and IPPools"
     subcommand.option(parser, "--kubeconfig", "", about, "FILE")
-    about = "where the leases are; default: the context's, else kube-system"
+    about = "the namespace of the leases; default: the context's, else kube-system"
     parser.add_argument("-n", "--namespace", type=subcommand.name, help=about)
 
 

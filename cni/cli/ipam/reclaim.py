@@ -41,13 +41,15 @@ FREED, WOULD_FREE, SKIPPED, FAILED = "freed", "would free", "skipped", "failed"
 
 def register(commands: subcommand.Commands) -> None:
     """Add `reclaim`."""
-    about = "free what an audit has found dead, if it still is; exit code 1: something could not be freed"
-    more = ". A pending pod's lease and an IPAMClaim's are never touched."
+    about = "free the leases that an audit found dead, if they still are; exit code 1: some could not be freed"
+    more = ". Leases of pending pods and of IPAMClaims are never freed."
     parser = subcommand.add(commands, "reclaim", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
-    parser.add_argument("--from-report", required=True, metavar="FILE", help="what `railcni ipam audit --report` wrote")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be freed, and free nothing")
-    about = f"how old the report must be; until then the command waits (default: {GRACE:g}, of a dry run 0)"
+    parser.add_argument(
+        "--from-report", required=True, metavar="FILE", help="the file of `railcni ipam audit --report`"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the leases to free, and free none")
+    about = f"the command waits until the report is this old (default: {GRACE:g}, with --dry-run 0)"
     subcommand.option(parser, "--grace", None, about, "SECONDS", type=partial(subcommand.seconds, least=0))
 
 

@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 def register(commands: subcommand.Commands) -> None:
     """Add `nad` and its verbs."""
-    about = "networks in files: their faults, their JSON Schema, and NADs rendered from the resources of operators"
+    about = "check networks in files, print their JSON Schema, and render NADs from operators' resources"
     verbs = subcommand.add_group(commands, "nad", about)
-    about = "the faults of a NAD, conflist or conf: line, column, key and remedy"
-    more = ". Exit code 0: nothing, or warnings alone; 1: faults."
+    about = "find the faults of a NAD, conflist or conf: line, column, key and remedy"
+    more = ". Exit code 0: no error; 1: errors."
     lint = subcommand.add(verbs, "lint", about, more, run=_lint, shows=True)
     about = f"a file (YAML or JSON, with several documents), a directory such as {NET_DIRECTORY}, or - for stdin"
     lint.add_argument("files", nargs="+", metavar="FILE", help=about)
     lint.add_argument("--strict", action="store_true", help="exit code 1 for warnings too")
-    about = "the flat file of the nodes; default: one that names the stores"
+    about = "a copy of the nodes' flat file; default: assume one that names a store"
     subcommand.option(lint, "--config", "", about, "FLATFILE")
-    about = "the NADs that operators make of MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork and SriovNetwork"
-    more = ", without its labels, revision and owner. Nothing is written when one of them is wrong."
+    about = "print the NADs that operators make of MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork and SriovNetwork"
+    more = ", without labels, revision and owner. If a resource has a fault, nothing is printed."
     render = subcommand.add(verbs, "render", about, more, run=_render)
-    about = "resources of NVIDIA's or the SR-IOV operator, or - for stdin"
+    about = "resources of NVIDIA's operator or the SR-IOV operator, or - for stdin"
     render.add_argument("files", nargs="+", metavar="FILE", help=about)
     about = "of a SriovNetwork's resource; NVIDIA's operator has nvidia.com"
     subcommand.option(render, "--resource-prefix", "openshift.io", about, "PREFIX")
     render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
-    about = "the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
-    schema = subcommand.add(verbs, "schema", about, ", made of the tables that the plugins read by.", run=_schema)
+    about = "print the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
+    schema = subcommand.add(verbs, "schema", about, ", made from the plugins' own tables.", run=_schema)
     names, about = ("conflist", *PLAIN), f"conflist (default), {', '.join(PLAIN)}"
     schema.add_argument("name", nargs="?", default="conflist", metavar="NAME", choices=names, help=about)
 

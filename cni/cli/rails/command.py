@@ -31,24 +31,24 @@ _NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod",
 
 def register(commands: subcommand.Commands) -> None:
     """Add `rails` and its verbs."""
-    about = "several NICs of a node as one group: their networks, whether a pod's are right, which GPU is near"
+    about = "manage the NICs of a node as one group: make networks, check a pod's rails, show the nearest GPUs"
     verbs = subcommand.add_group(commands, "rails", about)
-    about = "the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
-    render = subcommand.add(verbs, "render", about, ", to be applied by kubectl.", run=_render, epilog=_FILE)
+    about = "print the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
+    render = subcommand.add(verbs, "render", about, ", for `kubectl apply`.", run=_render, epilog=_FILE)
     render.add_argument("file", metavar="FILE", help="YAML; - for stdin")
-    about = "table: an overview, to read"
+    about = "table: an overview for people"
     render.add_argument("-o", "--output", choices=("yaml", "json", "table"), default="yaml", help=about)
-    about = "whose ConfigMap the NICs go into: that of the RDMA shared or SR-IOV device plugin, or of `railcni device-plugin`"
+    about = "the device plugin whose ConfigMap is printed: the RDMA shared or SR-IOV one, or `railcni device-plugin`"
     render.add_argument("--devices", choices=("others", "railcni"), default="others", help=about)
 
-    about = "whether a pod's rails have one index, their routes, rules, ARP settings, MTU and GIDs, and reach a peer"
-    more = ". Exit code 0: all is well; 1: something is not."
+    about = "check index, routes, rules, ARP settings, MTU and GIDs of a pod's rails, and ping a peer"
+    more = ". Exit code 0: no fault; 1: a fault."
     check = subcommand.add(verbs, "check", about, more, run=_check, shows=True)
     check.add_argument("pod", metavar="NAMESPACE/POD|NETNS", help="a pod of this node, or the path of its namespace")
     about = "ping it on every rail from the rail's own address: a pod of this node, the index of a pod anywhere, or one of its addresses"
     subcommand.option(check, "--peer", "", about, "PEER")
 
-    about = "the node's NICs with the GPU that is nearest, the rails they carry, and their pods' addresses"
+    about = "show the node's NICs with their nearest GPU, their rails, and the addresses of pods"
     subcommand.add(verbs, "show", about, run=_show, shows=True)
 
 

@@ -45,7 +45,7 @@ MOST_BYTES = 1 << 20  # of one file: of a log the end, of anything else nothing 
 _MOST_FILES = 500
 _USUAL_LOGS = ("/var/log/whereabouts.log", "/tmp/whereabouts.log", "/var/log/multus.log")  # noqa: S108
 _CERTIFICATES = (".key", ".pem", ".crt", ".p12", ".pfx")  # never read: their content is secret or of no use
-_ABOUT = "reports, configurations, records, leases and logs of this node in one .tar.gz, secrets removed"
+_ABOUT = "write reports, configurations, records, leases and logs of this node into one .tar.gz"
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ def register(commands: subcommand.Commands) -> None:
     """Add `support-bundle`."""
     more = (
         ". Its index.json names the files that cannot be read. Passwords, tokens, private keys and the environment of exec"
-        " helpers are removed wherever they stand; look through it all the same before it leaves your hands."
+        " helpers are removed everywhere; still, look through the bundle before you send it."
     )
     parser = subcommand.add(commands, "support-bundle", _ABOUT, more, run=_run, shows=True)
-    about = "default: railcni-support-NODE-TIME.tar.gz, here; mode 0600"
+    about = "default: railcni-support-NODE-TIME.tar.gz in the working directory, mode 0600"
     parser.add_argument("-f", "--file", default="", metavar="FILE", help=about)
     for flag, default in (("conf", NET_DIRECTORY), ("state", STATE), ("cache", Places.results)):
         subcommand.option(parser, f"--{flag}-dir", default)

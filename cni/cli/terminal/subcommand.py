@@ -111,7 +111,7 @@ def installation(parser: argparse._ActionsContainer) -> None:
     """The options that say which installation is meant (cni.library.installation.options)."""
     about = "the plugin folder; default: the one that containerd or CRI-O is configured for"
     option(parser, "--to", "", about, made=True)
-    about = "where the host's file system is mounted, in a container: all paths are taken below it"
+    about = "in a container: where the host's file system is mounted; all paths are below it"
     option(parser, "--root", "/", about)
     option(parser, "--state-dir", STATE, "where records are kept", made=True)
 

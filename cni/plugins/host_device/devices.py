@@ -1,11 +1,11 @@
-"""A device of the host: found by a selector, known again in another namespace; and the plan of its move, as the record has it.
+"""A device of the host: how a selector finds it, how it is recognised in another namespace, and the plan of its move.
 
-What identifies a device, as the record keeps it:
+The identity of a device in the record:
 
     name, index, kind, mac, permanentMac, bus, parent   of the link itself
     lower                                               the index of the link below it, or of a veth's peer; 0 for none
 
-What it has on the host is the matter of cni.plugins.host_device.hoststate.
+cni.plugins.host_device.hoststate has its state on the host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PART = "link"  # of the attachment records
 RETURNED = "returned"
-REFUSED = "refused"  # an ADD could not restore the whole state of the device: the next ADD takes the device as it is
+REFUSED = "refused"  # an ADD could not fully restore the device: the next ADD takes it as it is
 
 
 def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
@@ -59,12 +59,12 @@ def identity_of(link: Link) -> dict[str, Any]:
 def is_same(remembered: dict[str, Any], link: Link) -> bool:
     """Whether `link` can be the remembered device.
 
-    Hardware is compared by its parent device, or else its permanent MAC. Of several netdevs of one parent the permanent
-    MAC tells, or the mark (the alias that it has in a sandbox), or the index: a VF's permanent MAC may follow
-    the one that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+    Hardware is compared by its parent device, otherwise by its permanent MAC. Netdevs of the same parent are distinguished
+    by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may become the MAC that it
+    was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
     A virtual device has neither. It has a MAC, the mark, and an end outside of the sandbox (`_has_end_outside`). A move
-    keeps the index where that is free: a link with the remembered index needs one of these, any other link two. A tunnel
+    keeps the index if it is free: a link with the remembered index needs one of these, any other link two. A tunnel
     has no MAC: it needs the mark, or its index and its name on the host.
     """
     if link.kind != remembered["kind"]:
@@ -84,13 +84,13 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
 
 
 def signs_of(link: Link) -> tuple[str, ...]:
-    """Of hardware strings of which each record has one that `is_same` as `link`: most records are of other devices, and their
-    parsing takes long."""
+    """Strings of hardware: each record of a device that `is_same` as `link` contains one. Other records are not parsed, which
+    saves time."""
     return (link.parent_device, link.permanent_mac, link.mac, link.alias, link.name) if link.parent_device else ()
 
 
 def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = False) -> Link | None:
-    """The remembered device among `links`, those of a sandbox when it is `away`: first the link with its index."""
+    """The remembered device among `links`, which are those of a sandbox if it is `away`. The link with its index is first."""
     for link in sorted(links, key=lambda link: link.index != remembered["index"]):
         if is_same(remembered, link) and not (away and stands_on_its_own(remembered, link)):
             return link
@@ -98,8 +98,8 @@ def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = 
 
 
 def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
-    """Whether the link below `link`, or its peer, is in its own namespace, though that of the device was on the host; or
-    neither a MAC nor the mark tells it from one that each namespace has, such as `lo` or tunl0.
+    """Whether the link below `link`, or its peer, is in the namespace of `link`, while that of the device was on the host.
+    Also if neither MAC nor mark distinguishes `link` from a link of every namespace, such as `lo` or tunl0.
 
     A pod can give a link of its own any index, MAC and alias, but no other end outside of its namespace.
     """
@@ -135,8 +135,8 @@ class Plan(RecordedPlan):
 
 
 def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """The attachments other than `own`, with their records, that have a device, or have not fully given it back; with
-    `texts` those alone whose record holds one of these strings."""
+    """The attachments other than `own`, with their records, that have a device or have not fully restored it. With `texts`,
+    only those whose record contains one of these strings."""
     boot = node.boot_id()
     for attachment, _, record in records.all(PART, *texts):
         link = record["link"]
@@ -156,7 +156,7 @@ def recognises(planned: Plan, inside: Rtnl) -> bool:
 
 
 def among(planned: Plan, rtnl: Rtnl, away: bool = False) -> Link | None:
-    """The device among the links of `rtnl`, those of a sandbox when it is `away`. It has nearly always kept its index."""
+    """The device among the links of `rtnl`, which are those of a sandbox if it is `away`. Usually it has kept its index."""
     former = planned.device
     same = rtnl.link(index=former["index"])
     found = known_again(former, [same], away=away) if same else None

@@ -9,7 +9,7 @@ In the record the state has these members:
 
     alias, altnames, mtu, up    decoded
     kernel                      the rest, as the kernel shows it (cni.shared.kernel.raw_state)
-    addresses, routes           decoded too, as an older version reads them after a downgrade
+    addresses, routes           also decoded, for an older version after a downgrade
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _BY_SECRET = (2, 3)  # IN6_ADDR_GEN_MODE_STABLE_PRIVACY and IN6_ADDR_GEN_MODE_RA
 def look(
     device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl, log: Log
 ) -> tuple[dict[str, Any], str]:
-    """The state of the device on the host, and "", or {} and the reason why another link needs it. TryAgainLater when it
-    leaves meanwhile. The log names the parts of the state that will be lost.
+    """The state of the device on the host and "", or {} and the reason why another link needs it. TryAgainLater if the
+    device leaves meanwhile. The log names the parts of the state that will be lost.
 
     `links` and `every` are all links of the host, and all routes, as RTM_NEWROUTE bodies.
     """
@@ -73,7 +73,7 @@ def look(
         ) from None
     if lost:
         log.warning(
-            f'device "{device.name}" will come back without what cannot be saved: {"; ".join(lost)}; remove it before,'
+            f'device "{device.name}" will lose state that cannot be saved: {"; ".join(lost)}; remove this before the ADD,'
             " or set it again after the DEL"
         )
     return state, ""
@@ -99,7 +99,7 @@ def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
     unicast = [octets.hex(":") for octets in others if not octets[0] & 1]
     if unicast:
         return (
-            f"it also receives for {', '.join(unicast[:_SHOWN])}, the MAC of a pod's macvlan or of an entry of `bridge fdb`: delete"
+            f"it also receives frames for {', '.join(unicast[:_SHOWN])}, the MAC of a pod's macvlan or of an entry of `bridge fdb`: delete"
             f" these pods or entries (bridge fdb show dev {device.name}), or select another device"
         )
     return ""
@@ -112,7 +112,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
     found = raw.attributes
     kept = raw_state.routes(host, device.index, bodies, [address.local for address in held], every)
     if not all(map(_is_automatic, kept)):
-        # All records are read, 100 in 9 ms, and after the routes: a device that has left meanwhile had its record before.
+        # Read all records (100 in 9 ms), after the routes: a device that has left meanwhile had its record before.
         away = (record["link"]["device"].get("kernel") for _, record in devices.recorded(None, Records()))
         raw_state.with_those_away(kept, [route for saved in away if saved for route in saved["routes"]])
     return {
@@ -140,7 +140,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
 
 
 def _is_automatic(route: dict[str, Any]) -> bool:
-    """Whether a saved route is one that the kernel makes of an IPv6 address: only its order could matter, which is not kept."""
+    """Whether the kernel makes a saved route from an IPv6 address. Only its order could matter, and that is not kept."""
     return raw_state.family_of(route) == AF_INET6 and raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL
 
 

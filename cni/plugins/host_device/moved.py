@@ -1,8 +1,8 @@
 """The move of a device from the host into a sandbox, and back to the host in its former state.
 
 The record has the former state of the device before the device is changed. A hardware device is recognised by its PCI
-path or permanent MAC, never by its name alone; a virtual device, which has neither, by kind and alias. In the sandbox
-the alias is the name on the host. Go's host-device uses the same mark, so each of the two can restore the other's device.
+path or permanent MAC, never only by its name. A virtual device, which has neither, is recognised by kind and alias. In
+the sandbox the alias is the name on the host. Go's host-device uses the same mark, so each can restore the other's device.
 
 Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
 default_device_exit_net: a dying namespace returns a physical device to the initial one under the name that it had in
@@ -39,7 +39,7 @@ USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
 class Facts:
-    """The result of a survey: the device and its state, the `driver` of a PCI function, or the `holder` of the device: an
+    """The result of a survey: the device and its state, the `driver` of a PCI function, and the `holder` of the device: an
     attachment, or the path of a sandbox; None or "" when it is free.
 
     `reason` is why the node needs the device, `tied` why another link does, `taken` a link of the sandbox that has the
@@ -88,8 +88,8 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """The first of the attachments `found` that keeps the device, and whether another has given it back: one whose sandbox
-    died without a DEL does."""
+    """The first of the attachments `found` that keeps the device, and whether another has given it back. An attachment gives
+    it back if its sandbox ended without a DEL."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, PART)
@@ -109,9 +109,9 @@ def holder_of(
 def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, records: Records, named: Named) -> None:
     """Return the device of an attachment to the host, as its DEL would, and note this in the record.
 
-    The caller holds the lock of the attachment, whose sandbox is gone without a DEL. Its DEL may come later, when another
-    attachment has the device; by the note it leaves the device alone (sriov-cni #219). Unrestored, once for each record,
-    after a refusal that may be transient.
+    The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
+    attachment has the device; because of the note, it does not touch the device (sriov-cni #219). Unrestored, once for
+    each record, after a refusal that may be transient.
     """
     plugin = named(record["plugin"])
     log = records.log or Log(str(attachment))
@@ -152,10 +152,9 @@ def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> 
 
 
 def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
-    """The refusal of a device that another attachment has. It holds for a device on the host too, whose state there is not
-    its former one.
+    """The refusal of a device that another attachment has; also for a device on the host that is not yet restored.
 
-    A `holder` that is a text is the path of a sandbox that Go's sriov-cni has attached.
+    A `holder` of type str is the path of a sandbox that Go's sriov-cni has attached.
     """
     if isinstance(holder, str):
         return TryAgainLater(f"{selected} is in use by Go's sriov-cni in sandbox {holder}: wait for its DEL")
@@ -261,8 +260,8 @@ def lingers(planned: Plan, host: Rtnl) -> bool:
 
 
 def _refuse_missing(planned: Plan, host: Rtnl, inside: Rtnl | None) -> None:
-    """Lingers, unless the device, which is neither in its sandbox `inside` nor on the host, certainly no longer exists, or
-    another attachment has it.
+    """Lingers, unless the device certainly no longer exists, or another attachment has it. The device is neither in its
+    sandbox `inside` nor on the host.
 
     A hardware device exists as long as its directory in sysfs has the subdirectory `net`: the driver keeps it while the
     device has a netdev in any network namespace (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with
@@ -286,7 +285,7 @@ def _refuse_missing(planned: Plan, host: Rtnl, inside: Rtnl | None) -> None:
 
 
 def _is_of_another(planned: Plan) -> bool:
-    """Whether the device is in the sandbox of another attachment: each of several racing ADDs has written a record.
+    """Whether the device is in the sandbox of another attachment: several concurrent ADDs may each have written a record.
 
     The caller has searched the sandbox of `planned` itself, or that sandbox cannot be found.
     """
@@ -305,8 +304,8 @@ def _in_namespace_of(planned: Plan, rtnl: Rtnl, but: Rtnl | None = None) -> bool
 
 
 def _is_of(planned: Plan, link: Link) -> bool:
-    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the same mark; a link
-    that the pod has made has no peer outside the pod."""
+    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the same mark, but a
+    link that the pod has made has no peer outside of the pod."""
     former = planned.device
     is_marked = link.alias == former["name"] and link.index == former["index"]
     is_named = link.mac == former["mac"] and link.name in (planned.name, former["name"])
@@ -318,10 +317,10 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
     if index == link.index or host.link(index=index):
         index = 0  # the kernel keeps or chooses it
     if host.link(name=name):
-        name = "dev%d"  # which the kernel itself gives then (default_device_exit_net); `restore` tells
+        name = "dev%d"  # the name that the kernel gives in this case (default_device_exit_net); `restore` reports it
     else:
         _name_again(link, name, inside)
-    home = host.namespace()  # the thread may be in the sandbox still, when what follows a failure to leave it
+    home = host.namespace()  # the thread may still be in the sandbox, after a failure to leave it
     try:
         with_names_free(
             inside,
@@ -339,7 +338,7 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
 
 
 def _name_taken(name: str, other: Link) -> str:
-    """Why a device cannot have its name, which the link `other` has, and the first half of the remedy."""
+    """Why a device cannot have its name: the link `other` has it. With the first half of the remedy."""
     if other.name == name:
         return f"another link has that name; rename it (ip link set {name} name ...)"
     return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
@@ -364,8 +363,8 @@ def _name_again(link: Link, name: str, inside: Rtnl) -> None:
 def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None]) -> None:
     """Call `move`, which moves the link `index` from `here` to `there`; KernelError.
 
-    A move fails when one of the names of the link is taken `there`. Then the alternative names that are taken are removed
-    and the move is repeated. The record keeps these names, and the DEL restores those that are free.
+    A move fails when a name of the link is taken `there`. Then the link loses the taken alternative names, and the move is
+    repeated. The record keeps these names, and the DEL restores those that are free.
     """
     try:
         move()

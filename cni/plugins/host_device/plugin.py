@@ -1,4 +1,4 @@
-"""host-device: a device of the host, moved into the sandbox as a whole and given back as it was (cni.plugins.host_device.moved).
+"""host-device: it moves a device of the host into the sandbox, and restores it later (cni.plugins.host_device.moved).
 
 Source: plugins/main/host-device of containernetworking/plugins for keys and results.
 """
@@ -37,7 +37,7 @@ KEYS = (
         "mtu",
         integer(0, 65535),
         0,
-        "MTU in the sandbox in bytes; 0: as the device has it. For a device without a netdev (DPDK) it is only in the result",
+        "MTU in the sandbox in bytes; 0: the device's. For a device without a netdev (DPDK) it is only in the result",
     ),
     *KEYS_OF_EACH,
 )
@@ -68,7 +68,7 @@ class Config(LinkConfig):
 
 
 class Facts(moved.Facts):
-    """With the names of the host's netdevs."""
+    """The facts of a move, and the names of the host's netdevs."""
 
     names: Sequence[str] = ()
 
@@ -102,9 +102,9 @@ carrier = moved.carrier
 
 
 def claim(config: Config, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-    """Find the attachment that has the device; one whose sandbox died without a DEL gives it back first.
+    """Find the attachment that has the device. If its sandbox ended without a DEL, the device is restored first.
 
-    There is no lock: of ADDs that race for a device the kernel lets one move it.
+    There is no lock: the kernel lets only one of several concurrent ADDs move the device.
     """
     claimed = DeviceClaim()
     claimed.links = host.links()
@@ -204,7 +204,7 @@ def _absent(selected: str, facts: Facts) -> InvalidConfig:
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
-    """The plan of a device that Go's plugin moved: its alias is its name on the host; its further state is not known.
+    """The plan of a device that Go's plugin moved: its alias is its name on the host; the rest of its state is unknown.
 
     Any link can have an alias. So a DEL adopts none that the configuration does not select; a CHECK names the difference.
     """
@@ -255,7 +255,7 @@ def _selects(config: Config, recorded: dict[str, Any], link: Link | None, unknow
 
 
 def status(config: Config, host: Rtnl, log: Log) -> Link | None:
-    """The device; None while another attachment has it; NotAvailable when the configuration names one that is nowhere."""
+    """The device; None while another attachment has it; NotAvailable when the configured device does not exist."""
     if not config.selected() or config.device_id:
         return None  # the device comes with each request
     pci = _pci_address(config)

@@ -2,8 +2,8 @@
 
 The stages of `Restoration` follow their dependencies: identity, attributes of the link, parameters (disable_ipv6 must be
 off before IPv6 addresses can be added), flags and up, addresses, routes (those without a gateway first), neighbours. Each
-stage compares the device with the record and yields the steps that are missing, so nothing is written to a device that
-never left. A pass runs all stages and continues after each refusal. `goes_on` decides whether another pass follows:
+stage compares the device with the record and yields the missing steps, so nothing is written to a device that never
+left. A pass runs all stages and continues after each refusal. `goes_on` decides whether another pass follows:
 
     a step was refused, another succeeded    another pass: the first may depend on the second
     a step was refused for a transient cause up to EXTRA more passes, each after a pause, even if no step succeeded
@@ -50,8 +50,8 @@ _SHOWN = 8
 
 
 class RefusedStep:
-    """The kernel refused to restore the part `what` of the state, or to read it (`is_read`). `is_transient`: the same step may
-    succeed later although nothing else has changed."""
+    """The kernel refused to restore the part `what` of the state, or to read it (`is_read`). `is_transient`: a repetition of
+    the step may succeed without any other change."""
 
     def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
         self.is_transient = is_read or fault.errno in TRANSIENT
@@ -59,8 +59,8 @@ class RefusedStep:
 
 
 def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
-    """Whether another pass follows (pure): after `passes` passes, the last `idle` of which changed nothing, and with the
-    refusals `refused` in the last one."""
+    """Whether another pass follows (pure). `passes` were run, the last `idle` of them changed nothing, and the last one had
+    the refusals `refused`."""
     if not refused or passes >= PASSES:
         return False
     return idle == 0 or (idle <= EXTRA and any(refusal.is_transient for refusal in refused))
@@ -78,7 +78,9 @@ def restore(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
     lasting = [refusal for refusal in refused if not refusal.is_transient]
     passing = [refusal for refusal in refused if refusal.is_transient]
     if lasting:
-        log.warning(f'device "{former["name"]}" is on the host again, but could not get back: {_said(lasting)}')
+        log.warning(
+            f'device "{former["name"]}" is on the host again, but without this part of its state: {_said(lasting)}'
+        )
     if passing:
         raise Unrestored(
             f'device "{former["name"]}" is on the host again, but not all of its state yet: {_said(passing)}; repeat the DEL'
@@ -86,7 +88,7 @@ def restore(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
 
 
 def _do(call: Callable[..., object], arguments: list[Any]) -> None:
-    """Call; repeat at once after a transient refusal, because addresses keep the order in which they are added."""
+    """Call, and repeat at once after a transient refusal, because the order of calls is the order of addresses."""
     try:
         call(*arguments)
     except OSError as fault:
@@ -102,8 +104,8 @@ def _said(refused: list[RefusedStep]) -> str:
 
 class Restoration:
     """The restoration of one device. `saved` is its state as the kernel showed it, None in a record of an older version;
-    `was` is the index that it had then, `index` the present one. `link` and `own` cache the device and its routes: a
-    step that may change them sets them to None, and the next reader reads them again."""
+    `was` is the former index, `index` the present one. `link` and `own` cache the device and its routes: a step that may
+    change them sets them to None, and the next reader reads them again."""
 
     def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
         self.former = former
@@ -169,8 +171,8 @@ class Restoration:
         )
 
     def _await_detection(self, end: float) -> bool:
-        """Wait, until `end` at most, for the end of duplicate address detection. Returns whether there was one: during it the
-        kernel refuses the address as the source of a route."""
+        """Wait, at most until `end`, for duplicate address detection, during which the kernel refuses the address as the source
+        of a route. Returns whether one was running."""
         was_examined = False
         while time.monotonic() < end and self._is_examined():
             was_examined = True
@@ -201,7 +203,7 @@ class Restoration:
             if name not in link.altnames:
                 yield f"alternative name {name}", self.host.add_altname, index, name
         for name in link.altnames if self.saved else ():
-            if name not in former["altnames"]:  # the pod gave it, and it may be the name of a device that is away
+            if name not in former["altnames"]:  # the pod added it, and a device that is away may have this name
                 yield f"removal of alternative name {name}", self.host.remove_altname, index, name
 
     def _set_mac(self, link: Link) -> None:

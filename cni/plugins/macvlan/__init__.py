@@ -1,6 +1,6 @@
-"""The plugin macvlan: a link of its own MAC on top of a master, made inside the sandbox.
+"""The plugin macvlan: a link with its own MAC on a master, made inside the sandbox.
 
 plugin      the verbs of macvlan
-planning    the configuration, and the link to make                pure
-check       the link against the plan and the configuration
+planning    the configuration, and the plan of the link            pure
+check       compares the link with the plan and the configuration
 """

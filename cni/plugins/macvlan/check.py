@@ -1,4 +1,4 @@
-"""macvlan's part of CHECK: the link against its plan and against the configuration of the call."""
+"""macvlan's part of CHECK: it compares the link with its plan and with the configuration of the call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _master(planned: Plan, config: Config, link: Link, host: Rtnl, inside: Rtnl)
 
 
 def as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Plan:
-    """The plan that the link agrees with."""
+    """The plan that matches the link."""
     return Plan(
         {
             "name": link.name,

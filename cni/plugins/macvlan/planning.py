@@ -29,7 +29,7 @@ KEYS = (
 
 
 class Config(LinkConfig):
-    """The keys of KEYS, checked. `mac` is the first that is given: by runtimeConfig, CNI_ARGS or the configuration."""
+    """The checked keys of KEYS. `mac` comes from runtimeConfig, else from CNI_ARGS, else from the configuration."""
 
     master: str
     mode: str
@@ -40,9 +40,9 @@ class Config(LinkConfig):
 
 
 class Facts:
-    """The result of `survey`: the master, the names of the netdevs of its namespace, a link that has the ifname already.
+    """The result of `survey`: the master, the names of the netdevs of its namespace, and a link that already has the ifname.
 
-    `reason` says why the node itself needs the master, which mode passthru would take away; "" when it does not.
+    `reason` says why the node needs the master, which mode passthru would take from it; "" when it does not.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Facts:
 class Plan(RecordedPlan):
     """The link to make. `name` is its final name, `temporary` the name under which it is made.
 
-    `over` is the index of the master in the configuration, `lower` that of the device on which the kernel puts the link. It
-    is another device, perhaps of another namespace, when the master is a macvlan or macvtap itself. `apply` reads `lower`
-    back from the link, so that the record has the kernel's choice.
+    `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the master
+    is a macvlan or macvtap, this is another device, perhaps in another namespace. `apply` reads `lower` from the link, so
+    that the record has the kernel's choice.
     """
 
     name: str
@@ -167,7 +167,7 @@ def temporary_name(request: Request) -> str:
 
 
 def _derived_mac(request: Request, boot_id: str) -> str:
-    """A locally administered unicast MAC: the same for a retried ADD, and another for each other attachment of any node."""
+    """A locally administered unicast MAC: the same for a retried ADD, different for every other attachment of any node."""
     octets = bytearray(digest(request.attachment, "mac" + boot_id, 6))
     octets[0] = octets[0] & 0xFC | 0x02
     return ":".join(f"{o:02x}" for o in octets)

@@ -1,7 +1,7 @@
-"""macvlan: a link of its own MAC on top of a master, made inside the sandbox.
+"""macvlan: it makes a link with its own MAC on a master, inside the sandbox.
 
-Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for what the
-kernel refuses, and why.
+Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for the
+kernel's refusals.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _needed(device: Link, host: Rtnl, log: Log | None) -> str:
 
 
 def _of_host(master: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Link | None:
-    """The netdev of the host that a macvlan of `master` is put on; None when that is in the sandbox, or elsewhere."""
+    """The netdev of the host that carries a macvlan of `master`; None when that netdev is in the sandbox, or elsewhere."""
     stands = master.kind in STANDS_FOR_ITS_LOWER
     if not in_sandbox:
         return host.link(index=master.lower_index) if stands and master.lower_netnsid is None else master
@@ -107,7 +107,7 @@ def _find_master(config: Config, where: Rtnl) -> Link | None:
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
     """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now.
 
-    For CHECK the link as it is: without a record it is compared with the configuration alone.
+    For CHECK it describes the link as it is: without a record only the configuration is compared.
     """
     link = inside.link(name=request.attachment.ifname) if inside else None
     if inside is None or link is None:
@@ -125,9 +125,9 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
 
 
 def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
-    """Make the link in the sandbox, under its name and still down; KernelRefused says in words why it cannot be.
+    """Make the link in the sandbox, with its name and down; KernelRefused says why the kernel did not make it.
 
-    `planned.lower` is then what the kernel shows of the link. Where that differs from the plan, the policy is asked again.
+    `planned.lower` is set to the kernel's value. If this differs from the plan, the policy is checked again.
     """
     maker = inside if planned.inSandbox else host
     try:
@@ -194,10 +194,10 @@ def _mac_in_use(planned: Plan) -> str:
 
 
 def owns(planned: Plan, link: Link) -> bool:
-    """Whether `link` is what this plan made, also when it was renamed since, or given another MAC or MTU.
+    """Whether this plan made `link`, even if its name, MAC or MTU was changed since.
 
-    A MAC alone tells it only when it is derived: a configured one may be that of another attachment, which is in the
-    way. An ADD that was killed may have written down another `lower` than the link has; then name and MAC tell it.
+    A MAC alone identifies the link only if it is derived: another attachment may have the same configured MAC. A killed
+    ADD may have recorded another `lower` than the link has; then name and MAC identify the link.
     """
     if link.kind != "macvlan":
         return False
@@ -223,8 +223,8 @@ def recognises(planned: Plan, inside: Rtnl) -> bool:
 def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Remove the plan's link from the sandbox, under any name; a missing link is no error.
 
-    Lingers while the link is up elsewhere: it goes with its sandbox some time after that has ended, or the pod has moved
-    it into a namespace of its own.
+    Lingers while the link is up elsewhere: the kernel has not yet removed it with its sandbox, or the pod has moved it
+    into another namespace.
     """
     removed = False
     others = []
@@ -253,8 +253,8 @@ def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
 def lingers(planned: Plan, host: Rtnl) -> bool:
     """Whether the link is up in some namespace, and answers for its addresses, as its master shows.
 
-    The link of a master in the sandbox may be on a netdev of the host, too; else no netdev of the host has its MAC. A MAC
-    that is not derived may be that of another attachment by now, and tells nothing.
+    With a master in the sandbox, the link may also be on a netdev of the host; otherwise no netdev of the host has its MAC.
+    A MAC that is not derived proves nothing: another attachment may have it by now.
     """
     return planned.macIsDerived and host.receives(planned.lower, planned.mac)
 

@@ -1,12 +1,12 @@
-"""rdma: in a chain after sriov or host-device, moves the verbs device of the netdev into the sandbox too.
+"""rdma: in a chain after sriov or host-device, it also moves the verbs device of the netdev into the sandbox.
 
-A DEL brings the verbs device back before the netdev comes back: a chain is undone from its end.
+A DEL brings the verbs device back before the netdev, because a chain is undone from its end.
 
-Verbs devices are in one namespace each only in RDMA's exclusive netns mode. A namespace that ends gives its verbs
-devices back by itself (rdma_dev_exit_net, drivers/infiniband/core/device.c). An attachment has a record and a lock of
-its own here, beside those of the link, for other executables of a chain may be others' too.
+Only in RDMA's exclusive netns mode does a verbs device belong to one namespace. When a namespace ends, the kernel moves
+its verbs devices back (rdma_dev_exit_net, drivers/infiniband/core/device.c). This plugin keeps its own record and lock
+of an attachment, since the link plugin of the chain may be of another suite.
 
-Go's rdma-cni keeps on the node what its attachments are ended by (pkg/cache and pkg/types):
+Go's rdma-cni ends its attachments by this file on the node (pkg/cache and pkg/types):
 
     /var/lib/cni/rdma/NETWORK-CONTAINERID-IFNAME    JSON: containerRdmaDevName, the verbs device's name in the sandbox;
                                                     sandboxRdmaDevName, the same on the host; deviceID, version
@@ -85,14 +85,14 @@ KEYS = (
 
 
 class Config:
-    """The keys of KEYS, checked. `device_id` is runtimeConfig.deviceID, or without it the configuration's."""
+    """The checked keys of KEYS. `device_id` is runtimeConfig.deviceID, otherwise the configuration's."""
 
     device_id: str
     verbs_device: str
 
 
 class Passed(result.Result):
-    """The result of the plugin before, which is answered as it came."""
+    """The result of the previous plugin, which is returned unchanged."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         parsed = result.parse(document)
@@ -309,7 +309,7 @@ def _cached_name(path: str) -> str:
         return ""
     except (OSError, ValueError) as fault:
         raise IoFailure(
-            f"{path}, in which Go's rdma-cni tells of this attachment, cannot be read: {fault}; repair it, or remove it"
+            f"{path}, in which Go's rdma-cni describes this attachment, cannot be read: {fault}; repair it, or remove it"
             " when the verbs device is on the host"
         ) from None
     return name

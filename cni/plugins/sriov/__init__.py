@@ -1,6 +1,6 @@
-"""The plugin sriov: a virtual function (VF), set through its physical function, goes into a sandbox and comes back.
+"""The plugin sriov: it sets a virtual function (VF) through its PF, and moves it into a sandbox and back.
 
 plugin      the verbs of sriov; the move itself is that of cni.plugins.host_device
-vf          the settings of a VF by its PF: set, and put back
-go_cache    the files of Go's sriov-cni, whose attachments end here
+vf          sets and restores the settings of a VF through its PF
+go_cache    the files of Go's sriov-cni, by which its attachments are ended
 """

@@ -1,7 +1,7 @@
-"""What Go's sriov-cni keeps on the node, so that its attachments can be ended, and its VFs are left alone.
+"""The files of Go's sriov-cni on the node: its attachments are ended by them, and its VFs are not claimed.
 
     /var/lib/cni/sriov/CONTAINERID-IFNAME    the network's configuration, its keys as sriov-cni spells them, with
-                                             VFID, Master and OrigVfState: what the VF had
+                                             VFID, Master and OrigVfState, the former state of the VF
     /var/lib/cni/sriov/pci/ADDRESS           the sandbox that has the VF: the path of its namespace
 
 Source: pkg/config, pkg/types and pkg/utils/pci_allocator.go of k8snetworkplumbingwg/sriov-cni.
@@ -41,7 +41,7 @@ _SET = {  # the keys that a configuration sets, for each key that it may have
 
 
 def holder(pci: str) -> str:
-    """The path of the sandbox that has the VF by Go's plugin; "" when none has, or it is gone."""
+    """The path of the sandbox to which Go's plugin has given the VF; "" without one, or if it is gone."""
     try:
         path = _content(f"pci/{pci}").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def holder(pci: str) -> str:
 def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
     """The plan of an attachment that Go's plugin made, as sriov's records have it, and the files that go with it.
 
-    None when there is no such attachment; IoFailure when the file that tells of it cannot be read.
+    None when there is no such attachment; IoFailure when its file cannot be read.
     """
     name = f"{attachment.container_id}-{attachment.ifname}"
     try:
@@ -93,7 +93,7 @@ def _former(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device(state: dict[str, Any], pci: str) -> dict[str, Any]:
-    """What there is to restore of the netdev; {} for a VF without one (DPDK)."""
+    """The state of the netdev to restore; {} for a VF without a netdev (DPDK)."""
     name = _member(state, "HostIFName", str)
     if not name:
         return {}
@@ -103,7 +103,7 @@ def _device(state: dict[str, Any], pci: str) -> dict[str, Any]:
 
 
 def _member(state: dict[str, Any], key: str, kind: type[T]) -> T:
-    """The member of this kind, which is "" or 0 when it is missing; ValueError."""
+    """The member of this type, or "" or 0 if it is missing; ValueError for another type."""
     value = member(state, key) or kind()
     if not isinstance(value, kind):
         raise ValueError(key)
@@ -129,6 +129,6 @@ def _content(name: str) -> bytes:
 
 def _unreadable(name: str, words: str) -> IoFailure:
     return IoFailure(
-        f"{DIRECTORY}/{name}, in which Go's sriov-cni tells of this attachment, cannot be read: {words};"
+        f"{DIRECTORY}/{name}, in which Go's sriov-cni describes this attachment, cannot be read: {words};"
         " repair the file, or remove it when the VF is as it should be"
     )

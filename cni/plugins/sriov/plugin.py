@@ -1,7 +1,7 @@
-"""sriov: a virtual function (VF), set through its physical function, moved into the sandbox and given back as it was.
+"""sriov: it sets a virtual function (VF) through its PF, moves it into the sandbox, and restores it later.
 
-A VF is known by its PCI address. ADD makes the settings before the move, and DEL restores them after it: a pod never sees
-another VLAN. The record is kept until all is restored. A VF that a userspace driver holds (DPDK) is set and stays where it is.
+A VF is identified by its PCI address. ADD makes the settings before the move, and DEL restores them after the move back,
+so a pod never sees another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is not moved.
 
 Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results, and its issue 219 for what a late DEL must not reset.
 """
@@ -52,7 +52,7 @@ KEYS = (
     Key("vlan", integer(0, 4094), None, "VLAN of the VF, invisible to the pod; 0: none"),
     Key("vlanQoS", integer(0, 7), None, "priority in that VLAN; default: 0"),
     Key("vlanProto", vlan_protocol, None, "protocol of the VLAN: 802.1q or 802.1ad; default: 802.1q"),
-    Key("mac", optional(hardware_address), "", "MAC address; default: as the VF has it"),
+    Key("mac", optional(hardware_address), "", "MAC address; default: the VF's"),
     Key("min_tx_rate", integer(0, 2**32 - 1), None, "minimum transmit rate in Mbit/s; 0: none"),
     Key("max_tx_rate", integer(0, 2**32 - 1), None, "maximum transmit rate in Mbit/s; 0: no limit"),
     Key("spoofchk", optional(one_of("on", "off")), "", "drop the VF's packets with another source MAC"),
@@ -67,7 +67,7 @@ KEYS = (
         "mtu",
         integer(0, 65535),
         0,
-        "MTU in the sandbox in bytes, at most the PF's; 0: as the VF has it, in the result of a VF without a netdev (DPDK) the PF's",
+        "MTU in the sandbox in bytes, at most the PF's; 0: the VF's, or for a VF without a netdev (DPDK) the PF's, in the result",
     ),
     Key("logLevel", optional(one_of(*LOG_LEVELS), "warning"), "warning", "lowest level that is logged"),
     Key("logFile", optional(string), "", "path of a file to which log lines are appended, in addition to stderr"),
@@ -77,7 +77,7 @@ OF_PF = ("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk
 
 
 class Config(LinkConfig):
-    """The keys of KEYS, checked; those of OF_PF None or "" when left out. `mac` is the one that counts."""
+    """The checked keys of KEYS; those of OF_PF are None or "" if absent. `mac` is the one with precedence."""
 
     pci: str
     vlan: int | None
@@ -94,7 +94,7 @@ class Config(LinkConfig):
     logFile: str
 
     def settings(self) -> dict[str, Any]:
-        """The settings that the VF gets by its PF, each complete, in the form of cni.shared.kernel.vfs; without the MAC."""
+        """The settings for the PF to make, each complete, in the form of cni.shared.kernel.vfs; without the MAC."""
         found: dict[str, Any] = {}
         if self.vlan is not None:
             found |= {"vlan": self.vlan, "vlanQoS": self.vlanQoS or 0, "vlanProto": self.vlanProto or "802.1q"}
@@ -156,7 +156,7 @@ def direct_log(request: Request, log: Log) -> None:
 
 
 class Facts(moved.Facts):
-    """With the VF as its PF sees it, and whether there is such a PCI device, and it is a PF itself."""
+    """The facts of a move; the VF as its PF sees it; whether the PCI device exists, and whether it is a PF."""
 
     exists = True
     function: vf.VirtualFunction | None = None
@@ -164,10 +164,10 @@ class Facts(moved.Facts):
 
 
 class Plan(devices.Plan):
-    """The move, and the settings `wanted` from the PF. The `keys` of `former`, the former state of the VF, are to be restored.
+    """The move, and the settings `wanted` from the PF. DEL restores the `keys` of `former`, the former state of the VF.
 
-    `mac` is the one to give, or ""; `told` the MAC and MTU for the result when there is no netdev. `cache`: the files of
-    Go's plugin that speak of this attachment, and its sandbox there.
+    `mac` is the MAC to set, or ""; `told` has the MAC and MTU for the result if there is no netdev. `cache`: the files of
+    Go's plugin for this attachment, and its sandbox there.
     """
 
     wanted: dict[str, Any]
@@ -188,7 +188,7 @@ carrier = moved.carrier
 
 
 def claim(config: Config, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-    """Take the VF's lock, and find the attachment that has the VF; one whose sandbox died without a DEL gives it back first."""
+    """Take the VF's lock, and find the attachment that has the VF, as `_holder` does."""
     if not config.pci:
         return DeviceClaim()
     claimed = DeviceClaim(records.locked_device(config.pci))
@@ -236,7 +236,7 @@ def _reason(device: Link, links: Sequence[Link], bodies: Sequence[bytes], host: 
 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
-    """The attachment that has the VF; one whose sandbox died without a DEL gives it back first."""
+    """The attachment that has the VF. If a sandbox ended without a DEL, its VF is restored first."""
     every = devices.recorded(request.attachment, records, pci)
     found = ((a, record) for a, record in every if record["link"]["pci"] == pci)
     holder, _ = moved.holder_of(found, request, host, records, named)
@@ -282,7 +282,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
 def _refuse_unfit(config: Config, selected: str, facts: Facts) -> None:
     if not config.pci:
         raise InvalidConfig(
-            "no VF is given: let a device plugin's resource bring it (the NAD's annotation"
+            "no VF is given: take it from a device plugin's resource (the NAD's annotation"
             " k8s.v1.cni.cncf.io/resourceName), or give its PCI address in the key `deviceID`"
         )
     if not facts.exists:
@@ -322,7 +322,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
 
 
 def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-    """Set the VF by its PF, move it, and give it its MAC."""
+    """Set the VF through its PF, move it, and give it its MAC."""
     function = vf.find(planned.pci, host) if planned.keys else None
     if function:
         vf.settle(function, planned.wanted, host)
@@ -339,14 +339,14 @@ def without_link(planned: Plan) -> tuple[str, int] | None:
 
 
 def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-    """Bring the VF back to the host and restore its state; it goes on where an earlier call stopped.
+    """Bring the VF back to the host and restore its state; a repeated call continues the first.
 
-    Lingers, and nothing is reset, while the VF is in a sandbox that cannot be found: it would be heard on another VLAN.
+    Lingers, and resets nothing, while the VF is in a sandbox that cannot be found: the pod would be on another VLAN.
     """
     try:
         if not planned.returned:
             _give_back(planned, host, inside, log)
-    except Unrestored:  # a DEL that finds the files would fail as this one, for as long as another link has the name
+    except Unrestored:  # with the files, each DEL would fail like this one while another link has the name
         go_cache.forget(planned.cache, planned.sandbox)
         raise
     go_cache.forget(planned.cache, planned.sandbox)

@@ -1,9 +1,9 @@
-"""The settings of a VF that sriov makes by its PF, and puts back; and the MAC, which PF and netdev both keep.
+"""The settings of a VF that sriov makes and restores through the PF, and the MAC, which PF and netdev both keep.
 
-A VF has the MAC that its netdev uses and the administrative one, which the PF keeps for it. Drivers differ: some take
-the administrative one over at once or when they are loaded again, some refuse the VF any other while there is one
-(igb, i40e: drivers/net/ethernet/intel), some know nothing of each other (mlx5). So the VF is given its MAC first; when
-that is refused, the administrative one is taken away for it. Both are looked at until they are right.
+A VF has the MAC of its netdev and the administrative MAC, which the PF keeps. Drivers differ: some VFs take over the
+administrative MAC at once or when their driver is loaded, some refuse any other MAC while there is one (igb, i40e:
+drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first; if that is
+refused, the administrative MAC is removed for it. Both are read until they are right.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cni.shared.kernel.links import Link, Rtnl
 
-MAC_SECONDS = 2.0  # as in Go's plugin: a driver may be busy with the reset that a change has brought about
+MAC_SECONDS = 2.0  # as in Go's plugin: a change may reset the VF, which keeps its driver busy
 _AGAIN_SECONDS = 0.1
 
 
@@ -38,7 +38,7 @@ class VirtualFunction:
 
 
 def find(pci: str, host: Rtnl) -> VirtualFunction | None:
-    """The VF at a PCI address; None when its PF is in another machine, or has no netdev here that knows the VF."""
+    """The VF at a PCI address; None when its PF is in another machine, or has no netdev here that lists the VF."""
     place = sysfs.function_of(pci)
     if place is None:
         return None
@@ -118,11 +118,11 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
     """Restore the settings `keys` of the VF, in reverse order; KernelRefused.
 
-    Of the MACs the administrative one is only taken away, if it is another: the VF's own is free to be restored then.
+    A different administrative MAC is only removed, so that the netdev's MAC can be restored.
     """
     function = find(pci, host)
     if function is None:
-        return  # the VFs are gone with their PF, or were made again by another machine's
+        return  # the VFs are gone with their PF, or another machine's PF has made them again
     for setting in reversed(vfs.SETTINGS):
         now = function.state
         if setting[0] not in keys or former[setting[0]] == "" or all(now[key] == former[key] for key in setting):
@@ -135,7 +135,7 @@ def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None
 
 
 def finish(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
-    """Give the VF its former administrative MAC, unless it has it; KernelRefused when anything else is not as it was."""
+    """Restore the VF's administrative MAC, unless it has it; KernelRefused when another setting is not restored."""
     end = time.monotonic() + MAC_SECONDS
     while True:
         function = find(pci, host)
