@@ -263,8 +263,8 @@ def _keep(group: Group, found: Sequence[Lease]) -> None:
         return
     if group.requested not in (None, index):
         raise InvalidConfig(
-            f"the address asked for is not of index {index}, which this container has on the rails of group {group.name}"
-            " that are attached already: ask for no address, or for the same index on all"
+            f"the requested address does not have index {index}, which this container has on the rails of group {group.name}"
+            " that are attached already: request no address, or the same index on all"
         )
     group.ask(index)
 

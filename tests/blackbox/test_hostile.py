@@ -476,7 +476,7 @@ def test_more_than_a_key_takes_is_refused(node: Node, pod: Pod, ipam: dict[str, 
 
 def test_a_thousand_addresses_cannot_be_asked_for(node: Node, pod: Pod) -> None:
     config = network(runtimeConfig={"ips": [f"192.168.{n >> 8}.{n & 255}/16" for n in range(1001)]})
-    refused(node, "whereabouts", config, pod, 7, "asked for", "1000 at most")
+    refused(node, "whereabouts", config, pod, 7, "requested addresses", "1000 at most")
 
 
 @pytest.mark.parametrize("name", ["x" * 128, "ens2f0\0", "../ens2f0", "ens2 f0"])

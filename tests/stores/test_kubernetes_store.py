@@ -406,7 +406,7 @@ def test_a_pool_that_is_refused_each_time_ends_the_add_in_time_and_is_asked_less
         lambda method, resource, _: REFUSED_PATCH if (method, resource) == ("PATCH", POOLS) else None
     )
     cluster.asked()
-    with pytest.raises(TryAgainLater, match="other attachments claim there at the same time"):
+    with pytest.raises(TryAgainLater, match="other attachments claim addresses there at the same time"):
         cluster.call("ADD", "c2", seconds=3)
     cluster.server.faults = lambda *_: None
     assert 3 < cluster.asked().count(f"PATCH {POOLS}/{POOL}") < 60
