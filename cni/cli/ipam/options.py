@@ -56,8 +56,11 @@ def named(options: argparse.Namespace) -> list[Choice]:
 
 
 def choose(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name. A kubeconfig alone names those of the two kinds in a cluster that the cluster defines;
-    a kind that the user may not read is told."""
+    """The stores that the options name.
+
+    A kubeconfig alone names two kinds of stores. Those that the cluster does not define are left out; a message names those
+    that the user may not read.
+    """
     found = named(options)
     if len(found) == 1:
         return found
