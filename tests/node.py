@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from cni.warm import places
-from tests import command, warm
+from tests import command, recorder, warm
 from tests.namespaces import Namespaces, mount, unshare, up
 from tests.view import View
 
@@ -387,7 +387,9 @@ class Node:
     def cni(self, executable: str | Path, verb: str, config: Mapping[str, Any] | bytes, **how: Any) -> Reply:
         """Call `executable` and return its answer; `how` as for `start_cni`."""
         warm.counted["calls"] += IS_WARM and verb != "VERSION"
-        return self.start_cni(executable, verb, config, **how).finish()
+        reply = self.start_cni(executable, verb, config, **how).finish()
+        recorder.note(self, (os.path.basename(executable), verb, config, how), reply)
+        return reply
 
     def cni_at_once(self, calls: Sequence[Call]) -> list[Reply]:
         """Give all `calls` their stdin as near to one moment as one process can, and collect the answers in order."""
