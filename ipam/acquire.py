@@ -311,8 +311,11 @@ def _preferred_free(
     for address in preferred:
         index = choice.index_of(*address)
         may_be_given = index is not None and choice.space.usable(index) and index not in avoid
-        if index is not None and may_be_given and not _occupied(store, choice, index, index):
-            return index
+        if index is not None and may_be_given:
+            # a whole window, which a search would read too
+            low, high = max(index & -store.window, choice.space.first), min(index | store.window - 1, choice.space.last)
+            if not _occupied(store, choice, low, high) >> index - low & 1:
+                return index
     return None
 
 

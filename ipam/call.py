@@ -9,8 +9,8 @@ from cni.shared.kernel import node
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import member
 from ipam import config as configuration
+from ipam import memory, stores
 from ipam import records as ipam_records
-from ipam import stores
 from ipam.leases import Owner, Want
 from ipam.ranges import host_of
 from ipam.records import PART
@@ -140,7 +140,7 @@ def claim(
             free_earlier_boots=lambda pool: free_earlier_boots(store, pool, owner, records),
             recorded=recorded,
             doubtful=recorded if record and record["pending"] else (),
-            preferred=lambda: _preferred(config, owner.pod, records.log),
+            preferred=lambda: [*memory.preferred(records, owner), *_preferred(config, owner.pod, records.log)],
             seconds=config.store_timeout if is_shared else 0,
             new=record is None and of_group is None,
         )

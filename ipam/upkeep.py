@@ -11,8 +11,8 @@ import time
 from cni.shared.kernel import netns, node
 from cni.shared.records import LINK, Began
 from cni.shared.spec.errors import CniError
+from ipam import memory, stores
 from ipam import records as ipam_records
-from ipam import stores
 from ipam.leases import Owner
 from ipam.records import PART
 from ipam.stores.base import CHANGE, CREATE, Unreachable
@@ -90,6 +90,7 @@ def release(
             pass  # the first error is the cause
         raise
     if held:
+        memory.released(records, held)
         records.log.info(f"released {_texts(held)}")
     records.remove(attachment, PART)
 

@@ -3,7 +3,8 @@
 On disk, under STATE (mode 0700):
 
     lock                                         one file; a byte of it per lock (OFD byte-range locks): of an attachment
-                                                 and part, a device, a device-info file, an address
+                                                 and part, a device, a device-info file, an address. Its content is
+                                                 ipam.memory's
     pending                                      there when a record is pending whose store is out of reach
     unended                                      there when a DEL could not end an attachment, whose record says so
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
@@ -135,8 +136,28 @@ class Records:
         """The lock of an address that a call is about to claim, when it is free now, else None."""
         return self._try_locked(_offset("address", pool, address, ""))
 
+    def open_lock(self) -> int:
+        """A descriptor of the file `lock`, which the caller closes."""
+        self._examine()
+        path = self.directory + "/lock"
+        flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
+        try:
+            try:
+                fd = posix.open(path, flags, 0o600)
+            except FileNotFoundError:
+                files.make_private_directory(self.directory)
+                fd = posix.open(path, flags, 0o600)
+        except OSError as fault:
+            raise self._refused("open", "lock", fault) from None
+        try:
+            files.check_private_file(posix.fstat(fd))
+        except OSError as fault:
+            posix.close(fd)
+            raise self._refused("use", "lock", fault) from None
+        return fd
+
     def _locked(self, offset: int, seconds: float, busy: str) -> HeldLock:
-        fd = self._open_lock()
+        fd = self.open_lock()
         try:
             locks.lock_byte(fd, offset, seconds)
         except TimeoutError:
@@ -149,7 +170,7 @@ class Records:
         return HeldLock(fd)
 
     def _try_locked(self, offset: int) -> HeldLock | None:
-        fd = self._open_lock()
+        fd = self.open_lock()
         if locks.try_lock_byte(fd, offset):
             return HeldLock(fd)
         posix.close(fd)
@@ -349,25 +370,6 @@ class Records:
             raise self._refused("set aside", f"attachments/{name}", fault) from None
         self.log.error(f"record {path} is damaged ({reason}): set aside as {aside}")
         return None
-
-    def _open_lock(self) -> int:
-        self._examine()
-        path = self.directory + "/lock"
-        flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
-        try:
-            try:
-                fd = posix.open(path, flags, 0o600)
-            except FileNotFoundError:
-                files.make_private_directory(self.directory)
-                fd = posix.open(path, flags, 0o600)
-        except OSError as fault:
-            raise self._refused("open", "lock", fault) from None
-        try:
-            files.check_private_file(posix.fstat(fd))
-        except OSError as fault:
-            posix.close(fd)
-            raise self._refused("use", "lock", fault) from None
-        return fd
 
     def _examine(self) -> None:
         """Refuse directories that other users can write. Once is enough: otherwise they cannot replace the directories either."""

@@ -160,6 +160,17 @@ def test_a_first_add_asks_three_times_and_a_del_twice(place: Place) -> None:
     assert asked(place.server) == [f"GET {ADDRESSES}/10.0.0.2", f"DELETE {ADDRESSES}/10.0.0.2"]
 
 
+def test_a_new_sandbox_costs_no_request_more(place: Place) -> None:
+    for i in range(2):
+        place.add(f"c{i}", f"b-{i}x")
+    place.delete("c0", "b-0x")
+    place.delete("c1", "b-1x")
+    asked(place.server)
+    assert place.add("c2", "b-1x") == "10.0.0.2"
+    twin = f"GET {ADDRESSES}/10.0.0.2.pool.10.0.0.0-24"
+    assert asked(place.server) == [f"GET {ADDRESSES}", f"POST {ADDRESSES}", twin]
+
+
 def test_a_pod_that_returns_costs_one_request_more_and_its_del_one_that_remembers_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
-from ipam import plugin, stores, upkeep
+from ipam import memory, plugin, stores, upkeep
 from ipam import records as ipam_records
 from ipam.group import rails
 from ipam.ranges import format_address
@@ -233,6 +233,65 @@ def test_a_pod_gets_another_address_than_its_predecessor_of_the_same_name_that_l
     node = "node-2" if place.shared else "node-1"
     assert place.add("new", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"
     assert place.add("again", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"  # its own sandbox was made again
+
+
+# --- a pod's new sandbox, in kubelet's order: DEL of the old one, then ADD ---
+
+
+REBOOT = "22222222-3333-4444-5555-666666666666"
+SANDBOXES: dict[str, tuple[str, str, str, str]] = {
+    # case: uid at the first ADD, uid at the second, the name of the pod, the address (a lower one is free)
+    "the same uid": ("u", "u", "web-7d9f8-abcde", "10.0.0.3"),
+    "no uid, as of podman": ("", "", "web-7d9f8-abcde", "10.0.0.3"),
+    "a uid only later": ("", "u", "web-7d9f8-abcde", "10.0.0.3"),
+    "another pod of the name": ("u", "v", "web-7d9f8-abcde", "10.0.0.1"),
+}
+
+
+@pytest.mark.parametrize("reboot", [False, True], ids=["", "rebooted"])
+@pytest.mark.parametrize("case", SANDBOXES)
+def test_a_new_sandbox_gets_the_address_that_the_old_one_has_just_released(
+    place: Place, case: str, reboot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, name, expected = SANDBOXES[case]
+    for i in range(2):
+        place.add(f"other{i}", f"other-7d9f8-{i}")
+    assert place.add("old", name, uid=first) == "10.0.0.3"
+    place.delete("other0", "other-7d9f8-0")
+    if reboot:
+        monkeypatch.setattr(node, "boot_id", lambda: REBOOT)
+    place.delete("old", name, uid=first)
+    assert place.add("new", name, uid=second) == expected
+
+
+def test_a_released_address_is_only_preferred(place: Place) -> None:
+    assert [place.add(f"c{i}", f"web-7d9f8-{i}x") for i in range(3)] == [f"10.0.0.{i}" for i in (1, 2, 3)]
+    for i in (0, 1, 2):
+        place.delete(f"c{i}", f"web-7d9f8-{i}x")
+    assert place.add("fresh", "db-7d9f8-abcde") == "10.0.0.1"
+    assert place.add("new0", "web-7d9f8-0x") == "10.0.0.2"  # its own was given on
+    assert place.add("new2", "web-7d9f8-2x") == "10.0.0.3"
+    place.delete("new2", "web-7d9f8-2x")
+    assert place.add("new2", "web-7d9f8-2x", exclude=["10.0.0.3"]) == "10.0.0.4"
+
+
+def test_what_a_node_remembers_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(2):
+        place.add(f"c{i}", f"web-7d9f8-{i}x")
+    for i in range(2):
+        place.delete(f"c{i}", f"web-7d9f8-{i}x")
+    monkeypatch.setattr(memory, "SECONDS", 0)
+    assert place.add("new", "web-7d9f8-1x") == "10.0.0.1"
+
+
+def test_a_damaged_memory_fails_no_call(place: Place) -> None:
+    place.add("c0", "web-7d9f8-0x")
+    lock = place.directory / "node-1/lock"
+    for content in (b"{", b"\xff" * memory.SLOT, b"[1]", b'{"key": 3}', b'{"key": "x", "until": []}', b"null"):
+        lock.write_bytes(content.ljust(memory.SLOT, b"\0") * memory.SLOTS)
+        assert place.add("new", "web-7d9f8-1x") == "10.0.0.2"
+        lock.write_bytes(content.ljust(memory.SLOT, b"\0") * memory.SLOTS)
+        place.delete("new", "web-7d9f8-1x")
 
 
 # --- machines of one node name ---

@@ -191,6 +191,22 @@ def test_a_restarted_sandbox_takes_the_index_over_and_a_late_delete_frees_nothin
     assert rails.add(0, "c9", "web", uid="another") == "10.0.0.3"
 
 
+def test_a_new_sandbox_gets_the_index_that_the_old_one_has_just_released(rails: Rails) -> None:
+    """Kubelet calls DEL for the old sandbox first."""
+    rails.foreign(0, 1)
+    for rail in range(COUNT):
+        rails.add(rail, "c0", "other-7d9f8-abcde")
+    assert [rails.add(rail, "c1", "web-7d9f8-abcde", uid="u") for rail in range(COUNT)] == [
+        f"10.0.{n}.3" for n in range(COUNT)
+    ]
+    for container, pod in (("c0", "other-7d9f8-abcde"), ("c1", "web-7d9f8-abcde")):
+        for rail in range(COUNT):
+            rails.delete(rail, container, pod)
+    assert [rails.add(rail, "c2", "web-7d9f8-abcde", uid="u") for rail in (2, 0, 1, 3)] == [
+        f"10.0.{n}.3" for n in (2, 0, 1, 3)
+    ]
+
+
 def test_rails_may_have_several_addresses_each(rails: Rails) -> None:
     rails.ranges = [[f"10.0.{rail}.0/28", f"fd00:{rail}::/64"] for rail in range(2)]
     rails.foreign(1, 1)

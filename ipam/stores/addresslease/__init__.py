@@ -141,8 +141,6 @@ class AddressLeaseStore(ObjectStore):
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
         with self.session():
-            if low == high:
-                return int(standing(self._objects, Want(pool, family, low, scope)) is not None)
             is_of_one_block = low // self.window == high // self.window
             if is_of_one_block and ("whole", pool, scope, family) not in self._lists:
                 values = self._in_block(pool, scope, family, low)
