@@ -37,6 +37,7 @@ class IpamConfig:
     addresses: list[IPConfig]  # static ones, for every attachment
     requested: list[Requested]  # by CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment
     gateways: list[tuple[int, int]]  # (family, value) of CNI_ARGS GATEWAY
+    kept_back: list[tuple[int, int]]  # (family, value): gateways, next hops and static addresses, which no range gives
     routes: list[Route]
     dns: dict[str, Any]  # the object of the spec, {} when the configuration says nothing
     node: str  # this node's name
@@ -123,9 +124,9 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.addresses = read_addresses(config.address_entries, source.where, faults)
     config.routes = read_routes(config.route_entries, source.where, faults)
     config.gateways = _gateways(request, faults)
-    kept_back = _kept_back(config)
-    config.ranges = read_own_range(own, source.where, kept_back, config.notes, faults)
-    config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), kept_back, config.notes, faults)
+    config.kept_back = _kept_back(config)
+    config.ranges = read_own_range(own, source.where, config.kept_back, config.notes, faults)
+    config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), config.kept_back, config.notes, faults)
     config.requested = _requested(request, config, faults)
     if not faults:  # the comparison of keys needs valid ones
         _check_whole(request, config, source, faults)
@@ -140,8 +141,9 @@ def _family(text: str) -> int:
 
 
 def _kept_back(config: IpamConfig) -> list[tuple[int, int]]:
-    """The addresses that no range gives: gateways and static addresses, which every attachment has."""
+    """The addresses that no range gives: gateways, the next hops of routes, and static addresses."""
     texts = [config.gateway, *(text for a in config.addresses for text in (a.gateway, a.address))]
+    texts += [route.gw for route in config.routes]
     return config.gateways + [host_of(text) for text in texts if text]
 
 
@@ -161,7 +163,7 @@ def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> lis
         faults.append(Fault("the requested addresses", len(asked), f"want {MOST_MEMBERS} at most"))
         return []
     static = {parse_cidr(a.address)[:2] for a in config.addresses}
-    gateways = set(_kept_back(config)) - static
+    gateways = set(config.kept_back) - static
     requested: dict[tuple[int, int], int | None] = {}
     for key, part in asked:
         found = attempt(_address_or_cidr, part, key, faults)

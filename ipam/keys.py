@@ -248,7 +248,12 @@ ADDRESS_KEYS = (
 
 ROUTE_KEYS = (
     Key("dst", destination, "", "the destination, a CIDR; 0.0.0.0/0 or ::/0 for the default route"),
-    Key("gw", optional(address), "", "the next hop; default: the gateway of the address of that family"),
+    Key(
+        "gw",
+        optional(address),
+        "",
+        "the next hop, which no range gives; default: the gateway of the address of that family",
+    ),
     Key("mtu", _UINT31, None, "the path's MTU in bytes (cniVersion 1.1.0)"),
     Key("advmss", _UINT31, None, "the TCP segment size to advertise, in bytes (cniVersion 1.1.0)"),
     Key("priority", _UINT32, None, "the metric; the lowest wins (cniVersion 1.1.0)"),

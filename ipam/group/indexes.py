@@ -136,7 +136,7 @@ def _check(rail: Rail, config: IpamConfig, rails: Sequence[Sequence[Need]], faul
             common = next((max(low, a) for a, b in indexes.spans() if max(low, a) <= min(high, b)), None)
             if common is not None:
                 wanted = (
-                    f"is not given by this network (range_start, range_end, exclude, gateway or addresses of ipam), but would"
+                    f"is not given by this network (range_start, range_end, exclude, gateway, addresses or routes of ipam), but would"
                     f" be by its group: exclude it in rail.ranges[{rail.index}] in every network of the group"
                 )
                 faults.append(Fault("rail.ranges", format_address(rng.family, rng.at(common)), wanted))

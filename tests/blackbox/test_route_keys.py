@@ -122,3 +122,23 @@ def test_a_route_that_the_kernel_has_set_too_is_found(node: Node, dst: str, prio
     config = network("1.1.0", ipam=ipam)
     result = node.cni("macvlan", "ADD", config, netns=pod).succeeded()
     node.cni("macvlan", "CHECK", config | {"prevResult": result}, netns=pod).succeeded()
+
+
+def test_a_next_hop_that_is_the_pods_own_address_is_refused_as_such(node: Node) -> None:
+    """In IPv4 the kernel takes such a route for one without a next hop."""
+    node.master()
+    routes = [{"dst": "::/0", "gw": "FD00:111:0::7"}]
+    ipam = {"type": "whereabouts", "datastore": "file", "addresses": ADDRESSES, "routes": routes}
+    reply = node.cni("macvlan", "ADD", network(ipam=ipam), netns=node.pod())
+    reply.refused(101, "fd00:111::7 is the pod's own address", "exclude", "gw")
+
+
+def test_the_router_of_a_route_is_given_to_no_pod(node: Node) -> None:
+    """Of both families; the router's address is the lowest of its range."""
+    node.master()
+    ranges = {"range": "192.168.111.0/24", "ipRanges": [{"range": "fd00:111::/64"}]}
+    routes = [{"dst": "0.0.0.0/0", "gw": "192.168.111.1"}, {"dst": "::/0", "gw": "fd00:111::1"}]
+    config = network(ipam={"type": "whereabouts", "datastore": "file", **ranges, "routes": routes})
+    reply = node.cni("macvlan", "ADD", config, netns=node.pod())
+    reply.succeeded()
+    assert reply.addresses == ["192.168.111.2/24", "fd00:111::2/64"]

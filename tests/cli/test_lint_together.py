@@ -63,6 +63,22 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
         ),
         ((nad("a", **ipam("10.0.0.0/25")), nad("b", **ipam("10.0.0.128/25"))), []),
         (
+            (nad("a", **ipam("10.0.0.0/24", routes=[{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}])), nad("b", **ipam("10.0.0.0/24"))),
+            [("warning", "ipam.range", "10.0.0.0/24 gives 10.0.0.1 to a pod, and the network a has it as a gateway, next hop")],
+        ),
+        (
+            (nad("b", **ipam("10.0.0.0/24")), nad("a", **ipam("10.0.0.0/24", addresses=[{"address": "10.0.0.9/24"}]))),
+            [("warning", "ipam.range", "10.0.0.0/24 gives 10.0.0.9 to a pod, and the network a has it as a gateway, next hop")],
+        ),
+        (
+            (
+                nad("a", **ipam("10.0.0.0/24", gateway="10.0.0.1")),
+                nad("b", **ipam("10.0.0.0/24", exclude=["10.0.0.1"])),
+                nad("c", master="ens3f0", **ipam("10.0.0.0/24")),
+            ),
+            [],
+        ),
+        (
             (nad("a", config=json.dumps(CHAIN)),),
             [("error", "plugins[1].type", "macvlan makes a link beside it: its ADD fails")],
         ),

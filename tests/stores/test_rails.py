@@ -207,6 +207,15 @@ def test_a_new_sandbox_gets_the_index_that_the_old_one_has_just_released(rails: 
     ]
 
 
+def test_a_next_hop_that_the_groups_ranges_would_give_is_refused(rails: Rails) -> None:
+    routes = {"routes": [{"dst": "10.0.0.0/16", "gw": "10.0.0.1"}]}
+    with pytest.raises(InvalidConfig, match="10.0.0.1.*rail.ranges"):
+        rails.add(0, ipam=routes)
+    rails.ranges = [{"range": f"10.0.{rail}.0/28", "exclude": [f"10.0.{rail}.1"]} for rail in range(COUNT)]
+    own = {"range": "10.0.0.0/28", "exclude": ["10.0.0.1"]}
+    assert rails.add(0, ipam=own | routes) == "10.0.0.2"
+
+
 def test_rails_may_have_several_addresses_each(rails: Rails) -> None:
     rails.ranges = [[f"10.0.{rail}.0/28", f"fd00:{rail}::/64"] for rail in range(2)]
     rails.foreign(1, 1)

@@ -134,6 +134,28 @@ def test_gateways_and_static_addresses_are_never_given_by_a_range() -> None:
     ]
 
 
+NEXT_HOPS: dict[str, tuple[dict[str, Any], list[list[str]]]] = {
+    "of a route": ({"routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}]}, [["10.0.0.2-10.0.0.6"]]),
+    "of two routes": (
+        {"routes": [{"dst": "10.8.0.0/16", "gw": "10.0.0.6"}, {"dst": "10.9.0.0/16", "gw": "10.0.0.2"}]},
+        [["10.0.0.1-10.0.0.1", "10.0.0.3-10.0.0.5"]],
+    ),
+    "of another range": (
+        {"ipRanges": [{"range": "fd00::/126"}], "routes": [{"dst": "::/0", "gw": "fd00::1"}]},
+        [["10.0.0.1-10.0.0.6"], ["fd00::2-fd00::2"]],
+    ),
+    "of no range": ({"routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]}, [["10.0.0.1-10.0.0.6"]]),
+    "that is none": ({"routes": [{"dst": "10.8.0.0/16", "gw": "0.0.0.0"}]}, [["10.0.0.1-10.0.0.6"]]),
+}
+
+
+@pytest.mark.parametrize("case", NEXT_HOPS)
+def test_a_next_hop_is_never_given_by_a_range(case: str) -> None:
+    more, spans = NEXT_HOPS[case]
+    assert spans_of(config_of({"range": "10.0.0.0/29", **more})) == spans
+    assert spans_of(config_of({"range": "10.0.0.0/29"}, files={INSTALLED: more})) == spans
+
+
 def test_an_exclude_outside_of_its_range_is_ignored_with_a_note() -> None:
     config = config_of({"range": "10.0.0.0/30", "exclude": ["10.0.1.0/24", "::a00:1", "10.0.0.2"]})
     assert spans_of(config) == [["10.0.0.1-10.0.0.1"]]

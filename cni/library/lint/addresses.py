@@ -77,7 +77,8 @@ def has_ipv6(document: Mapping[str, Any]) -> bool:
 @dataclass(frozen=True)
 class Use:
     """The range `text` of a network or of another's pool, from `low` to `high`, which `keys` of `scope` has. `master` is ""
-    where no netdev is named; `guarded`: an address is given once among overlapping ranges of one `network_name`."""
+    where no netdev is named; `guarded`: an address is given once among overlapping ranges of one `network_name`. `given` is
+    the range, without the addresses `kept_back` that the network has for gateways, next hops and all its pods."""
 
     owner: str
     text: str
@@ -89,6 +90,8 @@ class Use:
     network_name: str = ""
     guarded: bool = False
     master: str = ""
+    given: Range | None = None
+    kept_back: Sequence[tuple[int, int]] = ()
 
 
 def overlaps(uses: Sequence[Use]) -> None:
@@ -98,7 +101,12 @@ def overlaps(uses: Sequence[Use]) -> None:
             same_names = first.network_name == second.network_name
             is_one = same_names and first.guarded and second.guarded and first.text == second.text
             is_apart = first.family != second.family or first.low > second.high or second.low > first.high
-            if first.owner == second.owner or is_one or is_apart:
+            if first.owner == second.owner or is_apart:
+                continue
+            if not (first.master and second.master and first.master != second.master):
+                _kept_back(first, second)
+                _kept_back(second, first)
+            if is_one:
                 continue
             about = f"{second.text} overlaps with {first.text} of {first.owner}"
             if same_names and first.guarded and second.guarded:
@@ -109,6 +117,15 @@ def overlaps(uses: Sequence[Use]) -> None:
                 message = f"{about}, and nothing keeps both from giving the same address"
             second.scope.warn(second.keys, message, "write the same range in both, or ranges apart from one another")
             break
+
+
+def _kept_back(keeping: Use, giving: Use) -> None:
+    """Warn when a range gives what another network of the addresses keeps back."""
+    for family, value in keeping.kept_back:
+        if giving.given and family == giving.family and giving.given.usable(value):
+            text = format_address(family, value)
+            message = f"{giving.text} gives {text} to a pod, and {keeping.owner} has it as a gateway, next hop or static address"
+            giving.scope.warn(giving.keys, message, f'write "exclude": ["{text}"] here too')
 
 
 def examine(
@@ -138,7 +155,9 @@ def examine(
             owner, wire = f"the network {scope.network}", str(member(document, "master") or "")
             for place, one in zip(_places(at, block), config.ranges, strict=False):
                 span = str(one), one.family, one.network, one.top
-                uses.append(Use(owner, *span, scope, place, config.network_name, config.overlap, wire))
+                uses.append(
+                    Use(owner, *span, scope, place, config.network_name, config.overlap, wire, one, config.kept_back)
+                )
 
 
 def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:

@@ -143,8 +143,13 @@ def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str
         if fault.errno == errno.EEXIST:
             return  # it is listed twice, or set by the kernel: no fault with Go's plugins either
         by, table = f" by {gw}" if gw else "", f" in table {route.table}" if route.table else ""
+        reason = _route_reason(fault)
+        if fault.errno == errno.EINVAL and gw in [
+            a.text.partition("/")[0] for a in addresses.list_of(inside, link.index)
+        ]:
+            reason = f"{gw} is the pod's own address; exclude the next hop from the range, or correct `gw`"
         raise KernelRefused(
-            f"route {route.dst}{by} cannot be set on {link.name}{table}: {_route_reason(fault)}", str(fault)
+            f"route {route.dst}{by} cannot be set on {link.name}{table}: {reason}", str(fault)
         ) from None
 
 
