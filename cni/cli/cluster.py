@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import secrets
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +30,19 @@ from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 _AT_ONCE = 8  # nodes that are asked
 _SECONDS = 60.0  # for the answer of one
-_PULL = "180s"  # until the pod of doctor runs
-_ENTER = "import os, sys; os.chroot('/host'); os.chdir('/'); os.execv(sys.argv[1], sys.argv[1:])"
+_START = 180.0  # until the container of doctor runs
+_RUN = 600.0  # until it has ended, or kubelet ends it
+_STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull")  # the last becomes ImagePullBackOff if it stays
+_ENTER = """\
+import os, sys
+try:
+    os.chroot('/host')
+    os.chdir('/')
+    os.execv(sys.argv[1], sys.argv[1:])
+except OSError as fault:
+    print(f"{sys.argv[1]} of the node cannot be run: {fault.strerror}")
+    sys.exit(125)
+"""
 
 
 @dataclass(frozen=True)
@@ -40,9 +55,14 @@ class Agent:
     spec: dict[str, Any]
     fault: str
 
+    @property
+    def container(self) -> dict[str, Any]:
+        """Its container, which stands beside that of the device plugin and others."""
+        return next(one for one in self.spec["containers"] if one["name"] == "agent")
+
     def argument(self, name: str) -> str:
         """The argument --NAME=VALUE of its container, whole; "" for none."""
-        return next((a for a in self.spec["containers"][0]["args"] if a.startswith(f"--{name}=")), "")
+        return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
 
 def register(commands: subcommand.Commands) -> None:
@@ -66,24 +86,35 @@ def register(commands: subcommand.Commands) -> None:
 # --- kubectl ---
 
 
-def _kubectl(options: argparse.Namespace, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run kubectl with these arguments; IoFailure when it is missing."""
+def _kubectl(
+    options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run kubectl with these arguments; IoFailure when it is missing. TimeoutExpired. A Ctrl-C does not reach a change."""
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
-    context = [f"--context={options.context}"] if options.context else []
-    return subprocess.run(["kubectl", *context, *arguments], input=given, capture_output=True, text=True)
+    argv = ["kubectl", *([f"--context={options.context}"] if options.context else []), *arguments]
+    environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # else defaults such as delete --interactive
+    how: dict[str, Any] = {"env": environ, "start_new_session": arguments[0] in ("create", "delete")}
+    return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
 
 
 def _read(options: argparse.Namespace, *arguments: str, given: str = "") -> Any:
     """What kubectl prints as JSON; IoFailure with what it says when it fails."""
+    return json.loads(_said(options, *arguments, given=given))
+
+
+def _said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
     done = _kubectl(options, *arguments, given=given)
     if done.returncode:
-        raise IoFailure(f"kubectl {arguments[0]} failed: {_last(done.stderr)}", done.stderr)
-    return json.loads(done.stdout)
+        raise IoFailure(f"kubectl {arguments[0]} failed: {_why(done.stderr)}", done.stderr)
+    return done.stdout
 
 
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
+def _why(stderr: str) -> str:
+    """The last line, which is the error, and what to do about a right that is missing."""
+    last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
+    remedy = ": have this right granted to you, or run the command of `railcni` on the node"
+    return last + remedy * ("(Forbidden)" in last)
 
 
 def _agents(options: argparse.Namespace) -> dict[str, Agent]:
@@ -96,8 +127,10 @@ def _agents(options: argparse.Namespace) -> dict[str, Agent]:
     agents = [
         Agent(pod["spec"].get("nodeName", ""), pod["metadata"]["name"], where, pod["spec"], _fault(pod))
         for pod in found
+        if any(one["name"] == "agent" for one in pod["spec"]["containers"])
     ]
-    return {agent.node: agent for agent in sorted(agents, key=lambda agent: agent.node) if agent.node}
+    ordered = sorted(agents, key=lambda agent: (agent.node, not agent.fault))  # the pod that runs after an evicted one
+    return {agent.node: agent for agent in ordered if agent.node}
 
 
 def _fault(pod: dict[str, Any]) -> str:
@@ -133,12 +166,15 @@ def _ask(options: argparse.Namespace, agent: Agent) -> dict[str, Any]:
         return told
     where = filter(None, (agent.argument(name) for name in ("root", "to", "state-dir")))
     argv = ["railcni", "status", "--output=json", *where]
-    place = (f"--namespace={agent.namespace}", agent.pod, "--container=agent", f"--request-timeout={_SECONDS:g}s")
-    done = _kubectl(options, "exec", *place, "--", *argv)
+    place = (f"--namespace={agent.namespace}", agent.pod, "--container=agent")
+    try:  # kubectl's --request-timeout does not end an `exec`
+        done = _kubectl(options, "exec", *place, "--", *argv, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {**told, "faults": [f"its agent does not answer in {_SECONDS:g} s: is the node ready?"]}
     try:
         return {**told, **json.loads(done.stdout)}
     except ValueError:
-        return {**told, "faults": [f"its agent does not answer: {_last(done.stderr)}"]}
+        return {**told, "faults": [f"its agent does not answer: {_why(done.stderr)}"]}
 
 
 def _print(found: Sequence[dict[str, Any]]) -> None:
@@ -165,28 +201,57 @@ def _doctor(options: argparse.Namespace) -> int:
             raise InvalidConfig(f"pod {options.target} is on no node yet: `kubectl describe pod` says why")
     if node not in agents:
         raise InvalidConfig(f"no agent on node {node}: want one of {', '.join(agents)}, or NAMESPACE/POD")
-    arguments = [*([f"--pod={options.target}"] if namespace else []), f"--output={options.output}"]
+    form = "table" if options.output == "table" else "json"
+    arguments = [*([f"--pod={options.target}"] if namespace else []), f"--output={form}"]
     manifest = doctor_pod(agents[node], [*arguments, *(["--verbose"] if options.verbose else [])])
-    made = _read(options, "create", "--filename=-", "--output=json", given=json.dumps(manifest))["metadata"]
-    place = (made["name"], f"--namespace={made['namespace']}")
+    place = (manifest["metadata"]["name"], f"--namespace={manifest['metadata']['namespace']}")
+    there = True
     try:
-        done = _kubectl(options, "logs", "--follow", f"--pod-running-timeout={_PULL}", *place)
-        output.console().file.write(done.stdout)
-        return _exit_code(options, place, done)
+        try:
+            _said(options, "create", "--filename=-", given=json.dumps(manifest))
+        except IoFailure:
+            there = False
+            raise
+        code = _exit_code(options, place)
+        log = _said(options, "logs", *place, "--container=doctor")
     finally:
-        _kubectl(options, "delete", "pod", *place, "--wait=false", "--ignore-not-found")
+        if there:
+            _delete(options, place)
+    try:
+        told = None if form == "table" else json.loads(log)
+    except ValueError:
+        code = -1
+    if code not in (0, 1):
+        last = (log.strip().splitlines() or [f"it ended with code {code}"])[-1]
+        raise IoFailure(f"doctor did not run on node {node}: {last}. `kubectl railcni status` shows the node's version")
+    output.show(options.output, told, lambda: sys.stdout.write(log))
+    return code
+
+
+def _delete(options: argparse.Namespace, place: Sequence[str]) -> None:
+    """Delete the pod of doctor, also while a second Ctrl-C comes."""
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        wanted = ("--wait=false", "--ignore-not-found", f"--request-timeout={_SECONDS:g}s")
+        done = _kubectl(options, "delete", "pod", *place, *wanted)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    if done.returncode:
+        left = f"railcni: pod {place[0]} is left: `kubectl delete pod {' '.join(place)}` removes it"
+        output.print_fault(left, done.stderr)
 
 
 def doctor_pod(agent: Agent, arguments: Sequence[str]) -> dict[str, Any]:
     """The pod that runs doctor on the node of `agent`: privileged, in the host's file system, with the installed version."""
     folder = agent.argument("to").partition("=")[2]
-    installed = f"{folder}/railcni-bundle/current/bin/railcni"
-    container = agent.spec["containers"][0]
+    installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
+    container = agent.container
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "generateName": "railcni-doctor-",
+            "name": f"railcni-doctor-{secrets.token_hex(4)}",  # known also when `create` is interrupted
             "namespace": agent.namespace,
             "labels": {"app.kubernetes.io/name": "railcni-doctor"},
         },
@@ -195,6 +260,7 @@ def doctor_pod(agent: Agent, arguments: Sequence[str]) -> dict[str, Any]:
             "hostNetwork": True,
             "hostPID": True,
             "restartPolicy": "Never",
+            "activeDeadlineSeconds": int(_RUN),  # it ends too when this command was killed
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
             "tolerations": [{"operator": "Exists"}],
@@ -215,19 +281,28 @@ def doctor_pod(agent: Agent, arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _exit_code(options: argparse.Namespace, place: Sequence[str], logged: subprocess.CompletedProcess[str]) -> int:
-    """That of the pod's container; IoFailure when it has not run."""
-    for _ in range(20):
+def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
+    """That of the pod's container, when it has ended; IoFailure when it does not run."""
+    begin = time.monotonic()
+    while True:
         status = _read(options, "get", "pod", *place, "--output=json")["status"]
-        (state,) = [s["state"] for s in status.get("containerStatuses", ())] or [{}]
-        if "terminated" in state:
-            return int(state["terminated"]["exitCode"])
-        if "running" not in state:
-            break
-        time.sleep(0.5)
-    why = state.get("waiting", {})
-    said = f"{why.get('reason', '')}: {why.get('message', '')}" if why else _last(logged.stderr)
-    raise IoFailure(f"doctor did not run on the node: {said}")
+        states: dict[str, Any] = {one["name"]: one["state"] for one in status.get("containerStatuses", ())}
+        state = states.get("doctor", {})
+        ended, waiting = state.get("terminated", {}), state.get("waiting", {})
+        if status.get("phase") == "Failed" and status.get("reason"):  # evicted, or refused by kubelet
+            why = status
+        elif ended.get("reason") in ("Completed", "Error"):
+            return int(ended["exitCode"])
+        elif ended or waiting.get("reason", "ContainerCreating") not in _STARTING:
+            why = ended or waiting
+        elif time.monotonic() - begin > (_RUN if "running" in state else _START):
+            why = waiting or {"reason": "kubelet does not start or end it", "message": "is the node ready?"}
+        else:
+            time.sleep(0.5)
+            continue
+        said = ": ".join(filter(None, (why.get("reason"), why.get("message", "").strip())))
+        events = f"kubectl get events {place[1]} --field-selector=involvedObject.name={place[0]}"
+        raise IoFailure(f"doctor did not run on the node: {said}. For more: `{events}`")
 
 
 # --- ipam ---

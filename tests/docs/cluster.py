@@ -87,13 +87,15 @@ class Request(NamedTuple):
 class Cluster(ApiServer):
     """Serves until the process ends; `folder` is for the kubelet's files."""
 
+    kubelet_of: Any = Kubelet
+
     def __init__(self, port: int, folder: Path) -> None:
         super().__init__(port=port)
         for name in ("default", "kube-system"):
             self.keep("namespaces", "", {"metadata": {"name": name}})
         labels = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
         self.keep("nodes", "", {"metadata": {"name": "node-1", "labels": labels}, "spec": {}, "status": {}})
-        self.kubelet = Kubelet(self, folder)
+        self.kubelet = self.kubelet_of(self, folder)
 
     # --- objects ---
 
@@ -147,6 +149,8 @@ class Cluster(ApiServer):
             return super()._serve(method, parts, query, headers, body)
         if request.sub == "token":
             return super()._serve(method, parts, query, headers, body)
+        if request.sub == "log":
+            raise self._no_log(request) or AssertionError("it streams")
         code, answer = self._of_any_kind(method, request, headers, json.loads(body) if body else {})
         if "as=PartialObjectMetadata" in headers.get("Accept", "") and "items" not in answer:
             answer = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": answer["metadata"]}
@@ -258,6 +262,8 @@ class Cluster(ApiServer):
         if request.first("watch") in ("true", "1"):
             self._watch(handler, request)
         elif request.sub == "log":
+            if self._no_log(request):
+                return False
             self._log(handler, request)
         elif request.sub == "exec":
             self._exec(handler, request)
@@ -289,6 +295,22 @@ class Cluster(ApiServer):
     def _tell(self, handler: BaseHTTPRequestHandler, kind: str, document: Document) -> None:
         handler.wfile.write(json.dumps({"type": kind, "object": document}).encode() + b"\n")
         handler.wfile.flush()
+
+    def _no_log(self, request: Request) -> Refusal | None:
+        """The refusal of a log: a pod of several containers is asked for none by name, or the container has not begun."""
+        pod, name = self.read("pods", request.namespace, request.name), request.first("container")
+        if pod is None:
+            return refusal(404, "NotFound", "pods", request.name)
+        names = [one["name"] for one in pod["spec"]["containers"]]
+        if not name and len(names) > 1:
+            why = f"a container name must be specified for pod {request.name}, choose one of: [{' '.join(names)}]"
+            return Refusal(400, "BadRequest", why)
+        states = {one["name"]: one["state"] for one in pod.get("status", {}).get("containerStatuses", ())}
+        waiting = states.get(name or names[0], {}).get("waiting")
+        if not waiting:
+            return None
+        why = f'container "{name or names[0]}" in pod "{request.name}" is waiting to start: {waiting["reason"]}'
+        return Refusal(400, "BadRequest", why)
 
     def _log(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
         """What a container has said; with `follow` until the pod has ended."""

@@ -32,6 +32,7 @@ NODE = "node-1"
 NETWORKS, STATUS = "k8s.v1.cni.cncf.io/networks", "k8s.v1.cni.cncf.io/network-status"
 PLUGINS = "/opt/cni/bin"
 _PAUSE = 0.03
+_CREATING = 1.0  # seconds in which no container of a pod has begun
 # $1 is the root to be, $2 and $3 are folders that the program needs, then pairs of a folder and its mount up to --, then the
 # program.
 _ROOT = """
@@ -155,7 +156,8 @@ class Kubelet:
         processes: dict[str, subprocess.Popen[bytes] | None] = {}
         try:
             pod["spec"]["nodeName"] = NODE
-            self._write(pod, spec=pod["spec"])
+            self._write(pod, spec=pod["spec"], status=creating(pod))
+            time.sleep(_CREATING)
             if not pod["spec"].get("hostNetwork"):
                 subprocess.run(["ip", "netns", "add", name], check=True)
             if NETWORKS in pod["metadata"].get("annotations", {}):
@@ -198,10 +200,9 @@ class Kubelet:
             if codes and None not in codes.values():
                 phase = "Failed" if any(codes.values()) else "Succeeded"
             ready = phase == "Running" and all(map(answers, pod["spec"]["containers"]))
-            if phase != "Running" or pod["spec"].get("restartPolicy") != "Never" or not any(processes.values()):
-                self._write(
-                    pod, status=status_of(codes, phase, ready)
-                )  # of a command only when it has ended: kubectl prints its log
+            debugs = pod["metadata"]["name"].startswith("node-debugger-")  # when it has ended kubectl prints its log
+            if phase != "Running" or not debugs:
+                self._write(pod, status=status_of(codes, phase, ready))
             if phase != "Running":
                 return
             time.sleep(_PAUSE)
@@ -341,6 +342,17 @@ def answers(container: Document) -> bool:
             return bool(reply.status == 200)
     except (OSError, urllib.error.HTTPError):
         return False
+
+
+def creating(pod: Document) -> Document:
+    """The status of a pod of which no container has begun."""
+    reason = "PodInitializing" if pod["spec"].get("initContainers") else "ContainerCreating"
+    waiting = {"waiting": {"reason": reason}}
+    names = {kind: [one["name"] for one in pod["spec"].get(kind, ())] for kind in ("initContainers", "containers")}
+    status = status_of({}, "Pending", False)
+    for kind, at in (("initContainers", "initContainerStatuses"), ("containers", "containerStatuses")):
+        status[at] = [{"name": name, "state": waiting, "ready": False, "restartCount": 0} for name in names[kind]]
+    return status
 
 
 def status_of(codes: dict[str, int | None], phase: str, ready: bool, message: str = "") -> Document:
