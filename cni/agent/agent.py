@@ -15,7 +15,7 @@ from cni.agent.collector import Collector
 from cni.agent.election import Election
 from cni.agent.loop import SECONDS, Ended, Task
 from cni.library.audit import store as chosen
-from cni.library.audit.cluster import Cluster
+from cni.library.audit.cluster import CHOICE, Cluster
 from cni.library.installation import health, layout
 from cni.library.installation.files import below
 from cni.library.installation.options import folder_of, state_of
@@ -32,7 +32,6 @@ from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone, Unauthorized
 from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.kubernetes.objects import MOVED
 
 _FLUSH_SECONDS = 2.0  # for the releases that are made in one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
@@ -99,6 +98,7 @@ class Agent:
             log,
         )
         self._flushed = False
+        self._compared = ""
 
     def tasks(self) -> list[Task]:
         """In the order in which they are needed."""
@@ -135,10 +135,27 @@ class Agent:
             " kubeconfig with --kubeconfig"
         )
 
-    def _has_pools(self) -> bool:
-        """Whether the cluster has IPPools that give addresses."""
-        ranges = self.server().pages(POOLS, lambda pool: str((pool.get("spec") or {}).get("range")), size=4)
-        return any(not text.startswith(MOVED) for page in ranges for text in page)
+    def _datastore(self, wanted: str) -> str:
+        """The store of the cluster's nodes; the first agent chooses the one that has leases, else `wanted`."""
+        cluster = self.server()
+        if not (chosen := cluster.datastore()):
+            used = cluster.used()
+            chosen = cluster.choose(used[0] if len(used) == 1 else wanted)
+        return chosen
+
+    def _compare_datastore(self, named: str) -> None:
+        """Say once that the flat file names another store than the cluster's, which is `named` if none is chosen yet."""
+        if named not in stores.IN_CLUSTER or named == self._compared:
+            return
+        chosen = self.server().choose(named)
+        self._compared = named
+        if chosen != named:
+            self._log.say(
+                "warning",
+                f'this file names the store "{named}", but the cluster\'s nodes use "{chosen}" (ConfigMap {CHOICE}): write'
+                f' "datastore": "{chosen}" here, or move the leases by `railcni ipam migrate`',
+                file=f"{self._folder_shown}/{nodefiles.FLAT_FILE}",
+            )
 
     def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
         """Count a request of this process to an API server."""
@@ -179,16 +196,15 @@ class Agent:
             self._put(folder, nodefiles.NODE_NAME, options.node.encode())
         yield
         present = nodefiles.read(f"{folder}/{nodefiles.FLAT_FILE}")
-        datastore = options.datastore
-        if present is None and datastore != "kubernetes" and self._has_pools():
-            datastore = "kubernetes"  # whereabouts' pools are in use: a second store would give their addresses again
-        self._put(folder, nodefiles.FLAT_FILE, nodefiles.flat_file(present, self._folder_shown, datastore))
+        data = nodefiles.flat_file(present, self._folder_shown, options.datastore, self._datastore)
+        self._put(folder, nodefiles.FLAT_FILE, data)
         shown = f"{self._folder_shown}/{nodefiles.FLAT_FILE}"
         if shown not in flatfile.PATHS:
             places = " or ".join(flatfile.PATHS[:2])
             self._log.state(
                 "flat file's folder", f"no plugin looks there, but for {places}: see --conf-dir", file=shown
             )
+        self._compare_datastore(nodefiles.datastore(data))
 
     def probe_token(self) -> Iterator[None]:
         """Have a new token written when the server refuses that of the plugins, long before it would be renewed."""

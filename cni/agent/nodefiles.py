@@ -76,12 +76,13 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
     return json.dumps(document).encode()
 
 
-def flat_file(present: bytes | None, folder: str, datastore: str = "kubernetes") -> bytes:
+def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callable[[str], str]) -> bytes:
     """The flat file `present`, None for none, with its missing keys added; the keys that it has stay.
 
-    A file that chooses a store outside of the API server is given neither `datastore` nor a kubeconfig. `datastore` is for
-    a new file: one that names no store is whereabouts', whose leases are in IPPools. `folder` is whereabouts.d as the host
-    has it. InvalidConfig for a file that is no JSON object: it may be anybody's.
+    A file that chooses a store outside of the API server is given neither `datastore` nor a kubeconfig. `choose` answers the
+    cluster's store for a file that names none; it is called with `datastore` for a new file, else with "kubernetes": such a
+    file is whereabouts', whose leases are in IPPools. `folder` is whereabouts.d as the host has it. InvalidConfig for a file
+    that is no JSON object: it may be anybody's.
     """
     document: Any = {}
     if present is not None and present.strip():
@@ -96,12 +97,18 @@ def flat_file(present: bytes | None, folder: str, datastore: str = "kubernetes")
     wanted = dict(document)
     if member(wanted, "configuration_path") in (None, ""):
         wanted["configuration_path"] = folder
-    store = member(document, "datastore") or ("etcd" if member(document, "etcd_host") else "kubernetes")
-    if store in IN_CLUSTER:
-        _add_kubernetes(wanted, f"{folder}/{KUBECONFIG}", datastore if present is None else "kubernetes")
+    store = member(document, "datastore") or ("etcd" if member(document, "etcd_host") else "")
+    if store in ("", *IN_CLUSTER):
+        store = store or choose(datastore if present is None else "kubernetes")
+        _add_kubernetes(wanted, f"{folder}/{KUBECONFIG}", store)
     if present is not None and wanted == document:
         return present
     return json.dumps(wanted, indent=2).encode() + b"\n"
+
+
+def datastore(data: bytes) -> str:
+    """The store that the flat file `data`, of `flat_file`, names; "" for none."""
+    return str(member(codec.loads(data), "datastore") or "")
 
 
 def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:

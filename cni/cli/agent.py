@@ -41,7 +41,7 @@ def register(commands: subcommand.Commands) -> None:
     access.add_argument("--plugin-account", type=_account, metavar="NAMESPACE/NAME", help=about)
     about = "the API server's URL in the kubeconfig; default: from KUBERNETES_SERVICE_HOST and _PORT"
     subcommand.option(access, "--api-server", "", about, "URL")
-    about = "the store of a node without a flat file, in a cluster without IPPools"
+    about = "the store of the cluster's nodes, if it has no leases and no agent has chosen one yet"
     subcommand.option(access, "--datastore", "kubernetes", about, None, choices=stores.IN_CLUSTER)
     about = "the namespace of whereabouts' objects and of the election's Lease"
     subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE", type=subcommand.name)

@@ -155,21 +155,104 @@ def test_a_new_node_gets_addressleases_unless_the_cluster_or_its_flat_file_is_wh
     assert json.loads((folder(rig) / "whereabouts.conf").read_text())["datastore"] == store
 
 
+CHOICE = ("configmaps", "kube-system", "railcni-datastore")
+
+
+def store_of(rig: Rig, node: str, *options: str, flat: str = "") -> str:
+    """The store in the flat file of a node, which had `flat` before, when its agent has written it."""
+    if flat:
+        folder(rig, node).mkdir(parents=True)
+        (folder(rig, node) / "whereabouts.conf").write_text(flat)
+    agent = rig.agent(node, "--no-collect", "--once", *options)
+    agent.process.wait(20)
+    return str(json.loads((folder(rig, node) / "whereabouts.conf").read_text())["datastore"])
+
+
+POOL_OF_ANOTHER = {"range": "10.99.0.0/24", "allocations": {}}
+
+
+@pytest.mark.parametrize("option", ["kubernetes", "addresslease"])
+@pytest.mark.parametrize("flat", ["", '{"log_level": "error"}'])
+@pytest.mark.parametrize(
+    ("first", "stands"), [("kubernetes", "addresslease"), ("addresslease", "kubernetes"), ("addresslease", "both")]
+)
+def test_a_node_that_joins_uses_the_store_of_the_rest_whatever_stands_in_the_cluster(
+    rig: Rig, first: str, stands: str, flat: str, option: str
+) -> None:
+    assert store_of(rig, "n1", f"--datastore={first}") == first
+    if stands in ("kubernetes", "both"):
+        rig.server.put("ippools", "kube-system", "10.99.0.0-24", POOL_OF_ANOTHER)
+    if stands in ("addresslease", "both"):
+        rig.lease(1, owner("c1", "team/a"), True)
+    assert store_of(rig, "n2", f"--datastore={option}", flat=flat) == first
+    (folder(rig) / "whereabouts.conf").unlink()
+    assert store_of(rig, "n1", f"--datastore={option}") == first
+
+
+@pytest.mark.parametrize(
+    ("pools", "leases", "option", "flat", "store"),
+    [
+        (False, True, "kubernetes", "", "addresslease"),
+        (False, True, "kubernetes", '{"log_level": "error"}', "addresslease"),
+        (True, False, "addresslease", "", "kubernetes"),
+        (True, True, "addresslease", "", "addresslease"),
+        (True, True, "kubernetes", "", "kubernetes"),
+        (True, True, "addresslease", '{"datastore": "kubernetes"}', "kubernetes"),
+        (True, False, "kubernetes", '{"datastore": "addresslease"}', "addresslease"),
+    ],
+)
+def test_the_first_agent_chooses_the_store_that_its_flat_file_or_the_leases_name(
+    rig: Rig, pools: bool, leases: bool, option: str, flat: str, store: str
+) -> None:
+    """A cluster of a version that kept no choice."""
+    if pools:
+        rig.server.put("ippools", "kube-system", "10.99.0.0-24", POOL_OF_ANOTHER)
+    if leases:
+        rig.lease(1, owner("c1", "team/a"), True)
+    assert store_of(rig, "n1", f"--datastore={option}", flat=flat) == store
+    assert rig.server.core.objects[CHOICE]["data"] == {"datastore": store}
+
+
+def test_a_flat_file_of_another_store_than_the_clusters_is_left_and_named(rig: Rig) -> None:
+    assert store_of(rig, "n1", "--datastore=addresslease") == "addresslease"
+    folder(rig, "n2").mkdir()
+    (folder(rig, "n2") / "whereabouts.conf").write_text('{"datastore": "kubernetes"}')
+    agent = rig.agent("n2", "--no-collect")
+    assert agent.says("but the cluster's nodes use"), agent.log
+    assert json.loads((folder(rig, "n2") / "whereabouts.conf").read_text())["datastore"] == "kubernetes"
+    time.sleep(1.2)  # the files are looked at each second
+    assert agent.log.count("but the cluster's nodes use") == 1
+
+
+@pytest.mark.parametrize("data", [{}, {"datastore": "etcd"}, None])
+def test_a_choice_that_cannot_be_read_is_named_and_no_store_is_guessed(rig: Rig, data: Any) -> None:
+    if data is None:
+        rig.server.forbidden.add(("get", "configmaps"))
+    else:
+        rig.server.core.create("configmaps", "kube-system", {"metadata": {"name": CHOICE[2]}, "data": data})
+    agent = rig.agent("n1", "--no-collect")
+    said = "configmaps" if data is None else "data.datastore of ConfigMap kube-system/railcni-datastore is"
+    assert agent.says(said), agent.log
+    assert not (folder(rig) / "whereabouts.conf").exists()
+
+
+def flat_file(present: bytes) -> bytes:
+    return nodefiles.flat_file(present, FOLDER, "kubernetes", lambda wanted: wanted)
+
+
 def test_a_flat_file_keeps_what_it_says() -> None:
     present = (
         b'{"Datastore": "etcd", "etcd_host": "h", "kubernetes": {"kubeconfig": "/mine", "x": 1}, "log_level": "debug"}'
     )
-    filled = json.loads(nodefiles.flat_file(present, FOLDER))
+    filled = json.loads(flat_file(present))
     assert filled == {**json.loads(present), "configuration_path": FOLDER}
-    assert nodefiles.flat_file(json.dumps(filled).encode(), FOLDER) == json.dumps(filled).encode()
-    whole = json.loads(
-        nodefiles.flat_file(b'{"reconciler_cron_expression": "30 4 * * *", "kubernetes": {"x": 1}}', FOLDER)
-    )
+    assert flat_file(json.dumps(filled).encode()) == json.dumps(filled).encode()
+    whole = json.loads(flat_file(b'{"reconciler_cron_expression": "30 4 * * *", "kubernetes": {"x": 1}}'))
     assert whole["kubernetes"] == {"x": 1, "kubeconfig": f"{FOLDER}/whereabouts.kubeconfig"}
     assert whole["reconciler_cron_expression"] == "30 4 * * *"
     for text in (b"{", b"[]"):
         with pytest.raises(InvalidConfig, match="left as it is"):
-            nodefiles.flat_file(text, FOLDER)
+            flat_file(text)
 
 
 def test_a_token_that_the_server_refuses_is_replaced_and_told_of(rig: Rig) -> None:
@@ -195,7 +278,7 @@ def test_a_token_that_the_server_refuses_is_replaced_and_told_of(rig: Rig) -> No
     ],
 )
 def test_a_flat_file_that_chooses_another_store_stays_so(present: dict[str, object]) -> None:
-    filled = json.loads(nodefiles.flat_file(json.dumps(present).encode(), FOLDER))
+    filled = json.loads(flat_file(json.dumps(present).encode()))
     assert filled == {**present, "configuration_path": FOLDER}
 
 

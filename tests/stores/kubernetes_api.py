@@ -370,7 +370,7 @@ class ApiServer:
         if rest[0] == "namespaces":
             namespace, rest = rest[1], rest[2:]
         resource, name, sub = (*rest, "", "", "")[:3]
-        if resource not in ("pods", "nodes", "events", "leases", "serviceaccounts"):
+        if resource not in ("pods", "nodes", "events", "leases", "serviceaccounts", "configmaps"):
             return None
         verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method, "")
         verb = verb or ("get" if name else "list")

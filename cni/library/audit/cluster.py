@@ -10,10 +10,13 @@ from typing import Any, TypeVar
 
 from cni.library.audit import model
 from cni.library.audit.model import Name, Network, Node, Pod
+from cni.shared.spec.errors import InvalidConfig
 from ipam.leases import Lease
+from ipam.stores import IN_CLUSTER
+from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Expired, Gone, Undefined
-from ipam.stores.apiserver.resources import ADDRESSES, EVERYWHERE, PODS, POOLS, RESERVATIONS, SLICES
+from ipam.stores.apiserver.faults import Conflict, Expired, Gone, Undefined
+from ipam.stores.apiserver.resources import ADDRESSES, CONFIGMAPS, EVERYWHERE, PODS, POOLS, RESERVATIONS, SLICES
 from ipam.stores.kubernetes.objects import MOVED, IPPool, Reservation, reservation_name
 
 T = TypeVar("T")
@@ -21,6 +24,7 @@ T = TypeVar("T")
 SECONDS = 30.0  # for one request, with all its attempts
 NADS, NODES = "network-attachment-definitions", "nodes"
 _DEFINED = (POOLS, RESERVATIONS, SLICES, ADDRESSES, NADS)  # by a CustomResourceDefinition, which may be absent
+CHOICE = "railcni-datastore"  # the ConfigMap that names the store of the cluster's nodes
 _PAGE = 250  # objects of some KiB in one reply
 _POOLS = 4  # in one reply: an IPPool may have 1.5 MiB, and ten times that in memory
 
@@ -60,6 +64,37 @@ class Cluster:
             if resource not in _DEFINED:
                 raise
             return None
+
+    # --- the store of the nodes ---
+
+    def datastore(self) -> str:
+        """The store that the cluster's nodes use, "" before the first agent has chosen it. InvalidConfig."""
+        found = self._one(CONFIGMAPS, lambda document: (document.get("data") or {}).get("datastore", ""), CHOICE)
+        if found is not None and found not in IN_CLUSTER:
+            raise InvalidConfig(
+                f'data.datastore of ConfigMap {self.api.access.namespace}/{CHOICE} is "{found}": want {" or ".join(IN_CLUSTER)},'
+                " the store of the cluster's leases"
+            )
+        return found or ""
+
+    def choose(self, kind: str) -> str:
+        """Let `kind` be the store of the nodes, unless another is chosen already; the chosen one."""
+        while not (chosen := self.datastore()):
+            try:
+                self.api.create(CONFIGMAPS, {"metadata": {"name": CHOICE}, "data": {"datastore": kind}})
+            except Conflict:
+                pass  # another agent was first
+        return chosen
+
+    def used(self) -> list[str]:
+        """The stores of the cluster that hold leases; an IPPool counts without leases, too, if it may give addresses."""
+        ranges = self.pages(POOLS, lambda pool: str((pool.get("spec") or {}).get("range")), size=_POOLS)
+        held = addresses.selector({addresses.STATE: addresses.HELD})
+        found = {
+            "kubernetes": any(not text.startswith(MOVED) for page in ranges for text in page),
+            "addresslease": any(self.pages(ADDRESSES, str, labels=held, brief=True, size=1)),
+        }
+        return [kind for kind, is_used in found.items() if is_used]
 
     # --- pods, nodes, networks ---
 

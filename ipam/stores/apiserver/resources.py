@@ -11,13 +11,14 @@ ADDRESS_GROUP = "railcni.io"
 VERSION = "v1alpha1"
 ADDRESSES = "addressleases"  # of ADDRESS_GROUP
 CLAIMS = "resourceclaims"
+CONFIGMAPS = "configmaps"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
 OF_STORES = {"addresslease": (ADDRESSES, "AddressLeases"), "kubernetes": (POOLS, "IPPools")}
 """By the kind of a store in a cluster: the resource of its leases, and its name for people."""
 EVERYWHERE = "*"  # as a namespace: all of them, or for a resource that has none
 
 _PATHS = {
-    **dict.fromkeys((PODS, "nodes", "events", "serviceaccounts"), "api/v1"),
+    **dict.fromkeys((PODS, "nodes", "events", "serviceaccounts", CONFIGMAPS), "api/v1"),
     ADDRESSES: f"apis/{ADDRESS_GROUP}/{VERSION}",
     "leases": "apis/coordination.k8s.io/v1",
     CLAIMS: "apis/resource.k8s.io/v1",
