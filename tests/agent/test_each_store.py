@@ -12,6 +12,7 @@ from cni.cli.ipam import reclaim as ipam_reclaim
 from cni.library.audit import snapshot
 from ipam.leases import Lease, Want
 from ipam.stores.addresslease import objects as addresses
+from ipam.stores.kubernetes.objects import entry_of
 from tests.agent.rig import GONE, POOL, POOLS, RESERVATIONS, TEN, Rig, owner, status_of
 from tests.blackbox.command import run
 from tests.node import until
@@ -295,6 +296,37 @@ def test_what_audit_calls_dead_is_freed_by_reclaim(rig: Rig, kind: str, ipam: li
     assert reclaimed(ipam) == [("freed", "10.0.0.2")]
     assert rig.held(kind) == [1]
     assert rig.reservations() == (["10.0.0.1"] if kind == "kubernetes" else [])
+
+
+@pytest.mark.parametrize("named", ["flat file", "cluster"])
+@pytest.mark.parametrize("other", ["another pod", "another pool", "the same sandbox", "another address"])
+def test_an_address_that_both_stores_have_leased_is_found_from_either(
+    rig: Rig, kind: str, ipam: list[str], other: str, named: str
+) -> None:
+    """Both pods live, and neither shows its addresses."""
+    for pod in ("one", "two"):
+        rig.server.add_pod("team", pod, node="n1")
+    second = owner("c1", "team/one") if other == "the same sandbox" else owner("c2", "team/two")
+    away = next(store for store in KINDS if store != kind)
+    rig.hold(kind, 1, owner("c1", "team/one"))
+    if other == "another pool":
+        held = addresses.document(Lease(Want("10.0.0.0-16", 4, TEN + 1, ""), second))
+        spec = {"range": "10.0.0.0/16", "allocations": {"1": entry_of(second)}}
+        if away == "kubernetes":
+            rig.server.put(POOLS, "kube-system", "10.0.0.0-16", spec)
+        else:
+            rig.server.put(ADDRESSES, "kube-system", "10.0.0.1", held["spec"], labels=held["metadata"]["labels"])
+    else:
+        rig.hold(away, 2 if other == "another address" else 1, second)
+    argv = ipam if named == "flat file" else ["--kubeconfig", rig.server.kubeconfig(rig.directory)]
+    found = run("audit", *argv, code=None, data=True)["findings"]
+    twice = [finding for finding in found if finding["kind"] == "duplicate-lease"]
+    assert len(twice) == (other != "another address"), found
+    for finding in twice:
+        assert finding["address"] == "10.0.0.1"
+        assert "in AddressLeases" in finding["message"] and "in IPPools" in finding["message"]
+        assert "`railcni ipam migrate`" in finding["message"]
+        assert ("delete one of the pods" in finding["message"]) == (other != "the same sandbox")
 
 
 def test_what_an_add_takes_under_the_change_stays(rig: Rig, kind: str, ipam: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from cni.cli.terminal import output, subcommand
 from cni.library.audit.store import SECONDS, Choice, NoFiles, kubeconfig_of, of_flat_file, readable
@@ -38,7 +39,10 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
 
 
 def named(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name: both of a cluster's where they name it alone. InvalidConfig, UnsupportedField."""
+    """The stores that the options name. InvalidConfig, UnsupportedField.
+
+    They are both of a cluster's where it is named alone, and for an audit: an address may be in both.
+    """
     path, namespace = kubeconfig_of(options.kubeconfig), options.namespace or ""
     found = Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}) if options.data_dir else None
     if not found and (not path or options.config):
@@ -51,7 +55,9 @@ def named(options: argparse.Namespace) -> list[Choice]:
         return [Choice(found.store_ref, path or found.kubeconfig, "", found.cooldown)]
     if found and found.kubeconfig:
         path = path or found.kubeconfig
-        return [Choice({**found.store_ref, "kubeconfig": path}, path, namespace, found.cooldown)]
+        kinds = sorted(OF_STORES, key=lambda kind: kind != found.kind) if options.pods else [found.kind]
+        refs: list[dict[str, Any]] = [{"kind": kind, "kubeconfig": path} for kind in kinds]
+        return [Choice(one, path, namespace, found.cooldown) for one in refs]
     return [Choice({"kind": kind, "kubeconfig": path}, path, namespace) for kind in OF_STORES]
 
 

@@ -15,6 +15,7 @@ from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, ab
 from cni.library.audit.model import Address, Network, Pod, PodInterface, Snapshot
 from ipam.leases import Lease
 from ipam.ranges import format_address, range_of
+from ipam.stores.apiserver.resources import OF_STORES
 from ipam.stores.kubernetes.objects import REMEDY, WARN_PERCENT, IPPool, Reservation, percent
 
 
@@ -30,6 +31,28 @@ def find(snapshot: Snapshot) -> list[Finding]:
         *pools(snapshot.pools),
     ]
     return sorted(found, key=lambda f: (f.pool, len(f.address), f.address, f.kind, f.pod))
+
+
+def in_both(one: Snapshot, other: Snapshot) -> Iterator[Finding]:
+    """Addresses that both stores of a cluster have given where they must be unique."""
+    unreserved = {pool for n in one.networks if not n.overlap for pool in n.pools()}
+    held: dict[Address, list[Lease]] = defaultdict(list)
+    for lease in one.leases:
+        held[lease.address].append(lease)
+    for lease in other.leases:
+        for same in held[lease.address]:
+            reserved = lease.scope is not None and not {lease.pool, same.pool} & unreserved
+            if lease.pool == same.pool or (reserved and lease.scope == same.scope):
+                stores = " and to ".join(
+                    f"{x.user()} in {OF_STORES[s.kind][1]}" for s, x in ((one, same), (other, lease))
+                )
+                delete = (
+                    ""
+                    if lease.attachment.container_id == same.attachment.container_id
+                    else "delete one of the pods, and "
+                )
+                why = f"it is leased to {stores}: {delete}let `railcni ipam migrate` bring the range into one store"
+                yield about(lease, kinds.DUPLICATE_LEASE, LOOK, why)
 
 
 class AuditRules:

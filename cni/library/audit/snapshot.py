@@ -85,6 +85,8 @@ def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
             if finding.kind not in (POD_WITHOUT_LEASE, DUPLICATE_ADDRESS):
                 finding = replace(finding, store=snapshot.kind)
             found.setdefault(finding.key(), finding)
+    if len(snapshots) > 1:
+        found.update((finding.key(), finding) for finding in lease_rules.in_both(*snapshots))
     return list(found.values())
 
 
