@@ -6,6 +6,7 @@ labels of AddressLeases alone; a page of IPPools is a few objects.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from cni.library.audit import in_use
 from cni.library.audit.cluster import Cluster, PoolReading
 from cni.library.audit.free import Freeing
 from cni.library.audit.model import Key, Name, Node, Pod
+from cni.library.audit.occupancy import spans_of
 from cni.library.service.log import AgentLog
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
@@ -24,7 +26,7 @@ from cni.shared.spec.request import Attachment
 from ipam import records as ipam_records
 from ipam import upkeep
 from ipam.leases import Lease
-from ipam.ranges import BITS, range_of
+from ipam.ranges import range_of
 from ipam.stores import open_store
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver.faults import Conflict, Undefined
@@ -43,19 +45,16 @@ _BUSY: Outcome = (False, "", "")
 class Usage:
     """The leases of a pool, counted by node. `object_bytes` is the size of the pool's object, 0 for none.
 
-    `size` and `usable` count the addresses of its range; they are 0 when the pool's name has no range.
+    `size` counts the addresses of its range that may be given, 0 when the pool's name has no range.
     """
 
     def __init__(self, name: str, family: int, value: int, object_bytes: int = 0) -> None:
         self.name = name
         self.used: Counter[str] = Counter()
         self.object_bytes = object_bytes
-        self.size = self.usable = 0
-        try:
-            self.size = 1 << BITS[family] - int(range_of(name, family, value).rpartition("/")[2])
-            self.usable = self.size - (2 if family == 4 and self.size > 2 else 0)
-        except ValueError:
-            pass
+        self.size = 0
+        with contextlib.suppress(ValueError):
+            self.size = sum(high - low + 1 for low, high in spans_of(range_of(name, family, value)))
 
 
 class ClusterSource(ABC):

@@ -214,7 +214,7 @@ class Collector:
             count = pool.used.total()
             if warning := near_limit(pool.name, pool.object_bytes, count):
                 self._teller.once(pool.name, events.NEAR_LIMIT, warning)
-            if pool.size and count >= pool.usable:
+            if pool.size and count >= pool.size:
                 message = f"pool {pool.name} is exhausted: all its {count} addresses are leased"
                 self._teller.once(pool.name, events.EXHAUSTED, message)
 

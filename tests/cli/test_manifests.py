@@ -111,6 +111,24 @@ def test_the_probes_ask_the_port_on_which_the_agent_listens(pod: dict[str, Any])
         assert probe["port"] == port["name"]
 
 
+def test_no_start_is_a_warning_event_of_a_readiness_probe() -> None:
+    """A startup probe comes before the others: it waits, asks each second whether the port listens, and has readiness asked."""
+    for name in ("daemonset.yaml", "device-plugin/daemonset.yaml"):
+        (container,) = read(name)["spec"]["template"]["spec"]["containers"]
+        probe = container["startupProbe"]
+        assert probe["tcpSocket"]["port"] == container["readinessProbe"]["httpGet"]["port"]
+        assert (probe["initialDelaySeconds"], probe["periodSeconds"]) == (5, 1)
+
+
+def test_the_columns_of_an_address_lease_tell_a_lease_from_a_note() -> None:
+    (version,) = read("crds/addressleases.yaml")["spec"]["versions"]
+    columns = {one["name"]: one["jsonPath"] for one in version["additionalPrinterColumns"]}
+    assert list(columns)[:2] == ["Address", "State"]
+    known = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    for path in columns.values():
+        assert path == ".metadata.creationTimestamp" or path.split(".")[2] in known
+
+
 def test_the_nodes_are_those_of_the_images_architecture_and_the_address_is_that_of_the_document(
     pod: dict[str, Any],
 ) -> None:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import shlex
 import stat
 import sys
 import tarfile
@@ -22,6 +23,7 @@ from cni.cli.support import Part, cleaned, secrets
 from cni.cli.terminal import output
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
+from tests.node import COMMAND, Node, unusable
 
 KEY = base64.b64encode(bytes(range(200))).decode()
 PRIVATE = f"-----BEGIN RSA PRIVATE KEY-----\n{KEY[:64]}\n{KEY[64:128]}\n-----END RSA PRIVATE KEY-----\n"
@@ -264,3 +266,37 @@ def test_the_archive_is_a_file_and_the_form_of_the_summary_is_chosen_as_everywhe
     target, code = run(node, monkeypatch, "-o", "json")
     document = json.loads(capsys.readouterr().out)
     assert code == 0 and document["file"] == str(target) and document["files"] + len(document["missing"]) > 10
+
+
+# Files of a node that a part reads; a container has empty ones, links to /dev/null, or none.
+OF_HOST = (
+    *("/dev/kmsg", "/proc/modules", "/proc/cmdline", "/proc/net/route", "/proc/net/ipv6_route", "/proc/1/mountinfo"),
+    *("/proc/sys/kernel/random/boot_id", "/etc/machine-id", "/etc/os-release", "/etc/hostname", "/etc/resolv.conf"),
+    *("/sys/class/dmi/id/product_uuid", "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"),
+)
+INSTEAD = {
+    "an empty file": "touch /run/it",
+    "/dev/null": "ln -s /dev/null /run/it",
+    "words": "echo a b c; echo 'a b c' > /run/it",
+    "bytes": "printf '\\377\\0\\001;\\n' > /run/it",
+}
+
+
+@pytest.mark.skipif(bool(unusable()), reason=unusable())
+@pytest.mark.parametrize("what", INSTEAD)
+def test_no_file_of_the_host_makes_a_part_fail_by_a_fault_of_ours(what: str) -> None:
+    """An index names each missing part with a reason that an administrator can act on."""
+    lay = f"""{INSTEAD[what]}; mkdir /run/empty
+        for file in {" ".join(OF_HOST)}; do
+            if [ -d $file ]; then mount --bind /run/empty $file; elif [ -e $file ]; then mount --bind /run/it $file; fi
+        done
+        {shlex.join(map(str, COMMAND))} support-bundle -f /run/b.tar.gz"""
+    with Node() as host:
+        done = host.run(["sh", "-ec", lay])
+        assert done.returncode == 0, done.stderr.decode()
+        inside = members(host.path("/run/b.tar.gz"))
+    missing = {one["path"]: one["why"] for one in json.loads(inside["index.json"])["missing"]}
+    assert not {path: why for path, why in missing.items() if "railcni itself" in why}
+    assert (
+        what != "an empty file" or "/dev/kmsg is empty here: run the command on the node" in missing["the-kernels-log"]
+    )

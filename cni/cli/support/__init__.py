@@ -35,7 +35,7 @@ from cni.library.inventory.places import NET_DIRECTORY
 from cni.library.runtime.cache import DIRECTORY
 from cni.shared.kernel.node import host_name
 from cni.shared.records import STATE
-from cni.shared.spec.errors import CniError
+from cni.shared.spec.errors import CniError, IoFailure
 from ipam import flatfile
 
 TOP = "railcni-support"
@@ -251,10 +251,16 @@ def _kernel_log() -> str:
                 break
             except BrokenPipeError:  # it was overwritten meanwhile
                 continue
+            if not record:  # in a container it is often no device, or /dev/null
+                break
             head, _, text = record.decode("utf-8", "replace").partition(";")
-            lines.append(f"[{int(head.split(',')[2]) / 1e6:12.6f}] {text.splitlines()[0] if text else ''}")
+            microseconds = (*head.split(","), "", "", "")[2]
+            when = f"{int(microseconds) / 1e6:12.6f}" if microseconds.isdigit() else "?"
+            lines.append(f"[{when}] {(text or head).partition(chr(10))[0]}")
     finally:
         os.close(device)
+    if not lines:
+        raise IoFailure("/dev/kmsg is empty here: run the command on the node itself, in no container")
     return "\n".join(lines)[-MOST_BYTES:] + "\n"
 
 
@@ -289,8 +295,8 @@ def _versions(places: Places) -> Any:
     release: dict[str, str] = {}
     try:
         release = platform.freedesktop_os_release()
-    except OSError:
-        pass  # a minimal host has none
+    except (OSError, ValueError):
+        pass  # a minimal host has none, or one that is no text
     packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
     return {
         "railcni": VERSION,

@@ -89,7 +89,7 @@ class Metrics:
         in_pool = ("ippool", "node")
         in_use = "Leases, by pool and node; told by the elected agent."
         self.in_use = Family("ipam_allocations_in_use", in_use, *in_pool)
-        self.pool_size = Family("ipam_ippool_size", "Addresses in the range of a pool.", "ippool")
+        self.pool_size = Family("ipam_ippool_size", "Addresses of a pool that may be given.", "ippool")
         candidates = "Leases seen dead that are not freed yet."
         self.candidates = Family("ipam_allocations_gc_candidates", candidates, *in_pool)
         reclaimed = "Leases that were freed, since their pods were gone."
