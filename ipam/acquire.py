@@ -38,11 +38,11 @@ class Terms:
     `free_earlier_boots(pool)` is called when a pool is exhausted, and returns whether it has freed an address. The server
     may still execute an earlier call's claim of the addresses in `recorded`. The addresses in `doubtful` are not kept,
     since their release may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
-    free, the best first. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a
+    free, the best first. `is_avoided(address)`: an address, with its prefix length, is given only when no other one is free. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a
     lease (ipam.stores.base.Store.survey).
     """
 
-    __slots__ = ("doubtful", "free_earlier_boots", "new", "preferred", "recorded", "remember", "seconds")
+    __slots__ = ("doubtful", "free_earlier_boots", "is_avoided", "new", "preferred", "recorded", "remember", "seconds")
 
     def __init__(
         self,
@@ -53,8 +53,10 @@ class Terms:
         preferred: Callable[[], list[tuple[int, int]]] = list,
         seconds: float = 0,
         new: bool = False,
+        is_avoided: Callable[[str], bool] = lambda address: False,
     ) -> None:
         self.new = new
+        self.is_avoided = is_avoided
         self.remember = remember
         self.free_earlier_boots = free_earlier_boots
         self.recorded = recorded
@@ -135,7 +137,14 @@ class _Attempts:
             _check_requested(store, needs, planned.given_up, owner)
         try:
             values = search(
-                store, wanted, planned.chosen, owner, self._contended, terms.free_earlier_boots, self._preferred or ()
+                store,
+                wanted,
+                planned.chosen,
+                owner,
+                self._contended,
+                terms.free_earlier_boots,
+                self._preferred or (),
+                terms.is_avoided,
             )
         except Exhausted:
             if not self._new:
@@ -245,6 +254,7 @@ def search(
     contended: int,
     free_earlier_boots: Callable[[str], bool],
     preferred: Sequence[tuple[int, int]] = (),
+    is_avoided: Callable[[str], bool] = lambda address: False,
 ) -> list[int]:
     """`chosen`, an address for each need, with free ones in place of None, `preferred` ones if possible; Exhausted.
 
@@ -265,13 +275,11 @@ def search(
         own = {index for index in indexes if index is not None}
         cooling = _cooling(store, choice, owner)
         avoid = own | cooling
-        index = _preferred_free(store, choice, preferred, avoid)
-        if index is None and contended in unseen(store) and start not in avoid:
-            index = start
-        if index is None:
-            index = lowest_free(store, choice, start, avoid)
-            if index is not None and _is_claimed_here(store, choice, index):
-                index = _unclaimed(store, choice, index, avoid)
+        index = better = _free(store, choice, start, contended, preferred, avoid)
+        while better is not None and _has(choice, better, is_avoided):
+            avoid.add(better)
+            better = _free(store, choice, start, contended, preferred, avoid)
+        index = index if better is None else better
         if index is None and True in [
             free_earlier_boots(pool) for pool in dict.fromkeys(need.pool for need in choice.needs)
         ]:
@@ -286,6 +294,31 @@ def search(
         values += given
         proposed += zip((need.rng.family for need in choice.needs), given, strict=True)
     return values
+
+
+def _free(
+    store: Store,
+    choice: Choice,
+    start: int,
+    contended: int,
+    preferred: Sequence[tuple[int, int]],
+    avoid: Collection[int],
+) -> int | None:
+    """A free index that is not in `avoid`: a `preferred` one, or the first from `start` on; None for none."""
+    index = _preferred_free(store, choice, preferred, avoid)
+    if index is None and contended in unseen(store) and start not in avoid:
+        return start
+    if index is None:
+        index = lowest_free(store, choice, start, avoid)
+        if index is not None and _is_claimed_here(store, choice, index):
+            index = _unclaimed(store, choice, index, avoid)
+    return index
+
+
+def _has(choice: Choice, index: int, is_meant: Callable[[str], bool]) -> bool:
+    """Whether `is_meant` holds for an address of the index."""
+    given = zip(choice.needs, choice.values(index), strict=True)
+    return any(is_meant(f"{format_address(need.rng.family, value)}/{need.rng.prefix}") for need, value in given)
 
 
 def _is_claimed_here(store: Store, choice: Choice, index: int) -> bool:

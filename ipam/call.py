@@ -143,6 +143,7 @@ def claim(
             preferred=lambda: [*memory.preferred(records, owner), *_preferred(config, owner.pod, records.log)],
             seconds=config.store_timeout if is_shared else 0,
             new=record is None and of_group is None,
+            is_avoided=lambda address: memory.is_avoided(records, address),
         )
         return acquire(store, wanted, owner, terms), record
     except Unreachable:

@@ -1,6 +1,7 @@
-"""What this node remembers for a while of addresses: those that a pod has just released, to give it them again.
+"""What this node remembers for a while of addresses: those to prefer and those to avoid at the next ADD.
 
-Kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so no lease tells the new one what the pod had.
+Kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so no lease tells the new one what the pod had. And
+when another host answers for an address, the ADD fails and releases it, so no lease keeps the next ADD from the same address.
 
 The content of the file `lock` of the node's records: SLOTS slots. The hash of an entry's key is the number of its slot, so a
 later entry replaces an earlier one of the same slot, and no lock and no cleaning are needed. All of it is a preference: an entry
@@ -13,6 +14,7 @@ import _blake2
 import posix
 import time
 
+from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
 from ipam.ranges import parse_address
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 SLOTS, SLOT = 4096, 512  # the number of slots, and the bytes of each
 SECONDS = 3600  # a pod whose sandbox cannot be made is tried again every five minutes
+AVOIDED_SECONDS = 600
 
 
 def released(records: Records, leases: Sequence[Lease]) -> None:
@@ -34,12 +37,15 @@ def released(records: Records, leases: Sequence[Lease]) -> None:
     if leases and leases[0].pod[1]:
         first = leases[0]
         texts = [lease.text for lease in leases[:8]]  # for a group of rails one is enough: all have one index
-        _write(records, _key(first.pod, first.network, first.ifname), {"uid": first.pod[2], "addresses": texts})
+        key = _key("pod", *first.pod[:2], first.network, first.ifname)
+        _write(records, key, {"uid": first.pod[2], "addresses": texts}, SECONDS)
 
 
 def preferred(records: Records, owner: Owner) -> list[tuple[int, int]]:
     """The addresses, (family, value), that the pod of `owner` has released in this network under this ifname."""
-    found = _read(records, _key(owner.pod, owner.attachment.network, owner.attachment.ifname)) if owner.pod[1] else {}
+    if not owner.pod[1]:
+        return []
+    found = _read(records, _key("pod", *owner.pod[:2], owner.attachment.network, owner.attachment.ifname))
     try:
         is_of_pod = "" in (found["uid"], owner.pod[2]) or found["uid"] == owner.pod[2]
         return [parse_address(text) for text in found["addresses"]] if is_of_pod else []
@@ -47,9 +53,33 @@ def preferred(records: Records, owner: Owner) -> list[tuple[int, int]]:
         return []
 
 
-def _key(pod: tuple[str, str, str], *names: str) -> bytes:
-    texts = "\0".join((*pod[:2], *names)).encode("utf-8", "surrogateescape")
-    return _blake2.blake2b(texts, digest_size=16).digest()
+def found_in_use(records: Records, address: str) -> None:
+    """Remember that another host uses `address`, which has its prefix length."""
+    _write(records, _key("avoid", address), {"avoid": address}, AVOIDED_SECONDS)
+    records.log.warning(f"{address} is in use by another host: this node avoids it for {AVOIDED_SECONDS} s")
+
+
+def is_avoided(records: Records, address: str) -> bool:
+    """Whether `address`, with its prefix length, was found in use a short time ago."""
+    return bool(_read(records, _key("avoid", address)))
+
+
+def avoided(directory: str) -> list[tuple[str, float]]:
+    """The addresses that this node avoids, each with the time in seconds since 1970 until which it does."""
+    try:
+        data = files.read_regular(f"{directory}/lock", SLOTS * SLOT, posix.O_NOFOLLOW, private=True)
+    except (OSError, ValueError):
+        return []
+    found = []
+    for at in range(0, len(data), SLOT):
+        entry = _entry(data[at : at + SLOT])
+        if isinstance(entry.get("avoid"), str):
+            found.append((entry["avoid"], float(entry["until"])))
+    return sorted(found)
+
+
+def _key(*texts: str) -> bytes:
+    return _blake2.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def _read(records: Records, key: bytes) -> dict[str, Any]:
@@ -57,17 +87,27 @@ def _read(records: Records, key: bytes) -> dict[str, Any]:
     try:
         fd = records.open_lock()
         try:
-            found = codec.loads(posix.pread(fd, SLOT, _offset(key)).rstrip(b"\0"))
+            found = _entry(posix.pread(fd, SLOT, _offset(key)))
         finally:
             posix.close(fd)
-        is_current = found["key"] == key.hex() and 0 < found["until"] - time.time() <= SECONDS
-        return found if is_current else {}
-    except (CniError, OSError, ValueError, KeyError, TypeError):
+    except (CniError, OSError):
+        return {}
+    return found if found.get("key") == key.hex() else {}
+
+
+def _entry(data: bytes) -> dict[str, Any]:
+    """The entry in a slot; {} for none, or for one that has ended."""
+    if not data.startswith(b"{"):
+        return {}
+    try:
+        found: dict[str, Any] = codec.loads(data.rstrip(b"\0"))
+        return found if 0 < found["until"] - time.time() <= SECONDS else {}
+    except (ValueError, KeyError, TypeError):
         return {}
 
 
-def _write(records: Records, key: bytes, entry: dict[str, Any]) -> None:
-    data = codec.dumps({"key": key.hex(), "until": int(time.time()) + SECONDS, **entry}).encode()
+def _write(records: Records, key: bytes, entry: dict[str, Any], seconds: int) -> None:
+    data = codec.dumps({"key": key.hex(), "until": int(time.time()) + seconds, **entry}).encode()
     try:
         fd = records.open_lock()
         try:
@@ -75,7 +115,7 @@ def _write(records: Records, key: bytes, entry: dict[str, Any]) -> None:
         finally:
             posix.close(fd)
     except (CniError, OSError) as fault:
-        records.log.debug(f"the released addresses are not remembered: {fault}")
+        records.log.debug(f"the address is not remembered: {fault}")
 
 
 def _offset(key: bytes) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cni.shared.log import Log
     from cni.shared.records import Records
     from cni.shared.spec.request import Attachment, Request
@@ -22,6 +24,14 @@ def is_pending(attachment: Attachment, records: Records) -> bool:
     from ipam import upkeep
 
     return upkeep.is_pending(attachment, records)
+
+
+def found_in_use(addresses: Iterable[str], records: Records) -> None:
+    """Let this node avoid `addresses`, which other hosts use, for a while."""
+    from ipam import memory
+
+    for address in addresses:
+        memory.found_in_use(records, address)
 
 
 def keep_open() -> None:

@@ -14,6 +14,7 @@ from cni.shared.kernel.netlink import KernelError
 from cni.shared.records import Records
 from cni.shared.spec import versions
 from cni.shared.spec.errors import (
+    AddressInUse,
     CniError,
     IncompatibleVersion,
     InvalidConfig,
@@ -62,6 +63,10 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
             result = attempt.configure()
         except BaseException as fault:
             attempt.undo(fault)
+            if isinstance(fault, AddressInUse) and not attempt.is_foreign:
+                from cni.plugins import whereabouts
+
+                whereabouts.found_in_use(fault.addresses, records)
             raise
     return _appended(earlier, result) if earlier else result
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.node import GO_PLUGINS, VERSIONS, Node, Pod, until
+from tests.node import GO_PLUGINS, STATE, VERSIONS, Node, Pod, until
 from tests.view import View
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
@@ -222,6 +222,36 @@ def test_duplicate_address_detection_is_waited_for_when_asked(node: Node, pod: P
 def test_a_duplicate_ipv6_address_fails_the_add_that_asked_for_detection(node: Node, pod: Pod, wire: View) -> None:
     wire.add_address("peer", "fd00:111::1/64")
     refused(node, pod, network(ipam=BOTH, dad=True), 101, "fd00:111::1")
+
+
+def test_an_address_in_use_is_not_given_again_for_a_while(node: Node, pod: Pod, wire: View) -> None:
+    """Kubelet tries again with a new sandbox each time."""
+    wire.add_address("peer", "fd00:111::1/64")
+    wire.add_address("peer", "fd00:111::3/64")
+    config = network(ipam={"type": "whereabouts", "datastore": "file", "range": "fd00:111::/64"}, dad=True)
+    args = "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u"
+    node.cni("macvlan", "ADD", config, container_id="s1", netns=pod, args=args).refused(101, "fd00:111::1")
+    reply = node.cni("macvlan", "ADD", config, container_id="s2", netns=pod, args=args)
+    reply.succeeded()
+    assert reply.addresses == ["fd00:111::2/64"]
+    reply = node.cni("macvlan", "ADD", config, ifname="net2", container_id="s2", netns=pod, args=args)
+    reply.refused(101, "fd00:111::3")
+    assert "fd00:111::3/64 is in use by another host: this node avoids it for 600 s" in reply.stderr
+    listed = node.railcni("ipam", "leases", "--data-dir", STATE)
+    assert b"fd00:111::2" in listed.stdout and b"fd00:111::1/64 was found in use" in listed.stderr
+    assert b"fd00:111::3/64 was found in use by another host: this node avoids it until" in listed.stderr
+
+
+def test_an_address_in_use_is_tried_again_when_no_other_is_free(node: Node, pod: Pod, wire: View) -> None:
+    wire.add_address("peer", "fd00:111::1/126")
+    config = network(ipam={"type": "whereabouts", "datastore": "file", "range": "fd00:111::/126"}, dad=True)
+    node.cni("macvlan", "ADD", config, netns=pod, container_id="a").refused(101, "fd00:111::1/126")
+    add(node, pod, config, container_id="b")
+    node.cni("macvlan", "ADD", config, netns=pod, container_id="c", ifname="net2").refused(101, "fd00:111::1/126")
+    wire.delete_address("peer", "fd00:111::1/126")
+    reply = node.cni("macvlan", "ADD", config, netns=pod, container_id="c", ifname="net2")
+    reply.succeeded()
+    assert reply.addresses == ["fd00:111::1/126"]
 
 
 def test_routes_of_the_ipam_plugin_are_set(node: Node, pod: Pod) -> None:

@@ -275,6 +275,18 @@ def test_a_released_address_is_only_preferred(place: Place) -> None:
     assert place.add("new2", "web-7d9f8-2x", exclude=["10.0.0.3"]) == "10.0.0.4"
 
 
+def test_an_address_in_use_on_the_wire_is_avoided_while_another_is_free(place: Place) -> None:
+    for address in ("10.0.0.1/24", "10.0.0.3/24", "10.0.0.2/30"):
+        memory.found_in_use(place.records(), address)
+    assert [place.add(f"c{i}") for i in range(3)] == ["10.0.0.2", "10.0.0.4", "10.0.0.5"]
+    assert [place.add(f"d{i}", range="10.0.9.0/30") for i in range(2)] == ["10.0.9.1", "10.0.9.2"]
+    memory.found_in_use(place.records(), "10.0.8.1/30")
+    assert [place.add(f"e{i}", range="10.0.8.0/30") for i in range(2)] == ["10.0.8.2", "10.0.8.1"]
+    with pytest.raises(TryAgainLater, match="exhausted"):
+        place.add("e2", range="10.0.8.0/30")
+    assert memory.avoided(str(place.directory / "node-2")) == []
+
+
 def test_what_a_node_remembers_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(2):
         place.add(f"c{i}", f"web-7d9f8-{i}x")

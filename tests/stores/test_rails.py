@@ -15,7 +15,7 @@ from cni.shared.records import Records
 from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
 from cni.shared.spec.request import Attachment
-from ipam import plugin, upkeep
+from ipam import memory, plugin, upkeep
 from ipam.group.rails import attachment_of
 from ipam.stores.apiserver import Api
 from ipam.stores.etcd.client import Client
@@ -205,6 +205,11 @@ def test_a_new_sandbox_gets_the_index_that_the_old_one_has_just_released(rails: 
     assert [rails.add(rail, "c2", "web-7d9f8-abcde", uid="u") for rail in (2, 0, 1, 3)] == [
         f"10.0.{n}.3" for n in (2, 0, 1, 3)
     ]
+
+
+def test_an_index_with_an_address_in_use_is_avoided(rails: Rails) -> None:
+    memory.found_in_use(Records(str(rails.place.directory / "node-1"), Log()), "10.0.2.1/28")
+    assert [rails.add(rail) for rail in (0, 2)] == ["10.0.0.2", "10.0.2.2"]
 
 
 def test_a_next_hop_that_the_groups_ranges_would_give_is_refused(rails: Rails) -> None:

@@ -20,9 +20,9 @@ from cni.library.audit.snapshot import read
 from cni.library.audit.store import Choice
 from cni.library.inventory.places import is_of_pod, read_pod
 from cni.shared.log import Log
-from cni.shared.records import Records
+from cni.shared.records import STATE, Records
 from cni.verbs import unended
-from ipam import upkeep
+from ipam import memory, upkeep
 from ipam.leases import Lease, Want
 from ipam.ranges import format_address, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.faults import Forbidden
@@ -140,6 +140,9 @@ def _leases(options: argparse.Namespace) -> int:
     output.show(
         options.output, leases, lambda: output.print_table(columns, rows, empty=f"no lease in {stores.told(choices)}")
     )
+    for address, until in memory.avoided(STATE):
+        when = datetime.fromtimestamp(until, UTC).strftime("%H:%M:%SZ")
+        output.print_fault(f"{address} was found in use by another host: this node avoids it until {when}")
     return _print_unread(found)
 
 

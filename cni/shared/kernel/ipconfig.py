@@ -18,7 +18,7 @@ from _socket import inet_ntop
 
 from cni.shared.kernel import addresses, routes, sysctl
 from cni.shared.kernel.netlink import KernelError, address_of
-from cni.shared.spec.errors import InvalidConfig, KernelRefused
+from cni.shared.spec.errors import AddressInUse, InvalidConfig, KernelRefused
 from cni.shared.spec.result import MOST_SCOPE
 
 TYPE_CHECKING = False
@@ -116,11 +116,13 @@ def _await_detection(inside: Rtnl, link: Link) -> None:
     end = time.monotonic() + DAD_SECONDS
     while True:
         found = [a for a in addresses.list_of(inside, link.index) if ":" in a.text and a.scope != addresses.LINK_SCOPE]
-        for address in found:
-            if address.duplicate:
-                raise KernelRefused(
-                    f"address {address.text} is in use by another host on the link (duplicate address detection): free it there, or exclude it from the range"
-                )
+        in_use = [a.text for a in found if a.duplicate]
+        if in_use:
+            refusal = AddressInUse(
+                f"address {', '.join(in_use)} is in use by another host on the link (duplicate address detection): free it there, or exclude it from the range"
+            )
+            refusal.addresses = in_use
+            raise refusal
         if not any(a.tentative for a in found):
             return
         if time.monotonic() > end:

@@ -6,6 +6,10 @@ The first 250 characters of `msg` must hold cause and remedy: runtimes wrap and 
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class CniError(Exception):
     """A failure with the code, message and details that the caller gets on stdout."""
@@ -105,6 +109,12 @@ class KernelRefused(CniError):
     """The kernel refused a request, for a known reason."""
 
     code = 101
+
+
+class AddressInUse(KernelRefused):
+    """Duplicate address detection found `addresses`, with their prefix lengths, in use by other hosts."""
+
+    addresses: Sequence[str] = ()
 
 
 class DelegateFailed(CniError):
