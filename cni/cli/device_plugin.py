@@ -81,7 +81,8 @@ def _rows(found: Sequence[Resource]) -> list[Sequence[object]]:
             numa = ", ".join(map(str, offer.numa_nodes))
             nodes = " ".join(path.removeprefix("/dev/") for _, path in offer.nodes)
             rows.append((resource.name, offer.name, len(offer.ids), numa, nodes, offer.fault))
-        if not resource.offers:
+        rows += [(resource.name, name, 0, None, None, reason) for name, reason in resource.withheld.items()]
+        if not resource.offers and not resource.withheld:
             rows.append((resource.name, None, 0, None, None, "no NIC or function is chosen"))
     return rows
 
@@ -101,6 +102,7 @@ def _document(found: Sequence[Resource]) -> list[dict[str, Any]]:
                 }
                 for offer in resource.offers
             ],
+            "withheld": dict(resource.withheld),
         }
         for resource in found
     ]

@@ -22,12 +22,12 @@ _VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/n
 @dataclass(frozen=True)
 class Host:
     """What there is on the node: `devices` are verbs devices by name, `netdevs` those of the host's namespace, `busy` those
-    of default routes, `paths` the device nodes that exist, such as "/dev/infiniband/uverbs0"."""
+    that carry the node's own traffic, with the reason, `paths` the device nodes that exist, such as "/dev/infiniband/uverbs0"."""
 
     functions: Sequence[Function] = ()
     devices: Mapping[str, VerbsDevice] = field(default_factory=dict)
     netdevs: Collection[str] = ()
-    busy: Collection[str] = ()
+    busy: Mapping[str, str] = field(default_factory=dict)
     paths: Collection[str] = ()
 
 
@@ -57,6 +57,7 @@ class Resource:
     name: str
     offers: tuple[Offer, ...] = ()
     is_exclusive: bool = False
+    withheld: Mapping[str, str] = field(default_factory=dict)  # functions that are chosen and that the node needs, with the reason
 
     @property
     def ids(self) -> frozenset[str]:
@@ -160,15 +161,20 @@ def _together(found: Sequence[tuple[Offer, int | None]]) -> tuple[Offer, int | N
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """The functions that are chosen and not `taken` yet; those of default routes and those that have VFs are left out."""
-    offers = []
+    """The functions that are chosen and not `taken` yet; those that the node needs and those that have VFs are left out."""
+    offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:
-            free = not function.has_virtual_functions and {*function.netdevs}.isdisjoint(host.busy)
-            if free and function.id not in taken and _is_exclusive(function, selectors):
-                taken.add(function.id)
-                offers.append(_exclusive(function, selectors, resource, host))
-    return Resource(resource.name, tuple(offers), is_exclusive=True)
+            free = not function.has_virtual_functions and function.id not in taken
+            if not free or not _is_exclusive(function, selectors):
+                continue
+            needed = next((host.busy[name] for name in function.netdevs if name in host.busy), "")
+            if needed:
+                withheld[function.id] = f"not offered, since the node needs it: {needed}"
+                continue
+            taken.add(function.id)
+            offers.append(_exclusive(function, selectors, resource, host))
+    return Resource(resource.name, tuple(offers), is_exclusive=True, withheld=withheld)
 
 
 def _is_exclusive(function: Function, selectors: ExclusiveSelectors) -> bool:

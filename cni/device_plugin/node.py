@@ -10,11 +10,13 @@ from cni.library.documents import reader
 from cni.library.documents.diagnostic import Diagnostic
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import functions
-from cni.library.inventory.topology import default_route_links, text
+from cni.library.inventory.topology import text, uplinks
 from cni.library.resources import config
 from cni.library.resources.config import Config
+from cni.shared import policy
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import mark, names_in
+from cni.shared.spec.errors import InvalidConfig
 
 _FOLDERS = ("infiniband", "vfio")  # of device nodes
 _NODES = ("/dev/vhost-net", "/dev/net/tun")
@@ -48,9 +50,25 @@ def read_host(root: str = "", before: Host | None = None) -> Host:
         functions=functions.read(sys, before.functions if before else ()),
         devices={device.name: device for device in inventory.read(root=sys)},
         netdevs=frozenset(names_in(f"{sys}/class/net")),
-        busy=default_route_links(f"{root}/proc/1"),
+        busy=_needed(root),
         paths=paths | {path for path in _NODES if os.path.exists(root + path)},
     )
+
+
+def _needed(root: str) -> dict[str, str]:
+    """The netdevs that the node needs, each with the reason; without those that its policy lets networks take, if it is seen."""
+    found = uplinks(f"{root}/proc/1", f"{root}/sys")
+    if not found:
+        return found
+    try:
+        allowed = policy.load(root)
+    except InvalidConfig:  # the plugins refuse each ADD with it
+        return found
+    return {
+        name: reason
+        for name, reason in found.items()
+        if not allowed.allows("uplinks", (name, os.path.basename(os.path.realpath(f"{root}/sys/class/net/{name}/device"))))
+    }
 
 
 def host_state(host: Host, root: str = "") -> tuple[object, ...]:

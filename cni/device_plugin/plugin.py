@@ -132,6 +132,8 @@ class Plugin:
             await self._endpoints.pop(name).close()
             self._log.say("info", "is not configured any more", resource=name)
         for resource in found:
+            withheld = "; ".join(f"{name} is {reason}" for name, reason in resource.withheld.items())
+            self._log.state(f"{resource.name} withheld", withheld, resource=resource.name)
             endpoint = self._endpoints.get(resource.name)
             if endpoint is None:
                 endpoint = Endpoint(resource, self._kubelet, self._log, self._allocated, self._options.cdi)

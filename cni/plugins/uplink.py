@@ -1,49 +1,165 @@
-"""The links that carry the node's default routes: without such a link the node is cut off.
+"""The links that carry the node's own traffic to what it cannot lose: the one judgement of host-device, sriov, macvlan in
+mode passthru, the device plugin and doctor.
 
-Default routes of both families count, with any origin and metric, in each table that a rule leads to, with each next
-hop; also the large prefixes that replace one (`routes.default_routes`). Beside the link of a route, the links below it
-count: a VLAN's or macvlan's lower link, the ports of a bridge or bond.
+    a default route    the best of the main table, and of each table that a rule without a selector leads to, with each
+                       next hop; also the large prefixes that replace one (`routes.default_routes`)
+    the API server     the route to each address of KUBECONFIGS, as the kernel chooses it
+    the node's address the link that has the address from which these routes lead
+
+A route in a table for packets with a source or mark, or with a worse metric, carries nothing of this. Beside the link itself
+those below it count: a VLAN's or macvlan's lower link, the ports of a bridge or bond.
 """
 
 from __future__ import annotations
 
-from cni.shared.kernel import ip_rules, routes
+from cni.shared.kernel import addresses, ip_rules, routes
 from cni.shared.kernel.links import with_those_below
+from cni.shared.kernel.netlink import address_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.routes import Route
 
-_OF_A_VRF = 0  # the table of a rule that leads to the table of each packet's VRF (FRA_L3MDEV)
+KUBECONFIGS = (
+    "/etc/kubernetes/kubelet.conf",
+    "/var/lib/kubelet/kubeconfig",
+    "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig",
+    "/etc/cni/net.d/multus.d/multus.kubeconfig",
+)
+_MOST_BYTES = 1 << 20
+_LOOPBACK = 1
+
+Way = tuple[int, str]  # the index of a link, and what it carries
 
 
-def default_routes(host: Rtnl, bodies: Sequence[bytes] | None = None) -> list[Route]:
-    """The default routes in use, one for each next hop. `bodies` are all routes of the host, which are read if they are
-    not given. KernelError."""
-    tables = {routes.MAIN_TABLE} | ip_rules.tables(host)  # a kernel without rules has the main table alone
-    found = routes.default_routes(host, routes.all_bodies(host) if bodies is None else bodies)
-    return [route for route in found if _OF_A_VRF in tables or route.table in tables]
+def needed(device: Link, links: Sequence[Link], host: Rtnl, bodies: Sequence[bytes] = (), advertised: bool = True) -> str:
+    """Why the node needs `device`, one of its `links`, with the way out; "" when it does not, or the policy allows it.
+
+    `bodies` are all routes of the host, which are read if they are not given. Without `advertised`, a default route that a
+    router has advertised to the device itself does not count. KernelError.
+    """
+    found = ways(host, bodies or routes.all_bodies(host), 0 if advertised else device.index)
+    reason = carried(device, links, found)
+    if not reason:
+        return ""
+    from cni.shared import policy  # a device that the node needs is rare
+
+    return "" if policy.current().allows("uplinks", (device.name, device.parent_device)) else reason
 
 
-def needed(device: Link, links: Sequence[Link], defaults: Sequence[Route]) -> str:
-    """Why the node needs `device`, one of its `links`, for its `defaults`; "" when it does not (pure)."""
+def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> list[Way]:
+    """What links carry of the node's own traffic; without the default routes that a router has advertised to one link."""
+    found = default_routes(host, bodies)
+    used = in_use([r for r in found if (r.index, r.protocol) != (but_advertised_to, routes.RA_PROTOCOL)])
+    of_routes = [(route.index, text_of(route)) for route in used]
+    return [*of_routes, *_to_servers(host), *_of_addresses(host, [route.source for route in used])]
+
+
+def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[Route]:
+    """Of the routes `bodies` the default routes of the tables in which a packet without source and mark is looked up, once
+    for each next hop, and those of the main table in any case: a VPN's own packets go by it. KernelError."""
+    every, found = routes.default_routes(host, bodies), []
+    for rules, is_ipv6 in zip(ip_rules.unconditional(host), (False, True), strict=True):
+        own = [route for route in every if (":" in route.dst) is is_ipv6]
+        tables = {routes.MAIN_TABLE}
+        for rule in rules:
+            tables.add(rule.table)
+            if not rule.suppresses_defaults and any(r.table == rule.table and r.dst.endswith("/0") for r in own):
+                break
+        found += [route for route in own if route.table in tables]
+    return found
+
+
+def in_use(defaults: Sequence[Route]) -> list[Route]:
+    """Of default routes those that the kernel prefers, with each of their next hops (pure).
+
+    Routers advertise a default route to each link unasked. Such a route counts in the absence of a configured one, and if
+    the node has no other way: it has no IPv4 default route, or no other link has a default route of IPv6.
+    """
+    groups: dict[tuple[int, str], list[Route]] = {}
+    for route in defaults:
+        groups.setdefault((route.table, route.dst), []).append(route)
+    has_ipv4 = any(":" not in route.dst for route in defaults)
+    found: list[Route] = []
+    for group in groups.values():
+        configured = [route for route in group if route.protocol != routes.RA_PROTOCOL]
+        if configured:
+            best = min(configured, key=lambda route: route.priority)
+        elif has_ipv4 and len({route.index for route in group}) > 1:
+            continue
+        else:
+            best = min(group, key=lambda route: (route.priority, route.index))
+        found += [route for route in group if route.body is best.body]
+    return found
+
+
+def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
+    """What `device`, one of `links`, carries of `ways`, itself or below another link; "" for nothing (pure)."""
     known = {link.index: link for link in links}
-    for route in sorted(
-        defaults, key=lambda route: (route.index != device.index, route.protocol == routes.RA_PROTOCOL)
-    ):
-        if route.index in known and device.index in with_those_below(route.index, links):
-            return _reason(route, known[route.index], device)
+    for index, text in sorted(ways, key=lambda way: way[0] != device.index):
+        if index in known and device.index in with_those_below(index, links):
+            return said(device.name, known[index].name, text)
     return ""
 
 
-def _reason(route: Route, carrier: Link, device: Link) -> str:
+def said(device: str, carrier: str, text: str) -> str:
+    """The reason that `device` is needed: `carrier` is it, or is on top of it."""
+    above = "" if carrier == device else f', on top of "{device}",'
+    return f'"{carrier}"{above} {text.format(carrier)}'
+
+
+def text_of(route: Route) -> str:
+    """What the link of a default route carries; a "{}" in it stands for the link."""
+    via = f" via {route.gw}" if route.gw else ""
+    metric = f", metric {route.priority}" if route.priority else ""
     table = "main" if route.table == routes.MAIN_TABLE else str(route.table)
-    carried = f"the default route ({route.dst}, table {table})"
-    if route.protocol == routes.RA_PROTOCOL:
-        carried += " by a router advertisement, which the sysctl accept_ra 0 forbids"
-    if carrier.index == device.index:
-        return f'"{device.name}" carries {carried}'
-    return f'"{carrier.name}", on top of "{device.name}", carries {carried}'
+    advertised = " of a router advertisement (set accept_ra 0 on {})"
+    return (
+        f"carries the default route ({route.dst}{via}{metric}, table {table})"
+        f"{advertised if route.protocol == routes.RA_PROTOCOL else ''}"
+    )
+
+
+def _to_servers(host: Rtnl) -> Iterator[Way]:
+    for path in KUBECONFIGS:
+        for address in servers_of(_text(path)):
+            index, source = routes.way_to(host, address)
+            if index > _LOOPBACK:
+                yield index, f"carries the route to the API server {address} ({path})"
+            yield from _of_addresses(host, [source])
+
+
+def _of_addresses(host: Rtnl, sources: Sequence[str]) -> Iterator[Way]:
+    """The links that have these addresses; "" is none."""
+    wanted = {address_of(source)[1] for source in sources if source}
+    for address in addresses.all_of(host) if wanted else ():
+        if address.local in wanted and address.index != _LOOPBACK:
+            yield address.index, f"has the node's address {address.text}"
+
+
+def _text(path: str) -> str:
+    from cni.shared.kernel import files
+
+    try:
+        return files.read_regular(path, _MOST_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+
+
+def servers_of(kubeconfig: str) -> list[str]:
+    """The addresses of the API servers in the text of a kubeconfig, JSON or YAML (pure); a name is not looked up."""
+    found = []
+    for after in kubeconfig.split("server")[1:]:
+        scheme, _, rest = after.partition("://")
+        rest = rest.split("\n")[0]
+        host = rest[1:].partition("]")[0] if rest[:1] == "[" else rest.partition("/")[0].partition(":")[0].strip("\"',}] ")
+        try:
+            address_of(host)
+        except ValueError:
+            continue
+        if scheme.strip("\"': ") in ("https", "http"):
+            found.append(host)
+    return found

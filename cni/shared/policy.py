@@ -98,6 +98,13 @@ KEYS = (
         'names or PCI addresses of the devices that `host-device` and `sriov` may move, "*" stands for any characters',
     ),
     Key(
+        "uplinks",
+        list_of(pattern),
+        (),
+        "names or PCI addresses of devices that carry the node's own traffic, and that `host-device`, `sriov` and `macvlan` in mode"
+        ' passthru may take all the same, "*" stands for any characters',
+    ),
+    Key(
         "warm",
         warm,
         (60, 20),
@@ -116,6 +123,7 @@ class Policy:
     devices: Sequence[str]
     log_roots: Sequence[str]
     masters: Sequence[str]
+    uplinks: Sequence[str]
     warm: tuple[int, int]  # idle seconds, most workers
 
     def __init__(self, document: dict[str, Any], path: str = _USUAL_PATH) -> None:
@@ -144,10 +152,18 @@ class Policy:
         leads = "is" if resolved == value else f"leads to {resolved[:60]},"
         raise ValueError(f"{leads} not in {key} ({', '.join(roots)}): want a path there, or change {self.path}")
 
+    def allows(self, key: str, names: Sequence[str]) -> bool:
+        """Whether one of `names` matches the list `key`."""
+        return any(matches(one, name) for one in getattr(self, key) for name in names if name)
+
+    def way_out(self) -> str:
+        """How an administrator lets networks take a device that the node needs."""
+        return f"list it in `uplinks` of {self.path}"
+
     def permit(self, key: str, what: str, names: Sequence[str]) -> None:
         """InvalidConfig unless one of `names`, of the device that is `what` (in words), matches the list `key`."""
-        patterns: Sequence[str] = getattr(self, key)
-        if not any(matches(one, name) for one in patterns for name in names):
+        if not self.allows(key, names):
+            patterns: Sequence[str] = getattr(self, key)
             allowed = ", ".join(patterns) or "none"
             raise InvalidConfig(
                 f"{what} is not in {key} ({allowed[:60]}): want one that is, or change {self.path}",
@@ -179,7 +195,7 @@ def current() -> Policy:
     """The policy of this node, read once in a call. InvalidConfig when it cannot be read."""
     global _current
     if _current is None:
-        _current = _load()
+        _current = load()
     return _current
 
 
@@ -189,10 +205,11 @@ def forget() -> None:
     _current = None
 
 
-def _load() -> Policy:
+def load(root: str = "") -> Policy:
+    """The policy of the node whose files are below `root`; InvalidConfig when it cannot be read."""
     for path in PATHS:
         try:
-            return read(path)
+            return read(root + path)
         except (FileNotFoundError, NotADirectoryError):
             continue
     return Policy({})

@@ -632,7 +632,9 @@ SHOWN_BY = {
         "test_a_device_below_the_macvlan_of_a_pod_is_refused",
     ],
     "further unicast addresses of the link (bridge fdb)": ["an entry of bridge fdb"],
-    "the node's default route, also by a link on top": ["test_the_link_of_the_default_route_is_refused"],
+    "the node's own traffic: the default route in use, the way to the API server, the node's address; also by a link on top": [
+        "test_the_link_of_the_default_route_is_refused",
+    ],
 }
 
 

@@ -238,10 +238,10 @@ def test_the_policy_is_asked_about_the_hosts_netdev_below_a_master_in_the_sandbo
     assert node.leftovers() == []
 
 
-def allow(node: Node, *masters: str) -> None:
+def allow(node: Node, *masters: str, **lists: list[str]) -> None:
     path = node.path(POLICY)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"masters": masters}))
+    path.write_text(json.dumps(lists or {"masters": masters}))
     path.chmod(0o600)
 
 
@@ -266,23 +266,8 @@ def by_ipv6(node: Node) -> None:
 
 
 def by_a_router_advertisement(node: Node) -> None:
+    """No other link has a default route of IPv6."""
     ipv6(node, "default", "via", "2001:db8::1", "dev", "ens2f0", "proto", "ra")
-
-
-def by_a_worse_metric(node: Node) -> None:
-    other_default(node)
-    ip(node, "route", "add", "default", "dev", "ens2f0", "metric", "500")
-
-
-def by_a_table_of_a_rule(node: Node) -> None:
-    other_default(node)
-    ip(node, "route", "add", "default", "dev", "ens2f0", "table", "100")
-    ip(node, "rule", "add", "from", "10.9.0.0/24", "table", "100")
-
-
-def by_a_table_of_an_ipv6_rule(node: Node) -> None:
-    ipv6(node, "default", "via", "2001:db8::1", "dev", "ens2f0", "table", "70000")
-    ip(node, "-6", "rule", "add", "fwmark", "7", "table", "70000")
 
 
 def by_a_leg_of_a_multipath_route(node: Node) -> None:
@@ -320,8 +305,29 @@ def by_a_bridge_on_it(node: Node) -> None:
     ip(node, "link", "add", "br0", "type", "bridge")
     ip(node, "link", "set", "ens2f0", "master", "br0")
     ip(node, "link", "set", "br0", "up")
-    ip(node, "route", "add", "default", "dev", "br0", "table", "100")
-    ip(node, "rule", "add", "from", "10.9.0.0/24", "table", "100")
+    ip(node, "-6", "route", "add", "default", "dev", "br0")
+
+
+def by_a_rule_for_all_but_the_packets_of_a_vpn(node: Node) -> None:
+    """As wg-quick: `mgmt0` carries the VPN's own packets, and the link of the VPN all others."""
+    other_default(node)
+    ip(node, "route", "add", "default", "dev", "ens2f0", "table", "51820")
+    ip(node, "rule", "add", "not", "fwmark", "51820", "table", "51820")
+    ip(node, "rule", "add", "table", "main", "suppress_prefixlength", "0")
+
+
+def by_a_route_for_a_vpns_own_packets(node: Node) -> None:
+    node.host.add_veth("wg0", "wg0-peer")
+    ip(node, "route", "add", "default", "dev", "ens2f0")
+    ip(node, "route", "add", "default", "dev", "wg0", "table", "51820")
+    ip(node, "rule", "add", "not", "fwmark", "51820", "table", "51820")
+    ip(node, "rule", "add", "table", "main", "suppress_prefixlength", "0")
+
+
+def by_a_route_without_a_metric_beside_others(node: Node) -> None:
+    node.host.add_veth("mgmt0", "mgmt0-peer")
+    ip(node, "route", "add", "default", "dev", "mgmt0", "metric", "100")
+    ip(node, "route", "add", "default", "dev", "ens2f0")
 
 
 def by_a_macvtap_on_it(node: Node) -> None:
@@ -343,32 +349,23 @@ def by_a_bond_on_it(node: Node) -> None:
     ip(node, "route", "add", "default", "dev", "bond0")
 
 
-def by_a_vrf(node: Node) -> None:
-    other_default(node)
-    made(node, "vrf", "mgmt", "type", "vrf", "table", "1001")
-    ip(node, "link", "set", "mgmt", "up")
-    ip(node, "link", "set", "ens2f0", "master", "mgmt")
-    ip(node, "route", "add", "default", "dev", "ens2f0", "table", "1001")
-
-
 CARRIED: dict[str, Callable[[Node], None]] = {
     f.__name__.replace("_", " "): f
     for f in (
         by_ipv6,
         by_a_router_advertisement,
-        by_a_worse_metric,
-        by_a_table_of_a_rule,
-        by_a_table_of_an_ipv6_rule,
         by_a_leg_of_a_multipath_route,
         by_a_nexthop_object,
         by_a_group_of_nexthops_that_routes_show_by_id_alone,
         by_halves,
         by_the_global_unicast_prefix,
         by_a_bridge_on_it,
+        by_a_rule_for_all_but_the_packets_of_a_vpn,
+        by_a_route_for_a_vpns_own_packets,
+        by_a_route_without_a_metric_beside_others,
         by_a_macvtap_on_it,
         by_a_vlan_on_it,
         by_a_bond_on_it,
-        by_a_vrf,
     )
 }
 VIRTUAL_FUNCTION_MAY = ("by a router advertisement",)  # README: its own RA route keeps no VF on the host
@@ -376,7 +373,7 @@ VIRTUAL_FUNCTION_MAY = ("by a router advertisement",)  # README: its own RA rout
 
 @pytest.mark.parametrize("scene", CARRIED)
 @pytest.mark.parametrize("plugin", ["macvlan", "host-device", "sriov"])
-def test_the_link_of_any_default_route_is_not_taken_from_the_node(
+def test_the_link_of_a_default_route_in_use_is_not_taken_from_the_node(
     node: Node, pod: Pod, plugin: str, scene: str
 ) -> None:
     if plugin == "sriov" and scene in VIRTUAL_FUNCTION_MAY:
@@ -407,6 +404,55 @@ def of_no_rule(node: Node) -> None:
     ip(node, "route", "add", "default", "dev", "ens2f0", "table", "100")
 
 
+def of_a_table_for_a_source(node: Node) -> None:
+    """As cloud images have it for each NIC but the first (amazon-ec2-net-utils, cloud-init)."""
+    other_default(node)
+    ip(node, "address", "add", "10.9.0.2/24", "dev", "ens2f0")
+    ip(node, "route", "add", "default", "via", "10.9.0.1", "dev", "ens2f0", "table", "10001")
+    ip(node, "rule", "add", "from", "10.9.0.2", "table", "10001")
+
+
+def of_a_table_for_a_mark_or_link(node: Node) -> None:
+    of_a_table_for_a_source(node)
+    ip(node, "rule", "add", "fwmark", "7", "table", "10001")
+    ip(node, "rule", "add", "oif", "ens2f0", "table", "10001")
+    ip(node, "rule", "add", "iif", "ens2f0", "table", "10001")
+    ip(node, "rule", "add", "to", "198.51.100.0/24", "table", "10001")
+    ip(node, "rule", "add", "ipproto", "udp", "dport", "4791", "table", "10001")
+
+
+def of_a_table_for_an_ipv6_mark(node: Node) -> None:
+    ipv6(node, "default", "via", "2001:db8::1", "dev", "ens2f0", "table", "70000")
+    ip(node, "-6", "rule", "add", "fwmark", "7", "table", "70000")
+
+
+def of_a_worse_metric(node: Node) -> None:
+    other_default(node)
+    ip(node, "route", "add", "default", "dev", "ens2f0", "metric", "500")
+
+
+def of_dhcp_on_each_nic(node: Node) -> None:
+    """As systemd-networkd, which gives all the same metric: the kernel takes the first."""
+    node.host.add_veth("mgmt0", "mgmt0-peer")
+    ip(node, "address", "add", "10.1.0.1/24", "dev", "mgmt0")
+    ip(node, "address", "add", "10.9.0.2/24", "dev", "ens2f0")
+    route = ("default", "proto", "dhcp", "metric", "1024")
+    ip(node, "route", "append", *route, "via", "10.1.0.254", "dev", "mgmt0", "src", "10.1.0.1")
+    ip(node, "route", "append", *route, "via", "10.9.0.1", "dev", "ens2f0", "src", "10.9.0.2")
+
+
+def of_a_router_that_advertises_on_every_nic(node: Node) -> None:
+    ipv6(node, "default", "via", "2001:db8::1", "dev", "ens2f0", "proto", "ra", "metric", "1024")
+    ip(node, "-6", "route", "append", "default", "via", "fe80::1", "dev", "mgmt0", "proto", "ra", "metric", "1024")
+
+
+def of_a_vrf(node: Node) -> None:
+    other_default(node)
+    made(node, "vrf", "data", "type", "vrf", "table", "1001")
+    ip(node, "link", "set", "data", "up")
+    ip(node, "route", "add", "default", "dev", "ens2f0", "table", "1001")
+
+
 def that_discards(node: Node) -> None:
     ip(node, "route", "add", "blackhole", "default", "metric", "4000")
     ip(node, "route", "add", "unreachable", "default", "metric", "4001")
@@ -433,18 +479,104 @@ def that_delivers_to_the_node_itself(node: Node) -> None:
 
 FREE = {
     f.__name__.replace("_", " "): f
-    for f in (of_no_rule, that_discards, of_the_peer, of_another_link, that_delivers_to_the_node_itself)
+    for f in (
+        of_no_rule,
+        of_a_table_for_a_source,
+        of_a_table_for_a_mark_or_link,
+        of_a_table_for_an_ipv6_mark,
+        of_a_worse_metric,
+        of_dhcp_on_each_nic,
+        of_a_router_that_advertises_on_every_nic,
+        of_a_vrf,
+        that_discards,
+        of_the_peer,
+        of_another_link,
+        that_delivers_to_the_node_itself,
+    )
 }
 
 
 @pytest.mark.parametrize("scene", FREE)
 @pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
-def test_a_default_route_of_another_link_or_of_no_use_is_no_hindrance(
+def test_a_default_route_that_carries_nothing_of_the_nodes_is_no_hindrance(
     node: Node, pod: Pod, plugin: str, scene: str
 ) -> None:
     FREE[scene](node)
     more = {"mode": "passthru"} if plugin == "macvlan" else {}
+    node.cni(plugin, "STATUS", network(plugin, **more)).succeeded()
     node.cni(plugin, "ADD", network(plugin, **more), netns=pod).succeeded()
+
+
+def kubeconfig(node: Node, text: str) -> None:
+    path = node.path(POLICY).with_name("whereabouts.kubeconfig")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def to_the_api_server(node: Node) -> None:
+    other_default(node)
+    ip(node, "address", "add", "10.9.0.2/24", "dev", "ens2f0")
+    ip(node, "route", "add", "10.50.0.0/16", "via", "10.9.0.1")
+    kubeconfig(node, "clusters:\n- cluster:\n    server: https://10.50.0.1:6443\n  name: a\n")
+
+
+def to_the_api_server_by_ipv6_and_a_vlan(node: Node) -> None:
+    other_default(node)
+    made(node, "vlan", "link", "ens2f0", "name", "ens2f0.5", "type", "vlan", "id", "5")
+    ip(node, "link", "set", "ens2f0.5", "up")
+    ip(node, "address", "add", "2001:db8::2/64", "dev", "ens2f0.5", "nodad")
+    servers = [{"cluster": {"server": f"https://{host}:6443"}} for host in ("api.example", "[2001:db8::9]")]
+    kubeconfig(node, json.dumps({"clusters": servers}))
+
+
+def as_the_nodes_address(node: Node) -> None:
+    """A control plane's API server listens at the address of the node."""
+    other_default(node)
+    ip(node, "address", "add", "10.9.0.2/24", "dev", "ens2f0")
+    kubeconfig(node, 'clusters: [{cluster: {server: "https://10.9.0.2:6443"}}]')
+
+
+KEPT = {
+    to_the_api_server: ("API server 10.50.0.1", "whereabouts.kubeconfig"),
+    to_the_api_server_by_ipv6_and_a_vlan: ("ens2f0.5", "API server 2001:db8::9"),
+    as_the_nodes_address: ("the node's address 10.9.0.2/24",),
+}
+
+
+@pytest.mark.parametrize("scene", KEPT, ids=lambda f: f.__name__.replace("_", " "))
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device", "sriov"])
+def test_the_way_to_the_api_server_is_not_taken_from_the_node(
+    node: Node, pod: Pod, plugin: str, scene: Callable[[Node], None]
+) -> None:
+    scene(node)
+    node.remember()
+    if plugin == "sriov":
+        bus(node, "pci", PCI, "ens2f0", driver="mlx5_core")
+    config = network(plugin, **({"mode": "passthru"} if plugin == "macvlan" else {}))
+    node.cni(plugin, "ADD", config, netns=pod).refused(7, *KEPT[scene], "`uplinks`")
+    node.cni(plugin, "STATUS", config).refused(50, *KEPT[scene])
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device", "sriov"])
+def test_the_administrator_lets_networks_take_a_device_that_carries_the_nodes_traffic(
+    node: Node, pod: Pod, plugin: str
+) -> None:
+    ip(node, "route", "add", "default", "dev", "ens2f0")
+    if plugin == "sriov":
+        bus(node, "pci", PCI, "ens2f0", driver="mlx5_core")
+    config = network(plugin, **({"mode": "passthru"} if plugin == "macvlan" else {}))
+    for listed, code in ((["ens3*"], 7), (["ens2*"], 0)):
+        allow(node, uplinks=listed)
+        node.cni(plugin, "STATUS", config).succeeded() if not code else None
+        reply = node.cni(plugin, "ADD", config, netns=pod)
+        assert reply.code == code, reply
+        assert not code or "`uplinks` of" in reply.msg and "railcni.json" in reply.msg
+
+
+def test_a_device_with_a_routers_route_says_how_to_do_without_it(node: Node, pod: Pod) -> None:
+    by_a_router_advertisement(node)
+    node.cni("host-device", "ADD", network("host-device"), netns=pod).refused(7, "set accept_ra 0 on ens2f0", "::/0 via")
 
 
 def test_passthru_on_a_macvlan_of_the_default_routes_link_is_refused_too(node: Node, pod: Pod) -> None:

@@ -209,7 +209,8 @@ def test_an_mtu_below_4192_is_a_fault(mtu: int, roce: int, level: str) -> None:
 
 
 def test_the_mtu_of_the_link_with_the_default_route_is_advice_alone() -> None:
-    assert levels(ports.check_mtu([port(mtu=1500, roce_mtu=1024)], {"ens2f0"})) == [ADVICE]
+    found = only(ports.check_mtu([port(mtu=1500, roce_mtu=1024)], {"ens2f0"}))
+    assert found.level == ADVICE and "another NIC" in found.remedy and "ip link set" not in found.remedy
 
 
 def test_infiniband_and_ports_that_are_down_have_no_mtu_to_judge() -> None:
@@ -295,11 +296,15 @@ def test_links_of_one_subnet_that_answer_arp_for_one_another_are_named() -> None
     assert FAULT not in levels(namespaces.check_parameters({"ens2f0": loose, "ens3f0": loose}, apart))
 
 
-def test_the_links_of_default_routes_are_read_of_both_families(tmp_path: Path) -> None:
+def test_the_links_that_the_node_needs_are_read_of_both_families_and_with_those_below(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "sys")
+    for name, lower in (("eth0", ()), ("eth1", ()), ("ens2f0", ()), ("ens3f0", ()), ("bond0", ("ens2f0",)), ("eth2", ("bond0",))):
+        tree.netdev(name, lower=lower)
     (tmp_path / "net").mkdir()
     (tmp_path / "net/route").write_text(
         "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
         "eth0\t00000000\t010011AC\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+        "ens3f0\t00000000\t010011AC\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
         "eth1\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n"
     )
     zero = "0" * 32
@@ -307,7 +312,13 @@ def test_the_links_of_default_routes_are_read_of_both_families(tmp_path: Path) -
         f"{zero} 00 {zero} 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth2\n"
         f"{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo\n"
     )
-    assert topology.default_route_links(str(tmp_path)) == {"eth0", "eth2"}
+    found = topology.uplinks(str(tmp_path), str(tree))
+    assert found == {
+        "eth0": '"eth0" carries the default route (0.0.0.0/0 via 172.17.0.1, table main)',
+        "eth2": '"eth2" carries the default route (::/0 via fe80::1, metric 1024, table main)',
+        "bond0": '"eth2", on top of "bond0", carries the default route (::/0 via fe80::1, metric 1024, table main)',
+        "ens2f0": '"eth2", on top of "ens2f0", carries the default route (::/0 via fe80::1, metric 1024, table main)',
+    }
 
 
 # --- congestion ---

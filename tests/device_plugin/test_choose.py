@@ -51,6 +51,36 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return machine
 
 
+def test_a_nic_that_the_node_needs_is_withheld_with_the_reason_unless_its_policy_lets_it_go(functions: Machine) -> None:
+    found = exclusive(functions, {"drivers": ["igb"]})
+    assert [offer.name for offer in found.offers] == ["0000:01:00.1"]
+    assert list(found.withheld) == ["0000:01:00.0"]
+    assert '"eth0" carries the default route (0.0.0.0/0' in found.withheld["0000:01:00.0"]
+    policy = functions.root / "etc/cni/net.d/whereabouts.d/railcni.json"
+    for listed in ("eth0", "0000:01:00.0"):
+        functions.tree.put(policy.parent, {policy.name: json.dumps({"uplinks": [listed]})})
+        policy.chmod(0o600)
+        found = exclusive(functions, {"drivers": ["igb"]})
+        assert (len(found.offers), found.withheld) == (2, {})
+    policy.unlink()
+
+
+def test_ports_of_the_bond_with_the_default_route_are_withheld(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for number in range(3):
+        machine.nic(number)
+    machine.tree.netdev("bond0", lower=["ens0f0", "ens1f0"])
+    machine.tree.netdev("bond0.5", lower=["bond0"])
+    route = "Iface\tDestination\n" + "\t".join(["bond0.5", *["00000000"] * 10])
+    machine.tree.put(machine.root / "proc/1/net", {"route": route})
+    found = exclusive(machine, {"vendors": ["15b3"]})
+    assert [offer.name for offer in found.offers] == ["0000:32:00.0"]
+    assert [reason.partition(": ")[2].partition(" carries")[0] for reason in found.withheld.values()] == [
+        '"bond0.5", on top of "ens0f0",',
+        '"bond0.5", on top of "ens1f0",',
+    ]
+
+
 def chosen(machine: Machine, document: dict[str, Any], before: Host | None = None) -> list[Resource]:
     read = config.read([("config.json", json.dumps(document))])
     assert read.findings == []

@@ -161,9 +161,15 @@ _SCENES = (
         refused={HOST_DEVICE: _DEFAULT, "passthru": _DEFAULT},
     ),
     Scene(
-        "default-route-by-a-rule",
-        f"{_ADDRESSES}; ip route add default via 10.0.0.254 table 100; ip rule add from 10.0.0.2 table 100",
-        refused={HOST_DEVICE: _DEFAULT, "passthru": _DEFAULT},
+        "own-policy-table",
+        f"{_ADDRESSES}; ip route add default via 10.3.0.254; ip route add 10.0.0.0/24 dev ens2f0 table 10001;"
+        " ip route add default via 10.0.0.254 table 10001; ip rule add from 10.0.0.2 table 10001;"
+        " ip rule add fwmark 7 table 10001; ip -6 route add default via fd00:a::fe dev ens2f0 table 10001;"
+        " ip -6 rule add from fd00:a::2 table 10001",
+    ),
+    Scene(
+        "default-route-of-a-worse-metric",
+        f"{_ADDRESSES}; ip route add default via 10.3.0.254 metric 100; ip route add default via 10.0.0.254 metric 101",
     ),
     Scene(
         "default-route-elsewhere",
@@ -192,6 +198,12 @@ _SCENES = (
     Scene("slaac", router="prefix"),
     Scene("slaac-once", router="prefix once"),
     Scene("slaac-default-route", router="default", refused={HOST_DEVICE: _DEFAULT, "passthru": _DEFAULT}),
+    Scene(
+        "router-advertisements-on-every-nic",
+        "ip route add default via 10.3.0.254; ip -6 route add default via fd00:3::fe proto ra metric 1024",
+        has=(_ADVERTISED,),
+        router="default",
+    ),
     Scene("disable-ipv6-by-default", f"{_ADDRESSES}; sysctl -qw net.ipv6.conf.default.disable_ipv6=1"),
     Scene("disable-ipv6-on-it", "ip addr add 10.0.0.2/24 dev ens2f0; sysctl -qw net.ipv6.conf.ens2f0.disable_ipv6=1"),
     Scene(

@@ -20,7 +20,7 @@ CHAINS = [chain for chain in chains.CHAINS if "vrf" in chain]
 _removes = masters.test_whatever_the_master_stands_on_DEL_removes_the_link_before_it_frees_the_address
 _keeps = masters.test_an_address_stays_reserved_while_its_link_lives_in_a_namespace_without_a_path
 _ipvlan = masters.test_an_ipvlan_and_a_netdev_that_has_one_are_refused_as_master
-_carries = masters.test_the_link_of_any_default_route_is_not_taken_from_the_node
+_carries = masters.test_the_link_of_a_default_route_in_use_is_not_taken_from_the_node
 _chain = chains.test_a_chain_attaches_checks_and_detaches
 
 CASES: list[Case] = [

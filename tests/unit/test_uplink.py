@@ -1,8 +1,10 @@
-"""Which links the node needs for its default routes."""
+"""Which links the node needs for its own traffic."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import pytest
 
 from cni.plugins import uplink
 from cni.shared.kernel.links import Link, ifinfo
@@ -18,40 +20,87 @@ def link(name: str, index: int, **attributes: Any) -> Link:
     return found
 
 
-def default(index: int, dst: str = "0.0.0.0/0", table: int = MAIN_TABLE, protocol: int = BOOT_PROTOCOL) -> Route:
+def default(index: int, dst: str = "0.0.0.0/0", **attributes: Any) -> Route:
     found = Route.__new__(Route)
-    found.index, found.dst, found.table, found.protocol = index, dst, table, protocol
+    usual = {"table": MAIN_TABLE, "protocol": BOOT_PROTOCOL, "priority": 0, "gw": "", "body": bytes(bytearray(8))}
+    for each, value in {"index": index, "dst": dst, **usual, **attributes}.items():
+        setattr(found, each, value)
     return found
 
 
-def test_the_device_below_a_default_routes_link_is_needed_through_every_layer() -> None:
+def advertised(index: int, priority: int = 1024) -> Route:
+    return default(index, "::/0", protocol=RA_PROTOCOL, priority=priority)
+
+
+def test_the_device_below_a_links_way_is_needed_through_every_layer() -> None:
     nic, other = link("ens1", 1, master_index=3), link("ens2", 2, master_index=3)
     bond, vlan = link("bond0", 3, kind="bond"), link("bond0.5", 4, lower_index=3)
     free, peer = link("ens9", 9), link("veth1", 11, kind="veth", lower_index=9)
     links = [nic, other, bond, vlan, free, peer]
     for device in (nic, other, bond):
-        assert f'"bond0.5", on top of "{device.name}", carries' in uplink.needed(device, links, [default(4)])
-    assert uplink.needed(vlan, links, [default(4)]) == '"bond0.5" carries the default route (0.0.0.0/0, table main)'
-    assert uplink.needed(free, links, [default(4)]) == ""
-    assert uplink.needed(free, links, [default(11)]) == ""  # a veth's lower index is its peer
-    assert uplink.needed(nic, links, []) == ""
-    assert uplink.needed(nic, links, [default(77)]) == ""  # its link has gone meanwhile
+        assert uplink.carried(device, links, [(4, "carries it")]) == f'"bond0.5", on top of "{device.name}", carries it'
+    assert uplink.carried(vlan, links, [(4, "carries it")]) == '"bond0.5" carries it'
+    assert uplink.carried(free, links, [(4, "carries it")]) == ""
+    assert uplink.carried(free, links, [(11, "carries it")]) == ""  # a veth's lower index is its peer
+    assert uplink.carried(nic, links, []) == ""
+    assert uplink.carried(nic, links, [(77, "carries it")]) == ""  # its link has gone meanwhile
+    assert uplink.carried(nic, links, [(4, "far"), (1, "near")]) == '"ens1" near'
 
 
 def test_the_lower_index_in_another_namespace_is_none_of_this_one() -> None:
-    assert (
-        uplink.needed(link("ens1", 1), [link("ens1", 1), link("mv", 2, lower_index=1, lower_netnsid=0)], [default(2)])
-        == ""
-    )
+    links = [link("ens1", 1), link("mv", 2, lower_index=1, lower_netnsid=0)]
+    assert uplink.carried(links[0], links, [(2, "")]) == ""
 
 
 def test_links_on_each_other_in_a_circle_end_the_search() -> None:
     links = [link("a", 1, lower_index=2), link("b", 2, lower_index=1), link("c", 3)]
-    assert uplink.needed(links[2], links, [default(1)]) == ""
+    assert uplink.carried(links[2], links, [(1, "")]) == ""
 
 
-def test_the_route_that_tells_most_is_named() -> None:
-    nic, vlan = link("ens1", 1), link("ens1.5", 2, lower_index=1)
-    defaults = [default(2), default(1, protocol=RA_PROTOCOL), default(1, "::/0", table=100)]
-    assert uplink.needed(nic, [nic, vlan], defaults) == '"ens1" carries the default route (::/0, table 100)'
-    assert "accept_ra 0" in uplink.needed(nic, [nic, vlan], defaults[1:2])
+_HOPS = bytes(bytearray(9))  # the message of one route
+
+
+@pytest.mark.parametrize(
+    ("defaults", "used"),
+    [
+        ([default(1, priority=5), default(2, priority=3)], {2}),
+        ([default(1), default(2)], {1}),  # the kernel takes the first
+        ([default(1, body=_HOPS), default(2, body=_HOPS)], {1, 2}),
+        ([default(1), default(2, "::/0")], {1, 2}),
+        ([default(1), default(2, "0.0.0.0/1"), default(3, "128.0.0.0/1")], {1, 2, 3}),
+        ([default(1), default(2, table=51820)], {1, 2}),  # of a rule for all packets
+        ([default(1), advertised(2)], {1, 2}),
+        ([default(1), *map(advertised, range(2, 10))], {1}),
+        ([default(1), *map(advertised, range(1, 10))], {1}),
+        ([default(1, "::/0", priority=2048), advertised(2)], {1}),
+        ([advertised(1), advertised(2), advertised(3, 100)], {3}),  # without IPv4 the node needs one
+        ([advertised(3), advertised(2)], {2}),
+        ([], set()),
+    ],
+)
+def test_of_default_routes_those_count_that_the_kernel_prefers(defaults: list[Route], used: set[int]) -> None:
+    assert {route.index for route in uplink.in_use(defaults)} == used
+
+
+def test_the_route_is_named_with_what_tells_it_from_others() -> None:
+    route = default(2, gw="10.0.0.1", priority=100)
+    assert uplink.text_of(route) == "carries the default route (0.0.0.0/0 via 10.0.0.1, metric 100, table main)"
+    assert "table 51820" in uplink.text_of(default(2, table=51820))
+    links = [link("ens1", 1), link("ens1.5", 2, lower_index=1)]
+    assert "set accept_ra 0 on ens1.5" in uplink.carried(links[0], links, [(2, uplink.text_of(advertised(2)))])
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("clusters:\n- cluster:\n    server: https://10.0.0.1:6443\n  name: x\n", ["10.0.0.1"]),
+        ('{"clusters": [{"cluster": {"server": "https://[fd00::1]:6443"}}]}', ["fd00::1"]),
+        ("a: {server: 'https://10.0.0.1'}\nb: {server: http://10.0.0.2:80/api}", ["10.0.0.1", "10.0.0.2"]),
+        ("server: https://api.example:6443\n", []),
+        ("server:\n", []),
+        ("server: https://", []),
+        ("", []),
+    ],
+)
+def test_the_addresses_of_api_servers_are_read_from_a_kubeconfig(text: str, addresses: list[str]) -> None:
+    assert uplink.servers_of(text) == addresses

@@ -55,7 +55,7 @@ def _remedy(port: Port, up: bool | None) -> str:
 
 
 def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Observation]:
-    """Netdevs whose MTU leaves RDMA less than 4096 bytes. `management`: those with the node's default route."""
+    """Netdevs whose MTU leaves RDMA less than 4096 bytes. `management`: those that carry the node's own traffic."""
     for port in ports:
         if not port.is_active or not port.is_roce:
             continue
@@ -67,10 +67,13 @@ def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Ob
         if port.mtu >= rdma_sysfs.MTU_FOR_WHOLE_ROCE:
             yield Observation(OK, subject, found)
             continue
-        level = ADVICE if port.netdev in management else FAULT
         healthy = f"MTU {rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more, so RoCE MTU {rdma_sysfs.WHOLE_ROCE_MTU}; 9000 is usual"
+        if port.netdev in management:
+            remedy = f"give RDMA another NIC: {port.netdev} carries the node's own traffic, so leave its MTU"
+            yield Observation(ADVICE, subject, found, healthy, remedy)
+            continue
         remedy = f"ip link set {port.netdev} mtu 9000, on all nodes and their switch ports; then the NAD's mtu"
-        yield Observation(level, subject, found, healthy, remedy)
+        yield Observation(FAULT, subject, found, healthy, remedy)
 
 
 def check_gids(ports: Sequence[Port]) -> Iterator[Observation]:

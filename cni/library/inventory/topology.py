@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from socket import AF_INET6, inet_ntoa, inet_ntop
 
-from cni.shared.kernel import sysfs
+from cni.plugins import uplink
+from cni.shared.kernel import routes, sysfs
 from cni.shared.kernel.files import names_in
 
 SELF, PIX, PXB, PHB, NODE, SYS = "X", "PIX", "PXB", "PHB", "NODE", "SYS"
@@ -22,6 +24,8 @@ is_address = sysfs.is_pci_address
 _NVIDIA, _AMD = 0x10DE, 0x1002
 _VGA, _COMPUTE = 0x0300, (0x0302, 0x0380, 0x1200)  # include/linux/pci_ids.h; a BMC's console is VGA too
 _UNKNOWN_NODE = -1
+_SHORT_MASKS, _SHORT_IPV6 = {"00000000": 0, "00000080": 1}, 4  # prefixes that replace a default route
+_RTF_REJECT, _RTF_ADDRCONF = 0x200, 0x40000  # include/uapi/linux/route.h and ipv6_route.h
 
 
 @dataclass(frozen=True)
@@ -143,18 +147,42 @@ def _hex(digits: str) -> int:
         return 0
 
 
-def default_route_links(proc: str = "/proc") -> frozenset[str]:
-    """The links of IPv4 and IPv6 default routes (proc(5): /proc/net/route; net/ipv6/route.c)."""
-    found = set()
+class _ProcRoute:
+    """A default route as files of /proc show it, with the attributes of `routes.Route` that `uplink.in_use` compares."""
+
+    def __init__(self, link: str, dst: str, gw: str, priority: str, is_advertised: bool) -> None:
+        self.index, self.dst, self.gw, self.priority = link, dst, gw, int(priority, 16 if ":" in dst else 10)
+        self.table = routes.MAIN_TABLE  # of IPv6 routes the file does not tell the table
+        self.protocol = routes.RA_PROTOCOL if is_advertised else routes.BOOT_PROTOCOL
+        self.body = self
+
+
+def _default_routes(proc: str) -> Iterator[_ProcRoute]:
+    """proc(5): /proc/net/route, which has the main table and the first next hop; net/ipv6/route.c, ipv6_route_native_seq_show."""
     for line in text(f"{proc}/net/route").splitlines()[1:]:
         fields = line.split()
-        if len(fields) > 7 and fields[1] == fields[7] == "00000000":
-            found.add(fields[0])
+        if len(fields) > 7 and fields[7] in _SHORT_MASKS and not int(fields[3], 16) & _RTF_REJECT:
+            target, gateway = (inet_ntoa(bytes.fromhex(field)[::-1]) for field in fields[1:3])
+            yield _ProcRoute(fields[0], f"{target}/{_SHORT_MASKS[fields[7]]}", gateway, fields[6], False)
     for line in text(f"{proc}/net/ipv6_route").splitlines():
         fields = line.split()
-        if len(fields) == 10 and fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
-            found.add(fields[9])
-    return frozenset(found)
+        if len(fields) == 10 and int(fields[1], 16) <= _SHORT_IPV6 and fields[9] != "lo":
+            target, gateway = (inet_ntop(AF_INET6, bytes.fromhex(fields[at])) for at in (0, 4))
+            is_advertised = bool(int(fields[8], 16) & _RTF_ADDRCONF)
+            yield _ProcRoute(fields[9], f"{target}/{int(fields[1], 16)}", gateway, fields[5], is_advertised)
+
+
+def uplinks(proc: str = "/proc", sys: str = "/sys") -> dict[str, str]:
+    """The links of the default routes in use and those below them, as /proc and sysfs show them, each with the reason."""
+    found: dict[str, str] = {}
+    for route in uplink.in_use(list(_default_routes(proc))):  # type: ignore[arg-type]  # it has the attributes
+        pending = [str(route.index)]
+        for name in pending:
+            if name not in found:
+                found[name] = uplink.said(name, str(route.index), uplink.text_of(route))
+                folder = f"{sys}/class/net/{name}"
+                pending += [one.removeprefix("lower_") for one in names_in(folder) if one.startswith("lower_")]
+    return found
 
 
 def administrative_states(root: str = "/sys") -> dict[str, bool]:

@@ -16,7 +16,7 @@ from typing import Any
 from cni.library.inventory import attachments as recorded
 from cni.library.inventory import functions
 from cni.library.inventory.functions import Function
-from cni.library.inventory.topology import administrative_states, default_route_links, text
+from cni.library.inventory.topology import administrative_states, text, uplinks
 from cni.library.vfs.plan import Card, NodeCards
 from cni.shared.kernel import sysfs
 from cni.shared.kernel.files import names_in
@@ -56,7 +56,7 @@ def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]
         return {}
     held, given = _recorded(), _given(kubelet)
     holders, all_asked = _holders(f"{root}/proc")
-    busy = default_route_links(f"{root}/proc/1")
+    busy = uplinks(f"{root}/proc/1", sys)
     uses = {}
     for vf in vfs:
         nodes = [f"/dev/infiniband/{name}" for name in vf.nodes]

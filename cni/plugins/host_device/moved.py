@@ -132,9 +132,7 @@ def refuse_unfit(selected: str, device: Link, facts: Facts, mtu: int, request: R
     `selected` is the key and value that name it, `mtu` the MTU that is wanted (0: its own).
     """
     if facts.reason:
-        raise InvalidConfig(
-            f"{selected} is refused: {facts.reason}, and moving it would cut the node off; select another device"
-        )
+        raise InvalidConfig(cut_off(selected, facts.reason))
     if facts.tied:
         raise InvalidConfig(f"{selected} is refused: {facts.tied}")
     if facts.taken is not None:
@@ -142,6 +140,14 @@ def refuse_unfit(selected: str, device: Link, facts: Facts, mtu: int, request: R
             f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
         )
     refuse_mtu(mtu, f'device "{device.name}"', device.min_mtu, device.max_mtu)
+
+
+def cut_off(selected: str, reason: str) -> str:
+    """The refusal of a device that the node needs, with the reason."""
+    from cni.shared import policy
+
+    way_out = policy.current().way_out()
+    return f"{selected} is refused: {reason}, and moving it would cut the node off: select another device, or {way_out}"
 
 
 def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:

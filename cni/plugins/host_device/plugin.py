@@ -142,7 +142,7 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
         from cni.shared.kernel import routes
 
         bodies = routes.all_bodies(host)
-        facts.reason = uplink.needed(facts.device, links, uplink.default_routes(host, bodies))
+        facts.reason = uplink.needed(facts.device, links, host, bodies)
         facts.state, facts.tied = hoststate.look(facts.device, links, bodies, host, log)
     return facts
 
@@ -268,9 +268,9 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
         moved.permit(device, pci)
         from cni.plugins import uplink
 
-        reason = uplink.needed(device, links, uplink.default_routes(host))
+        reason = uplink.needed(device, links, host)
         if reason:
-            raise NotAvailable(f"{config.selected()} cannot be moved: {reason}; select another device")
+            raise NotAvailable(moved.cut_off(config.selected(), reason))
         return device
     if not any(moved.holders(None, None, _is_meant(config), Records(log=log))):
         raise NotAvailable(

@@ -135,9 +135,11 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
 
 def no_passthru(master: Link, reason: str) -> str:
     """The refusal of mode passthru on a master that the node needs, with the reason."""
+    from cni.shared import policy
+
     return (
-        f'mode passthru is refused on master "{master.name}": {reason}, and the pod would take all its traffic: use mode'
-        " bridge, or another master"
+        f'mode passthru is refused on master "{master.name}": {reason}: use mode bridge, another master, or'
+        f" {policy.current().way_out()}"
     )
 
 

@@ -65,7 +65,7 @@ def _needed(device: Link, host: Rtnl, log: Log | None) -> str:
     from cni.plugins import uplink  # only passthru takes the node's traffic
     from cni.shared.kernel import addresses
 
-    reason = uplink.needed(device, host.links(), uplink.default_routes(host))
+    reason = uplink.needed(device, host.links(), host)
     held = [a.text for a in addresses.list_of(host, device.index) if a.scope != addresses.LINK_SCOPE]
     if held and log and not reason:
         log.warning(

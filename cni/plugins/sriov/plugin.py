@@ -221,18 +221,16 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
         from cni.plugins.host_device import hoststate  # only an ADD needs it
 
         bodies = routes.all_bodies(host)
-        facts.reason = _reason(facts.device, links, bodies, host)
+        facts.reason = _reason(facts.device, links, host, bodies)
         facts.state, facts.tied = hoststate.look(facts.device, links, bodies, host, log)
     return facts
 
 
-def _reason(device: Link, links: Sequence[Link], bodies: Sequence[bytes], host: Rtnl) -> str:
-    """Why the node needs the VF's netdev, or ""."""
+def _reason(device: Link, links: Sequence[Link], host: Rtnl, bodies: Sequence[bytes] = ()) -> str:
+    """Why the node needs the VF's netdev, or "". A VF that is up takes a route from any router of its fabric."""
     from cni.plugins import uplink  # only an ADD needs it
 
-    own = (device.index, routes.RA_PROTOCOL)  # a VF that is up takes a route from any router of its fabric
-    defaults = [route for route in uplink.default_routes(host, bodies) if (route.index, route.protocol) != own]
-    return uplink.needed(device, links, defaults)
+    return uplink.needed(device, links, host, bodies, advertised=False)
 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
@@ -389,7 +387,7 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
     links = host.links()
     device = devices.find(links, "", "", "", config.pci, "")
     moved.permit(device, config.pci)
-    reason = _reason(device, links, routes.all_bodies(host), host) if device else ""
+    reason = _reason(device, links, host) if device else ""
     if reason:
-        raise NotAvailable(f'deviceID "{config.pci}" cannot be moved: {reason}; select another VF')
+        raise NotAvailable(moved.cut_off(f'deviceID "{config.pci}"', reason))
     return device

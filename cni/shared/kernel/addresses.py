@@ -74,8 +74,12 @@ class Address:
 
 def list_of(rtnl: Socket, index: int) -> list[Address]:
     """The addresses of the link `index`, IPv4 first, in the kernel's order."""
-    found = [Address(body) for body in rtnl.dump(_GETADDR, IFADDR.pack(0, 0, 0, 0, index))]
-    return [address for address in found if address.index == index]  # a kernel before 4.20 lists all links
+    return [address for address in all_of(rtnl, index) if address.index == index]  # a kernel before 4.20 lists all links
+
+
+def all_of(rtnl: Socket, index: int = 0) -> list[Address]:
+    """The addresses of all links; those of the link `index` are among them."""
+    return [Address(body) for body in rtnl.dump(_GETADDR, IFADDR.pack(0, 0, 0, 0, index))]
 
 
 def add(

@@ -26,22 +26,31 @@ _NEWRULE, _DELRULE, _GETRULE = 32, 33, 34
 _HEADER = Struct(
     "=BBBBBBBBI"
 )  # struct fib_rule_hdr: family, two prefix lengths, tos, table, two reserved, action, flags
-_SOURCE, _PRIORITY, _TABLE = 2, 6, 15
+_SOURCE, _IIF, _PRIORITY, _MARK, _SUPPRESSED, _TABLE, _OIF, _VRF = 2, 3, 6, 10, 14, 15, 17, 19
+_UIDS, _PROTOCOL, _SOURCE_PORTS, _PORTS = 20, 22, 23, 24
+_SELECTORS = (_OIF, _VRF, _UIDS, _PROTOCOL, _SOURCE_PORTS, _PORTS)  # beside addresses, TOS, input link and mark
 _TO_TABLE = 1  # the action FR_ACT_TO_TBL
+_INVERTED = 0x2  # the flag FIB_RULE_INVERT
+_NONE = 0xFFFFFFFF
 
 
 class Rule:
     """`source` is "address/length" or "" for any; `table` and `priority` are numbers, of which the lowest comes first.
 
-    `leads` when the rule's action is to look into the table: 0 then stands for the table of the packet's VRF.
+    `is_unconditional` when the rule leads any packet of the node that has neither source nor mark to the table, as the rules
+    `from all` and `not from all fwmark N` do; `suppresses_defaults` when it ignores the default routes of the table.
     """
 
     def __init__(self, body: bytes) -> None:
-        family, _, length, _, table, _, _, action, _ = _HEADER.unpack_from(body)
-        self.leads = action == _TO_TABLE
+        family, target, length, tos, table, _, _, action, flags = _HEADER.unpack_from(body)
         found = dict(unpack_attributes(body, _HEADER.size))
+        self.is_ipv6 = family == AF_INET6
         self.table = number_of(found[_TABLE]) if _TABLE in found else table
         self.priority = number_of(found.get(_PRIORITY, b""))
+        selects = bool(target or length or tos or number_of(found.get(_MARK, b"")) or found.keys() & _SELECTORS)
+        selects = selects or found.get(_IIF, b"lo\0") != b"lo\0"
+        self.is_unconditional = action == _TO_TABLE and selects is bool(flags & _INVERTED)
+        self.suppresses_defaults = _SUPPRESSED in found and number_of(found[_SUPPRESSED]) != _NONE
         self.source = f"{inet_ntop(family, found[_SOURCE])}/{length}" if _SOURCE in found else ""
 
 
@@ -56,9 +65,11 @@ def list_of(rtnl: Socket) -> list[Rule]:
     return [Rule(body) for family in (AF_INET, AF_INET6) for body in bodies if body[0] == family]
 
 
-def tables(rtnl: Socket) -> set[int]:
-    """The tables that rules lead to; 0 stands for those of all VRFs (FRA_L3MDEV, net/core/fib_rules.c)."""
-    return {rule.table for rule in list_of(rtnl) if rule.leads}
+def unconditional(rtnl: Socket) -> tuple[list[Rule], list[Rule]]:
+    """The rules of IPv4 and of IPv6 that lead a packet without source and mark to a table, in their order."""
+    found = [rule for rule in list_of(rtnl) if rule.is_unconditional]
+    found.sort(key=lambda rule: rule.priority)
+    return [rule for rule in found if not rule.is_ipv6], [rule for rule in found if rule.is_ipv6]
 
 
 def add(rtnl: Socket, source: str, table: int, priority: int) -> None:

@@ -54,10 +54,11 @@ class Route:
 
     `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric, of which the lowest wins, IPV6_PRIORITY for an
     IPv6 route without one. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
-    `source` is the preferred source address.
+    `source` is the preferred source address, `body` the message, which the next hops of a route have in common.
     """
 
     def __init__(self, body: bytes, index: int, flags: int, hop: dict[int, bytes]) -> None:
+        self.body = body
         family, length, _, _, table, self.protocol, self.scope, self.kind, _ = RTMSG.unpack_from(body)
         found = dict(unpack_attributes(body, RTMSG.size))
         self.dst = f"{inet_ntop(family, found.get(_DST) or bytes(_ADDRESS_BYTES[family]))}/{length}"
@@ -94,6 +95,18 @@ def of_bodies(bodies: Iterable[bytes], index: int) -> list[Route]:
     """The routes by the link `index` in RTM_NEWROUTE bodies, of all tables but the local one."""
     found = [route for body in bodies for route in _unpack(body)]
     return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
+
+
+def way_to(rtnl: Socket, address: str) -> tuple[int, str]:
+    """The index of the link by which the kernel sends a packet without source and mark to `address`, and the source that it
+    gives it, as `ip route get`; 0 and "" when it has no route."""
+    family, octets = address_of(address)
+    body = RTMSG.pack(family, 8 * len(octets), 0, 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)
+    try:
+        found = dict(unpack_attributes(rtnl.request(_GETROUTE, body)[0], RTMSG.size))
+    except KernelError:  # it has none, such as ENETUNREACH, or one that discards
+        return 0, ""
+    return number_of(found.get(_OIF, b"")), inet_ntop(family, found[_PREFSRC]) if _PREFSRC in found else ""
 
 
 def default_route_link(rtnl: Socket) -> int:
