@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # A call that succeeds and touches nothing: static addresses can always be given.
 NOTHING: dict[str, Any] = {"cniVersion": "1.1.0", "name": "none", "ipam": {"type": "whereabouts", "datastore": "file"}}
 NOTHING["ipam"]["addresses"] = [{"address": "192.0.2.1/24"}]
-COLD = {"LD_BIND_NOW": ""}  # in a call's environment: without effect, but no worker has what the loader may heed
-_IDENTITY = re.compile(r"[0-9a-f]{32}(-[0-9]+){8}")
+COLD = {"RAILCNI_COLD": ""}  # in a call's environment: no worker is asked
+_IDENTITY = re.compile(r"[0-9a-f]{32}(-[0-9]+){9}")
 BEGIN_SECONDS = 30.0
 _ACCEPT4 = {"x86_64": "288", "aarch64": "242"}  # asm/unistd.h
 counted = {"calls": 0, "warm": 0}

@@ -55,6 +55,8 @@ def main(plugin):  # type: ignore[no-untyped-def]
         from cni.warm import supervisor
 
         supervisor.main(arguments[0], int(arguments[1]), f"{root}/bin/modules.{sys.implementation.cache_tag}", index)
+    for name in [name for name in posix.environ if name.startswith(b"!D_")]:
+        posix.environ[b"L" + name[1:]] = posix.environ.pop(name)  # the launcher hid it from the loader
     from cni import run
 
     status = run.main(plugin)

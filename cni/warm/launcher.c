@@ -2,7 +2,7 @@
  *
  * A warm worker (cni/warm/worker.py) serves a call if it answers and nothing forbids it. Otherwise, and in every doubt, a
  * new Python serves the call: "cold". The worker is asked over a SEQPACKET socket, whose name is made of the digest of
- * the compiled modules and the namespaces that both must share:
+ * the compiled modules, the namespaces and the settings that both must share:
  *
  *     launcher                                worker
  *     connects; is it root that listens?      accepts; is it root that calls?
@@ -23,7 +23,8 @@
  *     BUNDLE/lib/LOADER --inhibit-cache --library-path BUNDLE/lib --argv0 BUNDLE/bin/python3 BUNDLE/libexec/python3
  *         -IS BUNDLE/libexec/NAME.pyc ARGUMENTS...
  *
- * In a checkout it starts the script libexec/NAME. It passes on the environment and the working directory unchanged.
+ * In a checkout it starts the script libexec/NAME. It passes on the working directory and the environment, but hides the
+ * caller's LD_ variables from that loader: they concern the host's libraries. cni/compiled/packed.py undoes this.
  * It is linked statically without a C library, and adds 0.05 ms to a call; with glibc it would add 0.4.
  *
  * cc -DTAG='"cpython-311"' [-DLOADER='"ld-linux-x86-64.so.2"'] ...: with the flags in launcher.flags, by the Makefile and cni/dist/bundle.py.
@@ -139,17 +140,21 @@ static char *append_number(char *end, const char *limit, unsigned long number)
 
 static char **environment;
 
+/* The rest of `text` after `start`, or NULL if it begins otherwise. */
+static char *after(const char *start, char *text)
+{
+	while (*start && *start == *text)
+		start++, text++;
+	return *start ? NULL : text;
+}
+
 /* The value of the variable whose name is `name`, with its "=", or NULL. The first counts, as for Python. */
 static const char *value_of(const char *name)
 {
-	for (char **entry = environment; *entry; entry++) {
-		const char *wanted = name, *found = *entry;
-		while (*wanted && *wanted == *found)
-			wanted++, found++;
-		if (!*wanted)
-			return found;
-	}
-	return NULL;
+	char *found = NULL;
+	for (char **entry = environment; *entry && !found; entry++)
+		found = after(name, *entry);
+	return found;
 }
 
 __attribute__((noreturn)) static void leave(int status)
@@ -235,7 +240,7 @@ static long follow(char *path, char *name)
 
 /* --- warm --- */
 
-static char identity[512];         /* what a worker must be one of: the pack, the namespaces, the root, the powers */
+static char identity[512];         /* what a worker must be one of: the pack, the namespaces, the settings, the root, the powers */
 static struct sockaddr_un address; /* where such workers listen */
 static int kept_stdin = -1;        /* a memfd with all of stdin, once it was read */
 static char said[MOST_REPLY];      /* stdout, as far as the worker has sent it */
@@ -276,11 +281,31 @@ static void have_no_directory(void)
 	call(__NR_close, opened, 0, 0, 0, 0);
 }
 
+/* A digest (FNV-1a) of the variables that the resolver and OpenSSL read in their own time. Workers have those of the call
+ * that started them; callers with others have workers of their own. What the loader, malloc and the clock read changes no
+ * result. */
+static unsigned settings(void)
+{
+	static const char *const names[] = { /* as in start.py */
+		"HOSTALIASES=", "LOCALDOMAIN=", "RES_OPTIONS=", "RESOLV_", "OPENSSL_", "SSL_CERT_DIR=", "SSL_CERT_FILE=",
+	};
+	unsigned sum = 0; /* of the entries' digests: Go lays out an environment in any order */
+	for (char **entry = environment; *entry; entry++)
+		for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+			const char *c = after(names[i], *entry) ? *entry : "";
+			unsigned digest = *c ? 2166136261u : 0;
+			for (; *c; c++)
+				digest = (digest ^ (unsigned char)*c) * 16777619u;
+			sum += digest;
+		}
+	return sum;
+}
+
 /* Fill `identity` and `address`; whether that succeeded. `directory` is that of the executable. It fails without /proc and
  * on older kernels, because nothing else distinguishes two namespaces. */
 static int identify(const char *directory)
 {
-	static const char *const namespaces[] = { /* the first two are in the name of the socket */
+	static const char *const namespaces[] = { /* the first two are in the name of the socket, with the settings */
 		"/proc/self/ns/mnt", "/proc/self/ns/net", "/proc/self/ns/uts", "/proc/self/ns/user",
 	};
 	char path[LONGEST_PATH], digest[DIGEST_SIZE + 1], *end = identity;
@@ -305,8 +330,10 @@ static int identify(const char *directory)
 			return 0;
 		end = append_number(append(end, limit, "-"), limit, found.stx_ino);
 		char *rest = address.sun_path, *last = rest + sizeof address.sun_path;
-		if (i == 1)
-			append(append(append(rest, last, "/run/railcni/warm/"), last, identity), last, ".sock");
+		if (i != 1)
+			continue;
+		end = append_number(append(end, limit, "-"), limit, settings());
+		append(append(append(rest, last, "/run/railcni/warm/"), last, identity), last, ".sock");
 	}
 	if (look("/", &found) || !(found.stx_mask & STATX_MNT_ID))
 		return 0;
@@ -429,20 +456,6 @@ static long request(long connection, const char *name)
 	return sent < 0 ? sent : 0;
 }
 
-/* Whether the environment changes the behaviour of the dynamic loader, the C library or OpenSSL. These read it when a
- * process starts, so only a new process can serve the call. */
-static int is_of_process(void)
-{
-	static const char *const names[] = {
-		"LD_", "GLIBC_TUNABLES=", "MALLOC_", "TZ=", "HOSTALIASES=", "LOCALDOMAIN=", "RES_OPTIONS=", "RESOLV_",
-		"OPENSSL_", "SSL_CERT_DIR=", "SSL_CERT_FILE=",
-	};
-	for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-		if (value_of(names[i]))
-			return 1;
-	return 0;
-}
-
 /* Let a worker serve the call of the plugin `name`. Returns only if none has; then whether there are no workers at all, so
  * that this call may start some after its reply. */
 static int try_warm(const char *directory, const char *name)
@@ -452,7 +465,7 @@ static int try_warm(const char *directory, const char *name)
 	unsigned int size = sizeof peer;
 	char *end = said;
 
-	if (call(__NR_geteuid, 0, 0, 0, 0, 0) || is_of_process() || !identify(directory) || !keep_stdin())
+	if (call(__NR_geteuid, 0, 0, 0, 0, 0) || value_of("RAILCNI_COLD=") || !identify(directory) || !keep_stdin())
 		return 0;
 	long connection = call(__NR_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0, 0);
 	long error = call(__NR_connect, connection, (long)&address, sizeof address, 0, 0);
@@ -532,6 +545,9 @@ static long run(char *path, long count, char **given)
 		kept_stdin = -1;
 	}
 	have_no_directory();
+	for (char **entry = environment; *entry && is_plugin; entry++)
+		if (after("LD_", *entry))
+			**entry = '!';
 
 	error = find_root(path, root);
 	if (error < 0)

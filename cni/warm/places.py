@@ -9,5 +9,5 @@ AWAY = ".sock.away"  # a launcher renames a socket so if no worker answers; the 
 
 
 def name_of(identity: str) -> str:
-    """The name of the socket and the lock: the pack, mount and network namespace of the launcher's `identity`."""
-    return "-".join(identity.split("-")[:3])
+    """The name of the socket and the lock: the pack, the mount and network namespaces and the settings of `identity`."""
+    return "-".join(identity.split("-")[:4])

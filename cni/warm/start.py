@@ -1,7 +1,7 @@
 """A call that found no workers starts a supervisor after its reply.
 
-The supervisor keeps nothing of the caller but its namespaces and control group: no descriptor (a runtime would wait for
-a pipe's end), environment, session, signal handlers or directory. If it cannot be started, that is no fault.
+The supervisor keeps nothing of the caller but its namespaces, control group and settings: no descriptor (a runtime would
+wait for a pipe's end), session, signal handlers, directory or other variables. If it cannot be started, that is no fault.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from cni.shared import policy
 from cni.shared.kernel import files, locks
 from cni.shared.spec.errors import CniError
 from cni.warm import places
+
+# The variables of the resolver and OpenSSL, as in launcher.c.
+_SETTINGS = (b"HOSTALIASES", b"LOCALDOMAIN", b"RES_OPTIONS", b"RESOLV_", b"OPENSSL_", b"SSL_CERT_DIR", b"SSL_CERT_FILE")
 
 
 def supervisor(script: str, identity: str) -> None:
@@ -31,7 +34,8 @@ def supervisor(script: str, identity: str) -> None:
         return
     try:
         _leave_caller(lock)
-        posix.execve(sys.executable, [sys.executable, "-IS", script, identity, str(lock)], {})
+        settings = {name: value for name, value in posix.environ.items() if name.startswith(_SETTINGS)}
+        posix.execve(sys.executable, [sys.executable, "-IS", script, identity, str(lock)], settings)
     finally:
         posix._exit(1)
 

@@ -27,8 +27,8 @@ class Failed(Exception):
 class Call:
     """A call of a plugin, with the variables of the specification and no others in its environment.
 
-    `args` is CNI_ARGS, and `node` the name of the node that it poses as; neither is set when it is "". A `cold` call has a
-    variable, without effect, that only the loader of a new process could heed: no warm worker serves it.
+    `args` is CNI_ARGS, and `node` the name of the node that it poses as; neither is set when it is "". A `cold` call has
+    RAILCNI_COLD: no warm worker serves it.
     """
 
     argv: Sequence[str | Path]
@@ -51,7 +51,7 @@ class Call:
             "CNI_PATH": self.path,
         }
         if self.cold:
-            named["LD_BIND_NOW"] = ""
+            named["RAILCNI_COLD"] = ""
         return named | {name: value for name, value in (("CNI_ARGS", self.args), ("NODENAME", self.node)) if value}
 
 

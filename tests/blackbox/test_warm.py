@@ -166,7 +166,7 @@ def test_another_plugin_that_a_worker_runs_sees_what_it_would_see_of_a_process(n
         answers[how] = json.loads(out)["ips"], err
         text = node.path("/run/others/seen").read_text()
         seen[how] = "".join(
-            line for line in text.splitlines(True) if not line.startswith(("LD_BIND_NOW=", "LC_CTYPE="))
+            line for line in text.splitlines(True) if not line.startswith(("RAILCNI_COLD=", "LC_CTYPE="))
         )
         assert warm.served(node) == before + (how == "warm")
         node.cni("macvlan", "DEL", config, netns=pod, path=paths(node)).succeeded()
@@ -477,29 +477,83 @@ def test_a_caller_in_other_namespaces_is_served_by_none_of_these_workers(node: N
     assert sum(w.calls for w in warm.found(node)) == before
 
 
-OF_PROCESS = [
-    "LD_LIBRARY_PATH",
-    "GLIBC_TUNABLES",
-    "MALLOC_ARENA_MAX",
-    "TZ",
-    "HOSTALIASES",
-    "LOCALDOMAIN",
-    "RES_OPTIONS",
-    "RESOLV_MULTI",
-    "OPENSSL_CONF",
-    "OPENSSL_MODULES",
-    "SSL_CERT_DIR",
-    "SSL_CERT_FILE",
-]
+UNREAD = {  # variables of a caller that change no result of a worker which already runs
+    "LD_LIBRARY_PATH": "/opt/containerd/lib:",  # containerd's io.containerd.internal.v1.opt gives it to all that it starts
+    "LD_PRELOAD": "/no/such.so",
+    "GLIBC_TUNABLES": "glibc.malloc.check=3",
+    "MALLOC_ARENA_MAX": "1",
+    "TZ": "Asia/Tokyo",
+    "LC_ALL": "de_DE.ISO-8859-1",
+    "PYTHONPATH": "/nowhere",
+    "PYTHONHOME": "/nowhere",
+    "HTTPS_PROXY": "http://192.0.2.1:3128",
+    "GODEBUG": "madvdontneed=1",
+    "NOTIFY_SOCKET": "/run/systemd/notify",
+    "TMPDIR": "/nowhere",
+}
+SETTINGS = {  # what the resolver and OpenSSL read from the environment of their process
+    "HOSTALIASES": "/nowhere",
+    "LOCALDOMAIN": "example.org",
+    "RES_OPTIONS": "attempts:1",
+    "RESOLV_MULTI": "on",
+    "OPENSSL_CONF": "/dev/null",
+    "OPENSSL_MODULES": "/nowhere",
+    "SSL_CERT_DIR": "/nowhere",
+    "SSL_CERT_FILE": "/nowhere",
+}
 
 
-@pytest.mark.parametrize(("names", "is_warm"), [*(((name,), False) for name in OF_PROCESS), (("TZX", "X_LD_"), True)])
-def test_what_a_process_reads_from_its_environment_at_its_start_no_worker_has(
-    node: Node, names: tuple[str, ...], is_warm: bool
-) -> None:
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_variable_that_no_result_depends_on_makes_no_call_cold(node: Node, name: str) -> None:
     before = state_of(node).calls
-    node.cni("whereabouts", "STATUS", warm.NOTHING, more=dict.fromkeys(names, "")).succeeded()
-    assert state_of(node).calls == before + is_warm
+    for verb in ("STATUS", "STATUS"):
+        node.cni("whereabouts", verb, warm.NOTHING, more={name: UNREAD[name]}).succeeded()
+    assert state_of(node).calls == before + 2
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_callers_with_settings_of_the_resolver_or_openssl_have_workers_with_the_same(node: Node, name: str) -> None:
+    """In any order: Go lays out an environment anew for each call."""
+    former = state_of(node)
+
+    def called(value: str, step: int) -> None:
+        settings = [("LD_PRELOAD", ""), ("SSL_CERT_FILE", "/nowhere"), (name, value)][::step]
+        node.cni("whereabouts", "STATUS", warm.NOTHING, more=dict(settings)).succeeded()
+
+    def own() -> Any:
+        return [w for w in warm.found(node) if w.supervisor != former.supervisor and w.workers]
+
+    called(SETTINGS[name], 1)
+    assert until(lambda: len(own()) == 1)
+    called(SETTINGS[name], -1)
+    (workers,) = own()
+    assert workers.calls == 1
+    environ = Path(f"/proc/{workers.supervisor}/environ").read_text().split("\0")
+    assert {*environ} - {""} == {"SSL_CERT_FILE=/nowhere", f"{name}={SETTINGS[name]}"}
+    called("/another", 1)
+    assert until(lambda: len(own()) == 2)
+    assert sum(w.calls for w in warm.found(node)) == former.calls + 1
+
+
+@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT"])
+def test_the_libraries_of_a_caller_neither_end_a_cold_call_nor_are_lost_for_the_plugin_that_it_runs(
+    node: Node, pod: Pod, variable: str
+) -> None:
+    """A file that is no library is a stand-in for one of another C library than Python's."""
+    others(node, "outside", OUTSIDE)
+    for library in ("libexpat.so.1", "libz.so.1"):  # of Python, and not of the shell
+        node.path(f"/run/others/{library}").write_text("of another C library")
+    value = "/run/others" if variable == "LD_LIBRARY_PATH" else "/run/others/libz.so.1"
+    config = network(ipam={"type": "outside"})
+    said = []
+    for cold in ({}, warm.COLD):
+        how = {"netns": pod, "path": paths(node), "more": {variable: value} | cold}
+        reply = node.cni("macvlan", "ADD", config, **how)
+        reply.succeeded()
+        said.append(reply.stderr)  # of the loaders of the shell and its programs, if anything
+        assert f"{variable}={value}" in node.path("/run/others/seen").read_text().splitlines()
+        node.cni("macvlan", "DEL", config, **how).succeeded()
+    assert said[0] == said[1]
 
 
 def test_a_netns_that_leads_elsewhere_for_the_worker_is_entered_by_the_call_itself(node: Node, pod: Pod) -> None:
