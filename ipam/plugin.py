@@ -81,13 +81,34 @@ def _add(
         record = read_record(request.attachment, records)
         # the configuration may have changed after the ADD that wrote the record
         if record and not (store_ref and stores.same(record["store"], store_ref)):
-            release(request.attachment, record, record["store"], records)
+            _leave_store(request.attachment, record, records)
             record = None
         if store_ref is None:
             return None, []
         if record:
             store_ref = stores.joined(record["store"], store_ref)
         return store_ref, claim(needs, owner_of(request, config), config, store_ref, record, records)[0]
+
+
+def _leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:
+    """Release the leases of an attachment whose network names another store now."""
+    try:
+        release(attachment, record, record["store"], records)
+    except CniError as fault:
+        texts = ", ".join(record["addresses"])
+        if texts:
+            fault.msg = f"{texts} of the network's former store cannot be released (or given up: railcni ipam flush --drop): {fault.msg}"
+            raise
+        records.log.warning(f"{attachment} had no address in its network's former store: {fault.msg}")
+        records.remove(attachment, PART)
+
+
+def may_hold(request: Request, records: Records) -> bool:
+    """Whether a failed ADD may have left addresses: its record is written before the claim."""
+    try:
+        return is_of_group(request) or records.read(request.attachment, PART) is not None
+    except CniError:
+        return True
 
 
 def delete(request: Request, records: Records) -> None:

@@ -14,6 +14,7 @@ record:
     machine    the node's machine ID (cni.shared.kernel.node.machine_id); absent for none
     cooldown   the seconds for which the addresses are given to no other pod when they are freed; absent for none
     pending    true when a DEL could not release them
+    reason     why it could not; absent before the first failure
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ def cooldown(record: dict[str, Any] | None) -> int:
     """The cooldown in a record, in seconds; 0 for none."""
     found = record.get("cooldown") if record else None
     return found if isinstance(found, int) and 0 < found <= COOLDOWN else 0
+
+
+def names_nothing(record: dict[str, Any] | None) -> bool:
+    """Whether there is no record, or one that names no address and no rail: no ADD of railcni has claimed one."""
+    return not (record and (record.get("addresses") or record.get("members")))
 
 
 def leases(attachment: Attachment, record: dict[str, Any]) -> list[Lease]:

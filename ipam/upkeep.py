@@ -10,7 +10,7 @@ import time
 
 from cni.shared.kernel import netns, node
 from cni.shared.records import LINK, Began
-from cni.shared.spec.errors import CniError
+from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam import memory, stores
 from ipam import records as ipam_records
 from ipam.leases import Owner
@@ -19,7 +19,7 @@ from ipam.stores.base import CHANGE, CREATE, Unreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
     from cni.shared.records import Records
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ipam.stores.base import Store
 
 _FLUSH_SECONDS = 1.0
+_REASON = 400  # characters of the error that a record keeps
 _FLUSH_PAUSE = 10.0  # seconds after an attempt that left releases; a new pending release is due at once
 
 
@@ -56,7 +57,8 @@ def release(
 
     With a record, a missing lease file is made first. Otherwise another process could make it now, and restore this record
     into it. `seconds` is as for open_store; a `cooldown` of None stands for the record's. After a CniError the record
-    says that the release is pending.
+    says that the release is pending. A record is written before a claim, so without an address in one no failure is raised
+    and nothing stays pending, unless Go's whereabouts may have claimed an address there.
     """
     held = ipam_records.leases(attachment, record) if record else []
     restore = restorer(store_ref, records)
@@ -83,9 +85,13 @@ def release(
                     held = store.find(attachment)  # the store may just have executed a claim that was under way
                 if held:
                     store.release(held)
-    except CniError:
+    except CniError as fault:
+        if ipam_records.names_nothing(record) and _is_over(record, store_ref, fault):
+            records.log.warning(f"no address of {attachment} is recorded, so none is released: {fault.msg}")
+            records.remove(attachment, PART)
+            return
         try:
-            keep_pending(attachment, record, store_ref, records)
+            keep_pending(attachment, record, store_ref, records, fault.msg)
         except CniError:
             pass  # the first error is the cause
         raise
@@ -95,16 +101,25 @@ def release(
     records.remove(attachment, PART)
 
 
+def _is_over(record: dict[str, Any] | None, store_ref: dict[str, Any], fault: CniError) -> bool:
+    """Whether another attempt to release an attachment without a recorded address is useless."""
+    from ipam.stores.apiserver.faults import Forbidden, Unauthorized
+
+    if isinstance(fault, InvalidConfig) and not isinstance(fault, Forbidden | Unauthorized):
+        return True  # the store cannot be opened with this configuration, so no ADD could
+    return record is None and store_ref.get("kind") in ("addresslease", "etcd")  # Go's plugins do not know these
+
+
 def keep_pending(
-    attachment: Attachment, record: dict[str, Any] | None, store_ref: dict[str, Any], records: Records
+    attachment: Attachment, record: dict[str, Any] | None, store_ref: dict[str, Any], records: Records, reason: str
 ) -> None:
-    """Mark the release as pending in the record of `attachment`."""
+    """Mark the release as pending in the record of `attachment`, with the reason."""
     if record is None:
         if not stores.is_shared(store_ref):
             return
         record = ipam_records.document(stores.recorded(store_ref), (), Owner(attachment))
-    if not record["pending"]:
-        records.write(attachment, PART, {**record, "pending": True})
+    if not record["pending"] or record.get("reason") != reason[:_REASON]:
+        records.write(attachment, PART, {**record, "pending": True, "reason": reason[:_REASON]})
     if stores.is_shared(store_ref):
         records.remind(True, due=True)
 
@@ -157,6 +172,21 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
     if left:
         records.remind(True)
     return left
+
+
+def drop(records: Records, chosen: Collection[Attachment]) -> int:
+    """Remove the records of `chosen` whose release is still pending; their number. Their leases stay in the store."""
+    dropped = 0
+    for attachment in chosen:
+        held = records.try_locked(attachment, PART)
+        if held:
+            with held:
+                if is_pending(attachment, records):
+                    records.remove(attachment, PART)
+                    dropped += 1
+    if not any(record.get("pending") is True for _, _, record in records.all(PART)):
+        records.remind(False)
+    return dropped
 
 
 def is_among(store: Any, found: Iterable[dict[str, Any]]) -> bool:

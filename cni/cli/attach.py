@@ -26,6 +26,7 @@ from cni.cli import install, target
 from cni.cli.terminal import output, subcommand
 from cni.library.documents import networks
 from cni.library.documents.networks import Network
+from cni.library.inventory import attachments as recorded
 from cni.library.inventory.places import NAMED_NAMESPACES, NET_DIRECTORY, is_alive
 from cni.library.runtime.cache import DIRECTORY, Cache, Parameters
 from cni.library.runtime.calls import Runtime
@@ -149,9 +150,19 @@ def _detach(options: argparse.Namespace) -> int:
     runtime.delete(network, parameters)
     before = "" if known else " (the cache did not know it)"
     text = f"{network.name} detached: {parameters.ifname} in {parameters.netns}{before}"
-    document = {**_identity(network.name, parameters), "wasAttached": known}
+    pending = _pending(network.name, parameters)
+    if pending:
+        text += f"; its addresses are not released yet: {pending}"
+    document = {**_identity(network.name, parameters), "wasAttached": known, "pending": pending or None}
     output.show(options.output, document, lambda: output.console().print(text))
     return 0
+
+
+def _pending(network: str, parameters: Parameters) -> str:
+    """Where the release of an attachment's addresses is pending, and why; "" when it is not."""
+    key = parameters.container_id, parameters.ifname
+    own = (a["pending"] for a in recorded.pending(network) if (a["containerID"], a["ifname"]) == key)
+    return next(own, "")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -176,13 +187,17 @@ def _gc(options: argparse.Namespace) -> int:
     kept = list(target.living(network.name, runtime.cache))
     asked = runtime.gc(network, kept, stale)
     removed = [] if network.disable_gc else [e.parameters for e in stale]
+    pending = recorded.pending(network.name)
     document = {
         "network": network.name,
         "asked": asked,
         "removed": [_identity(network.name, p) for p in removed],
         "kept": [_identity(network.name, p) for p in kept],
+        "pending": [{key: a[key] for key in ("network", "containerID", "ifname", "pending")} for a in pending],
     }
     output.show(options.output, document, lambda: _print_collected(network, removed, kept, asked))
+    for attachment in pending:
+        output.print_fault(f"railcni: {recorded.named(attachment)} is not released: {attachment['pending']}")
     return 0
 
 

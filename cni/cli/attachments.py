@@ -52,5 +52,7 @@ def _run(options: argparse.Namespace) -> int:
 def _row(attachment: dict[str, Any]) -> tuple[object, ...]:
     addresses = ", ".join(str(a) for a in attachment["addresses"])
     netns = attachment["netns"] + ("" if attachment["alive"] else " (gone)")
+    if attachment["pending"]:
+        netns = f"release pending in {attachment['pending']}"
     where = attachment["network"], attachment["ifname"], attachment["pod"]
     return (*where, addresses, netns, attachment["containerID"][:12])

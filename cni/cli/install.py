@@ -242,8 +242,9 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
     except CniError as fault:
         faults.append(fault.msg)
         return None
-    live = sum(1 for a in found if a["alive"] or root != "/")
-    return {"live": live, "gone": len(found) - live}
+    pending = [a for a in found if a["pending"]]
+    live = sum(1 for a in found if a not in pending and (a["alive"] or root != "/"))
+    return {"live": live, "gone": len(found) - live - len(pending), "pending": len(pending)}
 
 
 def _state_of_name(name: str, found: Installation) -> str:
@@ -259,7 +260,12 @@ def _print_status(document: dict[str, Any], workers: str) -> None:
         ("version", document["version"] or "none: run `railcni install`"),
         ("version before", document["previous"]),
         *((name, text) for name, text in document["names"].items()),
-        ("attachments", "{live} live, {gone} whose namespace is gone".format(**attached) if attached else "not known"),
+        (
+            "attachments",
+            "{live} live, {gone} whose namespace is gone, {pending} with a pending release".format(**attached)
+            if attached
+            else "not known",
+        ),
         ("warm workers", workers),
         ("state", document["stateDir"]),
         ("health", "whole" if document["healthy"] else output.counted(len(document["faults"]), "fault")),

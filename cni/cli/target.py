@@ -132,7 +132,7 @@ def living(network: str, cache: Cache) -> Iterator[Parameters]:
     seen = set()
     multus = Cache(os.path.join(cache.directory, _MULTUS))
     cached = [entry.parameters for entry in (*cache.all(network), *multus.all(network))]
-    kept = [Parameters(a["containerID"], a["netns"], a["ifname"]) for a in recorded.found(network)]
+    kept = [Parameters(a["containerID"], a["netns"], a["ifname"]) for a in recorded.found(network) if a["alive"]]
     for parameters in (*cached, *kept):
         key = (parameters.container_id, parameters.ifname)
         if key not in seen and is_alive(parameters.netns):

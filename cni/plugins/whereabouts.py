@@ -19,6 +19,13 @@ def call(request: Request, log: Log) -> Result | None:
     return plugin.call(request, log)
 
 
+def may_hold(request: Request, records: Records) -> bool:
+    """Whether a failed ADD may have left addresses."""
+    from ipam import plugin
+
+    return plugin.may_hold(request, records)
+
+
 def is_pending(attachment: Attachment, records: Records) -> bool:
     """Whether the release of the attachment's addresses is pending, since the store could not be reached."""
     from ipam import upkeep

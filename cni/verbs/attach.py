@@ -213,7 +213,13 @@ class _Attempt:
         """Get the addresses from the IPAM plugin, when the network has one."""
         if delegate.ipam_type(self._request.config):
             self._claimed = True  # a failed call may have claimed some
-            self._addresses = delegate.add(self._request, self._log)
+            try:
+                self._addresses = delegate.add(self._request, self._log)
+            except CniError:
+                from cni.plugins import whereabouts
+
+                self._claimed = self.is_foreign or whereabouts.may_hold(self._request, self._records)
+                raise
             self._refuse_ipv6_on_a_small_mtu()
 
     def _refuse_ipv6_on_a_small_mtu(self) -> None:

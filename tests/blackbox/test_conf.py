@@ -178,8 +178,7 @@ def test_the_clusters_flat_file_without_its_kubeconfig_is_refused_and_the_kubeco
     told = site.refused("attach", str(CONF / NADS["rdma-net-ipam"]), "--args", ARGS)
     assert "code 7" in told
     assert "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig" in told
-    # Whether whereabouts' Go plugin had given an address cannot be told: the release that followed stays pending.
-    assert all("attachments/rdma-net-ipam" in left or left.endswith("/pending") for left in site.node.leftovers())
+    assert site.node.leftovers() == []
 
 
 def test_without_a_flat_file_no_pod_of_a_cluster_gets_a_node_local_address(site: Site) -> None:

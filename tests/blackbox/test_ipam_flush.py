@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.blackbox.test_kubernetes import DIRECTORY, Server, network, pod, prepared, server  # noqa: F401
-from tests.node import Node, Pod
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
+from ipam import records as ipam_records
+from ipam.leases import Owner
+from tests.blackbox.test_kubernetes import DIRECTORY, KUBECONFIG, Server, network, pod, prepared, server  # noqa: F401
+from tests.node import STATE, Node, Pod
 
 
 def flush(node: Node, *options: str) -> tuple[int, bytes]:
@@ -65,3 +69,115 @@ def test_what_a_del_left_in_files_out_of_reach_is_released(node: Node) -> None:
     assert node.leases("/var/lib/cni/railcni/stores/elsewhere") == ["10.0.0.1"]
     assert flush(node) == (0, b"")
     assert node.leases("/var/lib/cni/railcni/stores/elsewhere") == []
+
+
+FOLDER = "/etc/cni/net.d/whereabouts.d"
+NEVER_ASKED = {  # keys of the ipam block with which no store is reached, and the code of the ADD
+    "a kubeconfig that is not there": (7, {"kubernetes": {"kubeconfig": f"{FOLDER}/typo.kubeconfig"}}),
+    "a kubeconfig that is no YAML": (7, {"kubernetes": {"kubeconfig": f"{FOLDER}/broken.kubeconfig"}}),
+    "a kubeconfig outside of the folders": (7, {"kubernetes": {"kubeconfig": "/var/lib/broken.kubeconfig"}}),
+    "AddressLeases by a kubeconfig that is not there": (
+        7,
+        {"datastore": "addresslease", "kubernetes": {"kubeconfig": f"{FOLDER}/typo.kubeconfig"}},
+    ),
+    "AddressLeases of a server that does not run": (
+        11,
+        {"datastore": "addresslease", "kubernetes": {"kubeconfig": f"{FOLDER}/dead.kubeconfig"}},
+    ),
+    "etcd that does not run": (11, {"etcd_host": "127.0.0.1:1"}),
+    "etcd over TLS that does not run": (
+        11,
+        {"etcd_host": "https://127.0.0.1:1", "etcd_ca_cert_file": f"{FOLDER}/typo.crt"},
+    ),
+    "a data directory that is a file": (5, {"datastore": "file", "dataDir": f"{STATE}/stores/typo/leases"}),
+}
+
+
+@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+@pytest.mark.parametrize("scene", NEVER_ASKED)
+def test_an_add_that_reached_no_store_leaves_nothing_and_the_corrected_network_works(
+    node: Node, plugin: str, scene: str
+) -> None:
+    code, block = NEVER_ASKED[scene]
+    node.master()
+    netns = node.pod()
+    folder = node.path(FOLDER)
+    folder.mkdir(parents=True)
+    (folder / "broken.kubeconfig").write_text("foo: [")
+    stores = node.path(f"{STATE}/stores")
+    stores.mkdir(parents=True)
+    (stores / "typo").write_text("no directory")
+    (folder / "dead.kubeconfig").write_text(KUBECONFIG.replace(":8001", ":1"))
+    node.remember()
+    base = {"cniVersion": "1.0.0", "name": "rail", "type": plugin}
+    base |= {"master": "ens2f0"} if plugin == "macvlan" else {"device": "ens2f0"}
+    ipam = {"type": "whereabouts", "range": "192.168.8.0/24"}
+    wrong = {**base, "ipam": {**ipam, "store_timeout": 1, **block}}
+    right = {**base, "ipam": {**ipam, "datastore": "file"}}
+    args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"
+    for container in ("c1", "c2"):  # kubelet makes a new sandbox each time
+        reply = node.cni(plugin, "ADD", wrong, container_id=container, netns=netns, args=args)
+        assert (reply.status, reply.code) == (1, code), reply.document
+        assert node.leftovers() == []
+        node.cni(plugin, "DEL", wrong, container_id=container, netns=netns, args=args)
+        assert node.leftovers() == []
+    assert flush(node) == (0, b"")
+    node.cni(plugin, "ADD", right, container_id="c1", netns=netns, args=args).succeeded()
+    node.cni(plugin, "DEL", right, container_id="c1", netns=netns, args=args).succeeded()
+    assert node.leftovers() == []
+
+
+def unaddressed(node: Node, container: str, store: dict[str, object]) -> None:
+    """A record as an earlier version wrote it on the DEL of an ADD that had failed."""
+    document = ipam_records.document(store, (), Owner(Attachment("rail", container, "net1")))
+    Records(str(node.path(STATE))).write(
+        Attachment("rail", container, "net1"), ipam_records.PART, {**document, "pending": True}
+    )
+
+
+def test_a_pending_record_without_an_address_ends_when_its_store_cannot_be_opened(node: Node) -> None:
+    unaddressed(node, "c1", {"kind": "kubernetes", "kubeconfig": "/etc/cni/typo.kubeconfig"})
+    assert flush(node) == (0, b"")
+    assert node.files() == []
+
+
+def test_a_pending_record_without_an_address_does_not_hold_up_an_add_in_another_store(node: Node) -> None:
+    node.master()
+    netns = node.pod()
+    store = {"kind": "etcd", "endpoints": ["http://127.0.0.1:1"], "prefix": "/gone"}
+    unaddressed(node, "c1", {**store, **dict.fromkeys(("user", "ca", "cert", "key"), "")})
+    ipam = {"type": "whereabouts", "datastore": "file", "range": "192.168.8.0/24"}
+    config = {"cniVersion": "1.0.0", "name": "rail", "type": "macvlan", "master": "ens2f0", "ipam": ipam}
+    node.cni("macvlan", "ADD", config, netns=netns).succeeded()
+
+
+def test_what_cannot_be_released_is_named_everywhere_and_given_up_on_request(
+    node: Node,
+    pod: Pod,  # noqa: F811
+    server: Server,  # noqa: F811
+) -> None:
+    args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0"
+    config = network(store_timeout=1)
+    node.cni("macvlan", "ADD", config, netns=pod, args=args).succeeded()
+    (node.path(DIRECTORY) / "whereabouts.kubeconfig").rename(node.path("/etc/cni/away"))
+    node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
+    other = {**config, "ipam": {**config["ipam"], "datastore": "file"}}
+    node.cni("macvlan", "ADD", other, netns=pod, args=args).refused(7, "192.168.111.1", "railcni ipam flush --drop")
+    told = {
+        "attachments": node.railcni("attachments").stdout,
+        "status": node.railcni("status").stdout,
+        "doctor": node.railcni("doctor", "-o", "json").stdout,
+        "audit": node.railcni("ipam", "audit", "--data-dir", STATE).stdout,
+    }
+    assert b"0 live, 0 whose namespace is gone, 1 with a pending release" in told.pop("status")
+    for command, text in told.items():
+        flat = b" ".join(text.split())
+        assert b"192.168.111.1" in flat and b"cannot be read" in flat, (command, text)
+    assert flush(node) == (1, b"1 pending\n")
+    asked = node.railcni("ipam", "flush", "--drop")
+    assert (asked.returncode, b"--yes" in asked.stderr) == (2, True)
+    assert len(node.files()) > 0
+    code, said = flush(node, "--drop", "--yes")
+    assert (code, b"rdma-net net1 of container c1 (192.168.111.1)" in b" ".join(said.split())) == (0, True)
+    assert node.files() == []
+    node.cni("macvlan", "ADD", other, netns=pod, args=args).succeeded()

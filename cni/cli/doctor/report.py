@@ -44,6 +44,11 @@ def _nodes(f: NodeFacts) -> Iterator[Observation]:
     return modules.check_nodes(f.places.sys, f.places.dev, needed)
 
 
+def _store(f: NodeFacts) -> Iterator[Observation]:
+    yield from setup.check_store(*setup.reach())
+    yield from setup.check_pending(f.places.state)
+
+
 def _rest(f: NodeFacts) -> Iterator[Observation]:
     titles = [check.title for check in CHECKS if not check.of_pod]
     yield Observation(SKIPPED, "the node", f"not looked at for a pod: {', '.join(titles)}; run `railcni doctor`")
@@ -74,7 +79,7 @@ CHECKS: tuple[Check, ...] = (
     Check("warm", "warm workers", lambda f: setup.check_workers(warm.found())),
     Check("networks", "CNI networks", lambda f: setup.check_networks(f.network_files, f.folders, f.places.networks)),
     _of_pod("policy", "policy", lambda f: setup.check_policy({link.interface.lower for link in f.attached})),
-    Check("store", "store of leases", lambda f: setup.check_store(*setup.reach())),
+    Check("store", "store of leases", _store),
     Check("clock", "clock", lambda f: setup.check_clock(*setup.clock())),
 )
 

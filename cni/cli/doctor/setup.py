@@ -23,6 +23,7 @@ from cni.library.documents import networks
 from cni.library.documents.reader import JSON
 from cni.library.installation import layout
 from cni.library.installation.layout import NAMES
+from cni.library.inventory import attachments as recorded
 from cni.library.inventory.topology import text
 from cni.shared import policy
 from cni.shared.spec.errors import CniError
@@ -179,14 +180,15 @@ def reach(config: str = "") -> tuple[str, float, str]:
         choice = stores.of_flat_file(config)
     except CniError as fault:
         return "the flat file's", 0.0, fault.msg
-    begun = time.monotonic()
+    begun, name = time.monotonic(), choice.kind
     try:
+        name = str(choice)
         opened = choice.open(READ)
         opened.ready()
         opened.pools()
-        return str(choice), time.monotonic() - begun, ""
+        return name, time.monotonic() - begun, ""
     except CniError as fault:
-        return str(choice), 0.0, fault.msg
+        return name, 0.0, fault.msg
 
 
 def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]:
@@ -201,6 +203,14 @@ def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]
         yield Observation(ADVICE, f"store: {store}", found, f"less than {_SLOW_SECONDS:g} s", "see its load")
     else:
         yield Observation(OK, f"store: {store}", f"answered in {seconds * 1000:.0f} ms")
+
+
+def check_pending(state: str) -> Iterator[Observation]:
+    """The releases that a DEL could not make."""
+    for attachment in recorded.pending(directory=state):
+        remedy = "make that store reachable; `railcni ipam flush` tries again, and with --drop gives up"
+        subject = f"pending release: {recorded.named(attachment)}"
+        yield Observation(ADVICE, subject, attachment["pending"], "it is released", remedy)
 
 
 # --- runtime and clock ---

@@ -18,9 +18,11 @@ from cni.library.audit.model import Snapshot
 from cni.library.audit.occupancy import PoolUse
 from cni.library.audit.snapshot import read
 from cni.library.audit.store import Choice
+from cni.library.inventory import attachments as recorded
 from cni.library.inventory.places import is_of_pod, read_pod
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
+from cni.shared.spec.request import Attachment
 from cni.verbs import unended
 from ipam import memory, upkeep
 from ipam.leases import Lease, Want
@@ -57,6 +59,9 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
     about = "retry the DELs and releases that failed; exit code 1: some are left"
     flush = subcommand.add(of_ipam, "flush", about, run=_flush)
     stores.add_options(flush, files=False)
+    about = "give up the releases that fail again: their addresses are listed, and stay leased in their store"
+    flush.add_argument("--drop", action="store_true", help=about)
+    flush.add_argument("--yes", action="store_true", help="with --drop: do not ask first")
     return list(of_ipam.choices.values())
 
 
@@ -210,13 +215,34 @@ def document(lease: Lease) -> dict[str, Any]:
 
 
 def _flush(options: argparse.Namespace) -> int:
+    options.only(options.drop, "with --drop", "--yes")
+    if options.drop and not options.yes and not sys.stdin.isatty():
+        options.refuse("--drop asks first, and there is no terminal: add --yes")
     left = 0
     for choice in stores.named(options):  # of two, each tries again what the other has left
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
+    if left and options.drop:
+        left -= _drop(options)
     left += unended.finish(Records(), Log(), {}, _FLUSH_SECONDS)
     if left:
         output.console().print(f"{left} pending")
     return 1 if left else 0
+
+
+def _drop(options: argparse.Namespace) -> int:
+    """Name what is pending, and give it up when the user agrees; how many releases were given up."""
+    pending = recorded.pending()
+    out = output.console()
+    for attachment in pending:
+        out.print(f"{recorded.named(attachment)}: {attachment['pending']}")
+    out.print("What is given up stays leased in its store until its agent or `railcni ipam reclaim` frees it.")
+    if not options.yes and input(f"Give up {output.counted(len(pending), 'release')}? [y/N] ").lower() not in (
+        "y",
+        "yes",
+    ):
+        return 0
+    chosen = {Attachment(a["network"], a["containerID"], a["ifname"]) for a in pending}
+    return upkeep.drop(Records(log=Log()), chosen)
 
 
 def _pool(text: str) -> str:

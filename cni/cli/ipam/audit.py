@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,9 +18,10 @@ from typing import Any
 from cni.cli.ipam import options as stores
 from cni.cli.terminal import output, subcommand
 from cni.library.audit import snapshot
-from cni.library.audit.findings import KEEP, RECLAIM, Finding
+from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RELEASE_PENDING, Finding
 from cni.library.audit.store import Choice
-from cni.shared.spec.errors import InvalidConfig, IoFailure
+from cni.library.inventory import attachments as recorded
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 
 PAUSE = 0.3  # seconds between the readings
 KIND, API_VERSION = "IpamAudit", "railcni.io/v1"
@@ -116,13 +117,30 @@ def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snaps
     return replace(second, findings=kept)
 
 
+def _pending(found: Sequence[Finding], unread: list[str]) -> Iterator[Finding]:
+    """The releases that this node still has to make, in any store, without those that are `found` already."""
+    told = {(f.network, f.container_id, f.ifname) for f in found if f.kind == RELEASE_PENDING}
+    try:
+        known = recorded.pending()
+    except CniError as fault:
+        unread.append(fault.msg)
+        return
+    for attachment in known:
+        key = attachment["network"], attachment["containerID"], attachment["ifname"]
+        if key not in told:
+            message = f"{recorded.named(attachment)} is not released: {attachment['pending']}; `railcni ipam flush`"
+            yield Finding(RELEASE_PENDING, LOOK, message, "", "", *key, attachment["pod"])
+
+
 def _run(options: argparse.Namespace) -> int:
     choices = stores.choose(options)
     with output.progress() as say:
         seen = seen_twice(choices, say)
     identities = [choice.identity() for choice in choices]
     unread = list(dict.fromkeys(why for one in seen.snapshots for why in one.unread))
-    made = Report(identities, datetime.now(UTC), seen.counts, seen.findings, unread)
+    made = Report(
+        identities, datetime.now(UTC), seen.counts, [*seen.findings, *_pending(seen.findings, unread)], unread
+    )
     if options.report:
         text = f"{json.dumps(made.document(), indent=2)}\n"
         output.write_file("report", options.report, text.encode(), mode=0o666)
