@@ -56,6 +56,12 @@ def served(node: Node) -> int:
     return sum(workers.calls for workers in found(node))
 
 
+def cold(node: Node) -> str:
+    """The letters of the cold calls, oldest first: cni/cli/warm.py has the reasons."""
+    file = node.path(places.COLD)
+    return file.read_text() if file.exists() else ""
+
+
 def processes(own: int, beginning: bool = False) -> list[int]:
     """The supervisors and workers that are in the mount namespace with the inode `own`, by their name; with `beginning`
     also what is about to become one, by the identity among its arguments."""

@@ -220,11 +220,12 @@ def status(options: argparse.Namespace) -> int:
         "stateDir": options.state_dir,
         "attachments": attached,
         "warm": [asdict(workers) for workers in running],
+        "cold": warm.by_reason(cold := warm.cold(options.root)),
         "healthy": not faults,
         "faults": faults,
     }
     workers = "; ".join(map(str, running)) or "none at the moment"
-    output.show(options.output, document, lambda: _print_status(document, workers))
+    output.show(options.output, document, lambda: _print_status(document, workers, warm.described(cold)))
     return int(bool(faults))
 
 
@@ -253,7 +254,7 @@ def _state_of_name(name: str, found: Installation) -> str:
     return "another's" if name in found.foreign else "not there"
 
 
-def _print_status(document: dict[str, Any], workers: str) -> None:
+def _print_status(document: dict[str, Any], workers: str, cold: str) -> None:
     attached = document["attachments"]
     rows = [
         ("plugin folder", document["folder"]),
@@ -267,6 +268,7 @@ def _print_status(document: dict[str, Any], workers: str) -> None:
             else "not known",
         ),
         ("warm workers", workers),
+        ("cold calls", cold),
         ("state", document["stateDir"]),
         ("health", "whole" if document["healthy"] else output.counted(len(document["faults"]), "fault")),
     ]

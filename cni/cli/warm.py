@@ -9,39 +9,71 @@ import signal
 import socket
 import struct
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cni.cli.terminal import output, subcommand
 from cni.library.installation.files import below
 from cni.shared.kernel import locks
-from cni.shared.kernel.files import names_in
+from cni.shared.kernel.files import names_in, read_regular
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.warm import places, protocol
 
 END_SECONDS = 60.0  # a call that is served may wait so long for another
 _ANSWER_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred
+REASONS = {  # the letters of launcher.c
+    "n": "no workers were there",
+    "b": "all workers were busy",
+    "s": "no worker answered in time",
+    "e": "the worker ended during the call",
+    "o": "the workers were those of callers with other namespaces, root or capabilities",
+    "p": "the worker saw another file at CNI_NETNS",
+    "x": "the caller's environment was too large",
+    "l": "the caller limits the size of files, or has closed a stream",
+    "k": "nothing says which workers may serve the caller (not root, no /proc, a kernel before 5.8)",
+    "c": "RAILCNI_COLD was set",
+}
+USUAL = ("n", "c")
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of one supervisor: `calls` served warm, `cold` that they refused, turned away or lost."""
+    """The workers of one supervisor: `calls` served warm."""
 
     name: str
     supervisor: int
     workers: int = 0
     busy: int = 0
     calls: int = 0
-    cold: int = 0
     since: int = 0
     fault: str = ""
 
     def __str__(self) -> str:
         if not self.workers:
             return self.fault
-        text = f"{self.workers} workers, {self.busy} busy; {self.calls} calls warm, {self.cold} cold"
+        text = f"{self.workers} workers, {self.busy} busy; {self.calls} calls warm"
         return f"{text}; last fault: {self.fault}" if self.fault else text
+
+
+def cold(root: str = "/") -> str:
+    """The letters of the last cold calls since the node has booted, oldest first; "" when this user cannot read them."""
+    try:
+        return read_regular(below(root, places.COLD), 1 << 17).decode("ascii", "replace")
+    except (OSError, ValueError):
+        return ""
+
+
+def by_reason(letters: str) -> dict[str, int]:
+    """How many cold calls had each reason, the most frequent first."""
+    return {REASONS.get(one, one): count for one, count in Counter(letters).most_common()}
+
+
+def described(letters: str) -> str:
+    """The cold calls in words; "none" for none."""
+    text = ", ".join(f"{count} because {reason}" for reason, count in by_reason(letters).items()) or "none"
+    return f"{text}; the last: {REASONS.get(letters[-1], letters[-1])}" if len(set(letters)) > 1 else text
 
 
 def register(commands: subcommand.Commands) -> None:
@@ -91,8 +123,9 @@ def _status(options: argparse.Namespace) -> int:
     workers = found(options.root)
     if options.output == "table" and not workers:
         output.console().print("no workers: they begin with the next call that succeeds, and end when no call comes")
+        output.console().print(f"cold calls: {described(cold(options.root))}")
         return 0
-    rows = [(w.supervisor or "", str(w)) for w in workers]
+    rows = [(w.supervisor or "", str(w)) for w in workers] + [("cold calls", described(cold(options.root)))]
     documents = [asdict(w) for w in workers]
     output.show(options.output, documents, lambda: output.print_table(("supervisor", "workers"), rows))
     return 0
@@ -133,7 +166,7 @@ def _ask(path: str, what: str = protocol.STATUS) -> Workers:
             return Workers(name, supervisor, fault="no worker answers")
         except (OSError, ValueError) as fault:
             return Workers(name, supervisor, fault=f"no worker answers: {fault}")
-    counts = {key: told[key] for key in ("workers", "busy", "calls", "cold", "since", "fault")}
+    counts = {key: told[key] for key in ("workers", "busy", "calls", "since", "fault")}
     return Workers(name, supervisor, **counts)
 
 

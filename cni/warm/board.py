@@ -8,8 +8,8 @@ from __future__ import annotations
 from _struct import Struct
 from mmap import mmap
 
-_SLOT = Struct("=B7xQQ104s")  # state, calls served and refused by all workers that had it, the call that is served
-_HEAD = Struct("=QQ360s")  # start (seconds since 1970), calls refused by the supervisor or lost, the last fault
+_SLOT = Struct("=B7xQ104s")  # state, calls served by all workers that had it, the call that is served
+_HEAD = Struct("=Q360s")  # start (seconds since 1970), the last fault
 FREE, IDLE, BUSY = range(3)
 
 
@@ -25,18 +25,12 @@ class Board:
     def set(self, slot: int, state: int, calls: int = 0, call: bytes = b"") -> None:
         """Set a slot's state and current call, and add `calls` to its count."""
         place = _HEAD.size + slot * _SLOT.size
-        _, served, refused, _ = _SLOT.unpack_from(self._memory, place)
-        _SLOT.pack_into(self._memory, place, state, served + calls, refused, call)
-
-    def refuse(self, slot: int) -> None:
-        """Count a call that the slot's worker did not serve."""
-        place = _HEAD.size + slot * _SLOT.size
-        state, served, refused, call = _SLOT.unpack_from(self._memory, place)
-        _SLOT.pack_into(self._memory, place, state, served, refused + 1, call)
+        _, served, _ = _SLOT.unpack_from(self._memory, place)
+        _SLOT.pack_into(self._memory, place, state, served + calls, call)
 
     def call(self, slot: int) -> str:
         """The call that the slot serves, in words; "" for none."""
-        return _text(_SLOT.unpack_from(self._memory, _HEAD.size + slot * _SLOT.size)[3])
+        return _text(_SLOT.unpack_from(self._memory, _HEAD.size + slot * _SLOT.size)[2])
 
     def states(self) -> list[int]:
         """The state of every slot."""
@@ -45,26 +39,18 @@ class Board:
     @property
     def calls(self) -> int:
         """How many calls were served."""
-        return self._sum(1)
-
-    @property
-    def cold(self) -> int:
-        """How many calls were refused by the workers or the supervisor, or lost with their worker."""
-        return self._sum(2) + int(_HEAD.unpack_from(self._memory)[1])
-
-    def _sum(self, member: int) -> int:
-        return sum(_SLOT.unpack_from(self._memory, _HEAD.size + n * _SLOT.size)[member] for n in range(self.size))
+        return sum(_SLOT.unpack_from(self._memory, _HEAD.size + n * _SLOT.size)[1] for n in range(self.size))
 
     @property
     def head(self) -> tuple[int, str]:
         """(the time of the start, the last fault)"""
-        began, _, fault = _HEAD.unpack_from(self._memory)
+        began, fault = _HEAD.unpack_from(self._memory)
         return began, _text(fault)
 
-    def note(self, began: int = 0, cold: int = 0, fault: str = "") -> None:
-        """Set the time of the start and the last fault; add to the calls that were refused or lost."""
-        former, gone, last = _HEAD.unpack_from(self._memory)
-        _HEAD.pack_into(self._memory, 0, began or former, gone + cold, fault.encode()[:360] or last)
+    def note(self, began: int = 0, fault: str = "") -> None:
+        """Set the time of the start and the last fault."""
+        former, last = _HEAD.unpack_from(self._memory)
+        _HEAD.pack_into(self._memory, 0, began or former, fault.encode()[:360] or last)
 
 
 def _text(field: bytes) -> str:

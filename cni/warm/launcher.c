@@ -10,7 +10,8 @@
  *     IDENTITY\0NAME\0UMASK\0DEVICE:INODE\0 of CNI_NETNS, then the environment as the kernel laid it out; with
  *     stdin (a memfd), the working directory and stderr as descriptors
  *                                             "+" and a part of stdout, repeated as needed
- *                                             "0" or "1", the exit status, and the rest of stdout
+ *                                             "0" or "1", the exit status, and the rest of stdout;
+ *                                             or a letter: why it does not serve this call
  *
  * If the connection ends before the status, the launcher runs the call cold, with the stdin that it has kept. If the
  * launcher ends first, the kernel kills the worker, as it would have been killed in this process.
@@ -62,6 +63,13 @@ enum {
 	REPLY_MS = 300000,                       /* kubelet itself gives up after 240 s */
 	MOST_REPLY = 1 << 20,
 	PIECE = 1 << 16,
+	MOST_COLD = 1 << 16,
+};
+
+/* Why a call is cold: the letters of the file of cold calls, of which a worker sends two. cni/cli/warm.py has the words. */
+enum {
+	NONE_THERE = 'n', BUSY = 'b', SILENT = 's', ENDED = 'e', FOR_OTHERS = 'o', TOO_LONG = 'x', LIMITED = 'l', UNKNOWN = 'k',
+	ASKED = 'c',
 };
 
 /* --- in place of a C library --- */
@@ -186,10 +194,11 @@ __attribute__((noreturn)) static void fail(const char *before, const char *path,
 	leave(1);
 }
 
+static const long ignored[4] = {(long)SIG_IGN};
+
 /* Write all to stdout and exit with `status`, or with 1 after a failed write, so that the runtime sees the failure. */
 __attribute__((noreturn)) static void answer(const char *said, size_t size, int status)
 {
-	static const long ignored[4] = {(long)SIG_IGN};
 	static const char unheard[] = "railcni: the reply cannot be written to stdout\n";
 
 	call(__NR_rt_sigaction, SIGPIPE, (long)ignored, 0, 8, 0);
@@ -456,24 +465,28 @@ static long request(long connection, const char *name)
 	return sent < 0 ? sent : 0;
 }
 
-/* Let a worker serve the call of the plugin `name`. Returns only if none has; then whether there are no workers at all, so
- * that this call may start some after its reply. */
-static int try_warm(const char *directory, const char *name)
+/* Let a worker serve the call of the plugin `name`. Returns only if none has; then the reason. If it is that there are no
+ * workers at all, this call may start some after its reply. */
+static char try_warm(const char *directory, const char *name)
 {
 	static char packet[PIECE + 1];
 	struct ucred peer;
 	unsigned int size = sizeof peer;
 	char *end = said;
 
-	if (call(__NR_geteuid, 0, 0, 0, 0, 0) || value_of("RAILCNI_COLD=") || !identify(directory) || !keep_stdin())
-		return 0;
+	if (value_of("RAILCNI_COLD="))
+		return ASKED;
+	if (call(__NR_geteuid, 0, 0, 0, 0, 0) || !identify(directory))
+		return UNKNOWN;
+	if (!keep_stdin())
+		return LIMITED;
 	long connection = call(__NR_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0, 0);
 	long error = call(__NR_connect, connection, (long)&address, sizeof address, 0, 0);
 	if (error)
-		return error == -ENOENT || error == -ECONNREFUSED;
+		return error == -ENOENT || error == -ECONNREFUSED ? NONE_THERE : SILENT;
 	error = call(__NR_getsockopt, connection, SOL_SOCKET, SO_PEERCRED, (long)&peer, (long)&size);
 	if (error || peer.uid)
-		return 0;
+		return FOR_OTHERS;
 	int waits = 0;
 	may_wait();
 	while ((error = receive(connection, packet, sizeof packet, HELLO_MS)) == -ETIMEDOUT && waits < MOST_WAITS && may_wait())
@@ -483,22 +496,48 @@ static int try_warm(const char *directory, const char *name)
 		append(append(away, away + sizeof away, address.sun_path), away + sizeof away, ".away");
 		call(__NR_renameat2, AT_FDCWD, (long)address.sun_path, AT_FDCWD, (long)away, 0);
 	}
-	if (error == 1 && packet[0] == 'h' && !request(connection, name)) {
+	char reason = error == -ETIMEDOUT ? SILENT : BUSY;
+	if (error == 1 && packet[0] == 'h' && request(connection, name))
+		reason = TOO_LONG;
+	else if (error == 1 && packet[0] == 'h') {
 		long count;
+		reason = ENDED;
 		while ((count = receive(connection, packet, sizeof packet, REPLY_MS)) > 0) {
+			if (packet[0] > '9')
+				reason = packet[0];
 			if (count - 1 > said + sizeof said - end)
 				break;
 			copy(end, packet + 1, count - 1);
 			end += count - 1;
-			if (packet[0] != '+')
+			if (packet[0] == '0' || packet[0] == '1')
 				answer(said, end - said, packet[0] != '0');
 		}
 	}
 	call(__NR_close, connection, 0, 0, 0, 0); /* which ends the call of a worker that is still at work */
-	return 0;
+	return reason;
 }
 
 /* --- cold --- */
+
+/* Append the reason of a cold call to the file of them, which begins anew when it is long. No failure matters. */
+static void note(char reason)
+{
+	long before[4], fd;
+
+	while ((fd = call(__NR_openat, AT_FDCWD, (long)"/run/railcni/warm/cold",
+			  O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600, 0)) == -ENOENT)
+		if (call(__NR_mkdirat, AT_FDCWD, (long)"/run/railcni", 0700, 0, 0) &&
+		    call(__NR_mkdirat, AT_FDCWD, (long)"/run/railcni/warm", 0700, 0, 0))
+			break;
+	if (fd < 0)
+		return;
+	if (call(__NR_lseek, fd, 0, SEEK_END, 0, 0) >= MOST_COLD)
+		call(__NR_ftruncate, fd, 0, 0, 0, 0);
+	call(__NR_rt_sigaction, SIGXFSZ, (long)ignored, (long)before, 8, 0);
+	call(__NR_write, fd, (long)&reason, 1, 0, 0);
+	call(__NR_rt_sigaction, SIGXFSZ, (long)before, 0, 8, 0);
+	call(__NR_close, fd, 0, 0, 0, 0);
+}
 
 /* The bundle's path without links, in `root`. An upgrade may change the link `current` during a call: with a path through
  * this link, later imports would load another version. This needs no /proc. */
@@ -537,7 +576,9 @@ static long run(char *path, long count, char **given)
 	const char *verb = value_of("CNI_COMMAND=");
 	if (is_plugin && verb && same(verb, "VERSION"))
 		answer(VERSION_REPLY, sizeof VERSION_REPLY - 1, 0);
-	int starts = is_plugin && verb && *verb && have_streams() && try_warm(path, name);
+	char reason = is_plugin && verb && *verb ? have_streams() ? try_warm(path, name) : LIMITED : 0;
+	if (reason)
+		note(reason);
 	if (kept_stdin >= 0) {
 		call(__NR_lseek, kept_stdin, 0, 0, 0, 0);
 		call(__NR_dup3, kept_stdin, 0, 0, 0, 0);
@@ -571,7 +612,7 @@ static long run(char *path, long count, char **given)
 	append(tail, script + sizeof script, name);
 	arguments[n++] = append(path, path + LONGEST_PATH, script) - length(script);
 #endif
-	if (starts)
+	if (reason == NONE_THERE)
 		arguments[n++] = identity; /* cni/compiled/packed.py */
 	for (long i = 1; i < count && !is_plugin; i++)
 		arguments[n++] = given[i];

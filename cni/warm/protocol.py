@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELLO = b"h"
+FOR_OTHERS, OTHER_NETNS = b"o", b"p"  # why a worker does not serve a call
 MOST_BYTES = 1 << 18  # of a request: more than the kernel's buffers take, unless net.core.wmem_default is raised
 STATUS, STOP = "status", "stop"  # in place of a plugin's name, from the command, whose identity is not compared
 _PIECE = 1 << 16  # bytes of stdout in a packet, as launcher.c takes them

@@ -175,7 +175,7 @@ class Supervisor:
             self._early = 0 if status == 0 or time.monotonic() - made > _LOOK else self._early + 1
             if status:
                 why = f"signal {status & 127}" if status & 127 else "a fault"
-                self._board.note(cold=bool(call), fault=f"a worker was ended by {why}{call and f' in {call}'}")
+                self._board.note(fault=f"a worker was ended by {why}{call and f' in {call}'}")
             self._is_ending |= self._early >= crowd.MOST_EARLY
 
     def _are_elsewhere(self) -> bool:
@@ -206,7 +206,6 @@ class Supervisor:
             finally:
                 self._listening.setblocking(True)
             posix.close(fd)
-            self._board.note(cold=1)
             left -= 1
 
     def _part_with_one(self) -> None:

@@ -123,7 +123,7 @@ class Worker:
             if call.plugin in (protocol.STATUS, protocol.STOP):
                 return self._tell(connection, call.plugin)
             if call.identity != self._identity or len(fds) != 3:
-                self._board.refuse(self._slot)
+                connection.send(protocol.FOR_OTHERS)
                 return True
             return self._call(connection, call, fds)
         except OSError:
@@ -143,7 +143,7 @@ class Worker:
         netns = _seen(call.environ.get(b"CNI_NETNS", b""))
         if call.netns != netns or not _dies_with(connection):
             posix.chdir("/")
-            self._board.refuse(self._slot)
+            connection.send(protocol.OTHER_NETNS)
             return True
         verb, container = (call.environ.get(name, b"") for name in (b"CNI_COMMAND", b"CNI_CONTAINERID"))
         self._board.set(self._slot, BUSY, 0, b"%s %s %s" % (call.plugin.encode(), verb, container))
@@ -187,7 +187,6 @@ class Worker:
             "workers": len(states) - states.count(0),
             "busy": states.count(BUSY) - 1,  # without this one, which answers
             "calls": self._board.calls,
-            "cold": self._board.cold,
             "fault": fault,
         }
         for packet in protocol.packets(codec.dumps(document).encode(), 0):

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from cni.cli.warm import cold as cold_calls
 from cni.cli.warm import found as found_workers
 from tests import warm
 from tests.bench.calls import Call, Running, timed
@@ -70,8 +71,8 @@ class Host:
         return self.submit(_begun, executable).result()
 
     def cold(self) -> int:
-        """How many calls workers have refused or turned away, or lost."""
-        return self.submit(lambda: sum(one.cold for one in found_workers())).result()
+        """How many calls were cold."""
+        return self.submit(lambda: len(cold_calls())).result()
 
     def records(self) -> list[str]:
         """The files that stand for an attachment."""

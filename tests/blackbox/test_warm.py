@@ -118,7 +118,7 @@ def test_the_calls_after_the_first_are_served_warm(node: Node, pod: Pod) -> None
     before = warm.served(node)
     cycle(node, pod)
     assert warm.served(node) == before + 3  # and not more: each was one call
-    assert state_of(node).cold == 0
+    assert warm.cold(node) == "n"  # of the call that began
     assert node.leftovers() == []
 
 
@@ -393,11 +393,11 @@ def test_a_burst_waits_for_workers_that_wait_for_a_slow_server(node: Node) -> No
     store, ipam = slow_store(node, slowly)
     try:
         warm.allow(node, 8)
-        before = state_of(node)
+        before, cold = state_of(node), warm.cold(node)
         replies = node.cni_at_once(addresses_of(node, ipam, 50))
         assert len({reply.succeeded()["ips"][0]["address"] for reply in replies}) == 50
         after = state_of(node)
-        assert (after.calls, after.cold) == (before.calls + 50, before.cold)
+        assert (after.calls, warm.cold(node)) == (before.calls + 50, cold)
     finally:
         store.close()
 
@@ -422,7 +422,7 @@ def test_workers_that_wait_for_a_server_that_never_answers_hold_up_no_other_call
         goes_on.set()
         for call in waiting:
             reply_of(call).succeeded()
-        assert state_of(node).cold == 3
+        assert warm.cold(node).endswith("bbb")
     finally:
         goes_on.set()
         store.close()
@@ -434,7 +434,7 @@ def test_workers_that_wait_for_anothers_plugin_hold_up_no_other_call(node: Node,
         cycle(node, node.pod("pod2"), "c2")
         node.path("/run/others/waits").unlink()
         reply_of(call).succeeded()
-    assert state_of(node).cold >= 3  # and a question that `in_the_middle` has asked
+    assert warm.cold(node).endswith("bbb")
     detached(node, pod)
 
 
@@ -560,12 +560,12 @@ def test_a_netns_that_leads_elsewhere_for_the_worker_is_entered_by_the_call_itse
     """/proc/self/fd/7 of the caller is not that of the worker."""
     environ = environment(node, "ADD", pod) | {"CNI_NETNS": "/proc/self/fd/7"}
     argv = ["sh", "-c", f'exec 7<{pod.path}; exec "$0"', node.executables / "macvlan"]
-    before = state_of(node)
+    before, cold = state_of(node), warm.cold(node)
     done = node.run(argv, env=environ, stdin=json.dumps(network()).encode())
     assert done.returncode == 0, done.stdout
     assert "net1" in pod.view.names()
     after = state_of(node)
-    assert (after.calls, after.cold) == (before.calls, before.cold + 1)
+    assert (after.calls, warm.cold(node)) == (before.calls, cold + "p")
     node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
     assert node.leftovers() == []
 
@@ -580,12 +580,60 @@ UNLIKE = {
 def test_a_caller_unlike_the_one_that_began_is_not_served(node: Node, caller: str) -> None:
     node.run(["mkdir", "/run/root"]).check_returncode()
     node.run(["mount", "--rbind", "/", "/run/root"]).check_returncode()
-    before = state_of(node)
+    before, cold = state_of(node), warm.cold(node)
     argv = [*UNLIKE[caller], node.executables / "whereabouts"]
     done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
     assert done.returncode == 0, done.stdout
     after = state_of(node)
-    assert (after.calls, after.cold) == (before.calls, before.cold + 1)
+    assert (after.calls, warm.cold(node)) == (before.calls, cold + "o")
+
+
+COLD_CALLS = {  # a caller's variables, what it goes through, and the letter that its cold calls have
+    "asked": (warm.COLD, [], "c"),
+    "limited": ({}, ["prlimit", "--fsize=1000000"], "l"),
+    "limited to nothing": ({}, ["prlimit", "--fsize=0"], ""),  # the file of cold calls takes no letter either
+    "too long": (dict.fromkeys("ABCD", 100_000 * "x"), [], "x"),
+    "of others": ({}, ["setpriv", "--bounding-set=-sys_boot"], "o"),
+    "without a kernel that says more": ({}, ["sh", "-c", 'umount -l /proc; exec "$0"'], "k"),
+}
+
+
+@pytest.mark.parametrize(("more", "through", "letter"), COLD_CALLS.values(), ids=COLD_CALLS)
+def test_status_and_doctor_count_cold_calls_by_their_reasons(
+    node: Node, more: dict[str, str], through: list[str], letter: str
+) -> None:
+    before = warm.cold(node)
+    argv = ["unshare", "--mount", *through] if letter == "k" else through
+    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/", "PATH": os.environ["PATH"]} | more
+    for _ in range(2):
+        done = node.run([*argv, node.executables / "whereabouts"], env=env, stdin=json.dumps(warm.NOTHING).encode())
+        assert done.returncode == 0, done
+    assert warm.cold(node) == before + 2 * letter
+    counts = {command.REASONS["n"]: 1} | ({command.REASONS[letter]: 2} if letter else {})
+    status = node.railcni("status", "-o", "json")
+    assert json.loads(status.stdout)["cold"] == counts
+    words = f"2 because {command.REASONS[letter]}" if letter else f"1 because {command.REASONS['n']}"
+    assert words in " ".join(node.railcni("status").stdout.decode().split())
+    assert words in " ".join(node.railcni("warm", "status").stdout.decode().split())
+    findings = json.loads(node.railcni("doctor", "-o", "json").stdout)["findings"]
+    (found,) = [f for f in findings if (f["check"], f["subject"]) == ("warm", "cold calls")]
+    assert words in found["found"]
+    assert found["level"] == ("note" if letter not in ("", *command.USUAL) else "ok")
+
+
+def test_the_file_of_cold_calls_stays_small_and_no_call_needs_it(node: Node, pod: Pod) -> None:
+    file = node.path(places.COLD)
+    file.write_text("n" * (1 << 16))
+    node.cni("whereabouts", "STATUS", warm.NOTHING, more=warm.COLD).succeeded()
+    assert file.read_text() == "c"
+    for lies in ("mkdir cold", "mkfifo cold", "ln -s /run/elsewhere cold"):
+        node.run(["sh", "-ec", f"cd {places.DIRECTORY}; rm -rf cold; {lies}"]).check_returncode()
+        node.cni("whereabouts", "STATUS", warm.NOTHING, more=warm.COLD).succeeded()
+    assert not node.path("/run/elsewhere").exists()
+    assert node.railcni("warm", "status").returncode == 0
+    node.run(["rm", "-r", places.PARENT]).check_returncode()
+    node.cni("whereabouts", "STATUS", warm.NOTHING, more=warm.COLD).succeeded()
+    assert file.read_text() == "c" and file.parent.stat().st_mode & 0o777 == 0o700
 
 
 SNDBUFFORCE = 32  # SO_SNDBUFFORCE of asm-generic/socket.h
@@ -624,7 +672,7 @@ def test_a_worker_serves_only_a_request_that_came_whole(
         given = [stdin.fileno(), there, null.fileno(), null.fileno()][:files]
         socket.send_fds(connection, [b"\0".join([identity, b"whereabouts", b"18", b"", *entries])], given)
         os.close(there)
-        assert connection.recv(1 << 16) == (b"0" if is_served else b"")
+        assert connection.recv(1 << 16) == (b"0" if is_served else b"o" if files != 3 else b"")
 
 
 # --- who ends, or stands still ---
@@ -689,6 +737,7 @@ def test_a_call_whose_worker_is_killed_is_served_cold(node: Node, pod: Pod, who:
         node.path("/run/others/waits").unlink()
         os.kill(worker if who == "worker" else supervisor, signal.SIGKILL)
         assert reply_of(call).succeeded()["ips"][0]["address"] == "10.9.0.7/24"
+        assert warm.cold(node).endswith("e")
     assert "net1" in pod.view.names()
     if who == "worker":
         assert until(lambda: "signal 9 in macvlan ADD c1" in state_of(node).fault)
@@ -716,6 +765,7 @@ def test_workers_that_are_stopped_delay_one_call_by_a_second_and_no_other(node: 
     began = time.monotonic()
     node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
     assert time.monotonic() - began > 0.9  # the call has waited; other work on the machine does not matter
+    assert warm.cold(node).endswith("s")
     assert not os.path.exists(path)
     cycle(node, pod)
     assert warm.sockets(node) == []
@@ -1078,10 +1128,10 @@ def test_the_command_shows_the_workers_and_ends_them(node: Node, pod: Pod) -> No
     assert (shown[0]["calls"], shown[0]["fault"]) == (warm.served(node), "")
     assert b"workers" in node.railcni("warm", "status").stdout
     doctor = json.loads(node.railcni("doctor", "-o", "json").stdout)
-    assert [f["level"] for f in doctor["findings"] if f["check"] == "warm"] == ["ok"]
+    assert [f["level"] for f in doctor["findings"] if f["check"] == "warm"] == ["ok", "ok"]
     assert b"have ended" in node.railcni("warm", "stop").stdout
     assert warm.of_node(node) == []
-    assert os.listdir(node.path(places.DIRECTORY)) == []
+    assert os.listdir(node.path(places.DIRECTORY)) == ["cold"]
     assert b"no workers" in node.railcni("warm", "stop").stdout + node.railcni("warm", "status").stdout
     node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
     assert until(lambda: any(w.workers for w in warm.found(node)))
@@ -1136,7 +1186,7 @@ def test_workers_end_when_no_call_comes(node: Node, pod: Pod) -> None:
     node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
     assert until(lambda: any(w.workers for w in warm.found(node)))
     assert until(lambda: warm.of_node(node) == [])
-    assert os.listdir(node.path(places.DIRECTORY)) == []
+    assert os.listdir(node.path(places.DIRECTORY)) == ["cold"]
 
 
 def test_without_a_compiler_all_calls_are_cold(node: Node, pod: Pod, tmp_path: Path) -> None:

@@ -107,10 +107,9 @@ def test_the_board_adds_up_what_each_slot_has_served() -> None:
     board.set(1, BUSY, 1)
     board.set(1, IDLE)
     board.set(2, BUSY, 2)
-    board.refuse(2)
-    board.note(cold=2, fault="x" * 1000)
-    board.note(cold=1)
-    assert (board.calls, board.cold, board.call(1)) == (3, 4, "")
+    board.note(fault="x" * 1000)
+    board.note()
+    assert (board.calls, board.call(1)) == (3, "")
     assert board.head == (7, "x" * 360)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from cni.cli import warm
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
 from cni.cli.warm import Workers
 from cni.library import lint
@@ -96,7 +97,9 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> str:
     return (done.stdout + done.stderr).decode("utf-8", "replace")
 
 
-def check_workers(found: Sequence[Workers]) -> Iterator[Observation]:
+def check_workers(found: Sequence[Workers], cold: str) -> Iterator[Observation]:
+    level = NOTE if set(cold).difference(warm.USUAL) else OK
+    yield Observation(level, "cold calls", warm.described(cold))
     if not found:
         yield Observation(OK, "warm workers", "none at the moment: they begin with a call, and end when no call comes")
     for each in found:
