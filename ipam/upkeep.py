@@ -67,6 +67,7 @@ def release(
         restore = lambda: recorded  # noqa: E731
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
     store.cooldown = ipam_records.cooldown(record) if cooldown is None else cooldown
+    store.hurry()
     if record and stores.is_shared(store_ref) and not record["pending"]:
         # A store may serve the request long after this process was killed: with the mark, an ADD takes other addresses.
         marked = {**record, "pending": True}

@@ -323,6 +323,7 @@ def _release_own(
         restore = restorer(store_ref, records)
         store = stores.open_store(narrowed(store_ref, group), CHANGE, restore, seconds)
         store.cooldown = cooldown
+        store.hurry()
         with store.session():
             held = [lease for lease in store.find(shared) if lease.pool in pools]
             if held:

@@ -205,6 +205,9 @@ class Store:
     def finish_by(self, deadline: float) -> None:
         """Bound all requests by `deadline` (time.monotonic), in a store behind a server."""
 
+    def hurry(self) -> None:
+        """Try no connection again, in a store behind a server: a release stays in the record."""
+
     def holder(self, want: Want) -> Lease | None:
         """The lease that keeps `want` from being claimed."""
         raise NotImplementedError
@@ -264,6 +267,9 @@ class ServedStore(Store):
 
     def finish_by(self, deadline: float) -> None:
         self._client.deadline = deadline
+
+    def hurry(self) -> None:
+        self._client.hurries = True
 
     def close(self) -> None:
         self._client.close()

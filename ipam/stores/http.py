@@ -292,10 +292,11 @@ class Failed(Exception):
 class Client:
     """The one connection of a client, which a warm worker keeps for its next call.
 
-    `seconds` bound each request with all its attempts, and `deadline` (time.monotonic) bounds all requests.
+    `seconds` bound each request with all its attempts, and `deadline` (time.monotonic) bounds all requests. `hurries`: a
+    connection that cannot be made is not tried again.
     """
 
-    __slots__ = ("_connection", "_context", "_kept_as", "deadline", "seconds")
+    __slots__ = ("_connection", "_context", "_kept_as", "deadline", "hurries", "seconds")
 
     def __init__(self, seconds: float) -> None:
         self._connection: Connection | None = None
@@ -303,6 +304,11 @@ class Client:
         self._kept_as: Any = None
         self.seconds = seconds
         self.deadline = float("inf")
+        self.hurries = False
+
+    def unreached(self, failure: CniError) -> Exception:
+        """What to raise when no connection can be made: Failed, and where it hurries `failure`."""
+        return failure if self.hurries else Failed(failure)
 
     def close(self) -> None:
         """Close the connection, or keep it for the next call."""

@@ -643,6 +643,17 @@ def test_a_delete_without_its_store_succeeds_and_is_pending_where_an_address_may
     assert shared.records().all() == []
 
 
+def test_a_delete_tries_no_refused_connection_again(shared: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multus calls DEL for each network of a pod, and kubelet waits for all of them."""
+    shared.add("c1")
+    assert shared.proxy
+    shared.proxy.__exit__()
+    monkeypatch.setattr(base.Pauses, "wait", lambda *_: pytest.fail("it waits for another attempt"))
+    for container in ("c1", "unheard-of"):
+        shared.delete(container)
+    assert shared.pending() == ["c1", "unheard-of"]
+
+
 @pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
 def test_a_del_waits_for_a_server_that_answers_and_has_much_to_do(
     datastore: str, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch

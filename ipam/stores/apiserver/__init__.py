@@ -158,7 +158,7 @@ class Api(http.Client):
         """Connect, if the server can be reached now; a failure is left to the next request."""
         try:
             self._connected(monotonic() + min(self.seconds, _CONNECT_SECONDS))
-        except http.Failed:
+        except (http.Failed, Unreachable):
             pass
 
     # --- one request ---
@@ -248,13 +248,13 @@ class Api(http.Client):
         try:
             _, socket = http.dial([(access.host, access.port)], max(0.1, deadline - monotonic()))
         except http.Refused as fault:
-            raise http.Failed(self._unreachable(fault.reasons[0]), False) from None
+            raise self.unreached(self._unreachable(fault.reasons[0])) from None
         try:
             self._connection = http.Connection(socket, access.verified_name, self._context, deadline)
         except http.Untrusted as fault:
             raise self._untrusted(fault) from None
         except OSError as fault:
-            raise http.Failed(self._unreachable(str(fault.strerror or fault)), False) from None
+            raise self.unreached(self._unreachable(str(fault.strerror or fault))) from None
         return self._connection
 
     def _unreachable(self, reason: str) -> Unreachable:

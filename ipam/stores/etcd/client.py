@@ -133,9 +133,8 @@ class Client(http.Client):
             index, socket = http.dial([(e.host, e.port) for e in turned], left)
         except http.Refused as fault:
             self._at = 0
-            raise Failed(
-                self._unreachable([f"{e}: {reason}" for e, reason in zip(turned, fault.reasons, strict=True)])
-            ) from None
+            said = [f"{e}: {reason}" for e, reason in zip(turned, fault.reasons, strict=True)]
+            raise self.unreached(self._unreachable(said)) from None
         self._at = (self._at + index) % len(self._endpoints)
         where = turned[index]
         try:
@@ -148,7 +147,7 @@ class Client(http.Client):
         except OSError as fault:
             lost = f"{where}: {fault.strerror or fault}"
             self._move_on()
-            raise Failed(self._unreachable([lost])) from None
+            raise self.unreached(self._unreachable([lost])) from None
         return connection
 
     def _as_it_is(self) -> Any:
