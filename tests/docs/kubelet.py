@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -81,7 +80,7 @@ class Kubelet:
         spec = next(c for c in pod["spec"]["containers"] if container in ("", c["name"]))
         if "railcni" in spec["image"]:
             return self._container(pod, spec, argv)
-        return ["ip", "netns", "exec", name, *([] if shutil.which(argv[0]) else ["busybox"]), *argv]
+        return ["ip", "netns", "exec", name, *(["busybox"] if "busybox" in spec["image"] else []), *argv]
 
     # --- controllers ---
 

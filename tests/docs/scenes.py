@@ -23,10 +23,13 @@ IMAGE = "kubectl -n railcni get daemonset railcni -o jsonpath='{..initContainers
 ENDED = "kubectl get pods -o jsonpath='{.items[-1:].status.phase}' | grep -x"
 STATUS = r"(?s)0\.1\.0.*(nothing is wrong|healthy|whole)"
 
-LINK = r"(?ms)^net1@if\d+ +UP +192\.168\.111\.1/24 "
+LINK = r"(?ms)^\d+: net1@if\d+: <.*UP.*inet 192\.168\.111\.1/24 "
 
 PUSHED = "ls '../registry/v2%railcni%manifests%0.1.0'"
 FILES = "$DOCS_ROOT/tests/docs"
+NOTHING_LEFT = """for kind in $(kubectl api-resources -o name | grep -v -x events); do
+    ! kubectl get $kind -A -o name 2>/dev/null | grep -E 'railcni|addressleases|ippools' || exit 1
+done"""  # Events end by themselves
 USED = "kubectl -n kube-system get ippools 192.168.111.0-24 -o jsonpath='{.spec.allocations}' | grep -o podref | wc -l | grep -x"
 HELD = "kubectl -n kube-system get addressleases -o jsonpath='{.items[*].spec.state}' | grep -o held | wc -l | grep -x"
 RAILS = """
@@ -261,7 +264,7 @@ SCENES = {
     ("install", "uninstall --root /host"): Scene(
         names=NODE,
         before=f"helm uninstall railcni -n railcni; {INSTALLED}",
-        after='[ -z "$(ls /opt/cni/bin)" ]; ! kubectl get namespace railcni; ! kubectl get clusterroles | grep railcni',
+        after=f'[ -z "$(ls /opt/cni/bin)" ]; ! kubectl get namespace railcni; {NOTHING_LEFT}',
     ),
 }
 

@@ -10,6 +10,7 @@ that begins with railcni, of every page, is read by the command's own parser.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import os
@@ -19,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +83,41 @@ def test_each_block_of_commands_is_run_or_says_why_not(page: Path) -> None:
     for block in blocks(page):
         assert block.mark, f"no mark before:\n{block.text}"
         assert block.mark == "not run" or block.what.split()[0] in KINDS, block.what
+
+
+PLUGINS = ("cni/plugins", "cni/features", "cni/shared", "cni/verbs", "ipam")
+# What others than railcni say, by where it is said.
+SAID_BY_OTHERS = {
+    'failed to find plugin "railcni-macvlan"': "libcni, pkg/invoke/find.go",
+    "exclusive": "the kernel's netns mode, as `rdma system` prints it",
+}
+
+
+def test_each_text_by_which_a_symptom_is_found_is_one_that_the_code_says() -> None:
+    """A runtime's event has the message and the details of a plugin's error, and not its code."""
+    tables = (ROOT / "docs/troubleshooting.md").read_text().split("\n\n")
+    seen = 0
+    for head, folders in (("| the message contains", PLUGINS), ("| doctor says", ("cni",))):
+        said = "\n".join(templates(folders))
+        (table,) = (table for table in tables if table.startswith(head))
+        for row in table.splitlines()[2:]:
+            for text in set(re.findall("`([^`]*)`", row.split(" | ")[0])) - SAID_BY_OTHERS.keys():
+                for piece in map(str.strip, text.split("…")):
+                    value = re.sub(r'(?<=")[^" ]+(?=")|(?<=MTU )\d+', "\0", piece)
+                    assert value in said or piece in said, f"no message has {piece!r}"
+                    seen += 1
+    assert seen > 12
+
+
+def templates(folders: Iterable[str]) -> Iterator[str]:
+    """The texts in the code below these folders, each a line, with a zero byte for each value."""
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values]
+                yield "".join(parts).replace("\n", " ")
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value.replace("\n", " ")
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -189,8 +225,8 @@ def test_what_a_page_does_in_a_cluster_works_in_its_order(page: Path, shell: She
         pytest.skip("needs helm: `.ci/helm` puts it into build/tools")
     if not shutil.which("etcd") and any("etcd" in block.what for block in todo):
         pytest.skip("needs etcd: install etcd-server and etcd-client")
-    if not shutil.which("ping") and not shutil.which("busybox"):
-        pytest.skip("needs ping: install iputils-ping or busybox")
+    if not shutil.which("busybox"):
+        pytest.skip("needs busybox, in which the commands of its image run: apt-get install busybox-static")
     with cluster(shell, has_rdma=page.stem in scenes.RDMA):
         shell.run(scenes.FIRST.get(page.stem, ""))
         for block in todo:
