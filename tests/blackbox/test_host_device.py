@@ -436,6 +436,41 @@ def test_a_delete_after_the_namespace_has_gone_ends_well(node: Node, pod: Pod) -
     assert "net1" not in node.host.names()
 
 
+def probe_anew(node: Node, pod: Pod) -> None:
+    """As unbind and bind of the driver, or sriov_numvfs 0 and 2: the netdev goes, and the host has another one of its name."""
+    pod.view.delete("net1")
+    node.host.add_veth("ens9", "ens9-peer", mtu=4200)
+    node.host.set("ens9", address="02:00:00:00:0a:0a")
+    node.remember()
+
+
+@pytest.mark.parametrize("plugin", ["host-device", "sriov"])
+@pytest.mark.parametrize("end", ["DEL", "GC", "the sandbox goes, DEL", "another pod has it, DEL"])
+def test_the_attachment_of_a_device_that_was_probed_anew_ends(node: Node, pod: Pod, plugin: str, end: str) -> None:
+    bus(node, "pci", PCI, "ens9", driver="mlx5_core")
+    selected = {"pciBusID": PCI} if plugin == "host-device" else {"deviceID": PCI}
+    config = network(type=plugin, **{"device": None} | selected)
+    node.cni(plugin, "ADD", config, netns=pod).succeeded()
+    probe_anew(node, pod)
+    new, other = as_it_was(node), node.pod("pod2")
+    if end == "another pod has it, DEL":
+        if plugin == "sriov":
+            pytest.skip("a VF has one attachment at a time")
+        node.cni(plugin, "ADD", config, netns=other, container_id="c2").succeeded()
+    if end.startswith("the sandbox"):
+        node.delete_pod(pod)
+    if end == "GC":
+        valid = {"cni.dev/valid-attachments": []}
+        node.cni(plugin, "GC", config | {"cniVersion": "1.1.0"} | valid, netns=None).succeeded()
+    else:
+        node.cni(plugin, "DEL", config, netns=pod.path).succeeded()
+    if end == "another pod has it, DEL":
+        assert (other.view.names(), node.leases()) == (["net1"], ["192.168.111.2"])
+        node.cni(plugin, "DEL", config, netns=other, container_id="c2").succeeded()
+    assert (node.leftovers(), as_it_was(node)) == ([], new)
+    node.cni(plugin, "ADD", config, netns=other, container_id="c3").succeeded()
+
+
 @pytest.mark.parametrize("netns", [None, ""])
 def test_a_delete_without_a_namespace_brings_the_device_back(node: Node, pod: Pod, netns: str | None) -> None:
     before = as_it_was(node)

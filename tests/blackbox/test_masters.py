@@ -571,7 +571,7 @@ def test_the_administrator_lets_networks_take_a_device_that_carries_the_nodes_tr
         node.cni(plugin, "STATUS", config).succeeded() if not code else None
         reply = node.cni(plugin, "ADD", config, netns=pod)
         assert reply.code == code, reply
-        assert not code or "`uplinks` of" in reply.msg and "railcni.json" in reply.msg
+        assert not code or ("`uplinks` of" in reply.msg and "railcni.json" in reply.msg)
 
 
 def test_a_device_with_a_routers_route_says_how_to_do_without_it(node: Node, pod: Pod) -> None:

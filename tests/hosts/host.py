@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.blackbox.test_host_device import PCI, bus
 from tests.faults import trace
 from tests.faults.inject import Command, Injector, Outcome, finished
 from tests.hosts import dump
@@ -66,6 +67,8 @@ class Host:
         for key in _SOLICITS if self.scene.router else _QUIET:
             self.node.host.set_sysctl(f"net/ipv6/conf/default/{key}", 0)
         self.wires = [self.node.master(name, mtu=9000) for name in (DEVICE, OTHER)]
+        if self.scene.is_probed_anew:
+            bus(self.node, "pci", PCI, DEVICE, driver="mlx5_core")
         self.set_up(*_ADDRESSES)
 
     def set_up(self, *addresses: str) -> None:
@@ -97,7 +100,7 @@ class Host:
 
     def _selected(self) -> dict[str, Any]:
         if self.plugin == HOST_DEVICE:
-            return {"device": self.scene.device}
+            return {"pciBusID": PCI} if self.scene.is_probed_anew else {"device": self.scene.device}
         return {"master": self.scene.device, "mode": self.plugin.partition("-")[2]}
 
     def call(self, verb: str, config: dict[str, Any] | None = None) -> Reply:
@@ -109,6 +112,8 @@ class Host:
             reply = outcome.reply
         else:
             reply = Call(self.node.start([command.executable], env=command.environ), command.stdin).finish()
+        if self.scene.is_probed_anew and verb == "ADD" and reply.status == 0:
+            self._probe_anew()
         self.told += reply.stderr
         self.is_attached = self.is_attached or (verb == "ADD" and reply.status == 0)
         return reply
@@ -163,6 +168,14 @@ class Host:
             finally:
                 os.close(fd)
         self.node.delete_pod(self.pod)
+
+    def _probe_anew(self) -> None:
+        """Remove the device wherever it is, and give the host another one, which the dump then is of."""
+        there = self.node.host if self.plugin != HOST_DEVICE else self.pod.view
+        there.delete(DEVICE if self.plugin != HOST_DEVICE else IFNAME)
+        self.node.master(DEVICE, mtu=9000)
+        self.set_up()
+        self.before = dump.settled(self.eyes)
 
     def _meddled(self, command: Command) -> Outcome:
         """Call the plugin, stopped after each request to the kernel, when the scene's other program has its turn."""

@@ -55,7 +55,8 @@ class Scene:
     """A host; `needs` are features of the kernel (features.py). `router`: what a router on the wire of ens2f0 advertises.
 
     `meddling` is what another program does to the device while a plugin works: "up" or "down", each time that the plugin
-    has asked the kernel for something; or "up once", "down once" when the device is home again.
+    has asked the kernel for something; or "up once", "down once" when the device is home again. `is_probed_anew`: after an
+    ADD the device goes, and the host has another one of its name and PCI function (unbind and bind of its driver).
     """
 
     name: str
@@ -66,6 +67,7 @@ class Scene:
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     router: str = ""
     meddling: str = ""
+    is_probed_anew: bool = False
 
     def refusal(self, plugin: str) -> tuple[str, ...] | None:
         """The words with which `plugin` is to refuse the device; None: it is to attach it."""
@@ -288,6 +290,7 @@ _SCENES = (
     ),
     Scene("set-up-meanwhile", f"{_ADDRESSES}; ip route add 10.5.0.0/16 via 10.0.0.254", meddling="up"),
     Scene("set-down-meanwhile", f"{_ADDRESSES}; ip link set ens2f0 down", meddling="down"),
+    Scene("probed-anew", _ADDRESSES, is_probed_anew=True),
     Scene("set-up-once-home", "ip link set ens2f0 down", meddling="up once"),
     Scene("set-down-once-home", f"{_ADDRESSES}; ip route add 10.5.0.0/16 via 10.0.0.254", meddling="down once"),
     Scene(

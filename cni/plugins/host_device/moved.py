@@ -273,11 +273,14 @@ def _refuse_missing(planned: Plan, host: Rtnl, inside: Rtnl | None) -> None:
     device has a netdev in any network namespace (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with
     its namespace. Until then the host can list it there: the kernel gave the host's namespace an id for that namespace when
     the device was moved (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
+
+    A driver that is bound again, or a VF that is made again, has a new netdev, its successor: the device has vanished.
     """
     former = planned.device
     bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])
     if parent:
-        exists = sysfs.has_netdev(bus, parent)
+        successors = [name for name in sysfs.netdevs_of(bus, parent) if host.link(name=name)]
+        exists = sysfs.has_netdev(bus, parent) and not (successors and _is_only(former["name"] in successors, parent))
     else:
         exists = _in_namespace_of(planned, host, inside) or (inside is not None and _in_namespace_of(planned, inside))
     if exists and not _is_of_another(planned):
@@ -290,16 +293,31 @@ def _refuse_missing(planned: Plan, host: Rtnl, inside: Rtnl | None) -> None:
         )
 
 
+def _is_only(has_name: bool, parent: str) -> bool:
+    """Whether another netdev of the device `parent` shows that the former one is gone: it has the name (`has_name`), or is that
+    of a VF, which has one. Other functions may have a netdev for each of several ports."""
+    return has_name or sysfs.physical_function_of(parent) != ""
+
+
 def _is_of_another(planned: Plan) -> bool:
-    """Whether the device is in the sandbox of another attachment: several concurrent ADDs may each have written a record.
+    """Whether the device, or its successor, is in the sandbox of another attachment: several concurrent ADDs may each have
+    written a record.
 
     The caller has searched the sandbox of `planned` itself, or that sandbox cannot be found.
     """
+    former, own = planned.device, (planned.pci, planned.device["parent"])
     for _, record in devices.recorded(None, Records()):
+        other = Plan(record["link"])
+        succeeds = (
+            any(own)
+            and (other.pci, other.device.get("parent")) == own
+            and other.device["index"] != former["index"]
+            and _is_only(other.device["name"] == former["name"], planned.pci or former["parent"])
+        )
         there = sandboxes.of_record(record, Request({"CNI_COMMAND": "DEL"}, b"", {}, {}))
         if there:
             with there:
-                if devices.recognises(planned, there.rtnl):
+                if devices.recognises(planned, there.rtnl) or (succeeds and devices.recognises(other, there.rtnl)):
                     return True
     return False
 

@@ -48,12 +48,17 @@ def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
 
 def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
     """The netdevs of a PCI device, in order of name; those of a virtio device lie one level deeper."""
-    return _netdevs(f"{root}/bus/pci/devices/{address}") if _is_name(address) else []
+    return netdevs_of("pci", address, root)
 
 
 def netdevs_of_auxiliary(device: str, root: str = "/sys") -> list[str]:
     """The netdevs of an auxiliary device, in order of name."""
-    return _netdevs(f"{root}/bus/auxiliary/devices/{device}") if _is_name(device) else []
+    return netdevs_of("auxiliary", device, root)
+
+
+def netdevs_of(bus: str, device: str, root: str = "/sys") -> list[str]:
+    """The netdevs of a device of `bus` in the namespace that `root` is of, in order of name."""
+    return _netdevs(f"{root}/bus/{bus}/devices/{device}") if _is_name(device) else []
 
 
 def verbs_devices_of(device: str, root: str = "/sys") -> list[str]:
