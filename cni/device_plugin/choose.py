@@ -57,7 +57,9 @@ class Resource:
     name: str
     offers: tuple[Offer, ...] = ()
     is_exclusive: bool = False
-    withheld: Mapping[str, str] = field(default_factory=dict)  # functions that are chosen and that the node needs, with the reason
+    withheld: Mapping[str, str] = field(
+        default_factory=dict
+    )  # functions that are chosen and that the node needs, with the reason
 
     @property
     def ids(self) -> frozenset[str]:

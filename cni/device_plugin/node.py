@@ -67,7 +67,9 @@ def _needed(root: str) -> dict[str, str]:
     return {
         name: reason
         for name, reason in found.items()
-        if not allowed.allows("uplinks", (name, os.path.basename(os.path.realpath(f"{root}/sys/class/net/{name}/device"))))
+        if not allowed.allows(
+            "uplinks", (name, os.path.basename(os.path.realpath(f"{root}/sys/class/net/{name}/device")))
+        )
     }
 
 

@@ -35,7 +35,9 @@ _LOOPBACK = 1
 Way = tuple[int, str]  # the index of a link, and what it carries
 
 
-def needed(device: Link, links: Sequence[Link], host: Rtnl, bodies: Sequence[bytes] = (), advertised: bool = True) -> str:
+def needed(
+    device: Link, links: Sequence[Link], host: Rtnl, bodies: Sequence[bytes] = (), advertised: bool = True
+) -> str:
     """Why the node needs `device`, one of its `links`, with the way out; "" when it does not, or the policy allows it.
 
     `bodies` are all routes of the host, which are read if they are not given. Without `advertised`, a default route that a
@@ -155,7 +157,9 @@ def servers_of(kubeconfig: str) -> list[str]:
     for after in kubeconfig.split("server")[1:]:
         scheme, _, rest = after.partition("://")
         rest = rest.split("\n")[0]
-        host = rest[1:].partition("]")[0] if rest[:1] == "[" else rest.partition("/")[0].partition(":")[0].strip("\"',}] ")
+        host = (
+            rest[1:].partition("]")[0] if rest[:1] == "[" else rest.partition("/")[0].partition(":")[0].strip("\"',}] ")
+        )
         try:
             address_of(host)
         except ValueError:

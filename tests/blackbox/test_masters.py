@@ -576,7 +576,9 @@ def test_the_administrator_lets_networks_take_a_device_that_carries_the_nodes_tr
 
 def test_a_device_with_a_routers_route_says_how_to_do_without_it(node: Node, pod: Pod) -> None:
     by_a_router_advertisement(node)
-    node.cni("host-device", "ADD", network("host-device"), netns=pod).refused(7, "set accept_ra 0 on ens2f0", "::/0 via")
+    node.cni("host-device", "ADD", network("host-device"), netns=pod).refused(
+        7, "set accept_ra 0 on ens2f0", "::/0 via"
+    )
 
 
 def test_passthru_on_a_macvlan_of_the_default_routes_link_is_refused_too(node: Node, pod: Pod) -> None:

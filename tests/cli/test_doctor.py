@@ -298,7 +298,14 @@ def test_links_of_one_subnet_that_answer_arp_for_one_another_are_named() -> None
 
 def test_the_links_that_the_node_needs_are_read_of_both_families_and_with_those_below(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "sys")
-    for name, lower in (("eth0", ()), ("eth1", ()), ("ens2f0", ()), ("ens3f0", ()), ("bond0", ("ens2f0",)), ("eth2", ("bond0",))):
+    for name, lower in (
+        ("eth0", ()),
+        ("eth1", ()),
+        ("ens2f0", ()),
+        ("ens3f0", ()),
+        ("bond0", ("ens2f0",)),
+        ("eth2", ("bond0",)),
+    ):
         tree.netdev(name, lower=lower)
     (tmp_path / "net").mkdir()
     (tmp_path / "net/route").write_text(

@@ -74,7 +74,9 @@ class Address:
 
 def list_of(rtnl: Socket, index: int) -> list[Address]:
     """The addresses of the link `index`, IPv4 first, in the kernel's order."""
-    return [address for address in all_of(rtnl, index) if address.index == index]  # a kernel before 4.20 lists all links
+    return [
+        address for address in all_of(rtnl, index) if address.index == index
+    ]  # a kernel before 4.20 lists all links
 
 
 def all_of(rtnl: Socket, index: int = 0) -> list[Address]:
