@@ -38,11 +38,22 @@ class Terms:
     `free_earlier_boots(pool)` is called when a pool is exhausted, and returns whether it has freed an address. The server
     may still execute an earlier call's claim of the addresses in `recorded`. The addresses in `doubtful` are not kept,
     since their release may still be under way. `preferred()` returns the addresses, (family, value), to give if they are
-    free, the best first. `is_avoided(address)`: an address, with its prefix length, is given only when no other one is free. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a
+    free, the best first. `is_avoided(address)`: an address, with its prefix length, is given only when no other one is free; `is_own(want)`: it is never
+    given, since the node itself has it. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a
     lease (ipam.stores.base.Store.survey).
     """
 
-    __slots__ = ("doubtful", "free_earlier_boots", "is_avoided", "new", "preferred", "recorded", "remember", "seconds")
+    __slots__ = (
+        "doubtful",
+        "free_earlier_boots",
+        "is_avoided",
+        "is_own",
+        "new",
+        "preferred",
+        "recorded",
+        "remember",
+        "seconds",
+    )
 
     def __init__(
         self,
@@ -54,8 +65,10 @@ class Terms:
         seconds: float = 0,
         new: bool = False,
         is_avoided: Callable[[str], bool] = lambda address: False,
+        is_own: Callable[[Want], bool] = lambda want: False,
     ) -> None:
         self.new = new
+        self.is_own = is_own
         self.is_avoided = is_avoided
         self.remember = remember
         self.free_earlier_boots = free_earlier_boots
@@ -145,6 +158,7 @@ class _Attempts:
                 terms.free_earlier_boots,
                 self._preferred or (),
                 terms.is_avoided,
+                terms.is_own,
             )
         except Exhausted:
             if not self._new:
@@ -255,6 +269,7 @@ def search(
     free_earlier_boots: Callable[[str], bool],
     preferred: Sequence[tuple[int, int]] = (),
     is_avoided: Callable[[str], bool] = lambda address: False,
+    is_own: Callable[[Want], bool] = lambda want: False,
 ) -> list[int]:
     """`chosen`, an address for each need, with free ones in place of None, `preferred` ones if possible; Exhausted.
 
@@ -274,26 +289,47 @@ def search(
         indexes = [choice.index_of(need.rng.family, value) for need, value in others if value is not None]
         own = {index for index in indexes if index is not None}
         cooling = _cooling(store, choice, owner)
-        avoid = own | cooling
-        index = better = _free(store, choice, start, contended, preferred, avoid)
-        while better is not None and _has(choice, better, is_avoided):
-            avoid.add(better)
-            better = _free(store, choice, start, contended, preferred, avoid)
-        index = index if better is None else better
+        how = (store, choice, start, contended, preferred)
+        index, nodes = _given(*how, own | cooling, is_avoided, is_own)
         if index is None and True in [
             free_earlier_boots(pool) for pool in dict.fromkeys(need.pool for need in choice.needs)
         ]:
             cooling = _cooling(store, choice, owner)
-            index = lowest_free(store, choice, start, own | cooling)
+            index, nodes = _given(*how, own | cooling, is_avoided, is_own)
         if index is None:
             count = sum(map(choice.space.usable, cooling))
             waiting = f", {count} of them until their ipam.cooldown_seconds are over" if count else ""
+            waiting += f", {nodes} of them by this node itself, on its own links" if nodes else ""
             found = (choice.index_of(*address) for address in proposed)
             raise choice.exhausted(sum(i is not None and choice.space.usable(i) for i in found), waiting)
         given = choice.values(index)
         values += given
         proposed += zip((need.rng.family for need in choice.needs), given, strict=True)
     return values
+
+
+def _given(
+    store: Store,
+    choice: Choice,
+    start: int,
+    contended: int,
+    preferred: Sequence[tuple[int, int]],
+    avoid: set[int],
+    is_avoided: Callable[[str], bool],
+    is_own: Callable[[Want], bool],
+) -> tuple[int | None, int]:
+    """(the index to give, None for none; the number of free indexes with an address that the node itself has)."""
+    nodes, in_use = 0, None
+    while (index := _free(store, choice, start, contended, preferred, avoid)) is not None:
+        avoid.add(index)
+        wants = [need.want(value) for need, value in zip(choice.needs, choice.values(index), strict=True)]
+        if any(map(is_own, wants)):
+            nodes += 1
+        elif any(is_avoided(f"{w.text}/{need.rng.prefix}") for w, need in zip(wants, choice.needs, strict=True)):
+            in_use = index if in_use is None else in_use
+        else:
+            return index, nodes
+    return in_use, nodes
 
 
 def _free(
@@ -313,12 +349,6 @@ def _free(
         if index is not None and _is_claimed_here(store, choice, index):
             index = _unclaimed(store, choice, index, avoid)
     return index
-
-
-def _has(choice: Choice, index: int, is_meant: Callable[[str], bool]) -> bool:
-    """Whether `is_meant` holds for an address of the index."""
-    given = zip(choice.needs, choice.values(index), strict=True)
-    return any(is_meant(f"{format_address(need.rng.family, value)}/{need.rng.prefix}") for need, value in given)
 
 
 def _is_claimed_here(store: Store, choice: Choice, index: int) -> bool:

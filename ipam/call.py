@@ -6,10 +6,10 @@ import time
 
 from cni.shared.config import refuse
 from cni.shared.kernel import node
-from cni.shared.spec.errors import CniError
+from cni.shared.spec.errors import CniError, TryAgainLater
 from cni.shared.spec.request import member
 from ipam import config as configuration
-from ipam import memory, stores
+from ipam import memory, own, stores
 from ipam import records as ipam_records
 from ipam.leases import Owner, Want
 from ipam.ranges import host_of
@@ -115,6 +115,11 @@ def claim(
 
     if record:  # also when the clock was set back since
         owner.sequence = max(owner.sequence, record["sequence"] + 1)
+    for need in [need for choice in wanted for need in choice.needs if record is None]:
+        if need.requested is not None and own.is_own(config.network, want := need.want(need.requested)):
+            raise TryAgainLater(
+                f"the requested address {want.text} (pool {need.pool}) is this node's own, on its link: ask for another one"
+            )
     restore = restorer(store_ref, records, owner)
     store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
     store.cooldown = config.cooldown_seconds
@@ -144,6 +149,7 @@ def claim(
             seconds=config.store_timeout if is_shared else 0,
             new=record is None and of_group is None,
             is_avoided=lambda address: memory.is_avoided(records, address),
+            is_own=lambda want: own.is_own(config.network, want),
         )
         return acquire(store, wanted, owner, terms), record
     except Unreachable:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 class IpamConfig:
     """A checked IPAM configuration: an attribute for each key of IPAM_KEYS, and attributes made from several keys."""
 
+    network: dict[str, Any]  # the whole configuration, with the link plugin's keys
     ranges: list[Range]  # each gives an address; the block's own range first
     addresses: list[IPConfig]  # static ones, for every attachment
     requested: list[Requested]  # by CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment
@@ -112,6 +113,7 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
         )
     source = Source(block, files, faults)
     config, own = IpamConfig(), RangeEntry()
+    config.network = request.config
     source.fill(config, (*IPAM_KEYS, *ACCEPTED_KEYS), faults)
     source.fill(own, RANGE_KEYS, faults)
     source.follow(config, IPAM_KEYS, files, faults)

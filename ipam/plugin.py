@@ -15,7 +15,7 @@ from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, N
 from cni.shared.spec.request import Attachment, member
 from cni.shared.spec.result import IPConfig, Result
 from ipam import config as configuration
-from ipam import flatfile, rules, stores
+from ipam import flatfile, own, rules, stores
 from ipam.call import claim, configured, configured_rail, is_of_group, owner_of, reached, ref_of
 from ipam.ranges import format_address, host_of
 from ipam.records import PART
@@ -310,7 +310,15 @@ def status(request: Request, records: Records) -> None:
         store.cooldown = config.cooldown_seconds
         chosen = [None for choice in wanted for need in choice.needs]
         with store.session():
-            search(store, wanted, chosen, owner, 0, lambda pool: free_earlier_boots(store, pool, owner, records))
+            search(
+                store,
+                wanted,
+                chosen,
+                owner,
+                0,
+                lambda pool: free_earlier_boots(store, pool, owner, records),
+                is_own=lambda want: own.is_own(config.network, want),
+            )
     except InvalidConfig:
         raise
     except CniError as fault:

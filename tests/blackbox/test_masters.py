@@ -603,3 +603,91 @@ def test_passthru_in_the_sandbox_asks_nothing_of_the_hosts_routes(node: Node, po
     ip(node, "route", "add", "default", "dev", "ens2f0")
     config = network(master="inner0", mode="passthru", linkInContainer=True)
     node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+
+
+# --- what the node itself has on the wire ---
+
+
+OWN: dict[str, tuple[str, ...]] = {
+    # the link of the node that has the lowest addresses; the master; how the link is made
+    "the master": ("ens2f0", "ens2f0"),
+    "a macvlan on it": ("own", "ens2f0", "link ens2f0 name own type macvlan mode bridge"),
+    "a VLAN on it": ("own", "ens2f0", "link ens2f0 name own type vlan id 7"),
+    "its bridge": ("own", "ens2f0", "name own type bridge", "set ens2f0 master own"),
+    "its port": ("ens2f0", "own", "name own type bridge", "set ens2f0 master own"),
+    "the link of its macvlan": ("ens2f0", "own", "link ens2f0 name own type macvlan mode bridge"),
+    "the master in a VRF": ("ens2f0", "ens2f0", "name own type vrf table 77", "set ens2f0 master own"),
+    "the default route's link, without a master": ("ens2f0", ""),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_no_pod_gets_an_address_that_the_node_has_on_the_masters_wire(node: Node, pod: Pod, case: str) -> None:
+    holder, master, *links = OWN[case]
+    for words in links:
+        if words.startswith("set"):
+            ip(node, "link", *words.split())
+        else:
+            made(node, words.split("type ")[1].split()[0], *words.split())
+            ip(node, "link", "set", "own", "up")
+    for address in ("192.168.111.1/24", "fd00:111::1/64"):
+        ip(node, "address", "add", address, "dev", holder, *(["nodad"] if ":" in address else []))
+    ranges = {**LEASES, "ipRanges": [{"range": "fd00:111::/64"}]}
+    reply = node.cni("whereabouts", "ADD", network(ipam=ranges, master=master), netns=pod)
+    reply.succeeded()
+    assert reply.addresses == ["192.168.111.2/24", "fd00:111::2/64"]
+
+
+def test_an_address_of_a_link_of_another_wire_is_given(node: Node, pod: Pod) -> None:
+    node.host.add_veth("other", "other-peer")
+    ip(node, "address", "add", "192.168.111.1/24", "dev", "other")
+    reply = node.cni("macvlan", "ADD", network(), netns=pod)
+    assert reply.succeeded() and reply.addresses == ["192.168.111.1/24"]
+
+
+def test_no_pod_gets_an_address_of_the_physical_function_of_its_virtual_one(node: Node, pod: Pod) -> None:
+    bus(node, "pci", PCI)
+    (node.path(f"/sys/bus/pci/devices/{PCI}") / "physfn/net/ens2f0").mkdir(parents=True)
+    ip(node, "address", "add", "192.168.111.1/24", "dev", "ens2f0")
+    config = network("sriov", deviceID=None, runtimeConfig={"deviceID": PCI})
+    assert node.cni("whereabouts", "ADD", config, netns=pod).addresses == ["192.168.111.2/24"]
+    config = network("sriov", deviceID="0000:03:02.7")
+    assert node.cni("whereabouts", "ADD", config, netns=pod, ifname="net2").addresses == ["192.168.111.1/24"]
+
+
+def test_no_index_is_given_whose_address_the_node_has_on_a_rail(node: Node, pod: Pod) -> None:
+    node.host.add_veth("ens3f0", "ens3-peer")
+    ip(node, "address", "add", "192.168.112.1/24", "dev", "ens3f0")
+    rail = {"index": 0, "group": "gpu", "addressing": "same-index", "ranges": ["192.168.111.0/24", "192.168.112.0/24"]}
+    assert node.cni("macvlan", "ADD", network(rail=rail), netns=pod).addresses == ["192.168.111.2/24"]
+
+
+@pytest.mark.parametrize("plugin", ["macvlan", "whereabouts"], ids=["in this process", "as Go's macvlan calls it"])
+def test_an_exhausted_range_counts_the_nodes_own_addresses(node: Node, pod: Pod, plugin: str) -> None:
+    ip(node, "address", "add", "192.168.111.1/24", "dev", "ens2f0")
+    config = network(ipam={**LEASES, "range": "192.168.111.0/30"})
+    how: dict[str, Any] = {"netns": pod}
+    assert node.cni(plugin, "ADD", config, container_id="a", **how).addresses == ["192.168.111.2/30"]
+    reply = node.cni(plugin, "ADD", config, container_id="b", ifname="net2", **how)
+    reply.refused(11, "is exhausted: 2 of the 2 addresses", "1 of them by this node itself")
+    node.cni("whereabouts", "STATUS", config).refused(50, "1 of them by this node itself")
+    wide = network(ipam=LEASES)
+    reply = node.cni(plugin, "ADD", wide, container_id="c", ifname="net3", args="IP=192.168.111.1", **how)
+    reply.refused(11, "192.168.111.1 (pool", "is this node's own")
+    ip(node, "address", "del", "192.168.111.1/24", "dev", "ens2f0")
+    assert node.cni(plugin, "ADD", config, container_id="b", ifname="net2", **how).addresses == ["192.168.111.1/30"]
+
+
+def test_a_pod_keeps_an_address_that_the_node_got_later(node: Node, pod: Pod) -> None:
+    first = node.cni("whereabouts", "ADD", network(), netns=pod).addresses
+    ip(node, "address", "add", first[0], "dev", "ens2f0")
+    assert node.cni("whereabouts", "ADD", network(), netns=pod).addresses == first
+
+
+def test_lint_names_an_address_of_the_master_in_the_range(node: Node, pod: Pod) -> None:
+    ip(node, "address", "add", "192.168.111.1/24", "dev", "ens2f0")
+    for ipam, count in ((LEASES, 1), ({**LEASES, "exclude": ["192.168.111.1"]}, 0)):
+        node.path("/tmp/a.conf").parent.mkdir(exist_ok=True)
+        node.path("/tmp/a.conf").write_text(json.dumps(network(ipam=ipam)))
+        said = node.railcni("nad", "lint", "/tmp/a.conf")
+        assert (said.stdout + said.stderr).count(b"this machine has 192.168.111.1 on ens2f0") == count

@@ -19,7 +19,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Request, member
 from ipam import config as ipam_config
-from ipam import flatfile
+from ipam import flatfile, own
 from ipam import keys as tables
 from ipam.group import indexes
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
@@ -193,6 +193,7 @@ def _whereabouts(
             scope.warn((*keys[:-1], *keys_of(name)), note.partition(" ")[2], "correct it, or remove it", at_key=True)
     if not faults:
         _gateways(scope, keys, config)
+        _own(scope, keys, config)
         _network_name(scope, keys, config)
         _overlaps(scope, keys, block, config.ranges)
         _rails(scope, keys[:-1], request, config)
@@ -229,6 +230,22 @@ def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
             inside = format_address(same[0].family, same[0].network + 1)
             message = f"gateway {text} is in none of the ranges: no pod reaches it"
             scope.warn((*keys, *place), message, f"write an address of {same[0]}, such as {inside}")
+
+
+def _own(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
+    """Warn of addresses that this machine has on the master: it gives them to no pod, but other nodes do."""
+    master = member(config.network, "master")
+    if not isinstance(master, str) or not master or member(config.network, "linkInContainer") is True:
+        return
+    try:
+        held = own.of_wire([master])
+    except OSError:
+        return
+    for family, value in sorted(held):
+        if any(r.family == family and r.usable(value) for r in config.ranges):
+            text = format_address(family, value)
+            message = f"this machine has {text} on {master}, and other nodes give it to a pod"
+            scope.warn((*keys[:-1], "master"), message, f'write "exclude": ["{text}"] beside the range')
 
 
 def _network_name(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:

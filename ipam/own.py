@@ -1,0 +1,85 @@
+"""The addresses that this node itself has on the wire of a network: no pod of it can use one of them.
+
+The link plugin's keys name the wire: the node's addresses count on `master` (or `bridge`), on the links below and above that, and
+on the physical function of a virtual one. The addresses of all links count for a macvlan without `master`, whose master is the
+link of the default route, and for a group of rails with `master`, of which this network names one.
+"""
+
+from __future__ import annotations
+
+import _socket
+import posix
+
+from cni.shared.spec.request import member
+from ipam.ranges import format_address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ipam.leases import Want
+
+_FAMILIES = {4: _socket.AF_INET, 6: _socket.AF_INET6}
+
+
+def is_own(network: dict[str, Any], want: Want) -> bool:
+    """Whether the node has the address of `want` on the wire of the configuration `network`.
+
+    The kernel is asked by a bind, which costs less than a list of addresses; most addresses are not the node's.
+    """
+    names = _wire(network)
+    if names == [] or not any(_can_bind(want, name) for name in names or [""]):
+        return False
+    return names is None or want.address in of_wire(names)
+
+
+def of_wire(names: list[str]) -> set[tuple[int, int]]:
+    """The addresses, (family, value), that the links `names` have, and the links below and above them."""
+    from cni.shared.kernel import addresses
+    from cni.shared.kernel.links import Rtnl, with_those_below
+    from ipam.ranges import host_of
+
+    rtnl = Rtnl()
+    try:
+        links = rtnl.links()
+        wire = {link.index for link in links if link.name in names}
+        below = set().union(*(with_those_below(index, links) for index in wire))
+        near = below | {link.index for link in links if wire & with_those_below(link.index, links)}
+        return {host_of(address.text) for index in near for address in addresses.list_of(rtnl, index)}
+    finally:
+        rtnl.close()
+
+
+def _wire(network: dict[str, Any]) -> list[str] | None:
+    """The names of the links that share the wire; None for all links."""
+    if member(network, "linkInContainer") is True:
+        return []
+    name = member(network, "master") or member(network, "bridge")
+    if isinstance(name, str) and name:
+        if member(network, "rail") is None:
+            return [name]
+        from cni.shared.rail import asks_for_same_index
+
+        return None if asks_for_same_index(network) else [name]
+    runtime = member(network, "runtimeConfig")
+    device = (isinstance(runtime, dict) and member(runtime, "deviceID")) or member(network, "deviceID")
+    if isinstance(device, str) and "/" not in device:
+        try:
+            return posix.listdir(f"/sys/bus/pci/devices/{device}/physfn/net")
+        except OSError:
+            return []
+    kind = member(network, "type")
+    return None if isinstance(kind, str) and kind.endswith("macvlan") else []
+
+
+def _can_bind(want: Want, link: str) -> bool:
+    found = _socket.socket(_FAMILIES[want.family], _socket.SOCK_DGRAM)
+    try:
+        if link:  # whose VRF may have the address
+            found.setsockopt(_socket.SOL_SOCKET, _socket.SO_BINDTODEVICE, link.encode() + b"\0")
+        found.bind((format_address(want.family, want.value), 0))
+    except OSError:
+        return False
+    finally:
+        found.close()
+    return True
