@@ -68,6 +68,20 @@ def descriptor(pod: Pod) -> Iterator[View]:
         keeper.wait()
 
 
+@contextmanager
+def opened_by_path(pod: Pod) -> Iterator[View]:
+    """As runtimes and Multus do. Once the path is unmounted, the link of the descriptor says "/"."""
+    script = "exec 3< $0; echo there; exec sleep 600"
+    keeper = subprocess.Popen(["sh", "-ec", script, pod.view.path], stdout=subprocess.PIPE)
+    assert keeper.stdout is not None
+    try:
+        assert keeper.stdout.readline() == b"there\n"
+        yield View(f"/proc/{keeper.pid}/fd/3")
+    finally:
+        keeper.kill()
+        keeper.communicate()
+
+
 _THREAD = f"""
 import sys, threading
 sys.path.insert(0, {str(ROOT)!r})
@@ -122,7 +136,7 @@ def restored(node: Node, plugin: str) -> None:
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-@pytest.mark.parametrize("keeper", [descriptor, thread], ids=["descriptor", "thread"])
+@pytest.mark.parametrize("keeper", [descriptor, opened_by_path, thread], ids=lambda f: f.__name__)
 def test_a_delete_ends_an_attachment_whose_namespace_is_kept_by_a_process_outside_of_it_alone(
     node: Node, pod: Pod, plugin: str, keeper: Any
 ) -> None:

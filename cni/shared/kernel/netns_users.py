@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_DETACHED = "/"  # what a link says whose descriptor was opened by a path that is no longer mounted
+_FIRST_INODE = 0xF0000000  # of namespaces: PROC_DYNAMIC_FIRST (fs/proc/generic.c)
+
+
 def of(inode: int | None) -> Iterator[str]:
     """Paths that may name the network namespace `inode`, None for any; those that are slow to find come last."""
     wanted = "net:[" if inode is None else f"net:[{inode}]"
@@ -28,7 +32,10 @@ def of(inode: int | None) -> Iterator[str]:
         for thread in names_in(f"/proc/{process}/task"):
             yield from _those(wanted, f"/proc/{process}/task/{thread}/ns/net")
         for descriptor in names_in(f"/proc/{process}/fd"):
-            yield from _those(wanted, f"/proc/{process}/fd/{descriptor}")
+            link = f"/proc/{process}/fd/{descriptor}"
+            yield from _those(wanted, link)
+            if target_of(link) == _DETACHED and _may_be(inode, f"/proc/{process}/fdinfo/{descriptor}"):
+                yield link
     for process in _of_other_mounts(processes):
         yield from (f"/proc/{process}/root{path}" for name, path in _mounts(process) if name.startswith(wanted))
 
@@ -66,6 +73,16 @@ def _mounts(process: str) -> Iterator[tuple[str, str]]:
                     yield fields[3].decode(), fields[4].decode("unicode_escape")
     except OSError:
         return  # the process has ended
+
+
+def _may_be(inode: int | None, info: str) -> bool:
+    """Whether the file of a descriptor may be the namespace `inode`, None for any: by its inode in `info` (Linux 5.14)."""
+    try:
+        with open(info, "rb") as lines:
+            found = next((int(line[4:]) for line in lines if line.startswith(b"ino:")), None)
+    except (OSError, ValueError):
+        return False  # closed meanwhile
+    return found is None or (found >= _FIRST_INODE if inode is None else found == inode)
 
 
 def _those(wanted: str, link: str) -> Iterator[str]:
