@@ -314,7 +314,19 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
     cluster.only(False, "with `status` and `doctor`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
     access = _read(options, "config", "view", "--raw", "--minify", "--flatten", "--output=json")
+    for user in access.get("users") or ():
+        _find_files(user["user"])
     with tempfile.TemporaryDirectory(prefix="railcni-") as folder:  # of mode 0700
         files.write_whole(folder, "kubeconfig", json.dumps(access).encode())
         options.kubeconfig = f"{folder}/kubeconfig"
         return run(options)
+
+
+def _find_files(user: dict[str, Any]) -> None:
+    """Make the paths whole that kubectl leaves relative to the folder of the kubeconfig that has them."""
+    given = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    folders = [os.path.dirname(os.path.abspath(path)) for path in given.split(":") if path]
+    for place, key in ((user, "tokenFile"), (user.get("exec") or {}, "command")):
+        name = place.get(key) or ""
+        if name and (key == "tokenFile" or "/" in name):  # a command without a slash is on PATH
+            place[key] = next(filter(os.path.exists, (os.path.join(folder, name) for folder in folders)), name)

@@ -306,6 +306,11 @@ class Client:
         self.deadline = float("inf")
         self.hurries = False
 
+    @property
+    def within(self) -> str:
+        """How long a connection was tried, for a message."""
+        return "" if self.hurries else f" within {self.seconds:g} s"
+
     def unreached(self, failure: CniError) -> Exception:
         """What to raise when no connection can be made: Failed, and where it hurries `failure`."""
         return failure if self.hurries else Failed(failure)

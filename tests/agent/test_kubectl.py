@@ -439,3 +439,22 @@ def test_leases_are_those_of_both_stores_of_the_cluster(rig: Rig, cluster: Clust
     code, told, _ = cluster("ipam", "audit", "--output=json")
     assert code == 1  # no pod has them
     assert not list(Path("/tmp").glob("railcni-*/kubeconfig"))
+
+
+def test_files_that_a_kubeconfig_names_by_relative_paths_are_found(rig: Rig, cluster: Cluster) -> None:
+    """kubectl passes these paths on as they are; with several kubeconfigs they are those of the file that has them."""
+    rig.allocate(a1=("c1", "team/old"))
+    folder = cluster.folder / "elsewhere/bin"
+    folder.mkdir(parents=True)
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}
+    (folder / "helper").write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+    (folder / "helper").chmod(0o755)
+    (folder.parent / "token").write_text("t")
+    cluster.server.tokens = {"t"}
+    helper = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: bin/helper, interactiveMode: Never}}"
+    for user in (helper, "{tokenFile: token}"):
+        path = cluster.server.kubeconfig(folder.parent, user=user)
+        cluster.environ["KUBECONFIG"] = f"{cluster.folder}/none:{path}"
+        code, told, said = cluster("ipam", "leases", "--output=json")
+        assert (code, said) == (0, "")
+        assert [one["pod"] for one in json.loads(told)] == ["team/old"]

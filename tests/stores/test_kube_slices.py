@@ -14,6 +14,7 @@ import pytest
 
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 from ipam.ranges import Range
+from ipam.stores import base
 from ipam.stores.kubernetes import locks
 from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_api import ApiServer
@@ -216,6 +217,14 @@ def test_slices_cost_an_add_one_request_and_a_delete_none(cluster: Cluster) -> N
     assert len(cluster.asked()) == 4
     call(cluster, "DEL")
     assert len(cluster.asked()) == 4
+
+
+def test_a_delete_without_a_record_tries_no_refused_connection_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.server.close()
+    monkeypatch.setattr(base.Pauses, "wait", lambda *_: pytest.fail("it waits for another attempt"))
+    call(cluster, "DEL")
 
 
 def test_a_part_of_a_range_keeps_its_window_and_its_prefix_length() -> None:

@@ -259,7 +259,7 @@ class Api(http.Client):
 
     def _unreachable(self, reason: str) -> Unreachable:
         return Unreachable(
-            f"{self} could not be reached within {self.seconds:g} s: {reason}. See that it runs and that the server in"
+            f"{self} could not be reached{self.within}: {reason}. See that it runs and that the server in"
             f" {self.named()} can be reached from this node"
         )
 

@@ -194,7 +194,7 @@ class Client(http.Client):
 
     def _unreachable(self, reasons: list[str]) -> Unreachable:
         return Unreachable(
-            f"etcd could not be reached within {self.seconds:g} s: {'; '.join(reasons)}. Check that etcd runs and that"
+            f"etcd could not be reached{self.within}: {'; '.join(reasons)}. Check that etcd runs and that"
             " etcd_host names its client endpoints",
             "\n".join(reasons),
         )

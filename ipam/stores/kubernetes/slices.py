@@ -34,6 +34,7 @@ def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None
     (rng,) = config.ranges
     name = config.network_name or network
     api = Api(config.kubeconfig, seconds)
+    api.hurries = not take  # only an ADD waits for a server that refuses connections
     try:
         part = _slice(api, name, config.network_name, config.node, rng, take)
     finally:
