@@ -97,8 +97,9 @@ def _differences(
         return [f'there is no link "{known.name}" in the sandbox'] if known.mac or planned else []
     found = plugin.differences(planned, config, link, host, inside) if planned else []
     found += differs("mac", link.mac, known.mac, getattr(config, "mac", ""))
-    was = known.mtu or record.get("link", {}).get("mtu")
-    found += differs("mtu", link.mtu, was or None, config.mtu or None)
+    former = record.get("link", {})
+    if config.mtu or former.get("mtuIsAsked"):  # otherwise the chain may set it, as Go's `tuning` does
+        found += differs("mtu", link.mtu, known.mtu or former.get("mtu") or None, config.mtu or None)
     if not link.up:
         found.append("link is down")
     others = [i.name for i in expected.interfaces if i.sandbox == known.sandbox and i is not known]

@@ -35,6 +35,7 @@ SELECTED = {"macvlan": {"master": "ens2f0"}, "host-device": {"device": "ens2f0"}
 MEMBERS: dict[str, dict[str, Any]] = {
     "loopback": {"type": "loopback"},
     "tuning": {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}},
+    "tuning-mtu": {"type": "tuning", "mtu": 1400},
     "tuning-mac": {"type": "tuning", "mac": MAC, "promisc": True},
     "sbr": {"type": "sbr"},
     "bandwidth": {"type": "bandwidth"},
@@ -53,6 +54,7 @@ CHAINS = (
     (SELF,),
     (SELF, "tuning"),
     (SELF, "tuning-mac"),
+    (SELF, "tuning-mtu"),
     (SELF, "sbr"),
     (SELF, "bandwidth"),
     (SELF, "portmap"),

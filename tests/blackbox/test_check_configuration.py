@@ -478,6 +478,25 @@ def test_a_default_route_that_has_moved_since_is_no_difference(node: Node) -> No
     node.cni("macvlan", "CHECK", network("macvlan", master=None, prevResult=result), netns=pod).succeeded()
 
 
+def test_an_mtu_that_the_network_does_not_ask_for_is_the_chains(node: Node) -> None:
+    pod = scenery(node)
+    for plugin, ifname in (("macvlan", "net1"), ("host-device", "net2")):
+        result = node.cni(plugin, "ADD", network(plugin), netns=pod, ifname=ifname).succeeded()
+        pod.view.set(ifname, mtu=1400)
+        node.cni(plugin, "CHECK", network(plugin, prevResult=result), netns=pod, ifname=ifname).succeeded()
+
+
+@pytest.mark.parametrize("mtu", [None, 4000])
+def test_a_master_whose_mtu_was_lowered_is_told_as_that(node: Node, mtu: int | None) -> None:
+    pod = scenery(node)
+    config = network("macvlan", mtu=mtu)
+    result = node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    node.host.set("ens2f0", mtu=1500)
+    was = mtu or 9000
+    reply = node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod)
+    reply.refused(100, f"master ens2f0 has been given the MTU 1500, was {was}")
+
+
 def test_what_was_changed_in_the_kernel_is_told_from_what_was_changed_in_the_configuration(node: Node) -> None:
     pod = scenery(node)
     config = network("macvlan", mtu=4000)

@@ -188,6 +188,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         {
             "name": request.attachment.ifname,
             "mtu": config.mtu or device.mtu,
+            "mtuIsAsked": config.mtu > 0,
             "pci": pci or (device.parent_device if device.parent_bus == "pci" else ""),
             "device": facts.state,
             "restoresState": True,

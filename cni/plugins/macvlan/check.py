@@ -19,6 +19,9 @@ def differences(planned: Plan, config: Config, link: Link, host: Rtnl, inside: R
     found += differs("mode", link.macvlan_mode, planned.mode, config.mode)
     shown, was, configured = (n or None for n in (link.bcqueuelen, planned.bcqueuelen, config.bcqueuelen))
     found += differs("bcqueuelen", shown, was, configured)
+    lower = _lower(link, host, inside)
+    if lower and link.mtu == lower.mtu < planned.mtu:  # macvlan_device_event, drivers/net/macvlan.c
+        found.append(f"master {lower.name} has been given the MTU {lower.mtu}, was {planned.mtu}, and so has the link")
     return found
 
 
@@ -67,5 +70,9 @@ def as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Plan:
 
 def _lower_name(link: Link, host: Rtnl, inside: Rtnl) -> str:
     """The device below the link: its name, if that is known."""
-    lower = (inside if link.lower_netnsid is None else host).link(index=link.lower_index)
+    lower = _lower(link, host, inside)
     return lower.name if lower else f"index {link.lower_index}"
+
+
+def _lower(link: Link, host: Rtnl, inside: Rtnl) -> Link | None:
+    return (inside if link.lower_netnsid is None else host).link(index=link.lower_index)

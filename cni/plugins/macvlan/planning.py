@@ -156,6 +156,7 @@ def planned_on(config: Config, request: Request, master: Link, derived: str) -> 
             "inSandbox": config.link_in_container,
             "mode": config.mode,
             "mtu": config.mtu or master.mtu,
+            "mtuIsAsked": config.mtu > 0,
             "mac": config.mac or ("" if passthru else derived),
             "macIsDerived": not (passthru or config.mac) and derived != "",
             "bcqueuelen": config.bcqueuelen,

@@ -265,6 +265,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
         {
             "name": request.attachment.ifname,
             "mtu": config.mtu or (device.mtu if device else 0),
+            "mtuIsAsked": config.mtu > 0,
             "pci": config.pci,
             "device": facts.state,
             "restoresState": True,
