@@ -1,7 +1,8 @@
 """Addresses for an attachment: propose them, claim them, and repeat both until a claim succeeds.
 
 The first proposal is the lowest free address. If another process claims it first, the search begins at another place of
-the range (ipam.allocator.search_start). Before each further attempt the call waits a random time, whose bound grows.
+the range (ipam.allocator.search_start), and avoids the lost address. Before each further attempt the call waits a random
+time, whose bound grows; after some seconds also about a second for each request of an attempt.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CLAIM_SECONDS = 30.0
 CONTENDED_SECONDS = 200.0  # of attempts that lose to other claims: kubelet ends its call after 240
 _SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # seconds of the first and the longest pause
 _UNKNOWN_TRIES = 3
+_PATIENT = 5.0  # seconds after which a call makes one request a second
 _UNSEEN = 3  # places that are tried without a read, in stores where a read costs more than a failed claim
 _NEAR, _NEAR_SPREAD = 1, 256  # the first of them is near, so that the first block soon is full and is no longer listed
 
@@ -105,7 +107,8 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
                     break
                 deadline = min(time.monotonic() + terms.seconds, last)
                 store.finish_by(deadline)
-                if not pauses.wait():
+                is_patient = time.monotonic() > began + _PATIENT  # an attempt lists, creates for each need, and reads
+                if not pauses.wait(3.0 + len(_needs(wanted)) if is_patient else 0.0):
                     raise TryAgainLater(
                         f"no address of {', '.join(need.pool for need in _needs(wanted))} could be claimed within"
                         f" {last - began:g} s, because other attachments claim addresses there at the same time: retry"
@@ -119,7 +122,9 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
 class _Attempts:
     """The attempts at one claim. Each uses the results of the previous ones."""
 
-    __slots__ = ("_contended", "_lost", "_new", "_open", "_owner", "_preferred", "_store", "_terms", "_wanted")
+    __slots__ = (
+        *("_contended", "_lost", "_new", "_open", "_owner", "_preferred", "_store", "_taken", "_terms", "_wanted"),
+    )
 
     def __init__(self, store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> None:
         self._store = store
@@ -127,6 +132,7 @@ class _Attempts:
         self._owner = owner
         self._terms = terms
         self._lost = list(terms.doubtful)
+        self._taken: list[Want] = []  # addresses that were proposed and lost
         self._open = terms.recorded  # of claims that the server may still execute
         self._preferred: list[tuple[int, int]] | None = None
         self._contended = 0  # the number of the place where the search begins; 0: the lowest address
@@ -159,6 +165,7 @@ class _Attempts:
                 self._preferred or (),
                 terms.is_avoided,
                 terms.is_own,
+                self._taken,
             )
         except Exhausted:
             if not self._new:
@@ -179,9 +186,9 @@ class _Attempts:
         if isinstance(answer, Taken) and answer.wants:
             self._lost += _lost(store, needs, wants, planned, answer.wants, owner)
             self._preferred = []
-            if store.spreads and any(
-                w in answer.wants for w, c in zip(wants, planned.chosen, strict=True) if c is None
-            ):
+            taken = [w for w, c in zip(wants, planned.chosen, strict=True) if c is None and w in answer.wants]
+            self._taken += taken
+            if store.spreads and taken:
                 far = self._contended == 0 and not store.places
                 self._contended += 2 if far else 1 if self._contended in (0, *unseen(store)) else 0
         self._new = self._new and isinstance(answer, Taken)
@@ -270,10 +277,12 @@ def search(
     preferred: Sequence[tuple[int, int]] = (),
     is_avoided: Callable[[str], bool] = lambda address: False,
     is_own: Callable[[Want], bool] = lambda want: False,
+    taken: Sequence[Want] = (),
 ) -> list[int]:
     """`chosen`, an address for each need, with free ones in place of None, `preferred` ones if possible; Exhausted.
 
-    Either all addresses of a choice are chosen, or none.
+    Either all addresses of a choice are chosen, or none. Those `taken` are chosen last, and only if the store itself says
+    that they are free: an object whose labels were removed is in no list.
     """
     values: list[int] = []
     proposed: list[tuple[int, int]] = []
@@ -289,13 +298,16 @@ def search(
         indexes = [choice.index_of(need.rng.family, value) for need, value in others if value is not None]
         own = {index for index in indexes if index is not None}
         cooling = _cooling(store, choice, owner)
+        lost = {index for want in taken if (index := choice.index_of(*want.address)) is not None}
         how = (store, choice, start, contended, preferred)
-        index, nodes = _given(*how, own | cooling, is_avoided, is_own)
+        index, nodes = _given(*how, own | cooling | lost, is_avoided, is_own)
         if index is None and True in [
             free_earlier_boots(pool) for pool in dict.fromkeys(need.pool for need in choice.needs)
         ]:
             cooling = _cooling(store, choice, owner)
-            index, nodes = _given(*how, own | cooling, is_avoided, is_own)
+            index, nodes = _given(*how, own | cooling | lost, is_avoided, is_own)
+        if index is None and lost:
+            index = next((i for i in sorted(lost - own - cooling) if not _is_held(store, choice, i)), None)
         if index is None:
             count = sum(map(choice.space.usable, cooling))
             waiting = f", {count} of them until their ipam.cooldown_seconds are over" if count else ""
@@ -349,6 +361,11 @@ def _free(
         if index is not None and _is_claimed_here(store, choice, index):
             index = _unclaimed(store, choice, index, avoid)
     return index
+
+
+def _is_held(store: Store, choice: Choice, index: int) -> bool:
+    """Whether an address of the index has a holder, by the address itself."""
+    return any(store.holder(need.want(v)) for need, v in zip(choice.needs, choice.values(index), strict=True))
 
 
 def _is_claimed_here(store: Store, choice: Choice, index: int) -> bool:

@@ -205,9 +205,11 @@ class RecordingLeaseStore(AddressLeaseStore):
 
 
 class AddressLeaseKind:
-    """Stores with an object for each address, each in a namespace of its own of one API server."""
+    """Stores with an object for each address, each in a namespace of its own of one API server.
 
-    name = "addresslease"
+    Of an `unwell` server the watch cache stays empty, and changes meet refusals and lost replies.
+    """
+
     leaf = 256
     examples = 8
     cools_scopes = True
@@ -215,13 +217,20 @@ class AddressLeaseKind:
     _namespaces = itertools.count()
     _server: ApiServer | None = None
 
+    def __init__(self, unwell: bool = False) -> None:
+        self.unwell = unwell
+        self.name = "addresslease, unwell" if unwell else "addresslease"
+
     def unusable(self) -> str:
-        return ""
+        return "a real server is well" if self.unwell and kubernetes_proxy.path() else ""
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
         if self._server is None:
             self._server = kubernetes_proxy.start()
             atexit.register(self._server.close)
+            if self.unwell:
+                self._server.lag()
+                self._server.is_ill = True
         directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
         kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
         records: dict[tuple[str, Attachment], Lease] = {}
@@ -240,7 +249,7 @@ class AddressLeaseKind:
 
 
 Kind = FileKind | EtcdKind | KubernetesKind | AddressLeaseKind
-KINDS: list[Kind] = [FileKind(), EtcdKind(), KubernetesKind(), AddressLeaseKind()]
+KINDS: list[Kind] = [FileKind(), EtcdKind(), KubernetesKind(), AddressLeaseKind(), AddressLeaseKind(unwell=True)]
 
 
 def owner(

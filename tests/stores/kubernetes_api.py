@@ -68,6 +68,7 @@ def outdate(patch: pytest.MonkeyPatch) -> None:
 
 Answer = tuple[int, dict[str, Any]]
 DROP_BEFORE, DROP_AFTER = "drop before", "drop after"  # the connection is closed, before or after the request is served
+DROP_LATE = "drop late"  # the connection is closed, and the request is served by `catch_up`
 Fault = Answer | tuple[int, str, tuple[str, str]] | str | Callable[[], object]  # with one more header
 
 
@@ -87,6 +88,27 @@ class Refusal(Exception):
             "details": details,
         }
 
+
+def _status(code: int, reason: str, message: str, **details: Any) -> Answer:
+    return code, Refusal(code, reason, message, **details).document
+
+
+# What a real server says when it does not serve a change (k8s.io/apimachinery/pkg/api/errors, errors of etcd's client).
+ILL: dict[str, Fault] = {
+    "no Status": (503, "upstream connect error or disconnect/reset before headers"),  # a proxy before the server
+    "unavailable": _status(503, "ServiceUnavailable", "the server is currently unable to handle the request"),
+    "timeout": _status(
+        504, "Timeout", "Timeout: request did not complete within requested timeout - context deadline exceeded"
+    ),
+    "no leader": _status(500, "", "etcdserver: no leader"),
+    "leader changed": _status(500, "", "etcdserver: leader changed"),
+    "etcd's timeout": _status(500, "", "etcdserver: request timed out"),
+    "server timeout": _status(
+        500, "ServerTimeout", "The POST operation against X could not be completed at this time, please try again."
+    ),
+    "lost": DROP_BEFORE,
+    "lost after": DROP_AFTER,
+}
 
 Place = tuple[str, str, str]  # resource, namespace, name
 
@@ -124,7 +146,8 @@ class ApiServer:
     """`url` is where it listens. `tokens`: who may come in, anybody when empty, but for those `refused`. `forbidden`: (verb,
     resource) pairs.
 
-    `faults` is asked for each request: (method, resource, number of the request) to a Fault, or None for none.
+    `faults` is asked for each request: (method, resource, number of the request) to a Fault, or None for none. Two switches
+    apply besides: `lag` keeps the watch cache as it is now, and with `is_ill` each other arrival of a change meets one of ILL.
     """
 
     def __init__(self, context: ssl.SSLContext | None = None, port: int = 0) -> None:
@@ -141,6 +164,10 @@ class ApiServer:
         self.queries: list[tuple[str, dict[str, list[str]]]] = []  # the path and query of each request that has one
         self.core = Core()
         self.asked: set[tuple[str, str, str, str]] = set()  # verb, API group, resource, namespace ("" for all)
+        self.is_ill = False
+        self._met: dict[tuple[str, str, str], int] = {}
+        self._late: list[tuple[str, list[str], dict[str, list[str]], Any, bytes]] = []
+        self._cache: tuple[int, Objects] | None = None  # its version, and what it has
         self._versions = itertools.count(1000)
         self._lock = threading.RLock()
         outer = self
@@ -265,6 +292,45 @@ class ApiServer:
         with self._lock:
             del self.objects[resource, namespace, name]
 
+    def lag(self) -> None:
+        """From now on reads of the watch cache (resourceVersion=0, or a version) see nothing newer."""
+        with self._lock:
+            cache = Objects()
+            for place, document in self.objects.items():
+                cache[place] = copy.deepcopy(document)
+            self._cache = next(self._versions), cache
+
+    def catch_up(self) -> list[int]:
+        """Serve the requests that DROP_LATE has kept; their codes."""
+        codes = []
+        with self._lock:
+            while self._late:
+                try:
+                    codes.append(self._serve(*self._late.pop(0))[0])
+                except Refusal as refusal:
+                    codes.append(refusal.code)
+        return codes
+
+    def _seen_by(self, query: dict[str, list[str]]) -> Objects:
+        """What a read with this query sees."""
+        version = int(query.get("resourceVersion", ["-1"])[0])
+        if version < 0 or self._cache is None:
+            return self.objects
+        current, objects = self._cache
+        if version > current:
+            cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+            message = f"Timeout: Too large resource version: {version}, current: {current}"
+            raise Refusal(504, "Timeout", message, causes=[cause], retryAfterSeconds=1)
+        return objects
+
+    def _illness(self, method: str, target: str, body: bytes) -> Fault | None:
+        if not self.is_ill or method == "GET" or "dryRun" in target:
+            return None
+        name = json.loads(body)["metadata"]["name"] if method == "POST" else ""
+        with self._lock:
+            count = self._met[method, target, name] = self._met.get((method, target, name), -1) + 1
+            return list(ILL.values())[len(self._met) % len(ILL)] if count % 2 == 0 else None
+
     # --- one request ---
 
     def streams(self, handler: BaseHTTPRequestHandler) -> bool:
@@ -283,10 +349,12 @@ class ApiServer:
             if url.query:
                 self.queries.append(("/".join(place), urllib.parse.parse_qs(url.query)))
             number = len(self.seen)
-        fault = self.faults(method, resource, number)
+        fault = self.faults(method, resource, number) or self._illness(method, target, body)
         if callable(fault):
             fault = fault()
-        if fault == DROP_BEFORE:
+        if fault == DROP_LATE:
+            self._late.append((method, parts, urllib.parse.parse_qs(url.query), headers, body))
+        if fault in (DROP_BEFORE, DROP_LATE):
             return None
         if isinstance(fault, tuple):
             return fault
@@ -330,7 +398,7 @@ class ApiServer:
                 rows = [{"cells": [item["metadata"]["name"]]} for item in listed.pop("items")]
                 listed |= {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "rows": rows}
             return 200, listed
-        found = self.objects.get((resource, namespace, name))
+        found = self._seen_by(query).get((resource, namespace, name))
         if found is None:
             raise Refusal(404, "NotFound", f"{where} not found", name=name, group=group, kind=resource)
         if method == "DELETE":
@@ -445,13 +513,14 @@ class ApiServer:
         after = query.get("continue", [""])[0]
         cached = query.get("resourceVersion") == ["0"]  # then a real server's cache answers with all that it has
         limit = None if cached else int(query.get("limit", ["0"])[0]) or None
-        chosen = self.objects.named(resource, namespace, query.get("labelSelector", [""])[0])
+        objects = self._seen_by(query)
+        chosen = objects.named(resource, namespace, query.get("labelSelector", [""])[0])
         names = sorted(name for name in chosen if name > after)
         page = names[:limit]
         metadata: dict[str, Any] = {"resourceVersion": "1"}
         if len(page) < len(names):
             metadata |= {"continue": page[-1], "remainingItemCount": len(names) - len(page)}
-        items = [self.objects[resource, namespace, n] for n in page]
+        items = [objects[resource, namespace, n] for n in page]
         if brief:
             kind, version = "PartialObjectMetadata", "meta.k8s.io/v1"
             items = [{"kind": kind, "apiVersion": version, "metadata": item["metadata"]} for item in items]
@@ -505,8 +574,7 @@ def _brief(document: dict[str, Any]) -> dict[str, Any]:
 
 def _unfit(why: str) -> Refusal:
     """What is said to a patch that does not apply."""
-    cause = {"reason": "UnexpectedServerResponse", "message": why}
-    return Refusal(422, "Invalid", "the server rejected our request due to an error in our request", causes=[cause])
+    return Refusal(422, "Invalid", "the server rejected our request due to an error in our request")
 
 
 def apply(document: Any, operation: dict[str, Any]) -> None:

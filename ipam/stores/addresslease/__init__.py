@@ -13,7 +13,8 @@ The object of a freed address stays until the end of its cooldown, and the next 
 by the pod, remembers the former addresses of a StatefulSet's pod.
 
 A server before 1.31, or with an etcd before 3.5, reads all objects of the namespace from etcd for a consistent list: seconds,
-for 20,000. So a first ADD reads the server's cache; a create or patch finds any later change, and the ADD reads again.
+for 20,000. So a first ADD reads the server's cache; a create or patch finds any later change, and the ADD reads again, then
+consistently.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class AddressLeaseStore(ObjectStore):
         """A pool counts as near full while the last address of its first block is held."""
         with self.session():
             if new and self._surveyed:
-                return self._surveyed  # and a claim was lost since
+                self._recent = False  # a claim was lost since: the cache may be far behind
+                return self._surveyed
             if new != self._recent:
                 self._forget()
             self._recent = new

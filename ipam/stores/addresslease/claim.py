@@ -11,6 +11,8 @@ least one sees the other. Source: Kubernetes API Concepts, "Resource versions": 
 
 from __future__ import annotations
 
+import time
+
 from ipam.leases import Lease, Owner, Want
 from ipam.leases import given_up as left_free
 from ipam.ranges import network_name_of
@@ -87,7 +89,7 @@ class Claim:
             if ours:
                 self._made.append(entry)
                 return entry
-            if entry.held:
+            if entry.held or (self._cooldown and entry.cools(time.time()) and not entry.lease.is_of_pod(lease.owner)):
                 return None
             replaced = take(entry)
         self._replaced.append(replaced)

@@ -57,7 +57,7 @@ class Gone(Exception):
 
 
 class TooLarge(Exception):
-    """The server takes no object of this size."""
+    """The server takes no object of this size, or its cache has no version as late as this one."""
 
 
 class Refusal:
@@ -91,12 +91,16 @@ class Refusal:
         self.rights = RIGHTS.get(resource, "").replace(" ", ", ")
         self.is_known = self.reason == "NotFound" and bool(self.details.get("name"))
         self.is_of_plugins = self.verb in RIGHTS.get(resource, "").split() and namespace != EVERYWHERE
-        self.is_too_large: bool = status == 413 or any(sign in self.message for sign in _TOO_LARGE)
+        causes = [str(c.get("reason")) for c in self.details.get("causes") or () if isinstance(c, dict)]
+        self.is_too_large: bool = (
+            status == 413 or "ResourceVersionTooLarge" in causes or any(sign in self.message for sign in _TOO_LARGE)
+        )
         is_test = method == "PATCH" and "the server rejected our request" in self.message
         self.is_conflict: bool = status in (409, 412) or (status == 422 and is_test)
 
 
-_TOO_LARGE = ("too large", "larger than max", "limit is 3145728")
+# of etcd, of its client, and of a server before 1.18.6, which names no cause
+_TOO_LARGE = ("request is too large", "larger than max", "Too large resource version")
 _DOING = "{api} refuses to {doing} {where}"
 _REFUSALS: tuple[tuple[int, Callable[[Refusal], object], type[Exception], str], ...] = (
     # status (0: any), further condition, error, its text with the members of a Refusal; the first that fits counts
