@@ -158,6 +158,7 @@ class Node:
     def __init__(self, executables: Path = BIN, is_warm: bool = IS_WARM) -> None:
         self.executables = executables
         self.is_warm = is_warm
+        self.caller: Mapping[str, str] = {}  # the variables of what calls plugins, beside those of the specification
         self.pods: dict[str, Pod] = {}
         self._started: list[subprocess.Popen[bytes]] = []
         self._known: set[str] = set()
@@ -367,9 +368,10 @@ class Node:
         path: Sequence[str | Path] | None = None,
         more: Mapping[str, str] | None = None,
         cwd: str = "/",
+        through: Sequence[str] = (),
     ) -> Call:
-        """Start `executable` (a name in bin/ or a path) for `verb`, with CNI variables and nothing else in its
-        environment; a None leaves its variable out. GC and STATUS get CNI_PATH alone, as from libcni."""
+        """Start `executable` (a name in bin/ or a path) for `verb`, with CNI variables, `caller` and `more` in
+        its environment; a None leaves its variable out. GC and STATUS get CNI_PATH alone, as from libcni."""
         folders = path if path is not None else [self.executables, GO_PLUGINS]
         env = {"CNI_COMMAND": verb, "CNI_PATH": ":".join(str(p) for p in folders)}
         if verb not in ("GC", "STATUS", "VERSION"):
@@ -381,8 +383,8 @@ class Node:
             }
             env |= {name: value for name, value in named.items() if value is not None}
         stdin = config if isinstance(config, bytes) else json.dumps(config).encode()
-        argv = [self.executables / executable]
-        return Call(self.start(argv, env=env | dict(more or {}), cwd=cwd, as_plugin=True), stdin)
+        argv = [*through, self.executables / executable]
+        return Call(self.start(argv, env={**self.caller, **env, **(more or {})}, cwd=cwd, as_plugin=True), stdin)
 
     def cni(self, executable: str | Path, verb: str, config: Mapping[str, Any] | bytes, **how: Any) -> Reply:
         """Call `executable` and return its answer; `how` as for `start_cni`."""

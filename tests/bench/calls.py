@@ -6,8 +6,8 @@ import ctypes
 import fcntl
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench.samples import Sample
@@ -25,7 +25,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a plugin, with the variables of the specification and no others in its environment.
+    """A call of a plugin, with the variables of the specification and those of its `caller` in its environment.
 
     `args` is CNI_ARGS, and `node` the name of the node that it poses as; neither is set when it is "". A `cold` call has
     RAILCNI_COLD: no warm worker serves it.
@@ -41,6 +41,7 @@ class Call:
     node: str = ""
     ifname: str = "net1"
     cold: bool = False
+    caller: Mapping[str, str] = field(default_factory=dict)
 
     def environ(self) -> dict[str, str]:
         named = {
@@ -52,7 +53,9 @@ class Call:
         }
         if self.cold:
             named["RAILCNI_COLD"] = ""
-        return named | {name: value for name, value in (("CNI_ARGS", self.args), ("NODENAME", self.node)) if value}
+        return {**self.caller, **named} | {
+            name: value for name, value in (("CNI_ARGS", self.args), ("NODENAME", self.node)) if value
+        }
 
 
 class Running:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tests.bench.samples import Crowd, Operation, Results, median, ratio
 from tests.bench.scenarios import (
     ADDRESS_LEASES,
+    AS_CONTAINERD,
     AT_ONCE,
     ETCD_CLAIMS,
     ETCD_CROWDED,
@@ -86,6 +87,12 @@ def _to_other(operation: Operation, other: Operation) -> Callable[[Results], flo
     return lambda results: ratio(results.times(operation, OURS), results.times(other, OURS))
 
 
+def _above_row_without(results: Results) -> float | None:
+    """How many times ADD / Go of the row whose caller has no variables."""
+    rows = [_to_go(Operation(group, "ADD"))(results) for group in (AS_CONTAINERD, POOL)]
+    return rows[0] / rows[1] if rows[0] and rows[1] else None
+
+
 def _noted(operation: Operation) -> Callable[[Results], float | None]:
     """The median of what is no time; of failures the sum is what counts."""
     failures = operation.verb.startswith("failures")
@@ -102,6 +109,7 @@ LIMITS: dict[Operation, Limit | _Both] = {
     Operation(POOL, "ADD"): _Both(
         Limit(0.65, _to_go(Operation(POOL, "ADD"))), Limit(0.6, _cpu_to_go(Operation(POOL, "ADD")), "", "CPU")
     ),
+    Operation(AS_CONTAINERD, "ADD"): Limit(1.05, _above_row_without, "", "of ADD / Go of the row without"),
     Operation(POOL, "CHECK"): Limit(0.5, _to_go(Operation(POOL, "CHECK"))),
     Operation(POOL, "DEL"): Limit(0.5, _to_go(Operation(POOL, "DEL"))),
     Operation(POOL_COLD, "ADD"): Limit(2.5, _to_go(Operation(POOL_COLD, "ADD"))),

@@ -101,7 +101,7 @@ def link_call(scenario: Scenario, side: Side, verb: str, pod: Pod, container: st
     previous = {"prevResult": json.loads(result)} if result else {}
     executable = side.executable(scenario.plugin)
     config, cold = scenario.config(side, **previous), scenario.cold and side.name == OURS
-    return Call([executable], verb, config, container, pod.path, side.path, cold=cold)
+    return Call([executable], verb, config, container, pod.path, side.path, cold=cold, caller=scenario.caller)
 
 
 def prepare(scenario: Scenario, side: Side) -> None:

@@ -31,7 +31,7 @@ class Run:
         self._workers = Workers()
 
     def everything(self) -> None:
-        for scenario in SCENARIOS:
+        for scenario in (s for s in SCENARIOS if not s.caller):
             self._one_at_a_time(scenario)
             if scenario is SCENARIOS[0]:  # the workers that one call at a time has left: later they may have ended
                 self.results.note(WORKERS_IDLE, OURS, self._workers.memory_mb())
@@ -51,9 +51,13 @@ class Run:
         alternately(self.results, self._progress, what, sides, max(3, self._rounds // 20), peak)
 
     def _attachment(self, scenario: Scenario, side: Side, number: int) -> Round:
-        """An attachment, and with ours the floors under it: measured in the same rounds."""
+        """An attachment, that of the same network with a caller's variables, and with ours the floors under it: measured in
+        the same rounds."""
         measure = self._workers.timed if side is self._sides[0] and not scenario.cold else timed
-        found = operations.attachment(scenario, self._pods[0], side, number, measure)
+        found: Round = {}
+        same = [scenario, *(s for s in SCENARIOS if s.caller and scenario is SCENARIOS[0])]
+        for each in same[:: 1 if number % 2 else -1]:
+            found |= operations.attachment(each, self._pods[0], side, number, measure)
         if side is self._sides[0] and scenario is SCENARIOS[0] and self._python:
             found |= operations.interpreter(self._python)
         if side is self._sides[0] and scenario.plugin == "host-device":

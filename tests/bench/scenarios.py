@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.bench.samples import Operation
+from tests.callers import CONTAINERD
 from tests.node import GO_PLUGINS, ROOT, STATE
 
 BUILD = ROOT / "build"
@@ -21,6 +23,7 @@ PODS = 50
 
 # Groups of operations, as the table shows them. Of the first our IPAM is the file store, Go's host-local.
 POOL = "macvlan, addresses from a pool"
+AS_CONTAINERD = "as containerd calls: macvlan, addresses from a pool"
 HOST_LOCAL = "macvlan, host-local on both sides"
 STATIC = "macvlan, static on both sides"
 BARE = "macvlan, no addresses"
@@ -131,6 +134,7 @@ class Scenario:
     source: str
     verbs: tuple[str, ...] = ("ADD", "CHECK", "DEL")
     cold: bool = False  # ours start Python for each call
+    caller: Mapping[str, str] = field(default_factory=dict)  # variables beside those of the specification
 
     def config(self, side: Side, **more: Any) -> bytes:
         keys: dict[str, Any] = {"type": self.plugin}
@@ -143,6 +147,7 @@ class Scenario:
 
 SCENARIOS = (
     Scenario(POOL, "macvlan", "pool", ("VERSION", "ADD", "CHECK", "DEL")),
+    Scenario(AS_CONTAINERD, "macvlan", "pool", caller=CONTAINERD.environ),
     Scenario(HOST_LOCAL, "macvlan", "host-local"),
     Scenario(STATIC, "macvlan", "static"),
     Scenario(BARE, "macvlan", "none"),

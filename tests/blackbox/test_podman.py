@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import callers
 from tests.node import GO_PLUGINS, ROOT, Node
 
 BUSYBOX = Path("/bin/busybox")
@@ -86,7 +87,7 @@ class Podman:
     @staticmethod
     def _environment() -> dict[str, str]:
         return {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            **(callers.PODMAN.unit or {}),
             "HOME": "/run/podman-test",
             "CONTAINERS_CONF": "/run/podman-test/containers.conf",
             "CONTAINERS_STORAGE_CONF": "/run/podman-test/storage.conf",
@@ -157,3 +158,25 @@ def test_a_container_restarts_on_its_network(wired: Node, podman: Podman) -> Non
     assert wired.leases() == ["192.168.111.1"]
     podman("rm", "--all", "--force", "--time", "0")
     assert wired.leftovers(settle=5) == []
+
+
+def test_the_variables_arguments_and_order_of_its_calls_are_those_of_the_table(wired: Node) -> None:
+    folder = wired.path("/run/recorder")
+    folder.mkdir()
+    plugin = folder / "railcni-macvlan"
+    plugin.write_text(callers.RECORDER.format(directory="/run/recorder", plugin=wired.executables / "macvlan"))
+    plugin.chmod(0o755)
+    podman = Podman(wired, [Path("/run/recorder"), wired.executables, GO_PLUGINS])
+    podman.import_busybox()
+    podman.network("whereabouts")
+    podman.start("one")
+    podman("rm", "--all", "--force", "--time", "0")
+    calls = [callers.variables_of(path.read_bytes()) for path in sorted(folder.glob("*.environ"))]
+    calls = [call for call in calls if call["CNI_COMMAND"] != "VERSION"]
+    wanted = callers.PODMAN.order
+    assert [(call["CNI_COMMAND"], bool(call["CNI_NETNS"])) for call in calls] == [step[:2] for step in wanted]
+    assert {call["CNI_ARGS"] for call in calls} == {callers.PODMAN.args_of("one", "")}
+    ours = ("CNI_", "CONTAINERS_", "_CONTAINERS_", "_OCI_", "HOME")
+    added, removed = ({n: v for n, v in call.items() if not n.startswith(ours)} for call in calls)
+    assert added | {"HOME": "/root"} == callers.PODMAN.environ
+    assert removed.items() < added.items()  # a cleanup that conmon starts, with few variables

@@ -25,8 +25,8 @@ from cni.cli import warm as command
 from cni.library.installation import change, content
 from cni.library.installation.change import Folder
 from cni.warm import places
+from tests import callers, warm
 from tests import node as nodes
-from tests import warm
 from tests.blackbox.test_host_device import PCI, bus
 from tests.blackbox.test_protocol import UNREADABLE
 from tests.faults import backing
@@ -64,6 +64,7 @@ def node(executables: Path) -> Iterator[Node]:
     if why:
         pytest.skip(why)
     with Node(executables, is_warm=True) as fresh:
+        fresh.caller = callers.CONTAINERD.environ
         fresh.master()
         yield fresh
     assert warm.processes(fresh.mounts) == []
@@ -452,6 +453,7 @@ SEARCHED = {"none": {}, "an empty one": {"PATH": ""}, "one": {"PATH": "/usr/bin"
 
 @pytest.mark.parametrize("more", SEARCHED.values(), ids=SEARCHED)
 def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node, more: dict[str, str]) -> None:
+    node.caller = {}
     kubeconfig = node.path("/etc/cni/kubeconfig")
     kubeconfig.write_text(json.dumps(KUBECONFIG))
     ipam = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "kubernetes"}
@@ -463,6 +465,37 @@ def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node, more
     assert "exec helper" in answers[0].msg
     assert answers[0].document == answers[1].document
     assert until(lambda: state_of(node).calls == before.calls + 1)
+
+
+@pytest.mark.parametrize("caller", callers.CALLERS.values(), ids=callers.CALLERS)
+def test_the_calls_of_each_caller_are_served_warm_from_the_second_on(
+    node: Node, pod: Pod, caller: callers.Caller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.caller = caller.environ
+    through: list[str] = []
+    if caller.is_in_pod:
+        node.run(["mkdir", "/run/hostroot"]).check_returncode()
+        node.run(["mount", "--rbind", "/", "/run/hostroot"]).check_returncode()
+        there = node.start(["unshare", "--mount", "sleep", "1000"])
+        assert until(lambda: Path(f"/proc/{there.pid}/comm").read_text() == "sleep\n")
+        through = ["nsenter", f"--mount=/proc/{there.pid}/ns/mnt", "/usr/sbin/chroot", "/run/hostroot"]
+    before, cold, calls = warm.served(node), len(warm.cold(node)), 0
+    for number in range(5):
+        how = {"ifname": caller.ifname, "args": caller.args_of("pod1", f"c{number}"), "through": through}
+        result: dict[str, Any] = {}
+        for step in caller.order:
+            config = network(**({"prevResult": result} if step.has_previous else {}))
+            netns = pod if step.has_netns else ""
+            reply = node.cni("macvlan", step.verb, config, netns=netns, container_id=f"c{number}", **how)
+            result = reply.succeeded() or result
+            calls += 1
+            if calls == 1 and caller.is_in_pod:
+                assert until(lambda: len([w for w in warm.found(node) if w.workers]) == 2)
+    served = warm.served(node) - before
+    with capsys.disabled():
+        print(f"\n{served} of {calls} calls warm: {caller.source}")
+    assert (served, len(warm.cold(node)) - cold) == (calls - caller.is_in_pod, caller.is_in_pod)
+    assert node.leftovers(settle=2) == []
 
 
 # --- whom a worker does not serve ---

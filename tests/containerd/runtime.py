@@ -22,6 +22,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 import grpc
 
 from cni.device_plugin.api import services
+from tests.callers import CONTAINERD
 from tests.containerd import image
 from tests.containerd.api import cri_v1_pb2 as cri
 from tests.node import BIN, GO_PLUGINS, Node, until, unusable
@@ -98,6 +99,7 @@ oom_score = 0
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{top}/bin"
     conf_dir = "{top}/net.d"
+    max_conf_num = {networks}
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "native"
 """
@@ -133,11 +135,12 @@ class Pod:
 
 
 class Runtime:
-    """`with Runtime(node, conflist) as runtime`: containerd on the node, whose networks are `conflist`; `more` are plugins."""
+    """`with Runtime(node, conflist) as runtime`: containerd on the node, in its default configuration but for paths and the
+    number of networks, which are the `conflists`; `more` are plugins."""
 
-    def __init__(self, node: Node, conflist: Mapping[str, Any], more: Mapping[str, Path] | None = None) -> None:
+    def __init__(self, node: Node, *conflists: Mapping[str, Any], more: Mapping[str, Path] | None = None) -> None:
         self.node = node
-        self._conflist = conflist
+        self._conflists = conflists
         self._more = more or {}
         self._boot = 0
         self._group = ""
@@ -163,8 +166,17 @@ class Runtime:
         plugins = {name: BIN / name for name in ("macvlan", "host-device", "rdma", "whereabouts")}
         for name, place in {**plugins, "loopback": GO_PLUGINS / "loopback", **self._more}.items():
             self.node.path(f"{TOP}/bin/{name}").symlink_to(place)
-        self.node.path(f"{TOP}/net.d/10-rails.conflist").write_text(json.dumps(self._conflist))
-        names = {"root": _ROOT, "state": _STATE, "socket": SOCKET, "image": image.NAME, "top": TOP}
+        for number, conflist in enumerate(self._conflists):
+            self.node.path(f"{TOP}/net.d/{10 + number}-rails.conflist").write_text(json.dumps(conflist))
+        networks = len(self._conflists)
+        names = {
+            "root": _ROOT,
+            "state": _STATE,
+            "socket": SOCKET,
+            "image": image.NAME,
+            "top": TOP,
+            "networks": networks,
+        }
         self.node.path(f"{TOP}/config.toml").write_text(_CONFIG.format(**names))
         image.write(self.node.path(f"{TOP}/image.tar"))
 
@@ -223,9 +235,12 @@ class Runtime:
         self._first.kill()
         return self._first.communicate()[1].decode()
 
-    def start(self, words: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    def start(
+        self, words: Sequence[str], log: IO[bytes], env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start a program in the runtime's namespaces: the child of the process that is returned."""
-        process = subprocess.Popen([*self._inside(), *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        words = [*self._inside(), *words]
+        process = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._processes.append(process)
         return process
 
@@ -243,7 +258,7 @@ class Runtime:
     def start_containerd(self) -> None:
         """Start it, and wait until it is ready for pods, its network too."""
         with self.node.path(_LOG).open("ab") as log:
-            self._containerd = self.start(["containerd", f"--config={TOP}/config.toml"], log)
+            self._containerd = self.start(["containerd", f"--config={TOP}/config.toml"], log, CONTAINERD.unit)
         # containerd's socket lies in the node, which has a path of its own for this process.
         self.channel = grpc.insecure_channel(f"unix:{self.node.root}{SOCKET}")
         self.stub = services.client(cri.DESCRIPTOR.services_by_name["RuntimeService"], self.channel)
@@ -359,9 +374,9 @@ def conflist(master: str = "ens2f0", subnet: str = "192.168.111.0/24", name: str
     }
 
 
-def multus(inner: Mapping[str, Any], **more: object) -> dict[str, Any]:
-    """Multus with `inner` as the network that each pod has."""
-    plugin = {"type": "multus", "name": "multus", "delegates": [dict(inner)], "logLevel": "verbose", **more}
+def multus(*inner: Mapping[str, Any], **more: object) -> dict[str, Any]:
+    """Multus with `inner` as the networks that each pod has."""
+    plugin = {"type": "multus", "name": "multus", "delegates": [*inner], "logLevel": "verbose", **more}
     return {"cniVersion": "1.0.0", "name": "multus-net", "plugins": [plugin]}
 
 

@@ -82,7 +82,7 @@ def world() -> Iterator[World]:
         inside = ["nsenter", f"--target={node.holder}", "--mount", "--net", "--", "setpriv", "--pdeathsig=KILL"]
         with Cluster(node) as cluster, Scene(inside=inside) as one, Scene(inside=inside) as two:
             network = multus(conflist(), kubeconfig=cluster.kubeconfig)
-            with Runtime(node, network, {"multus": Path(MULTUS)}) as runtime, Kubelet(runtime, cluster) as kubelet:
+            with Runtime(node, network, more={"multus": Path(MULTUS)}) as runtime, Kubelet(runtime, cluster) as kubelet:
                 cluster.network(conflist("ens3f0", "192.168.222.0/24", "rdma-net"), SHARED)
                 one.machine.nic(0)
                 one.configure({"configList": [one.share("ens0f0", most=4)]})

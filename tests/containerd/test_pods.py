@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from cni.cli.warm import described
+from tests import warm
+from tests.callers import CONTAINERD, RECORDER, THIN_MULTUS, Caller, variables_of
 from tests.containerd import cluster as clusters
 from tests.containerd import runtime as runtimes
 from tests.containerd.cluster import Cluster
 from tests.containerd.runtime import MULTUS, Pod, Runtime, conflist, multus
 from tests.device_plugin.scene import SHARED, Scene
-from tests.node import Node
+from tests.node import BIN, Node
 
 pytestmark = [pytest.mark.containerd, pytest.mark.timeout(600)]
 if reason := runtimes.missing():
@@ -129,11 +133,65 @@ def test_after_a_reboot_the_pods_of_the_former_boot_are_removed_without_a_rest(r
     assert runtime.remains() == []
 
 
+RAILS = [conflist(subnet=f"192.168.{111 + rail}.0/24", name=f"rail{rail}") for rail in range(4)]
+PODS = 10
+
+
+@pytest.mark.parametrize("way", [pytest.param("containerd"), pytest.param("thin Multus", marks=by_multus)])
+def test_nine_calls_of_ten_are_warm_for_ten_pods_with_four_networks(
+    way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In containerd's default configuration, with the variables of its unit. The pods come up and go down at once."""
+    with Node(is_warm=True) as node:
+        node.master("ens2f0", mtu=9000)
+        networks = RAILS if way == "containerd" else [multus(*RAILS)]
+        before = len(warm.cold(node))
+        with Runtime(node, *networks, more={"multus": Path(MULTUS)} if MULTUS else None) as runtime:
+            first, *others = [Pod(f"pod{number}") for number in range(PODS)]
+            runtime.run_pod(first)
+            for pod, answer in [(pod, runtime.begin_pod(pod)) for pod in others]:
+                pod.id = answer.result().pod_sandbox_id
+            assert len(node.leases()) == PODS * len(RAILS)
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda pod: runtime.end_pod(pod.id), [first, *others]))
+            served, cold = warm.served(node), warm.cold(node)[before:]
+            with capsys.disabled():
+                print(f"\n{way}: {served} of {served + len(cold)} calls warm; cold calls: {described(cold)}")
+            assert runtime.remains() == []
+        assert served + len(cold) >= 2 * PODS * len(RAILS)
+        assert served > 0 and served >= 9 * len(cold)
+
+
+@pytest.mark.parametrize(
+    "caller", [CONTAINERD, pytest.param(THIN_MULTUS, marks=by_multus)], ids=["containerd", "thin Multus"]
+)
+def test_the_variables_arguments_and_order_of_real_calls_are_those_of_the_table(caller: Caller) -> None:
+    with Node(is_warm=False) as node:
+        node.master("ens2f0", mtu=9000)
+        folder = node.path("/run/recorder")
+        folder.mkdir()
+        recorder = folder / "macvlan"
+        recorder.write_text(RECORDER.format(directory="/run/recorder", plugin=BIN / "macvlan"))
+        recorder.chmod(0o755)
+        more = {"macvlan": Path("/run/recorder/macvlan")} | ({"multus": Path(MULTUS)} if MULTUS else {})
+        with Runtime(node, conflist() if caller is CONTAINERD else multus(conflist()), more=more) as runtime:
+            pod = Pod("one")
+            runtime.run_pod(pod)
+            runtime.end_pod(pod.id)
+            calls = [variables_of(path.read_bytes()) for path in sorted(folder.glob("*.environ"))]
+    assert [(call["CNI_COMMAND"], bool(call["CNI_NETNS"])) for call in calls] == [step[:2] for step in caller.order]
+    wanted = caller.args_of("one", pod.id, uid=pod.config.metadata.uid).split(";")
+    for call in calls:
+        assert sorted(call["CNI_ARGS"].split(";")) == sorted(wanted)
+        others = {name: value for name, value in call.items() if not name.startswith("CNI_")}
+        assert others | {"PATH": others["PATH"].removesuffix(":/opt/nri/bin")} == caller.environ
+
+
 @by_multus
 def test_two_pods_reach_each_other_by_multus_and_nothing_is_left() -> None:
     with Node(is_warm=False) as node:
         node.master("ens2f0", mtu=9000)
-        with Runtime(node, multus(conflist()), {"multus": Path(MULTUS)}) as runtime:
+        with Runtime(node, multus(conflist()), more={"multus": Path(MULTUS)}) as runtime:
             pods = two_pods(runtime)
             whole_mtu_crosses(runtime, runtime.container(pods[0]))
             for pod in pods:
@@ -152,7 +210,7 @@ def test_net1_of_a_NetworkAttachmentDefinition_with_a_resource_of_the_device_plu
         node.remember()
         with Cluster(node) as cluster:
             network = multus(conflist(), kubeconfig=cluster.kubeconfig)
-            with Runtime(node, network, {"multus": Path(MULTUS)}) as runtime:
+            with Runtime(node, network, more={"multus": Path(MULTUS)}) as runtime:
                 cluster.network(conflist("ens3f0", "192.168.222.0/24", "rdma-net"), SHARED)
                 pods = [cluster.pod(name, "rdma-net") for name in ("one", "two")]
                 scene.machine.nic(0)
