@@ -416,7 +416,7 @@ def _check_requested(store: Store, needs: Sequence[Need], kept: Sequence[Lease],
     held = {(lease.pool, lease.value) for lease in kept}
     for need in needs:
         value = need.requested
-        if value is None or (need.pool, value) in held:
+        if value is None or need.shared or (need.pool, value) in held:
             continue
         if value in store.cooling(need.pool, need.scope, need.rng.family, value, value, owner):
             raise TryAgainLater(
@@ -449,9 +449,12 @@ def _lost(
             ours = holder.attachment == owner.attachment
             if ours or (need.requested is None and rules.may_take_over(holder, owner)):
                 continue
+        if need.shared and holder.network == owner.attachment.network:
+            raise rules.Shared(need)
         if need.requested is not None:
+            kind = "static address (ipam.addresses)" if need.shared else "requested address"
             raise TryAgainLater(
-                f"the requested address {holder.text} (pool {holder.pool}) is held by {holder.holder()}: ask for another one,"
+                f"the {kind} {holder.text} (pool {holder.pool}) is held by {holder.holder()}: ask for another one,"
                 " or detach that"
             )
         lost.append(want)

@@ -112,11 +112,16 @@ def claim(
     `record` is the present one, whose lock the caller holds; `of_group` are the members that a group adds to it.
     """
     from ipam.acquire import Terms, acquire  # other verbs claim no address
+    from ipam.rules import Shared
 
     if record:  # also when the clock was set back since
         owner.sequence = max(owner.sequence, record["sequence"] + 1)
     for need in [need for choice in wanted for need in choice.needs if record is None]:
-        if need.requested is not None and own.is_own(config.network, want := need.want(need.requested)):
+        if (
+            need.requested is not None
+            and not need.shared
+            and own.is_own(config.network, want := need.want(need.requested))
+        ):
             raise TryAgainLater(
                 f"the requested address {want.text} (pool {need.pool}) is this node's own, on its link: ask for another one"
             )
@@ -151,7 +156,11 @@ def claim(
             is_avoided=lambda address: memory.is_avoided(records, address),
             is_own=lambda want: own.is_own(config.network, want),
         )
-        return acquire(store, wanted, owner, terms), record
+        while True:
+            try:
+                return acquire(store, wanted, owner, terms), record
+            except Shared as found:
+                wanted = [choice for choice in wanted if choice is not found.need]
     except Unreachable:
         raise  # the claim may have succeeded; DEL or GC finds it by the record
     except CniError:

@@ -124,7 +124,8 @@ IPAM_KEYS = (
         "addresses",
         list_of(mapping),
         (),
-        "static addresses, which every attachment gets in addition to those of the ranges: objects with the keys address, gateway",
+        "static addresses, which every attachment gets in addition to those of the ranges; one that lies in a range is leased to one "
+        "attachment of the network: objects with the keys address, gateway",
         "address_entries",
     ),
     Key(

@@ -87,7 +87,9 @@ def _add(
             return None, []
         if record:
             store_ref = stores.joined(record["store"], store_ref)
-        return store_ref, claim(needs, owner_of(request, config), config, store_ref, record, records)[0]
+        wanted = [*needs, *rules.statics(config)]
+        values = claim(wanted, owner_of(request, config), config, store_ref, record, records)[0]
+        return store_ref, values[: len(needs)]
 
 
 def _leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:
@@ -236,7 +238,8 @@ def _lease_differences(
     store = stores.open_store(store_ref, READ, known, min(SHARED_SECONDS, config.store_timeout))
     found = []
     with store.session():
-        held = {(lease.family, lease.value): lease for lease in store.find(attachment)}
+        static = {host_of(a.address) for a in config.addresses}
+        held = {lease.address: lease for lease in store.find(attachment) if lease.address not in static}
         for (family, value), text in given.items():
             need = next((n for n in wanted if n.rng.family == family and n.rng.contains(value)), None)
             if need and (family, value) not in held:

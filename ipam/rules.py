@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from cni.shared.spec.errors import TryAgainLater
 from ipam.leases import Lease, Owner, Want
+from ipam.ranges import host_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
     """The choice of an index of `space`, which stands for an address for each of `needs`. A single need is a choice too."""
 
 
+MOST_STATICS = 32  # static addresses of a network that are leased: a claim is one transaction (ipam.group.indexes)
+
+
+class Shared(Exception):
+    """Another attachment of the network has the lease of `need`, which both share."""
+
+    def __init__(self, need: Need) -> None:
+        self.need = need
+
+
 class Exhausted(TryAgainLater):
     """A pool has no free address."""
 
@@ -33,12 +44,16 @@ class Exhausted(TryAgainLater):
 class Need:
     """One address that an attachment gets from a pool: any of `rng`, or the one that was `requested`.
 
-    As a choice, its index is the address itself.
+    As a choice, its index is the address itself. `shared`: the attachments of its network have the address in common, and one
+    of them has the lease.
     """
 
-    __slots__ = ("pool", "requested", "rng", "scope")
+    __slots__ = ("pool", "requested", "rng", "scope", "shared")
 
-    def __init__(self, rng: Range, pool: str, scope: str | None, requested: int | None = None) -> None:
+    def __init__(
+        self, rng: Range, pool: str, scope: str | None, requested: int | None = None, shared: bool = False
+    ) -> None:
+        self.shared = shared
         self.rng = rng
         self.pool = pool
         self.scope = scope
@@ -110,6 +125,17 @@ def needs(config: IpamConfig) -> list[Need]:
         else:
             found.append(Need(holding[0].rng, holding[0].pool, scope, value))
     return found
+
+
+def statics(config: IpamConfig) -> list[Need]:
+    """A need for each static address in a range of the network, so that no other network of the range gives it."""
+    scope = config.network_name if config.overlap else None
+    found = []
+    for family, value in (host_of(a.address) for a in config.addresses):
+        rng = config.range_of(family, value)
+        if rng:
+            found.append(Need(rng, rng.pool_name(config.network_name, config.slice_node), scope, value, shared=True))
+    return found[:MOST_STATICS]
 
 
 def plan(

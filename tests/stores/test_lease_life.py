@@ -235,6 +235,56 @@ def test_a_pod_gets_another_address_than_its_predecessor_of_the_same_name_that_l
     assert place.add("again", "web-0", uid=uid, node=node, **keys) == "10.0.0.2"  # its own sandbox was made again
 
 
+# --- static addresses of a range ---
+
+
+STATIC = {"addresses": [{"address": "10.0.0.2/24"}]}
+OTHER = {"name": "other"}
+
+
+def test_a_static_address_of_a_range_is_leased_so_that_no_other_network_gives_it(place: Place) -> None:
+    """Nor another range of the same network_name."""
+    assert place.add("c1", "a", **STATIC) == "10.0.0.1 10.0.0.2"
+    assert place.add("c2", "b", config=OTHER) == "10.0.0.3"
+    store_ref = place.records().all()[0][2]["store"]
+    assert place.leased(store_ref) == {"10.0.0.1": "c1", "10.0.0.2": "c1", "10.0.0.3": "c2"}
+    assert place.add("c1", "a", **STATIC) == "10.0.0.1 10.0.0.2"
+    previous = {"cniVersion": "1.1.0", "ips": [{"address": f"10.0.0.{i}/24"} for i in (1, 2)]}
+    place.call("CHECK", "c1", "a", config={"prevResult": previous}, **STATIC)
+    place.delete("c1", "a", **STATIC)
+    assert place.add("c3", "c", config=OTHER) == "10.0.0.1"
+    assert place.add("c4", "d", config=OTHER) == "10.0.0.2"
+
+
+def test_pods_of_one_network_share_a_static_address(place: Place) -> None:
+    """As with Go's whereabouts, which leases none."""
+    assert place.add("c1", "a", **STATIC) == "10.0.0.1 10.0.0.2"
+    assert place.add("c2", "b", node="node-2", **STATIC) == "10.0.0.3 10.0.0.2"
+    assert place.add("c2", "b", node="node-2", **STATIC) == "10.0.0.3 10.0.0.2"
+    previous = {"cniVersion": "1.1.0", "ips": [{"address": f"10.0.0.{i}/24"} for i in (3, 2)]}
+    place.call("CHECK", "c2", "b", node="node-2", config={"prevResult": previous}, **STATIC)
+    store_ref = place.records().all()[0][2]["store"]
+    place.delete("c1", "a", **STATIC)
+    assert place.leased(store_ref) == {"10.0.0.3": "c2"}
+    assert place.add("c2", "b", node="node-2", **STATIC) == "10.0.0.3 10.0.0.2"
+    assert place.leased(store_ref) == {"10.0.0.3": "c2", "10.0.0.2": "c2"}
+    place.delete("c2", "b", node="node-2", **STATIC)
+    assert place.leased(store_ref) == {}
+
+
+def test_a_static_address_that_another_network_has_given_is_refused(place: Place) -> None:
+    for i in range(2):
+        place.add(f"c{i}", f"p{i}", config=OTHER)
+    store_ref = place.records().all()[0][2]["store"]
+    with pytest.raises(TryAgainLater, match=r"static address \(ipam.addresses\) 10.0.0.2 .*p1"):
+        place.add("c9", "b", **STATIC)
+    place.delete("c9", "b", **STATIC)
+    assert place.leased(store_ref) == {"10.0.0.1": "c0", "10.0.0.2": "c1"}
+    assert len(place.records().all()) == 2
+    place.delete("c1", "p1", config=OTHER)
+    assert place.add("c9", "b", cooldown_seconds=60, **STATIC) == "10.0.0.3 10.0.0.2"
+
+
 # --- a pod's new sandbox, in kubelet's order: DEL of the old one, then ADD ---
 
 
