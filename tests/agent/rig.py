@@ -200,7 +200,7 @@ class Rig:
         store = {"kind": "addresslease", "kubeconfig": self.server.kubeconfig(self.directory)}
         want = Want(POOL, 4, TEN + offset, "")
         if leased:
-            opened = AddressLeaseStore(store)
+            opened = AddressLeaseStore({**store, "moves": True})  # tests have the range in both stores
             assert isinstance(opened.claim([want], owner), Claimed)
             opened.close()
             self.server.asked.clear()

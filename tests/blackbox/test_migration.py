@@ -401,7 +401,7 @@ def test_c_leases_of_both_move_to_addressleases_while_their_pods_run(
     go, ours = site.go.call("ADD", "go1", "a"), site.ours("ADD", "c1", "b")
     run("migrate", "--from", pools, "--to", addresses, "--network", "rdma-net")
     assert site.held() == {} and site.reserved() == []
-    with pytest.raises(CniError, match="have moved to AddressLeases"):
+    with pytest.raises(CniError, match="are in AddressLeases"):
         site.ours("ADD", "c2", "c")
     there = {"datastore": "addresslease"}
     (new,) = site.ours("ADD", "c2", "c", there)

@@ -383,7 +383,7 @@ class ApiServer:
         if shown not in self.resources or parts[:3] != ["apis", group_of(shown), VERSION]:
             return 404, "404 page not found\n"
         if len(parts) == 4:
-            return 200, {"items": []}
+            return 200, self._everywhere(shown, query)
         namespace, resource, name = parts[4], parts[5], parts[6] if len(parts) > 6 else ""
         group = group_of(resource)
         where = f'{resource}.{group} "{name}"'
@@ -508,6 +508,15 @@ class ApiServer:
         for value in metadata.get("labels", {}).values():
             if len(value) > 63 or not _LABEL.fullmatch(value):
                 raise Refusal(422, "Invalid", f"metadata.labels: Invalid value: {value!r}: a valid label must be ...")
+
+    def _everywhere(self, resource: str, query: dict[str, list[str]]) -> dict[str, Any]:
+        """The objects of the name that a field selector has, in all namespaces."""
+        if ("list", f"{resource} in all namespaces") in self.forbidden:
+            raise Refusal(403, "Forbidden", f'User "u" cannot list resource "{resource}" at the cluster scope')
+        name = query.get("fieldSelector", [""])[0].removeprefix("metadata.name=")
+        return {
+            "items": [copy.deepcopy(found) for place, found in self.objects.items() if place[::2] == (resource, name)]
+        }
 
     def _list(self, resource: str, namespace: str, query: dict[str, list[str]], brief: bool) -> dict[str, Any]:
         after = query.get("continue", [""])[0]

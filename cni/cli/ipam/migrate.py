@@ -200,10 +200,12 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
             return answer
 
 
-def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
-    """A Kubernetes store locks the pools that its reference names."""
-    store_ref = {**choice.store_ref, "pools": sorted({lease.pool for lease in leases})}
-    return kinds.open_store(store_ref if choice.kind == "kubernetes" else choice.store_ref, use, seconds=SECONDS)
+def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: bool = False) -> Store:
+    """A Kubernetes store locks the pools that its reference names. `moves`: AddressLeases of pools that are in IPPools still."""
+    own: dict[str, Any] = {"moves": moves}
+    if choice.kind == "kubernetes":
+        own = {"pools": sorted({lease.pool for lease in leases})}
+    return kinds.open_store({**choice.store_ref, **own}, use, seconds=SECONDS)
 
 
 # --- the migration ---
@@ -252,12 +254,11 @@ class _Migration:
         Returns the plan, and how many leases, and records of this node, were changed in which way.
         """
         self._progress("reading the source")
-        leases = self._source.read()
+        leases = self._source.read() if dry_run else self._read()
         closed = self._opens.closed() if self._opens else {}
         waiting = [lease for lease in leases if lease.pool in closed]
-        if self._opens and not dry_run:
-            self._copied.update((lease.key(), lease) for lease in self._opens.open(leases))
-        first = plan = self._planned([lease for lease in leases if lease.pool not in closed])
+        given = {lease.key() for lease in waiting} | self._copied.keys()
+        first = plan = self._planned([lease for lease in leases if lease.key() not in given])
         if dry_run:
             for lease in waiting:
                 first.copy.setdefault(lease.key(), []).append(lease)
@@ -265,7 +266,7 @@ class _Migration:
             return first, self._done
         for _ in range(_PASSES):
             self._copy(plan)
-            leases = self._source.read()
+            leases = self._read()
             self._take_back(leases)
             plan = self._planned(leases)
             if not plan.copy and (self._source.pools is None or self._source.pools.close(leases)):
@@ -280,7 +281,19 @@ class _Migration:
         if remove_source or self._opens or self._source.pools:
             self._progress("removing from the source")
             self._done["removed"] = self._source.remove(leases)
+        if pools := self._opens or self._source.pools:
+            pools.settle()
+            pools.choose(self._target.kind)
         return first, self._done
+
+    def _read(self) -> list[Lease]:
+        """The leases of the source. Pools that are closed are opened with theirs, once no claim in the source can succeed."""
+        leases = self._source.read()
+        while self._opens and not self._opens.refuse(leases):
+            leases = self._source.read()
+        if self._opens:
+            self._copied.update((lease.key(), lease) for lease in self._opens.open(leases))
+        return leases
 
     def _planned(self, leases: list[Lease]) -> MigrationPlan:
         self._progress(f"comparing {len(leases)} leases")
@@ -305,7 +318,8 @@ class _Migration:
 
     def _copy(self, plan: MigrationPlan) -> None:
         groups = list(plan.copy.values())
-        store = _opened(self._target, [lease for group in groups for lease in group])
+        moves = self._source.pools is not None
+        store = _opened(self._target, [lease for group in groups for lease in group], moves=moves)
         for start in range(0, len(groups), _AT_ONCE):
             with store.session():
                 for group in groups[start : start + _AT_ONCE]:

@@ -1,11 +1,14 @@
-"""A range is in one of a cluster's two stores: what closes an IPPool whose leases have moved to AddressLeases, and opens it.
+"""A range is in one of a cluster's two stores: the steps by which its leases move from one to the other.
 
-One patch, which tests the resourceVersion, takes the allocations out of the pool and puts a text in the place of its range
-that no CIDR is: Go whereabouts and older versions of railcni refuse an ADD from it. The way back is one patch too.
+The IPPool of the range tells the store. To AddressLeases: the leases are copied, and one patch, which tests the
+resourceVersion, takes the allocations out of the pool and puts a text in the place of its range that no CIDR is, so that Go
+whereabouts, railcni and its older versions refuse an ADD from it. Back: such a text, which AddressLeases refuse too, is put
+there; then the leases are read, and one patch gives the pool its range and its allocations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from cni.library.audit.cluster import Cluster
@@ -13,9 +16,10 @@ from cni.library.audit.model import Snapshot
 from cni.library.audit.store import Choice
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease
-from ipam.ranges import parse_cidr
+from ipam.ranges import parse_cidr, range_of
+from ipam.stores.addresslease.claim import NAMES
 from ipam.stores.apiserver.faults import Conflict, Gone
-from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
+from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, replacement
 from ipam.stores.kubernetes import objects
 
 
@@ -43,8 +47,8 @@ class Pools:
         closed = True
         for name, version in self._versions.items():
             try:
-                cidr = (self._api.get(POOLS, name)[0].get("spec") or {}).get("range")
-                self._replace(name, version, f"{objects.MOVED}{cidr}", {})
+                document = self._api.get(POOLS, name)[0]
+                self._replace(document, version, f"{MOVED}{document['spec']['range']}", {})
             except (Conflict, Gone):
                 closed = False
                 continue
@@ -62,20 +66,60 @@ class Pools:
             except (Conflict, Gone):
                 pass  # it is another's
 
-    def _replace(self, name: str, version: str, cidr: str, entries: dict[str, Any]) -> None:
+    def _replace(self, document: dict[str, Any], version: str, cidr: str, entries: dict[str, Any]) -> None:
         """Let a pool have this range and these allocations, if it still is as in `version`; Conflict, Gone."""
-        test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
-        spec = {"op": "add", "path": "/spec", "value": {"range": cidr, "allocations": entries}}
-        self._api.patch(POOLS, name, [test, spec])
+        metadata = document["metadata"]
+        members: dict[str, Any] = {"/spec": {"range": cidr, "allocations": entries}}
+        if NAMES in (metadata.get("annotations") or {}):
+            members["/metadata/annotations"] = {**metadata["annotations"], NAMES: ""}  # the next ADD lists them
+        self._api.patch(POOLS, metadata["name"], replacement(metadata["uid"], version, members))
+
+    def choose(self, kind: str) -> None:
+        """Let nodes that join use the store `kind`, where an agent has chosen another."""
+        self._cluster.move(kind)
 
     def closed(self) -> dict[str, str]:
         """The pools that are closed, with the range that each had."""
-        found = {}
+        return {name: range_ for name, range_, _ in self._closed()}
+
+    def _closed(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """The name, the range and the object of each pool that gives no addresses."""
         for document in self._api.list_all(POOLS):
             text = str((document.get("spec") or {}).get("range") or "")
-            if text.startswith(objects.MOVED):
-                found[str(document["metadata"]["name"])] = text.removeprefix(objects.MOVED)
-        return found
+            for sign in (MOVED, MOVING):
+                if text.startswith(sign):
+                    yield str(document["metadata"]["name"]), text.removeprefix(sign), document
+
+    def refuse(self, leases: list[Lease]) -> bool:
+        """Let no claim of AddressLeases succeed in closed pools, nor in those of `leases`; whether all were so already."""
+        missing = {lease.pool: lease for lease in leases}
+        refused = True
+        for document in self._api.list_all(POOLS):
+            missing.pop(document["metadata"]["name"], None)
+        for name, lease in missing.items():
+            try:
+                cidr = range_of(name, lease.family, lease.value)
+                refused = False
+                self._api.create(POOLS, objects.new_pool(name, f"{MOVING}{cidr}", {}))
+            except (Conflict, ValueError):
+                pass  # an ADD has made it, and the next reading closes it; or no IPPool can have the name
+        for _, cidr, document in self._closed():
+            if document["spec"]["range"].startswith(MOVED):
+                refused = False
+                self._set(document, f"{MOVING}{cidr}")
+        return refused
+
+    def settle(self) -> None:
+        """Let pools that a way back has left closed for both stores, when it was ended, be closed for one."""
+        for _, cidr, document in self._closed():
+            if document["spec"]["range"].startswith(MOVING):
+                self._set(document, f"{MOVED}{cidr}")
+
+    def _set(self, document: dict[str, Any], text: str) -> None:
+        try:
+            self._replace(document, document["metadata"]["resourceVersion"], text, {})
+        except (Conflict, Gone):
+            pass  # by an ADD, or another run; the next reading shows it
 
     def open(self, leases: list[Lease]) -> list[Lease]:
         """Open each pool that is closed, with those of `leases` that are its; which these are."""
@@ -87,9 +131,8 @@ class Pools:
                 self._reserve(lease)
             entries = {str(lease.value - first): objects.entry_of(lease.owner) for lease in own}
             document, _ = self._api.get(POOLS, name)
-            version = document["metadata"]["resourceVersion"]
             try:
-                self._replace(name, version, cidr, entries)
+                self._replace(document, document["metadata"]["resourceVersion"], cidr, entries)
             except (Conflict, Gone):
                 raise TryAgainLater(f"pool {name} was changed by another meanwhile: run this again") from None
             opened += own

@@ -16,8 +16,16 @@ from ipam.stores import IN_CLUSTER
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Expired, Gone, Undefined
-from ipam.stores.apiserver.resources import ADDRESSES, CONFIGMAPS, EVERYWHERE, PODS, POOLS, RESERVATIONS, SLICES
-from ipam.stores.kubernetes.objects import MOVED, IPPool, Reservation, reservation_name
+from ipam.stores.apiserver.resources import (
+    ADDRESSES,
+    CONFIGMAPS,
+    EVERYWHERE,
+    PODS,
+    POOLS,
+    RESERVATIONS,
+    SLICES,
+)
+from ipam.stores.kubernetes.objects import IPPool, Reservation, is_closed, reservation_name
 
 T = TypeVar("T")
 
@@ -86,12 +94,17 @@ class Cluster:
                 pass  # another agent was first
         return chosen
 
+    def move(self, kind: str) -> None:
+        """Let `kind` be the store of the nodes where another is chosen."""
+        if self.datastore() not in ("", kind):
+            self.api.patch(CONFIGMAPS, CHOICE, [{"op": "add", "path": "/data/datastore", "value": kind}])
+
     def used(self) -> list[str]:
         """The stores of the cluster that hold leases; an IPPool counts without leases, too, if it may give addresses."""
-        ranges = self.pages(POOLS, lambda pool: str((pool.get("spec") or {}).get("range")), size=_POOLS)
+        pools = self.pages(POOLS, is_closed, size=_POOLS)
         held = addresses.selector({addresses.STATE: addresses.HELD})
         found = {
-            "kubernetes": any(not text.startswith(MOVED) for page in ranges for text in page),
+            "kubernetes": any(not closed for page in pools for closed in page),
             "addresslease": any(self.pages(ADDRESSES, str, labels=held, brief=True, size=1)),
         }
         return [kind for kind, is_used in found.items() if is_used]
@@ -160,7 +173,7 @@ class PoolReading:
                 yield [state] if state else []
 
     def _parsed(self, document: dict[str, Any]) -> IPPool | None:
-        if str((document.get("spec") or {}).get("range")).startswith(MOVED):
+        if is_closed(document):
             return None
         try:
             state = model.parse_pool(document, self._reservation, self._networks)

@@ -27,7 +27,7 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
 from ipam.ranges import parse_address
 from ipam.stores.addresslease import objects
-from ipam.stores.addresslease.claim import Claim, standing, twin_name
+from ipam.stores.addresslease.claim import Claim, is_mixed, standing, twin_name
 from ipam.stores.addresslease.objects import Entry
 from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
@@ -51,7 +51,7 @@ _FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories
 class AddressLeaseStore(ObjectStore):
     """`known` tells the leases of this node's records, those of the network that is attached at least."""
 
-    __slots__ = ("_entries", "_known", "_lists", "_objects", "_recent", "_surveyed")
+    __slots__ = ("_entries", "_known", "_lists", "_moves", "_objects", "_recent", "_surveyed")
 
     kind = "addresslease"
     window = objects.BLOCK_SIZE
@@ -62,6 +62,7 @@ class AddressLeaseStore(ObjectStore):
     ) -> None:
         super().__init__(store_ref, seconds)
         self._objects = Objects(self.api)
+        self._moves = store_ref.get("moves") is True  # leases of pools that are in IPPools still
         self._known = known
         self._entries: dict[str, Entry] = {}  # by name, as this session has read them
         self._lists: dict[tuple[Any, ...], Any] = {}  # the lists of this session
@@ -109,6 +110,8 @@ class AddressLeaseStore(ObjectStore):
                 self._forget()
             self._recent = new
             own = [] if new else self.find(owner.attachment)
+            for lease in {lease.pool: lease for lease in own}.values():  # a killed ADD may not have come so far
+                self._is_mixed(lease)
             pods = self._standing([lease for lease in self._known() if lease.is_of_pod(owner)])
             pool, scope, family, _, last = windows[0] if windows else ("", None, 4, 0, 0)
             ends = last % self.window == self.window - 1  # else the range does, and all of it is read
@@ -216,7 +219,7 @@ class AddressLeaseStore(ObjectStore):
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         with self.session():
-            claim = Claim(self._objects, wants, owner, instead_of, self.entry, self.cooldown)
+            claim = Claim(self._objects, wants, owner, instead_of, self.entry, self._is_mixed, self.cooldown)
             try:
                 answer = attempt(claim.leases, claim.make, claim.undo, claim.taken)
             finally:
@@ -224,6 +227,9 @@ class AddressLeaseStore(ObjectStore):
             if instead_of or not isinstance(answer, Taken):
                 self._surveyed, self._recent = None, False
             return answer
+
+    def _is_mixed(self, lease: Want) -> bool:
+        return self._moves or is_mixed(self._objects, lease)
 
     def release(self, leases: Sequence[Lease]) -> int:
         with self.session():

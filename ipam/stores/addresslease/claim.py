@@ -4,22 +4,27 @@ The claim creates an object for each address, in their order; a conflict shows a
 lease that it gives up and claims again. A failed claim is undone; a retry completes a killed one, or DEL clears it, since each
 object names the attachment.
 
-The name makes an address unique in its scope, or in its pool for a lease without a scope. After its create a claim looks for a
-lease of the same pool under the other name, as of the resourceVersion of its own object or later: of two claims at once at
-least one sees the other. Source: Kubernetes API Concepts, "Resource versions": a get with one is not older.
+The name makes an address unique in its scope, or in its pool for a lease without a scope. A range is in one store: the first
+claim of a pool makes the IPPool of its name, with a range that no program gives addresses from, and each claim reads it after
+its create. So of a claim here and one of IPPools, or a migration, at least one sees the other. An annotation of the IPPool
+tells which names the pool's objects have. If both, a claim looks for a lease under the other one, as of the resourceVersion of
+its own object or later. Source: Kubernetes API Concepts, "Resource versions": a get with one is not older.
 """
 
 from __future__ import annotations
 
 import time
 
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Owner, Want
 from ipam.leases import given_up as left_free
-from ipam.ranges import network_name_of
+from ipam.ranges import network_name_of, range_of
 from ipam.stores.addresslease import objects
 from ipam.stores.addresslease.objects import Entry
-from ipam.stores.apiserver.faults import Conflict
-from ipam.stores.base import conflicts
+from ipam.stores.apiserver.faults import Conflict, Gone, Undefined
+from ipam.stores.apiserver.resources import GROUP, MOVED, POOLS, VERSION, replacement
+from ipam.stores.apiserver.store import refuse_elsewhere
+from ipam.stores.base import Pauses, conflicts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,11 +32,23 @@ if TYPE_CHECKING:
 
     from ipam.stores.addresslease.requests import Objects
 
+NAMES = "railcni.io/names"  # of an IPPool: the kinds of names that its AddressLeases have, "net" or "pool" or both
+
 
 class Claim:
-    """One attempt. `known` answers the object of a lease as this session has read it."""
+    """One attempt. `known` answers the object of a lease as this session has read it, `is_mixed` as the function below."""
 
-    __slots__ = ("_cooldown", "_instead_of", "_known", "_made", "_objects", "_replaced", "_wants", "leases")
+    __slots__ = (
+        "_cooldown",
+        "_instead_of",
+        "_is_mixed",
+        "_known",
+        "_made",
+        "_objects",
+        "_replaced",
+        "_wants",
+        "leases",
+    )
 
     def __init__(
         self,
@@ -40,8 +57,10 @@ class Claim:
         owner: Owner,
         instead_of: Sequence[Lease],
         known: Callable[[Lease], Entry | None],
+        is_mixed: Callable[[Lease], bool],
         cooldown: int,
     ) -> None:
+        self._is_mixed = is_mixed
         self._objects = found
         self._wants = wants
         self._instead_of = instead_of
@@ -63,7 +82,7 @@ class Claim:
                 entry = self._object_of(lease, given_up)
             except Conflict:
                 entry = None
-            if entry is None or twin(self._objects, lease, given_up, entry.version):
+            if entry is None or (self._is_mixed(lease) and twin(self._objects, lease, given_up, entry.version)):
                 return [want]
         names = {entry.name for entry in (*self._made, *(now for now, _ in self._replaced))}
         freed = {lease.key() for lease in left_free(self._instead_of, self._wants)}
@@ -118,6 +137,56 @@ class Claim:
 
     def _is_held(self, want: Want, freed: Sequence[Lease]) -> bool:
         return standing(self._objects, want, [objects.name_of(old) for old in freed]) is not None
+
+
+def is_mixed(found: Objects, place: Want) -> bool:
+    """Whether objects of the pool of `place` may have both names. InvalidConfig when the pool is not in this store; Open."""
+    attempts = Pauses(min(time.monotonic() + found.api.seconds, found.api.deadline))
+    while True:
+        try:
+            return _read_names(found, place)
+        except (Conflict, Gone) as fault:
+            what = f"IPPool {place.pool} of {found.api} was changed by others each time: retry"
+            attempts.insist(TryAgainLater(what, str(fault)))
+
+
+def _read_names(found: Objects, place: Want) -> bool:
+    api, name = found.api, place.pool
+    own = "pool" if place.scope is None else "net"
+    try:
+        cidr = range_of(name, place.family, place.value)
+        pool = api.get(POOLS, name)[0] if objects.is_subdomain(name) else None
+    except (Undefined, ValueError):
+        pool = None
+    except Gone:
+        pool = {}
+    if pool is None:
+        return True  # there are no IPPools, or none of such a name
+    metadata = pool.get("metadata") or {}
+    notes = metadata.get("annotations") or {}
+    if pool and not str((pool.get("spec") or {}).get("range")).startswith(MOVED):
+        raise InvalidConfig(
+            f'pool {name} is in IPPools, and so not in AddressLeases: want "datastore": "kubernetes" (flat file or NAD), or move'
+            " all ranges by `railcni ipam migrate --from kubernetes:KUBECONFIG --to addresslease:KUBECONFIG`",
+            str(api),
+        )
+    known = str(notes.get(NAMES) or "")
+    if own not in known.split(","):
+        names = known.split(",") if known else map(objects.space_of, found.names({objects.POOL: objects.label(name)}))
+        notes = {
+            **notes,
+            NAMES: ",".join(sorted({own, *("pool" if text.startswith("pool") else "net" for text in names)})),
+        }
+        if pool:
+            members = {"/metadata/annotations": notes}
+            api.patch(POOLS, name, replacement(metadata["uid"], metadata["resourceVersion"], members))
+        else:
+            refuse_elsewhere(api, name)
+            spec = {"range": f"{MOVED}{cidr}", "allocations": {}}
+            metadata = {"name": name, "annotations": notes}
+            kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "IPPool"}
+            api.create(POOLS, {**kind, "metadata": metadata, "spec": spec})
+    return "," in notes[NAMES]
 
 
 def standing(found: Objects, want: Want, gone: Collection[str] = ()) -> Entry | None:

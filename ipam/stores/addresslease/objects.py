@@ -14,11 +14,10 @@ A name is a DNS subdomain of 253 characters at most and a label value has 63 at 
 
 from __future__ import annotations
 
-import _blake2
-
 from ipam.leases import COOLDOWN, Lease, from_json, to_json
 from ipam.ranges import format_address, parse_address
-from ipam.stores.apiserver.resources import replacement
+from ipam.stores.apiserver import resources
+from ipam.stores.apiserver.resources import ALNUM, replacement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,15 +27,15 @@ if TYPE_CHECKING:
     from ipam.leases import Want
 
 API_VERSION = "railcni.io/v1alpha1"
-NODE, POOL, SPACE, BLOCK, STATE = (f"railcni.io/{name}" for name in ("node", "pool", "space", "block", "state"))
+POOL, STATE, HELD = resources.ADDRESS_POOL, resources.ADDRESS_STATE, resources.HELD
+label, hashed = resources.label, resources.hashed
+NODE, SPACE, BLOCK = "railcni.io/node", "railcni.io/space", "railcni.io/block"
 ATTACHMENT, POD, FENCE = "railcni.io/attachment", "railcni.io/pod", "railcni.io/fence"
-HELD, COOLING, FORMER = "held", "cooling", "former"
+COOLING, FORMER = "cooling", "former"
 LATE_SECONDS = 600  # that a request whose reply was lost may still arrive
 BLOCK_SIZE = 256  # addresses that one label has in common
 
-_ALNUM = "abcdefghijklmnopqrstuvwxyz0123456789"
-_SIGNS = _ALNUM + _ALNUM.upper() + "-_."
-_LONGEST_NAME, _LONGEST_LABEL = 253, 63
+_LONGEST_NAME = 253
 _POD = ("namespace", "name", "uid")
 _UNTOLD = {**dict.fromkeys(("node", "bootID", "netns"), ""), "scope": None}
 
@@ -69,20 +68,18 @@ def space_of(name: str) -> str:
 
 def _space(pool: str, scope: str | None) -> str:
     kind, text = ("pool", pool) if scope is None else ("net", scope)
+    fits = is_subdomain(text) and len(text) <= _LONGEST_NAME - 45
+    return f"{kind}.{text}" if fits else f"{kind}-{hashed(text)}"
+
+
+def is_subdomain(text: str) -> bool:
+    """Whether an object can have this name, if it is short enough."""
     parts = text.split(".")
-    fits = all(p and p[0] in _ALNUM and p[-1] in _ALNUM and all(c in _ALNUM or c == "-" for c in p) for p in parts)
-    return f"{kind}.{text}" if fits and len(text) <= _LONGEST_NAME - 45 else f"{kind}-{hashed(text)}"
+    return all(p and p[0] in ALNUM and p[-1] in ALNUM and all(c in ALNUM or c == "-" for c in p) for p in parts)
 
 
 def selector(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
-
-
-def label(text: str) -> str:
-    """`text` as the value of a label; a hash where it cannot be one."""
-    edges = text[:1] + text[-1:]
-    fits = all(c in _SIGNS for c in text) and not any(c in "-_." for c in edges)
-    return text if fits and len(text) <= _LONGEST_LABEL else f"hash-{hashed(text)}"
 
 
 def space_label(pool: str, scope: str | None) -> str:
@@ -91,12 +88,6 @@ def space_label(pool: str, scope: str | None) -> str:
 
 def block_label(family: int, value: int) -> str:
     return f"{family}-{value // BLOCK_SIZE:x}"
-
-
-def hashed(*names: str) -> str:
-    """The label of an attachment, by its key, or of a pod's interface, by namespace, name and ifname."""
-    data = "\0".join(names).encode("utf-8", "surrogateescape")
-    return _blake2.blake2b(data, digest_size=16).hexdigest()
 
 
 def document(lease: Lease, state: str = HELD) -> dict[str, Any]:

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 class Objects:
     """The AddressLeases of one namespace. Every method may raise CniError; Open after a lost reply."""
 
-    __slots__ = ("_api",)
+    __slots__ = ("api",)
 
     def __init__(self, api: Api) -> None:
-        self._api = api
+        self.api = api
 
     def get(self, name: str, recent: bool = False, since: str = "") -> Entry | None:
         """`recent` as of Api.pages. With `since`, a resourceVersion, the object as it was then or later, by the server's cache."""
         try:
             version = "0" if recent else since
-            return self._entry(self._api.get(ADDRESSES, name, f"resourceVersion={version}" if version else "")[0])
+            return self._entry(self.api.get(ADDRESSES, name, f"resourceVersion={version}" if version else "")[0])
         except Gone:
             return None
         except TooLarge:  # the version: the cache is some seconds behind
@@ -45,11 +45,11 @@ class Objects:
 
     def chosen(self, labels: dict[str, str], recent: bool = False) -> list[Entry]:
         """The objects with all of `labels`; `recent` as of Api.pages."""
-        return [self._entry(found) for found in self._api.list_all(ADDRESSES, selector(labels), recent=recent)]
+        return [self._entry(found) for found in self.api.list_all(ADDRESSES, selector(labels), recent=recent)]
 
     def names(self, labels: dict[str, str], recent: bool = False) -> list[str]:
         """The names of the objects with all of `labels`; `recent` as of Api.pages."""
-        return self._api.names(ADDRESSES, selector(labels), recent)
+        return self.api.names(ADDRESSES, selector(labels), recent)
 
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
         """(the object of the name of `document`, whether it is that of `lease`). Conflict when it has just been deleted.
@@ -61,7 +61,7 @@ class Objects:
             if again:
                 document["metadata"]["labels"][FENCE] = str(time.time_ns())
             try:
-                made = self._api.create(ADDRESSES, document, brief=True)
+                made = self.api.create(ADDRESSES, document, brief=True)
                 return self._entry({**document, "metadata": made.get("metadata") or {}}), True
             except Conflict:
                 found = self.get(document["metadata"]["name"])
@@ -76,7 +76,7 @@ class Objects:
 
         def patch(again: bool) -> Entry:
             try:
-                metadata = self._api.patch(ADDRESSES, entry.name, entry.replacement(new)).get("metadata") or {}
+                metadata = self.api.patch(ADDRESSES, entry.name, entry.replacement(new)).get("metadata") or {}
                 return self._entry({**new, "metadata": metadata})
             except (Open, Conflict, Gone) as fault:
                 found = self.get(entry.name) if again else None
@@ -99,7 +99,7 @@ class Objects:
 
         def delete(again: bool) -> bool:
             try:
-                self._api.delete(ADDRESSES, entry.name, entry.uid, entry.version)
+                self.api.delete(ADDRESSES, entry.name, entry.uid, entry.version)
             except Gone:
                 return again
             return True
@@ -119,13 +119,13 @@ class Objects:
     def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
         """The answer of `make` for the object of `lease`, read again after each change by others; None when it is no longer
         of `lease`. Open when others change it for too long."""
-        attempts = Pauses(min(time.monotonic() + self._api.seconds, self._api.deadline))
+        attempts = Pauses(min(time.monotonic() + self.api.seconds, self.api.deadline))
         while entry and entry.is_of(lease):
             try:
                 return make(entry)
             except Conflict as fault:
                 attempts.insist(
-                    Open(f"addresslease {entry.name} of {self._api} was changed by others each time: {fault}")
+                    Open(f"addresslease {entry.name} of {self.api} was changed by others each time: {fault}")
                 )
             entry = self.get(entry.name)
         return None
@@ -136,7 +136,7 @@ class Objects:
         except ValueError:
             name = str((document.get("metadata") or {}).get("name"))
             raise StateDamaged(
-                f"addresslease {name} in namespace {self._api.access.namespace} of {self._api} tells no address: only"
+                f"addresslease {name} in namespace {self.api.access.namespace} of {self.api} tells no address: only"
                 f" railcni may write these objects. Delete it: kubectl delete addresslease {name}"
             ) from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _blake2
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -15,6 +17,13 @@ CONFIGMAPS = "configmaps"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
 OF_STORES = {"addresslease": (ADDRESSES, "AddressLeases"), "kubernetes": (POOLS, "IPPools")}
 """By the kind of a store in a cluster: the resource of its leases, and its name for people."""
+ADDRESS_POOL, ADDRESS_STATE, HELD = (
+    "railcni.io/pool",
+    "railcni.io/state",
+    "held",
+)  # labels of AddressLeases, and a state
+MOVED = "moved to addressleases.railcni.io: "  # before the range of an IPPool whose addresses are in AddressLeases
+MOVING = "moving from addressleases.railcni.io: "  # while `railcni ipam migrate` moves them to the IPPool
 EVERYWHERE = "*"  # as a namespace: all of them, or for a resource that has none
 
 _PATHS = {
@@ -24,6 +33,9 @@ _PATHS = {
     CLAIMS: "apis/resource.k8s.io/v1",
     "network-attachment-definitions": "apis/k8s.cni.cncf.io/v1",
 }
+ALNUM = "abcdefghijklmnopqrstuvwxyz0123456789"
+_SIGNS = ALNUM + ALNUM.upper() + "-_."
+_LONGEST_LABEL = 63
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 RIGHTS = {
     ADDRESSES: "get list create patch delete",
@@ -56,3 +68,16 @@ def replacement(uid: str, version: str, members: dict[str, Any]) -> list[dict[st
     tests = (("/metadata/uid", uid), ("/metadata/resourceVersion", version))
     changes = [{"op": "add", "path": path, "value": value} for path, value in members.items()]
     return [{"op": "test", "path": path, "value": value} for path, value in tests] + changes
+
+
+def label(text: str) -> str:
+    """`text` as the value of a label; a hash where it cannot be one."""
+    edges = text[:1] + text[-1:]
+    fits = all(c in _SIGNS for c in text) and not any(c in "-_." for c in edges)
+    return text if fits and len(text) <= _LONGEST_LABEL else f"hash-{hashed(text)}"
+
+
+def hashed(*names: str) -> str:
+    """The label of an attachment, by its key, or of a pod's interface, by namespace, name and ifname."""
+    data = "\0".join(names).encode("utf-8", "surrogateescape")
+    return _blake2.blake2b(data, digest_size=16).hexdigest()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cni.shared.spec.errors import CniError
+from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.leases import by_place
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict
+from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
+from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
 from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
 
 TYPE_CHECKING = False
@@ -47,6 +48,21 @@ class ObjectStore(ServedStore):
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
         """The addresses of a pool that no claim can have."""
         raise NotImplementedError
+
+
+def refuse_elsewhere(api: Api, pool: str) -> None:
+    """InvalidConfig when another namespace has an IPPool of this name, as far as the credentials show it."""
+    try:
+        pages = api.pages(POOLS, fields=f"metadata.name={pool}", namespace=EVERYWHERE, brief=True)
+        found = {item["metadata"]["namespace"] for page in pages for item in page}
+    except (Forbidden, Undefined):
+        return
+    if others := sorted(found - {api.access.namespace}):
+        raise InvalidConfig(
+            f"pool {pool} is in namespace {others[0]}, and {api.named()} names namespace {api.access.namespace}: both would give the"
+            f" same addresses. Write {others[0]} there, or delete the unused pool: kubectl -n {others[0]} delete ippool {pool}",
+            str(api),
+        )
 
 
 def attempt(

@@ -175,8 +175,7 @@ class KubernetesStore(ObjectStore):
 
     def pools(self) -> list[Pool]:
         with self.session():
-            found = (self._view.parsed(document, 0) for document in self.api.list_all(POOLS))
-            used = [Pool(pool.name, pool.family, len(pool.entries)) for pool in found if pool.entries]
+            used = [Pool(pool.name, pool.family, len(pool.entries)) for pool in self._view.listed() if pool.entries]
             return sorted(used, key=lambda pool: pool.name)
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:

@@ -18,7 +18,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Want, as_text, owner_from_json, returns
 from ipam.ranges import BITS, format_address, network_name_of, object_name, parse_address, parse_cidr
-from ipam.stores.apiserver.resources import replacement
+from ipam.stores.apiserver.resources import MOVED, MOVING, replacement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ API_VERSION = "whereabouts.cni.cncf.io/v1alpha1"
 ANNOTATION = "railcni.io/lease"
 NODE_LABEL = "railcni.io/node"
 FENCE = "railcni.io/fence"
-MOVED = "moved to addressleases.railcni.io: "  # before the range of a pool that gives no addresses any more
 FORMER, COOLING = "railcni.io/former", "railcni.io/cooling"
 MEMORY = 64 << 10  # characters of each: a server takes 256 KiB of annotations
 OFFSETS = 1 << 63
@@ -39,6 +38,10 @@ LIMIT = 1536 << 10  # bytes
 WARN_PERCENT = 80
 REMEDY = "Split the range, give networks a network_name each, use node_slice_size (a pool a node), or the etcd store"
 RESERVE = 24 << 10  # bytes that are left to other writers
+IN_ADDRESSES = (
+    'its addresses are in AddressLeases, and so not in IPPools: want "datastore": "addresslease" (flat file or NAD), or move all ranges by `railcni ipam'
+    " migrate --from addresslease:KUBECONFIG --to kubernetes:KUBECONFIG`"
+)
 _UNTRACKED = {"op": "add", "path": "/metadata/managedFields", "value": [{}]}
 """Drop the managed fields: a patch of 1,000 leases takes the server 31 ms in place of 81, one of 5,000 330 in place of 950,
 and the object is a third smaller (v1.36). No tool uses server-side apply on pools."""
@@ -108,6 +111,15 @@ class Allocation:
         return self.container_id == lease.container_id and self.ifname in ("", lease.ifname)
 
 
+def is_closed(document: Mapping[str, Any]) -> bool:
+    """Whether an IPPool gives no addresses, because they are in AddressLeases."""
+    return str((document.get("spec") or {}).get("range")).startswith((MOVED, MOVING))
+
+
+class Closed(ValueError):
+    """The pool gives no addresses, because they are in AddressLeases."""
+
+
 class IPPool:
     """An IPPool as it was read. `size` is that of its JSON in bytes, as a patch leaves it; `entries` are by address.
 
@@ -132,9 +144,10 @@ class IPPool:
         self._spec: dict[str, Any] = document.get("spec") or {}
         cidr = str(self._spec.get("range") or "")
         if cidr.startswith(MOVED):
-            raise ValueError(
-                'its leases have moved to AddressLeases: want "datastore": "addresslease" in this node\'s flat file, or the'
-                " way back by `railcni ipam migrate`"
+            raise Closed(IN_ADDRESSES)
+        if cidr.startswith(MOVING):
+            raise Closed(
+                "`railcni ipam migrate` moves its leases from AddressLeases to IPPools: run it again, to its end"
             )
         self.family, self.first, _ = parse_cidr(cidr)
         self.scope: str | None = None  # in which its addresses are reserved

@@ -10,8 +10,17 @@ import time
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Want
 from ipam.ranges import format_address, range_of
-from ipam.stores.apiserver.faults import Conflict, Gone, TooLarge
-from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
+from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone, TooLarge, Undefined
+from ipam.stores.apiserver.resources import (
+    ADDRESS_POOL,
+    ADDRESS_STATE,
+    ADDRESSES,
+    HELD,
+    POOLS,
+    RESERVATIONS,
+    label,
+)
+from ipam.stores.apiserver.store import refuse_elsewhere
 from ipam.stores.base import SHARED_SECONDS, Open, Pauses
 from ipam.stores.kubernetes import objects
 from ipam.stores.kubernetes.objects import IPPool, Reservation, reservation_name
@@ -80,10 +89,13 @@ class View:
         if self._named is not None:
             return [pool for pool in map(self.pool, self._named) if pool]
         self._before()
-        for document in self.api.list_all(POOLS):
-            pool = self.parsed(document, 0)
+        for pool in self.listed():
             self.read_pools.setdefault(pool.name, pool)
         return [pool for pool in self.read_pools.values() if pool]
+
+    def listed(self) -> list[IPPool]:
+        """The pools that may have leases."""
+        return [self.parsed(found, 0) for found in self.api.list_all(POOLS) if not objects.is_closed(found)]
 
     def pool(self, name: str) -> IPPool | None:
         """The pool of this name; None for none."""
@@ -101,6 +113,8 @@ class View:
             return IPPool(document, size)
         except ValueError as fault:
             name = (document.get("metadata") or {}).get("name")
+            if isinstance(fault, objects.Closed):
+                raise InvalidConfig(f"IPPool {name}: {fault}", str(self.api)) from None
             raise InvalidConfig(
                 f"spec.range of IPPool {name} of {self.api}: {fault}. Correct it, or remove the object"
             ) from None
@@ -242,7 +256,18 @@ class View:
             ) from None
         document = objects.new_pool(name, cidr, {})
         _check_offsets(name, IPPool(document, 0), changes)
+        self._refuse_leased(name)
+        refuse_elsewhere(self.api, name)
         self.read_pools[name] = IPPool(self.api.create(POOLS, document), 0)
+
+    def _refuse_leased(self, name: str) -> None:
+        """InvalidConfig when AddressLeases of the pool exist, although no IPPool says so: somebody has deleted it, say."""
+        try:
+            for page in self.api.pages(ADDRESSES, f"{ADDRESS_POOL}={label(name)}", brief=True):
+                if any((item["metadata"].get("labels") or {}).get(ADDRESS_STATE) == HELD for item in page):
+                    raise InvalidConfig(f"pool {name}: {objects.IN_ADDRESSES}", str(self.api))
+        except (Undefined, Forbidden):
+            pass  # there are none, or these are credentials of whereabouts
 
     def pauses(self) -> Pauses:
         """The pauses of a change that others' changes forestall. It may take longer than a request: the server answers."""
