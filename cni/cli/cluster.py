@@ -106,7 +106,8 @@ def _read(options: argparse.Namespace, *arguments: str, given: str = "") -> Any:
 def _said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
     done = _kubectl(options, *arguments, given=given)
     if done.returncode:
-        raise IoFailure(f"kubectl {arguments[0]} failed: {_why(done.stderr)}", done.stderr)
+        before = done.stderr.strip().splitlines()[:-1]
+        raise IoFailure(f"kubectl {arguments[0]} failed: {_why(done.stderr)}", "\n".join(before))
     return done.stdout
 
 

@@ -385,6 +385,7 @@ def test_a_right_that_the_user_lacks_is_named_with_a_remedy(cluster: Cluster, la
     assert code == 1
     assert RIGHTS[lacking] in told + said
     assert "have this right granted to you" in told + said
+    assert said.count("(Forbidden)") == bool(said), "once"
     assert until(lambda: not cluster.nodes.pods(), 10)
 
 
