@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Attachment, Request
     from ipam.config import IpamConfig
     from ipam.group.indexes import Group
-    from ipam.rules import Choice
+    from ipam.rules import Choice, Need
     from ipam.stores.base import Store
 
 
@@ -129,12 +129,15 @@ def claim(
     store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
     store.cooldown = config.cooldown_seconds
     former = record
+    shared: list[Need] = []
 
     def remember(wants: Sequence[Want], sequence: int) -> None:
         nonlocal record
         owner.sequence = sequence
         new = ipam_records.document(stores.recorded(store_ref), wants, owner, config.cooldown_seconds)
         new |= of_group or {}
+        if shared or (record and "shared" in record):
+            new["shared"] = [[need.pool, need.want(need.requested or 0).text] for need in shared]
         if record is None or any(record.get(key) != value for key, value in new.items()):
             records.write(owner.attachment, PART, new)
             record = new
@@ -158,9 +161,14 @@ def claim(
         )
         while True:
             try:
-                return acquire(store, wanted, owner, terms), record
+                values = acquire(store, wanted, owner, terms)
             except Shared as found:
                 wanted = [choice for choice in wanted if choice is not found.need]
+                shared.append(found.need)
+                continue
+            if shared:
+                records.remind(True)
+            return values, record
     except Unreachable:
         raise  # the claim may have succeeded; DEL or GC finds it by the record
     except CniError:

@@ -14,6 +14,7 @@ record:
     machine    the node's machine ID (cni.shared.kernel.node.machine_id); absent for none
     cooldown   the seconds for which the addresses are given to no other pod when they are freed; absent for none
     pending    true when a DEL could not release them
+    shared     [pool, address] of each static address whose lease another attachment of the network has; absent for none
     reason     why it could not; absent before the first failure
 """
 

@@ -13,9 +13,9 @@ from cni.shared.records import LINK, Began
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam import memory, stores
 from ipam import records as ipam_records
-from ipam.leases import Owner
+from ipam.leases import Owner, owner_from_json, want_from_json
 from ipam.records import PART
-from ipam.stores.base import CHANGE, CREATE, Unreachable
+from ipam.stores.base import CHANGE, CREATE, Taken, Unreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
 
 
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
-    """Retry the pending releases for about `seconds`; returns how many are left.
+    """Retry the pending releases for about `seconds`; returns how many are left. Lease free addresses that attachments share.
 
     `store_ref` is the store of the configuration, with its password, or None. An unreachable store is tried once, and the
     wait for it does not shorten the time for other stores.
@@ -147,8 +147,17 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
     deadline = time.monotonic() + seconds
     silent: list[dict[str, Any]] = []
     left = 0
+    shares = False
     for attachment, _, listed in records.all(PART):
         if listed.get("pending") is not True:
+            if listed.get("shared") and time.monotonic() <= deadline and not is_among(listed.get("store"), silent):
+                try:
+                    shares = not _lease_shared(attachment, store_ref, records, seconds) or shares
+                except CniError as fault:
+                    shares = True
+                    note_fault(fault, listed.get("store"), [], silent)
+                except (ValueError, TypeError) as fault:
+                    records.log.error(f"the record of {attachment} is damaged: shared: {fault}")
             continue
         left += 1
         if time.monotonic() > deadline or is_among(listed.get("store"), silent):
@@ -170,9 +179,36 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
                 if isinstance(fault, Unreachable):
                     silent.append(where)
                     deadline = time.monotonic() + seconds
-    if left:
+    if left or shares:
         records.remind(True)
     return left
+
+
+def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, records: Records, seconds: float) -> bool:
+    """Lease the addresses that `attachment` shares, when the attachment that had the leases has ended; whether it has all now."""
+    lock = records.try_locked(attachment, PART)
+    if lock is None:
+        return False
+    with lock:
+        record = read_record(attachment, records)
+        if record is None or record["pending"]:
+            return True
+        where = stores.joined(record["store"], store_ref)
+        store = stores.open_store(where, CHANGE, restorer(where, records), seconds)
+        owner = owner_from_json(record, attachment)
+        with store.session():
+            for pool, text in list(record["shared"]):
+                want = want_from_json(record, pool, text)
+                if store.holder(want):
+                    continue
+                left = [place for place in record["shared"] if place != [pool, text]]
+                more = {"pools": [*record["pools"], pool], "addresses": [*record["addresses"], text], "shared": left}
+                records.write(attachment, PART, {**record, **more})
+                if isinstance(store.claim([want], owner), Taken):
+                    records.write(attachment, PART, record)
+                else:
+                    record |= more
+        return not record["shared"]
 
 
 def drop(records: Records, chosen: Collection[Attachment]) -> int:

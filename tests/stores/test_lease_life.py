@@ -272,6 +272,40 @@ def test_pods_of_one_network_share_a_static_address(place: Place) -> None:
     assert place.leased(store_ref) == {}
 
 
+def test_a_shared_address_is_leased_again_when_the_pod_with_the_lease_has_ended(place: Place) -> None:
+    """The agent calls `flush`, while there is the reminder of it."""
+    place.add("c1", "a", **STATIC)
+    for container in ("c2", "c3"):
+        place.add(container, container, node="node-2", **STATIC)
+    records = place.records("node-2")
+    store_ref = place.records().all()[0][2]["store"]
+    assert records.is_reminded(0) and upkeep.flush(records, store_ref, 5) == 0 and records.is_reminded(0)
+    assert place.leased(store_ref)["10.0.0.2"] == "c1"
+    place.delete("c1", "a", **STATIC)
+    assert upkeep.flush(records, store_ref, 5) == 0
+    holder = place.leased(store_ref)["10.0.0.2"]
+    assert holder in ("c2", "c3")
+    assert place.add("c9", "b", config=OTHER) == "10.0.0.1"
+    assert place.add("c8", "b2", config=OTHER) == "10.0.0.5"
+    place.delete(holder, holder, node="node-2", **STATIC)
+    assert upkeep.flush(records, store_ref, 5) == 0 and not records.is_reminded(0)
+    (other,) = {"c2", "c3"} - {holder}
+    assert place.leased(store_ref)["10.0.0.2"] == other
+    place.delete(other, other, node="node-2", **STATIC)
+    assert place.leased(store_ref) == {"10.0.0.1": "c9", "10.0.0.5": "c8"}
+    assert records.all() == []
+
+
+@pytest.mark.parametrize("shared", [7, [7], [["10.0.0.0-24"]], [["10.0.0.0-24", "x"]], {"a": "b"}])
+def test_a_damaged_list_of_shared_addresses_stops_no_flush(place: Place, shared: Any) -> None:
+    place.add("c1", "a", **STATIC)
+    ((attachment, _, record),) = place.records().all()
+    place.records().write(attachment, "ipam", {**record, "shared": shared})
+    assert upkeep.flush(place.records(), record["store"], 5) == 0
+    place.delete("c1", "a", **STATIC)
+    assert place.leased(record["store"]) == {}
+
+
 def test_a_static_address_that_another_network_has_given_is_refused(place: Place) -> None:
     for i in range(2):
         place.add(f"c{i}", f"p{i}", config=OTHER)
