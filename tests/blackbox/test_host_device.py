@@ -471,6 +471,32 @@ def test_the_attachment_of_a_device_that_was_probed_anew_ends(node: Node, pod: P
     node.cni(plugin, "ADD", config, netns=other, container_id="c3").succeeded()
 
 
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+@pytest.mark.parametrize("is_dead", [False, True], ids=["in the pod", "the pod is gone"])
+def test_another_device_with_the_mac_of_a_record_keeps_its_own_state(node: Node, is_dead: bool, verb: str) -> None:
+    def make(altname: str) -> None:
+        node.master("rail0")  # each time with another index
+        node.host.set("rail0", address="02:00:00:00:09:99")
+        with node.host.rtnl() as ipr:
+            ipr.link("property_add", index=ipr.link_lookup(ifname="rail0")[0], altname=altname)
+
+    pod, config = node.pod(), network(device="rail0")
+    make("former")
+    node.host.add_address("rail0", "10.9.7.1/24")
+    add(node, pod, config)
+    pod.view.delete("net1")
+    make("new")
+    if is_dead:
+        node.delete_pod(pod)
+    before = as_it_was(node)
+    if verb == "ADD":
+        pod = node.pod("pod2") if is_dead else pod
+        add(node, pod, config)
+        assert pod.view.link("net1").altnames == ("new",)
+    delete(node, pod.path, config)
+    assert as_it_was(node) == before
+
+
 @pytest.mark.parametrize("netns", [None, ""])
 def test_a_delete_without_a_namespace_brings_the_device_back(node: Node, pod: Pod, netns: str | None) -> None:
     before = as_it_was(node)
@@ -642,7 +668,7 @@ def test_check_passes_what_add_made(node: Node, pod: Pod) -> None:
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
 def test_check_names_what_differs(node: Node, pod: Pod, difference: str, version: str) -> None:
     change, words = DIFFERENCES[difference]
-    config = network(version, ipam={**LEASES, "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.200"}]})
+    config = network(version, mtu=4200, ipam={**LEASES, "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.200"}]})
     result = add(node, pod, config)
     change(pod)
     node.cni("host-device", "CHECK", {**config, "prevResult": result}, netns=pod).refused(100, *words)

@@ -736,7 +736,7 @@ DIFFERENCES: dict[str, tuple[Any, list[str]]] = {
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
 def test_check_names_what_differs(node: Node, pod: Pod, difference: str, version: str) -> None:
     change, words = DIFFERENCES[difference]
-    config = network(version, ipam={**LEASES, "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.200"}]})
+    config = network(version, mtu=9000, ipam={**LEASES, "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.200"}]})
     result = add(node, pod, config)
     change(node, pod)
     node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod).refused(100, *words)
@@ -750,10 +750,10 @@ def test_check_names_a_lease_that_is_gone(node: Node, pod: Pod) -> None:
 
 
 def test_check_names_several_differences_at_once(node: Node, pod: Pod) -> None:
-    result = add(node, pod, network())
+    result = add(node, pod, network(mtu=9000))
     pod.view.set("net1", mtu=8000)
     pod.view.delete_address("net1", "192.168.111.1/24")
-    reply = node.cni("macvlan", "CHECK", {**network(), "prevResult": result}, netns=pod)
+    reply = node.cni("macvlan", "CHECK", {**network(mtu=9000), "prevResult": result}, netns=pod)
     reply.refused(100, "8000", "192.168.111.1", "detach and attach it again")
 
 

@@ -245,7 +245,10 @@ def bring_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link
     moved = among(planned, inside, away=True) if inside else None
     if moved and inside:
         _move_back(planned, moved, host, inside)
-    device = among(planned, host)
+    device, former = among(planned, host), planned.device
+    if device and not moved and device.index != former["index"] and device.alias != former["name"]:
+        log.warning(f'device "{former["name"]}" has vanished: "{device.name}", which has its MAC, keeps its own state')
+        return None
     if device is None:
         _refuse_missing(planned, host, inside)
         log.warning(

@@ -156,7 +156,7 @@ class Restoration:
 
     def _stages(self) -> tuple[tuple[str, Callable[[], Iterator[Step]]], ...]:
         if not self.saved:
-            return ("link", self._identity), ("state", self._state_of_old)
+            return ("link", self._identity), ("state", self._state_of_old), ("alias", self._alias)
         return (
             ("link", self._identity),
             ("link", self._attributes),
@@ -168,6 +168,7 @@ class Restoration:
             ("routes", self._surplus),
             ("routes", self._routes),
             ("neighbours", self._neighbours),
+            ("alias", self._alias),
         )
 
     def _await_detection(self, end: float) -> bool:
@@ -197,14 +198,17 @@ class Restoration:
             yield f"MAC {former['mac']}", self._set_mac, link
         if link.mtu != former["mtu"]:
             yield f"MTU {former['mtu']}", change, index, "", former["mtu"]
-        if link.alias != former["alias"]:
-            yield "alias", change, index, "", 0, "", former["alias"]
         for name in former["altnames"]:
             if name not in link.altnames:
                 yield f"alternative name {name}", self.host.add_altname, index, name
         for name in link.altnames if self.saved else ():
             if name not in former["altnames"]:  # the pod added it, and a device that is away may have this name
                 yield f"removal of alternative name {name}", self.host.remove_altname, index, name
+
+    def _alias(self) -> Iterator[Step]:
+        """The last step: until then the mark shows that the device is the one of the record, if its index is another now."""
+        if self._present().alias != self.former["alias"]:
+            yield "alias", self.host.change_link, self.index, "", 0, "", self.former["alias"]
 
     def _set_mac(self, link: Link) -> None:
         """Restore the MAC, unless the driver accepts only the MAC that the PF has set for its VF.
