@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from cni.shared.spec.errors import CniError, StateDamaged
-from ipam.stores.addresslease.objects import FENCE, Entry, selector
+from ipam.stores.addresslease.objects import FENCE, HELD, Entry, selector
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone, TooLarge
 from ipam.stores.apiserver.resources import ADDRESSES
@@ -54,7 +54,8 @@ class Objects:
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
         """(the object of the name of `document`, whether it is that of `lease`). Conflict when it has just been deleted.
 
-        The object of a second request is marked, and `remove` leaves it as a fence: the first one may still be served.
+        The object of a second request is marked, and `remove` leaves it as a fence: the first one may still be served. For the
+        same reason a second one that finds another's lease, or none, leaves the outcome open.
         """
 
         def create(again: bool) -> tuple[Entry, bool]:
@@ -65,9 +66,12 @@ class Objects:
                 return self._entry({**document, "metadata": made.get("metadata") or {}}), True
             except Conflict:
                 found = self.get(document["metadata"]["name"])
+                ours = found is not None and found.is_of(lease)
+                if again and document["spec"]["state"] == HELD and not ours and (found is None or found.held):
+                    raise Open(f"a create of addresslease {document['metadata']['name']} may be served late") from None
                 if found is None:
                     raise
-                return found, found.is_of(lease)
+                return found, ours
 
         return _twice(create)
 
