@@ -14,7 +14,7 @@ from ipam import allocator, rules
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import format_address
 from ipam.rules import Exhausted
-from ipam.stores.base import Claimed, Pauses, Store, Taken, Unknown
+from ipam.stores.base import Claimed, Open, Pauses, Store, Taken, Unknown, Unreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CLAIM_SECONDS = 30.0
 CONTENDED_SECONDS = 200.0  # of attempts that lose to other claims: kubelet ends its call after 240
 _SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # seconds of the first and the longest pause
-_UNKNOWN_TRIES = 3
+_UNKNOWN_TRIES = 3  # of claims that a fault of this node leaves open; a server has all the time to answer again
 _PATIENT = 5.0  # seconds after which a call makes one request a second
 _UNSEEN = 3  # places that are tried without a read, in stores where a read costs more than a failed claim
 _NEAR, _NEAR_SPREAD = 1, 256  # the first of them is near, so that the first block soon is full and is no longer listed
@@ -83,7 +83,8 @@ class Terms:
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
     """Lease an address for each need of `wanted` to `owner`, all or none; returns the addresses in the order of the needs.
 
-    Each attempt has the seconds of `terms`: a store that answers an attempt works, and lost claims are no fault.
+    Each attempt has the seconds of `terms`: a store that answers an attempt works, and lost claims are no fault. A claim that
+    a server leaves open is made again within them.
     Raises Exhausted when a pool has no free address; TryAgainLater when another attachment holds a requested address, or
     when other claims succeed first for CONTENDED_SECONDS; and the errors of the store.
     """
@@ -93,6 +94,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
     store.finish_by(deadline)
     attempts = _Attempts(store, wanted, owner, terms)
     pauses: Pauses | None = None
+    repeats: Pauses | None = None
     unknown = 0
     while True:
         with store.session():
@@ -100,11 +102,15 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
             # if claims spread, the search begins elsewhere after a lost claim, and needs no pause
             pauses = pauses or Pauses(last, *(_SPREAD if store.spreads else _SHARED))
             while True:
-                answer = attempts.once()
+                try:
+                    answer = attempts.once()
+                except Open as fault:  # of a change before the claim: a fence, or a release that makes room
+                    answer = Unknown(fault)
                 if not isinstance(answer, Taken | Unknown):
                     return answer
                 if isinstance(answer, Unknown):
                     break
+                repeats = None
                 deadline = min(time.monotonic() + terms.seconds, last)
                 store.finish_by(deadline)
                 is_patient = time.monotonic() > began + _PATIENT  # an attempt lists, creates for each need, and reads
@@ -114,7 +120,8 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
                         f" {last - began:g} s, because other attachments claim addresses there at the same time: retry"
                     )
         unknown += 1  # `survey` of the next session shows whether the claim was made
-        if unknown == _UNKNOWN_TRIES or time.monotonic() > deadline or not pauses.wait():
+        repeats = repeats or Pauses(deadline)
+        if (unknown >= _UNKNOWN_TRIES and not isinstance(answer.reason, Unreachable)) or not repeats.wait():
             raise answer.reason
         owner.sequence = max(time.time_ns(), owner.sequence + 1)  # a request under way has the former number
 

@@ -13,9 +13,11 @@ from cni.shared.spec.errors import TryAgainLater
 from ipam import acquire
 from ipam.stores import base
 from ipam.stores.addresslease import objects
+from ipam.stores.base import Open
+from ipam.stores.etcd import client
 from ipam.stores.kubernetes import locks
 from tests.stores import kubernetes_proxy
-from tests.stores.kubernetes_api import Refusal
+from tests.stores.kubernetes_api import DROP_LATE, ILL, Refusal
 from tests.stores.test_lease_life import MAKERS, Place
 
 ADDRESSES = "addressleases"
@@ -120,3 +122,77 @@ def test_an_add_that_others_forestall_makes_one_request_a_second_after_five_seco
     assert clock.now > began + acquire.CONTENDED_SECONDS - 15
     for until in range(10, int(asked[-1]), 5):
         assert sum(5 < at <= until for at in asked) <= until - 5 + 4, until
+
+
+# --- a server that cannot serve changes for a while ---
+
+
+def trouble(fault: Any, count: int, store: str = "") -> Any:
+    """The faults of a server that cannot serve the next `count` changes."""
+    left = [fault] * count
+    return lambda method, resource, number: left.pop() if method != "GET" and store in resource and left else None
+
+
+@pytest.mark.parametrize("fault", ILL)
+@pytest.mark.parametrize("place", ["addresslease", "kubernetes"], indirect=True)
+def test_an_add_outlasts_a_server_that_cannot_serve_changes(place: Place, fault: str) -> None:
+    assert place.add("c1", "a") == "10.0.0.1"
+    store_ref = place.store_ref
+    place.server.faults = trouble(ILL[fault], 7)
+    assert place.add("c2", "b") == "10.0.0.2"
+    place.server.faults = lambda *_: None
+    assert place.leased(store_ref) == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
+    for container, pod in (("c1", "a"), ("c2", "b")):
+        place.delete(container, pod)
+    assert place.records().all() == [] and not place.server.names("overlappingrangeipreservations")
+
+
+def test_an_add_takes_a_node_slice_though_the_server_cannot_serve_changes_for_a_while(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = {**place.block, "datastore": "kubernetes", "node_slice_size": "/26"}
+    monkeypatch.setattr(place, "block", block)
+    allocations = [{"nodeName": "", "sliceRange": f"10.0.0.{low}/26"} for low in (0, 64)]
+    spec = {"range": "10.0.0.0/24", "sliceSize": "/26"}
+    place.server.put("nodeslicepools", "kube-system", "rdma-net", spec, {"allocations": allocations})
+    place.server.faults = trouble(ILL["unavailable"], 5, "nodeslicepools")
+    assert place.add("c1", "a") == "10.0.0.1"
+
+
+@pytest.mark.parametrize("place", ["etcd"], indirect=True)
+def test_an_add_outlasts_an_etcd_that_changes_its_leader(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, real = [None] * 6, client.Client.call
+
+    def call(self: client.Client, method: str, message: bytes, once: bool = False) -> bytes:
+        if once and left:
+            left.pop()
+            raise Open("etcd answers: etcdserver: leader changed")
+        return real(self, method, message, once)
+
+    monkeypatch.setattr(client.Client, "call", call)
+    assert place.add("c1", "a") == "10.0.0.1"
+    assert place.leased(place.store_ref) == {"10.0.0.1": "c1"} and not left
+
+
+# --- requests that are served late ---
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["", "the holder has left meanwhile"])
+def test_a_create_that_is_served_after_its_repetition_was_refused_makes_no_lease(place: Place, is_left: bool) -> None:
+    place.server.lag()
+    assert place.add("c1", "a", node="node-2") == "10.0.0.1"
+    left = [DROP_LATE]
+
+    def late(method: str, resource: str, number: int) -> Any:
+        if method != "POST" or not left:
+            return None
+        return left.pop()
+
+    place.server.faults = late
+    given = place.add("c2", "b")
+    assert given != "10.0.0.1" and not left
+    place.delete("c1", "a", node="node-2")
+    if is_left:
+        place.delete("c2", "b")
+    assert place.server.catch_up() == [409]
+    assert place.leased({"kind": "addresslease", **place.block["kubernetes"]}) == ({} if is_left else {given: "c2"})

@@ -17,7 +17,7 @@ from ipam.ranges import format_address, parse_cidr
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import POOLS, SLICES
-from ipam.stores.base import Pauses
+from ipam.stores.base import Open, Pauses
 from ipam.stores.kubernetes.objects import IPPool
 
 TYPE_CHECKING = False
@@ -70,8 +70,10 @@ def _slice(api: Api, name: str, network_name: str, node: str, rng: Range, take: 
                     {"op": "add", "path": f"{place}/nodeName", "value": node},
                 ],
             )
-        except (Conflict, Gone) as fault:
+        except (Conflict, Gone, Open) as fault:
             if not attempts.wait():
+                if isinstance(fault, Open):
+                    raise
                 raise TryAgainLater(
                     f"NodeSlicePool {name} of {api} was changed by others each time that node {node} was to take a slice"
                     f" of it, for {api.seconds:g} s: retry",
