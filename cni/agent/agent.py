@@ -18,11 +18,11 @@ from cni.library.audit import store as chosen
 from cni.library.audit.cluster import CHOICE, Cluster
 from cni.library.installation import health, layout
 from cni.library.installation.files import below
-from cni.library.installation.options import folder_of, state_of
+from cni.library.installation.options import DEFAULT, folder_of, state_of
 from cni.library.service.endpoint import TEXT, HttpEndpoint
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import CONTENT_TYPE, Metrics
-from cni.shared.kernel import files
+from cni.shared.kernel import files, sandbox
 from cni.shared.kernel.node import host_name
 from cni.shared.records import UNENDED, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
@@ -33,6 +33,7 @@ from ipam.stores.apiserver.faults import Conflict, Gone, Unauthorized
 from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
+_OWN_FOLDER = os.path.join(os.path.abspath(__file__).rpartition("/cni/")[0], "bin")
 _FLUSH_SECONDS = 2.0  # for the releases that are made in one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
 _REFRESH_EVERY = 1.0  # a token rotates hours before it expires, but an authority may be replaced at once
@@ -107,6 +108,7 @@ class Agent:
         if tasks and options.plugin_account:
             tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
         tasks.append(Task("flush", _FLUSH_EVERY, self.flush, _FLUSH_LONGEST))
+        tasks.append(Task("orphans", options.every or options.grace / 2, self.end_orphans))
         if not options.no_collect:
             self.metrics.last.set(time.time())  # without a sample an alert would never notice that no pass succeeds
             tasks.append(Task("election", options.lease_seconds / 3, self.elect))
@@ -267,6 +269,18 @@ class Agent:
             yield
             if left:
                 raise TryAgainLater(f"{left} releases of this node are still to be made")
+
+    def end_orphans(self) -> Iterator[None]:
+        """End the attachments whose sandboxes have gone without a DEL.
+
+        In a container only what nothing on the host depends on: the next call on the node ends the others.
+        """
+        yield
+        if self._options.root == "/":
+            environ = {"CNI_PATH": ":".join((self._options.to or DEFAULT, _OWN_FOLDER))}
+            unended.finish(self._records, self._log, environ, _FLUSH_SECONDS, sandbox.SETTLED)
+        else:
+            unended.forget(self._records, self._below)
 
     def elect(self) -> Iterator[None]:
         """Renew the election, or read which agent is elected."""

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cni.cli import attachments
+from cni.cli.attach import PLUGIN_DIRECTORIES
 from cni.cli.ipam import audit, migrate, reclaim
 from cni.cli.ipam import options as stores
 from cni.cli.terminal import output, subcommand
@@ -223,7 +224,7 @@ def _flush(options: argparse.Namespace) -> int:
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
-    left += unended.finish(Records(), Log(), {}, _FLUSH_SECONDS)
+    left += unended.finish(Records(), Log(), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
     if left:
         output.console().print(f"{left} pending")
     return 1 if left else 0

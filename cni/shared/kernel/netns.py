@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _OWN = "/proc/thread-self/ns/net"
 _NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h
 _CLONE_NEWNET = 0x40000000
+_searched: list[set[tuple[int, int]]] = []  # the identities that a SearchedOnce has found
 _known: list[Callable[[int, int], None]] = []  # setns, once it was looked for
 
 
@@ -129,11 +130,24 @@ def found_again(device: int, inode: int) -> Namespace | None:
     None."""
     from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
 
+    if _searched and (device, inode) not in _searched[0]:
+        return None
     for namespace in _opened(netns_users.of(inode), lambda identity: identity == (device, inode)):
         if (namespace.device, namespace.inode) == (device, inode):
             return namespace
         namespace.close()  # the process has moved meanwhile
     return None
+
+
+class SearchedOnce:
+    """A context in which one search for the users of all namespaces serves `found_again`: none gets a first user later."""
+
+    def __enter__(self) -> SearchedOnce:
+        _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _searched.clear()
 
 
 def all_kept() -> Iterator[Namespace]:

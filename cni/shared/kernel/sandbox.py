@@ -6,7 +6,10 @@ its path as long as a process, a mount or an open descriptor uses it. So the rec
 
 from __future__ import annotations
 
-from cni.shared.kernel import netns
+import posix
+import time
+
+from cni.shared.kernel import netns, node
 from cni.shared.kernel.links import Rtnl
 from cni.shared.spec.errors import InvalidNamespace, TryAgainLater
 
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
     from cni.shared.kernel.netns import Namespace
     from cni.shared.spec.request import Request
+
+SETTLED = 600.0  # seconds after which kubelet has called DEL for the sandboxes of the earlier boot
 
 
 class Sandbox:
@@ -99,6 +104,37 @@ def kept(identity: dict[str, int]) -> Sandbox | None:
         return found
     found.close()
     return None
+
+
+def is_gone(record: dict[str, Any], settled: float = SETTLED) -> bool:
+    """Whether the sandbox of `record` is certainly gone, so that no DEL for it can be expected any more.
+
+    Its path has gone from a directory that is there, and nothing keeps the namespace. After a reboot kubelet calls DEL for
+    the former sandboxes, so one of an earlier boot counts as gone only `settled` seconds after the start of this boot.
+    """
+    if record["bootID"] != node.boot_id():
+        return time.monotonic() > settled
+    if not has_lost_path(record["netns"]):
+        return False
+    found = kept(record["sandbox"])
+    if found:
+        found.close()
+    return found is None
+
+
+def has_lost_path(path: str) -> bool:
+    """Whether nothing is at `path`, in a directory that is there; False where this process cannot look."""
+    try:
+        posix.stat(path)
+    except FileNotFoundError:
+        try:
+            posix.stat(path.rpartition("/")[0])
+            return True
+        except OSError:
+            return False
+    except OSError:
+        return False
+    return False
 
 
 def is_certain(identity: dict[str, int]) -> bool:
