@@ -311,9 +311,10 @@ def status(request: Request, records: Records) -> None:
         store_ref = ref_of(config, group)
         store = stores.open_store(store_ref, CREATE, restorer(store_ref, records), seconds)
         store.cooldown = config.cooldown_seconds
-        chosen = [None for choice in wanted for need in choice.needs]
+        needs = [need for choice in wanted for need in choice.needs]
+        chosen = [None for need in needs]
         with store.session():
-            search(
+            values = search(
                 store,
                 wanted,
                 chosen,
@@ -327,6 +328,6 @@ def status(request: Request, records: Records) -> None:
     except CniError as fault:
         raise NotAvailable(fault.msg, fault.details) from None
     try:
-        store.ready()
+        store.ready([need.want(value) for need, value in zip(needs, values, strict=True)])
     except CniError as fault:
         raise NotAvailable(fault.msg, fault.details) from None

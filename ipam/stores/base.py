@@ -184,8 +184,8 @@ class Store:
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """From now on a claim of `attachment` with this or an older sequence fails, also one that is still on its way to a server."""
 
-    def ready(self) -> None:
-        """Test, without a change, that the store can write a new lease; CniError."""
+    def ready(self, wants: Sequence[Want] = ()) -> None:
+        """Test, without a change, that the store can write new leases, of `wants`; CniError."""
 
     def find(self, attachment: Attachment) -> list[Lease]:
         """The leases of an attachment, by pool and address."""

@@ -33,14 +33,18 @@ def add(place: Place, kind: str, container: str, **more: Any) -> str:
 
 
 def refused(place: Place, kind: str, container: str = "late", **more: Any) -> str:
-    """The message with which the store of `kind` refuses an ADD, which leaves nothing."""
+    """The message with which the store of `kind` refuses an ADD, which leaves nothing; STATUS says it too."""
     before = held(place)
+    with pytest.raises(CniError) as status:
+        place.call("STATUS", datastore=kind, node=kind, **more)
+    assert held(place) == before
     with pytest.raises(InvalidConfig) as caught:
         add(place, kind, container, **more)
     place.delete(container, container, datastore=kind, node=kind, **more)
     assert held(place) == before
     assert "late" not in [attachment.container_id for attachment, _, _ in place.records(kind).all()]
     assert caught.value.code == 7
+    assert status.value.msg == caught.value.msg
     return caught.value.msg
 
 

@@ -27,12 +27,12 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
 from ipam.ranges import parse_address
 from ipam.stores.addresslease import objects
-from ipam.stores.addresslease.claim import Claim, is_mixed, standing, twin_name
+from ipam.stores.addresslease.claim import Claim, closed_pool, is_mixed, standing, twin_name
 from ipam.stores.addresslease.objects import Entry
 from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import ADDRESSES
-from ipam.stores.apiserver.store import ObjectStore, attempt
+from ipam.stores.apiserver.store import ObjectStore, attempt, refuse_elsewhere
 from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ class AddressLeaseStore(ObjectStore):
         self._entries.clear()
         self._lists.clear()
 
-    def ready(self) -> None:
+    def ready(self, wants: Sequence[Want] = ()) -> None:
         """Try a new object on the server: its namespace may be missing, its definition too old."""
         sent = objects.memory(
             Lease(Want("railcni-status", 4, 0xC0000201, ""), Owner(_NOBODY, ("status", "status-0", ""))), 1
@@ -89,6 +89,9 @@ class AddressLeaseStore(ObjectStore):
                 "the CustomResourceDefinition addressleases.railcni.io is too old: the server drops"
                 f" {', '.join(sorted(dropped))}. Apply conf/kubernetes/crds/addressleases.yaml"
             )
+        for want in wants:
+            if closed_pool(self._objects, want) == {}:
+                refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
         """By the record, if all its leases exist: a claim is whole, so there are no others."""

@@ -29,6 +29,7 @@ from ipam.stores.base import Pauses, conflicts
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+    from typing import Any
 
     from ipam.stores.addresslease.requests import Objects
 
@@ -150,26 +151,33 @@ def is_mixed(found: Objects, place: Want) -> bool:
             attempts.insist(TryAgainLater(what, str(fault)))
 
 
-def _read_names(found: Objects, place: Want) -> bool:
+def closed_pool(found: Objects, place: Want) -> dict[str, Any] | None:
+    """The IPPool of the pool of `place`, {} for none yet, None where there can be none. InvalidConfig for one that is open."""
     api, name = found.api, place.pool
-    own = "pool" if place.scope is None else "net"
     try:
-        cidr = range_of(name, place.family, place.value)
+        range_of(name, place.family, place.value)
         pool = api.get(POOLS, name)[0] if objects.is_subdomain(name) else None
     except (Undefined, ValueError):
-        pool = None
+        return None
     except Gone:
-        pool = {}
-    if pool is None:
-        return True  # there are no IPPools, or none of such a name
-    metadata = pool.get("metadata") or {}
-    notes = metadata.get("annotations") or {}
+        return {}
     if pool and not str((pool.get("spec") or {}).get("range")).startswith(MOVED):
         raise InvalidConfig(
             f'pool {name} is in IPPools, and so not in AddressLeases: want "datastore": "kubernetes" (flat file or NAD), or move'
             " all ranges by `railcni ipam migrate --from kubernetes:KUBECONFIG --to addresslease:KUBECONFIG`",
             str(api),
         )
+    return pool
+
+
+def _read_names(found: Objects, place: Want) -> bool:
+    api, name = found.api, place.pool
+    pool = closed_pool(found, place)
+    if pool is None:
+        return True
+    own = "pool" if place.scope is None else "net"
+    metadata = pool.get("metadata") or {}
+    notes = metadata.get("annotations") or {}
     known = str(notes.get(NAMES) or "")
     if own not in known.split(","):
         names = known.split(",") if known else map(objects.space_of, found.names({objects.POOL: objects.label(name)}))
@@ -182,7 +190,7 @@ def _read_names(found: Objects, place: Want) -> bool:
             api.patch(POOLS, name, replacement(metadata["uid"], metadata["resourceVersion"], members))
         else:
             refuse_elsewhere(api, name)
-            spec = {"range": f"{MOVED}{cidr}", "allocations": {}}
+            spec = {"range": f"{MOVED}{range_of(name, place.family, place.value)}", "allocations": {}}
             metadata = {"name": name, "annotations": notes}
             kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "IPPool"}
             api.create(POOLS, {**kind, "metadata": metadata, "spec": spec})

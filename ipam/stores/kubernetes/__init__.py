@@ -73,10 +73,14 @@ class KubernetesStore(ObjectStore):
     def end(self) -> None:
         self._locks.end()
 
-    def ready(self) -> None:
+    def ready(self, wants: Sequence[Want] = ()) -> None:
         """Try a new pool on the server: its namespace may be missing, its definition too old."""
         if fault := objects.pruned(self.api.try_create(POOLS, objects.probe())):
             raise InvalidConfig(fault)
+        with self.session():
+            for want in wants:
+                if self._view.pool(want.pool) is None:
+                    self._view.refuse_others(want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
         with self.session():

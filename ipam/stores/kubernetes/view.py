@@ -256,12 +256,12 @@ class View:
             ) from None
         document = objects.new_pool(name, cidr, {})
         _check_offsets(name, IPPool(document, 0), changes)
-        self._refuse_leased(name)
-        refuse_elsewhere(self.api, name)
+        self.refuse_others(name)
         self.read_pools[name] = IPPool(self.api.create(POOLS, document), 0)
 
-    def _refuse_leased(self, name: str) -> None:
-        """InvalidConfig when AddressLeases of the pool exist, although no IPPool says so: somebody has deleted it, say."""
+    def refuse_others(self, name: str) -> None:
+        """InvalidConfig for a missing pool that another namespace has, or whose AddressLeases are held: somebody deleted it, say."""
+        refuse_elsewhere(self.api, name)
         try:
             for page in self.api.pages(ADDRESSES, f"{ADDRESS_POOL}={label(name)}", brief=True):
                 if any((item["metadata"].get("labels") or {}).get(ADDRESS_STATE) == HELD for item in page):
