@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cni.shared.config import Fault, refuse
 from ipam.entries import read_ranges
-from ipam.ranges import BITS, Range, format_address
+from ipam.ranges import BITS, Range, format_address, parse_address
 from ipam.rules import Exhausted, Need
 
 TYPE_CHECKING = False
@@ -95,11 +95,15 @@ def group_of(rail: Rail, config: IpamConfig) -> Group:
 
 
 def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[Need]]:
-    """The needs of each rail of the group; the faults of rail.ranges go to `faults`."""
+    """The needs of each rail of the group; the faults of rail.ranges go to `faults`.
+
+    The next hops of this network's routes are kept back. Those of the other rails are known only if rail.ranges exclude them.
+    """
+    next_hops = [parse_address(route.gw) for route in config.routes if route.gw]
     scope = config.network_name if config.overlap else None
     rails = []
     for i, documents in enumerate(rail.ranges):
-        read = read_ranges(documents, f"rail.ranges[{i}]", (), [], faults)
+        read = read_ranges(documents, f"rail.ranges[{i}]", next_hops if i == rail.index else (), [], faults)
         rails.append([Need(rng, rng.pool_name(config.network_name), scope) for rng in read])
     if not faults:
         _check(rail, config, rails, faults)
@@ -136,7 +140,7 @@ def _check(rail: Rail, config: IpamConfig, rails: Sequence[Sequence[Need]], faul
             common = next((max(low, a) for a, b in indexes.spans() if max(low, a) <= min(high, b)), None)
             if common is not None:
                 wanted = (
-                    f"is not given by this network (range_start, range_end, exclude, gateway, addresses or routes of ipam), but would"
+                    f"is not given by this network (range_start, range_end, exclude, gateway or addresses of ipam), but would"
                     f" be by its group: exclude it in rail.ranges[{rail.index}] in every network of the group"
                 )
                 faults.append(Fault("rail.ranges", format_address(rng.family, rng.at(common)), wanted))

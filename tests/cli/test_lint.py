@@ -434,6 +434,17 @@ def test_what_the_ipam_plugin_refuses_of_a_groups_ranges_is_an_error() -> None:
     assert of(on_rails(own, "192.168.112.0/24")) == []
     assert [(f.severity, f.key) for f in of(on_rails(own, "bogus"))] == [("error", "rail.ranges[1][0].range")]
     assert [(f.severity, f.key) for f in of(on_rails(own, own))] == [("error", "rail.ranges[1]")]
+
+
+def test_a_next_hop_that_rail_ranges_would_give_is_found() -> None:
+    """The networks of the other rails read only these."""
+    own = GOOD["ipam"]["range"]
+    block = {**GOOD["ipam"], "routes": [{"dst": "10.0.0.0/8", "gw": "192.168.111.9"}]}
+    (finding,) = of(on_rails(own, "192.168.112.0/24", ipam=block))
+    assert (finding.severity, finding.key) == ("warning", "ipam.routes[0].gw")
+    assert finding.fix == "exclude it in rail.ranges[0] in every network of the group"
+    spared = {"range": own, "exclude": ["192.168.111.9"]}
+    assert of(on_rails(spared, "192.168.112.0/24", ipam=block)) == []
     assert [f.severity for f in of(on_rails("192.168.112.0/24"))] == ["error"]
 
 

@@ -212,13 +212,17 @@ def test_an_index_with_an_address_in_use_is_avoided(rails: Rails) -> None:
     assert [rails.add(rail) for rail in (0, 2)] == ["10.0.0.2", "10.0.2.2"]
 
 
-def test_a_next_hop_that_the_groups_ranges_would_give_is_refused(rails: Rails) -> None:
+def test_no_index_is_given_whose_address_is_a_next_hop_of_the_network(rails: Rails) -> None:
+    assert rails.add(0, ipam={"routes": [{"dst": "10.0.0.0/16", "gw": "10.0.0.1"}]}) == "10.0.0.2"
+    assert rails.add(1) == "10.0.1.2"
+
+
+def test_a_rail_keeps_an_index_that_another_rail_has_though_its_next_hop_is_there(rails: Rails) -> None:
+    """The other rail does not know of it, since rail.ranges do not exclude it."""
     routes = {"routes": [{"dst": "10.0.0.0/16", "gw": "10.0.0.1"}]}
-    with pytest.raises(InvalidConfig, match="10.0.0.1.*rail.ranges"):
-        rails.add(0, ipam=routes)
-    rails.ranges = [{"range": f"10.0.{rail}.0/28", "exclude": [f"10.0.{rail}.1"]} for rail in range(COUNT)]
-    own = {"range": "10.0.0.0/28", "exclude": ["10.0.0.1"]}
-    assert rails.add(0, ipam=own | routes) == "10.0.0.2"
+    assert rails.add(1) == "10.0.1.1"
+    assert [rails.add(0, ipam=routes) for _ in range(2)] == ["10.0.0.1"] * 2
+    assert rails.add(1) == "10.0.1.1"
 
 
 def test_rails_may_have_several_addresses_each(rails: Rails) -> None:

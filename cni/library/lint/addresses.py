@@ -21,6 +21,7 @@ from cni.shared.spec.request import Request, member
 from ipam import config as ipam_config
 from ipam import flatfile, own
 from ipam import keys as tables
+from ipam.entries import read_ranges
 from ipam.group import indexes
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 from ipam.stores import IN_CLUSTER
@@ -215,6 +216,13 @@ def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamC
     indexes.needs_of(rail, config, faults)
     for fault in faults:
         scope.error((*keys, *keys_of(fault.key)), message_of(fault), remedy(fault.wanted))
+    given = read_ranges(rail.ranges[rail.index], "", (), [], [])
+    for i, route in enumerate(config.routes):
+        family, value = parse_address(route.gw) if route.gw else (0, 0)
+        if any(r.family == family and r.usable(value) for r in given):
+            message = f"the networks of the other rails give the index of {route.gw}, since they read only rail.ranges"
+            fix = f"exclude it in rail.ranges[{rail.index}] in every network of the group"
+            scope.warn((*keys, "ipam", "routes", i, "gw"), message, fix)
 
 
 def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
