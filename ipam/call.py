@@ -15,7 +15,7 @@ from ipam.leases import Owner, Want
 from ipam.ranges import host_of
 from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
-from ipam.upkeep import free_earlier_boots, restorer
+from ipam.upkeep import free_earlier_boots, read_record, refill, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,6 +128,11 @@ def claim(
     restore = restorer(store_ref, records, owner)
     store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
     store.cooldown = config.cooldown_seconds
+    if store_ref["kind"] == "addresslease" and not memory.is_complete(records):
+        store.finish_by(time.monotonic() + config.store_timeout)
+        if refill(store, owner, records, config.cooldown_seconds) and record is None:  # type: ignore[arg-type]  # it is the class of this kind
+            record = read_record(owner.attachment, records)
+            owner.sequence = max(owner.sequence, record["sequence"] + 1) if record else owner.sequence
     former = record
     shared: list[Need] = []
 

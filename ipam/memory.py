@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SLOTS, SLOT = 4096, 512  # the number of slots, and the bytes of each
 SECONDS = 3600  # a pod whose sandbox cannot be made is tried again every five minutes
 AVOIDED_SECONDS = 600
+_COMPLETE = b"\xff" * 16  # the key of the last slot, which has no other entry and does not end
 
 
 def released(records: Records, leases: Sequence[Lease]) -> None:
@@ -62,6 +63,16 @@ def found_in_use(records: Records, address: str) -> None:
 def is_avoided(records: Records, address: str) -> bool:
     """Whether `address`, with its prefix length, was found in use a short time ago."""
     return bool(_read(records, _key("avoid", address)))
+
+
+def is_complete(records: Records) -> bool:
+    """Whether the node's records have all its AddressLeases: those of a lost state directory were read back."""
+    return "complete" in _read(records, _COMPLETE)
+
+
+def set_complete(records: Records) -> None:
+    """Note that the node's records have all its AddressLeases."""
+    _write(records, _COMPLETE, {"complete": True}, SECONDS)
 
 
 def avoided(directory: str) -> list[tuple[str, float]]:
@@ -101,7 +112,7 @@ def _entry(data: bytes) -> dict[str, Any]:
         return {}
     try:
         found: dict[str, Any] = codec.loads(data.rstrip(b"\0"))
-        return found if 0 < found["until"] - time.time() <= SECONDS else {}
+        return found if "complete" in found or 0 < found["until"] - time.time() <= SECONDS else {}
     except (ValueError, KeyError, TypeError):
         return {}
 
@@ -119,4 +130,4 @@ def _write(records: Records, key: bytes, entry: dict[str, Any], seconds: int) ->
 
 
 def _offset(key: bytes) -> int:
-    return int.from_bytes(key[:8], "big") % SLOTS * SLOT
+    return (SLOTS - 1 if key == _COMPLETE else int.from_bytes(key[:8], "big") % (SLOTS - 1)) * SLOT

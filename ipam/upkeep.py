@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from cni.shared.kernel import netns, node
-from cni.shared.records import LINK, Began
+from cni.shared.records import GROUP, LINK, Began
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam import memory, stores
 from ipam import records as ipam_records
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cni.shared.records import Records
     from cni.shared.spec.request import Attachment
     from ipam.leases import Lease
+    from ipam.stores.addresslease import AddressLeaseStore
     from ipam.stores.base import Store
 
 _FLUSH_SECONDS = 1.0
@@ -249,6 +250,40 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
         return found
 
     return restore
+
+
+def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: int) -> bool:
+    """Make the records again that this node has lost, from the leases that name it; whether the caller's is among them.
+
+    For a state directory that is younger than the node's leases, once. The caller holds the lock of its own record. A
+    lease of another machine of this node name has no record here, unless it is of the caller's pod.
+    """
+    by_attachment: dict[Attachment, list[Lease]] = {}
+    others = found = False
+    for lease in store.of_node(owner.node):
+        is_own_pod = lease.is_of_pod(owner) and "" != lease.pod[2] == owner.pod[2]
+        if is_own_pod or "" != lease.machine == owner.machine:
+            by_attachment.setdefault(lease.attachment, []).append(lease)
+        else:
+            others = others or bool(lease.machine and owner.machine)
+    made: list[Lease] = []
+    for attachment, leases in by_attachment.items():
+        if attachment.network.startswith(GROUP):
+            continue  # its record names rails, which a lease does not
+        is_callers = attachment == owner.attachment
+        held = None if is_callers else records.try_locked(attachment, PART)
+        if (is_callers or held) and records.read(attachment, PART) is None:
+            new = ipam_records.document(stores.recorded(store.record()), leases, leases[0].owner, cooldown)
+            records.write(attachment, PART, {**new, "bootID": leases[0].boot_id})
+            made += leases
+            found = found or is_callers
+        if held:
+            held.release()
+    if made:
+        records.log.warning(f"records of {len(by_attachment)} attachments were lost, and are read back: {_texts(made)}")
+    if not others:
+        memory.set_complete(records)
+    return found
 
 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:

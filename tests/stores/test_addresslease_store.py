@@ -253,6 +253,7 @@ def test_after_a_lost_claim_a_search_begins_near_the_start_and_then_anywhere() -
 def test_an_add_that_finds_two_places_taken_lists_names_and_gives_what_is_free(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    place.add("first", range="10.1.0.0/24")  # the node's first call reads its records back
     fill(place, 300)
     monkeypatch.setattr(acquire.allocator, "search_start", lambda *arguments: TEN + 5)
     asked(place.server)

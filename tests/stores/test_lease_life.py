@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -876,3 +877,47 @@ def test_a_record_says_nothing_of_a_cooldown_that_there_is_not(place: Place) -> 
     told = {a.container_id: record.get("cooldown") for a, _, record in place.records().all()}
     assert told == {"c1": None, "c2": 5}
     assert [ipam_records.cooldown({"cooldown": bad}) for bad in (None, "7", -1, 1 << 40)] == [0] * 4
+
+
+def forget_the_node(place: Place) -> None:
+    """Lose the state directory, as when a node is imaged again or has it in memory."""
+    shutil.rmtree(place.directory / "node-1")
+
+
+@pytest.mark.parametrize("size", ["10.0.0.0/30", "10.0.0.0/24"])
+def test_a_node_that_lost_its_records_gives_its_pods_the_addresses_that_they_have(shared: Place, size: str) -> None:
+    before = {pod: shared.add(f"{pod}-old", pod, uid=f"uid-{pod}", range=size) for pod in ("a", "b")}
+    forget_the_node(shared)
+    assert {pod: shared.add(f"{pod}-new", pod, uid=f"uid-{pod}", range=size) for pod in ("a", "b")} == before
+
+
+def test_a_node_that_lost_its_records_gives_a_container_no_second_address(shared: Place) -> None:
+    given = shared.add("c1", "a")
+    store_ref = shared.store_ref
+    forget_the_node(shared)
+    assert shared.add("c1", "a") == given
+    assert shared.leased(store_ref) == {given: "c1"}
+    shared.delete("c1", "a")
+    assert shared.leased(store_ref) == {}
+
+
+@pytest.mark.parametrize("shared", ["addresslease"], indirect=True)
+def test_the_records_of_a_node_are_read_back_once(shared: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "machine_id", lambda: "this-machine")
+
+    def lists() -> int:
+        found = [path for method, path, _ in shared.server.seen if method == "GET" and path == "addressleases"]
+        shared.server.seen.clear()
+        return len(found)
+
+    shared.add("c1")
+    shared.add("c2")
+    forget_the_node(shared)
+    lists()
+    shared.add("c3")
+    assert lists() == 2  # of the node and of the block
+    assert sorted(a.container_id for a, _, _ in shared.records().all("ipam")) == ["c1", "c2", "c3"]
+    shared.add("c4")
+    assert lists() == 1
+    shared.collect()
+    assert shared.records().all() == []

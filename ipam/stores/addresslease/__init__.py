@@ -143,6 +143,11 @@ class AddressLeaseStore(ObjectStore):
             found = self._chosen({objects.STATE: objects.COOLING})
             return {entry.lease.value for entry in found if entry.cools(now) and concerns(entry.lease)}
 
+    def of_node(self, node: str) -> list[Lease]:
+        """All leases that name `node`."""
+        found = self._objects.chosen({objects.NODE: objects.label(node), objects.STATE: objects.HELD})
+        return [entry.lease for entry in found if entry.held and entry.lease.node == node]
+
     def holder(self, want: Want) -> Lease | None:
         entry = standing(self._objects, want)
         return entry.lease if entry else None
