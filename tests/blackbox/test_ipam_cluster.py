@@ -178,6 +178,19 @@ def test_an_audit_finds_what_is_wrong_and_reclaim_frees_what_is_dead(cluster: Cl
     assert "lease-without-pod" not in {kind for kind, _, _ in cluster.audit()}
 
 
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("may_list", [False, True])
+def test_a_pool_that_another_namespace_has_too_is_found(cluster: Cluster, closed: bool, may_list: bool) -> None:
+    cluster.lease(2)
+    cluster.server.run_pod("p2", IP(2))
+    spec = {"range": ("moved to addressleases.railcni.io: " if closed else "") + "192.168.111.0/24", "allocations": {}}
+    cluster.server.put("ippools", "another", POOL, spec)
+    cluster.server.put("ippools", "another", "10.9.0.0-24", {"range": "10.9.0.0/24", "allocations": {}})
+    if not may_list:
+        cluster.server.forbidden.add(("list", "ippools in all namespaces"))
+    assert cluster.audit(int(may_list)) == ([("pool-in-two-namespaces", "look", "")] if may_list else [])
+
+
 def test_what_has_changed_since_the_report_is_passed_over(cluster: Cluster) -> None:
     for n in range(1, 6):
         cluster.lease(n)

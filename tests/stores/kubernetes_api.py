@@ -510,13 +510,12 @@ class ApiServer:
                 raise Refusal(422, "Invalid", f"metadata.labels: Invalid value: {value!r}: a valid label must be ...")
 
     def _everywhere(self, resource: str, query: dict[str, list[str]]) -> dict[str, Any]:
-        """The objects of the name that a field selector has, in all namespaces."""
+        """The objects in all namespaces, of the name that a field selector has, if it is there."""
         if ("list", f"{resource} in all namespaces") in self.forbidden:
             raise Refusal(403, "Forbidden", f'User "u" cannot list resource "{resource}" at the cluster scope')
         name = query.get("fieldSelector", [""])[0].removeprefix("metadata.name=")
-        return {
-            "items": [copy.deepcopy(found) for place, found in self.objects.items() if place[::2] == (resource, name)]
-        }
+        chosen = [place for place in self.objects if place[0] == resource and name in ("", place[2])]
+        return {"items": [copy.deepcopy(self.objects[place]) for place in chosen]}
 
     def _list(self, resource: str, namespace: str, query: dict[str, list[str]], brief: bool) -> dict[str, Any]:
         after = query.get("continue", [""])[0]

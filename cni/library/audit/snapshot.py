@@ -14,7 +14,7 @@ from typing import Any
 
 from cni.library.audit import in_use, lease_rules, store_rules
 from cni.library.audit.cluster import Cluster, PoolReading, by_name, read_all
-from cni.library.audit.findings import DUPLICATE_ADDRESS, POD_WITHOUT_LEASE, Finding
+from cni.library.audit.findings import DUPLICATE_ADDRESS, LOOK, POD_WITHOUT_LEASE, POOL_IN_TWO_NAMESPACES, Finding
 from cni.library.audit.model import Network, Snapshot
 from cni.library.audit.store import Choice
 from cni.shared.log import Log
@@ -24,6 +24,7 @@ from ipam import stores
 from ipam.leases import Lease
 from ipam.records import PART
 from ipam.stores.apiserver.faults import Forbidden
+from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
 from ipam.stores.base import READ, Store
 from ipam.stores.etcd import EtcdStore
 
@@ -71,7 +72,29 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     total: Counter[str] = Counter()
     for found in contents:
         total.update(found.counts)
-    return Audit(_findings(snapshots), {**total, "pods": len(pods)}, snapshots)
+    findings = [*_findings(snapshots), *_or(lambda: _elsewhere(cluster), [], [])]
+    return Audit(findings, {**total, "pods": len(pods)}, snapshots)
+
+
+def _elsewhere(cluster: Cluster) -> list[Finding]:
+    """The pools that another namespace has too."""
+    own = cluster.api.access.namespace
+    places = read_all(
+        lambda: cluster.pages(
+            POOLS, lambda one: (one["metadata"]["name"], one["metadata"]["namespace"]), namespace=EVERYWHERE, brief=True
+        )
+    )
+    return [
+        Finding(
+            POOL_IN_TWO_NAMESPACES,
+            LOOK,
+            f"pool {name} is in namespace {other} too, and both give the same addresses: let every kubeconfig name one namespace,"
+            " and delete the unused pool",
+            pool=name,
+        )
+        for name, other in places
+        if other != own and (name, own) in places
+    ]
 
 
 def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
