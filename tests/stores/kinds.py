@@ -18,7 +18,7 @@ from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease.objects import name_of
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.base import Claimed, Store
+from ipam.stores.base import Claimed, Store, Unknown
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
 from ipam.stores.kubernetes import KubernetesStore, locks
@@ -189,6 +189,8 @@ class RecordingLeaseStore(AddressLeaseStore):
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
         answer = super().claim(wants, owner, instead_of)
+        while isinstance(answer, Unknown):  # by an unwell server
+            answer = super().claim(wants, owner, instead_of)
         if isinstance(answer, Claimed):
             for lease in answer.leases:
                 name = name_of(lease)

@@ -147,7 +147,7 @@ class ApiServer:
     resource) pairs.
 
     `faults` is asked for each request: (method, resource, number of the request) to a Fault, or None for none. Two switches
-    apply besides: `lag` keeps the watch cache as it is now, and with `is_ill` each other arrival of a change meets one of ILL.
+    apply besides: `lag` keeps the watch cache as it is now, and with `is_ill` each third arrival of a change meets one of ILL.
     """
 
     def __init__(self, context: ssl.SSLContext | None = None, port: int = 0) -> None:
@@ -329,7 +329,7 @@ class ApiServer:
         name = json.loads(body)["metadata"]["name"] if method == "POST" else ""
         with self._lock:
             count = self._met[method, target, name] = self._met.get((method, target, name), -1) + 1
-            return list(ILL.values())[len(self._met) % len(ILL)] if count % 2 == 0 else None
+            return list(ILL.values())[len(self._met) % len(ILL)] if count % 3 == 0 else None
 
     # --- one request ---
 

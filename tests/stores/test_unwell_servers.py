@@ -1,7 +1,8 @@
-"""The stores of the API server while its watch cache is behind, it cannot serve, or it serves a request late."""
+"""Stores whose server is unwell: its watch cache is behind, it cannot serve, it serves late, or somebody has edited it."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cni.shared.spec.errors import TryAgainLater
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam import acquire
 from ipam.stores import base
 from ipam.stores.addresslease import objects
 from ipam.stores.base import Open
-from ipam.stores.etcd import client
+from ipam.stores.etcd import EtcdStore, client, txn
 from ipam.stores.kubernetes import locks
 from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_api import DROP_LATE, ILL, Refusal
@@ -196,3 +197,82 @@ def test_a_create_that_is_served_after_its_repetition_was_refused_makes_no_lease
         place.delete("c2", "b")
     assert place.server.catch_up() == [409]
     assert place.leased({"kind": "addresslease", **place.block["kubernetes"]}) == ({} if is_left else {given: "c2"})
+
+
+# --- what a name and its content both say ---
+
+
+EDITED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "address": ("10.0.0.1", {}, {"address": "10.0.0.9"}),
+    "address, in a scope": ("10.0.0.1.net.blue", {"network_name": "blue"}, {"address": "10.0.0.9"}),
+    "address, without a scope": (
+        "10.0.0.1.pool.10.0.0.0-24",
+        {"enable_overlapping_ranges": False},
+        {"address": "10.0.0.9"},
+    ),
+    "scope": ("10.0.0.1", {}, {"scope": "blue"}),
+    "scope of another": ("10.0.0.1.net.blue", {"network_name": "blue"}, {"scope": "red"}),
+    "pool": ("10.0.0.1.pool.10.0.0.0-24", {"enable_overlapping_ranges": False}, {"pool": "10.0.9.0-24"}),
+}
+
+
+@pytest.mark.parametrize("case", EDITED)
+def test_the_name_of_an_addresslease_counts_when_somebody_has_edited_what_it_says_too(place: Place, case: str) -> None:
+    name, block, edited = EDITED[case]
+    assert place.add("c1", "a", **block) == "10.0.0.1"
+    document = place.server.objects[ADDRESSES, "kube-system", name]
+    labels = document["metadata"]["labels"]
+    place.server.put(ADDRESSES, "kube-system", name, document["spec"] | edited, labels=labels)
+    assert place.add("c1", "a", **block) == "10.0.0.1"
+    assert place.add("c2", "b", **block) == "10.0.0.2"
+    place.delete("c1", "a", **block)
+    place.delete("c2", "b", **block)
+    assert place.server.names(ADDRESSES) == []
+
+
+@pytest.mark.parametrize("cidr", ["10.0.1.0/24", "10.0.0.0/25", "fd00::/64"])
+@pytest.mark.parametrize("place", ["kubernetes"], indirect=True)
+def test_an_ippool_whose_range_is_not_that_of_its_name_gives_no_address_and_frees_all_once_it_is_corrected(
+    place: Place, cidr: str
+) -> None:
+    assert place.add("c1", "a") == "10.0.0.1"
+    pools = "ippools", "kube-system", "10.0.0.0-24"
+    spec = place.server.objects[pools]["spec"]
+    place.server.put(*pools, spec | {"range": cidr})
+    for container, pod in (("c1", "a"), ("c2", "b")):
+        with pytest.raises(
+            InvalidConfig, match=rf"IPPool 10\.0\.0\.0-24 .*{cidr} is not the range at the end of the name"
+        ):
+            place.add(container, pod)
+    place.server.put(*pools, spec)
+    assert place.add("c1", "a") == "10.0.0.1"
+    place.delete("c1", "a")
+    assert not (place.server.spec("ippools", "10.0.0.0-24") or {}).get("allocations")
+
+
+ENTRY_EDITS = (
+    {"address": "10.0.0.9"},
+    {"pool": "10.0.9.0-24"},
+    {"containerID": "c9"},
+    {"ifname": "net9"},
+    {"sequence": 7},
+)
+
+
+@pytest.mark.parametrize("edited", ENTRY_EDITS, ids=lambda edited: next(iter(edited)))
+@pytest.mark.parametrize("place", ["etcd"], indirect=True)
+def test_the_keys_of_etcd_count_when_somebody_has_edited_what_their_values_say_too(
+    place: Place, edited: dict[str, Any]
+) -> None:
+    assert place.add("c1", "a") == "10.0.0.1"
+    store = place.store(place.store_ref)
+    assert isinstance(store, EtcdStore)
+    for key, value in store.entries():
+        if value.startswith(b"{"):
+            put = txn.put(key, json.dumps(json.loads(value) | edited).encode())
+            store._etcd.call("KV/Txn", txn.transaction([], [put]))
+    assert place.add("c1", "a") == "10.0.0.1"
+    assert place.add("c2", "b") == "10.0.0.2"
+    place.delete("c1", "a")
+    place.delete("c2", "b")
+    assert [key for key, _ in store.entries() if b"/former/" not in key and b"/void/" not in key] == []

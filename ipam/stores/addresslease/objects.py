@@ -136,7 +136,7 @@ class Entry:
     __slots__ = ("labels", "lease", "name", "spec", "state", "uid", "until", "version")
 
     def __init__(self, read: dict[str, Any]) -> None:
-        """ValueError for an object without an address."""
+        """ValueError for an object without an address. What its name says counts, since nobody can edit a name."""
         metadata = read.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
         self.uid: str = metadata.get("uid") or ""
@@ -149,6 +149,15 @@ class Entry:
         pod, machine = self.spec.get("pod") or {}, self.spec.get("machineID") or ""
         known = {**_UNTOLD, **self.spec, "pod": [pod.get(key) or "" for key in _POD], "machine": machine}
         self.lease = from_json(known)
+        if self.state != FORMER:
+            self.lease.family, self.lease.value = address_of(self.name)
+            kind, _, text = space_of(self.name).partition(".")
+            if kind in ("", "net"):
+                self.lease.scope = text
+            elif kind == "pool":
+                self.lease.pool, self.lease.scope = text, None
+            if name_of(self.lease) != self.name:
+                raise ValueError
 
     @property
     def held(self) -> bool:

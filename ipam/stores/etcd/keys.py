@@ -161,11 +161,19 @@ def place_of(family: int, value: int) -> bytes:
 
 
 def parse(key: bytes, value: bytes) -> Lease:
-    """The lease that `value` holds; StateDamaged names the key of any other value."""
+    """The lease that `value` holds, at the place that `key` names, which protects it; StateDamaged names the key of any other
+    value."""
     try:
-        return from_json(codec.loads(value))
+        lease = from_json(codec.loads(value))
     except (ValueError, TypeError):
         raise _foreign(key, "does not hold a lease of railcni", f"its value begins with {value[:200]!r}") from None
+    names = key.split(b"/")
+    if len(names[-1]) == 16:  # a sequence: the key is that of an attachment
+        lease.network, lease.container_id, lease.ifname = map(unescaped, names[-6:-3])
+        lease.sequence = int(names.pop(), 16)
+    lease.pool, lease.family = unescaped(names[-2]), 4 if len(names[-1]) == _DIGITS[4] else 6
+    lease.value = value_of(key.removesuffix(b"/%016x" % lease.sequence), lease.family)
+    return lease
 
 
 def _foreign(key: bytes, fault: str, details: str = "") -> StateDamaged:

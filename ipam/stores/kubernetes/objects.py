@@ -149,7 +149,11 @@ class IPPool:
             raise Closed(
                 "`railcni ipam migrate` moves its leases from AddressLeases to IPPools: run it again, to its end"
             )
-        self.family, self.first, _ = parse_cidr(cidr)
+        self.family, self.first, prefix = parse_cidr(cidr)
+        hosts = BITS[self.family] - prefix
+        own = object_name(f"{format_address(self.family, self.first >> hosts << hosts)}/{prefix}")
+        if self.name.rpartition("-")[2].isdigit() and not f"-{self.name}".endswith(f"-{own}"):
+            raise ValueError(f"{cidr} is not the range at the end of the name")
         self.scope: str | None = None  # in which its addresses are reserved
         self.leases: list[Lease] = []
         self.stray: list[str] = []
