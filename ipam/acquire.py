@@ -318,7 +318,7 @@ def search(
         if index is None:
             count = sum(map(choice.space.usable, cooling))
             waiting = f", {count} of them until their ipam.cooldown_seconds are over" if count else ""
-            waiting += f", {nodes} of them by this node itself, on its own links" if nodes else ""
+            waiting += f", {nodes} of them by this node itself, on its own links or in its records" if nodes else ""
             found = (choice.index_of(*address) for address in proposed)
             raise choice.exhausted(sum(i is not None and choice.space.usable(i) for i in found), waiting)
         given = choice.values(index)

@@ -15,7 +15,7 @@ from ipam.leases import Owner, Want
 from ipam.ranges import host_of
 from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
-from ipam.upkeep import free_earlier_boots, read_record, refill, restorer
+from ipam.upkeep import free_earlier_boots, is_held_here, read_record, refill, restorer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def claim(
             seconds=config.store_timeout if is_shared else 0,
             new=record is None and of_group is None,
             is_avoided=lambda address: memory.is_avoided(records, address),
-            is_own=lambda want: own.is_own(config.network, want),
+            is_own=lambda want: own.is_own(config.network, want) or (is_shared and is_held_here(want, owner, records)),
         )
         while True:
             try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cni.shared.records import Records
     from cni.shared.spec.request import Attachment
-    from ipam.leases import Lease
+    from ipam.leases import Lease, Want
     from ipam.stores.addresslease import AddressLeaseStore
     from ipam.stores.base import Store
 
@@ -284,6 +284,21 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
     if not others:
         memory.set_complete(records)
     return found
+
+
+def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
+    """Whether another living attachment of this node has the address of `want` by its record, though the store lost it."""
+    for attachment, record in records.naming(PART, want.text):
+        is_over = record.get("pending") is True or record["bootID"] != owner.boot_id
+        if attachment == owner.attachment or is_over or netns.has_lost_path(str(record.get("netns"))):
+            continue
+        try:
+            leases = ipam_records.leases(attachment, record)
+        except ValueError:
+            continue  # the next verb that reads the record says so
+        if any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases):
+            return True
+    return False
 
 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:

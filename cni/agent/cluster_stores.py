@@ -120,6 +120,18 @@ class ClusterSource(ABC):
     def holder(self, lease: Lease) -> Lease | None:
         """The lease of the address of `lease` now: itself for its own. ValueError for a pool that gives no addresses."""
 
+    def has_lost(self, before: float) -> bool:
+        """Whether the newest lease of the records that is older than `before`, in ns, is lost: a restored backup has none of
+        the newest. One object tells, where a list reads those of all nodes."""
+        old = [lease for lease in self.records.values() if lease.sequence < before]
+        newest = max(old, key=lambda lease: lease.sequence, default=None)
+        if newest is None or newest.identity not in self.intact:
+            return False
+        try:
+            return self.holder(newest) is None
+        except ValueError:
+            return False
+
     def is_there(self, lease: Lease) -> bool:
         """Whether the object that `of_node` read `lease` from still stands for it."""
         return self.holder(lease) is lease

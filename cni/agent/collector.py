@@ -100,7 +100,7 @@ class Collector:
         """Read this node's records, and at intervals its objects; before the pods, which are older than their leases."""
         source.read_records()
         yield
-        if monotonic() - source.listed >= _LISTED_GRACES * self.grace:
+        if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):
             if fault := source.fault():
                 self._teller.once(fault, events.OUTDATED, fault)
             now, at = monotonic(), time_ns()

@@ -285,6 +285,17 @@ class Records:
         """Every record of the node, or those of one part: (attachment, part, document); with `texts` as `of_network`."""
         return self._every("", part, texts=texts)
 
+    def naming(self, part: str, text: str) -> list[tuple[Attachment, dict[str, Any]]]:
+        """Every record of one part that holds the string `text`. Those without it are only read, which takes some microseconds."""
+        wanted, found = codec.dumps(text).encode(), []
+        for name in self._names():
+            if name.endswith(f":{part}") and wanted in files.glimpse(f"{self._folder}/{name}"):
+                document = self._load(name)
+                attachment = document and _attachment(document)
+                if document and attachment and not _is_newer(document):
+                    found.append((attachment, document))
+        return found
+
     def some(self, part: str, most: int) -> list[dict[str, Any]]:
         """Up to `most` records of one part, others at each call."""
         names = [name for name in self._names() if name.endswith(f":{part}")]

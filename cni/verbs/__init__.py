@@ -16,7 +16,7 @@ Each call loads only the modules that its verb needs.
 from __future__ import annotations
 
 from cni import plugins
-from cni.shared.kernel import sandbox
+from cni.shared.kernel import netns, sandbox
 from cni.shared.kernel.node import boot_id
 from cni.shared.records import LINK as PART
 from cni.shared.records import UNENDED, Records
@@ -74,7 +74,7 @@ def _finish_left(request: Request, records: Records, log: Log) -> None:
     """
     try:
         for record in records.some(PART, _LOOKED_AT):
-            if UNENDED not in record and (record["bootID"] != boot_id() or sandbox.has_lost_path(record["netns"])):
+            if UNENDED not in record and (record["bootID"] != boot_id() or netns.has_lost_path(record["netns"])):
                 if sandbox.is_gone(record):
                     from cni.verbs import unended
 

@@ -364,3 +364,19 @@ def test_the_namespace_that_is_named_is_the_one_that_is_read_and_freed_in(rig: R
     assert audited([*elsewhere, "-n", "kube-system"]) == [("lease-without-pod", "reclaim", "10.0.0.2")]
     assert reclaimed(elsewhere, "-n", "kube-system") == [("freed", "10.0.0.2")]
     assert rig.held(kind) == []
+
+
+def test_what_a_restored_backup_lacks_is_put_back_before_the_next_list(rig: Rig, kind: str) -> None:
+    live = rig.server.add_pod("team", "live", node="n1")
+    whose = owner("c1", "team/live", uid=live, netns=HERE)
+    rig.record("n1", 1, whose, kind=kind)
+    agent = rig.agent_on_the_host("n1", "--grace=5", "--every=0.05")
+    assert until(lambda: rig.held(kind) == [1], 20), agent.log
+    agent.passes(2)
+    if kind == "kubernetes":
+        rig.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {}})
+        rig.server.remove(RESERVATIONS, "10.0.0.1")
+    else:
+        rig.server.remove(ADDRESSES, "10.0.0.1")
+    agent.passes(3)
+    assert rig.held(kind) == [1], agent.log

@@ -921,3 +921,16 @@ def test_the_records_of_a_node_are_read_back_once(shared: Place, monkeypatch: py
     assert lists() == 1
     shared.collect()
     assert shared.records().all() == []
+
+
+@pytest.mark.parametrize("netns", ["/proc/self/ns/net", "/proc/self/ns/none"])
+def test_a_node_gives_no_address_that_its_own_living_record_holds_though_the_store_lost_it(
+    shared: Place, netns: str
+) -> None:
+    given = shared.add("c1", "a")
+    ((attachment, part, record),) = shared.records().all()
+    shared.records().write(attachment, part, {**record, "netns": netns})
+    store = shared.store(record["store"])
+    assert store.release(store.find(attachment)) == 1  # as the restore of an old backup does
+    is_living = os.path.exists(netns)
+    assert (shared.add("c2", "b") == given) is not is_living

@@ -170,6 +170,21 @@ def may_be_at(path: str) -> bool:
         return True
 
 
+def has_lost_path(path: str) -> bool:
+    """Whether nothing is at `path`, in a directory that is there; False where this process cannot look."""
+    try:
+        posix.stat(path)
+    except FileNotFoundError:
+        try:
+            posix.stat(path.rpartition("/")[0])
+            return True
+        except OSError:
+            return False
+    except OSError:
+        return False
+    return False
+
+
 def _opened(paths: Iterable[str], is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
     """The namespaces at `paths` whose device and inode are wanted."""
     for path in paths:

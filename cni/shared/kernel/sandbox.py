@@ -6,7 +6,6 @@ its path as long as a process, a mount or an open descriptor uses it. So the rec
 
 from __future__ import annotations
 
-import posix
 import time
 
 from cni.shared.kernel import netns, node
@@ -114,27 +113,12 @@ def is_gone(record: dict[str, Any], settled: float = SETTLED) -> bool:
     """
     if record["bootID"] != node.boot_id():
         return time.monotonic() > settled
-    if not has_lost_path(record["netns"]):
+    if not netns.has_lost_path(record["netns"]):
         return False
     found = kept(record["sandbox"])
     if found:
         found.close()
     return found is None
-
-
-def has_lost_path(path: str) -> bool:
-    """Whether nothing is at `path`, in a directory that is there; False where this process cannot look."""
-    try:
-        posix.stat(path)
-    except FileNotFoundError:
-        try:
-            posix.stat(path.rpartition("/")[0])
-            return True
-        except OSError:
-            return False
-    except OSError:
-        return False
-    return False
 
 
 def is_certain(identity: dict[str, int]) -> bool:
