@@ -478,6 +478,17 @@ def test_a_default_route_that_has_moved_since_is_no_difference(node: Node) -> No
     node.cni("macvlan", "CHECK", network("macvlan", master=None, prevResult=result), netns=pod).succeeded()
 
 
+def test_a_master_that_was_renamed_is_told_by_its_present_name(node: Node) -> None:
+    pod = scenery(node)
+    result = node.cni("macvlan", "ADD", network("macvlan"), netns=pod).succeeded()
+    node.host.set("ens2f0", state="down")
+    node.host.set("ens2f0", ifname="rail0")
+    reply = node.cni("macvlan", "CHECK", network("macvlan", prevResult=result), netns=pod)
+    reply.refused(100, "master is rail0, configured is ens2f0, which does not exist on the host")
+    node.host.set("rail0", state="up")
+    node.cni("macvlan", "CHECK", network("macvlan", master="rail0", prevResult=result), netns=pod).succeeded()
+
+
 def test_an_mtu_that_the_network_does_not_ask_for_is_the_chains(node: Node) -> None:
     pod = scenery(node)
     for plugin, ifname in (("macvlan", "net1"), ("host-device", "net2")):

@@ -471,6 +471,12 @@ def test_the_attachment_of_a_device_that_was_probed_anew_ends(node: Node, pod: P
     node.cni(plugin, "ADD", config, netns=other, container_id="c3").succeeded()
 
 
+def test_the_key_of_Go_that_copies_the_hosts_addresses_is_refused_by_name(node: Node, pod: Pod) -> None:
+    refused(node, pod, network(useInterfaceNetwork=True), 7, "useInterfaceNetwork", "`ipam`")
+    delete(node, pod, network(useInterfaceNetwork=True))
+    add(node, pod, network(useInterfaceNetwork=False))
+
+
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 @pytest.mark.parametrize("is_dead", [False, True], ids=["in the pod", "the pod is gone"])
 def test_another_device_with_the_mac_of_a_record_keeps_its_own_state(node: Node, is_dead: bool, verb: str) -> None:

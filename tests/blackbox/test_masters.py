@@ -598,6 +598,12 @@ def test_passthru_tells_of_the_addresses_that_the_node_cannot_use_meanwhile(node
     assert "10.9.0.1/24" not in other.stderr
 
 
+def test_passthru_tells_that_the_link_does_not_get_the_mac_that_is_asked_for(node: Node, pod: Pod) -> None:
+    reply = node.cni("macvlan", "ADD", network(mode="passthru", mac="02:00:00:00:77:07"), netns=pod)
+    result = reply.succeeded()
+    assert "02:00:00:00:77:07 is not set" in reply.stderr and result["interfaces"][0]["mac"] in reply.stderr
+
+
 def test_passthru_in_the_sandbox_asks_nothing_of_the_hosts_routes(node: Node, pod: Pod) -> None:
     pod.view.add_veth("inner0", "inner1")
     ip(node, "route", "add", "default", "dev", "ens2f0")

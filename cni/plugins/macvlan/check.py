@@ -26,7 +26,8 @@ def differences(planned: Plan, config: Config, link: Link, host: Rtnl, inside: R
 
 
 def _master(planned: Plan, config: Config, link: Link, host: Rtnl, inside: Rtnl) -> list[str]:
-    now = planned.master if link.lower_index == planned.lower else _lower_name(link, host, inside)
+    is_as_made = link.lower_index == planned.lower and planned.over != planned.lower
+    now = planned.master if is_as_made else _lower_name(link, host, inside)
     if link.lower_index != planned.lower:
         return [f"master is {now}, was {planned.master} (index {planned.lower})"]
     if config.link_in_container != planned.inSandbox:

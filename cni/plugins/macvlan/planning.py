@@ -21,7 +21,12 @@ KEYS = (
     Key("master", optional(netdev), "", "netdev below the link; default: the netdev of the default route"),
     Key("mode", optional(one_of(*MODES), "bridge"), "bridge", "how links of the same master communicate"),
     Key("mtu", integer(0, 65535), 0, "MTU of the link in bytes, at most the master's; 0: the master's"),
-    Key("mac", optional(hardware_address), "", "MAC address; default: one derived from the attachment"),
+    Key(
+        "mac",
+        optional(hardware_address),
+        "",
+        "MAC address; default: one derived from the attachment. In mode passthru the link has the master's",
+    ),
     Key("linkInContainer", boolean, False, "look for the master in the sandbox", "link_in_container"),
     Key("bcqueuelen", integer(0, 2**32 - 1), 0, "broadcast queue of the master, in packets; 0: the kernel's default"),
     *KEYS_OF_EACH,
@@ -37,6 +42,7 @@ class Config(LinkConfig):
     mac: str
     link_in_container: bool
     bcqueuelen: int
+    ignored_mac = ""
 
 
 class Facts:
@@ -84,7 +90,7 @@ def read(request: Request, faults: list[Fault]) -> Config:
     given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
     take(config, "mac", hardware_address, faults, given)
     if config.mode == "passthru":
-        config.mac = ""  # the kernel gives the master's, macvlan_common_newlink
+        config.ignored_mac, config.mac = config.mac, ""  # the kernel gives the master's, macvlan_common_newlink
     return config
 
 

@@ -46,6 +46,11 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
     where = inside if config.link_in_container else host
     master = _find_master(config, where)
     reason = ""
+    if master and config.ignored_mac:
+        log.warning(
+            f"mac {config.ignored_mac} is not set: in mode passthru the link has the MAC {master.mac} of its master; remove the"
+            " MAC, or use mode bridge"
+        )
     if master:
         device = _of_host(master, config.link_in_container, host, inside)
         if device:
