@@ -57,7 +57,7 @@ def release(
     """Free the leases of `attachment` in the store that `store_ref` names, then remove the record. The caller holds its lock.
 
     With a record, a missing lease file is made first. Otherwise another process could make it now, and restore this record
-    into it. `seconds` is as for open_store; a `cooldown` of None stands for the record's. After a CniError the record
+    into it. `seconds`, if there are any, bound all requests together; a `cooldown` of None stands for the record's. After a CniError the record
     says that the release is pending. A record is written before a claim, so without an address in one no failure is raised
     and nothing stays pending, unless Go's whereabouts may have claimed an address there.
     """
@@ -67,6 +67,8 @@ def release(
         recorded = list(held)
         restore = lambda: recorded  # noqa: E731
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
+    if seconds:
+        store.finish_by(time.monotonic() + seconds)
     store.cooldown = ipam_records.cooldown(record) if cooldown is None else cooldown
     store.hurry()
     if record and stores.is_shared(store_ref) and not record["pending"]:

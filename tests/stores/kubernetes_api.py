@@ -377,6 +377,10 @@ class ApiServer:
         answer = self._serve_core(method, parts, query, headers, body)
         if answer:
             return answer
+        if parts[-1] == "selfsubjectaccessreviews":
+            asked = json.loads(body)["spec"]["resourceAttributes"]
+            allowed = (asked["verb"], asked["resource"]) not in self.forbidden
+            return 201, {"kind": "SelfSubjectAccessReview", "status": {"allowed": allowed}}
         if parts[:3] == ["api", "v1", "namespaces"] or parts[:2] == ["apis", "apiextensions.k8s.io"]:
             return 201, {}  # every namespace and definition is there
         shown = parts[3] if len(parts) == 4 else parts[5] if len(parts) > 5 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam import acquire
 from ipam.stores import base
 from ipam.stores.addresslease import objects
+from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
 from ipam.stores.base import Open
 from ipam.stores.etcd import EtcdStore, client, txn
 from ipam.stores.kubernetes import locks
@@ -276,3 +278,42 @@ def test_the_keys_of_etcd_count_when_somebody_has_edited_what_their_values_say_t
     place.delete("c1", "a")
     place.delete("c2", "b")
     assert [key for key, _ in store.entries() if b"/former/" not in key and b"/void/" not in key] == []
+
+
+# --- what DEL waits for, and what STATUS finds ---
+
+
+@pytest.mark.parametrize("place", ["addresslease", "kubernetes"], indirect=True)
+def test_a_del_whose_changes_hang_is_pending_after_two_seconds(place: Place) -> None:
+    place.add("c1", "a")
+    end = threading.Event()
+    place.server.faults = lambda method, resource, number: (lambda: end.wait(30) and None) if method != "GET" else None
+    began = time.monotonic()
+    place.delete("c1", "a")
+    took = time.monotonic() - began
+    end.set()
+    assert took < 8 and place.pending() == ["c1"]
+
+
+MISSING = {
+    "addresslease": [(verb, ADDRESSES) for verb in RIGHTS[ADDRESSES].split()],
+    "kubernetes": [(verb, of) for of in (POOLS, RESERVATIONS) for verb in RIGHTS[of].split()],
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "right"), [(store, right) for store, rights in MISSING.items() for right in rights], indirect=["place"]
+)
+def test_status_names_each_missing_right_of_an_add(place: Place, right: tuple[str, str]) -> None:
+    place.call("STATUS")
+    place.server.forbidden = {right}
+    with pytest.raises(CniError, match=f"forbids to {right[0]} {right[1]}"):
+        place.call("STATUS")
+
+
+@pytest.mark.parametrize("place", ["kubernetes"], indirect=True)
+def test_status_tries_the_definition_of_reservations(place: Place) -> None:
+    place.call("STATUS")
+    place.server.resources.remove(RESERVATIONS)
+    with pytest.raises(CniError, match=RESERVATIONS):
+        place.call("STATUS")

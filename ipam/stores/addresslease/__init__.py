@@ -83,6 +83,7 @@ class AddressLeaseStore(ObjectStore):
             Lease(Want("railcni-status", 4, 0xC0000201, ""), Owner(_NOBODY, ("status", "status-0", ""))), 1
         )
         made = self.api.try_create(ADDRESSES, sent)
+        self.api.check_rights(ADDRESSES)
         dropped = sent["spec"].keys() - (made.get("spec") or sent["spec"]).keys()
         if dropped:
             raise InvalidConfig(

@@ -13,8 +13,8 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores import http
 from ipam.stores.apiserver import kubeconfig
-from ipam.stores.apiserver.faults import Conflict, Expired, refusal
-from ipam.stores.apiserver.resources import EVERYWHERE, PODS, VERBS, path_of, verb_of
+from ipam.stores.apiserver.faults import Conflict, Expired, Forbidden, refusal
+from ipam.stores.apiserver.resources import EVERYWHERE, PODS, REVIEWS, RIGHTS, VERBS, group_of, path_of, verb_of
 from ipam.stores.base import Open, Pauses, Unreachable
 
 TYPE_CHECKING = False
@@ -138,6 +138,25 @@ class Api(http.Client):
             return self._object(self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode()))
         except Conflict:
             return {}
+
+    def check_rights(self, resource: str) -> None:
+        """Forbidden when the credentials lack a right of the plugins for `resource`; nothing where the server does not say."""
+        what = {"namespace": self.access.namespace, "group": group_of(resource), "resource": resource}
+        for verb in RIGHTS[resource].split():
+            review = {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": {**what, "verb": verb}},
+            }
+            try:
+                status = self.create(REVIEWS, review, EVERYWHERE).get("status") or {}
+            except InvalidConfig:
+                return
+            if status.get("allowed") is False:
+                raise Forbidden(
+                    f"{self} forbids to {verb} {resource}.{group_of(resource)} in namespace {self.access.namespace}: its Role"
+                    f" needs the verbs {RIGHTS[resource].replace(' ', ', ')} (conf/kubernetes/rbac.yaml). Credentials: {self.named()}"
+                )
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
         """The metadata, at least, of the object changed by a JSON patch; Conflict when a test fails. Gone, Open."""

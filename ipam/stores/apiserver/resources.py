@@ -13,6 +13,7 @@ ADDRESS_GROUP = "railcni.io"
 VERSION = "v1alpha1"
 ADDRESSES = "addressleases"  # of ADDRESS_GROUP
 CLAIMS = "resourceclaims"
+REVIEWS = "selfsubjectaccessreviews"  # every account may make them (ClusterRole system:basic-user)
 CONFIGMAPS = "configmaps"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
 OF_STORES = {"addresslease": (ADDRESSES, "AddressLeases"), "kubernetes": (POOLS, "IPPools")}
@@ -31,6 +32,7 @@ _PATHS = {
     ADDRESSES: f"apis/{ADDRESS_GROUP}/{VERSION}",
     "leases": "apis/coordination.k8s.io/v1",
     CLAIMS: "apis/resource.k8s.io/v1",
+    REVIEWS: "apis/authorization.k8s.io/v1",
     "network-attachment-definitions": "apis/k8s.cni.cncf.io/v1",
 }
 ALNUM = "abcdefghijklmnopqrstuvwxyz0123456789"

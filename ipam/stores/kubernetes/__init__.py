@@ -23,7 +23,7 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
 from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
-from ipam.stores.apiserver.resources import POOLS
+from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.apiserver.store import ObjectStore, attempt
 from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown
 from ipam.stores.kubernetes import objects
@@ -77,6 +77,9 @@ class KubernetesStore(ObjectStore):
         """Try a new pool on the server: its namespace may be missing, its definition too old."""
         if fault := objects.pruned(self.api.try_create(POOLS, objects.probe())):
             raise InvalidConfig(fault)
+        self.api.try_create(RESERVATIONS, objects.reservation(objects.probed()))
+        for resource in (POOLS, RESERVATIONS):
+            self.api.check_rights(resource)
         with self.session():
             for want in wants:
                 if self._view.pool(want.pool) is None:

@@ -304,6 +304,13 @@ def probe() -> dict[str, Any]:
     return new_pool("railcni-status", "192.0.2.0/32", {"0": {"id": "status", "podref": "", "ifname": "status"}})
 
 
+def probed() -> Lease:
+    """A lease whose reservation a dry run makes."""
+    return Lease(
+        Want("192.0.2.0-32", 4, 0xC0000200, ""), Owner(Attachment("railcni", "status", "status"), ("a", "b", ""))
+    )
+
+
 def pruned(kept: dict[str, Any]) -> str:
     """The fault of a definition of IPPool by which the server has made `kept` of `probe()`; "" for none."""
     allocations = (kept.get("spec") or {}).get("allocations") or {}
