@@ -62,6 +62,11 @@ def _leave_caller(lock: int) -> None:
     import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`
 
     posix.setsid()
+    for reset in (_reset_policy, _reset_niceness, _reset_processors, _reset_score):
+        try:
+            reset()
+        except OSError:
+            pass  # a container without the right: the workers go on as their caller
     posix.chdir("/")
     posix.umask(0o077)
     null = posix.open("/dev/null", posix.O_RDWR)
@@ -80,3 +85,23 @@ def _leave_caller(lock: int) -> None:
         except (OSError, ValueError):
             pass  # the C library's own
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def _reset_policy() -> None:
+    posix.sched_setscheduler(0, posix.SCHED_OTHER, posix.sched_param(0))
+
+
+def _reset_niceness() -> None:
+    posix.setpriority(posix.PRIO_PROCESS, 0, 0)
+
+
+def _reset_processors() -> None:
+    posix.sched_setaffinity(0, posix.sched_getaffinity(1))  # those of an administrator, as systemd has them
+
+
+def _reset_score() -> None:
+    fd = posix.open("/proc/self/oom_score_adj", posix.O_WRONLY)
+    try:
+        posix.write(fd, b"0")
+    finally:
+        posix.close(fd)

@@ -1122,6 +1122,28 @@ def test_workers_have_nothing_of_the_call_that_has_left_them_behind(node: Node) 
         assert not {path for path in files.values() if path.startswith("/run/") and places.DIRECTORY not in path}
 
 
+BACKGROUND_CALLER = """
+import os, sys
+open("/proc/self/oom_score_adj", "w").write("500")
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+os.nice(7)
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_workers_do_not_keep_the_priority_and_processors_of_the_call_that_began(node: Node) -> None:
+    warm.end(node)
+    argv = [INTERPRETER, "-IS", "-c", BACKGROUND_CALLER, node.executables / "whereabouts"]
+    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}
+    assert node.run(argv, env=env, stdin=json.dumps(warm.NOTHING).encode()).returncode == 0
+    assert until(lambda: any(w.workers for w in warm.found(node)))
+    for process in warm.of_node(node):
+        has = (os.sched_getscheduler(process), os.getpriority(os.PRIO_PROCESS, process), os.sched_getaffinity(process))
+        assert has == (os.SCHED_OTHER, 0, os.sched_getaffinity(1))
+        assert Path(f"/proc/{process}/oom_score_adj").read_text() == "0\n"
+
+
 # A filter of system calls that refuses setns, by which a plugin enters a pod (linux/filter.h, linux/seccomp.h).
 FILTERED_CALLER = """
 import ctypes, os, platform, struct, sys
