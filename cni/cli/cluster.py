@@ -24,14 +24,19 @@ from functools import partial
 from typing import Any
 
 from cni.cli import ipam
+from cni.cli.ipam import reclaim
 from cni.cli.terminal import output, subcommand
+from cni.library.audit import in_use
+from cni.library.audit.model import Key
 from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, IoFailure
+from ipam.leases import Lease
 
 _AT_ONCE = 8  # nodes that are asked
 _SECONDS = 60.0  # for the answer of one
 _START = 180.0  # until the container of doctor runs
 _RUN = 600.0  # until it has ended, or kubelet ends it
+_WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # of several agents' answers the heaviest holds
 _STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull")  # the last becomes ImagePullBackOff if it stays
 _ENTER = """\
 import os, sys
@@ -162,20 +167,27 @@ def _status(options: argparse.Namespace) -> int:
 
 def _ask(options: argparse.Namespace, agent: Agent) -> dict[str, Any]:
     """`railcni status` of the agent's node."""
-    told: dict[str, Any] = {"node": agent.node, "version": None, "healthy": False, "faults": [agent.fault]}
-    if agent.fault:
-        return told
-    where = filter(None, (agent.argument(name) for name in ("root", "to", "state-dir")))
-    argv = ["railcni", "status", "--output=json", *where]
-    place = (f"--namespace={agent.namespace}", agent.pod, "--container=agent")
-    try:  # kubectl's --request-timeout does not end an `exec`
-        done = _kubectl(options, "exec", *place, "--", *argv, timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        return {**told, "faults": [f"its agent does not answer in {_SECONDS:g} s: is the node ready?"]}
+    told: dict[str, Any] = {"node": agent.node, "version": None, "healthy": False}
     try:
-        return {**told, **json.loads(done.stdout)}
+        return {**told, **_answer(options, agent, ["status", "--output=json"], "root", "to", "state-dir")}
+    except IoFailure as fault:
+        return {**told, "faults": [fault.msg]}
+
+
+def _answer(options: argparse.Namespace, agent: Agent, command: Sequence[str], *places: str, given: str = "") -> Any:
+    """The JSON that a command of `railcni` on the agent's node prints, with the agent's `places`; IoFailure without one."""
+    if agent.fault:
+        raise IoFailure(agent.fault)
+    where = filter(None, (agent.argument(name) for name in places))
+    place = (f"--namespace={agent.namespace}", agent.pod, "--container=agent", *(["--stdin"] if given else []))
+    try:  # kubectl's --request-timeout does not end an `exec`
+        done = _kubectl(options, "exec", *place, "--", "railcni", *command, *where, given=given, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise IoFailure(f"its agent does not answer in {_SECONDS:g} s: is the node ready?") from None
+    try:
+        return json.loads(done.stdout)
     except ValueError:
-        return {**told, "faults": [f"its agent does not answer: {_why(done.stderr)}"]}
+        raise IoFailure(f"its agent does not answer: {_why(done.stderr)}") from None
 
 
 def _print(found: Sequence[dict[str, Any]]) -> None:
@@ -314,6 +326,7 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
     options.only(False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--config", "--kubeconfig")
     cluster.only(False, "with `status` and `doctor`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
+    options.ask = partial(_ask_of_leases, options)
     access = _read(options, "config", "view", "--raw", "--minify", "--flatten", "--output=json")
     for user in access.get("users") or ():
         _find_files(user["user"])
@@ -321,6 +334,33 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
         files.write_whole(folder, "kubeconfig", json.dumps(access).encode())
         options.kubeconfig = f"{folder}/kubeconfig"
         return run(options)
+
+
+def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
+    """Whether the addresses are in use, as the agents of their nodes say; of a lease without a node, as all agents say."""
+    agents = _agents(options) if leases else {}
+    no_agent = Agent("", "", "", {}, "no agent has this node")
+    asked = {
+        name: [lease for lease in leases if lease.node in ("", name)] for name in {*agents, *(x.node for x in leases)}
+    }
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = list(pool.map(lambda name: _uses(options, agents.get(name, no_agent), asked[name]), asked))
+    found: dict[Key, tuple[str, str]] = {}
+    for answer in answers:
+        for key, told in answer.items():
+            if key not in found or _WEIGHT[told[0]] > _WEIGHT[found[key][0]]:
+                found[key] = told
+    return found
+
+
+def _uses(options: argparse.Namespace, agent: Agent, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
+    """The answer of one agent: in_use.ENDED, USED or UNKNOWN, and the reason, for each lease."""
+    try:
+        given = json.dumps([reclaim.document(lease) for lease in leases])
+        answers = _answer(options, agent, ["ipam", "in-use"], "root", "state-dir", given=given) if leases else []
+    except IoFailure as fault:
+        answers = [(in_use.UNKNOWN, fault.msg)] * len(leases)
+    return {lease.identity: (state, why) for lease, (state, why) in zip(leases, answers, strict=True)}
 
 
 def _find_files(user: dict[str, Any]) -> None:

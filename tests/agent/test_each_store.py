@@ -283,9 +283,9 @@ def audited(ipam: list[str]) -> list[tuple[str, str, str]]:
     return [(f["kind"], f["action"], f["address"]) for f in findings]
 
 
-def reclaimed(ipam: list[str], *more: str) -> list[tuple[str, str]]:
+def reclaimed(ipam: list[str], *more: str, code: int = 0) -> list[tuple[str, str]]:
     argv = ["reclaim", *ipam[:2], "--from-report", ipam[3], "--grace", "0", *more]
-    return [(done["result"], done["address"]) for done in run(*argv, data=True)]
+    return [(done["result"], done["address"]) for done in run(*argv, data=True, code=code)]
 
 
 def test_what_audit_calls_dead_is_freed_by_reclaim(rig: Rig, kind: str, ipam: list[str]) -> None:
@@ -293,9 +293,9 @@ def test_what_audit_calls_dead_is_freed_by_reclaim(rig: Rig, kind: str, ipam: li
     for offset, pod in ((1, "live"), (2, "gone")):
         rig.hold(kind, offset, owner(f"c{offset}", f"team/{pod}", boot="another"))
     assert audited(ipam) == [("lease-without-pod", "reclaim", "10.0.0.2")]
-    assert reclaimed(ipam, "--dry-run") == [("would free", "10.0.0.2")]
+    assert reclaimed(ipam, "--force", "--dry-run") == [("would free", "10.0.0.2")]
     assert rig.held(kind) == [1, 2]
-    assert reclaimed(ipam) == [("freed", "10.0.0.2")]
+    assert reclaimed(ipam, "--force") == [("freed", "10.0.0.2")]
     assert rig.held(kind) == [1]
     assert rig.reservations() == (["10.0.0.1"] if kind == "kubernetes" else [])
 
@@ -340,8 +340,45 @@ def test_what_an_add_takes_under_the_change_stays(rig: Rig, kind: str, ipam: lis
             rig.hold(kind, 2, owner("c9", "team/gone", boot="another"))
 
     rig.server.faults = takes
-    assert reclaimed(ipam) == [("skipped", "10.0.0.2")]
+    assert reclaimed(ipam, "--force") == [("skipped", "10.0.0.2")]
     assert rig.held(kind) == [2]
+
+
+# The state of the lease's node, and whether another machine may free a lease whose pod is gone.
+AFAR = {
+    "ready": ({"ready": True}, False),
+    "silent": ({"ready": False}, False),
+    "off": ({"ready": False, "out_of_service": True}, True),
+    "gone": (None, False),
+}
+
+
+@pytest.mark.parametrize("state", AFAR)
+def test_a_lease_is_freed_from_another_machine_only_when_its_node_is_off(
+    rig: Rig, kind: str, ipam: list[str], state: str
+) -> None:
+    node, may_be_freed = AFAR[state]
+    if node:
+        rig.server.core.add_node("n7", **node)
+    rig.hold(kind, 2, owner("c2", "team/gone", node="n7", boot="another"))
+    (found,) = audited(ipam)
+    if found[1] == "look":  # the audit itself says that it may still run there
+        return
+    result = "freed" if may_be_freed else "kept"
+    assert reclaimed(ipam, code=0 if may_be_freed else 1) == [(result, "10.0.0.2")]
+    assert rig.held(kind) == ([] if may_be_freed else [2])
+    text = str(run("reclaim", *ipam[:2], "--from-report", ipam[3], "--grace", "0", code=None))
+    assert may_be_freed or ("`railcni ipam reclaim` there" in text and "--force" in text)
+    assert may_be_freed or reclaimed(ipam, "--force") == [("freed", "10.0.0.2")]
+
+
+def test_a_lease_of_a_pod_whose_containers_have_ended_is_freed_from_another_machine(
+    rig: Rig, kind: str, ipam: list[str]
+) -> None:
+    rig.server.add_pod("team", "done", node="n7", phase="Succeeded")
+    rig.hold(kind, 2, owner("c2", "team/done", node="n7", boot="another"))
+    assert audited(ipam) == [("lease-of-ended-pod", "reclaim", "10.0.0.2")]
+    assert reclaimed(ipam) == [("freed", "10.0.0.2")]
 
 
 def test_reclaim_on_the_node_of_a_lease_frees_nothing_whose_namespace_is_there(
@@ -362,7 +399,7 @@ def test_the_namespace_that_is_named_is_the_one_that_is_read_and_freed_in(rig: R
     (rig.directory / "elsewhere.json").write_text(json.dumps(flat))
     assert audited(elsewhere) == []
     assert audited([*elsewhere, "-n", "kube-system"]) == [("lease-without-pod", "reclaim", "10.0.0.2")]
-    assert reclaimed(elsewhere, "-n", "kube-system") == [("freed", "10.0.0.2")]
+    assert reclaimed(elsewhere, "-n", "kube-system", "--force") == [("freed", "10.0.0.2")]
     assert rig.held(kind) == []
 
 

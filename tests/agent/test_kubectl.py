@@ -26,7 +26,7 @@ from cni.cli import cluster as command
 from cni.cli.main import main
 from ipam.stores.kubernetes import locks
 from tests import tools
-from tests.agent.rig import Rig, owner
+from tests.agent.rig import GONE, Rig, owner
 from tests.command import LOCKS
 from tests.docs import cluster as docs
 from tests.docs.kubelet import creating, status_of
@@ -39,6 +39,7 @@ pytestmark = [
 ALONE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc"]  # an install stops the workers that it sees
 Document = dict[str, Any]
 SECOND = 1.0
+HERE = "/proc/self/ns/net"
 SIDECAR = {"name": "a-mesh", "image": "mesh"}
 
 RUNNING = {"initContainerStatuses": [], "containerStatuses": [{"name": "agent", "state": {"running": {}}}]}
@@ -158,12 +159,13 @@ class Cluster:
         self.plugins = rig.host("n1") / "opt/cni/bin"
         subprocess.run([*ALONE, BIN / "railcni", "install", f"--to={self.plugins}", f"--link-dir={folder}"], check=True)
         (self.plugins / "railcni-bundle/current/bin/railcni").symlink_to(BIN / "railcni")  # a checkout installs none
-        self.arguments = ["agent", "--root=/host", f"--to={self.plugins}", f"--state-dir={folder}/state"]
+        self.arguments = ["agent", "--root=/host", f"--to={self.plugins}", f"--state-dir={rig.host('n1')}/state"]
         for name in ("railcni", "team"):
             server.keep("namespaces", "", {"metadata": {"name": name}})
         for name in ("n1", "n2", "n3"):
             labels = {"kubernetes.io/os": "linux"}
-            server.keep("nodes", "", {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {}})
+            status = {"conditions": [{"type": "Ready", "status": "True"}]}
+            server.keep("nodes", "", {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": status})
         server.drop("nodes", "", "node-1")
         self.agent("railcni-n1", "n1", RUNNING)
         self.agent("railcni-n2", "n2", NOT_PULLED)
@@ -258,6 +260,41 @@ def test_a_node_with_a_fault_and_one_that_does_not_answer_are_told_and_change_th
 def test_the_pod_that_runs_stands_for_its_node_and_not_one_that_was_evicted_there(cluster: Cluster) -> None:
     cluster.agent("railcni-zz", "n1", {"phase": "Failed", "reason": "Evicted"})
     assert json.loads(cluster("status", "--output=json")[1])[0]["healthy"] is True
+
+
+# The node and the namespace of a lease in each store, and what `kubectl railcni ipam reclaim` does with it.
+ASKED = {
+    "not in use there": ("n1", GONE, "addresslease", "freed"),
+    "in use there": ("n1", HERE, "addresslease", "skipped"),
+    "no agent runs there": ("n2", GONE, "addresslease", "kept"),
+    "the node is unknown to all": ("n9", GONE, "addresslease", "kept"),
+    "an IPPool, and a record of n1": ("n1", GONE, "kubernetes", "freed"),
+    "an IPPool, and a record of n1 in use": ("n1", HERE, "kubernetes", "skipped"),
+    "an IPPool, and no record": ("", "", "kubernetes", "kept"),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_reclaim_from_afar_asks_the_agent_of_each_lease(rig: Rig, cluster: Cluster, case: str) -> None:
+    node, netns, kind, result = ASKED[case]
+    holder = owner("c2", "team/gone", node=node, netns=netns)
+    rig.hold(kind, 2, holder, "" if node else None)
+    if kind == "kubernetes" and netns:
+        rig.record("n1", 2, holder)
+    report = str(cluster.folder / "report")
+    found = json.loads(cluster("ipam", "audit", "--report", report, "-o", "json")[1])["findings"]
+    assert [(one["kind"], one["action"], one["address"]) for one in found] == [
+        ("lease-without-pod", "reclaim", "10.0.0.2")
+    ]
+    boot = cluster.folder / "boot"  # the workstation's, which is another machine
+    boot.write_text("11111111-1111-1111-1111-111111111111\n")
+    enter = f'mount --bind {boot} /proc/sys/kernel/random/boot_id && exec "$@"'
+    argv = cluster.argv("ipam", "reclaim", "--from-report", report, "--grace", "0", "-o", "json")
+    away = ["unshare", "--mount", "--propagation=private", "sh", "-c", enter, "sh", *argv]
+    done = subprocess.run(away, env=cluster.environ, capture_output=True, text=True)
+    (one,) = json.loads(done.stdout)
+    assert (one["result"], done.returncode) == (result, int(result == "kept")), (one["why"], done.stderr)
+    assert rig.held(kind) == ([] if result == "freed" else [2])
 
 
 def test_an_agent_that_never_answers_is_told_after_a_while(

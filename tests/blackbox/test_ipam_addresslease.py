@@ -57,7 +57,7 @@ class Site:
         return sorted((f["kind"], f["action"], f["address"]) for f in document["findings"])
 
     def reclaim(self) -> list[tuple[str, str]]:
-        done: Any = run("reclaim", "--from-report", self.report, "--grace", "0", *self.options, data=True)
+        done: Any = run("reclaim", "--from-report", self.report, "--grace", "0", "--force", *self.options, data=True)
         return [(result["result"], result["address"]) for result in done]
 
 

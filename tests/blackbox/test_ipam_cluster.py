@@ -59,7 +59,7 @@ class Cluster:
         return [(f["kind"], f["action"], f.get("address", "")) for f in document["findings"]]
 
     def reclaim(self, *argv: str, code: int = 0) -> list[tuple[str, str]]:
-        done = self.read("reclaim", "--from-report", self.report, "--grace", "0", *argv, code=code)
+        done = self.read("reclaim", "--from-report", self.report, "--grace", "0", "--force", *argv, code=code)
         return [(result["result"], result["address"]) for result in done]
 
     @property
@@ -173,7 +173,7 @@ def test_an_audit_finds_what_is_wrong_and_reclaim_frees_what_is_dead(cluster: Cl
     assert cluster.offsets == [1, 2, 5, 6]
     assert cluster.reservations == [IP(n) for n in (1, 2, 5)]
     assert sorted(cluster.reclaim()) == [("skipped", IP(n)) for n in (3, 4, 7)]
-    said = cluster.run("reclaim", "--from-report", cluster.report, "--grace", "0")
+    said = cluster.run("reclaim", "--from-report", cluster.report, "--grace", "0", "--force")
     assert f"skipped: {IP(3)} of {POOL}: it is not as it was found\n" in said
     assert "lease-without-pod" not in {kind for kind, _, _ in cluster.audit()}
 
@@ -243,7 +243,7 @@ def test_a_lease_that_moves_under_the_patch_stays(cluster: Cluster) -> None:
         return (lambda: cluster.lease(1, id="new")) if method == "PATCH" else None
 
     cluster.server.faults = change
-    (done,) = cluster.read("reclaim", "--from-report", cluster.report, "--grace", "0")
+    (done,) = cluster.read("reclaim", "--from-report", cluster.report, "--grace", "0", "--force")
     assert (done["result"], done["why"]) == ("skipped", "it has changed meanwhile")
     assert (cluster.offsets, cluster.reservations) == ([1], [IP(1)])
 

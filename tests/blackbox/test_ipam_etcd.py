@@ -68,7 +68,15 @@ class Site:
 
     def reclaim(self) -> list[tuple[str, str]]:
         done: Any = run(
-            "reclaim", "--from-report", self.report, "--grace", "0", *self.options, *self.kubeconfig, data=True
+            "reclaim",
+            "--from-report",
+            self.report,
+            "--grace",
+            "0",
+            "--force",
+            *self.options,
+            *self.kubeconfig,
+            data=True,
         )
         return [(result["result"], result["address"]) for result in done]
 

@@ -152,6 +152,7 @@ ipam leases --data-dir
 ipam show 10.0.0.1 --data-dir
 ipam audit --data-dir
 ipam reclaim --from-report x --data-dir
+ipam in-use --root
 ipam migrate --to etcd:h:1 --from file:
 ipam migrate --to etcd:h:1 --range 10.0.0.0/8 --from host-local:
 install --root
@@ -178,7 +179,7 @@ MADE = {  # the directories that need not be there: who makes them
     "--conf-dir": {"agent": "itself"},
     "--kubelet-dir": {"device-plugin": "kubelet"},
     "--link-dir": {"install": "is checked below --root", "uninstall": "is checked below --root"},
-    "--state-dir": dict.fromkeys(("install", "agent", "status"), "the plugins")
+    "--state-dir": dict.fromkeys(("install", "agent", "status", "ipam in-use"), "the plugins")
     | {"uninstall": "is checked below --root"},
     "--to": dict.fromkeys(("install", "uninstall", "agent", "status"), "is checked below --root"),
 }

@@ -344,7 +344,8 @@ class Cluster(ApiServer):
         argv = self.kubelet.inside(
             request.namespace, request.name, request.first("container"), request.query["command"]
         )
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True)
+        given = stdin_of(handler) if request.first("stdin") == "true" else b""
+        done = subprocess.run(argv, input=given, capture_output=True)
         causes = {"causes": [{"reason": "ExitCode", "message": str(done.returncode)}]}
         failed = {"status": "Failure", "reason": "NonZeroExitCode", "message": "it failed", "details": causes}
         outcome = json.dumps(failed if done.returncode else {"status": "Success"}).encode()
@@ -352,6 +353,20 @@ class Cluster(ApiServer):
             handler.wfile.write(b"\x82\x7f" + struct.pack(">QB", len(data) + 1, channel) + data)
         handler.wfile.write(b"\x88\x02\x03\xe8")
         handler.wfile.flush()
+
+
+def stdin_of(handler: BaseHTTPRequestHandler) -> bytes:
+    """What kubectl sends on channel 0 before it closes that channel: frames of RFC 6455, protocol v5 of Kubernetes."""
+    given = b""
+    while True:
+        length = handler.rfile.read(2)[1] & 0x7F
+        if length > 125:
+            length = int.from_bytes(handler.rfile.read(2 if length == 126 else 8), "big")
+        mask = handler.rfile.read(4)
+        data = bytes(byte ^ mask[i % 4] for i, byte in enumerate(handler.rfile.read(length)))
+        if data[:1] == b"\xff":
+            return given
+        given += data[1:] if data[:1] == b"\0" else b""
 
 
 def parsed(parts: list[str], query: dict[str, list[str]]) -> Request | None:

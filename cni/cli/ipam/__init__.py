@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cni.cli import attachments
-from cni.cli.attach import PLUGIN_DIRECTORIES
 from cni.cli.ipam import audit, migrate, reclaim
 from cni.cli.ipam import options as stores
 from cni.cli.terminal import output, subcommand
@@ -57,6 +56,7 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
     if anywhere:
         return list(of_ipam.choices.values())
 
+    reclaim.register_in_use(of_ipam)
     about = "retry the DELs and releases that failed; exit code 1: some are left"
     flush = subcommand.add(of_ipam, "flush", about, run=_flush)
     stores.add_options(flush, files=False)
@@ -224,6 +224,8 @@ def _flush(options: argparse.Namespace) -> int:
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
+    from cni.cli.attach import PLUGIN_DIRECTORIES  # with libraries that `flush` alone needs
+
     left += unended.finish(Records(), Log(), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
     if left:
         output.console().print(f"{left} pending")

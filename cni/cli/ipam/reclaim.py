@@ -3,14 +3,17 @@
 Nothing is freed because of the report alone. All is read again, at least a grace later; a lease that is dead again, and the
 same, is read once more by itself right before it is freed, and the store tests the change: the resourceVersion of pool,
 AddressLease or reservation, all that makes a lease this one. A lease that has changed stays, and so does one whose address
-may be in use on the machine that the command runs on.
+may be in use. Only its node can tell: this machine, or by `kubectl railcni` that node's agent. Where it cannot be asked, a
+lease is kept, unless the pod's containers have ended as its node says, or the node is known to be off.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,24 +22,30 @@ from typing import Any
 from cni.cli.ipam import options as stores
 from cni.cli.ipam.audit import Report, load, seen_twice
 from cni.cli.terminal import output, subcommand
-from cni.library.audit import snapshot, store_rules
+from cni.library.audit import in_use, snapshot, store_rules
 from cni.library.audit.cluster import Cluster
-from cni.library.audit.findings import RECLAIM, Finding
+from cni.library.audit.findings import LEASE_OF_ENDED_POD, RECLAIM, Finding
 from cni.library.audit.free import Changed, Freeing
+from cni.library.audit.in_use import ENDED, UNKNOWN, USED
 from cni.library.audit.lease_rules import AuditRules
-from cni.library.audit.model import Snapshot
+from cni.library.audit.model import OUT_OF_SERVICE, Key, Snapshot
 from cni.library.audit.snapshot import record_of
 from cni.library.audit.store import Choice
+from cni.library.installation.files import below
+from cni.library.installation.options import state_of
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease
+from ipam.leases import Lease, Owner, Want
+from ipam.ranges import parse_address
 from ipam.stores.base import CHANGE
 
 GRACE = 60.0  # seconds: longer than a sandbox takes to be made again
 
-FREED, WOULD_FREE, SKIPPED, FAILED = "freed", "would free", "skipped", "failed"
+FREED, WOULD_FREE, SKIPPED, KEPT, FAILED = "freed", "would free", "skipped", "kept", "failed"
+Ask = Callable[[Sequence[Lease]], Mapping[Key, tuple[str, str]]]  # (in_use.ENDED …, the reason) by the leases' nodes
+_NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 
 def register(commands: subcommand.Commands) -> None:
@@ -49,8 +58,49 @@ def register(commands: subcommand.Commands) -> None:
         "--from-report", required=True, metavar="FILE", help="the file of `railcni ipam audit --report`"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the leases to free, and free none")
+    about = "also free leases whose node cannot be asked: you have seen that their pods run nowhere"
+    parser.add_argument("--force", action="store_true", help=about)
+    parser.set_defaults(ask=lambda leases: {})
     about = f"the command waits until the report is this old (default: {GRACE:g}, with --dry-run 0)"
     subcommand.option(parser, "--grace", None, about, "SECONDS", type=partial(subcommand.seconds, least=0))
+
+
+def register_in_use(commands: subcommand.Commands) -> None:
+    """Add `in-use`."""
+    about = "answer for this node whether the leases of a JSON document on stdin are in use, as `kubectl railcni` asks"
+    parser = subcommand.add(commands, "in-use", about, run=_answer)
+    about = "in a container: where the host's file system is mounted"
+    subcommand.option(parser, "--root", "/", about)
+    subcommand.option(parser, "--state-dir", STATE, "where records are kept", made=True)
+
+
+def _answer(options: argparse.Namespace) -> int:
+    records = Records(state_of(options), Log())
+    place = str if options.root == "/" else partial(below, options.root)
+    leases = [from_document(one) for one in json.load(sys.stdin)]
+    print(json.dumps([in_use.use(lease, records, place) for lease in leases]))
+    return 0
+
+
+def document(lease: Lease) -> dict[str, Any]:
+    """What a node needs to know of a lease to tell whether its address is in use."""
+    return {
+        "pool": lease.pool,
+        "address": lease.text,
+        "attachment": lease.attachment.key(),
+        "pod": lease.pod,
+        "node": lease.node,
+        "boot": lease.boot_id,
+        "netns": lease.netns,
+        "sequence": lease.sequence,
+    }
+
+
+def from_document(found: dict[str, Any]) -> Lease:
+    """The lease of a document of `document`."""
+    want = Want(found["pool"], *parse_address(found["address"]), None)
+    attachment, pod = Attachment(*found["attachment"]), tuple(found["pod"])
+    return Lease(want, Owner(attachment, pod, found["node"], found["boot"], found["netns"], found["sequence"]))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -71,7 +121,7 @@ def _run(options: argparse.Namespace) -> int:
         output.print_data(done, options.output)
     elif not done:
         output.console().print(f"{options.from_report} holds nothing that is dead")
-    return 1 if any(result["result"] == FAILED for result in done) else 0
+    return int(any(result["result"] in (FAILED, KEPT) for result in done))
 
 
 def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -83,9 +133,17 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
         seen = seen_twice(choices, say)
     again = {finding.key() for finding in seen.findings}
     found = {choice.kind: _Found(choice, snapshot) for choice, snapshot in zip(choices, seen.snapshots, strict=True)}
-    for finding in made.of(RECLAIM):
-        store = found.get(finding.store) or found[choices[0].kind]
-        yield _one(finding, finding.key() in again, store, options.dry_run)
+    of_store = [(finding, found.get(finding.store) or found[choices[0].kind]) for finding in made.of(RECLAIM)]
+    with output.progress() as say:
+        say("asking the nodes")
+        told = options.ask([lease for one, store in of_store if (lease := store.elsewhere(one, options.force))])
+    for finding, store in of_store:
+        store.told = told
+        yield _one(finding, finding.key() in again, store, options)
+
+
+class Kept(Changed):
+    """Nothing tells whether the address is in use; the text names the way out."""
 
 
 class _Found:
@@ -99,17 +157,39 @@ class _Found:
         self._cluster = Cluster(choice.kubeconfig, choice.namespace) if seen.pods is not None else None
         self._freeing = Freeing(choice.open(CHANGE), self._cluster, Records(STATE, Log()))
         self._freed: set[Attachment] = set()
+        self.told: Mapping[Key, tuple[str, str]] = {}  # the answers of the leases' nodes
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
-    def free(self, finding: Finding, dry_run: bool) -> None:
-        """Free what the finding is about; Changed when it must not be freed, CniError when it cannot be."""
+    def elsewhere(self, finding: Finding, is_forced: bool = False) -> Lease | None:
+        """The lease, or the reservation's, if only another node can tell whether its address is in use."""
+        found = [r.lease for r in self._seen.reserved or () if not finding.pool and r.name == finding.reservation[0]]
+        lease = found[0] if found else self._leases.get(finding.of_address())
+        if is_forced or lease is None or finding.kind == LEASE_OF_ENDED_POD or self._freeing.is_here(lease):
+            return None
+        node = self._cluster.node(lease.node) if self._cluster else None
+        return None if node and node.out_of_service else lease
+
+    def free(self, finding: Finding, dry_run: bool, is_forced: bool = False) -> None:
+        """Free what the finding is about; Changed when it must not be freed, CniError when it cannot be. Kept."""
+        if lease := self.elsewhere(finding, is_forced):
+            state, why = self.told.get(lease.identity, (UNKNOWN, _NOT_ASKED))
+            if state == USED:
+                raise Changed(f"{why}: node {lease.node}" if lease.node else why)
+            if state != ENDED:
+                where = (
+                    f"on node {lease.node}" if lease.node else "on the node of its pod, which the store does not name"
+                )
+                raise Kept(
+                    f"it may be in use {where}: {why}. Run `railcni ipam reclaim` there, or taint the node with {OUT_OF_SERVICE}"
+                    " when it is off; --force frees it if its pod runs nowhere"
+                )
         if not finding.pool:
             (reserved,) = (r for r in self._seen.reserved or () if r.name == finding.reservation[0])
             self._freeing.delete_reservation(
                 reserved, lambda now: _agree(finding, self._rules_for(now.lease).reservation(now)), dry_run
             )
             return
-        lease = self._leases[finding.pool, finding.address, finding.container_id, finding.ifname]
+        lease = self._leases[finding.of_address()]
         try:
             self._freeing.free_lease(lease, lambda now: self._check(finding, now), self._cooldown(lease), dry_run)
         except Changed:  # an attachment with a record loses all its leases with the first
@@ -156,14 +236,14 @@ def _agree(finding: Finding, again: Finding | None) -> None:
         raise Changed(f"it is another finding now: {again.message}")
 
 
-def _one(finding: Finding, found_again: bool, found: _Found, dry_run: bool) -> dict[str, Any]:
-    result, why = (WOULD_FREE if dry_run else FREED), finding.message
+def _one(finding: Finding, found_again: bool, found: _Found, options: argparse.Namespace) -> dict[str, Any]:
+    result, why = (WOULD_FREE if options.dry_run else FREED), finding.message
     try:
         if not found_again:
             raise Changed("it is not as it was found")
-        found.free(finding, dry_run)
+        found.free(finding, options.dry_run, options.force)
     except Changed as fault:
-        result, why = SKIPPED, str(fault)
+        result, why = (KEPT if isinstance(fault, Kept) else SKIPPED), str(fault)
     except CniError as fault:
         result, why = FAILED, fault.msg
     return {

@@ -58,6 +58,10 @@ class Finding:
     reservation: tuple[str, str] = ("", "")
     store: str = ""
 
+    def of_address(self) -> tuple[str, str, str, str]:
+        """The pool, address, container and interface of its lease."""
+        return self.pool, self.address, self.container_id, self.ifname
+
     def key(self) -> tuple[object, ...]:
         """What makes it the same finding at another look."""
         lease = (self.pool, self.address, self.network, self.container_id, self.ifname, self.sequence)

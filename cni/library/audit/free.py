@@ -46,9 +46,8 @@ class Freeing:
 
         For `cooldown` seconds its address is given to no other pod, where its record does not say for how many.
         """
-        lease = self._recorded(lease)
-        here = not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id()
-        if not here and self.records.read(lease.attachment, PART) is None:
+        lease = in_use.recorded(lease, self.records)
+        if not self.is_here(lease):
             self._release(lease, check, cooldown, dry_run)
             return
         with in_use.excluded(self.records, lease.attachment) as users:
@@ -68,18 +67,14 @@ class Freeing:
                 where = {**record["store"], **self.store.record()}  # the record may know pools that no network names
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
-    def _recorded(self, lease: Lease) -> Lease:
-        """`lease` as a record of this machine tells of it, where the store tells container and interface alone."""
-        if lease.network:
-            return lease
-        for attachment, record in self.records.of_container(lease.container_id, PART) or ():
-            try:
-                found = [one for one in ipam_records.leases(attachment, record) if one.identity == lease.identity]
-            except ValueError:
-                continue  # a verb that meets the record says so
-            if found:
-                return found[0]
-        return lease
+    def is_here(self, lease: Lease) -> bool:
+        """Whether this machine can tell if the address is in use: it has the store or a record, or the lease names it."""
+        if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
+            return True
+        is_of_machine = lease.machine and lease.machine == node.machine_id()
+        return (
+            bool(is_of_machine) or self.records.read(in_use.recorded(lease, self.records).attachment, PART) is not None
+        )
 
     def _refuse_used(self, lease: Lease, users: list[Attachment]) -> None:
         try:

@@ -17,9 +17,12 @@ from cni.shared.kernel import addresses, netns, netns_users, node, sandbox
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import LINK, UNENDED, Records
 from cni.shared.spec.request import Attachment
+from ipam import records as ipam_records
 from ipam.group import rails
 from ipam.leases import Lease
 from ipam.records import PART
+
+ENDED, USED, UNKNOWN = "ended", "used", "unknown"  # the use of an address, as a node's agent answers `railcni cluster`
 
 
 @contextmanager
@@ -37,6 +40,34 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
                 return
             locks.enter_context(held)
         yield users if rails.users(owner, records.read(owner, PART)) == users else None
+
+
+def recorded(lease: Lease, records: Records) -> Lease:
+    """`lease` as a record of this machine tells of it, where the store tells container and interface alone."""
+    if lease.network:
+        return lease
+    for attachment, record in records.of_container(lease.container_id, PART) or ():
+        try:
+            found = [one for one in ipam_records.leases(attachment, record) if one.identity == lease.identity]
+        except ValueError:
+            continue  # a verb that meets the record says so
+        if found:
+            return found[0]
+    return lease
+
+
+def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tuple[str, str]:
+    """(ENDED, USED or UNKNOWN, the reason): the use of the address on this machine, as far as it can be told here."""
+    lease = recorded(lease, records)
+    if records.read(lease.attachment, PART) is None and not (lease.netns and lease.node):
+        return UNKNOWN, "no record there tells of it"
+    with excluded(records, lease.attachment) as users:
+        if users is None:
+            return USED, "an operation on its attachment is under way"
+        try:
+            return (USED, "it is in use, or may be") if may_be(lease, users, records, below) else (ENDED, "")
+        except OSError as fault:
+            return UNKNOWN, str(fault)
 
 
 def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: Callable[[str], str] = str) -> bool:
