@@ -164,7 +164,7 @@ def test_1_a_cluster_that_is_wholly_gos_is_audited_and_cleared(site: Site) -> No
     assert site.audit(1) == [("lease-without-pod", "reclaim", dead)]
     assert {method for method, _, _ in site.server.seen} == {"GET"}
     report = ("--from-report", str(site.cluster.directory / "report.json"), "--kubeconfig", site.cluster.kubeconfig)
-    run("reclaim", *report, "--grace", "0")
+    run("reclaim", "--force", *report, "--grace", "0")
     assert site.audit(0) == []
     assert list(site.held().values()) == ["go1"]
 

@@ -367,7 +367,7 @@ def test_show_tells_what_is_wrong(still: Scene, capsys: pytest.CaptureFixture[st
     assert main() == 1
     out, err = capsys.readouterr()
     assert "error: configList[1].rdmaHcaMax: -5: want 0 or more" in err
-    assert json.loads(out) == [{"resource": SHARED, "healthy": 0, "offers": []}]
+    assert json.loads(out) == [{"resource": SHARED, "healthy": 0, "offers": [], "withheld": {}}]
 
 
 @pytest.mark.parametrize(

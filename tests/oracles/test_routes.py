@@ -10,6 +10,7 @@ import pytest
 from cni.shared.kernel import addresses, routes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
+from tests.node import until
 from tests.view import View
 
 Namespaces = Callable[[], View]
@@ -104,6 +105,7 @@ def test_the_routes_of_the_link_are_listed_as_pyroute2_lists_them(pod: View, rtn
     routes.add(socket, index, "0.0.0.0/0", "192.0.1.254", priority=7)
     routes.add(socket, index, "::/0", "2001:db8:1::fe")
     routes.add(socket, pod.link("net2").index, "198.51.100.0/24")
+    assert until(lambda: pod.link("net1").route("fe80::/64"))  # a moment after the link is up
     ours = {(r.dst, r.gw, r.priority, r.table, r.scope) for r in routes.list_of(socket, index)}
     assert ours == {(r.dst, r.gw, r.priority, r.table, r.scope) for r in pod.link("net1").routes}
     assert {"0.0.0.0/0", "::/0", "192.0.1.0/24", "2001:db8:1::/64", "fe80::/64"} == {r[0] for r in ours}

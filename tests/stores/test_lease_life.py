@@ -746,8 +746,8 @@ def test_a_del_waits_for_a_server_that_answers_and_has_much_to_do(
     monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
     for place in MAKERS[datastore](tmp_path):
         place.add("c0")
-        place.server.faults = lambda method, resource, number: None if method == "GET" else time.sleep(1.5)
-        place.delete("c0", store_timeout=1)
+        place.server.faults = lambda method, resource, number: None if method == "GET" else time.sleep(0.7)
+        place.delete("c0", store_timeout=0.5)
         assert place.pending() == []
         assert place.records().all() == []
 
