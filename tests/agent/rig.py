@@ -117,7 +117,7 @@ class Rig:
     def host(self, name: str) -> Path:
         """The root directory of a node."""
         root = self.directory / name
-        for folder in ("etc/cni/net.d", "opt/cni/bin"):
+        for folder in ("etc/cni/net.d", "opt/cni/bin", "run/netns"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         return root
 

@@ -190,7 +190,7 @@ def test_a_namespace_of_a_process_that_the_agents_container_does_not_see_is_not_
     rig.allocate(a1=("c1", "team/gone"), a2=("c2", "team/gone"))
     agent = rig.agent("n1")
     assert until(lambda: rig.offsets() == ["1"], 20), agent.log
-    assert agent.says("which are not seen in this container: their leases stay"), agent.log
+    assert agent.says("cannot be looked at from this container"), agent.log
     agent.passes(2)
     assert rig.offsets() == ["1"]
 

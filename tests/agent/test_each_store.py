@@ -112,6 +112,34 @@ def test_a_recorded_lease_is_freed_with_its_record_once_its_namespace_is_gone(ri
     assert [a.container_id for a, _, _ in rig.records("n1").all()] == ["c2"]
 
 
+# The namespace that a caller names, and whether an agent that sees none of the host's processes can tell that it is gone.
+NAMED = {
+    "/dev/null": False,  # DRANET's reference webhook
+    "/proc/4711/ns/net": False,  # cri-dockerd
+    "/var/run/docker/netns/1234": False,  # a folder that the agent's container does not have
+    "": False,
+    GONE: True,
+    "/var/run/netns/no-such-namespace": True,
+}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("netns", NAMED)
+def test_a_lease_whose_namespace_cannot_be_looked_at_from_the_agents_container_stays(
+    rig: Rig, kind: str, netns: str, recorded: bool
+) -> None:
+    for offset, path in ((2, netns), (3, GONE)):
+        whose = owner(f"c{offset}", "default/pod-whereabouts", netns=path)
+        rig.hold(kind, offset, whose)
+        if recorded:
+            rig.record("n1", offset, whose, kind=kind)
+    agent = rig.agent("n1")
+    assert until(lambda: 3 not in rig.held(kind), 20), agent.log
+    agent.passes(2)
+    assert NAMED[netns] or agent.says("cannot be looked at from this container"), agent.log
+    assert rig.held(kind) == ([] if NAMED[netns] else [2])
+
+
 def test_a_lease_without_a_record_stays_while_its_namespace_is_there(rig: Rig, kind: str) -> None:
     rig.hold(kind, 1, owner("c1", "team/gone", netns=HERE))
     rig.hold(kind, 2, owner("c2", "team/gone"))

@@ -76,20 +76,25 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     `below` finds a path of the host where it is mounted here. In a container, processes and links of the host are not
     seen, and of mounts those alone that are passed on to it.
     """
-    if lease.netns.startswith("/proc/") and not os.path.isdir(below("/proc/1")):
-        raise OSError(
-            f"the runtime names namespaces by processes of the host ({lease.netns}), which are not seen in this container: their"
-            " leases stay. DEL and GC free them, and `railcni ipam reclaim` on the node"
-        )
     names = {lease.netns, lease.netns.removeprefix("/var")}  # /var/run is /run, if not where it is mounted here
     if any(netns.exists(below(path)) for path in names if path):
         return True
     if lease.boot_id and lease.boot_id != node.boot_id():
         return False  # the kernel has lost the links of that boot
+    if not os.path.isdir(below("/proc/1")) and not any(_tells(below(path)) for path in names if path):
+        raise OSError(
+            f"its namespace ({lease.netns or 'without a path'}) cannot be looked at from this container, which sees no processes"
+            " of the host: the lease stays. DEL and GC free it, and `railcni ipam reclaim` on the node"
+        )
     links = [link for user in users if (link := records.read(user, LINK)) and link.get("sandbox")]
     if not links:
         return _is_shown(lease)
     return any(_is_in_use(link) for link in links if link.get("bootID") == node.boot_id())
+
+
+def _tells(path: str) -> bool:
+    """Whether the absence of a namespace at `path` tells that it is gone: its folder is there, and not /dev/null or the like."""
+    return os.path.isdir(os.path.dirname(path)) and (os.path.isfile(path) or not os.path.lexists(path))
 
 
 def _is_in_use(link: dict[str, Any]) -> bool:
