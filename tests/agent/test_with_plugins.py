@@ -142,5 +142,22 @@ def test_a_lease_of_another_link_plugin_stays_while_something_keeps_its_namespac
     assert until(lambda: agent(node)[0] == 0 and leases(node) == [])
 
 
+@pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
+def test_a_lease_that_names_no_path_of_a_namespace_stays_while_a_mounted_one_has_its_link(
+    node: Node, datastore: str
+) -> None:
+    """DRANET's reference webhook passes /dev/null; the runtime has mounted the pod's namespace by a name of its own."""
+    installed(node, f"--datastore={datastore}")
+    pod = node.pod(f"{datastore}-null")
+    node.cni("whereabouts", "ADD", network(), netns="/dev/null", args=ARGS.format("gone")).succeeded()
+    with pod.view.rtnl() as ipr:
+        ipr.link("add", ifname="net1", kind="veth", peer={"ifname": "peer"})
+        ipr.addr("add", index=ipr.link_lookup(ifname="net1")[0], address="192.168.111.1", prefixlen=24)
+    code, log = agent(node)
+    assert (code, leases(node)) == (0, ["192.168.111.1"]), log
+    node.delete_pod(pod)
+    assert until(lambda: agent(node)[0] == 0 and leases(node) == [])
+
+
 def leases(node: Node) -> list[str]:
     return [lease["address"] for lease in json.loads(node.railcni("ipam", "leases", "-o", "json").stdout)]

@@ -81,14 +81,15 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
         return True
     if lease.boot_id and lease.boot_id != node.boot_id():
         return False  # the kernel has lost the links of that boot
-    if not os.path.isdir(below("/proc/1")) and not any(_tells(below(path)) for path in names if path):
+    named = any(_tells(below(path)) for path in names if path)
+    if not named and not os.path.isdir(below("/proc/1")):
         raise OSError(
             f"its namespace ({lease.netns or 'without a path'}) cannot be looked at from this container, which sees no processes"
             " of the host: the lease stays. DEL and GC free it, and `railcni ipam reclaim` on the node"
         )
     links = [link for user in users if (link := records.read(user, LINK)) and link.get("sandbox")]
     if not links:
-        return _is_shown(lease)
+        return _is_shown(lease, named)
     return any(_is_in_use(link) for link in links if link.get("bootID") == node.boot_id())
 
 
@@ -113,12 +114,12 @@ def _is_in_use(link: dict[str, Any]) -> bool:
         host.close()
 
 
-def _is_shown(lease: Lease) -> bool:
-    """Whether a namespace that something keeps has a link of the lease's name with its address."""
+def _is_shown(lease: Lease, named: bool) -> bool:
+    """Whether a namespace that something keeps has a link of the lease's name with its address; `named`: by its path."""
     wanted, mounted = lease.text, netns_users.mounted()
     for namespace in netns.all_kept():
         names = mounted.get(namespace.inode)
-        if names and lease.netns.rpartition("/")[2] not in names:
+        if named and names and lease.netns.rpartition("/")[2] not in names:
             continue  # it is another sandbox
         try:
             found = sandbox.Sandbox(namespace)
