@@ -9,7 +9,7 @@ from cni.shared.kernel import node
 from cni.shared.spec.errors import CniError, TryAgainLater
 from cni.shared.spec.request import member
 from ipam import config as configuration
-from ipam import memory, own, stores
+from ipam import holders, memory, own, stores
 from ipam import records as ipam_records
 from ipam.leases import Owner, Want
 from ipam.ranges import host_of
@@ -134,6 +134,7 @@ def claim(
             record = read_record(owner.attachment, records)
             owner.sequence = max(owner.sequence, record["sequence"] + 1) if record else owner.sequence
     former = record
+    is_shared = stores.is_shared(store_ref)
     shared: list[Need] = []
 
     def remember(wants: Sequence[Want], sequence: int) -> None:
@@ -146,8 +147,9 @@ def claim(
         if record is None or any(record.get(key) != value for key, value in new.items()):
             records.write(owner.attachment, PART, new)
             record = new
+            if is_shared:
+                holders.note(records, owner.attachment, wants)
 
-    is_shared = stores.is_shared(store_ref)
     recorded = ipam_records.leases(owner.attachment, record) if record and is_shared else []
     proposals = _Proposals(records)
     if is_shared and store.spreads and of_group is None:

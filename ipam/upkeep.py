@@ -11,7 +11,7 @@ import time
 from cni.shared.kernel import netns, node
 from cni.shared.records import GROUP, LINK, Began
 from cni.shared.spec.errors import CniError, InvalidConfig
-from ipam import memory, stores
+from ipam import holders, memory, stores
 from ipam import records as ipam_records
 from ipam.leases import Owner, owner_from_json, want_from_json
 from ipam.records import PART
@@ -101,6 +101,7 @@ def release(
         raise
     if held:
         memory.released(records, held)
+        holders.forget(records, held)
         records.log.info(f"released {_texts(held)}")
     records.remove(attachment, PART)
 
@@ -277,6 +278,7 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
         if (is_callers or held) and records.read(attachment, PART) is None:
             new = ipam_records.document(stores.recorded(store.record()), leases, leases[0].owner, cooldown)
             records.write(attachment, PART, {**new, "bootID": leases[0].boot_id})
+            holders.note(records, attachment, leases)
             made += leases
             found = found or is_callers
         if held:
@@ -290,17 +292,17 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
 
 def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
     """Whether another living attachment of this node has the address of `want` by its record, though the store lost it."""
-    for attachment, record in records.naming(PART, want.text):
-        is_over = record.get("pending") is True or record["bootID"] != owner.boot_id
-        if attachment == owner.attachment or is_over or netns.has_lost_path(str(record.get("netns"))):
-            continue
-        try:
-            leases = ipam_records.leases(attachment, record)
-        except ValueError:
-            continue  # the next verb that reads the record says so
-        if any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases):
-            return True
-    return False
+    attachment = holders.holder(records, want)
+    record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
+    if not attachment or not record or record["pending"] is True or record["bootID"] != owner.boot_id:
+        return False
+    if netns.has_lost_path(str(record.get("netns"))):
+        return False
+    try:
+        leases = ipam_records.leases(attachment, record)
+    except ValueError:
+        return False  # the next verb that reads the record says so
+    return any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases)
 
 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:

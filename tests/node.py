@@ -278,7 +278,9 @@ class Node:
         top = self.path("/var/lib/cni")
         found = [str(p.relative_to(top)) for p in top.rglob("*") if not p.is_dir()] if top.exists() else []
         standing = ("lock", "leases.db", "leases.db-journal")  # and host-local's: lock, last_reserved_ip.N
-        return sorted(f for f in found if Path(f).name not in standing and "last_reserved_ip" not in f)
+        return sorted(
+            f for f in found if Path(f).name not in standing and "last_reserved_ip" not in f and "/held/" not in f
+        )
 
     def leases(self, directory: str = STATE) -> list[str]:
         """The addresses that the file store in `directory` holds, in the order of pools and addresses."""

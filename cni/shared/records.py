@@ -7,6 +7,7 @@ On disk, under STATE (mode 0700):
                                                  ipam.memory's
     pending                                      there when a record is pending whose store is out of reach
     unended                                      there when a DEL could not end an attachment, whose record says so
+    held/                                        ipam.holders'
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
 
 The separator cannot occur in any of the names (cni.shared.spec.request). A key that would exceed the longest file name is
@@ -284,17 +285,6 @@ class Records:
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
         """Every record of the node, or those of one part: (attachment, part, document); with `texts` as `of_network`."""
         return self._every("", part, texts=texts)
-
-    def naming(self, part: str, text: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """Every record of one part that holds the string `text`. Those without it are only read, which takes some microseconds."""
-        wanted, found = codec.dumps(text).encode(), []
-        for name in self._names():
-            if name.endswith(f":{part}") and wanted in files.glimpse(f"{self._folder}/{name}"):
-                document = self._load(name)
-                attachment = document and _attachment(document)
-                if document and attachment and not _is_newer(document):
-                    found.append((attachment, document))
-        return found
 
     def some(self, part: str, most: int) -> list[dict[str, Any]]:
         """Up to `most` records of one part, others at each call."""

@@ -74,20 +74,6 @@ def target_of(link: str) -> str:
         return ""
 
 
-def glimpse(path: str) -> bytes:
-    """The first part of the file at `path`, or b"" when it cannot be read. No answer may be made of it."""
-    try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK)
-    except OSError:
-        return b""
-    try:
-        return posix.read(fd, 1 << 16)
-    except OSError:
-        return b""
-    finally:
-        posix.close(fd)
-
-
 def names_in(directory: str) -> list[str]:
     """The names in a directory; none when it cannot be read, or has gone meanwhile."""
     try:
