@@ -279,7 +279,7 @@ class Node:
         found = [str(p.relative_to(top)) for p in top.rglob("*") if not p.is_dir()] if top.exists() else []
         standing = ("lock", "leases.db", "leases.db-journal")  # and host-local's: lock, last_reserved_ip.N
         return sorted(
-            f for f in found if Path(f).name not in standing and "last_reserved_ip" not in f and "/held/" not in f
+            f for f in found if Path(f).name not in standing and "last_reserved_ip" not in f and "held/" not in f
         )
 
     def leases(self, directory: str = STATE) -> list[str]:

@@ -58,6 +58,7 @@ else
     done
 fi
 mount --bind "$boot" /proc/sys/kernel/random/boot_id
+[ "$(cat "$boot")" = 00000000-0000-0000-0000-000000000001 ] || { echo 5.00 5.00 >"$boot.uptime"; mount --bind "$boot.uptime" /proc/uptime; }
 if [ -d /dev/infiniband ]; then mkdir -p "$held"; mount --bind /dev/infiniband "$held"; fi
 mount -t tmpfs -o mode=755 dev /dev
 mkdir /dev/pts /dev/shm /dev/mqueue /dev/infiniband

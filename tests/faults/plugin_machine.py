@@ -61,6 +61,8 @@ class PluginMachine(RuleBasedStateMachine):
         self.make_device()
         self.start_boot()
         self.node.run(["mount", "--bind", "/run/boot_id", _CLOCK_FILE]).check_returncode()
+        self.node.path("/run/uptime").write_text("5.00 5.00\n")  # each boot has just begun
+        self.node.run(["mount", "--bind", "/run/uptime", "/proc/uptime"]).check_returncode()
         self.records = Records(str(self.node.path(STATE)))
 
     def teardown(self) -> None:

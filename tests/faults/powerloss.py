@@ -56,6 +56,8 @@ class Restarter:
         boot = scene.node.path("/run/boot_id")
         boot.write_text(NEXT_BOOT + "\n")
         scene.node.run(["mount", "--bind", "/run/boot_id", BOOT_ID]).check_returncode()
+        scene.node.path("/run/uptime").write_text("5.00 5.00\n")  # it has just begun
+        scene.node.run(["mount", "--bind", "/run/uptime", "/proc/uptime"]).check_returncode()
         return self
 
     def __exit__(self, *_: object) -> None:

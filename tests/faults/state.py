@@ -85,7 +85,7 @@ def read(directory: Path, served: Found | None = None) -> State:
         state.faults += served.faults
     for path in sorted(p for p in directory.rglob("*") if not p.is_dir()):  # none where there is no directory
         name = str(path.relative_to(directory))
-        if name in _STANDING:
+        if name in _STANDING or name.startswith("held/"):  # an index: what is left in it changes nothing
             continue
         if path.parent.name == "attachments" and not path.name.startswith("."):
             try:

@@ -9,6 +9,7 @@ from cni.shared.kernel.files import read_whole
 from cni.shared.spec.errors import IoFailure
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_UPTIME = "/proc/uptime"
 _MACHINE = ("/etc/machine-id", "/sys/class/dmi/id/product_uuid")
 _known: list[str] = []
 
@@ -21,6 +22,11 @@ def boot_id() -> str:
         return _known[0]
     except OSError as fault:
         raise IoFailure(f"cannot read {_BOOT_ID}: {fault.strerror}; mount /proc where the plugin runs") from None
+
+
+def seconds_up() -> float:
+    """The seconds since this boot began (proc_uptime(5)); OSError, ValueError."""
+    return float(read_whole(_UPTIME).split()[0])
 
 
 def forget() -> None:

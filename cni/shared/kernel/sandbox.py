@@ -6,8 +6,6 @@ its path as long as a process, a mount or an open descriptor uses it. So the rec
 
 from __future__ import annotations
 
-import time
-
 from cni.shared.kernel import netns, node
 from cni.shared.kernel.links import Rtnl
 from cni.shared.spec.errors import InvalidNamespace, TryAgainLater
@@ -112,7 +110,7 @@ def is_gone(record: dict[str, Any], settled: float = SETTLED) -> bool:
     the former sandboxes, so one of an earlier boot counts as gone only `settled` seconds after the start of this boot.
     """
     if record["bootID"] != node.boot_id():
-        return time.monotonic() > settled
+        return node.seconds_up() > settled
     if not netns.has_lost_path(record["netns"]):
         return False
     found = kept(record["sandbox"])
