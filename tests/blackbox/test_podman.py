@@ -179,4 +179,4 @@ def test_the_variables_arguments_and_order_of_its_calls_are_those_of_the_table(w
     ours = ("CNI_", "CONTAINERS_", "_CONTAINERS_", "_OCI_", "HOME")
     added, removed = ({n: v for n, v in call.items() if not n.startswith(ours)} for call in calls)
     assert added | {"HOME": "/root"} == callers.PODMAN.environ
-    assert removed.items() < added.items()  # a cleanup that conmon starts, with few variables
+    assert removed.items() <= added.items()  # of `podman rm`, or of the cleanup that conmon starts, with few variables
