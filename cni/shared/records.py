@@ -286,20 +286,6 @@ class Records:
         """Every record of the node, or those of one part: (attachment, part, document); with `texts` as `of_network`."""
         return self._every("", part, texts=texts)
 
-    def some(self, part: str, most: int) -> list[dict[str, Any]]:
-        """Up to `most` records of one part, others at each call."""
-        names = [name for name in self._names() if name.endswith(f":{part}")]
-        first = time.monotonic_ns() % len(names) if len(names) > most else 0
-        read = [self._load(name) for name in (names + names)[first : first + min(most, len(names))]]
-        return [document for document in read if document and not _is_newer(document)]
-
-    def is_older_than(self, directory: str) -> bool:
-        """Whether no record was made or removed since the last change of the files in `directory`."""
-        try:
-            return posix.stat(self._folder).st_mtime_ns <= posix.stat(directory).st_mtime_ns
-        except OSError:
-            return False
-
     def refuse_newer(self, *devices: str) -> None:
         """IoFailure when a record that a listing has passed by names one of `devices`: PCI or MAC addresses.
 

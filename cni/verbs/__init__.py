@@ -7,8 +7,7 @@
     GC    a DEL for each record of this network that the runtime does not list and that no operation has locked
 
 A foreign IPAM plugin is called while the link is up: between "make" and "configure", and before the link is removed.
-The next ADD, DEL or GC of any network on the node ends what a DEL could not end, and the next ADD what no DEL came for
-(cni.verbs.unended).
+The next ADD, DEL or GC of any network on the node ends what a DEL could not end (cni.verbs.unended).
 
 Each call loads only the modules that its verb needs.
 """
@@ -16,9 +15,6 @@ Each call loads only the modules that its verb needs.
 from __future__ import annotations
 
 from cni import plugins
-from cni.shared.kernel import netns, sandbox
-from cni.shared.kernel.node import boot_id
-from cni.shared.records import LINK as PART
 from cni.shared.records import UNENDED, Records
 from cni.shared.spec.errors import CniError
 
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
     from cni.shared.spec.result import Result
 
 _PAUSE, _SECONDS = 10.0, 1.0  # seconds between two attempts on the node; approximate seconds of an attempt
-_LOOKED_AT = 32  # records, in half a millisecond
 
 
 def call(name: str, request: Request, log: Log) -> Result | None:
@@ -41,12 +36,7 @@ def call(name: str, request: Request, log: Log) -> Result | None:
     if request.command == "ADD":
         from cni.verbs import attach
 
-        records = Records(log=log)
-        is_due = records.is_older_than(request.netns.rpartition("/")[0])
-        result = attach.add(plugin, request, log)
-        if is_due:
-            _finish_left(request, records, log)
-        return result
+        return attach.add(plugin, request, log)
     if request.command == "DEL":
         from cni.verbs import detach
 
@@ -64,24 +54,6 @@ def call(name: str, request: Request, log: Log) -> Result | None:
 
         status.status(plugin, request, log)
     return None
-
-
-def _finish_left(request: Request, records: Records, log: Log) -> None:
-    """End the attachments whose sandboxes have gone without a DEL, if a look at some records finds one.
-
-    A sandbox that comes or goes changes the directory of its path. So an ADD looks only if its own directory has changed
-    since the last record was made or removed.
-    """
-    try:
-        for record in records.some(PART, _LOOKED_AT):
-            if UNENDED not in record and (record["bootID"] != boot_id() or netns.has_lost_path(record["netns"])):
-                if sandbox.is_gone(record):
-                    from cni.verbs import unended
-
-                    unended.finish(records, log, request.environ, _SECONDS, sandbox.SETTLED)
-                return  # one search for what keeps a namespace is enough
-    except (CniError, OSError) as fault:
-        log.warning(f"attachments that no DEL came for stay for now: {fault}")
 
 
 def _finish_others(request: Request, log: Log) -> None:

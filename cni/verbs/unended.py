@@ -1,8 +1,8 @@
 """Attachments that a DEL could not end, or whose sandbox has gone without a DEL. A later call ends them.
 
 The shim of thick Multus reports success even if the plugin fails, and no DEL comes if Multus is killed. So the next
-ADD, DEL or GC of a link plugin on the node (an ADD if no DEL came), `railcni ipam flush`, and an agent that runs as a
-process of the node try again, without waiting for any lock.
+ADD, DEL or GC of a link plugin on the node (not if no DEL came, since that pod's next sandbox has a right to its address),
+`railcni ipam flush`, and an agent that runs as a process of the node try again, without waiting for any lock.
 """
 
 from __future__ import annotations

@@ -29,10 +29,6 @@ def of(*containers: str) -> list[str]:
     return sorted(f"rail:{container}:net1:{part}" for container in containers for part in ("ipam", "link"))
 
 
-def next_add(node: Node) -> None:
-    attached(node, MACVLAN, "next")
-
-
 def flush(node: Node) -> None:
     """Until the kernel has cleared the namespaces, some are left: the exit code is 1."""
     assert until(lambda: node.railcni("ipam", "flush").returncode == 0, 20)
@@ -43,18 +39,15 @@ def agent(node: Node) -> None:
     assert b"Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("call", [next_add, flush, agent])
-def test_what_no_del_came_for_is_ended_by_the_next_call_the_command_and_the_agent(
-    node: Node, call: Callable[[Node], None]
-) -> None:
+@pytest.mark.parametrize("call", [flush, agent])
+def test_what_no_del_came_for_is_ended_by_the_command_and_the_agent(node: Node, call: Callable[[Node], None]) -> None:
     node.master()
     attached(node, MACVLAN, "kept")
     for pod in [attached(node, MACVLAN, f"c{i}") for i in range(12)]:
         node.delete_pod(pod)
     call(node)
-    there = [container for container in ("kept", "next") if container in node.pods]
-    assert records(node) == of(*there)
-    assert len(node.leases()) == len(there)
+    assert records(node) == of("kept")
+    assert len(node.leases()) == 1
 
 
 def test_a_device_whose_sandbox_has_gone_without_a_del_comes_back(node: Node) -> None:

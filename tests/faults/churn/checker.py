@@ -1,8 +1,8 @@
 """Whether a history keeps what is promised. Pure: events in, what is wrong in words out.
 
 1. On the wire: the kernel never said that an address is there while a link of another owner had it.
-2. Ownership: from an ADD's answer to the first call that may end it, or to the end of its sandbox, since from then on an ADD of
-   any other pod may end it; and on while the link is still seen to have the address; no two owners of one address at one time.
+2. Ownership: from an ADD's answer to the first call that may end it, and on while the link is still seen to have the
+   address; no two owners of one address at one time.
 3. A DEL that was answered freed: no address of the attachment is seen from its answer on, and at rest it has no lease,
    no record and no link.
 4. An ADD that was answered gave: the address was on the wire at its answer, it is the one that the attachment or its
@@ -118,10 +118,6 @@ class History:
         later = (o.began for o in self.calls[operation.container] if o is not operation and o.ended > operation.began)
         return min(later, default=_NEVER)
 
-    def standing(self, operation: Operation) -> float:
-        """Until when what an ADD has made stands: its next call, or the end of its sandbox."""
-        return min(self.next_call(operation), self.dissolved.get(operation.container, _NEVER))
-
     def former(self, operation: Operation) -> Operation | None:
         """The call before that may have changed what its owner has, through this container or an earlier one."""
         earlier = (o for o in self.calls_of_owner[operation.owner] if o.ended < operation.began)
@@ -164,7 +160,7 @@ def intervals(history: History) -> list[Interval]:
     for o in history.operations:
         if o.verb == "ADD" and o.outcome == DONE:
             why = f"the ADD of {o.container}, answered at {o.ended:.4f}"
-            end = history.standing(o)
+            end = history.next_call(o)
             found += [Interval(a, o.owner, o.ended, end, why) for a in o.addresses if end > o.ended]
     for container, presences in history.presences_of.items():
         for p in presences:
@@ -236,12 +232,13 @@ def _not_given(history: History) -> list[str]:
         what = f"the ADD of {o.container}, answered at {o.ended:.4f} with {', '.join(o.addresses) or 'nothing'}"
         if not o.addresses:
             faults.append(f"{what}: no address")
-        end = history.standing(o)
+        dissolved = history.dissolved.get(o.container, _NEVER)
         for address in o.addresses:
             seen = [s for s in history.sights_of[o.container] if s.address == address]
             late = ":" in address  # the kernel tells of a new IPv6 address from a work queue, a moment later
             if not late and not any(s.present and s.after <= o.ended for s in seen):
                 faults.append(f"{what}: {address} was not on the wire")
+            end = min(history.next_call(o), dissolved)
             faults += [
                 f"{what}: {address} left the wire at {s.seen:.4f}, and nobody took it"
                 for s in seen
@@ -249,16 +246,15 @@ def _not_given(history: History) -> list[str]:
             ]
         former = history.former(o)
         certain = former and former.verb == "ADD" and former.outcome == DONE and history.alone(former)
-        certain = certain and history.stands(former.container, o.ended)  # else any ADD may have ended it
         if former and certain and sorted(former.addresses) != sorted(o.addresses):
             faults.append(f"{what}: it had {', '.join(former.addresses)}")
-        for rest in _before(history.rests, o.ended, end):
+        for rest in _before(history.rests, o.ended, history.next_call(o)):
             wanted = sorted(o.addresses)
             if sorted(rest.leases.get(o.container, ())) != wanted:
                 faults.append(f"{what}: at rest it is leased {rest.leases.get(o.container)}")
             if sorted(rest.records.get(o.container, ())) != sorted(_PARTS):
                 faults.append(f"{what}: at rest it has records {rest.records.get(o.container)}")
-            if sorted(rest.links.get(o.container, ())) != wanted:
+            if rest.ended < dissolved and sorted(rest.links.get(o.container, ())) != wanted:
                 faults.append(f"{what}: at rest its link has {rest.links.get(o.container)}")
     return faults
 
