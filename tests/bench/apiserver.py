@@ -191,6 +191,12 @@ class Namespace:
             for offset, entry in pool["spec"]["allocations"].items()
         ]
 
+    def delete_pools(self) -> None:
+        """Delete the pools of this client, after which its ranges may be in another store."""
+        for pool in self.items("ippools"):
+            status, said = self.server.send("DELETE", f"{self._place('ippools')}/{pool['metadata']['name']}")
+            assert status == 200, said
+
     def fill(self, cidr: str, leases: int) -> None:
         """A pool whose first addresses are leased, each with its reservation or as an object of its own."""
         if self.datastore == ADDRESSES.removesuffix("s"):

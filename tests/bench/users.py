@@ -53,6 +53,9 @@ class Store(Protocol):
     def standing(self, machines: Sequence[Host]) -> int:
         """How many things stand in it."""
 
+    def end(self) -> None:
+        """Withdraw the ranges: those of the cluster are in one store each."""
+
 
 class KubernetesStore:
     machines = NODES
@@ -77,6 +80,9 @@ class KubernetesStore:
     def standing(self, machines: Sequence[Host]) -> int:
         return len(self._namespace.allocations()) + len(self._namespace.items("overlappingrangeipreservations"))
 
+    def end(self) -> None:
+        self._namespace.delete_pools()
+
 
 class AddressLeaseStore:
     machines = NODES
@@ -98,6 +104,9 @@ class AddressLeaseStore:
     def standing(self, machines: Sequence[Host]) -> int:
         """What is not held is a memory of a pod that may come back."""
         return len(self.holdings(machines))
+
+    def end(self) -> None:
+        self._namespace.delete_pools()
 
 
 class EtcdStore:
@@ -124,6 +133,9 @@ class EtcdStore:
         keys = etcd_dump.dump(self._url, _PREFIX)
         return sum(key.partition("/")[0] not in etcd_dump.NO_LEASES for key in keys)
 
+    def end(self) -> None:
+        """No other store of a run is in this server."""
+
 
 class FileStore:
     name = "file"
@@ -144,6 +156,9 @@ class FileStore:
     def standing(self, machines: Sequence[Host]) -> int:
         return len(self.holdings(machines))
 
+    def end(self) -> None:
+        """It ends with its node."""
+
 
 def run(
     results: Results,
@@ -160,6 +175,7 @@ def run(
             flat = store.flat(configuration)
             for layout in layouts:
                 results.crowds.append(_crowd(progress, plugins, store, flat, machines, pods, LAYOUTS[layout]))
+            store.end()
 
 
 def _crowd(
