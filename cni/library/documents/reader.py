@@ -111,12 +111,14 @@ def objects(scope: Scope) -> Iterator[Scope]:
 
 
 def of_json(text: Text, findings: list[Diagnostic], network: str = "") -> Scope | None:
-    """The JSON document `text`; None when nothing of it can be read."""
-    root, faults = jsontext.parse(text.text)
-    scope = Scope(text, root or TreeNode(0, 0), findings, network)
-    for fault in faults:
-        scope.span(ERROR, fault.start, fault.end, "", f"not JSON: {fault.message}", fault.fix)
-    return scope if root is not None and (root.members or not faults) else None
+    """Read the JSON document `text`; return None, with a finding, when it is not JSON."""
+    try:
+        return Scope(text, jsontext.parse(text.text), findings, network)
+    except jsontext.Fault as fault:
+        Scope(text, TreeNode(0, 0), findings, network).span(
+            ERROR, fault.start, fault.end, "", f"not JSON: {fault}", fault.fix
+        )
+        return None
 
 
 def string(scope: Scope, node: TreeNode) -> Text:

@@ -209,13 +209,14 @@ def _check_texts(scope: Scope, spec: _Spec) -> None:
         if key == "metaPlugins" and text.lstrip().startswith("["):
             scope.error(("spec", key), "the operator puts the brackets around it", "write the plugins without [ and ]")
             continue
-        root, faults = jsontext.parse(opening + text + closing)
-        _, node, _ = scope.root.walk(("spec", key))
-        inner = Scope(reader.string(scope, node), node, scope.findings, scope.network)
-        for fault in faults:
+        try:
+            root = jsontext.parse(opening + text + closing)
+        except jsontext.Fault as fault:
+            _, node, _ = scope.root.walk(("spec", key))
+            inner = Scope(reader.string(scope, node), node, scope.findings, scope.network)
             start, end = (min(max(0, at - len(opening)), len(text)) for at in (fault.start, fault.end))
-            inner.span(ERROR, start, end, f"spec.{key}", f"not JSON: {fault.message}", fault.fix)
-        if root is not None and not faults:
+            inner.span(ERROR, start, end, f"spec.{key}", f"not JSON: {fault}", fault.fix)
+        else:
             _check_values(scope, key, root, not isinstance(spec, SriovNetwork))
 
 
