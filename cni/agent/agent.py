@@ -82,7 +82,7 @@ class Agent:
         self._server: Cluster | None = None
         self._state = state_of(options)
         self._records = Records(self._state, log)
-        self._tokens = nodefiles.Tokens(options.plugin_account or "")
+        self._tokens = nodefiles.Tokens(options.plugin_account or "", self.node)
         self._has_account = False
         self._has_written = False
         self._authority = b""
@@ -193,6 +193,8 @@ class Agent:
         authority = nodefiles.read(f"{options.service_account}/ca.crt") or b""
         self._use(server, authority)
         token = self._tokens.current(token, lambda: self.server().api)
+        why = self._tokens.unbound
+        self._log.state("token's node", why and f"the plugins' token is not bound to Node {self.node}: {why}")
         self._put_kubeconfig(folder, nodefiles.kubeconfig(server, token, authority, options.namespace))
         if options.node:
             self._put(folder, nodefiles.NODE_NAME, options.node.encode())

@@ -28,6 +28,7 @@ from ipam import upkeep
 from ipam.leases import Lease
 from ipam.ranges import range_of
 from ipam.stores import open_store
+from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver.faults import Conflict, Undefined
 from ipam.stores.apiserver.resources import ADDRESSES, POOLS, RESERVATIONS
@@ -119,6 +120,9 @@ class ClusterSource(ABC):
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:
         """The lease of the address of `lease` now: itself for its own. ValueError for a pool that gives no addresses."""
+
+    def abandon(self, lease: Lease) -> None:  # noqa: B027
+        """Prepare the lease of a lost node to be freed."""
 
     def has_lost(self, before: float) -> bool:
         """Whether the newest lease of the records that is older than `before`, in ns, is lost: a restored backup has none of
@@ -288,6 +292,7 @@ class AddressSource(ClusterSource):
     """AddressLeases."""
 
     kind = "addresslease"
+    store: AddressLeaseStore
 
     def of_node(self, node: str) -> list[Lease]:
         pages = self._leases({addresses.NODE: addresses.label(node)}, recent=True)
@@ -324,6 +329,9 @@ class AddressSource(ClusterSource):
             for leases in self._leases({addresses.NODE: mark}):
                 self._keep(leases, nodes)
                 yield
+
+    def abandon(self, lease: Lease) -> None:
+        self.store.abandon(lease)
 
     def holder(self, lease: Lease) -> Lease | None:
         try:

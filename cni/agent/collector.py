@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from functools import partial
 from time import monotonic, time, time_ns
 
 from cni.agent import events
@@ -199,7 +198,12 @@ class Collector:
                 return
             lease, reserved = leases[key], source.unleased.get(key)
             node = lease.node or source.seen_on.get(key, "")
-            if self._free(source, lease, partial(self._check, abandoned_by=node), reserved):
+
+            def check(now: Lease, node: str = node, source: ClusterSource = source) -> None:
+                self._check(now, abandoned_by=node)
+                source.abandon(now)
+
+            if self._free(source, lease, check, reserved):
                 self._report_freed(source.abandoned_dead, lease, dead[key], bool(reserved))
             yield
 

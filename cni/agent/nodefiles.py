@@ -162,11 +162,15 @@ class Tokens:
     """The token for the plugins: one of `account`, "NAMESPACE/NAME", or with "" the agent's own.
 
     A pod's token ends with the pod. So with the agent's own, plugins are refused while the agent is replaced; a requested token
-    is bound to no pod, outlives the agent by half a day at least, and its account needs the plugins' rights alone.
+    is bound to the Node, outlives the agent by half a day at least, and its account needs the plugins' rights alone. `unbound`
+    is why the server does not bind it to the Node `node`, "" when it does: one before 1.31 cannot, and there may be no such
+    Node (KEP-4193).
     """
 
-    def __init__(self, account: str, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, account: str, node: str, clock: Callable[[], float] = monotonic) -> None:
         self._namespace, _, self._name = account.partition("/")
+        self._node = node
+        self.unbound = ""
         self._clock = clock
         self._token = ""
         self._renewal = 0.0
@@ -176,16 +180,27 @@ class Tokens:
         if not self._name:
             return own
         if not self._token or self._clock() >= self._renewal:
-            began, wanted = self._clock(), {"audiences": [], "expirationSeconds": TOKEN_SECONDS}
-            answer = api().create(
-                f"serviceaccounts/{self._name}/token", {"metadata": {}, "spec": wanted}, self._namespace
-            )
+            began = self._clock()
+            answer = self._requested(api())
             self._token = str((answer.get("status") or {}).get("token") or "")
             if not self._token:
                 raise Unreachable(f"{api()} has issued no token for the service account {self._namespace}/{self._name}")
             seconds = int((answer.get("spec") or {}).get("expirationSeconds") or TOKEN_SECONDS)
             self._renewal = began + seconds / 2
         return self._token
+
+    def _requested(self, api: Api) -> dict[str, Any]:
+        resource, wanted = f"serviceaccounts/{self._name}/token", {"audiences": [], "expirationSeconds": TOKEN_SECONDS}
+        bound = {"kind": "Node", "apiVersion": "v1", "name": self._node}  # the server adds the UID
+        try:
+            answer = api.create(
+                resource, {"metadata": {}, "spec": {**wanted, "boundObjectRef": bound}}, self._namespace
+            )
+            self.unbound = ""
+        except InvalidConfig as refused:  # a policy refuses the second request too
+            answer = api.create(resource, {"metadata": {}, "spec": wanted}, self._namespace)
+            self.unbound = refused.details or refused.msg
+        return answer
 
     def forget(self) -> None:
         """The server refuses the token: its account or the server's key is another. `current` requests a new one."""

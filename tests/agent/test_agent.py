@@ -128,7 +128,7 @@ def test_a_token_of_the_plugins_own_account_is_requested_and_outlives_the_agent(
     ((request, issued),) = rig.server.core.tokens
     assert f'token: "{issued}"' in text
     assert request["spec"]["expirationSeconds"] == 24 * 3600
-    assert "boundObjectRef" not in request["spec"]
+    assert request["spec"]["boundObjectRef"] == {"kind": "Node", "apiVersion": "v1", "name": "n1"}
     time.sleep(2.2)  # two looks at the files
     assert len(rig.server.core.tokens) == 1
     (rig.account / "token").write_text("token.number.2")

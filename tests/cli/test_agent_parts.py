@@ -19,9 +19,10 @@ from cni.library.audit.model import Node, Pod
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Counter, Histogram, Metrics
 from cni.shared.records import Records
+from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
-from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.faults import Conflict, Gone, NoNamespace
 from ipam.stores.base import Store
 
 
@@ -245,14 +246,44 @@ def test_a_requested_token_is_renewed_at_half_of_what_was_granted() -> None:
             asked.append((namespace, resource, document["spec"]["expirationSeconds"]))
             return {"status": {"token": f"t{len(asked)}"}, "spec": {"expirationSeconds": 600}}
 
-    tokens = Tokens("kube-system/railcni", lambda: now[0])
+    tokens = Tokens("kube-system/railcni", "n1", lambda: now[0])
     assert tokens.current("own", Accounts) == tokens.current("own", Accounts) == "t1"
     now[0] = 299
     assert tokens.current("own", Accounts) == "t1"
     now[0] = 300
     assert tokens.current("own", Accounts) == "t2"
     assert asked == [("kube-system", "serviceaccounts/railcni/token", 24 * 3600)] * 2
-    assert Tokens("").current("own", Accounts) == "own"
+    assert Tokens("", "n1").current("own", Accounts) == "own"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        InvalidConfig("refuses", 'cannot bind token to a Node object as the "X" feature-gate is disabled'),
+        NoNamespace("has no namespace", 'nodes "n1" not found'),
+    ],
+)
+def test_a_token_is_bound_to_the_node_where_the_server_can_do_so_and_else_the_reason_is_kept(
+    refusal: InvalidConfig,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    refuses = True
+
+    class Accounts:
+        def create(self, _resource: str, document: dict[str, Any], _namespace: str) -> dict[str, Any]:
+            asked.append(document["spec"].get("boundObjectRef"))
+            if refuses and asked[-1]:
+                raise refusal
+            return {"status": {"token": "t"}}
+
+    tokens = Tokens("kube-system/railcni", "n1")
+    assert tokens.current("own", Accounts) == "t"
+    bound = {"kind": "Node", "apiVersion": "v1", "name": "n1"}
+    assert (asked, tokens.unbound) == ([bound, None], refusal.details)
+    refuses = False
+    tokens.forget()
+    assert tokens.current("own", Accounts) == "t"
+    assert (asked[2:], tokens.unbound) == ([bound], "")
 
 
 def test_metrics_are_written_as_prometheus_reads_them() -> None:

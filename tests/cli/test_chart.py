@@ -228,6 +228,7 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "replace": (True, "- --replace"),
     "store": ("kubernetes", "--datastore=kubernetes"),
     "leaseNamespace": ("leases", "--plugin-account=leases/railcni"),
+    "admissionPolicies": (False, "-kind: ValidatingAdmissionPolicy"),
     "collector.enabled": (False, "- --no-collect"),
     "collector.grace": (90, "--grace=90"),
     "crds.install": (False, "-kind: CustomResourceDefinition"),
@@ -304,6 +305,21 @@ def test_the_notes_name_the_namespace_of_the_agents_and_what_becomes_of_the_leas
     done = run("helm", "install", "x", str(CHART), f"--namespace={namespace}", "--dry-run=client", *values)
     notes = done.stdout.partition("NOTES:")[2]
     assert all(line in notes for line in lines), notes
+
+
+@needs_helm
+@pytest.mark.parametrize(("version", "count"), [("1.30.9", 0), ("1.31.0", 5), ("1.36.2", 5)])
+def test_the_policies_are_for_servers_that_bind_tokens_to_nodes_and_name_the_accounts_of_the_release(
+    version: str, count: int
+) -> None:
+    options = [f"--kube-version={version}", "--namespace=agents"]
+    documents = render(*options, values={"leaseNamespace": "leases"})
+    policies = [document for document in documents if document["kind"] == "ValidatingAdmissionPolicy"]
+    assert len(policies) == count
+    names = {name for one in policies for name in re.findall(r"system:serviceaccount:[^']*", json.dumps(one))}
+    assert names == (
+        {"system:serviceaccount:agents:railcni", "system:serviceaccount:leases:railcni"} if count else set()
+    )
 
 
 # Values that are refused, and what the message names.

@@ -75,7 +75,7 @@ CRDS = {
     f"kubernetes/crds/{name}.yaml"
     for name in ("addressleases", "ippools", "overlappingrangeipreservations", "nodeslicepools")
 }
-RBAC = {"kubernetes/rbac.yaml", "kubernetes/agent-rbac.yaml"}
+RBAC = {"kubernetes/rbac.yaml", "kubernetes/agent-rbac.yaml", "kubernetes/admission.yaml"}
 DEVICE_PLUGIN = {
     f"kubernetes/device-plugin/{name}"
     for name in ("kustomization.yaml", "daemonset.yaml", "config.json", "vfs/kustomization.yaml", "vfs/daemonset.yaml")

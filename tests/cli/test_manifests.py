@@ -151,9 +151,10 @@ def test_kubectl_renders_them_with_the_image_in_all_containers() -> None:
     documents = list(yaml.safe_load_all(done.stdout))
     rendered = {d["kind"]: d for d in documents}
     bound = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
-    assert set(rendered) == {"Namespace", "ServiceAccount", "DaemonSet", "CustomResourceDefinition", *bound}
+    policies = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert set(rendered) == {"Namespace", "ServiceAccount", "DaemonSet", "CustomResourceDefinition", *bound, *policies}
     accounts = {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents if d["kind"] == "ServiceAccount"}
-    subjects = [subject for d in documents if d["kind"].endswith("Binding") for subject in d["subjects"]]
+    subjects = [subject for d in documents if d["kind"].endswith("RoleBinding") for subject in d["subjects"]]
     assert (
         {(s["namespace"], s["name"]) for s in subjects}
         == accounts

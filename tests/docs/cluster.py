@@ -62,6 +62,10 @@ RESOURCES = {
     "leases": Kind("coordination.k8s.io", "v1", "Lease"),
     "clusterroles": Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", False),
     "clusterrolebindings": Kind("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", False),
+    "validatingadmissionpolicies": Kind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicy", False),
+    "validatingadmissionpolicybindings": Kind(
+        "admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicyBinding", False
+    ),
     "roles": Kind("rbac.authorization.k8s.io", "v1", "Role"),
     "rolebindings": Kind("rbac.authorization.k8s.io", "v1", "RoleBinding"),
     "customresourcedefinitions": Kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", False),

@@ -268,6 +268,15 @@ class AddressLeaseStore(ObjectStore):
             except (CniError, Conflict):
                 pass
 
+    def abandon(self, lease: Lease) -> None:
+        """Mark the object of `lease` as one of a lost node: else the cluster's policies let no other node free it."""
+
+        def mark(entry: Entry) -> Entry:
+            labels = {**entry.labels, objects.ABANDONED: "true"}
+            return self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
+
+        self._objects.change(self._objects.get(objects.name_of(lease)), lease, mark)
+
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """Leave an object at each address of the attachment's record, so that a late create or takeover fails."""
         with self.session():

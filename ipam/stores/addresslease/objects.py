@@ -31,6 +31,7 @@ POOL, STATE, HELD = resources.ADDRESS_POOL, resources.ADDRESS_STATE, resources.H
 label, hashed = resources.label, resources.hashed
 NODE, SPACE, BLOCK = "railcni.io/node", "railcni.io/space", "railcni.io/block"
 ATTACHMENT, POD, FENCE = "railcni.io/attachment", "railcni.io/pod", "railcni.io/fence"
+ABANDONED = "railcni.io/abandoned"  # of a lease that is freed since its node is gone: conf/kubernetes/admission.yaml
 COOLING, FORMER = "cooling", "former"
 LATE_SECONDS = 600  # that a request whose reply was lost may still arrive
 BLOCK_SIZE = 256  # addresses that one label has in common
@@ -194,7 +195,7 @@ class Entry:
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
         """The JSON patch from it to `new`, which fails when it has changed since it was read."""
-        own = (NODE, POOL, SPACE, BLOCK, STATE, ATTACHMENT, POD)
+        own = (NODE, POOL, SPACE, BLOCK, STATE, ATTACHMENT, POD, ABANDONED)
         of_others = {key: value for key, value in self.labels.items() if key not in own}
         members = {"/metadata/labels": of_others | new["metadata"]["labels"], "/spec": new["spec"]}
         return replacement(self.uid, self.version, members)

@@ -22,11 +22,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ eq .name "railcni" | ternary .root.Release.Namespace .root.Values.leaseNamespace }}
 {{- end }}
 
-{{/* The documents of a file of conf/kubernetes, with the labels and namespaces of this release, and with more labels and
-     annotations: (dict "file" NAME "root" $ "labels" DICT "annotations" DICT) */}}
+{{/* The documents of a file of conf/kubernetes, with the labels, namespaces and accounts of this release, and with more labels
+     and annotations: (dict "file" NAME "root" $ "labels" DICT "annotations" DICT) */}}
 {{- define "railcni.documents" -}}
 {{- $root := .root -}}
-{{- range $text := splitList "\n---\n" ($root.Files.Get (printf "files/%s.yaml" .file)) }}
+{{- $file := $root.Files.Get (printf "files/%s.yaml" .file) | replace ":kube-system:railcni'" (printf ":%s:railcni'" $root.Values.leaseNamespace) }}
+{{- $file = $file | replace ":railcni:railcni'" (printf ":%s:railcni'" $root.Release.Namespace) }}
+{{- range $text := splitList "\n---\n" $file }}
 {{- $document := fromYaml $text }}
 {{- $metadata := $document.metadata }}
 {{- $_ := set $metadata "labels" (merge (fromYaml (include "railcni.labels" $root)) ($.labels | default dict)) }}
