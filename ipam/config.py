@@ -15,12 +15,12 @@ from cni.shared.spec.versions import at_least
 from ipam import flatfile
 from ipam.entries import RangeEntry, attempt, read_addresses, read_own_range, read_ranges, read_routes
 from ipam.keys import ACCEPTED_KEYS, DATASTORES, IPAM_KEYS, RANGE_KEYS
-from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr, unassignable
+from ipam.ranges import Range, format_address, host_of, is_link_local, parse_address, parse_cidr, unassignable
 from ipam.source import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import Any
 
     from cni.shared.spec.request import Request
@@ -37,6 +37,7 @@ class IpamConfig:
     ranges: list[Range]  # each gives an address; the block's own range first
     addresses: list[IPConfig]  # static ones, for every attachment
     requested: list[Requested]  # by CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment
+    outside: list[Range]  # the last of `ranges`: one for each requested address that no range of the network holds
     gateways: list[tuple[int, int]]  # (family, value) of CNI_ARGS GATEWAY
     kept_back: list[tuple[int, int]]  # (family, value): gateways, next hops and static addresses, which no range gives
     routes: list[Route]
@@ -71,6 +72,8 @@ class IpamConfig:
     store_timeout: int  # seconds
     cooldown_seconds: int
     preferred_ip_annotation: bool
+    requested_addresses: int
+    allow_outside_ranges: bool
     log_file: str
     log_level: str
     configuration_path: str
@@ -129,7 +132,8 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.kept_back = _kept_back(config)
     config.ranges = read_own_range(own, source.where, config.kept_back, config.notes, faults)
     config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), config.kept_back, config.notes, faults)
-    config.requested = _requested(request, config, faults)
+    config.requested, config.outside = _requested(request, config, faults)
+    config.ranges += config.outside
     if not faults:  # the comparison of keys needs valid ones
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
@@ -155,41 +159,90 @@ def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
     return [gateway for gateway in read if gateway]
 
 
-def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> list[Requested]:
-    """The addresses that the caller requests. An address in two places counts once: Multus sends IP and `ips`."""
+def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
+    """The addresses that the caller requests, and a range for each of them that is in no range of the network.
+
+    An address in two places counts once: Multus sends IP and `ips`. A pod's annotation may have chosen each of them. What
+    only the policy of the network refuses is a fault of an ADD: an attachment of before can be compared and deleted.
+    """
     text = request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
     for key in ("runtimeConfig.ips", "args.cni.ips"):
         asked += _strings(request.config, key, faults)
     if len(asked) > MOST_MEMBERS:
         faults.append(Fault("the requested addresses", len(asked), f"want {MOST_MEMBERS} at most"))
-        return []
+        return [], []
     static = {parse_cidr(a.address)[:2] for a in config.addresses}
     gateways = set(config.kept_back) - static
     requested: dict[tuple[int, int], int | None] = {}
+    outside: dict[tuple[int, int], Range] = {}
     for key, part in asked:
         found = attempt(_address_or_cidr, part, key, faults)
         if found is None or found[:2] in static:
             continue
         family, value, prefix = found
+        address = family, value
         rng = config.range_of(family, value)
-        if rng is None and prefix is None:
-            faults.append(Fault(key, part, "is in no range of this network: want one that is, or address/length"))
-        elif kind := unassignable(family, value):
+        subnet = rng or (Range(family, value, prefix) if prefix is not None else None)
+        is_allowed = rng is not None or (config.allow_outside_ranges and not _has_fixed_ranges(request, config))
+        if kind := unassignable(family, value):
             faults.append(Fault(key, part, f"is {kind}: want an address of a subnet"))
-        elif rng and (family, value) in gateways:
-            faults.append(Fault(key, part, "is a gateway, which is never given: want another address"))
-        elif rng and rng.top - rng.network > 1 and value in (rng.network, rng.top):
+        elif request.command == "ADD" and not is_allowed:
             faults.append(
-                Fault(key, part, f"is the first or last address of {rng}, which is never given: want another")
+                Fault(key, part, f"is in no range of this network: want one that is{_way_out(request, config)}")
+            )
+        elif subnet is None:
+            faults.append(Fault(key, part, "is in no range of this network: want one that is, or address/length"))
+        elif request.command == "ADD" and rng is None and is_link_local(family, value):
+            faults.append(Fault(key, part, "is link-local, and in no range of this network: want another address"))
+        elif address in gateways:
+            faults.append(Fault(key, part, "is a gateway, which is never given: want another address"))
+        elif subnet.top - subnet.network > 1 and value in (subnet.network, subnet.top):
+            faults.append(
+                Fault(key, part, f"is the first or last address of {subnet}, which is never given: want another")
             )
         elif (
             rng and request.command == "ADD" and not any(r.family == family and r.usable(value) for r in config.ranges)
         ):
             faults.append(Fault(key, part, _never_given(rng, value)))
-        elif requested.get((family, value)) is None:
-            requested[family, value] = prefix
-    return [(family, value, prefix) for (family, value), prefix in requested.items()]
+        elif request.command == "ADD" and (excess := _excess(address, requested, config)):
+            faults.append(Fault(key, part, excess))
+        elif requested.get(address) is None:
+            requested[address] = prefix
+            if rng is None and is_allowed and prefix is not None:
+                outside[address] = Range(family, value, prefix, value, value)
+    return [(family, value, prefix) for (family, value), prefix in requested.items()], list(outside.values())
+
+
+def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
+    """Whether the store, or a group of rails, gives an attachment addresses of the network's ranges only."""
+    if config.node_slice_size:
+        return True
+    if member(request.config, "rail") is None:
+        return False
+    from cni.shared.rail import asks_for_same_index
+
+    return asks_for_same_index(request.config)
+
+
+def _way_out(request: Request, config: IpamConfig) -> str:
+    """How the network's author lets pods request an address outside of all ranges, when that is possible."""
+    return "" if _has_fixed_ranges(request, config) else ", or ipam.allow_outside_ranges in the network"
+
+
+def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
+    """The fault of one address more than the network lets an attachment request, beside those `requested`; "" without one."""
+    holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
+    where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
+    others = [(f, v) for f, v in requested if f == new[0] and (f, v) != new]
+    if holding:
+        most *= len(holding)
+        count = sum(any(r.contains(v) for r in holding) for _, v in others)
+    else:
+        count = sum(config.range_of(f, v) is None for f, v in others)
+    if new in requested or count < most:
+        return ""
+    return f"is one too many, for a pod may request {most} {where}: want fewer, or a larger ipam.requested_addresses"
 
 
 def _never_given(rng: Range, value: int) -> str:

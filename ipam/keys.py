@@ -214,6 +214,18 @@ IPAM_KEYS = (
         "read the pod's annotation whereabouts.cni.cncf.io/preferred-ip by kubernetes.kubeconfig, and give the addresses "
         "that it names, separated by commas, when they are free",
     ),
+    Key(
+        "requested_addresses",
+        optional(integer(1, 32), 1),
+        1,
+        "how many addresses a pod may request in one range; with allow_outside_ranges also how many of a family outside of all ranges",
+    ),
+    Key(
+        "allow_outside_ranges",
+        boolean,
+        False,
+        "give a pod an address that it requests outside of all ranges; it is leased under the network_name, in the pool of its subnet",
+    ),
     Key("log_file", string, "", "path of a file that log lines are appended to, in addition to stderr"),
     Key(
         "log_level",

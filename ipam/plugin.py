@@ -64,9 +64,6 @@ def add(request: Request, records: Records) -> Result:
     if store_ref and stores.is_shared(store_ref):
         flush_reminded(records, store_ref)
     addresses = [f"{format_address(n.rng.family, v)}/{n.rng.prefix}" for n, v in zip(needs, values, strict=True)]
-    for family, value, prefix in config.requested:
-        if config.range_of(family, value) is None:
-            addresses.append(f"{format_address(family, value)}/{prefix}")
     ips = [IPConfig(address, config.gateway_of(address)) for address in addresses]
     ips += [IPConfig(a.address, config.gateway_of(a.address, a.gateway)) for a in config.addresses]
     return Result(ips=ips, routes=config.routes, dns=config.dns)

@@ -87,6 +87,11 @@ def unassignable(family: int, value: int) -> str:
     return {0: "unspecified", 1: "loopback"}.get(value, "")
 
 
+def is_link_local(family: int, value: int) -> bool:
+    """Whether the address is in 169.254.0.0/16 or fe80::/10 (RFC 3927, RFC 4291)."""
+    return value >> 16 == 0xA9FE if family == 4 else value >> 118 == 0xFE80 >> 6
+
+
 def parse_span(text: str) -> tuple[int, int, int]:
     """(family, low, high) of a CIDR or of a single address; ValueError when it is neither."""
     try:

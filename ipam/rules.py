@@ -110,12 +110,16 @@ class ClaimPlan:
 def needs(config: IpamConfig) -> list[Need]:
     """One need for each range, in order; each requested address is the need of a range that contains it.
 
-    A further request in the same range is another need, of the first range that contains it.
+    A further request in the same range is another need, of the first range that contains it. The range of a request outside
+    of the network's ranges has this address alone, which is reserved under the network_name in any case.
     """
     scope = config.network_name if config.overlap else None
     found = [Need(rng, rng.pool_name(config.network_name, config.slice_node), scope) for rng in config.ranges]
+    for need in found[len(found) - len(config.outside) :]:
+        need.scope = config.network_name
     for family, value, _ in config.requested:
         holding = [n for n in found if n.rng.family == family and n.rng.contains(value)]
+        holding = [n for n in holding if n.rng not in config.outside or n.rng.usable(value)]
         if not holding:
             continue
         free = [n for n in holding if n.requested is None]

@@ -325,6 +325,8 @@ TABLES: dict[str, tuple[Any, dict[str, list[Case] | Case]]] = {
             "store_timeout": ACCESS,
             "cooldown_seconds": NO_EFFECT_LATER,
             "preferred_ip_annotation": NO_EFFECT_LATER,
+            "requested_addresses": NO_EFFECT_LATER,
+            "allow_outside_ranges": "the requested address is compared, as each range is",
             "log_file": LOG,
             "log_level": LOG,
             "configuration_path": "it names the file with the keys of this table",

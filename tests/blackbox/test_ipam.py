@@ -358,10 +358,15 @@ def test_requests_of_both_families_replace_what_the_ranges_would_give(node: Node
 
 
 @each_way
-def test_a_request_outside_of_all_ranges_is_static_and_needs_its_length(node: Node, way: str) -> None:
-    assert ask(node, RANGE, "c1", way, "10.7.0.7/16").addresses == ["192.168.111.1/24", "10.7.0.7/16"]
-    ask(node, RANGE, "c2", way, "10.7.0.7").refused(7, "10.7.0.7")
-    assert node.leases() == ["192.168.111.1"]
+def test_a_request_outside_of_all_ranges_is_leased_where_the_network_allows_it(node: Node, way: str) -> None:
+    ask(node, RANGE, "c1", way, "10.7.0.7/16").refused(7, "10.7.0.7", "allow_outside_ranges")
+    allowing = {**RANGE, "allow_outside_ranges": True}
+    ask(node, allowing, "c1", way, "10.7.0.7").refused(7, "10.7.0.7", "address/length")
+    assert node.leases() == []
+    assert ask(node, allowing, "c1", way, "10.7.0.7/16").addresses == ["192.168.111.1/24", "10.7.0.7/16"]
+    assert sorted(node.leases()) == ["10.7.0.7", "192.168.111.1"]
+    delete(node, network(RANGE))  # the request and the key are gone
+    assert node.leftovers() == []
 
 
 @each_way

@@ -226,8 +226,8 @@ def test_a_refused_request_of_an_attachment_that_has_an_address_leaves_its_recor
 
 
 def test_two_requests_in_one_range_are_both_given_and_reserved(host: Host) -> None:
-    assert host.add(args="IP=10.0.0.7,10.0.0.8") == ["10.0.0.7/24", "10.0.0.8/24"]
-    assert host.add(args="IP=10.0.0.7,10.0.0.8") == ["10.0.0.7/24", "10.0.0.8/24"]
+    assert host.add(args="IP=10.0.0.7,10.0.0.8", ipam={"requested_addresses": 2}) == ["10.0.0.7/24", "10.0.0.8/24"]
+    assert host.add(args="IP=10.0.0.7,10.0.0.8", ipam={"requested_addresses": 2}) == ["10.0.0.7/24", "10.0.0.8/24"]
     assert host.leased() == {"10.0.0.7": "c1", "10.0.0.8": "c1"}
     host.agree()
 

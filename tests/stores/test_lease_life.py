@@ -533,6 +533,43 @@ def test_a_requested_address_is_given_or_its_holder_named(place: Place, ways: di
     assert [record["addresses"] for _, _, record in place.records().all()] == [["10.0.0.77"]]
 
 
+WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "IP": lambda text: {"ip": text},
+    "runtimeConfig.ips": lambda text: {"config": {"runtimeConfig": {"ips": [text]}}},
+    "args.cni.ips": lambda text: {"config": {"args": {"cni": {"ips": [text]}}}},
+}
+
+
+@pytest.mark.parametrize("victim_first", [True, False], ids=["victim-first", "attacker-first"])
+@pytest.mark.parametrize("length", [16, 24, 32])
+@pytest.mark.parametrize("way", WAYS)
+def test_no_request_outside_of_its_networks_ranges_takes_another_pods_address(
+    place: Place, way: str, length: int, victim_first: bool
+) -> None:
+    """The victim's network has the range of the address; the attacker's has another."""
+    asked = {"range": "10.9.0.0/24", **WAYS[way](f"10.0.0.1/{length}")}
+    with pytest.raises(InvalidConfig, match="allow_outside_ranges"):
+        place.add("attacker", "b", **asked)
+    allowed = {**asked, "allow_outside_ranges": True}
+    if victim_first:
+        assert place.add("victim", "a") == "10.0.0.1"
+        with pytest.raises(TryAgainLater, match="10.0.0.1 .*is held by .*victim"):
+            place.add("attacker", "b", **allowed)
+        place.delete("victim", "a")
+        assert place.add("attacker", "b", **allowed) == "10.9.0.1 10.0.0.1"
+    else:
+        assert place.add("attacker", "b", **allowed) == "10.9.0.1 10.0.0.1"
+        assert place.add("victim", "a") == "10.0.0.2"
+        previous = {"ips": [{"address": "10.9.0.1/24"}, {"address": f"10.0.0.1/{length}"}], "cniVersion": "1.1.0"}
+        config = {**allowed.get("config", {}), "prevResult": previous}
+        place.call("CHECK", "attacker", "b", **{**allowed, "config": config})
+        place.delete("victim", "a")
+    ((_, _, record),) = place.records().all()
+    assert place.leased(record["store"]) == {"10.9.0.1": "attacker", "10.0.0.1": "attacker"}
+    place.delete("attacker", "b", range="10.9.0.0/24")  # the network allows it no longer
+    assert place.leased(record["store"]) == {}
+
+
 # --- the annotation ---
 
 

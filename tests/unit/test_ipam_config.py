@@ -282,7 +282,7 @@ def test_a_gateway_of_the_caller_goes_before_the_networks_in_its_subnet() -> Non
 
 def test_requests_are_read_from_all_three_places_and_count_once() -> None:
     config = config_of(
-        RANGE,
+        {**RANGE, "allow_outside_ranges": True, "requested_addresses": 2},
         args="IP=10.0.0.7, 172.16.0.1/12;IgnoreUnknown=1",
         runtimeConfig={"ips": ["10.0.0.7/24", "10.0.0.8"]},
     )
@@ -305,7 +305,8 @@ def test_an_address_that_has_been_excluded_since_hinders_no_delete() -> None:
 
 
 def test_a_request_alone_is_enough_when_it_has_its_length() -> None:
-    assert config_of({"type": "whereabouts"}, args="IP=10.0.0.7/24").requested[0][2] == 24
+    block = {"type": "whereabouts", "allow_outside_ranges": True}
+    assert config_of(block, args="IP=10.0.0.7/24").requested[0][2] == 24
 
 
 def test_a_request_for_a_static_address_adds_nothing() -> None:
@@ -329,6 +330,58 @@ def test_a_request_for_a_static_address_adds_nothing() -> None:
 def test_a_request_that_cannot_be_met_is_refused_with_the_reason(args: str, reason: str) -> None:
     block = {**RANGE, "gateway": "10.0.0.1", "exclude": ["10.0.0.200/29"], "range_end": "10.0.0.239"}
     assert reason in refusal(block, args=args)
+
+
+SLICED = {"node_slice_size": "/28", "datastore": "kubernetes", "kubernetes": {"kubeconfig": "/etc/cni/kubeconfig"}}
+
+
+@pytest.mark.parametrize(
+    ("block", "ips", "reason"),
+    [
+        ({}, "10.7.0.7/16", "is in no range of this network: want one that is, or ipam.allow_outside_ranges"),
+        (
+            {"allow_outside_ranges": True},
+            "10.7.0.7",
+            "is in no range of this network: want one that is, or address/length",
+        ),
+        ({"allow_outside_ranges": True}, "169.254.169.254/16", "is link-local, and in no range of this network"),
+        ({"allow_outside_ranges": True}, "fe80::7/64", "is link-local, and in no range of this network"),
+        ({"allow_outside_ranges": True}, "127.0.0.1/8", "is loopback"),
+        ({"allow_outside_ranges": True}, "224.0.0.5/24", "is multicast"),
+        ({"allow_outside_ranges": True}, "ff02::1/64", "is multicast"),
+        ({"allow_outside_ranges": True}, "255.255.255.255/32", "is broadcast"),
+        ({"allow_outside_ranges": True}, "10.7.0.0/16", "is the first or last address of 10.7.0.0/16"),
+        ({"allow_outside_ranges": True}, "10.7.255.255/16", "is the first or last address of 10.7.0.0/16"),
+        ({"allow_outside_ranges": True}, "fd00::/64", "is the first or last address of fd00::/64"),
+        (
+            {"allow_outside_ranges": True, "routes": [{"dst": "10.8.0.0/16", "gw": "10.7.0.1"}]},
+            "10.7.0.1/16",
+            "is a gateway",
+        ),
+        ({"allow_outside_ranges": True}, "10.7.0.7/16,10.8.0.7/16", "may request 1 outside of the ranges"),
+        ({}, "10.0.0.7,10.0.0.8", "may request 1 in 10.0.0.0/24: want fewer, or a larger ipam.requested_addresses"),
+        ({"requested_addresses": 2}, "10.0.0.7,10.0.0.8,10.0.0.9", "may request 2 in 10.0.0.0/24"),
+        ({"allow_outside_ranges": True, **SLICED}, "10.7.0.7/16", "is in no range of this network: want one that is"),
+    ],
+)
+def test_what_no_pod_may_request_is_refused_when_it_is_added_only(block: dict[str, Any], ips: str, reason: str) -> None:
+    for way in (
+        {"args": f"IP={ips}"},
+        {"runtimeConfig": {"ips": ips.split(",")}},
+    ):
+        assert reason in refusal({**RANGE, **block}, **way)  # type: ignore[arg-type]
+
+
+def test_a_network_may_have_link_local_ranges_and_give_what_is_requested_in_them() -> None:
+    assert config_of({"range": "169.254.8.0/24"}, args="IP=169.254.8.7").requested
+    assert config_of({"range": "10.0.0.0/24", "addresses": [{"address": "169.254.8.7/16"}]}, args="IP=169.254.8.7")
+
+
+def test_what_was_given_before_the_network_had_to_allow_it_hinders_no_delete() -> None:
+    for ips in ("10.7.0.7/16", "10.0.0.7,10.0.0.8", "169.254.169.254/16"):
+        with_args = {"cniVersion": "1.1.0", "name": "net", "ipam": RANGE, "args": {"cni": {"ips": ips.split(",")}}}
+        for verb in ("DEL", "CHECK"):
+            assert read(Request({"CNI_COMMAND": verb}, b"", with_args, {}), Files()).outside == []
 
 
 def test_a_cooldown_is_no_longer_than_the_stores_take_one_for_true() -> None:
@@ -720,8 +773,8 @@ def test_a_password_is_not_told() -> None:
     [
         ({**RANGE, "ipRanges": [{"range": "10.1.0.0/24"}]}, "", 2),
         ({**RANGE, "addresses": [{"address": "10.1.0.1/24"}]}, "", 2),
-        (RANGE, "IP=10.1.0.1/24", 2),
-        (RANGE, "IP=10.0.0.7,10.0.0.8", 2),
+        ({**RANGE, "allow_outside_ranges": True}, "IP=10.1.0.1/24", 2),
+        ({**RANGE, "requested_addresses": 2}, "IP=10.0.0.7,10.0.0.8", 2),
         ({"ipRanges": [{"range": "fd00::/64"}, {"range": "fd01::/64"}, {"range": "fd02::/64"}]}, "", 3),
     ],
 )
