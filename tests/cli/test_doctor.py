@@ -8,13 +8,16 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import yaml
 
 from cni import VERSION
 from cni.cli.doctor import (
@@ -43,9 +46,10 @@ from cni.shared.kernel.netlink import attribute
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from ipam import flatfile
+from ipam.stores.apiserver.resources import BINDINGS
 from tests import machines
 from tests.machines import ETHERNET, MELLANOX, Machine
-from tests.node import BIN
+from tests.node import BIN, ROOT
 from tests.sysfs import Tree
 from tests.tools import needs_ip
 from tests.users import AnotherUser
@@ -706,6 +710,67 @@ def test_the_store_of_a_flat_file_is_asked_and_one_that_is_not_there_is_named(tm
     flat.write_text(json.dumps({"datastore": "etcd", "etcd_host": "127.0.0.1:1"}))
     found = only(setup.check_store(*setup.reach(str(flat))))
     assert found.level == FAULT and "etcd at http://127.0.0.1:1" in found.subject
+
+
+class Bindings(BaseHTTPRequestHandler):
+    """An API server with these bindings of admission policies; `status` is the reply to all, if it is not 0."""
+
+    names: Collection[str] = ()
+    status = 0
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2]
+        assert self.path == f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/{name}"
+        status = self.status or (200 if name in self.names else 404)
+        reply = {"metadata": {"name": name}, "reason": "NotFound", "message": "no", "details": {"name": name}}
+        body = b"404 page not found\n" if self.status == 404 else json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "said"),
+    [
+        (setup.POLICIES, 0, [(OK, "5 bindings")]),
+        (setup.POLICIES[2:], 0, [(ADVICE, "missing: railcni-addressleases, railcni-abandoned")]),
+        ((), 404, [(ADVICE, "missing: the server knows no such policies")]),
+        ((), 403, []),
+    ],
+    ids=["all", "some", "an old server", "no right"],
+)
+def test_missing_admission_policies_are_advice_where_they_may_be_read(
+    tmp_path: Path, names: Collection[str], status: int, said: list[tuple[str, str]]
+) -> None:
+    handler = type("Handler", (Bindings,), {"names": names, "status": status})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = {
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        flat = {"datastore": "addresslease", "kubernetes": {"kubeconfig": str(tmp_path / "kubeconfig")}}
+        (tmp_path / "whereabouts.conf").write_text(json.dumps(flat))
+        found = list(setup.check_admission(str(tmp_path / "whereabouts.conf")))
+        server.shutdown()
+    assert [(f.level, f.found) for f in found] == said
+
+
+def test_the_policies_that_doctor_asks_for_are_those_that_are_installed() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "conf/kubernetes/admission.yaml").read_text()))
+    bound = [d["metadata"]["name"] for d in documents if d["kind"].endswith("Binding")]
+    assert sorted(bound) == sorted(setup.POLICIES)
+    assert bound == [d["metadata"]["name"] for d in documents if not d["kind"].endswith("Binding")]
+    rights = yaml.safe_load_all((ROOT / "conf/kubernetes/rbac.yaml").read_text())
+    (rule,) = (r for d in rights for r in d.get("rules", ()) if r["resources"] == [BINDINGS])
+    assert rule["resourceNames"] == list(setup.POLICIES)
 
 
 def test_where_no_flat_file_is_installed_no_store_is_asked() -> None:

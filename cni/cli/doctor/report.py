@@ -46,6 +46,7 @@ def _nodes(f: NodeFacts) -> Iterator[Observation]:
 
 def _store(f: NodeFacts) -> Iterator[Observation]:
     yield from setup.check_store(*setup.reach())
+    yield from setup.check_admission()
     yield from setup.check_pending(f.places.state)
 
 

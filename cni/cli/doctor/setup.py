@@ -12,6 +12,7 @@ import re
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -29,6 +30,10 @@ from cni.library.inventory.topology import text
 from cni.shared import policy
 from cni.shared.spec.errors import CniError
 from ipam import flatfile
+from ipam.stores import IN_CLUSTER
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Gone, Undefined
+from ipam.stores.apiserver.resources import BINDINGS, EVERYWHERE
 from ipam.stores.base import READ
 
 _OF_INTEREST = (*NAMES, "ib-sriov", "ipoib", "ipvlan", "nv-ipam", "multus", "multus-shim")
@@ -38,6 +43,7 @@ _VERSION = re.compile(r"\b(?:version|plugin|railcni|whereabouts)[: ]\s*(v?\d[^\s
 _RUNTIMES = ("containerd", "crio", "dockerd", "k3s-server", "k3s-agent", "rke2", "podman")
 _ENOUGH = 1 << 30  # bytes; a message ring of one process alone takes tens of MiB
 _UNLIMITED = -1
+POLICIES = ("railcni-addressleases", "railcni-abandoned", "railcni-tokens", "railcni-names", "railcni-events")
 _NOT_BEFORE = datetime(2025, 1, 1, tzinfo=UTC)
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 _TIMEX_BYTES = 208
@@ -206,6 +212,32 @@ def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]
         yield Observation(ADVICE, f"store: {store}", found, f"less than {_SLOW_SECONDS:g} s", "see its load")
     else:
         yield Observation(OK, f"store: {store}", f"answered in {seconds * 1000:.0f} ms")
+
+
+def check_admission(config: str = "") -> Iterator[Observation]:
+    """The bindings of the admission policies in the cluster that a flat file names; nothing where they may not be read."""
+    missing = []
+    try:
+        if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
+            return
+        choice = stores.of_flat_file(config)
+        if choice.kind not in IN_CLUSTER:
+            return
+        with closing(Api(choice.kubeconfig, _PLUGIN_SECONDS)) as api:
+            for name in POLICIES:
+                try:
+                    api.get(BINDINGS, name, namespace=EVERYWHERE)
+                except Gone:
+                    missing.append(name)
+    except Undefined:
+        missing = ["the server knows no such policies"]
+    except CniError:
+        return  # it may not be read, or the check of the store says what is wrong
+    found = f"missing: {', '.join(missing)}" if missing else f"{len(POLICIES)} bindings"
+    remedy = "apply conf/kubernetes/admission.yaml on servers from 1.31 on; docs/security.md says what holds without it"
+    healthy = "a node's tokens change the node's own leases alone"
+    level = ADVICE if missing else OK
+    yield Observation(level, "admission policies", found, *((healthy, remedy) if missing else ()))
 
 
 def check_pending(state: str) -> Iterator[Observation]:

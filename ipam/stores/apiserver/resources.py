@@ -15,6 +15,7 @@ ADDRESSES = "addressleases"  # of ADDRESS_GROUP
 CLAIMS = "resourceclaims"
 REVIEWS = "selfsubjectaccessreviews"  # every account may make them (ClusterRole system:basic-user)
 CONFIGMAPS = "configmaps"
+BINDINGS = "validatingadmissionpolicybindings"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
 OF_STORES = {"addresslease": (ADDRESSES, "AddressLeases"), "kubernetes": (POOLS, "IPPools")}
 """By the kind of a store in a cluster: the resource of its leases, and its name for people."""
@@ -32,6 +33,7 @@ _PATHS = {
     ADDRESSES: f"apis/{ADDRESS_GROUP}/{VERSION}",
     "leases": "apis/coordination.k8s.io/v1",
     CLAIMS: "apis/resource.k8s.io/v1",
+    BINDINGS: "apis/admissionregistration.k8s.io/v1",
     REVIEWS: "apis/authorization.k8s.io/v1",
     "network-attachment-definitions": "apis/k8s.cni.cncf.io/v1",
 }
