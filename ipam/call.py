@@ -6,13 +6,14 @@ import time
 
 from cni.shared.config import refuse
 from cni.shared.kernel import node
-from cni.shared.spec.errors import CniError, TryAgainLater
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import member
 from ipam import config as configuration
 from ipam import holders, memory, own, stores
 from ipam import records as ipam_records
 from ipam.leases import Owner, Want
-from ipam.ranges import host_of
+from ipam.ranges import BITS, Range, host_of, parse_cidr
 from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
 from ipam.upkeep import free_earlier_boots, is_held_here, read_record, refill, restorer
@@ -59,6 +60,29 @@ def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | Non
     assert rail is not None  # noqa: S101  # the key is there
     config = configured(request, log)
     return config, indexes.group_of(rail, config)
+
+
+def permit(config: IpamConfig, group: Group | None) -> None:
+    """InvalidConfig when the node's policy does not let networks use a range, a static address or the network_name.
+
+    Only an ADD asks, and STATUS for it: what is attached can always be compared and deleted.
+    """
+    from cni.shared import policy
+
+    node_policy, name = policy.current(), config.network_name
+    if not any(policy.matches(one, name) for one in node_policy.network_names):
+        raise node_policy.refusal("networkNames", f'ipam.network_name "{name[:60]}"')
+    if "*" in node_policy.ranges:
+        return
+    try:
+        allowed = [Range(*parse_cidr(text)) for text in node_policy.ranges]
+    except ValueError as fault:
+        raise InvalidConfig(f"{node_policy.path}: ranges {codec.dumps(node_policy.ranges)[:100]}: {fault}") from None
+    used = [(f"range {rng}", rng) for rng in ([n.rng for n in group.needs] if group else config.ranges)]
+    used += [(f"static address {a.address}", Range(*(at := host_of(a.address)), BITS[at[0]])) for a in config.addresses]
+    for what, rng in used:
+        if not any(r.family == rng.family and r.network <= rng.network and rng.top <= r.top for r in allowed):
+            raise node_policy.refusal("ranges", what)
 
 
 def is_of_group(request: Request) -> bool:

@@ -16,7 +16,7 @@ from cni.shared.spec.request import Attachment, member
 from cni.shared.spec.result import IPConfig, Result
 from ipam import config as configuration
 from ipam import flatfile, own, rules, stores
-from ipam.call import claim, configured, configured_rail, is_of_group, owner_of, reached, ref_of
+from ipam.call import claim, configured, configured_rail, is_of_group, owner_of, permit, reached, ref_of
 from ipam.ranges import format_address, host_of
 from ipam.records import PART
 from ipam.stores.base import CREATE, READ, SHARED_SECONDS
@@ -51,6 +51,7 @@ def call(request: Request, log: Log, state: str = STATE) -> Result | None:
 def add(request: Request, records: Records) -> Result:
     """The addresses of the attachment: those that it has, or new ones, all or none."""
     config, group = configured_rail(request, records.log)
+    permit(config, group)
     store_ref: dict[str, Any] | None
     if group:
         from ipam.group import rails
@@ -295,6 +296,7 @@ def status(request: Request, records: Records) -> None:
     from ipam.acquire import search
 
     config, group = configured_rail(request, records.log)
+    permit(config, group)
     if config.unnamed:
         raise NotAvailable(config.unnamed)
     if not group and not rules.needs(config):

@@ -105,6 +105,19 @@ KEYS = (
         ' passthru may take all the same, "*" stands for any characters',
     ),
     Key(
+        "ranges",
+        list_of(pattern),
+        ("*",),
+        "CIDRs that hold each range and static address that networks may use; `*` stands for all",
+    ),
+    Key(
+        "networkNames",
+        list_of(string),
+        ("*",),
+        'each `network_name` that networks may use, "*" stands for any characters, and "" for a network without one',
+        "network_names",
+    ),
+    Key(
         "warm",
         warm,
         (60, 20),
@@ -123,6 +136,8 @@ class Policy:
     devices: Sequence[str]
     log_roots: Sequence[str]
     masters: Sequence[str]
+    network_names: Sequence[str]
+    ranges: Sequence[str]
     uplinks: Sequence[str]
     warm: tuple[int, int]  # idle seconds, most workers
 
@@ -163,12 +178,14 @@ class Policy:
     def permit(self, key: str, what: str, names: Sequence[str]) -> None:
         """InvalidConfig unless one of `names`, of the device that is `what` (in words), matches the list `key`."""
         if not self.allows(key, names):
-            patterns: Sequence[str] = getattr(self, key)
-            allowed = ", ".join(patterns) or "none"
-            raise InvalidConfig(
-                f"{what} is not in {key} ({allowed[:60]}): want one that is, or change {self.path}",
-                f"{key}: {allowed}",
-            )
+            raise self.refusal(key, what)
+
+    def refusal(self, key: str, what: str) -> InvalidConfig:
+        """The error of `what` (in words), which the list `key` does not have."""
+        patterns: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
+        allowed = ", ".join(one or '""' for one in patterns) or "none"
+        text = f"{what} is not in {key} ({allowed[:60]}): want one that is, or change {self.path}"
+        return InvalidConfig(text, f"{key}: {allowed}")
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -390,6 +390,69 @@ def test_a_gateway_of_the_arguments_is_in_the_result(node: Node) -> None:
     assert reply.succeeded()["ips"] == [{"address": "192.168.111.1/24", "gateway": "192.168.111.200"}]
 
 
+# --- the node's policy ---
+
+POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
+
+
+def set_policy(node: Node, **keys: Any) -> None:
+    path = node.path(POLICY)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(keys))
+    path.chmod(0o600)
+
+
+@pytest.mark.parametrize(
+    ("block", "policy", "words"),
+    [
+        (
+            {},
+            {"ranges": ["10.0.0.0/8", "fd00::/16"]},
+            "range 192.168.111.0/24 is not in ranges (10.0.0.0/8, fd00::/16)",
+        ),
+        ({}, {"ranges": ["192.168.111.0/25"]}, "range 192.168.111.0/24 is not in ranges"),
+        ({}, {"ranges": []}, "range 192.168.111.0/24 is not in ranges (none)"),
+        ({"ipRanges": [{"range": "fd00::/64"}]}, {"ranges": ["192.168.0.0/16"]}, "range fd00::/64 is not in ranges"),
+        ({"addresses": [{"address": "10.7.0.7/16"}]}, {"ranges": ["192.168.0.0/16"]}, "static address 10.7.0.7/16"),
+        (
+            {"network_name": "blue"},
+            {"networkNames": ["red", "red-*"]},
+            'ipam.network_name "blue" is not in networkNames',
+        ),
+        ({}, {"networkNames": ["red"]}, 'ipam.network_name "" is not in networkNames (red)'),
+        ({"network_name": "blue"}, {"networkNames": [""]}, 'ipam.network_name "blue" is not in networkNames ("")'),
+        ({}, {"ranges": ["banana"]}, 'ranges ["banana"]: want a CIDR'),
+    ],
+)
+def test_a_range_or_network_name_that_the_node_does_not_list_is_refused_and_what_has_one_is_deleted(
+    node: Node, block: dict[str, Any], policy: dict[str, Any], words: str
+) -> None:
+    config = network({**RANGE, **block})
+    result = call(node, "ADD", config).succeeded()
+    set_policy(node, **policy)
+    for verb, more in (("ADD", {"container_id": "c2"}), ("STATUS", {})):
+        call(node, verb, config, **more).refused(7, words, POLICY)
+    call(node, "CHECK", {**config, "prevResult": {"cniVersion": "1.1.0", **result}}).succeeded()
+    assert "192.168.111.2" not in node.leases()
+    delete(node, config)
+    assert node.leases() == []
+
+
+def test_what_the_nodes_policy_lists_is_given(node: Node) -> None:
+    set_policy(node, ranges=["192.168.0.0/16", "fd00::/16"], networkNames=["", "red-*"])
+    both = {**RANGE, "ipRanges": [{"range": "fd00::/64"}], "addresses": [{"address": "192.168.7.7/16"}]}
+    assert len(add(node, network(both), "c1")) == 3
+    assert add(node, network({**RANGE, "network_name": "red-1"}), "c2") == ["192.168.111.1/24"]
+
+
+def test_the_nodes_policy_covers_requests_outside_of_the_ranges_and_all_rails(node: Node) -> None:
+    set_policy(node, ranges=["192.168.111.0/24"])
+    ask(node, {**RANGE, "allow_outside_ranges": True}, "c1", "CNI_ARGS", "10.7.0.7/16").refused(7, "range 10.7.0.0/16")
+    rail = {"index": 0, "group": "gpu", "addressing": "same-index", "ranges": [RANGE["range"], "10.0.0.0/24"]}
+    call(node, "ADD", network(RANGE, rail=rail)).refused(7, "range 10.0.0.0/24 is not in ranges")
+    assert node.leftovers() == []
+
+
 # --- overlapping ranges ---
 
 
