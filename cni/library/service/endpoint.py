@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,8 +14,10 @@ from typing import Any
 from cni import VERSION
 from cni.shared.spec.errors import IoFailure
 
-_CLIENT_SECONDS = 5.0  # after which a silent client is sent away
-_MOST_CLIENTS = 64
+_CLIENT_SECONDS = 5.0  # for a whole request and its answer
+_MOST_CLIENTS, _MOST_OF_A_PEER = 64, 16
+_PROBES = ("/healthz", "/readyz")
+_MOST_OTHERS = 4  # pages beside the probes that are made at once
 
 Page = Callable[[], tuple[int, str, str]]  # status, content type, text
 TEXT = "text/plain; charset=utf-8"
@@ -41,26 +45,49 @@ class HttpEndpoint:
 
 
 class _Server(ThreadingHTTPServer):
+    """Where connections are too many, the oldest makes room for the new one: a probe, which sends its request at once, is served."""
+
     daemon_threads = True
     request_queue_size = _MOST_CLIENTS
 
     def __init__(self, address: tuple[str, int], pages: dict[str, Page]) -> None:
         self.pages = pages
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._free = threading.BoundedSemaphore(_MOST_CLIENTS)
+        self.others = threading.BoundedSemaphore(_MOST_OTHERS)
+        self._lock = threading.Lock()
+        self._clients: dict[socket.socket, tuple[str, float]] = {}  # the oldest first: peer, begin
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        if threading.active_count() > 2 * _MOST_CLIENTS:  # of those sent away, some still make a page
+            return super().shutdown_request(request)
+        peer = client_address[0]
+        with self._lock:
+            of_peer = [client for client, (other, _) in self._clients.items() if other == peer]
+            if len(of_peer) >= _MOST_OF_A_PEER:
+                self._send_away(of_peer[0])
+            elif len(self._clients) >= _MOST_CLIENTS:
+                self._send_away(next(iter(self._clients)))
+            self._clients[request] = peer, time.monotonic()
+        return super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Send away whose time is over; the loop of serve_forever calls this twice a second, and after each connection."""
+        latest = time.monotonic() - _CLIENT_SECONDS
+        with self._lock:
+            for client in [client for client, (_, begin) in self._clients.items() if begin <= latest]:
+                self._send_away(client)
+
+    def _send_away(self, client: socket.socket) -> None:
+        """Wake the thread that reads or writes there: it closes the connection, and ends."""
+        del self._clients[client]
+        with contextlib.suppress(OSError):  # the client has closed it
+            client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that closes the connection is not logged."""
@@ -68,13 +95,26 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = f"railcni/{VERSION}", ""
-    timeout = _CLIENT_SECONDS
     server: _Server
 
     def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path in _PROBES:
+            return self._send(*self._page(path))
+        if not self.server.others.acquire(blocking=False):
+            return self._send(503, TEXT, "busy: ask again")
+        try:
+            answer = self._page(path)
+        finally:
+            self.server.others.release()
+        return self._send(*answer)
+
+    def _page(self, path: str) -> tuple[int, str, str]:
         pages = self.server.pages
-        page = pages.get(self.path.partition("?")[0])
-        status, kind, text = page() if page else (404, TEXT, f"want {', '.join(pages)}")
+        page = pages.get(path)
+        return page() if page else (404, TEXT, f"want {', '.join(pages)}")
+
+    def _send(self, status: int, kind: str, text: str) -> None:
         body = (text if text.endswith("\n") else f"{text}\n").encode("utf-8", "replace")
         self.send_response(status)
         self.send_header("Content-Type", kind)
