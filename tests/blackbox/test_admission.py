@@ -62,7 +62,13 @@ class Site:
             self.documents.append(
                 {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node(node)}, "spec": spec}
             )
-        for name in (self.agents, self.leases):
+        roles = [document for document in self.documents if document["kind"] == "Role"]
+        self.electing = next(
+            role["metadata"]["namespace"]
+            for role in roles
+            if any("leases" in rule["resources"] for rule in role["rules"])
+        )
+        for name in {self.agents, self.leases, self.electing}:
             self.documents.insert(0, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         for crd in sorted((ROOT / "conf/kubernetes/crds").glob("*.yaml")):
             kubectl("apply", "-f", str(crd))
@@ -84,7 +90,7 @@ class Site:
         for document in yaml.safe_load_all(text):
             for place in (document["metadata"], *document.get("subjects", ())):
                 if "namespace" in place:
-                    place["namespace"] = namespaces.get(place["namespace"], self.leases)
+                    place["namespace"] = namespaces.get(place["namespace"], f"{self.agents}-{place['namespace']}")
             if "namespace" not in document["metadata"]:
                 document["metadata"]["name"] = f"{self.agents}-{document['metadata']['name']}"
             if document.get("roleRef", {}).get("kind") == "ClusterRole":
@@ -350,7 +356,8 @@ def test_an_agent_writes_only_the_lease_and_the_configmap_of_its_names(
 ) -> None:
     name = site.node(name) if name in ("n1", "n2") else name
     agent = site.agent("n1")
-    found = refusal(lambda: agent.create(resource, {"metadata": {"name": name}}, site.leases))
+    namespace = site.electing if resource == "leases" else site.leases
+    found = refusal(lambda: agent.create(resource, {"metadata": {"name": name}}, namespace))
     assert said in found and bool(said) == bool(found)
 
 
