@@ -62,6 +62,7 @@ def _settle() -> None:
             mount("tmpfs", top, "tmpfs")
     mount("sysfs", "/sys", "sysfs")
     os.mkdir("/run/netns")
+    os.mkdir("/run/wires")
     up("lo")
     if CHROOT:
         subprocess.run(["sh", "-ec", _INTO_ROOT, "sh", CHROOT, ROOT, BIN.parent], check=True)
@@ -214,7 +215,7 @@ class Node:
     def master(self, name: str = "ens2f0", mtu: int = 9000) -> View:
         """An RDMA-like master: one end of a veth pair, up; its other end is `peer` in a namespace of its own,
         whose view is returned: it sees what leaves the master on the wire."""
-        wire = self.namespace(f"wire-{name}")
+        wire = self.namespace(name, "/run/wires")  # it is no sandbox
         fd = os.open(wire.path, os.O_RDONLY)
         try:
             # Made where it belongs: the kernel takes 30 ms to move a device. Of other indices than the peer's: it takes
@@ -230,9 +231,9 @@ class Node:
         self.remember()
         return wire
 
-    def namespace(self, name: str) -> View:
-        """A new network namespace at /run/netns/`name`, with `lo` up."""
-        path = f"/run/netns/{name}"
+    def namespace(self, name: str, directory: str = "/run/netns") -> View:
+        """A new network namespace at `directory`/`name`, with `lo` up."""
+        path = f"{directory}/{name}"
         self._there.add(path)
         return View(self.root + path)
 

@@ -1,18 +1,23 @@
-"""The links that carry the node's own traffic to what it cannot lose: the one judgement of host-device, sriov, macvlan in
-mode passthru, the device plugin and doctor.
+"""The links that no network may take unless the policy lists them: the one judgement of host-device, sriov, macvlan in mode
+passthru, the device plugin and doctor.
+
+By its kind: the host's end of a sandbox, a bridge, a tunnel (`by_kind`). The node's own traffic to what it cannot lose:
 
     a default route    the best of the main table, and of each table that a rule without a selector leads to, with each
                        next hop; also the large prefixes that replace one (`routes.default_routes`)
     the API server     the route to each address of KUBECONFIGS, as the kernel chooses it
     the node's address the link that has the address from which these routes lead
+    a routing daemon   a route by a gateway that it has set, such as that of BGP
 
-A route in a table for packets with a source or mark, or with a worse metric, carries nothing of this. Beside the link itself
+Another route in a table for packets with a source or mark, or with a worse metric, carries nothing of this. Beside the link itself
 those below it count: a VLAN's or macvlan's lower link, the ports of a bridge or bond.
 """
 
 from __future__ import annotations
 
-from cni.shared.kernel import addresses, ip_rules, routes
+import posix
+
+from cni.shared.kernel import addresses, ip_rules, netns, routes
 from cni.shared.kernel.links import with_those_below
 from cni.shared.kernel.netlink import address_of
 
@@ -29,6 +34,27 @@ KUBECONFIGS = (
     "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig",
     "/etc/cni/net.d/multus.d/multus.kubeconfig",
 )
+SANDBOX_ENDS = ("veth", "netkit", "vxcan")  # kinds that are made in pairs; the peer's namespace is IFLA_LINK_NETNSID
+SANDBOXES = ("/run/netns", "/run/docker/netns")  # where runtimes mount the namespaces of sandboxes
+BRIDGES = ("bridge", "openvswitch")
+TUNNELS = (
+    *(
+        "vxlan",
+        "geneve",
+        "gre",
+        "gretap",
+        "ip6gre",
+        "ip6gretap",
+        "erspan",
+        "ip6erspan",
+        "ipip",
+        "sit",
+        "ip6tnl",
+        "vti",
+        "vti6",
+    ),
+    *("xfrm", "wireguard", "ovpn", "tun", "l2tpeth", "gtp", "bareudp", "amt"),
+)
 _MOST_BYTES = 1 << 20
 _LOOPBACK = 1
 
@@ -38,13 +64,15 @@ Way = tuple[int, str]  # the index of a link, and what it carries
 def needed(
     device: Link, links: Sequence[Link], host: Rtnl, bodies: Sequence[bytes] = (), advertised: bool = True
 ) -> str:
-    """Why the node needs `device`, one of its `links`, with the way out; "" when it does not, or the policy allows it.
+    """Why no network may take `device`, one of the node's `links`; "" when one may, or the policy allows it.
 
     `bodies` are all routes of the host, which are read if they are not given. Without `advertised`, a default route that a
     router has advertised to the device itself does not count. KernelError.
     """
-    found = ways(host, bodies or routes.all_bodies(host), 0 if advertised else device.index)
-    reason = carried(device, links, found)
+    reason = by_kind(device, host)
+    if not reason:
+        found = ways(host, bodies or routes.all_bodies(host), 0 if advertised else device.index)
+        reason = carried(device, links, found)
     if not reason:
         return ""
     from cni.shared import policy  # a device that the node needs is rare
@@ -52,11 +80,44 @@ def needed(
     return "" if policy.current().allows("uplinks", (device.name, device.parent_device)) else reason
 
 
+def by_kind(device: Link, host: Rtnl) -> str:
+    """Why a link of this kind belongs to the node or to a sandbox, or "". A NIC, bond or VLAN does not, nor does a pair whose other
+    end is here, or outside of a node that is a container itself."""
+    if device.kind in SANDBOX_ENDS and device.lower_netnsid is not None and _is_of_sandbox(device.lower_netnsid, host):
+        return f'"{device.name}" is the host\'s end of a {device.kind} of a sandbox'
+    if device.kind in BRIDGES:
+        return f'"{device.name}" is a bridge of the node'
+    return f'"{device.name}" is a tunnel of the node ({device.kind})' if device.kind in TUNNELS else ""
+
+
+def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
+    """Whether the namespace that the host knows as `nsid` has a path among SANDBOXES."""
+    for directory in SANDBOXES:
+        try:
+            names = posix.listdir(directory)
+        except OSError:
+            continue
+        for name in names:
+            try:
+                found = netns.at(f"{directory}/{name}")
+            except OSError:
+                continue
+            if found:
+                with found:
+                    if host.netns_id(found.fd) == nsid:
+                        return True
+    return False
+
+
 def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> list[Way]:
     """What links carry of the node's own traffic; without the default routes that a router has advertised to one link."""
+    bodies = list(bodies)
     found = default_routes(host, bodies)
     used = in_use([r for r in found if (r.index, r.protocol) != (but_advertised_to, routes.RA_PROTOCOL)])
     of_routes = [(route.index, text_of(route)) for route in used]
+    of_routes += [
+        (r.index, f"carries the route {r.dst} via {r.gw} of a routing daemon") for r in routes.of_daemons(bodies)
+    ]
     return [*of_routes, *_to_servers(host), *_of_addresses(host, [route.source for route in used])]
 
 

@@ -101,8 +101,8 @@ KEYS = (
         "uplinks",
         list_of(pattern),
         (),
-        "names or PCI addresses of devices that carry the node's own traffic, and that `host-device`, `sriov` and `macvlan` in mode"
-        ' passthru may take all the same, "*" stands for any characters',
+        "names or PCI addresses of devices that `host-device`, `sriov` and `macvlan` in mode passthru may take although they carry the"
+        " node's own traffic, or are bridges, tunnels or the host's ends of sandboxes; \"*\" stands for any characters",
     ),
     Key(
         "ranges",
@@ -172,7 +172,7 @@ class Policy:
         return any(matches(one, name) for one in getattr(self, key) for name in names if name)
 
     def way_out(self) -> str:
-        """How an administrator lets networks take a device that the node needs."""
+        """How an administrator lets networks take a device that they may not."""
         return f"list it in `uplinks` of {self.path}"
 
     def permit(self, key: str, what: str, names: Sequence[str]) -> None:

@@ -500,7 +500,7 @@ class Dhcp:
 
     def __init__(self, node: Node, wire: View) -> None:
         self._node = node
-        self._wire = Pod("wire", f"/run/netns/wire-{MASTER}", wire)
+        self._wire = Pod("wire", wire.path.removeprefix(node.root), wire)
         wire.add_address("peer", "10.6.0.1/24")
 
     def serve(self) -> None:

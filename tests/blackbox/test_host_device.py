@@ -345,6 +345,10 @@ def test_an_ifname_that_is_taken_in_the_pod_is_refused(node: Node, pod: Pod) -> 
 def test_a_device_that_cannot_leave_its_namespace_is_refused(node: Node, pod: Pod, name: str) -> None:
     with node.host.rtnl() as ipr:
         ipr.link("add", ifname="br0", kind="bridge")  # net/bridge/br_device.c: netns_local
+    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
+    policy.parent.mkdir(parents=True, exist_ok=True)
+    policy.write_text('{"uplinks": ["br0"]}')
+    policy.chmod(0o600)
     node.remember()
     before = as_it_was(node)
     reply = node.cni("host-device", "ADD", network(device=name), netns=pod)
@@ -405,6 +409,29 @@ def test_a_delete_can_be_repeated(node: Node, pod: Pod) -> None:
     for _ in range(3):
         delete(node, pod, network())
         assert (node.leftovers(), as_it_was(node)) == ([], before)
+
+
+@pytest.mark.parametrize("kind", ["veth", "bridge", "veth to another pod"])
+@pytest.mark.parametrize("selector", ["device", "hwaddr"])
+def test_a_repeated_delete_ends_beside_a_link_of_the_pod_that_looks_like_the_device(
+    node: Node, pod: Pod, device: Link, kind: str, selector: str
+) -> None:
+    before = as_it_was(node)
+    config = network(**{"device": None} | by(selector))
+    add(node, pod, config)
+    node.pod("pod2")
+    peer = {"veth": ("peer", "name", "other"), "bridge": ()}.get(kind, ("peer", "name", "other", "netns", "pod2"))
+    for words in (
+        ("set", "net1", "down"),
+        ("set", "net1", "name", "away1"),
+        ("add", "net1", "address", device.mac, "type", kind.split()[0], *peer),
+        ("set", "net1", "alias", "ens9"),
+    ):
+        node.run(["ip", "-netns", "pod1", "link", *words]).check_returncode()
+    for _ in range(3):
+        delete(node, pod, config)
+        assert (node.leases(), node.files(), as_it_was(node)) == ([], [], before)
+        assert pod.view.link("net1").mac == device.mac
 
 
 def test_a_delete_of_what_was_never_added_changes_nothing(node: Node, pod: Pod) -> None:

@@ -697,3 +697,100 @@ def test_lint_names_an_address_of_the_master_in_the_range(node: Node, pod: Pod) 
         node.path("/tmp/a.conf").write_text(json.dumps(network(ipam=ipam)))
         said = node.railcni("nad", "lint", "/tmp/a.conf")
         assert (said.stdout + said.stderr).count(b"this machine has 192.168.111.1 on ens2f0") == count
+
+
+# --- links that are the node's or another sandbox's by their kind ---
+
+NOT_FOR_NETWORKS: dict[str, tuple[str, ...]] = {
+    "host's end of a veth of a sandbox": ("type", "veth", "peer", "name", "eth0", "netns", "pod1"),
+    "tunnel of the node (vxlan)": ("type", "vxlan", "id", "5", "dstport", "4789"),
+    "tunnel of the node (geneve)": ("type", "geneve", "id", "5", "remote", "10.9.0.7"),
+    "tunnel of the node (gretap)": ("type", "gretap", "remote", "10.9.0.7", "local", "10.9.0.1"),
+    "tunnel of the node (ipip)": ("type", "ipip", "remote", "10.9.0.7", "local", "10.9.0.1"),
+    "tunnel of the node (wireguard)": ("type", "wireguard"),
+    "bridge of the node": ("type", "bridge"),
+}
+
+
+@pytest.mark.parametrize("plugin", ["host-device", "macvlan"])
+@pytest.mark.parametrize("reason", NOT_FOR_NETWORKS)
+def test_no_network_takes_a_link_that_is_the_nodes_or_a_sandboxs_by_its_kind(
+    node: Node, pod: Pod, reason: str, plugin: str
+) -> None:
+    words = NOT_FOR_NETWORKS[reason]
+    made(node, words[1], "not0", *words)
+    node.remember()
+    config = network(
+        plugin, **({"device": "not0"} if plugin == "host-device" else {"master": "not0", "mode": "passthru"})
+    )
+    reply = node.cni(plugin, "ADD", config, netns=pod)
+    reply.refused(7, "not0", reason)
+    assert f"list it in `uplinks` of {POLICY}" in reply.msg[:250]
+    if plugin == "host-device":
+        node.cni(plugin, "STATUS", config).refused(50, "not0", reason)
+    assert node.leftovers() == []
+    assert node.host.link("not0").index
+    node.cni(plugin, "DEL", config, netns=pod).succeeded()
+
+
+@pytest.mark.parametrize("listed", ["*", "not*"])
+def test_the_policy_lets_networks_take_another_sandboxs_end(node: Node, pod: Pod, listed: str) -> None:
+    node.pod("pod2")
+    ip(node, "link", "add", "not0", "type", "veth", "peer", "name", "eth0", "netns", "pod2")
+    config = network("host-device", device="not0")
+    allow(node, uplinks=[listed])
+    node.cni("host-device", "ADD", config, netns=pod).succeeded()
+    allow(node, uplinks=[])
+    node.cni("host-device", "DEL", config, netns=pod).succeeded()  # no policy stops a DEL
+    assert "not0" in node.host.names()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("not0", "type", "veth", "peer", "name", "not1"),
+        ("not0", "type", "dummy"),
+        ("not0", "type", "bond"),
+        ("link", "ens2f0", "name", "not0", "type", "vlan", "id", "100"),
+    ],
+    ids=["veth with both ends on the host", "dummy", "bond", "vlan"],
+)
+def test_a_bond_a_vlan_and_what_stands_for_a_NIC_need_no_policy(node: Node, pod: Pod, words: tuple[str, ...]) -> None:
+    made(node, words[words.index("type") + 1], *words)
+    reply = node.cni("host-device", "ADD", network("host-device", device="not0"), netns=pod)
+    if reply.status and "marks it as local" in reply.msg:
+        pytest.skip("this kernel moves no bond")
+    reply.succeeded()
+    node.cni("host-device", "DEL", network("host-device", device="not0"), netns=pod).succeeded()
+    assert node.host.link("not0").index
+
+
+@pytest.mark.parametrize("kind", ["veth", "bridge"])
+def test_mode_bridge_takes_no_link_away_and_needs_no_policy(node: Node, pod: Pod, kind: str) -> None:
+    ip(
+        node,
+        "link",
+        "add",
+        "not0",
+        "type",
+        kind,
+        *(("peer", "name", "eth0", "netns", "pod1") if kind == "veth" else ()),
+    )
+    node.cni("macvlan", "ADD", network(master="not0"), netns=pod).succeeded()
+    node.cni("macvlan", "DEL", network(master="not0"), netns=pod).succeeded()
+
+
+@pytest.mark.parametrize("plugin", ["host-device", "macvlan"])
+@pytest.mark.parametrize(("protocol", "is_refused"), [("186", True), ("12", True), ("4", False), ("16", False)])
+def test_a_NIC_that_carries_a_routing_daemons_routes_stays_with_the_node(
+    node: Node, pod: Pod, plugin: str, protocol: str, is_refused: bool
+) -> None:
+    """By the numbers of BGP and BIRD; of an administrator and DHCP."""
+    ip(node, "address", "add", "10.77.0.1/24", "dev", "ens2f0")
+    ip(node, "route", "add", "10.88.0.0/16", "via", "10.77.0.254", "dev", "ens2f0", "proto", protocol)
+    config = network(plugin, **({"mode": "passthru"} if plugin == "macvlan" else {}))
+    reply = node.cni(plugin, "ADD", config, netns=pod)
+    if is_refused:
+        reply.refused(7, "ens2f0", "carries the route 10.88.0.0/16 via 10.77.0.254 of a routing daemon", "uplinks")
+    else:
+        reply.succeeded()

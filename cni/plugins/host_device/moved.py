@@ -143,11 +143,11 @@ def refuse_unfit(selected: str, device: Link, facts: Facts, mtu: int, request: R
 
 
 def cut_off(selected: str, reason: str) -> str:
-    """The refusal of a device that the node needs, with the reason."""
+    """The refusal of a device that no network may take, with the reason."""
     from cni.shared import policy
 
     way_out = policy.current().way_out()
-    return f"{selected} is refused: {reason}, and moving it would cut the node off: select another device, or {way_out}"
+    return f"{selected} is refused: {reason}, and no network may take it: select another device, or {way_out}"
 
 
 def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:

@@ -223,10 +223,19 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
     pci = link.parent_device if link.parent_bus == "pci" else ""
     planned = Plan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
     config = read(request, [])  # a DEL goes on with a configuration that an ADD would refuse
+    if devices.stands_on_its_own(state, link) or _stands_on_host(link, host):
+        return None
     if request.command != "CHECK" and config.selected():
         is_hardware = not link.kind  # older kernels do not show its parent device
         return planned if _selects(config, planned.document(), link, unknown=is_hardware) else None
     return planned
+
+
+def _stands_on_host(link: Link, host: Rtnl) -> bool:
+    """Whether the device that `link` of a sandbox claims to be by its alias is on the host under its name: the pod has made
+    `link`. Another device that got the name meanwhile is virtual, and has another MAC."""
+    other = host.link(name=link.alias)
+    return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
 
 def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:

@@ -47,6 +47,8 @@ IPV6_PRIORITY = 1024  # of an IPv6 route that is given none
 IPV6_PREFIX_PRIORITY = 256  # of the IPv6 routes that the kernel sets to the subnets of a link
 UNIVERSE_SCOPE, LINK_SCOPE = 0, 253
 KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
+# RTPROT_* of routing daemons: zebra, bird, xorp, babel, openr, bgp, isis, ospf, rip, eigrp
+_DAEMONS = frozenset((11, 12, 14, 42, 99, 186, 187, 188, 189, 192))
 
 
 class Route:
@@ -133,6 +135,12 @@ def default_route(rtnl: Socket) -> Route | None:
 def all_bodies(rtnl: Socket) -> list[bytes]:
     """The RTM_NEWROUTE bodies of all routes, IPv4 first, of all tables."""
     return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family)]
+
+
+def of_daemons(bodies: Iterable[bytes]) -> list[Route]:
+    """Of `bodies` the main table's routes by a gateway that a routing daemon has set, once for each of their next hops."""
+    found = [route for body in bodies if body[5] in _DAEMONS for route in _unpack(body)]
+    return [r for r in found if r.gw and r.index and r.kind == UNICAST and r.table == MAIN_TABLE]
 
 
 def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[Route]:
