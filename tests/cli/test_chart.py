@@ -196,7 +196,7 @@ def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pre
         mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
         assert all(mounted[name] == options.root + hosts[name] for name in set(mounted) & set(hosts))
         assert (options.to, options.state_dir) == (hosts["plugins"], hosts["state"])
-    assert options.conf_dir == hosts["networks"]
+    assert f"{options.conf_dir}/whereabouts.d" == hosts["networks"]
 
 
 @needs_helm

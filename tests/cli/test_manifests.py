@@ -73,9 +73,9 @@ def test_no_right_is_asked_for_but_to_be_root_and_to_write_three_folders(pod: di
     assert pod["automountServiceAccountToken"] is False
     assert read("serviceaccount.yaml")["automountServiceAccountToken"] is False
     paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
-    assert paths == {"/opt/cni/bin", "/var/lib/cni/railcni", "/etc/cni/net.d", "/run/netns"}
+    assert paths == {"/opt/cni/bin", "/var/lib/cni/railcni", "/etc/cni/net.d/whereabouts.d", "/run/netns"}
     (agent,) = pod["containers"]
-    writable = {"/host/var/lib/cni/railcni", "/host/etc/cni/net.d"}
+    writable = {"/host/var/lib/cni/railcni", "/host/etc/cni/net.d/whereabouts.d"}
     assert {m["mountPath"] for m in agent["volumeMounts"] if not m.get("readOnly")} == writable
     (install,) = pod["initContainers"]
     assert "token" not in {m["name"] for m in install["volumeMounts"]}
@@ -96,7 +96,7 @@ def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pod
         mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
         assert all(mounted[name] == options.root + hosts[name] for name in set(mounted) & set(hosts))
         assert (options.to, options.state_dir) == (hosts["plugins"], hosts["state"])
-    assert (options.conf_dir, options.service_account) == (hosts["networks"], mounted["token"])
+    assert (f"{options.conf_dir}/whereabouts.d", options.service_account) == (hosts["networks"], mounted["token"])
     assert options.plugin_account == "kube-system/railcni"
 
 
