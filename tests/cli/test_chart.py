@@ -114,6 +114,7 @@ def test_the_files_of_the_chart_are_copies_of_those_of_the_kustomization() -> No
             "podmonitor": "monitoring/",
             "prometheusrule": "monitoring/",
             "dashboard": "monitoring/",
+            "networkpolicy": "network-policy/",
         }
         of = "device-plugin/daemonset.yaml" if copy.name == "device-plugin.yaml" else ""
         name = of or folder.get(re.split(r"[-.]", copy.name)[0], "") + copy.name.removeprefix("crd-")
@@ -130,6 +131,25 @@ def test_the_chart_installs_what_the_kustomization_does() -> None:
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert ours[name] == theirs[name], name
+
+
+@needs_helm
+@needs_kubectl
+def test_the_network_policy_is_that_of_the_kustomization_and_names_the_ports_of_the_pods(tmp_path: Path) -> None:
+    shutil.copytree(KUSTOMIZE, tmp_path / "kubernetes")
+    with (tmp_path / "kubernetes/kustomization.yaml").open("a") as file:
+        file.write("components: [device-plugin, network-policy]\n")
+    theirs = kustomized(tmp_path / "kubernetes")
+    values = {"metrics.networkPolicyFrom": "monitoring", "devicePlugin": DEVICES}
+    ours, other = (
+        next(plain(d, True) for d in found if d["kind"] == "NetworkPolicy") for found in (render(values=values), theirs)
+    )
+    assert ours == other
+    (rule,) = ours["spec"]["ingress"]
+    ports = {port["name"] for container in pod_of(theirs)["containers"] for port in container["ports"]}
+    assert {port["port"] for port in rule["ports"]} == ports
+    (pods,) = (d["spec"]["template"]["metadata"]["labels"] for d in theirs if d["kind"] == "DaemonSet")
+    assert ours["spec"]["podSelector"]["matchLabels"].items() <= pods.items()
 
 
 @needs_helm
@@ -238,6 +258,7 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "metrics.podMonitor": (True, "kind: PodMonitor"),
     "metrics.prometheusRule": (True, "kind: PrometheusRule"),
     "metrics.dashboard": (True, "grafana_dashboard"),
+    "metrics.networkPolicyFrom": ("prom", 'kubernetes.io/metadata.name: "prom"'),
     "metrics.labels": ({"release": "prom"}, ""),  # below
     "devicePlugin.enabled": (DEVICES, "- device-plugin"),
     "devicePlugin.config": (DEVICES, '"resourceName": "hca"'),
@@ -332,6 +353,7 @@ REFUSED: dict[str, tuple[Document, str]] = {
     ),
     "a store that is not in the cluster": ({"store": "etcd"}, "/store"),
     "an invalid port": ({"metrics.port": 0}, "/metrics/port"),
+    "a namespace that cannot be": ({"metrics.networkPolicyFrom": "a: b"}, "/metrics/networkPolicyFrom"),
     "a digest of another kind": ({"image.digest": "md5:1"}, "/image/digest"),
     "no image": ({"image.repository": ""}, "image.repository is empty: push the image that `make image` makes"),
     "no image of the device plugin": (

@@ -61,7 +61,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "nvidia-host-device-plugins": (HOST_DEVICE, ["tuning"], ["192.168.3.225"]),
     "nvidia-host-device-no-ipam": (HOST_DEVICE, [], []),
 }
-ELSEWHERE = {"charts", "monitoring"}  # tests/cli/test_chart.py, tests/cli/test_monitoring.py
+ELSEWHERE = {"charts", "monitoring", "network-policy"}  # tests/cli/test_chart.py, tests/cli/test_monitoring.py
 FILES = {str(p.relative_to(CONF)) for p in CONF.rglob("*") if p.is_file() and not ELSEWHERE & set(p.parts)}
 NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {
     n: f"nad/nvidia/{n.removeprefix('nvidia-')}.yaml" for n in NETWORKS if n.startswith("nvidia-")
