@@ -14,6 +14,7 @@ from cni.agent import loop, nodefiles
 from cni.agent.collector import Collector
 from cni.agent.election import Election
 from cni.agent.loop import SECONDS, Ended, Task
+from cni.library.audit import silence
 from cni.library.audit import store as chosen
 from cni.library.audit.cluster import CHOICE, Cluster
 from cni.library.installation import health, layout
@@ -86,7 +87,7 @@ class Agent:
         self._has_account = False
         self._has_written = False
         self._authority = b""
-        self.election = Election(options.namespace, f"{self.node}_{uuid.uuid4()}", options.lease_seconds)
+        self.election = Election(f"{self.node}_{uuid.uuid4()}", options.lease_seconds)
         self.collector = Collector(
             self.server,
             self._records,
@@ -109,6 +110,8 @@ class Agent:
             tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
         tasks.append(Task("flush", _FLUSH_EVERY, self.flush, _FLUSH_LONGEST))
         tasks.append(Task("orphans", options.every or options.grace / 2, self.end_orphans))
+        if not options.once:
+            tasks.append(Task("Lease of this node", 2 * options.lease_seconds, self.renew_lease))
         if not options.no_collect:
             self.metrics.last.set(time.time())  # without a sample an alert would never notice that no pass succeeds
             tasks.append(Task("election", options.lease_seconds / 3, self.elect))
@@ -283,6 +286,12 @@ class Agent:
             unended.finish(self._records, self._log, environ, _FLUSH_SECONDS, sandbox.SETTLED)
         else:
             unended.forget(self._records, self._below)
+
+    def renew_lease(self) -> Iterator[None]:
+        """Renew the Lease that tells the other agents that this one lives."""
+        if self._has_account or not self._options.no_collect:
+            silence.renew(self.server().api, self.node, 6 * self._options.lease_seconds)
+        yield
 
     def elect(self) -> Iterator[None]:
         """Renew the election, or read which agent is elected."""

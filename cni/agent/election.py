@@ -3,29 +3,28 @@
 The protocol is that of client-go (tools/leaderelection). The leader counts from the start of its last renewal, by a clock that
 goes on while the machine sleeps, and gives up a third before the others may take the Lease. They count from the renewal that
 they saw, by their own clocks, which may differ.
+
+An agent of a version that held its Lease in the leases' namespace may be elected beside this one during a rollout. Both may
+then find one lease dead, and nothing is given twice: each reads the lease again right before, and the server deletes it only in
+the version that was read (UID and resourceVersion, or a test of the pool's entry). The second finds it gone, or changed.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
+from cni.library.audit.silence import BOOT_CLOCK, LEASES, NAMESPACE, document, stamp
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone
 
 NAME = "railcni-agent"
-_LEASES = "leases"
-BOOT_CLOCK = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # it goes on while the machine sleeps
 
 
 class Election:
     """The candidate `identity`; a renewal lasts for `seconds`."""
 
-    def __init__(self, namespace: str, identity: str, seconds: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
-        self._namespace = namespace
+    def __init__(self, identity: str, seconds: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._identity = identity
         self._seconds = seconds
         self._clock = clock
@@ -47,7 +46,7 @@ class Election:
             self._until = 0.0
             return
         was_ours = self.holder == self._identity
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = stamp()
         new = {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": max(1, round(self._seconds)),
@@ -81,7 +80,7 @@ class Election:
     def _read(self, api: Api) -> tuple[str, dict[str, Any]]:
         """The resourceVersion and the spec of the Lease; "" and {} when there is none."""
         try:
-            found, _ = api.get(_LEASES, NAME, namespace=self._namespace)
+            found, _ = api.get(LEASES, NAME, namespace=NAMESPACE)
         except Gone:
             return "", {}
         return found["metadata"]["resourceVersion"], found.get("spec") or {}
@@ -92,11 +91,9 @@ class Election:
             if version:
                 test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
                 change = {"op": "add", "path": "/spec", "value": spec}
-                api.patch(_LEASES, NAME, [test, change], self._namespace)
+                api.patch(LEASES, NAME, [test, change], NAMESPACE)
             else:
-                metadata = {"name": NAME, "namespace": self._namespace}
-                new = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-                api.create(_LEASES, new, self._namespace)
+                api.create(LEASES, document(NAME, spec), NAMESPACE)
         except (Conflict, Gone):
             return False
         return True

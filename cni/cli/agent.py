@@ -43,7 +43,7 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(access, "--api-server", "", about, "URL")
     about = "the store of the cluster's nodes, if it has no leases and no agent has chosen one yet"
     subcommand.option(access, "--datastore", "kubernetes", about, None, choices=stores.IN_CLUSTER)
-    about = "the namespace of whereabouts' objects and of the election's Lease"
+    about = "the namespace of the leases' objects"
     subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE", type=subcommand.name)
     about = "use this kubeconfig and write no files; without it and a token: that of the installed flat file"
     subcommand.option(access, "--kubeconfig", "", about, "FILE")
@@ -57,7 +57,10 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(collects, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
     about = "between two readings; default: half of --grace"
     subcommand.option(collects, "--every", None, about, "SECONDS", type=subcommand.seconds)
-    about = "the duration of the election of the agent that frees the leases of lost nodes"
+    about = (
+        "the duration of the election of the agent that frees the leases of lost nodes; each agent renews its node's Lease"
+        " after twice as long"
+    )
     subcommand.option(collects, "--lease-seconds", 30.0, about, "SECONDS", type=subcommand.seconds)
     about = "do all of this once, with both readings, and exit; exit code 1: a part failed"
     parser.add_argument("--once", action="store_true", help=about)

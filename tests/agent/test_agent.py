@@ -24,6 +24,7 @@ from ipam.stores.kubernetes.objects import entry_of, reservation
 from tests.agent.rig import Rig, owner
 from tests.node import INTERPRETER, until
 from tests.stores import kubernetes_proxy
+from tests.stores.kubernetes_core import LEASES
 
 FOLDER = "/etc/cni/net.d/whereabouts.d"
 
@@ -333,12 +334,14 @@ def test_a_pending_release_is_made_when_the_server_is_there_again(rig: Rig) -> N
     assert rig.records("n1").all() == []
 
 
-# --- election ---
+# --- the Leases of the election and of nodes ---
+
+ELECTION = ("leases", "railcni-node-leases", "railcni-agent")
 
 
 def holder(rig: Rig) -> str:
-    leases = rig.server.core.named("leases")
-    return str(leases[0]["spec"]["holderIdentity"]).partition("_")[0] if leases else ""
+    lease = rig.server.core.objects.get(ELECTION)
+    return str(lease["spec"]["holderIdentity"]).partition("_")[0] if lease else ""
 
 
 def test_one_of_all_is_elected_and_another_follows_when_it_ends_or_is_killed(rig: Rig) -> None:
@@ -363,18 +366,43 @@ def test_who_loses_the_lease_looks_after_no_others_node_at_once(rig: Rig) -> Non
     rig.reserve(1, owner("c1", "team/gone", node="deleted"))
     agent = rig.agent("n1", "--grace=1.5")
     assert agent.says("it is freed if this is still so"), agent.log
-    (lease,) = rig.server.core.named("leases")
+    lease = rig.server.core.get(ELECTION)
     lease["spec"] |= {
         "holderIdentity": "n9_other",
         "renewTime": "2099-01-01T00:00:00.000000Z",
         "leaseDurationSeconds": 600,
     }
-    rig.server.core.replace(("leases", "kube-system", "railcni-agent"), lease)
+    rig.server.core.replace(ELECTION, lease)
     assert agent.says("no longer elected"), agent.log
     agent.passes(20)
     assert rig.offsets() == ["1"]
     assert agent.metric("ipam_allocations_gc_candidates") is None
     assert agent.metric("ipam_allocations_in_use") is None
+
+
+@pytest.mark.parametrize("how", ["in a container", "on the host", "without the collector"])
+def test_each_agent_renews_a_lease_of_its_nodes_name(rig: Rig, how: str) -> None:
+    start = rig.agent_on_the_host if how == "on the host" else rig.agent
+    options = ["--no-collect"] if how == "without the collector" else []
+    agent = start("n1", *(options or ["--lease-seconds=0.1"]))
+    own = ("leases", "railcni-node-leases", "n1")
+    assert until(lambda: own in rig.server.core.objects, 15), agent.log
+    spec = rig.server.core.get(own)["spec"]
+    assert spec["holderIdentity"] == "n1"
+    if not options:
+        assert until(lambda: rig.server.core.get(own)["spec"]["renewTime"] > spec["renewTime"], 15), agent.log
+    assert {namespace for _, group, _, namespace in rig.server.asked if group == LEASES} <= {"railcni-node-leases"}
+
+
+def test_an_agent_with_the_rights_of_a_former_version_says_so_once_and_frees_no_lost_nodes_leases(rig: Rig) -> None:
+    rig.allocate(a1=("c1", "team/gone"))
+    rig.reserve(1, owner("c1", "team/gone", node="deleted"))
+    rig.server.forbidden |= {(verb, "leases") for verb in ("get", "list", "create", "patch")}
+    agent = rig.agent("n1", "--lease-seconds=0.1")
+    assert agent.says('task="Lease of this node"'), agent.log
+    agent.passes(10)
+    assert agent.log.count('task="Lease of this node"') == 1, agent.log
+    assert rig.offsets() == ["1"]
 
 
 # --- its life ---

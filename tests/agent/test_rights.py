@@ -57,8 +57,8 @@ def test_the_agent_has_each_right_that_it_uses_and_no_other(rig: Rig) -> None:
     wide = {(group, resource) for _, group, resource, namespace in granted() if not namespace}
     used = {(v, g, r, "" if (g, r) in wide else namespace) for v, g, r, namespace in rig.server.asked}
     assert used == granted()
-    named = {name for path, name in asked_names(rig) if path in ("leases", "configmaps")}
-    of_names = [rule for _, rule in rules() if {"leases", "configmaps"} & set(rule["resources"])]
+    named = {name for path, name in asked_names(rig) if path == "configmaps"}
+    of_names = [rule for _, rule in rules() if "configmaps" in rule["resources"]]
     allowed = {name for rule in of_names for name in rule.get("resourceNames", ())}
     assert named == allowed
     assert {name for _, rule in rules() for name in rule.get("resourceNames", ())} - allowed == {"railcni"}

@@ -145,7 +145,7 @@ def test_the_grace_begins_when_the_node_that_a_lease_waited_for_is_ready(
     """The node has been told only then that the pod is to end."""
     cluster, now, freed, log = Cluster(), [1000.0], [], AgentLog()
     monkeypatch.setattr(collector, "monotonic", lambda: now[0])
-    election = Election("kube-system", "me", 1e6)
+    election = Election("me", 1e6)
     election.renew(Leases())
     records = Records(str(tmp_path))
     made = Collector(
@@ -201,7 +201,7 @@ class Leases:
 
 def test_only_one_candidate_holds_the_lease_at_any_time() -> None:
     now, leases = [1000.0], Leases()
-    one, two = (Election("ns", name, 30, clock=lambda: now[0]) for name in ("one", "two"))
+    one, two = (Election(name, 30, clock=lambda: now[0]) for name in ("one", "two"))
     one.renew(leases)
     two.renew(leases)
     assert (one.is_elected(), two.is_elected()) == (True, False)
@@ -222,7 +222,7 @@ def test_only_one_candidate_holds_the_lease_at_any_time() -> None:
 
 def test_a_candidate_counts_from_when_it_saw_the_renewal_not_from_the_others_clock() -> None:
     now, leases = [1000.0], Leases()
-    one, two = (Election("ns", name, 30, clock=lambda: now[0]) for name in ("one", "two"))
+    one, two = (Election(name, 30, clock=lambda: now[0]) for name in ("one", "two"))
     one.renew(leases)
     leases.spec["renewTime"] = "1999-01-01T00:00:00.000000Z"
     two.renew(leases)
@@ -231,7 +231,7 @@ def test_a_candidate_counts_from_when_it_saw_the_renewal_not_from_the_others_clo
 
 def test_who_is_forestalled_is_not_elected() -> None:
     leases = Leases()
-    one = Election("ns", "one", 30, clock=lambda: 1000.0)
+    one = Election("one", 30, clock=lambda: 1000.0)
     one.renew(leases)
     leases.meddle = lambda: setattr(leases, "version", leases.version + 1)
     one.renew(leases)

@@ -19,7 +19,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* A namespace of conf/kubernetes in this release: (dict "name" NAMESPACE "root" $) */}}
 {{- define "railcni.namespace" -}}
-{{ eq .name "railcni" | ternary .root.Release.Namespace .root.Values.leaseNamespace }}
+{{ get (dict "railcni" .root.Release.Namespace "kube-system" .root.Values.leaseNamespace) .name | default .name }}
 {{- end }}
 
 {{/* The documents of a file of conf/kubernetes, with the labels, namespaces and accounts of this release, and with more labels
