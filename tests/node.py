@@ -62,7 +62,6 @@ def _settle() -> None:
             mount("tmpfs", top, "tmpfs")
     mount("sysfs", "/sys", "sysfs")
     os.mkdir("/run/netns")
-    os.mkdir("/run/wires")
     up("lo")
     if CHROOT:
         subprocess.run(["sh", "-ec", _INTO_ROOT, "sh", CHROOT, ROOT, BIN.parent], check=True)
@@ -215,6 +214,7 @@ class Node:
     def master(self, name: str = "ens2f0", mtu: int = 9000) -> View:
         """An RDMA-like master: one end of a veth pair, up; its other end is `peer` in a namespace of its own,
         whose view is returned: it sees what leaves the master on the wire."""
+        self.path("/run/wires").mkdir(exist_ok=True)
         wire = self.namespace(name, "/run/wires")  # it is no sandbox
         fd = os.open(wire.path, os.O_RDONLY)
         try:

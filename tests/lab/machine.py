@@ -28,7 +28,7 @@ class Machine(Node):
 
     def __exit__(self, *_: object) -> None:
         self._end(self._started)
-        for path in Path("/run/netns").iterdir():
+        for path in (*Path("/run/netns").iterdir(), *Path("/run/wires").glob("*")):
             subprocess.run(["umount", path], capture_output=True)
             path.unlink()
         self.pods.clear()
