@@ -44,7 +44,7 @@ kind: NetworkAttachmentDefinition
 metadata: {name: rdma-net}
 spec:
   config: |
-    {"cniVersion": "1.0.0", "type": "macvlan", "master": "ens2f0", "mut": 9000
+    {"cniVersion": "1.0.0", "type": "macvlan", "master": "ens2f0", "mode": "bridges", "mut": 9000,
      "ipam": {"type": "whereabouts", "range": "192.168.111.0/33"}}
 """
 
