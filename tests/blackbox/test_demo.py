@@ -239,3 +239,23 @@ def test_without_a_network_the_way_to_packages_is_told_and_nothing_half_made_sta
     assert "Python packages, by requirements-command.txt" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("they cannot be had: is there a network")
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.long
+def test_no_build_script_of_what_the_command_needs_is_run(tmp_path: Path) -> None:
+    made_by("demo", tmp_path)
+    source, ran, wheels = tmp_path / "source-1.0", tmp_path / "ran", tmp_path / "wheels"
+    source.mkdir()
+    wheels.mkdir()
+    build = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (source / "pyproject.toml").write_text(build)
+    (source / "backend.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: source\nVersion: 1.0\n")
+    shutil.make_archive(str(wheels / "source-1.0"), "gztar", tmp_path, "source-1.0")
+    (tmp_path / "requirements-command.txt").write_text("source==1.0\n")
+    environ = {**os.environ, "PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    environ |= {"UV_FIND_LINKS": str(wheels), "UV_OFFLINE": "1"}
+    command = ["sh", ".ci/venv", os.path.realpath(sys.executable), "requirements-command.txt"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert (done.returncode, ran.exists()) == (1, False), done.stderr
+    assert "source==1.0" in done.stderr
