@@ -22,6 +22,7 @@ from cni.library.audit.cluster import Cluster, by_name, read_all
 from cni.library.audit.free import Changed
 from cni.library.audit.lease_rules import near_limit
 from cni.library.audit.model import Key, Name, Node, Pod
+from cni.library.audit.silence import Watch
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Metrics
 from cni.shared.records import Records
@@ -53,6 +54,7 @@ class Collector:
     def __post_init__(self) -> None:
         self._teller = Teller(self.server, self.node, self.log)
         self._connected: Cluster | None = None
+        self._agents = Watch(self.grace)
         self._sources: list[ClusterSource] = [
             kind(self.records, self.log, self.below) for kind in (PoolSource, AddressSource)
         ]
@@ -154,6 +156,8 @@ class Collector:
             node = self.server().node(abandoned_by)
             if node and not node.out_of_service:
                 raise Changed(f"node {node.name} is there again")
+            if not node and abandoned_by in self._agents.alive(self.server()):
+                raise Changed(f"the agent of node {abandoned_by} has renewed its Lease")
 
     # --- all, for the elected one ---
 
@@ -174,14 +178,18 @@ class Collector:
             found = by_name(page).items()
             pods.update((n, pod) for n, pod in found if n in names or not addresses.isdisjoint(pod.addresses()))
             yield
+        alive = self._agents.alive(server) if leases else set()
+        yield
         for source in self._sources:
-            yield from self._free_abandoned_of(source, nodes, pods)
+            yield from self._free_abandoned_of(source, nodes, pods, alive)
         if monotonic() - self._tidied >= _LISTED_GRACES * self.grace:
             for source in self._sources:
                 source.store.forget()
             self._tidied = monotonic()
 
-    def _free_abandoned_of(self, source: ClusterSource, nodes: dict[str, Node], pods: dict[Name, Pod]) -> Steps:
+    def _free_abandoned_of(
+        self, source: ClusterSource, nodes: dict[str, Node], pods: dict[Name, Pod], alive: set[str]
+    ) -> Steps:
         source.remember_nodes(pods)
         leases = source.abandoned
         dead = find_dead(list(leases.values()), pods)
@@ -189,7 +197,7 @@ class Collector:
         waiting = {}
         for key in dead:
             pod = pods.get(leases[key].pod_name)
-            waiting[key] = blocker(leases[key], nodes, source.seen_on.get(key), bool(pod and pod.is_over), named)
+            waiting[key] = blocker(leases[key], nodes, source.seen_on.get(key), bool(pod and pod.is_over), named, alive)
         for key in source.waiting.saw({key: leases[key] for key in dead if waiting[key]}, monotonic(), self.grace):
             self._teller.once(waiting[key], events.WAITING, f"{dead[key]}, but {waiting[key]}")
         free = {key: leases[key] for key in dead if not waiting[key]}

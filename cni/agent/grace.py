@@ -25,6 +25,10 @@ _NODE_UNKNOWN = (
     "its node is unknown, and it may still run there: see `railcni ipam audit`. If the pod has ended, free"
     " the lease with `railcni ipam reclaim`"
 )
+_AGENT_LIVES = (
+    "node {0} has no Node object, but its agent renews the Lease {0}, and the pod may still run there: start its kubelet again,"
+    " or stop the node"
+)
 _DEAD = (findings.LEASE_WITHOUT_POD, findings.LEASE_OF_ENDED_POD, findings.LEASE_OF_ANOTHER_UID)
 
 
@@ -42,7 +46,12 @@ def is_abandoned(lease: Lease, nodes: Mapping[str, Node]) -> bool:
 
 
 def blocker(
-    lease: Lease, nodes: Mapping[str, Node], seen_on: str | None, is_over: bool, named: Collection[str] = ()
+    lease: Lease,
+    nodes: Mapping[str, Node],
+    seen_on: str | None,
+    is_over: bool,
+    named: Collection[str] = (),
+    alive: Collection[str] = (),
 ) -> str:
     """The reason why an abandoned lease whose pod is gone cannot be freed yet, "" for none: its pod may run somewhere.
 
@@ -50,8 +59,11 @@ def blocker(
     to end. Only its node's agent can tell. `seen_on` is the node on which the pod was seen while it lived, "" for several,
     None for none; `is_over`: its containers have ended, as its node says. `named` are the nodes that leases name. A node
     that the API does not know is deleted, or its plugins use another name for it: then it may be any silent node that no
-    lease names.
+    lease names. `alive` are the nodes whose agents renew their Leases: one that is deleted may still run its pods.
     """
+    for name in (seen_on, lease.node):
+        if name and name not in nodes and name in alive:
+            return _AGENT_LIVES.format(name)
     where = nodes.get(seen_on) if seen_on else None
     if where and (where.may_run_on or not (is_over or where.out_of_service)):
         return _WAITS_FOR_NODE.format(where.name, "") if where.may_run_on else _WAITS_FOR_AGENT.format(where.name)

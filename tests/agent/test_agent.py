@@ -405,6 +405,21 @@ def test_an_agent_with_the_rights_of_a_former_version_says_so_once_and_frees_no_
     assert rig.offsets() == ["1"]
 
 
+@pytest.mark.parametrize("kind", ["kubernetes", "addresslease"])
+def test_a_node_whose_node_object_is_deleted_keeps_its_leases_while_its_agent_renews(rig: Rig, kind: str) -> None:
+    rig.hold(kind, 1, owner("c1", "team/gone", node="n9"))
+    rig.hold(kind, 2, owner("c2", "team/gone", node="lost"))
+    own = {"metadata": {"name": "n9"}, "spec": {"renewTime": "1999", "leaseDurationSeconds": 600}}
+    rig.server.core.create("leases", "railcni-node-leases", own)
+    agent = rig.agent("n1")
+    assert until(lambda: rig.held(kind) == [1], 20), agent.log
+    agent.passes(10)
+    assert rig.held(kind) == [1]
+    assert until(lambda: any("n9 has no Node object, but its agent renews" in text for *_, text in rig.events())), (
+        agent.log
+    )
+
+
 # --- its life ---
 
 

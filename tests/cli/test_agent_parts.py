@@ -16,6 +16,7 @@ from cni.agent.election import Election
 from cni.agent.grace import GraceTracker
 from cni.agent.nodefiles import Tokens
 from cni.library.audit.model import Node, Pod
+from cni.library.audit.silence import Watch
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Counter, Histogram, Metrics
 from cni.shared.records import Records
@@ -103,6 +104,31 @@ def test_a_lease_is_abandoned_when_its_node_is_unknown_gone_or_off() -> None:
     assert abandoned == {"": True, "ready": False, "silent": False, "off": True, "deleted": True}
 
 
+@pytest.mark.parametrize(("node", "seen_on"), [("deleted", None), ("deleted", "deleted"), ("", "deleted")])
+def test_a_deleted_nodes_lease_stays_while_its_agent_lives(node: str, seen_on: str | None) -> None:
+    assert "its agent renews" in grace.blocker(lease_on(node), NODES, seen_on, False, {"silent"}, {"deleted"})
+    assert grace.blocker(lease_on(node), NODES, seen_on, False, {"silent"}, {"other"}) == ""
+
+
+def test_an_agent_is_silent_when_its_lease_stays_the_same_for_the_grace_and_what_it_promises() -> None:
+    now, spec = [1000.0], {"renewTime": "a", "leaseDurationSeconds": 180}
+    cluster: Any = SimpleNamespace(pages=lambda *more, **choice: [[{"metadata": {"name": "n1"}, "spec": spec}]])
+    watch = Watch(60, clock=lambda: now[0])
+    for seconds, renewal, alive in (
+        (0, "a", True),
+        (100, "a", True),
+        (79, "a", True),
+        (1, "a", False),
+        (60, "1999", True),
+        (100, "1999", True),
+        (80, "1999", False),
+        (121, "1999", True),  # after a pause all begins again
+    ):
+        now[0] += seconds
+        spec["renewTime"] = renewal
+        assert watch.alive(cluster) == ({"n1"} if alive else set()), (seconds, renewal)
+
+
 class Cluster:
     """What the collector reads beside leases: a node that does not answer, and no pod."""
 
@@ -110,6 +136,9 @@ class Cluster:
     silent = True
 
     def pods(self, node: str = "") -> list[list[Pod]]:
+        return []
+
+    def pages(self, resource: str, parse: Any, **choice: Any) -> list[list[Any]]:
         return []
 
     def nodes(self) -> dict[str, Node]:

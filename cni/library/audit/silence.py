@@ -7,10 +7,12 @@ cluster of 500 nodes this makes 8 small requests a second. A Lease belongs to no
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from cni.library.audit.cluster import Cluster
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone
 
@@ -40,3 +42,40 @@ def renew(api: Api, node: str, seconds: float) -> None:
             api.create(LEASES, document(node, spec), NAMESPACE)
         except Conflict:
             pass  # a former agent of the node has just renewed it
+
+
+class Watch:
+    """The agents whose Leases change. A Lease tells nothing by its own time: clocks differ.
+
+    An agent is silent when its Lease has stayed the same for the grace, and for as long as the Lease promises (10 minutes at
+    most). After a pause between two readings all begins again: then perhaps no agent could renew its Lease.
+    """
+
+    _LONGEST = 600.0
+    _PAUSE = 120.0
+
+    def __init__(self, grace: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
+        self._grace = grace
+        self._clock = clock
+        self._seen: dict[
+            str, tuple[object, float, float]
+        ] = {}  # a Lease's renewal, since when it is seen, what it promises
+        self._read_at = 0.0
+
+    def alive(self, cluster: Cluster) -> set[str]:
+        """The nodes whose agents are not silent. One without a Lease has no agent, or one of a former version. CniError."""
+        pages = cluster.pages(LEASES, dict, namespace=NAMESPACE)
+        found = {one["metadata"]["name"]: one.get("spec") or {} for page in pages for one in page}
+        now = self._clock()
+        if now - self._read_at > max(2 * self._grace, self._PAUSE):
+            self._seen = {}
+        self._read_at = now
+        seen = {name: self._as_seen(name, spec, now) for name, spec in found.items()}
+        self._seen = seen
+        return {name for name, (_, since, seconds) in seen.items() if now - since < max(self._grace, seconds)}
+
+    def _as_seen(self, name: str, spec: dict[str, Any], now: float) -> tuple[object, float, float]:
+        renewal, promised = spec.get("renewTime"), spec.get("leaseDurationSeconds")
+        former = self._seen.get(name)
+        since = former[1] if former and former[0] == renewal else now
+        return renewal, since, min(promised, self._LONGEST) if isinstance(promised, int) else 0.0
