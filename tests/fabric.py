@@ -31,7 +31,7 @@ class Fabric:
         self.count = count
         self.addressing = addressing
         self.ipam = {"datastore": "file", **ipam}
-        self.switch = node.namespace("switch")
+        self.switch = node.outside("switch")
         with self.switch.rtnl() as ipr:
             ipr.link("add", ifname="br0", kind="bridge")
             bridge = ipr.link_lookup(ifname="br0")[0]

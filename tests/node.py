@@ -214,8 +214,7 @@ class Node:
     def master(self, name: str = "ens2f0", mtu: int = 9000) -> View:
         """An RDMA-like master: one end of a veth pair, up; its other end is `peer` in a namespace of its own,
         whose view is returned: it sees what leaves the master on the wire."""
-        self.path("/run/wires").mkdir(exist_ok=True)
-        wire = self.namespace(name, "/run/wires")  # it is no sandbox
+        wire = self.outside(name)
         fd = os.open(wire.path, os.O_RDONLY)
         try:
             # Made where it belongs: the kernel takes 30 ms to move a device. Of other indices than the peer's: it takes
@@ -230,6 +229,11 @@ class Node:
         self._there.call_in(wire.path, up, "peer")
         self.remember()
         return wire
+
+    def outside(self, name: str) -> View:
+        """A new network namespace for what a NIC of the node leads to: not where runtimes mount sandboxes."""
+        self.path("/run/wires").mkdir(exist_ok=True)
+        return self.namespace(name, "/run/wires")
 
     def namespace(self, name: str, directory: str = "/run/netns") -> View:
         """A new network namespace at `directory`/`name`, with `lo` up."""

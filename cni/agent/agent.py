@@ -278,7 +278,7 @@ class Agent:
     def end_orphans(self) -> Iterator[None]:
         """End the attachments whose sandboxes have gone without a DEL.
 
-        In a container only what nothing on the host depends on: the next call on the node ends the others.
+        In a container only what nothing on the host depends on: `railcni ipam flush` on the host ends the others.
         """
         yield
         if self._options.root == "/":

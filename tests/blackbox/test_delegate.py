@@ -250,8 +250,10 @@ def test_check_and_status_pass_on_its_error(node: Node, pod: Pod, ipam: Ipam, pl
     ipam.fails("CHECK", 100, "the lease is gone")
     call(node, plugin, "CHECK", {**network(plugin), "prevResult": result}, pod).refused(100, "the lease is gone")
     ipam.fails("STATUS", 50, "nothing is left")
+    if plugin == "host-device":
+        node.host.add_veth("ens10", "ens10-peer")
     node.remember()
-    other = network(plugin) if plugin == "macvlan" else network(plugin, device="ens9-peer")
+    other = network(plugin) if plugin == "macvlan" else network(plugin, device="ens10")
     call(node, plugin, "STATUS", other, pod).refused(50, "nothing is left")
     assert node.leftovers() == []
 

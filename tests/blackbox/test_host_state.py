@@ -113,7 +113,7 @@ def settled(node: Node) -> bool:
 @pytest.fixture
 def pod(node: Node) -> Pod:
     """A node with two NICs, data0 (02:…:0a) and eth1, and their other ends on another host."""
-    wire = node.namespace("fabric")
+    wire = node.outside("fabric")
     sh(
         node, "echo 0 > /proc/sys/net/ipv6/conf/default/dad_transmits"
     )  # an address is tentative for a second or two else
@@ -728,6 +728,10 @@ _TUN = """
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["", "deleted in the pod"])
 def test_a_tunnel_of_the_pod_is_not_taken_for_a_device_without_a_mac(node: Node, pod: Pod, is_deleted: bool) -> None:
     sh(node, _TUN)
+    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
+    policy.parent.mkdir(parents=True, exist_ok=True)
+    policy.write_text('{"uplinks": ["data1"]}')
+    policy.chmod(0o600)
     assert until(lambda: settled(node))
     index = node.host.link("data1").index
     tunnel = {**NETWORK, "device": "data1", "ipam": LEASES}

@@ -113,7 +113,7 @@ class Scene:
             devices.identify(self.node.host, MASTER, "02:00:00:00:00:02")
             devices.identify(views["wire"], "peer", "02:00:00:00:01:02")
         else:
-            self.wire = self.node.namespace("wire")
+            self.wire = self.node.outside("wire")
             devices.quieten(self.wire)
             if self.kind == ROUTED:
                 self.eyes = dump.Host(self.node.host)
