@@ -121,7 +121,8 @@ class ClusterSource(ABC):
     def holder(self, lease: Lease) -> Lease | None:
         """The lease of the address of `lease` now: itself for its own. ValueError for a pool that gives no addresses."""
 
-    def abandon(self, lease: Lease) -> None:  # noqa: B027
+    @abstractmethod
+    def abandon(self, lease: Lease) -> None:
         """Prepare the lease of a lost node to be freed."""
 
     def has_lost(self, before: float) -> bool:
@@ -226,6 +227,9 @@ class PoolSource(ClusterSource):
     kind = "kubernetes"
 
     _read: dict[str, IPPool | None]  # since `of_node`
+
+    def abandon(self, lease: Lease) -> None:
+        """No policy judges the entries of a pool: there is nothing to prepare."""
 
     def fault(self) -> str:
         try:

@@ -37,24 +37,8 @@ KUBECONFIGS = (
 SANDBOX_ENDS = ("veth", "netkit", "vxcan")  # kinds that are made in pairs; the peer's namespace is IFLA_LINK_NETNSID
 SANDBOXES = ("/run/netns", "/run/docker/netns")  # where runtimes mount the namespaces of sandboxes
 BRIDGES = ("bridge", "openvswitch")
-TUNNELS = (
-    *(
-        "vxlan",
-        "geneve",
-        "gre",
-        "gretap",
-        "ip6gre",
-        "ip6gretap",
-        "erspan",
-        "ip6erspan",
-        "ipip",
-        "sit",
-        "ip6tnl",
-        "vti",
-        "vti6",
-    ),
-    *("xfrm", "wireguard", "ovpn", "tun", "l2tpeth", "gtp", "bareudp", "amt"),
-)
+_IN_IP = ("gre", "gretap", "ip6gre", "ip6gretap", "erspan", "ip6erspan", "ipip", "sit", "ip6tnl", "vti", "vti6")
+TUNNELS = (*_IN_IP, "vxlan", "geneve", "xfrm", "wireguard", "ovpn", "tun", "l2tpeth", "gtp", "bareudp", "amt")
 _MOST_BYTES = 1 << 20
 _LOOPBACK = 1
 

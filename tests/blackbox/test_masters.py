@@ -733,6 +733,17 @@ def test_no_network_takes_a_link_that_is_the_nodes_or_a_sandboxs_by_its_kind(
     node.cni(plugin, "DEL", config, netns=pod).succeeded()
 
 
+@pytest.mark.parametrize("directory", ["/run/netns", "/run/docker/netns"])
+def test_a_sandboxs_end_is_known_wherever_runtimes_mount_its_namespace(node: Node, pod: Pod, directory: str) -> None:
+    node.path(directory).mkdir(parents=True, exist_ok=True)
+    other = node.namespace("other", directory)
+    node.host.add_veth("not0", "eth0")
+    with open(other.path) as there:
+        node.host.set("eth0", net_ns_fd=there.fileno())
+    reply = node.cni("host-device", "ADD", network("host-device", device="not0"), netns=pod)
+    reply.refused(7, "not0", "host's end of a veth of a sandbox")
+
+
 @pytest.mark.parametrize("listed", ["*", "not*"])
 def test_the_policy_lets_networks_take_another_sandboxs_end(node: Node, pod: Pod, listed: str) -> None:
     node.pod("pod2")

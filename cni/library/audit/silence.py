@@ -57,9 +57,8 @@ class Watch:
     def __init__(self, grace: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._grace = grace
         self._clock = clock
-        self._seen: dict[
-            str, tuple[object, float, float]
-        ] = {}  # a Lease's renewal, since when it is seen, what it promises
+        # Of each Lease: its renewal, since when it is seen, the seconds that it promises
+        self._seen: dict[str, tuple[object, float, float]] = {}
         self._read_at = 0.0
 
     def alive(self, cluster: Cluster) -> set[str]:
