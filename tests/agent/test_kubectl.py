@@ -395,7 +395,12 @@ def test_a_doctor_that_refuses_is_told_and_its_message_is_no_json(cluster: Clust
 def test_a_signal_ends_the_command_and_removes_its_pod(cluster: Cluster, number: signal.Signals) -> None:
     """As a terminal does, the signal goes to kubectl too, and comes twice."""
     cluster.nodes.fate = [waits("ContainerCreating")]
-    process = subprocess.Popen(cluster.argv("doctor", "n1"), env=cluster.environ, start_new_session=True)
+    process = subprocess.Popen(
+        cluster.argv("doctor", "n1"),
+        env=cluster.environ,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a run in the background ignores SIGINT
+    )
     assert until(cluster.nodes.pods, 20)
     os.killpg(process.pid, number)
     time.sleep(0.05)
