@@ -160,6 +160,9 @@ class Deleted(ClusterSource):
     def holder(self, lease: Lease) -> Lease | None:
         return None
 
+    def abandon(self, lease: Lease) -> None:
+        pass
+
     def of_node(self, node: str) -> list[Lease]:
         return []
 
