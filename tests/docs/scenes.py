@@ -64,7 +64,7 @@ REPLACING = 'args: [install, --root=/host, --to=/opt/cni/bin, --replace, "--plug
 OF_GO = "for name in macvlan host-device sriov rdma whereabouts; do /opt/cni/bin/$name | grep 'of Go'; done"
 OPERATORS = """
 kubectl delete namespace railcni; kubectl create namespace railcni; kubectl create namespace nvidia-network-operator
-kubectl delete -f conf/kubernetes/rbac.yaml -f conf/kubernetes/agent-rbac.yaml -f conf/kubernetes/admission.yaml -f conf/kubernetes/crds/addressleases.yaml
+kubectl delete --ignore-not-found -f conf/kubernetes/rbac.yaml -f conf/kubernetes/agent-rbac.yaml -f conf/kubernetes/admission.yaml -f conf/kubernetes/crds/addressleases.yaml
 sed -n '/kind: IPPool/,/^---/p' $DOCS_ROOT/tests/docs/team.yaml |
     sed 's/kube-system/nvidia-network-operator/; s/^---//; 1i apiVersion: whereabouts.cni.cncf.io/v1alpha1' | kubectl apply -f -"""
 AGENT = "kubectl -n railcni rollout status daemonset railcni"
