@@ -48,6 +48,7 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="railcni-bench-")
         self.configuration = Path(self._folder.name)
         self._namespaces: list[str] = []
+        self._made_namespaces = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._local = threading.local()
         self._config: dict[str, Any] = {}
@@ -101,7 +102,8 @@ class Server:
             config = _config(_cluster(config), {"token": said["status"]["token"]}, name)
         else:
             config = _config(_cluster(config), {"token": "a.b.c"}, name)
-        return Namespace(self, name, self._write(name, config, datastore), datastore)
+        self._made_namespaces += 1
+        return Namespace(self, name, self._write(name, config, datastore), datastore, self._made_namespaces)
 
     def plain(self, namespace: Namespace, url: str) -> str:
         """The path of a flat file for what listens at `url`, without TLS."""
@@ -168,11 +170,16 @@ class Server:
 class Namespace:
     """Where the objects of one client are, and `flat`, the path on a node of the flat file that leads there."""
 
-    def __init__(self, server: Server, name: str, flat: str, datastore: str) -> None:
+    def __init__(self, server: Server, name: str, flat: str, datastore: str, number: int) -> None:
         self.server = server
         self.name = name
         self.flat = flat
         self.datastore = datastore
+        self._number = number
+
+    def range(self, which: int) -> str:
+        """The range 0 or 1 of this client alone: a cluster has a range in one store."""
+        return f"10.{2 * self._number + which}.0.0/16"
 
     def _place(self, resource: str) -> str:
         return f"/apis/{group_of(resource)}/{VERSION}/namespaces/{self.name}/{resource}"

@@ -40,8 +40,7 @@ from tests.bench.scenarios import (
 )
 
 PEER = "RAILCNI_BENCH_WHEREABOUTS"
-RANGE = "10.1.0.0/16"
-_FULL_RANGE = "10.2.0.0/16"
+RANGE, _FULL_RANGE = 0, 1  # of the ranges of a namespace
 _COUNTED = 5  # calls whose requests are counted
 SCENES = ("single", "node", "nodes", "full", "sizes")
 _NONE = "/run/netns/none"  # neither opens it
@@ -60,10 +59,14 @@ class Client:
         """Whether it is the version that is measured, in whichever store."""
         return self.name in (OURS, IPPOOLS)
 
-    def call(self, verb: str, container: str, *, cidr: str = RANGE, node: str = "node-0", flat: str = "") -> Call:
+    def call(self, verb: str, container: str, *, which: int = RANGE, node: str = "node-0", flat: str = "") -> Call:
         """A call for a pod that is called as its container is: by `container`, and by the side, for they share nodes."""
         container = f"{container}-{self.namespace.name}"
-        block = {"type": "whereabouts", "range": cidr, "configuration_path": flat or self.namespace.flat}
+        block = {
+            "type": "whereabouts",
+            "range": self.namespace.range(which),
+            "configuration_path": flat or self.namespace.flat,
+        }
         network = {"cniVersion": "1.0.0", "name": "bench", "type": "macvlan", "ipam": block}
         args = f"IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME={container}"
         folder = str(self.executable.parent)
@@ -113,7 +116,7 @@ class Kubernetes:
     def _full(self, hosts: list[Host]) -> None:
         for client in self._clients:
             for _ in self._progress.track(f"{LEASES:,} leases in a pool: {client.name}", 1):
-                client.namespace.fill(_FULL_RANGE, LEASES)
+                client.namespace.fill(client.namespace.range(_FULL_RANGE), LEASES)
         self._at_once(KUBE_FULL, hosts[:1], 30, _FULL_RANGE, max(1, self._rounds // 100))
 
     def _one(self, host: Host) -> None:
@@ -136,12 +139,13 @@ class Kubernetes:
             KUBE_FILLED: replace(ours, namespace=self._server.namespace("filled", "addresslease")),
         }
         for _ in self._progress.track(f"{MANY_LEASES:,} leases in a pool", 1):
-            pools[KUBE_FILLED].namespace.fill(_FULL_RANGE, MANY_LEASES)
+            filled = pools[KUBE_FILLED].namespace
+            filled.fill(filled.range(_FULL_RANGE), MANY_LEASES)
 
         def attachments(client: Client, number: int) -> Round:
             found: Round = {}
             for operation in random.sample(list(pools), len(pools)):
-                calls = _attachment(pools[operation], hosts[0], number, cidr=_FULL_RANGE)
+                calls = _attachment(pools[operation], hosts[0], number, which=_FULL_RANGE)
                 found[operation] = calls[Operation(KUBE, "ADD")]
             return found
 
@@ -179,11 +183,11 @@ class Kubernetes:
         for run in self.results.breakdown.get(Operation(KUBE, "ADD"), []):
             self.results.add(TLS, OURS, Sample(run["TLS"]))
 
-    def _at_once(self, group: str, hosts: list[Host], calls: int, cidr: str, rounds: int) -> None:
-        wave = partial(self._wave, group, hosts, calls, cidr)
+    def _at_once(self, group: str, hosts: list[Host], calls: int, which: int, rounds: int) -> None:
+        wave = partial(self._wave, group, hosts, calls, which)
         alternately(self.results, self._progress, group, self._clients, rounds, wave, warm_up=0)
 
-    def _wave(self, group: str, hosts: list[Host], calls: int, cidr: str, client: Client, number: int) -> Round:
+    def _wave(self, group: str, hosts: list[Host], calls: int, which: int, client: Client, number: int) -> Round:
         """ADDs, started before one is waited for, then so the DELs: the time until the last one is done."""
         found: Round = {}
         workers = [host.warm_up(client.executable) for host in hosts]
@@ -194,7 +198,7 @@ class Kubernetes:
             running: list[Running] = []
             for i in range(calls):
                 host = hosts[i % len(hosts)]
-                running.append(host.start(client.call(verb, f"w{number}-{i}", cidr=cidr, node=host.name)))
+                running.append(host.start(client.call(verb, f"w{number}-{i}", which=which, node=host.name)))
             cpu_ms, faults = 0.0, []
             for each in running:
                 try:
@@ -214,11 +218,11 @@ class Kubernetes:
         return found
 
 
-def _attachment(client: Client, host: Host, number: int, cidr: str = RANGE) -> Round:
+def _attachment(client: Client, host: Host, number: int, which: int = RANGE) -> Round:
     workers = host.warm_up(client.executable)
     measure = workers.timed if client.is_ours else timed
     found = {}
     for verb in ("ADD", "DEL"):
-        call = client.call(verb, f"c{number}", cidr=cidr)
+        call = client.call(verb, f"c{number}", which=which)
         found[Operation(KUBE, verb)], _ = host.submit(measure, call).result()
     return found
