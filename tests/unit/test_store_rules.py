@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from cni.library.audit import store_rules
+from ipam.stores.etcd.keys import Keys
 
-ROOT = b"/railcni/v1/"
+KEYS = Keys("/railcni")
 
 
 def test_keys_that_outlive_a_lease_are_no_finding() -> None:
     entries = {
-        ROOT + b"former/ns/web-0/net1/pool": b"0a000001",
-        ROOT + b"cooling/lease/pool/0a000001": b"ns/web-0/net1",
-        ROOT + b"void/rdma-net/c1/net1/0000000000000001": b"",
+        KEYS.root + b"former/ns/web-0/net1/pool": b"0a000001",
+        KEYS.root + b"cooling/lease/pool/0a000001": b"ns/web-0/net1",
+        KEYS.root + b"void/rdma-net/c1/net1/0000000000000001": b"",
     }
-    assert store_rules.find_in_keys(entries, ROOT, lambda lease: {}) == ([], [])
-    _, found = store_rules.find_in_keys({ROOT + b"node/node-1/pool/0a000001": b""}, ROOT, lambda lease: {})
+    assert store_rules.find_in_keys(entries, KEYS) == ([], [])
+    _, found = store_rules.find_in_keys({KEYS.root + b"node/node-1/pool/0a000001": b""}, KEYS)
     assert [finding.kind for finding in found] == ["index-differs"]

@@ -169,7 +169,7 @@ def _of_keys(choice: Choice, progress: Progress) -> Snapshot:
         entries.update(page)
         last = page[-1][0]
         progress(f"{len(entries)} keys read")
-    leases, findings = store_rules.find_in_keys(entries, store.keys.root, store.keys.entries)
+    leases, findings = store_rules.find_in_keys(entries, store.keys)
     return Snapshot(choice.kind, leases, findings=findings, counts={"keys": len(entries), "leases": len(leases)})
 
 

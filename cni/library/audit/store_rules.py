@@ -14,7 +14,7 @@ from ipam import records as ipam_records
 from ipam.group import rails
 from ipam.leases import Lease
 from ipam.ranges import format_address
-from ipam.stores.etcd.keys import BLOCK, LEASE, parse, unescaped
+from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, family_of, mark_of, parse, shown, value_of
 
 # Whether the address of a lease may be in use, by the links of these attachments; None when it cannot be told.
 InUse = Callable[[Lease, Sequence[Attachment]], bool | None]
@@ -89,52 +89,48 @@ def _counts(snapshot: Snapshot) -> Iterator[Finding]:
 _ALONE = (b"cooling", b"former", b"full", b"void")  # keys that go with no single lease
 
 
-def find_in_keys(
-    entries: Mapping[bytes, bytes], root: bytes, expected: Callable[[Lease], Mapping[bytes, bytes]]
-) -> tuple[list[Lease], list[Finding]]:
-    """The leases among `entries`, all keys below `root`, and what is wrong; `expected` are the keys of a lease."""
+def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease], list[Finding]]:
+    """The leases among `entries`, all that a store has, and what is wrong; a key of another program is a finding."""
     leases: list[Lease] = []
     found: list[Finding] = []
     wanted: dict[bytes, tuple[bytes, Lease]] = {}
+    unreadable: set[bytes] = set()
     for key, value in entries.items():
-        if not key.startswith(root + LEASE.encode() + b"/"):
-            continue
         try:
-            lease = parse(key, value)
+            kind = key[len(keys.root) :].partition(b"/")[0]
+            if kind == LEASE.encode():
+                lease = parse(key, value)
+                belonging = keys.entries(lease)
+                if key in belonging:  # else it is of a prefix below this one
+                    leases.append(lease)
+                    wanted |= {name: (text, lease) for name, text in belonging.items()}
+            elif kind == b"full":
+                found += _unfilled(key, entries, keys)
+            elif kind == b"cooling":
+                value_of(key, family_of(key))
         except StateDamaged as fault:
+            unreadable.add(key)
             found.append(Finding(kinds.UNREADABLE, LOOK, fault.msg))
-            continue
-        leases.append(lease)
-        wanted |= {name: (text, lease) for name, text in expected(lease).items()}
     for key, (value, lease) in wanted.items():
         if entries.get(key) != value:
             state = "is not there" if key not in entries else "says something else"
-            found.append(about(lease, kinds.INDEX_DIFFERS, LOOK, f"key {_shown(key)} of this lease {state}"))
-    for key in entries.keys() - wanted.keys():
-        if key[len(root) :].partition(b"/")[0] not in _ALONE:
-            name = _shown(key)
+            found.append(about(lease, kinds.INDEX_DIFFERS, LOOK, f"key {shown(key)} of this lease {state}"))
+    for key in entries.keys() - wanted.keys() - unreadable:
+        if key[len(keys.root) :].partition(b"/")[0] not in _ALONE:
+            name = shown(key)
             message = f"key {name} goes with no lease: `etcdctl del {name}` when another look finds it again"
             found.append(Finding(kinds.INDEX_DIFFERS, LOOK, message))
-    return leases, [*found, *_marks(entries, root)]
+    return leases, found
 
 
-def _marks(entries: Mapping[bytes, bytes], root: bytes) -> Iterator[Finding]:
-    """Marks of blocks that are not full: their addresses would never be given."""
-    for key in entries:
-        if not key.startswith(root + b"full/"):
-            continue
-        kind, space, size, place = key[len(root) :].split(b"/")[1:]
-        step = 1 if int(size) == BLOCK else BLOCK
-        below = kind + b"/" + space if step == 1 else b"full/" + kind + b"/" + space + b"/%d" % BLOCK
-        width = len(place)
-        parts = (root + below + b"/%0*x" % (width, int(place, 16) + i) for i in range(0, int(size), step))
-        if any(part not in entries for part in parts):
-            first = format_address(4 if width == 8 else 6, int(place, 16))
-            message = (
-                f"{int(size)} addresses from {first} on are marked as taken, and are not: `etcdctl del {_shown(key)}`"
-            )
-            yield Finding(kinds.INDEX_DIFFERS, LOOK, message, pool=unescaped(space), address=first)
-
-
-def _shown(key: bytes) -> str:
-    return key.decode("utf-8", "replace")
+def _unfilled(key: bytes, entries: Mapping[bytes, bytes], keys: Keys) -> Iterator[Finding]:
+    """A mark "full" of addresses that are not all taken: they would never be given."""
+    kind, space, size, family, value = mark_of(key, keys.root)
+    if size == BLOCK:
+        parts = [keys.taken(kind, space, family, value + i) for i in range(BLOCK)]
+    else:
+        parts = [keys.full(kind, space, BLOCK, family, value + i) for i in range(0, size, BLOCK)]
+    if any(part not in entries for part in parts):
+        first = format_address(family, value)
+        message = f"{size} addresses from {first} on are marked as taken, and are not: `etcdctl del {shown(key)}`"
+        yield Finding(kinds.INDEX_DIFFERS, LOOK, message, pool=space, address=first)

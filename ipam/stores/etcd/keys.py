@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BLOCK, LARGE = 64, 4096  # addresses; LARGE is 64 blocks, for one transaction compares no more than 128 keys
 LEASE, RESERVED = "lease", "reserved"
 _DIGITS = {4: 8, 6: 32}  # of an address of a family
+_SEQUENCE = 16  # digits
 
 
 class Keys:
@@ -118,23 +119,42 @@ def next_key(key: bytes) -> bytes:
 
 def last_name(key: bytes) -> str:
     """The last name in a key."""
-    return key.rpartition(b"/")[2].decode()
+    return _text(key.rpartition(b"/")[2])
 
 
 def unescaped(name: bytes) -> str:
     """A name of a key as it was written."""
-    return name.decode().replace("%2F", "/").replace("%25", "%")
+    return _text(name).replace("%2F", "/").replace("%25", "%")
+
+
+def _text(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise _foreign(name, "is no UTF-8") from None
+
+
+def family_of(key: bytes) -> int:
+    """The family of the address that a key ends with, by its length."""
+    return 4 if len(key.rpartition(b"/")[2]) == _DIGITS[4] else 6
 
 
 def value_of(key: bytes, family: int) -> int:
     """The address that a key ends with; StateDamaged names a key that ends with none of this family."""
     place = key.rpartition(b"/")[2]
+    found = _number(place)
+    if found is None or len(place) != _DIGITS[family]:
+        raise _foreign(key, "does not end with an address")
+    return found
+
+
+def _number(digits: bytes) -> int | None:
+    """The number that a key has these digits for; None for any other text, also for one that Python takes for a number."""
     try:
-        if len(place) == _DIGITS[family] and place.isalnum():
-            return int(place, 16)
+        found = int(digits, 16)
     except ValueError:
-        pass
-    raise _foreign(key, "does not end with an address")
+        return None
+    return found if found >= 0 and b"%0*x" % (len(digits), found) == digits else None
 
 
 def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
@@ -144,9 +164,9 @@ def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
 
 def address_of(place: bytes) -> list[tuple[int, int]]:
     """(family, value) of an address as keys end with; nothing of what is none: a memory is but a preference."""
-    family = 4 if len(place) == _DIGITS[4] else 6
+    family = family_of(place)
     try:
-        return [(family, value_of(b"/" + place, family))]
+        return [(family, value_of(place, family))]
     except StateDamaged:
         return []
 
@@ -161,23 +181,49 @@ def place_of(family: int, value: int) -> bytes:
 
 
 def parse(key: bytes, value: bytes) -> Lease:
-    """The lease that `value` holds, at the place that `key` names, which protects it; StateDamaged names the key of any other
-    value."""
+    """The lease that `value` holds, at the place that `key` names, which protects it; StateDamaged names any other key."""
+    *names, place = key.split(b"/")
     try:
-        lease = from_json(codec.loads(value))
-    except (ValueError, TypeError):
+        lease = from_json(codec.loads_foreign(value))
+        if len(place) == _SEQUENCE:  # the key is that of an attachment
+            sequence = _number(place)
+            *names, place = names
+            lease.network, lease.container_id, lease.ifname = map(unescaped, names[-4:-1])
+            if sequence is None:
+                raise ValueError
+            lease.sequence = sequence
+        lease.family = family_of(place)
+        lease.pool, lease.value = unescaped(names[-1]), value_of(place, lease.family)
+    except (ValueError, TypeError, IndexError, StateDamaged):
         raise _foreign(key, "does not hold a lease of railcni", f"its value begins with {value[:200]!r}") from None
-    names = key.split(b"/")
-    if len(names[-1]) == 16:  # a sequence: the key is that of an attachment
-        lease.network, lease.container_id, lease.ifname = map(unescaped, names[-6:-3])
-        lease.sequence = int(names.pop(), 16)
-    lease.pool, lease.family = unescaped(names[-2]), 4 if len(names[-1]) == _DIGITS[4] else 6
-    lease.value = value_of(key.removesuffix(b"/%016x" % lease.sequence), lease.family)
     return lease
 
 
+def mark_of(key: bytes, root: bytes) -> tuple[str, str, int, int, int]:
+    """What the key of a mark "full" says, (kind, space, size, family, value); StateDamaged names any other key."""
+    try:
+        kind, space, size, place = key[len(root) :].split(b"/")[1:]
+        family = family_of(place)
+        found = kind.decode(), unescaped(space), int(size), family, value_of(place, family)
+    except (ValueError, StateDamaged):
+        raise _foreign(key, "is no mark of railcni") from None
+    of_kind, _, of_size, _, value = found
+    if of_kind not in (LEASE, RESERVED) or size not in (b"%d" % BLOCK, b"%d" % LARGE) or value % of_size:
+        raise _foreign(key, "is no mark of railcni")
+    return found
+
+
+def shown(key: bytes) -> str:
+    """A key as one word of a shell."""
+    text = key.decode("ascii", "replace")
+    if all(sign.isalnum() or sign in "/%-_.,:=+@" for sign in text):
+        return text
+    quoted = repr(key + b'"')[2:-2]  # with a double quote in it, the text stands in single ones, as bash wants it
+    return f"$'{quoted}'"
+
+
 def _foreign(key: bytes, fault: str, details: str = "") -> StateDamaged:
-    name = key.decode("utf-8", "replace")
+    name = shown(key)
     return StateDamaged(
         f"etcd key {name} {fault}: find out who wrote it; remove it with `etcdctl del {name}` when nothing uses the address",
         details,

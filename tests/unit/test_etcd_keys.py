@@ -1,0 +1,129 @@
+"""The keys of the etcd store: whatever stands below a prefix is read, or reported by its key."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from cni.library.audit import store_rules
+from cni.shared.spec import codec
+from cni.shared.spec.errors import StateDamaged
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Want, to_json
+from ipam.stores.etcd import keys
+from ipam.stores.etcd.keys import Keys
+
+ROOT = b"/railcni/v1/"
+LEASE = Lease(
+    Want("blue-10.0.0.0-24", 4, 10 << 24 | 7, "blue"),
+    Owner(Attachment("net/a", "c1", "net1"), ("team", "web-0", "u1"), "n1", "boot", "/run/netns/a", 5, "machine"),
+)
+VALUE = codec.dumps(to_json(LEASE)).encode()
+NO_TEXT = VALUE.replace(b"net/a", b"\\ud800")  # half of a surrogate pair, which no message could show
+
+FOREIGN_LEASES = [
+    (b"lease/pool/0a000001", b""),
+    (b"lease/pool/0a000001", b"nonsense"),
+    (b"lease/pool/0a000001", b"\xff"),
+    (b"lease/pool/0a000001", b"[]"),
+    (b"lease/pool/0a000001", b'"pod"'),
+    (b"lease/pool/0a000001", b"7"),
+    (b"lease/pool/0a000001", b"[" * 5000),
+    (b"lease/pool/0a000001", b"9" * 5000),
+    (b"lease/pool/0a000001", b'{"pool": 1}'),
+    (b"lease/pool/0a000001", NO_TEXT),
+    (b"lease", VALUE),
+    (b"lease/", VALUE),
+    (b"lease/pool", VALUE),
+    (b"lease/pool/", VALUE),
+    (b"lease/pool/0a00000z", VALUE),
+    (b"lease/pool/0a0000010", VALUE),
+    (b"lease/pool/0a0000_1", VALUE),
+    (b"lease/pool/0x000001", VALUE),
+    (b"lease/pool/-a000001", VALUE),
+    (b"lease/pool/0A000001", VALUE),
+    (b"lease/pool/\xff\xff\xff\xff\xff\xff\xff\xff", VALUE),
+    (b"lease/\xff/0a000001", VALUE),
+    (b"lease/pool/0000000000000001", VALUE),
+    (b"attachment/n/c/i/pool/0a000001/000000000000000z", VALUE),
+    (b"attachment/n/c/i/pool/0a000001/0x00000000000001", VALUE),
+    (b"attachment/n/c/i/pool/0a000001/0_00000000000001", VALUE),
+    (b"attachment/n/c/i/pool/0a000001/\xff" + 15 * b"0", VALUE),
+    (b"attachment/\xff/c/i/pool/0a000001/0000000000000001", VALUE),
+    (b"attachment/n/c/\xff/pool/0a000001/0000000000000001", VALUE),
+    (b"attachment/n/c/i/pool/0a00000z/0000000000000001", VALUE),
+    (b"attachment/n/c/i/pool/0000000000000001", VALUE),
+]
+FOREIGN_MARKS = [
+    b"full",
+    b"full/",
+    b"full/lease/pool/64",
+    b"full/v1/lease/10.0.0.0-24/0a000001",  # a prefix below another one
+    b"full/v1/attachment/n/c1/net1/10.0.0.0-24/0a000001/0000000000000007",
+    b"full/other/pool/64/0a000000",
+    b"full/lease/pool/x/0a000000",
+    b"full/lease/pool/0/0a000000",
+    b"full/lease/pool/-64/0a000000",
+    b"full/lease/pool/9999999999999/0a000000",
+    b"full/lease/pool/064/0a000000",
+    b"full/lease/pool/64/0a00000z",
+    b"full/lease/pool/64/",
+    b"full/lease/\xff/64/0a000000",
+    b"full/lease/pool/64/0a000001",
+]
+FOREIGN_COOLING = [b"cooling", b"cooling/lease/pool/", b"cooling/lease/pool/0a0000_1", b"cooling/lease/pool/x"]
+
+
+@pytest.mark.parametrize(("key", "value"), FOREIGN_LEASES, ids=lambda text: repr(text[:60]))
+def test_a_key_of_another_program_holds_no_lease_and_is_named_with_the_remedy(key: bytes, value: bytes) -> None:
+    with pytest.raises(StateDamaged) as refused:
+        keys.parse(ROOT + key, value)
+    assert f"`etcdctl del {keys.shown(ROOT + key)}`" in refused.value.msg
+    refused.value.msg.encode()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [*((k, v) for k, v in FOREIGN_LEASES if k[:5] == b"lease"), *((k, b"") for k in FOREIGN_MARKS + FOREIGN_COOLING)],
+    ids=lambda text: repr(text[:60]),
+)
+def test_an_audit_reports_each_key_of_another_program_and_reads_the_others(key: bytes, value: bytes) -> None:
+    of_railcni = Keys("/railcni")
+    entries = of_railcni.entries(LEASE)
+    leases, found = store_rules.find_in_keys({**entries, ROOT + key: value}, of_railcni)
+    assert [lease.key() for lease in leases] == [LEASE.key()]
+    assert len(found) == 1
+    assert found[0].kind in ("unreadable", "index-differs")
+    assert f"etcdctl del {keys.shown(ROOT + key)}" in found[0].message
+
+
+def test_a_lease_of_a_prefix_below_this_one_is_no_lease_of_this_one() -> None:
+    entries = Keys("/railcni/v1/lease").entries(LEASE)
+    leases, found = store_rules.find_in_keys(entries, Keys("/railcni"))
+    assert (leases, len(found)) == ([], len(entries))
+
+
+def test_what_railcni_has_written_is_read_again() -> None:
+    for key, value in Keys("/railcni").entries(LEASE).items():
+        if value == VALUE:
+            assert keys.parse(key, value).key() == LEASE.key()
+    for size in (keys.BLOCK, keys.LARGE):
+        mark = Keys("/railcni").full(keys.LEASE, "a/b", size, 6, 4096 << 12)
+        assert keys.mark_of(mark, ROOT) == (keys.LEASE, "a/b", size, 6, 4096 << 12)
+
+
+@pytest.mark.parametrize("read", [keys.last_name, keys.unescaped])
+def test_a_name_that_is_no_text_is_reported(read: object) -> None:
+    with pytest.raises(StateDamaged, match="no UTF-8"):
+        read(b"pool\xff")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "key", [b"/a/b%2F-_.:1", b"/a b", b"/a'b", b'/a"b', b"/a\xff\n", b"/$(id)", b"/'\"", b"/\\x41"]
+)
+def test_a_key_is_shown_as_one_word_of_a_shell(key: bytes) -> None:
+    word = keys.shown(key)
+    assert word.isprintable()
+    printed = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
+    assert printed.stdout == key
