@@ -147,13 +147,13 @@ def test_what_is_rendered_has_no_error_for_the_lint(tmp_path: Path) -> None:
         (resource("MacvlanNetwork", resourceName="x"), "spec.resourceName", "has no key"),
         (resource("MacvlanNetwork", master='a"b'), "spec.master", "without escapes"),
         (resource("MacvlanNetwork", networkNamespace="123"), "spec.networkNamespace", "without escapes"),
-        (resource("MacvlanNetwork", ipam='{"type": "a" "b": 1}'), "spec.ipam", "a comma is missing"),
+        (resource("MacvlanNetwork", ipam='{"type": "a" "b": 1}'), "spec.ipam", "expecting ',' delimiter"),
         (resource("MacvlanNetwork", ipam=" "), "spec.ipam", "is empty"),
         (resource("MacvlanNetwork", ipam="[]"), "spec.ipam", "want an object"),
         (resource("MacvlanNetwork", ipam="{\"a\": \"it's\"}"), "spec.ipam", "an apostrophe ends the operator's text"),
         (resource("MacvlanNetwork", ipam={"type": "x"}), "spec.ipam", "want a string"),
         (resource("MacvlanNetwork", metaPlugins=f"[{TUNING}]"), "spec.metaPlugins", "puts the brackets around it"),
-        (resource("MacvlanNetwork", metaPlugins=TUNING + ","), "spec.metaPlugins", "a comma stands before"),
+        (resource("MacvlanNetwork", metaPlugins=TUNING + ","), "spec.metaPlugins", "not JSON"),
         (resource("HostDeviceNetwork", networkNamespace="n"), "spec.resourceName", "is missing"),
         (resource("HostDeviceNetwork", networkNamespace="n", resourceName="a!!"), "spec.resourceName", "letter or digit"),
         (resource("HostDeviceNetwork", resourceName="a"), "spec.networkNamespace", "has no default for it here"),
@@ -179,7 +179,7 @@ def test_a_fault_inside_a_string_is_placed_in_the_file(tmp_path: Path) -> None:
         '  ipam: |\n    {\n      "type": "whereabouts"\n      "range": "10.0.0.0/24"\n    }\n'
     )
     _, (finding,) = rendered(tmp_path, text)
-    assert (finding.line, finding.column, finding.fix) == (8, 7, 'write "type": "whereabouts",')
+    assert (finding.line, finding.column, finding.fix) == (8, 27, "write , after this")
 
 
 def test_a_fault_in_the_meta_plugins_is_placed_in_the_file(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The lint: the faults of networks in files, as data.
 
-`lint` reads files and directories, `lint_text` a text. All faults of a file are found at once: JSON and YAML are read
-past the faults of their syntax.
+`lint` reads files and directories, `lint_text` a text. All faults of a document are found at once, those of its syntax
+one by one.
 
     file       a file or text by its documents, which cni.library.documents reads
     manifest   a NAD around its network   network    a conflist, a single configuration, a chain
