@@ -14,7 +14,7 @@ from cni.shared.spec.request import member
 from cni.shared.spec.versions import at_least
 from ipam import flatfile
 from ipam.entries import RangeEntry, attempt, read_addresses, read_own_range, read_ranges, read_routes
-from ipam.keys import ACCEPTED_KEYS, DATASTORES, IPAM_KEYS, RANGE_KEYS
+from ipam.keys import ACCEPTED_KEYS, DATASTORES, IPAM_KEYS, MOST_STORE_SECONDS, RANGE_KEYS
 from ipam.ranges import Range, format_address, host_of, is_link_local, parse_address, parse_cidr, unassignable
 from ipam.source import Source
 
@@ -137,6 +137,13 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     if not faults:  # the comparison of keys needs valid ones
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
+    if (
+        request.command == "ADD"
+        and config.store_timeout > MOST_STORE_SECONDS
+        and not source.is_of_node("store_timeout")
+    ):
+        wanted = f"want {MOST_STORE_SECONDS} at most: only the node's own flat file may have more"
+        faults.append(Fault(source.where("store_timeout"), config.store_timeout, wanted))
     source.hide(faults)
     config.hidden = source.hidden(config, IPAM_KEYS)
     return config

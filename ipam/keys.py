@@ -37,6 +37,8 @@ CONFINED = {
 }
 """Keys whose paths must be below roots of the node's policy (cni.shared.policy) in a block, but not in a flat file."""
 
+MOST_STORE_SECONDS = 60  # of a network's own store_timeout: a server that it names holds an ADD up for no longer
+
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
 _ANY_INTEGER = integer(-(1 << 63), (1 << 63) - 1)
@@ -199,7 +201,7 @@ IPAM_KEYS = (
         optional(integer(1, 600), 30),
         30,
         "how many seconds an ADD tries to reach a store that nodes share, any but file, before it fails with code 11; "
-        "the other verbs try for 2 at most",
+        f"the other verbs try for 2 at most. More than {MOST_STORE_SECONDS} only in the node's own flat file",
     ),
     Key(
         "cooldown_seconds",

@@ -86,6 +86,10 @@ class Source:
         """Whether the block itself has the key `name`."""
         return not _is_left_out(self._block.get(name))
 
+    def is_of_node(self, name: str) -> bool:
+        """Whether the value of the key `name` is of the node's flat file, not of the network or of a file that it names."""
+        return self._in_flat_file(name) and not self._is_chosen
+
     def hide(self, faults: list[Fault]) -> None:
         """Remove from the faults the values of a flat file that the block chose, and texts made from them."""
         for fault in faults:

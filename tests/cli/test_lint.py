@@ -330,6 +330,15 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
             ("error", "ipam", '{"range": "10.0.0.0/8"}', 'add "type": "whereabouts"'),
         ),
         (with_ipam(gatway="x"), ("warning", "ipam.gatway", '"gatway"', 'write "gateway"')),
+        (
+            with_ipam(store_timeout=61),
+            (
+                "error",
+                "ipam.store_timeout",
+                "61",
+                "write 60 at most: only the node's own flat file may have more",
+            ),
+        ),
         (with_ipam(mtu=9000), ("warning", "ipam.mtu", '"mtu"', 'move "mtu" out of "ipam", to the plugin')),
         (with_ipam(exclude="192.168.111.7"), ("error", "ipam.exclude", '"192.168.111.7"', 'write ["192.168.111.7"]')),
         (

@@ -389,6 +389,27 @@ def test_a_cooldown_is_no_longer_than_the_stores_take_one_for_true() -> None:
     assert "ipam.cooldown_seconds 86401: want an integer" in refusal({**RANGE, "cooldown_seconds": COOLDOWN + 1})
 
 
+@pytest.mark.parametrize(
+    ("block", "files", "bound"),
+    [
+        ({"store_timeout": 61}, {}, "ipam.store_timeout 61: want 60 at most"),
+        ({"store_timeout": 61}, {INSTALLED: {"store_timeout": 600}}, "ipam.store_timeout 61: want 60 at most"),
+        ({"configuration_path": "/x"}, {"/x": {"store_timeout": 61}}, '/x: store_timeout "(not shown)": is wrong'),
+        ({"store_timeout": 60}, {}, ""),
+        ({}, {INSTALLED: {"store_timeout": 600}}, ""),
+    ],
+)
+def test_a_network_lets_an_add_wait_for_a_minute_and_the_administrator_for_longer(
+    block: dict[str, Any], files: dict[str, Any], bound: str
+) -> None:
+    for command in ("DEL", "CHECK", "STATUS", "GC"):
+        assert config_of({**RANGE, **block}, files=files, command=command)
+    if bound:
+        assert bound in refusal({**RANGE, **block}, files=files)
+    else:
+        assert config_of({**RANGE, **block}, files=files)
+
+
 def test_the_annotation_needs_a_kubeconfig_to_read_the_pod_by() -> None:
     assert "ipam.preferred_ip_annotation true: want kubernetes.kubeconfig" in refusal(
         {**RANGE, "preferred_ip_annotation": True}
