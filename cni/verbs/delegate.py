@@ -2,7 +2,8 @@
 
 The file that CNI_PATH finds decides. If it is this suite's own file (the same device and inode, also by a
 link), a call in this process saves the start of an interpreter. Any other file is run as the spec demands: with the same
-environment, the same bytes on stdin, and our stderr (SPEC.md, section 4).
+parameters, the same bytes on stdin, and our stderr (SPEC.md, section 4). It gets the variables that a plugin needs
+(cni.shared.kernel.children), not the runtime's own.
 
 Our plugin claims addresses before the link is made, and releases them when the link is gone. A foreign one is called while
 the link is up (attach.py, detach.py), since it may need the link: dhcp reaches its server through it.
@@ -152,7 +153,7 @@ def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
         k.encode("utf-8", "surrogateescape"): v.encode("utf-8", "surrogateescape") for k, v in request.environ.items()
     }
     try:
-        return children.run([path], environ, request.stdin)
+        return children.run([path], children.environment(environ), request.stdin)
     except OSError as fault:
         raise DelegateFailed(
             f'the IPAM plugin "{kind}" cannot be run: {path}: {fault.strerror}; install it again'

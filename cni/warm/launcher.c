@@ -125,12 +125,13 @@ static void copy(char *to, const char *from, size_t size)
 		*to++ = *from++;
 }
 
-/* Write `text` at `end` as far as there is room before `limit`, and return the new end. */
+/* Write `text` at `end` as far as there is room before `limit`, and return the new end. Nothing is written at `limit`. */
 static char *append(char *end, const char *limit, const char *text)
 {
 	while (*text && end < limit - 1)
 		*end++ = *text++;
-	*end = '\0';
+	if (end < limit)
+		*end = '\0';
 	return end;
 }
 

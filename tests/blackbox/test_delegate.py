@@ -23,7 +23,8 @@ echo "a line of the IPAM plugin for $CNI_COMMAND" >&2
 cat reply.$CNI_COMMAND 2>/dev/null
 cat > stdin.$CNI_COMMAND
 while [ -e slow.$CNI_COMMAND ]; do touch waiting.$CNI_COMMAND; sleep 0.02; done
-env | grep ^CNI_ | sort > env.$CNI_COMMAND
+env | sort > all.$CNI_COMMAND
+grep ^CNI_ all.$CNI_COMMAND > env.$CNI_COMMAND
 echo $CNI_COMMAND >> calls
 [ -e signal.$CNI_COMMAND ] && kill -9 $$
 exit $(cat status.$CNI_COMMAND 2>/dev/null || echo 0)
@@ -122,6 +123,23 @@ def test_stdin_and_variables_are_passed_on_to_the_byte(node: Node, pod: Pod, ipa
     assert ipam.heard("stdin", "GC") == stdin
     assert ipam.calls == ["ADD", "STATUS", "CHECK", "DEL", "GC"]
     assert node.leftovers() == []
+
+
+@each_plugin
+def test_of_the_runtimes_own_variables_only_those_that_a_plugin_needs_are_passed_on(
+    node: Node, pod: Pod, ipam: Ipam, plugin: str
+) -> None:
+    passed = {
+        "CNI_NEW": "a parameter of a later version",
+        "HOME": "/root",
+        "https_proxy": "http://p",
+        "NODENAME": "n1",
+    }
+    kept = {"AWS_SECRET_ACCESS_KEY": "s3cret", "LD_AUDIT": "", "NOTIFY_SOCKET": "/run/s", "SUDO_CNI_": "x"}
+    call(node, plugin, "ADD", network(plugin), pod, more={**passed, **kept}).succeeded()
+    heard = dict(line.split("=", 1) for line in ipam.heard("all", "ADD").decode().splitlines())
+    assert heard.items() >= passed.items()
+    assert not heard.keys() & kept.keys()
 
 
 @each_plugin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import posix
 import signal
 import ssl
 import time
@@ -323,6 +324,18 @@ def test_an_exec_helper_is_run_once_and_again_when_its_token_is_refused(tmp_path
     (tmp_path / "helper.token").write_text("z")
     assert works(one)
     assert (tmp_path / "helper.runs").read_text() == "x\nx\n"
+
+
+@pytest.mark.parametrize(("caller", "passed"), [("a runtime", "/root b"), ("a person", "/root s3cret b")])
+def test_an_exec_helper_of_a_call_gets_no_variables_of_the_runtime_that_may_be_secrets(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, caller: str, passed: str
+) -> None:
+    environ = {b"HOME": b"/root", b"SECRET": b"s3cret ", **({b"CNI_COMMAND": b"ADD"} if caller == "a runtime" else {})}
+    monkeypatch.setattr(posix, "environ", environ)
+    server = start(tls=False)
+    server.tokens = {passed.replace(" ", "-")}
+    prints = """printf '{"status": {"token": "%s"}}' "$(echo "$HOME $SECRET$OWN" | tr ' ' -)" """
+    assert works(api(tmp_path, server, helper(tmp_path, prints, env=[{"name": "OWN", "value": "b"}])))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,26 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 20  # of a program with a deadline
 
+_NAMES = (
+    b"PATH",  # for the programs that it starts
+    b"HOME",  # for its own files, such as the cache of a cloud's command
+    b"TZ",  # for the times in its log
+    b"NODENAME",  # this node, for Go's whereabouts
+    *(b"HTTP_PROXY", b"HTTPS_PROXY", b"NO_PROXY"),  # for servers that it reaches only so; in small letters too
+)
+_BEGINNINGS = (
+    b"CNI_",  # the parameters of the call
+    b"KUBERNETES_SERVICE_",  # the address of the API server, in a container
+    b"SSL_CERT_",  # the authorities that it trusts
+)
+
+
+def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """What a program gets of a runtime's `variables`, which may hold secrets; all of them when no runtime calls."""
+    if b"CNI_COMMAND" not in variables:
+        return dict(variables)
+    return {k: v for k, v in variables.items() if k.upper() in _NAMES or k.startswith(_BEGINNINGS)}
+
 
 def run(
     argv: list[str], environ: Mapping[bytes, bytes], stdin: bytes = b"", deadline: float | None = None

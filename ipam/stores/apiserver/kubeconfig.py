@@ -180,7 +180,8 @@ class Helper:
         from cni.shared.kernel import children
 
         info = {"apiVersion": self._version, "kind": "ExecCredential", "spec": {"interactive": False}}
-        environ: dict[Any, Any] = {**posix.environ, **{k.encode(): v.encode() for k, v in self._environ.items()}}
+        environ: dict[Any, Any] = children.environment(posix.environ)
+        environ |= {k.encode(): v.encode() for k, v in self._environ.items()}
         environ[b"KUBERNETES_EXEC_INFO"] = codec.dumps(info).encode()
         environ.setdefault(b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         try:
