@@ -15,11 +15,12 @@ import io
 import json
 import os
 import platform
+import re
 import stat
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,8 +44,12 @@ INDEX = "index.json"
 FORMAT = 1
 MOST_BYTES = 1 << 20  # of one file: of a log the end, of anything else nothing more
 _MOST_FILES = 500
+_MOST_RECORDS = 20_000
+_PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 _USUAL_LOGS = ("/var/log/whereabouts.log", "/tmp/whereabouts.log", "/var/log/multus.log")  # noqa: S108
+_LOG_KEY = re.compile(r'"log_?file"\s*:\s*"(/[^"\\]+)"', re.IGNORECASE)
 _CERTIFICATES = (".key", ".pem", ".crt", ".p12", ".pfx")  # never read: their content is secret or of no use
+_KERNEL_RECORD = re.compile(r"\d+,\d+,(\d+)[^;\n]*;(.*)")  # Documentation/ABI/testing/dev-kmsg
 _ABOUT = "write reports, configurations, records, leases and logs of this node into one .tar.gz"
 
 
@@ -58,19 +63,6 @@ class Part:
     fault: str = ""
 
 
-@dataclass(frozen=True)
-class Places:
-    """The places on a node from which parts are gathered."""
-
-    networks: str = NET_DIRECTORY
-    state: str = STATE
-    results: str = DIRECTORY
-    plugins: tuple[str, ...] = ("/opt/cni/bin", "/usr/lib/cni")
-    logs: tuple[str, ...] = ()
-    flat: str = ""  # the flat file, "" for the installed one
-    usual_logs: tuple[str, ...] = field(default=_USUAL_LOGS)
-
-
 def register(commands: subcommand.Commands) -> None:
     """Add `support-bundle`."""
     more = (
@@ -80,26 +72,18 @@ def register(commands: subcommand.Commands) -> None:
     parser = subcommand.add(commands, "support-bundle", _ABOUT, more, run=_run, shows=True)
     about = "default: railcni-support-NODE-TIME.tar.gz in the working directory, mode 0600"
     parser.add_argument("-f", "--file", default="", metavar="FILE", help=about)
-    for flag, default in (("conf", NET_DIRECTORY), ("state", STATE), ("cache", Places.results)):
+    for flag, default in (("conf", NET_DIRECTORY), ("state", STATE), ("cache", DIRECTORY)):
         subcommand.option(parser, f"--{flag}-dir", default)
     parser.add_argument("--config", default="", metavar="FLATFILE", help="default: the installed flat file")
     parser.add_argument("--log", action="append", default=[], metavar="FILE", help="a further log; can be repeated")
-    subcommand.option(parser, "--cni-path", ":".join(Places.plugins), "the plugin folders", "DIR:DIR")
+    subcommand.option(parser, "--cni-path", _PLUGINS, "the plugin folders", "DIR:DIR")
 
 
 def _run(options: argparse.Namespace) -> int:
-    places = Places(
-        networks=options.conf_dir,
-        state=options.state_dir,
-        results=options.cache_dir,
-        plugins=tuple(d for d in options.cni_path.split(":") if d),
-        logs=tuple(options.log),
-        flat=os.path.abspath(options.config) if options.config else "",
-    )
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = options.file or f"railcni-support-{host_name()}-{now}.tar.gz"
     with output.progress() as say:
-        parts = cleaned(gather(places, say))
+        parts = cleaned(gather(options, say))
     output.write_file("support bundle", path, pack(parts, {"node": host_name(), "created": now, "railcni": VERSION}))
     missing = [part for part in parts if part.fault]
     for part in missing:
@@ -113,13 +97,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def cleaned(parts: list[Part]) -> list[Part]:
     """`parts` without their secrets: a secret of one is removed from all."""
-    known: set[str] = set()
-    for part in parts:
-        known |= secrets.find(part.text)
+    known = {secret for part in parts for secret in secrets.find(part.text)}
     return [
-        replace(
-            part, **{name: secrets.scrub(getattr(part, name), known) for name in ("text", "fault", "about", "name")}
-        )
+        replace(part, **{name: secrets.scrub(text, known) for name, text in vars(part).items() if text})
         for part in parts
     ]
 
@@ -127,21 +107,22 @@ def cleaned(parts: list[Part]) -> list[Part]:
 # --- the parts ---
 
 
-def gather(places: Places, report: Callable[[str], object]) -> list[Part]:
+def gather(options: argparse.Namespace, report: Callable[[str], object]) -> list[Part]:
     """All parts; one that cannot be read has the reason."""
+    state, results = options.state_dir, f"{options.cache_dir}/results"
     parts: list[Part] = []
     for about, make in (
-        ("files of the node's networks", lambda: _tree("config/net.d", places.networks)),
-        ("attachment records", lambda: [_json("attachments.json", "attachments and their records", recorded.found(directory=places.state))]),
-        ("records as files", lambda: _tree("state/attachments", f"{places.state}/attachments")),
-        ("results that runtimes keep", lambda: _tree("results", f"{places.results}/results")),
-        ("leases", lambda: [_json("leases.json", "the leases of the node's store", _leases(places))]),
+        ("files of the node's networks", lambda: _tree("config/net.d", options.conf_dir)),
+        ("attachment records", lambda: [_json("attachments.json", "attachments and their records", recorded.found(directory=state))]),
+        ("records as files", lambda: _tree("state/attachments", f"{state}/attachments")),
+        ("results that runtimes keep", lambda: _tree("results", results)),
+        ("leases", lambda: [_json("leases.json", "the leases of the node's store", _leases(options))]),
         ("verbs devices", lambda: [_json("rdma.json", "railcni rdma -o json", rdma.document(inventory.read(sandboxes.read())))]),
-        ("checks", lambda: [_json("doctor.json", "railcni doctor -o json", _doctor(places))]),
-        ("lint", lambda: [_json("lint.json", "railcni nad lint -o json", _lint(places))]),
-        ("logs", lambda: _logs(places)),
+        ("checks", lambda: [_json("doctor.json", "railcni doctor -o json", _doctor(options))]),
+        ("lint", lambda: [_json("lint.json", "railcni nad lint -o json", _lint(options))]),
+        ("logs", lambda: _logs(options)),
         ("the kernel's log", lambda: [Part("logs/kernel.log", "the kernel's log", _kernel_log())]),
-        ("versions", lambda: [_json("versions.json", "installed versions", _versions(places))]),
+        ("versions", lambda: [_json("versions.json", "installed versions", _versions(_plugins(options)))]),
     ):  # fmt: skip
         report(about)
         parts += _attempt(about, make)
@@ -164,101 +145,63 @@ def _json(name: str, about: str, document: Any) -> Part:
     return Part(name, about, json.dumps(document, indent=2, default=str) + "\n")
 
 
+def _plugins(options: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(filter(None, options.cni_path.split(":")))
+
+
 # --- files ---
 
 
 def _tree(name: str, directory: str) -> list[Part]:
-    """The files below `directory`, those that are text, each by itself."""
-    parts: list[Part] = []
-    for path in _walk(directory):
-        inside = f"{name}/{os.path.relpath(path, directory)}"
-        if path.endswith(_CERTIFICATES):
-            parts.append(Part(inside, path, fault="certificates and keys are not gathered"))
-        else:
-            parts.append(_file(inside, path))
-    return parts
+    """The files below `directory`, each by itself."""
+    os.listdir(directory)  # its OSError is the reason for a missing part
+    paths = sorted(os.path.join(folder, file) for folder, _, files in os.walk(directory) for file in files)
+    return [_file(f"{name}/{os.path.relpath(path, directory)}", path) for path in paths[:_MOST_FILES]]
 
 
 def _file(name: str, path: str, end: bool = False) -> Part:
+    """The text of a file; of a log the `end`. Other files, and large ones, are missing."""
     try:
-        return Part(name, path, _read(path, end))
+        if path.endswith(_CERTIFICATES):
+            raise ValueError("certificates and keys are not gathered")
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("is no regular file")
+            if status.st_size > MOST_BYTES:
+                if not end:
+                    raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
+                file.seek(-MOST_BYTES, os.SEEK_END)
+            data = file.read(MOST_BYTES)
+        if b"\0" in data:
+            raise ValueError("is no text")
     except (OSError, ValueError) as fault:
         return Part(name, path, fault=getattr(fault, "strerror", None) or str(fault))
+    return Part(name, path, data.decode("utf-8", "replace"))
 
 
-def _walk(directory: str) -> Iterator[str]:
-    os.listdir(directory)  # its OSError is the reason for a missing part
-    count = 0
-    for folder, names, files in os.walk(directory):
-        names.sort()
-        for name in sorted(files):
-            count += 1
-            if count <= _MOST_FILES:
-                yield os.path.join(folder, name)
-
-
-def _read(path: str, end: bool = False) -> str:
-    """The text of a file; of a log the `end`. OSError, or ValueError for other files, and large ones."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    with open(file, "rb") as opened:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is no regular file")
-        if status.st_size > MOST_BYTES:
-            if not end:
-                raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
-            opened.seek(-MOST_BYTES, os.SEEK_END)
-        data = opened.read(MOST_BYTES)
-    if b"\0" in data:
-        raise ValueError("is no text")
-    return data.decode("utf-8", "replace")
-
-
-def _logs(places: Places) -> list[Part]:
-    paths = dict.fromkeys((*places.logs, *_named_logs(places), *places.usual_logs))
+def _logs(options: argparse.Namespace) -> list[Part]:
+    """The logs that are there: those of --log, those that the node's configurations name, and the usual ones."""
+    named = [path for part in _tree("", options.conf_dir) for path in _LOG_KEY.findall(part.text)]
+    paths = dict.fromkeys((*options.log, *named, *_USUAL_LOGS))
     parts = [_file("logs/" + path.strip("/").replace("/", "_"), path, end=True) for path in paths]
     return [part for part in parts if part.fault != os.strerror(errno.ENOENT)]
 
 
-def _named_logs(places: Places) -> Iterator[str]:
-    """The log files that the node's configurations name."""
-    for path in _walk(places.networks):
-        try:
-            document = json.loads(_read(path))
-        except (OSError, ValueError, RecursionError):
-            continue
-        pending, seen = [document], 0
-        while pending and seen < 10_000:
-            value, seen = pending.pop(), seen + 1
-            if isinstance(value, dict):
-                pending += list(value.values())
-                pending_log = next((v for k, v in value.items() if k.lower() in ("log_file", "logfile")), None)
-                if isinstance(pending_log, str) and pending_log.startswith("/"):
-                    yield pending_log
-            elif isinstance(value, list):
-                pending += value
-
-
 def _kernel_log() -> str:
-    """What the kernel's buffer holds, each record a line."""
-    device = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """The content of the kernel's buffer, each record a line."""
     lines: list[str] = []
-    try:
-        while len(lines) < 20_000:
+    with open(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as device:
+        while len(lines) < _MOST_RECORDS:
             try:
-                record = os.read(device, 8192)
-            except BlockingIOError:
-                break
+                record = device.read(8192)
             except BrokenPipeError:  # it was overwritten meanwhile
                 continue
-            if not record:  # in a container it is often no device, or /dev/null
+            if not record:  # the last one was read; in a container it is often no device, or /dev/null
                 break
-            head, _, text = record.decode("utf-8", "replace").partition(";")
-            microseconds = (*head.split(","), "", "", "")[2]
-            when = f"{int(microseconds) / 1e6:12.6f}" if microseconds.isdigit() else "?"
-            lines.append(f"[{when}] {(text or head).partition(chr(10))[0]}")
-    finally:
-        os.close(device)
+            text = record.decode("utf-8", "replace").partition("\n")[0]
+            found = _KERNEL_RECORD.match(text)
+            lines.append(f"[{int(found[1]) / 1e6:12.6f}] {found[2]}" if found else text)
     if not lines:
         raise IoFailure("/dev/kmsg is empty here: run the command on the node itself, in no container")
     return "\n".join(lines)[-MOST_BYTES:] + "\n"
@@ -267,31 +210,29 @@ def _kernel_log() -> str:
 # --- reports ---
 
 
-def _leases(places: Places) -> Any:
-    choice = store.of_flat_file(places.flat)
+def _leases(options: argparse.Namespace) -> Any:
+    choice = store.of_flat_file(os.path.abspath(options.config) if options.config else "")
     found = snapshot.read(choice)
-    return {
-        "store": choice.identity(),
-        "leases": [ipam.document(one) for one in found.leases],
-        "faults": list(found.unread),
-    }
+    leases = [ipam.document(one) for one in found.leases]
+    return {"store": choice.identity(), "leases": leases, "faults": list(found.unread)}
 
 
-def _doctor(places: Places) -> Any:
+def _doctor(options: argparse.Namespace) -> Any:
     from cni.cli.doctor import report
     from cni.cli.doctor.facts import NodeFacts, NodePlaces
 
-    node = NodePlaces(state=places.state, networks=places.networks, cache=places.results, plugins=places.plugins)
-    return report.examine(NodeFacts(node)).document()
+    places = {"state": options.state_dir, "networks": options.conf_dir, "cache": options.cache_dir}
+    return report.examine(NodeFacts(NodePlaces(**places, plugins=_plugins(options)))).document()
 
 
-def _lint(places: Places) -> Any:
+def _lint(options: argparse.Namespace) -> Any:
     from cni.library.lint import Named, lint
 
-    return [finding.document() for finding in lint([places.networks], Named(places.flat) if places.flat else flatfile)]
+    flat = Named(os.path.abspath(options.config)) if options.config else flatfile
+    return [finding.document() for finding in lint([options.conf_dir], flat)]
 
 
-def _versions(places: Places) -> Any:
+def _versions(folders: Sequence[str]) -> Any:
     release: dict[str, str] = {}
     try:
         release = platform.freedesktop_os_release()
@@ -304,43 +245,37 @@ def _versions(places: Places) -> Any:
         "kernel": " ".join(platform.uname()[i] for i in (0, 2, 3, 4)),
         "system": {key: release[key] for key in ("ID", "VERSION_ID", "PRETTY_NAME") if key in release},
         "packages": dict(sorted(packages.items())),
-        "plugins": {folder: _executables(folder) for folder in places.plugins if os.path.isdir(folder)},
+        "plugins": {folder: _executables(folder) for folder in folders if os.path.isdir(folder)},
     }
 
 
 def _executables(folder: str) -> dict[str, Any]:
     """The files of a plugin folder, each with its digest, which identifies a version of Go's plugins."""
     found: dict[str, Any] = {}
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        if not os.path.isfile(path):
-            continue
+    for path in filter(os.path.isfile, (os.path.join(folder, name) for name in sorted(os.listdir(folder)))):
         try:
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[name] = {"leads_to": os.path.realpath(path), "bytes": os.path.getsize(path), "sha256": digest}
+            about = {"leads_to": os.path.realpath(path), "bytes": os.path.getsize(path), "sha256": digest}
         except OSError as fault:
-            found[name] = {"fault": fault.strerror}
+            about = {"fault": fault.strerror}
+        found[os.path.basename(path)] = about
     return found
 
 
 # --- the archive ---
 
 
-def index(parts: Sequence[Part], facts: Mapping[str, str]) -> str:
-    """The files in the bundle, and the missing ones, as JSON."""
-    files = [{"path": p.name, "about": p.about, "bytes": len(p.text.encode())} for p in parts if not p.fault]
-    missing = [{"path": p.name, "about": p.about, "why": p.fault} for p in parts if p.fault]
-    document = {"kind": "SupportBundle", "format": FORMAT, **facts, "files": files, "missing": missing}
-    return json.dumps(document, indent=2) + "\n"
-
-
 def pack(parts: Sequence[Part], facts: Mapping[str, str]) -> bytes:
-    """The bytes of the .tar.gz: the index first, then the parts by name."""
+    """The bytes of the .tar.gz: first the index of the files and of the missing ones, then the parts by name."""
     ordered = sorted(parts, key=lambda part: part.name)
+    texts = {part.name: part.text for part in ordered if not part.fault}
+    files = [{"path": p.name, "about": p.about, "bytes": len(p.text.encode())} for p in ordered if not p.fault]
+    missing = [{"path": p.name, "about": p.about, "why": p.fault} for p in ordered if p.fault]
+    index = {"kind": "SupportBundle", "format": FORMAT, **facts, "files": files, "missing": missing}
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, text in [(INDEX, index(ordered, facts)), *((p.name, p.text) for p in ordered if not p.fault)]:
+        for name, text in {INDEX: json.dumps(index, indent=2) + "\n", **texts}.items():
             data = text.encode("utf-8", "replace")
             entry = tarfile.TarInfo(f"{TOP}/{name}")
             entry.size, entry.mode = len(data), 0o600
