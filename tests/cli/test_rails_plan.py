@@ -182,6 +182,8 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
         ("count: 2\nsubnet: ['fd00:{rail}::/128']\nmaster: e{rail}\n", ["fd00::/128 of rail 0 gives no index from 1 on: want a larger one"]),
         ("count: 2\nsubnet: 192.168.{node}.0/24\nmaster: e{rail}\n", ["is no subnet for rail 0"]),
         ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{nic}\n", ['3:9: master: "e{nic}": want "{rail}" alone']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: 'e{rail.x}'\n", ['3:9: master: "e{rail.x}": want "{rail}" alone']),
+        ("count: 2\nsubnet: '192.168.{rail[0]}.0/24'\nmaster: e{rail}\n", ["is no subnet for rail 0"]),
         ("count: 2\nsubnet: 192.168.{rail}.0/30\nmaster: e{rail}\nbase: 9\ngateway: 3\n", ["4:7: base: 9 is outside", "5:10: gateway"]),
         ("count: 2\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0', x]\ntype: sriov\n", ['3:23: pci[1]: "x": want a PCI address such as']),
         ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: eth_r{rail}\nexclude: [9, 300]\n", ["4:14: exclude[1]: 300 is outside of the smallest subnet, of 256 addresses: want less than 255"]),

@@ -11,7 +11,7 @@ from typing import Any
 
 from cni import plugins
 from cni.features import gids, routing
-from cni.library.inventory.sandboxes import NamespaceView, inode_of
+from cni.library.inventory.sandboxes import NamespaceView, find, inode_of
 from cni.library.runtime import icmp
 from cni.shared.config import Fault
 from cni.shared.kernel import addresses, netns, rdma_sysfs
@@ -19,12 +19,14 @@ from cni.shared.kernel.sandbox import Sandbox as Opened
 from cni.shared.log import Log
 from cni.shared.rail import Rail, read
 from cni.shared.records import STATE, Records
+from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import member
 from cni.shared.spec.result import Interface, IPConfig, Result
 from cni.verbs.detach import PART, config_of
 
 Interfaces = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
+Peer = dict[tuple[str, int], list[str]]  # its addresses, by group and rail
 _PAYLOAD = 56  # bytes, as ping(8)
 _SECONDS = 2.0
 
@@ -50,8 +52,11 @@ class AttachedRail:
     @property
     def subnets(self) -> list[Subnet]:
         """The subnets of the rail that its group defines; [] for plain addressing."""
-        own = self.rail.ranges[self.rail.index] if self.rail.ranges else []
-        return [_subnet(str(member(part, "range"))) for part in own]
+        found = []
+        for part in self.rail.ranges[self.rail.index] if self.rail.ranges else []:
+            first, _, length = str(member(part, "range")).partition("/")  # a.b.c.d/n, or first-last/n
+            found.append(ipaddress.ip_network(f"{first.partition('-')[0].strip()}/{length}", strict=False))
+        return found
 
 
 @dataclass
@@ -88,7 +93,9 @@ class RailReport:
 
 
 def of_sandbox(sandbox: NamespaceView) -> list[AttachedRail]:
-    """The rails that are attached to one namespace, in their order."""
+    """The rails that are attached to one namespace, in their order; none to that of the node."""
+    if not sandbox.netns:
+        return []
     inode = os.stat(sandbox.netns).st_ino
     found = [a for a in of_node() if inode_of(a.netns) == inode]
     return sorted(found, key=lambda a: a.key)
@@ -118,7 +125,7 @@ def of_node() -> Iterator[AttachedRail]:
 
 
 def look(attached: AttachedRail) -> RailReport:
-    """What there is of a rail now."""
+    """The state of a rail now. Where its NIC has no verbs device, no GID is looked for."""
     found = RailReport(attached)
     with Opened(netns.open_namespace(attached.netns)) as there:
         link = there.rtnl.link(name=attached.ifname)
@@ -139,26 +146,12 @@ def look(attached: AttachedRail) -> RailReport:
     outside = [str(a) for a in found.addresses if wanted and a.network not in wanted]
     found.faults += [f"{text} of {attached.ifname} is in none of the rail's ranges" for text in outside]
     found.faults += [f"{attached.ifname} has no address of {net}" for net in wanted if net not in held]
-    _look_for_gids(found)
+    carrier, ifname, ips = attached.carrier, attached.ifname, [str(a.ip) for a in found.addresses]
+    if ports := [p for p in rdma_sysfs.ports_of_netdev(carrier) if rdma_sysfs.is_roce(*p)] if carrier else []:
+        entries = gids.find(ports, ips, ifname)
+        found.gids = {ip: f"{device} port {port} index {index}" for ip, (device, port, index) in entries.items()}
+        found.faults += [gids.missing(ports, ip, ifname) for ip in ips if ip not in entries]
     return found
-
-
-def _look_for_gids(found: RailReport) -> None:
-    """The RoCE v2 GIDs of a rail's addresses, and which are missing; nothing where its NIC has no verbs device."""
-    carrier, ifname = found.attached.carrier, found.attached.ifname
-    ports = [p for p in rdma_sysfs.ports_of_netdev(carrier) if rdma_sysfs.is_roce(*p)] if carrier else []
-    if not ports:
-        return
-    wanted = [str(a.ip) for a in found.addresses]
-    entries = gids.find(ports, wanted, ifname)
-    found.gids = {address: f"{device} port {port} index {index}" for address, (device, port, index) in entries.items()}
-    found.faults += [gids.missing(ports, address, ifname) for address in wanted if address not in entries]
-
-
-def _subnet(text: str) -> Subnet:
-    """The subnet of a range, "a.b.c.d/n" with or without host bits, or "first-last/n"."""
-    addresses, _, length = text.partition("/")
-    return ipaddress.ip_network(f"{addresses.partition('-')[0].strip()}/{length}", strict=False)
 
 
 # --- the rails of a pod beside each other, and a peer ---
@@ -178,37 +171,43 @@ def check(rails: Sequence[AttachedRail]) -> list[RailReport]:
     return reports
 
 
-def of_pod(rails: Sequence[AttachedRail]) -> dict[tuple[str, int], list[str]]:
-    """The addresses of a peer on this node, by group and rail."""
-    return {a.key: [str(i.ip) for i in look(a).addresses] for a in rails}
+def peer_of(text: str, reports: Sequence[RailReport], sandboxes: Sequence[NamespaceView]) -> Peer:
+    """The addresses of a peer: an index on every rail, an address that stands for one, or a pod of this node.
 
-
-def of_index(reports: Sequence[RailReport], index: int) -> dict[tuple[str, int], list[str]]:
-    """The addresses of a peer anywhere that has this index on every rail; of a subnet without it none."""
+    Raises InvalidConfig when the address is in no rail's subnet, or no such pod is on this node.
+    """
+    index = int(text) if text.isdigit() else None
+    if index is None:
+        try:
+            wanted = ipaddress.ip_address(text)
+        except ValueError:
+            found = of_sandbox(find(text, list(sandboxes)))
+            return {a.key: [str(i.ip) for i in look(a).addresses] for a in found}
+        networks = [own.network for report in reports for own in report.addresses if wanted in own.network]
+        if not networks:
+            raise InvalidConfig(f"--peer {text}: is in no rail's subnet")
+        index = int(wanted) - int(networks[0].network_address)
     return {
         r.attached.key: [str(a.network[index]) for a in r.addresses if index < a.network.num_addresses] for r in reports
     }
 
 
-def index_of(reports: Sequence[RailReport], address: str) -> int | None:
-    """The index that an address of any rail stands for."""
-    wanted = ipaddress.ip_address(address)
-    networks = [own.network for report in reports for own in report.addresses if wanted in own.network]
-    return int(wanted) - int(networks[0].network_address) if networks else None
-
-
-def ping(reports: Sequence[RailReport], peer: dict[tuple[str, int], list[str]]) -> None:
-    """Send an echo from each address of each rail to the peer's on the same rail, and note what does not answer."""
+def ping(reports: Sequence[RailReport], peer: Peer) -> None:
+    """Send an echo to each address of the peer on the same rail, from the rail's address in its subnet, else from one of its
+    family, and note what does not answer."""
     for report in reports:
         attached = report.attached
         theirs = peer.get(attached.key, [])
         if not theirs:
             report.faults.append(f"the peer has no address on rail {attached.rail.index} of {attached.rail.group}")
         for address in theirs:
-            source = _source(report.addresses, address)
-            if not source:
+            wanted = ipaddress.ip_address(address)
+            same = [a for a in report.addresses if a.version == wanted.version]
+            near = [a for a in same if wanted in a.network] or same
+            if not near:
                 report.faults.append(f"no address of {attached.ifname} is of the family of {address}")
                 continue
+            source = str(near[0].ip)
             with netns.open_namespace(attached.netns) as there, there.entered():
                 try:
                     seconds = icmp.ping(address, _PAYLOAD, attached.rail.index + 1, _SECONDS, source)
@@ -216,14 +215,6 @@ def ping(reports: Sequence[RailReport], peer: dict[tuple[str, int], list[str]]) 
                 except OSError as fault:
                     why = f"no answer within {_SECONDS:g} s" if isinstance(fault, TimeoutError) else fault.strerror
                     report.faults.append(f"ping {address} from {source}: {why}")
-
-
-def _source(own: Sequence[Interfaces], address: str) -> str:
-    """The address to send from: that in the peer's subnet, else one of its family."""
-    wanted = ipaddress.ip_address(address)
-    same = [a for a in own if a.version == wanted.version]
-    best = [a for a in same if wanted in a.network] or same
-    return str(best[0].ip) if best else ""
 
 
 COLUMNS = ("group", "rail", "interface", "addresses", "index", "table", "GID", "ping ms", "faults")

@@ -14,12 +14,7 @@ from cni.cli.terminal import output, subcommand
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import sandboxes, topology
 from cni.shared.kernel import sysfs
-from cni.shared.spec.errors import CniError, InvalidConfig
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from cni.cli.rails.attached import RailReport
-    from cni.library.inventory.sandboxes import NamespaceView
+from cni.shared.spec.errors import CniError
 
 _FILE = """
 keys of the file: count, subnet; group, namespace, type (macvlan, host-device, sriov), one of master, pci and pairing (gpu, numa),
@@ -87,34 +82,17 @@ _Dumper.add_representer(str, _text)
 
 def _check(options: argparse.Namespace) -> int:
     found = sandboxes.read()
-    sandbox = sandboxes.find(options.pod, found)
-    rails = attached.of_sandbox(sandbox) if sandbox.netns else []
+    rails = attached.of_sandbox(sandboxes.find(options.pod, found))
     if not rails:
-        raise CniError(
-            f"{options.pod} has no rail: no record of this node tells of an attachment with the key `rail` in its namespace",
-            code=100,
-        )
+        why = "no record of this node tells of an attachment with the key `rail` in its namespace"
+        raise CniError(f"{options.pod} has no rail: {why}", code=100)
     reports = attached.check(rails)
     if options.peer:
-        attached.ping(reports, _peer(options.peer, reports, found))
+        attached.ping(reports, attached.peer_of(options.peer, reports, found))
     documents = [report.document() for report in reports]
     output.show(options.output, documents, lambda: output.print_table(attached.COLUMNS, map(attached.row, reports)))
     sys.stdout.flush()
     return int(any(report.faults for report in reports))
-
-
-def _peer(text: str, reports: list[RailReport], found: list[NamespaceView]) -> dict[tuple[str, int], list[str]]:
-    """The peer's addresses by rail."""
-    if text.isdigit():
-        return attached.of_index(reports, int(text))
-    try:
-        index = attached.index_of(reports, text)
-    except ValueError:  # no address
-        sandbox = sandboxes.find(text, found)
-        return attached.of_pod(attached.of_sandbox(sandbox)) if sandbox.netns else {}
-    if index is None:
-        raise InvalidConfig(f"--peer {text}: is in no rail's subnet")
-    return attached.of_index(reports, index)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -136,19 +114,15 @@ def _nics(rails: Sequence[attached.AttachedRail]) -> list[dict[str, Any]]:
     nics = []
     for name, pci in places.items():
         place = dict(seen.nics).get(name)
-        near = [
-            (topology.NEAREST_FIRST.index(distance), f"GPU{number}", distance)
-            for number, gpu in enumerate(seen.gpus)
-            if place and (distance := seen.distance(gpu, place))
-        ]
-        _, gpu_name, nearness = min(near, default=(0, "", ""))
+        distances = [seen.distance(gpu, place) for gpu in seen.gpus] if place else []
+        nearest = min(distances, key=topology.NEAREST_FIRST.index, default="")
         nic = {
             "netdev": name,
             "verbsDevice": known[name].name if name in known else "",
             "pci": pci,
             "numaNode": place.numa_node if place and place.numa_node >= 0 else None,
-            "gpu": gpu_name,
-            "distance": nearness,
+            "gpu": f"GPU{distances.index(nearest)}" if distances else "",
+            "distance": nearest,
             "rails": [_rail(a) for a in rails if a.carrier == name],
         }
         nics.append(nic)
@@ -165,13 +139,8 @@ def _rail(rail: attached.AttachedRail) -> dict[str, Any]:
         addresses = [str(a.ip) for a in attached.look(rail).addresses]
     except CniError:  # the sandbox is gone
         addresses = []
-    return {
-        "group": rail.rail.group,
-        "rail": rail.rail.index,
-        "pod": rail.pod,
-        "interface": rail.ifname,
-        "addresses": addresses,
-    }
+    group, index = rail.key
+    return {"group": group, "rail": index, "pod": rail.pod, "interface": rail.ifname, "addresses": addresses}
 
 
 def _rows(found: Sequence[dict[str, Any]]) -> list[Sequence[object]]:

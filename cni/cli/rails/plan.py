@@ -5,16 +5,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from cni.library.documents import reader
 from cni.library.documents.diagnostic import Diagnostic, refusal
@@ -29,8 +23,17 @@ Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 _RAIL = "{rail}"
 
 
-def _listed(value: object) -> object:
-    return value if isinstance(value, list) else [value]
+def filled(text: str, rail: int) -> str:
+    """`text` for one rail; ValueError when it has other braces."""
+    try:
+        return text.format(rail=rail)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise ValueError(f'want "{_RAIL}" alone in braces') from None
+
+
+def _template(text: str) -> str:
+    filled(text, 0)
+    return text
 
 
 def _pattern(text: str) -> str:
@@ -38,17 +41,9 @@ def _pattern(text: str) -> str:
     for rail in (0, 1):
         try:
             ipaddress.ip_network(filled(text, rail))
-        except (ValueError, KeyError, IndexError):
+        except ValueError:
             wanted = f"want a pattern such as 192.168.{_RAIL}.0/24 or fd00:{_RAIL}::/64"
             raise ValueError(f"is no subnet for rail {rail}: {wanted}") from None
-    return text
-
-
-def _fillable(text: str) -> str:
-    try:
-        filled(text, 0)
-    except (ValueError, KeyError, IndexError):
-        raise ValueError(f'want "{_RAIL}" alone in braces') from None
     return text
 
 
@@ -58,7 +53,12 @@ def _pci(text: str) -> str:
     return text
 
 
-Template = Annotated[str, AfterValidator(_fillable)]
+Template = Annotated[str, AfterValidator(_template)]
+Patterns = Annotated[
+    list[Annotated[str, AfterValidator(_pattern)]],
+    BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    Field(min_length=1),
+]
 
 
 class Rails(BaseModel):
@@ -66,50 +66,27 @@ class Rails(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    count: Annotated[int, Field(ge=1, le=MOST_RAILS)]
-    """how many rails the nodes have"""
-    subnet: Annotated[list[Annotated[str, AfterValidator(_pattern)]], BeforeValidator(_listed), Field(min_length=1)]
-    """the subnet of a rail, "192.168.{rail}.0/24"; a list for several addresses each"""
-    group: Identifier = "rails"
-    """the name of the group"""
-    namespace: Namespace = "default"
-    """the namespace of the NADs and of the test pod"""
-    type: Literal["macvlan", "host-device", "sriov"] = "macvlan"
-    """the link plugin"""
+    count: Annotated[int, Field(ge=1, le=MOST_RAILS)]  # how many rails the nodes have
+    subnet: Patterns  # the subnet of a rail, "192.168.{rail}.0/24"; a list for several addresses each
+    group: Identifier = "rails"  # the name of the group
+    namespace: Namespace = "default"  # the namespace of the NADs and of the test pod
+    type: Literal["macvlan", "host-device", "sriov"] = "macvlan"  # the link plugin
+    # The NIC of each rail, by one of three keys. `master` is its netdev, "eth_r{rail}": macvlan's master, host-device's
+    # device, sriov's physical function. `pci` is its PCI address. `pairing` takes this node's NICs with verbs devices as they
+    # lie: gpu: the nearest to GPU 0 is rail 0, and so on; numa: by NUMA node and PCI address.
     master: Template = ""
-    """the netdev of a rail, "eth_r{rail}": macvlan's master, host-device's device, sriov's physical function"""
     pci: list[Annotated[str, AfterValidator(_pci)]] = []
-    """in place of `master`: the PCI address of each rail's NIC"""
     pairing: Literal["", "gpu", "numa"] = ""
-    """in place of both: this node's NICs with verbs devices, as they lie; gpu: the nearest to GPU 0 is rail 0, and so on; numa: by
-    NUMA node and PCI address"""
-    mtu: Annotated[int, Field(ge=0, le=65535)] = 0
-    """MTU in bytes; 0: the NIC's"""
-    base: Annotated[int, Field(ge=1)] = 1
-    """the lowest index that a pod gets: of 192.168.3.0/24 index 1 is 192.168.3.1"""
-    exclude: list[Annotated[int, Field(ge=0)]] = []
-    """indexes that no pod gets, such as those of hosts"""
-    gateway: Annotated[int, Field(ge=0)] = 0
-    """the index of each subnet's gateway; 0: none"""
-    routing: bool = True
-    """a routing table, source rules and ARP settings for each rail"""
-    tableBase: Annotated[int, Field(ge=256, le=1 << 30)] = TABLE_BASE
-    """the number of rail 0's routing table"""
-    addressing: Literal["same-index", "plain"] = "same-index"
-    """same-index: a pod has one index on all rails"""
-    resourcePrefix: Template = "rdma"
-    """the prefix of the resource names: rdma/rails_rail_0"""
-    shared: Annotated[int, Field(ge=1)] = 1000
-    """how many pods share a NIC, for macvlan"""
-    image: str = "busybox:1.36"
-    """the test pod's image"""
-
-    @field_validator("pci")
-    @classmethod
-    def _are_apart(cls, addresses: list[str]) -> list[str]:
-        if len(set(addresses)) < len(addresses):
-            raise ValueError("names a NIC twice")
-        return addresses
+    mtu: Annotated[int, Field(ge=0, le=65535)] = 0  # MTU in bytes; 0: the NIC's
+    base: Annotated[int, Field(ge=1)] = 1  # the lowest index that a pod gets: of 192.168.3.0/24 index 1 is 192.168.3.1
+    exclude: list[Annotated[int, Field(ge=0)]] = []  # indexes that no pod gets, such as those of hosts
+    gateway: Annotated[int, Field(ge=0)] = 0  # the index of each subnet's gateway; 0: none
+    routing: bool = True  # a routing table, source rules and ARP settings for each rail
+    tableBase: Annotated[int, Field(ge=256, le=1 << 30)] = TABLE_BASE  # the number of rail 0's routing table
+    addressing: Literal["same-index", "plain"] = "same-index"  # same-index: a pod has one index on all rails
+    resourcePrefix: Template = "rdma"  # the prefix of the resource names: rdma/rails_rail_0
+    shared: Annotated[int, Field(ge=1)] = 1000  # how many pods share a NIC, for macvlan
+    image: str = "busybox:1.36"  # the test pod's image
 
     def faults(self) -> list[tuple[Keys, str]]:
         """The faults of several keys together, each under the key to correct."""
@@ -119,6 +96,8 @@ class Rails(BaseModel):
         given = [name for name in ("master", "pci", "pairing") if getattr(self, name)]
         if len(given) != 1:
             yield (), f"master, pci and pairing: want one of them, and there are {' and '.join(given) or 'none'}"
+        elif len(set(self.pci)) < len(self.pci):
+            yield ("pci",), "names a NIC twice"
         elif self.pci and len(self.pci) != self.count:
             yield ("pci",), f"has {len(self.pci)} addresses, and count is {self.count}"
         elif self.master and self.count > 1 and filled(self.master, 0) == filled(self.master, 1):
@@ -127,26 +106,23 @@ class Rails(BaseModel):
             yield ("pci",), "a macvlan needs the netdev's name: want master, or pairing on a node that has the NICs"
 
     def _of_subnets(self) -> Iterator[tuple[Keys, str]]:
-        seen: list[tuple[Subnet, str]] = []
-        for rail in range(self.count):
-            for i, text in enumerate(self.subnet):
-                try:
-                    subnet = ipaddress.ip_network(filled(text, rail))
-                except ValueError:
-                    yield ("subnet", i), f'"{filled(text, rail)}", of rail {rail}, is no subnet'
-                    return
-                other = next((name for s, name in seen if s.version == subnet.version and s.overlaps(subnet)), "")
-                if other:
-                    yield ("subnet", i), f'{subnet} of rail {rail} overlaps {other}: want {_RAIL} in "{text}"'
-                    return
-                if subnet.num_addresses < 4:
-                    yield (
-                        ("subnet", i),
-                        f"{subnet} of rail {rail} gives no index from 1 on: want a larger one, such as a /24",
-                    )
-                    return
-                seen.append((subnet, f"{subnet} of rail {rail}"))
-        least = min(subnet.num_addresses for subnet, _ in seen)
+        seen: dict[str, Subnet] = {}
+        for rail, (i, text) in product(range(self.count), enumerate(self.subnet)):
+            try:
+                subnet = ipaddress.ip_network(filled(text, rail))
+            except ValueError:
+                yield ("subnet", i), f'"{filled(text, rail)}", of rail {rail}, is no subnet'
+                return
+            name = f"{subnet} of rail {rail}"
+            other = next((n for n, s in seen.items() if s.version == subnet.version and s.overlaps(subnet)), "")
+            if other:
+                yield ("subnet", i), f'{name} overlaps {other}: want {_RAIL} in "{text}"'
+                return
+            if subnet.num_addresses < 4:
+                yield ("subnet", i), f"{name} gives no index from 1 on: want a larger one, such as a /24"
+                return
+            seen[name] = subnet
+        least = min(subnet.num_addresses for subnet in seen.values())
         excluded: list[tuple[Keys, int]] = [(("exclude", i), index) for i, index in enumerate(self.exclude)]
         for keys, index in ((("base",), self.base), (("gateway",), self.gateway), *excluded):
             if index >= least - 1:
@@ -164,7 +140,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class PlannedRail:
-    """One rail of the plan. `ranges` are members of `rail.ranges`."""
+    """One rail of the plan. `ranges` are members of `rail.ranges`, `resource` the name of its resource without the prefix."""
 
     index: int
     name: str
@@ -172,12 +148,6 @@ class PlannedRail:
     subnets: tuple[Subnet, ...]
     ranges: tuple[dict[str, Any], ...]
     resource: str
-    """its name without the prefix"""
-
-
-def filled(text: str, rail: int) -> str:
-    """`text` for one rail; ValueError, KeyError or IndexError when it has other braces."""
-    return text.format(rail=rail)
 
 
 def read(path: str, text: str) -> Rails:
@@ -198,16 +168,11 @@ def read(path: str, text: str) -> Rails:
 
 def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
     """Every rail of the plan; `nics` as they lie on a node, for `pairing`. InvalidConfig when they are too few."""
-    if plan.pairing:
-        if len(nics) < plan.count:
-            raise InvalidConfig(
-                f"pairing: this node has {len(nics)} NICs for {plan.count} rails: run it on a node that has all, or give master or pci"
-            )
-        chosen = nics
-    elif plan.pci:
-        chosen = [Nic(pci=address) for address in plan.pci]
-    else:
-        chosen = [Nic(netdev=filled(plan.master, rail)) for rail in range(plan.count)]
+    if plan.pairing and len(nics) < plan.count:
+        remedy = "run it on a node that has all, or give master or pci"
+        raise InvalidConfig(f"pairing: this node has {len(nics)} NICs for {plan.count} rails: {remedy}")
+    named = [Nic(netdev=filled(plan.master, rail)) for rail in range(plan.count)]
+    chosen = nics if plan.pairing else [Nic(pci=address) for address in plan.pci] or named
     found = []
     for rail in range(plan.count):
         subnets = tuple(ipaddress.ip_network(filled(text, rail)) for text in plan.subnet)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cni.cli.rails.plan import PlannedRail, Rails
+from cni.shared.rail import TABLE_BASE
 
 _NAD = "k8s.cni.cncf.io/v1"
 _NETWORKS = "k8s.v1.cni.cncf.io/networks"
@@ -25,13 +26,8 @@ def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[st
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
     if plan.type != "macvlan":  # a shared NIC gives no device to the network
         metadata["annotations"] = {_RESOURCE: f"{plan.resourcePrefix}/{rail.resource}"}
-    config = json.dumps(network(plan, rails, rail), indent=2)
-    return {
-        "apiVersion": _NAD,
-        "kind": "NetworkAttachmentDefinition",
-        "metadata": metadata,
-        "spec": {"config": config + "\n"},
-    }
+    spec = {"config": json.dumps(network(plan, rails, rail), indent=2) + "\n"}
+    return {"apiVersion": _NAD, "kind": "NetworkAttachmentDefinition", "metadata": metadata, "spec": spec}
 
 
 def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
@@ -43,10 +39,11 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
     key: dict[str, Any] = {"index": rail.index, "group": plan.group}
     if not plan.routing:
         key["routing"] = False
-    elif plan.tableBase != Rails.model_fields["tableBase"].default:
+    elif plan.tableBase != TABLE_BASE:
         key["tableBase"] = plan.tableBase
     if plan.addressing == "same-index":
-        key |= {"addressing": plan.addressing, "ranges": [_member(other) for other in rails]}
+        short = [[part["range"] if set(part) == {"range"} else part for part in other.ranges] for other in rails]
+        key |= {"addressing": plan.addressing, "ranges": [ranges if ranges[1:] else ranges[0] for ranges in short]}
     first, *others = rail.ranges
     ipam: dict[str, Any] = {"type": "railcni-whereabouts", **first}
     if others:
@@ -56,30 +53,19 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
     return {**found, "rail": key, "ipam": ipam}
 
 
-def _member(rail: PlannedRail) -> Any:
-    """A rail's member of `rail.ranges`, as short as it can be."""
-    parts = [part["range"] if set(part) == {"range"} else part for part in rail.ranges]
-    return parts[0] if len(parts) == 1 else parts
-
-
 def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> dict[str, Any]:
     """The ConfigMap of the device plugin that offers the NICs: shared ones, or functions of SR-IOV. The content is the same
     for `railcni device-plugin`."""
     shared = {"rdmaHcaMax": plan.shared} if plan.type == "macvlan" else {}
     names = [{"resourcePrefix": plan.resourcePrefix, "resourceName": rail.resource} for rail in rails]
     listed = [{**name, **shared, "selectors": _selectors(plan, rail)} for name, rail in zip(names, rails, strict=True)]
-    content: dict[str, Any]
+    content: dict[str, Any] = {"resourceList": listed}
+    name = "sriovdp-config"
     if plan.type == "macvlan":
         content, name = {"periodicUpdateInterval": 300, "configList": listed}, "rdma-devices"
-    else:
-        content, name = {"resourceList": listed}, "sriovdp-config"
     name, namespace = _OURS if ours else (name, _OTHERS)
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": namespace},
-        "data": {"config.json": json.dumps(content, indent=2) + "\n"},
-    }
+    data = {"config.json": json.dumps(content, indent=2) + "\n"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": data}
 
 
 def _selectors(plan: Rails, rail: PlannedRail) -> dict[str, Any]:
@@ -98,27 +84,20 @@ def annotation(plan: Rails, rails: Sequence[PlannedRail]) -> str:
 def pod(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
     """A pod that has all rails, to try them with."""
     amounts = {f"{plan.resourcePrefix}/{rail.resource}": 1 for rail in rails}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"{plan.group}-test".lower().replace("_", "-"),
-            "namespace": plan.namespace,
-            "annotations": {_NETWORKS: annotation(plan, rails)},
-        },
-        "spec": {
-            "restartPolicy": "Never",
-            "containers": [
-                {
-                    "name": "test",
-                    "image": plan.image,
-                    "command": ["sleep", "infinity"],
-                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-                    "resources": {"requests": amounts, "limits": amounts},
-                }
-            ],
-        },
+    metadata = {
+        "name": f"{plan.group}-test".lower().replace("_", "-"),
+        "namespace": plan.namespace,
+        "annotations": {_NETWORKS: annotation(plan, rails)},
     }
+    container = {
+        "name": "test",
+        "image": plan.image,
+        "command": ["sleep", "infinity"],
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "resources": {"requests": amounts, "limits": amounts},
+    }
+    spec = {"restartPolicy": "Never", "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def rows(plan: Rails, rails: Sequence[PlannedRail]) -> list[Sequence[object]]:
