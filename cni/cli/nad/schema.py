@@ -1,17 +1,15 @@
 """The JSON Schema of our plugins' configurations, made of the tables of keys that the plugins read by.
 
-Each table becomes a pydantic model, each reader the type that accepts the same values, as far as JSON Schema
-can say it: it cannot say that keys match without regard to case, that an address is one, how keys go together.
-A reader that is not known here counts as one that takes anything.
+Each reader of a key has a rule that accepts the same values, as far as JSON Schema can say it: it cannot say that keys
+match without regard to case, that an address is one, how keys go together. A reader without a rule counts as one that
+takes anything.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, WithJsonSchema, create_model
+from typing import Any
 
 from cni import features, plugins
 from cni.library.lint import known
@@ -24,6 +22,8 @@ from cni.shared.config import Key
 from cni.shared.spec.versions import SUPPORTED
 from ipam import keys
 
+Rule = dict[str, Any]
+
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _LONGEST = 4095  # characters of a string, cni.shared.config
 _SPACE = "".join(f"\\u{c:04x}" for c in range(0x3100) if chr(c).isspace())
@@ -33,20 +33,36 @@ _MAC = (  # a unicast one, and not all zeros
 )
 _PCI = f"^{_HEX}{{4,}}:{_HEX}{{2}}:{_HEX}{{2}}[.]{_HEX}$"
 _SLICE = "^/?(0{0,2}[1-9]|0?[1-9][0-9]|1[01][0-9]|12[0-8])$"
+_STRING, _NULL, _SWITCH = {"type": "string"}, {"type": "null"}, {"type": "boolean"}
+_OBJECT = {"additionalProperties": True, "type": "object"}
+_RANGE = {"anyOf": [_STRING, _OBJECT]}
+_NAME = {**_STRING, "pattern": "^[a-zA-Z0-9][a-zA-Z0-9_.-]*$"}
 
 
-def _text(pattern: str = "^[^\\u0000]*$", longest: int = _LONGEST) -> Any:
-    return Annotated[StrictStr, Field(pattern=pattern, max_length=longest)]
+def _text(pattern: str = "^[^\\u0000]*$", longest: int = _LONGEST) -> Rule:
+    return {"maxLength": longest, "pattern": pattern, **_STRING}
 
 
-_RANGE = StrictStr | dict[str, Any]
-_TYPES: dict[Callable[[Any], Any], Any] = {
+def _list(items: Rule, **bounds: int) -> Rule:
+    return {"items": items, **bounds, "type": "array"}
+
+
+_RULES: dict[Callable[[Any], Any], Rule] = {
     config.string: _text(),
     config.netdev: _text(rf"^[^/\u0000{_SPACE}]*$", 127),
-    config.boolean: StrictBool,
-    config.mapping: dict[str, Any],
-    config.dns_settings: dict[str, Any],
+    config.boolean: _SWITCH,
+    config.mapping: _OBJECT,
+    config.dns_settings: _OBJECT,
     config.hardware_address: _text(_MAC),
+    config.ipam_block: {  # that of whereabouts, otherwise any object with a type
+        "if": {
+            "properties": {"type": {"enum": [known.OWN_IPAM, f"{known.PREFIX}{known.OWN_IPAM}"]}},
+            "required": ["type"],
+        },
+        "properties": {"type": {"anyOf": [_STRING, _NULL]}},
+        "then": {"$ref": f"#/$defs/{known.OWN_IPAM}"},
+        "type": "object",
+    },
     keys.address: _text("^[0-9A-Fa-f:.]+$"),
     keys.interface_address: _text("^[0-9A-Fa-f:.]+/[0-9]+$"),
     keys.destination: _text("^[0-9A-Fa-f:.]+/[0-9]+$"),
@@ -55,168 +71,109 @@ _TYPES: dict[Callable[[Any], Any], Any] = {
     keys.slice_size: _text(_SLICE),
     keys.log_level: _text(),
     rail.group: _text("^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$"),
-    rail.ranges: _RANGE | Annotated[list[_RANGE], Field(min_length=1, max_length=rail.MOST_RAILS)],
+    rail.ranges: {"anyOf": [_STRING, _OBJECT, _list(_RANGE, maxItems=rail.MOST_RAILS, minItems=1)]},
     rdma.device_name: _text("^[^/\\u0000]*$"),
     sriov.pci_address: _text(_PCI),
     sriov.vlan_protocol: _text("^802[.]1([qQ]|[aA][dD])$"),
 }
-_HERE = {"title": f"the schema of {known.OWN_IPAM}"}  # stands for it while pydantic works: it knows no $ref of others
 
 
-def type_of(read: Callable[[Any], Any]) -> Any:
-    """The type that accepts the values that `read` accepts; Any for a reader that is not known."""
-    if read in _TYPES:
-        return _TYPES[read]
+def rule_of(read: Callable[[Any], Any]) -> Rule:
+    """The rule for the values that `read` accepts; {} for a reader that is not known."""
     kind = getattr(read, "__qualname__", "").partition(".<locals>")[0]
-    made_of = inspect.getclosurevars(read).nonlocals if kind in ("integer", "one_of", "list_of", "optional") else {}
+    if read in _RULES or kind not in ("integer", "one_of", "list_of", "optional"):
+        return _RULES.get(read, {})
+    made_of = inspect.getclosurevars(read).nonlocals
     if kind == "integer":
-        return Annotated[StrictInt, Field(ge=made_of["low"], le=made_of["high"])]
+        return {"maximum": made_of["high"], "minimum": made_of["low"], "type": "integer"}
     if kind == "one_of":
-        return Literal[made_of["choices"]]
+        choices = made_of["choices"]
+        return {**({"enum": [*choices]} if len(choices) > 1 else {"const": choices[0]}), **_STRING}
+    inner = rule_of(made_of["read"])
     if kind == "list_of":
-        return Annotated[list[type_of(made_of["read"])], Field(max_length=made_of["most"])]  # type: ignore[misc]
-    if kind == "optional":
-        inner = type_of(made_of["read"])
-        return inner if inner is Any else Literal[""] | inner
-    if read is config.ipam_block:
-        return Annotated[dict[str, Any], WithJsonSchema(_ipam())]
-    return Any
+        return _list(inner, maxItems=made_of["most"])
+    return {"anyOf": [{"const": "", **_STRING}, inner]} if inner else {}
 
 
-def _ipam() -> dict[str, Any]:
-    """The schema of an `ipam` block: that of whereabouts when it is of this type, otherwise any object with a type."""
-    whereabouts = {
-        "properties": {"type": {"enum": [known.OWN_IPAM, f"{known.PREFIX}{known.OWN_IPAM}"]}},
-        "required": ["type"],
-    }
-    named = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-    return {
-        "type": "object",
-        "properties": {"type": named},
-        "if": whereabouts,
-        "then": _HERE,
-    }
-
-
-def _extra(name: str) -> Any:
-    """An extra takes an object of its keys, and perhaps a word or switch that its reader knows."""
-    extra = features.named(name)
-    made = table(name, extra.KEYS)
-    return made if extra.KEY.read is config.mapping else made | StrictBool | Literal["auto"]
-
-
-def table(name: str, members: Iterable[Key], about: str = "") -> type[BaseModel]:
-    """The model of a table of keys; those with a dot are keys of an inner object."""
+def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about: str = "") -> Rule:
+    """The rule of a table of keys; those of an inner object, and those with a dot, are in `definitions`."""
     members = list(members)
-    fields: dict[str, Any] = {}
+    properties: dict[str, Rule] = {}
     for key in members:
         outer, _, inner = key.name.partition(".")
-        if not inner:
-            extra = next((name for name in features.NAMES if features.named(name).KEY is key), "")
-            kind = _extra(extra) if extra else type_of(key.read)
-            if key.name in MEMBERS and key in BLOCK:
-                kind = list[table(key.name, MEMBERS[key.name])]  # type: ignore[misc]
-            default = list(key.default) if isinstance(key.default, tuple) else key.default
-            fields[key.name] = (kind | None if kind is not Any else Any, Field(default, description=key.doc))
-        elif outer not in fields:
-            nested = [
-                Key(k.name.partition(".")[2], k.read, k.default, k.doc)
-                for k in members
-                if k.name.startswith(outer + ".")
-            ]
-            fields[outer] = (table(f"{name}.{outer}", nested) | None, Field(None))
-    settings = ConfigDict(extra="allow", strict=True, regex_engine="python-re")
-    made: type[BaseModel] = create_model(name, __config__=settings, __doc__=about or None, **fields)
-    return made
+        if inner:
+            if outer not in definitions:
+                nested = [k for k in members if k.name.startswith(outer + ".")]
+                nested = [Key(k.name.partition(".")[2], k.read, k.default, k.doc) for k in nested]
+                definitions[outer] = table(f"{name}.{outer}", nested, definitions)
+            properties[outer] = {"anyOf": [{"$ref": f"#/$defs/{outer}"}, _NULL], "default": None}
+            continue
+        rule = rule_of(key.read)
+        extra = next((name for name in features.NAMES if features.named(name).KEY is key), "")
+        if extra:  # an object of its keys, and perhaps a word or switch that its reader knows
+            definitions[extra] = table(extra, features.named(extra).KEYS, definitions)
+            more = [] if key.read is config.mapping else [_SWITCH, {"const": "auto", **_STRING}]
+            rule = {"anyOf": [{"$ref": f"#/$defs/{extra}"}, *more]} if more else {"$ref": f"#/$defs/{extra}"}
+        elif key.name in MEMBERS and key in BLOCK:
+            definitions[key.name] = table(key.name, MEMBERS[key.name], definitions)
+            rule = _list({"$ref": f"#/$defs/{key.name}"})
+        default = list(key.default) if isinstance(key.default, tuple) else key.default
+        properties[key.name] = {
+            **({"anyOf": [*rule.get("anyOf", [rule]), _NULL]} if rule else {}),
+            "default": default,
+            "description": key.doc,
+            **({} if "$ref" in rule else {"title": key.name.title().replace("_", " ")}),
+        }
+    described = {"description": about} if about else {}
+    return {"additionalProperties": True, **described, "properties": properties, "title": name, "type": "object"}
 
 
-def schema(name: str) -> dict[str, Any]:
+def schema(name: str) -> Rule:
     """The JSON Schema (draft 2020-12) of a plugin's configuration, of the block of whereabouts, or of a conflist."""
+    inner: dict[str, Rule] = {}
+    definitions: dict[str, Rule] = {}
+    whereabouts = table(known.OWN_IPAM, BLOCK, inner, "The ipam block of type whereabouts, and the flat file.")
     if name == known.OWN_IPAM:
-        return {"$schema": DRAFT, **_whereabouts()}
-    if name == "conflist":
-        return _conflist()
-    document = _plugin(name)
-    if name == known.OWN_CHAINED:  # has no `ipam`
-        return {"$schema": DRAFT, **document}
-    return _with_block({"$schema": DRAFT, **document})
+        document = whereabouts
+    else:
+        document = _conflist(definitions) if name == "conflist" else _plugin(name, definitions)
+    if name not in (known.OWN_IPAM, known.OWN_CHAINED):  # has `ipam`
+        definitions[known.OWN_IPAM] = whereabouts
+    if name != known.OWN_CHAINED:
+        definitions |= inner
+    return {"$schema": DRAFT, **document, **({"$defs": definitions} if definitions else {})}
 
 
-def _with_block(document: dict[str, Any]) -> dict[str, Any]:
-    """`document` with the schema of whereabouts' block among its definitions, and references to it."""
-    inner = _whereabouts()
-    definitions = {**document.pop("$defs", {}), **inner.pop("$defs", {}), known.OWN_IPAM: inner}
-    linked: dict[str, Any] = _linked({**document, "$defs": definitions})
-    return linked
-
-
-def _linked(part: Any) -> Any:
-    """`part` with the reference to the block's schema where it was kept free."""
-    if part == _HERE:
-        return {"$ref": f"#/$defs/{known.OWN_IPAM}"}
-    if isinstance(part, dict):
-        return {key: _linked(value) for key, value in part.items()}
-    return [_linked(value) for value in part] if isinstance(part, list) else part
-
-
-def _whereabouts() -> dict[str, Any]:
-    return table(known.OWN_IPAM, BLOCK, "The ipam block of type whereabouts, and the flat file.").model_json_schema()
-
-
-def model(name: str) -> type[BaseModel]:
-    """The model of the link plugin `name`."""
+def _plugin(name: str, definitions: dict[str, Rule]) -> Rule:
     if name == known.OWN_CHAINED:
-        return table(name, rdma.KEYS, f"A configuration of the chained plugin {name}.")
-    members = [*plugins.named(name).KEYS, *(features.named(extra).KEY for extra in features.NAMES)]
-    return table(name, members, f"A configuration of the plugin {name}; keys match without regard to case.")
+        document = table(name, rdma.KEYS, definitions, f"A configuration of the chained plugin {name}.")
+    else:
+        members = [*plugins.named(name).KEYS, *(features.named(extra).KEY for extra in features.NAMES)]
+        about = f"A configuration of the plugin {name}; keys match without regard to case."
+        document = table(name, members, definitions, about)
+    runtime = {"type": {"enum": [name, f"{known.PREFIX}{name}"]}, "name": _NAME, "cniVersion": {"enum": [*SUPPORTED]}}
+    return {**document, "properties": {**runtime, **document["properties"]}, "required": ["type"]}
 
 
-def _plugin(name: str) -> dict[str, Any]:
-    document = model(name).model_json_schema()
-    runtime = {
-        "type": {"enum": [name, f"{known.PREFIX}{name}"]},
-        "name": {"type": "string", "pattern": "^[a-zA-Z0-9][a-zA-Z0-9_.-]*$"},
-        "cniVersion": {"enum": list(SUPPORTED)},
-    }
-    document["properties"] = {**runtime, **document["properties"]}
-    return {**document, "required": ["type"]}
-
-
-def _conflist() -> dict[str, Any]:
+def _conflist(definitions: dict[str, Rule]) -> Rule:
     """A list of plugins; those of ours by their own schemas."""
-    definitions: dict[str, Any] = {}
     branches = []
     for name in (*LINK_PLUGINS, known.OWN_CHAINED):
-        document = _plugin(name)
-        definitions |= document.pop("$defs", {})
         prefixed = f"{known.PREFIX}{name}"  # there is a key `rdma` too
-        definitions[prefixed] = document
+        document = definitions[prefixed] = _plugin(name, definitions)
         ours = {"properties": {"type": document["properties"]["type"]}, "required": ["type"]}
         branches.append({"if": ours, "then": {"$ref": f"#/$defs/{prefixed}"}})
-    switch = {"anyOf": [{"type": "boolean"}, {"enum": ["true", "false"]}]}
-    document = {
-        "$schema": DRAFT,
+    entry = {"type": "object", "required": ["type"], "properties": {"type": _STRING}, "allOf": branches}
+    switch = {"anyOf": [_SWITCH, {"enum": ["true", "false"]}]}
+    return {
         "title": "conflist",
         "type": "object",
         "properties": {
-            "name": {"type": "string", "pattern": "^[a-zA-Z0-9][a-zA-Z0-9_.-]*$"},
-            "cniVersion": {"enum": list(SUPPORTED)},
-            "cniVersions": {"type": "array", "items": {"type": "string"}},
-            "disableCheck": switch,
-            "disableGC": switch,
-            "loadOnlyInlinedPlugins": switch,
-            "plugins": {
-                "type": "array",
-                "minItems": 1,
-                "items": {
-                    "type": "object",
-                    "required": ["type"],
-                    "properties": {"type": {"type": "string"}},
-                    "allOf": branches,
-                },
-            },
+            "name": _NAME,
+            "cniVersion": {"enum": [*SUPPORTED]},
+            "cniVersions": _list(_STRING),
+            **{name: switch for name in ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")},
+            "plugins": _list(entry, minItems=1),
         },
         "required": ["name", "plugins"],
-        "$defs": definitions,
     }
-    return _with_block(document)
