@@ -172,7 +172,7 @@ def _conflist(definitions: dict[str, Rule]) -> Rule:
             "name": _NAME,
             "cniVersion": {"enum": [*SUPPORTED]},
             "cniVersions": _list(_STRING),
-            **{name: switch for name in ("disableCheck", "disableGC", "loadOnlyInlinedPlugins")},
+            **dict.fromkeys(("disableCheck", "disableGC", "loadOnlyInlinedPlugins"), switch),
             "plugins": _list(entry, minItems=1),
         },
         "required": ["name", "plugins"],
