@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from cni.library.documents import reader
+from cni.library.documents import networks, reader
 from cni.library.documents.diagnostic import WARNING, Diagnostic
 from cni.library.documents.reader import JSON, STDIN, YAML, about
 from cni.library.documents.scope import Scope
@@ -14,6 +14,7 @@ from cni.library.documents.text import Text
 from cni.library.lint import manifest, network, operators
 from cni.library.lint.addresses import Assumed, overlaps
 from cni.library.lint.plugin import Surroundings
+from cni.shared.spec.errors import IoFailure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,24 +125,19 @@ def _appended(path: str, document: Any) -> list[str]:
     name = document.get("name") if isinstance(document, dict) else None
     if not isinstance(name, str) or "/" in name or not name or document.get("loadOnlyInlinedPlugins"):
         return []
-    folder = os.path.join(os.path.dirname(path), name)
-    if "type" in document or not os.path.isdir(folder):
-        return []
-    return [os.path.join(folder, n) for n in sorted(os.listdir(folder)) if n.endswith(".conf")]
+    return [] if "type" in document else networks.files(os.path.join(os.path.dirname(path), name), (".conf",))
 
 
 def _directory(path: str, around: Surroundings) -> list[list[Diagnostic]]:
-    try:
-        names = sorted(n for n in os.listdir(path) if os.path.splitext(n)[1] in (*JSON, *YAML))
-    except OSError as fault:
-        return [[about(path, f"cannot be listed: {fault.strerror}", "run it as root, or name another directory")]]
+    try:  # as libcni searches
+        files = networks.files(path, JSON[:1]) + networks.files(path, (*JSON[1:], *YAML))
+    except IoFailure as fault:
+        return [[about(path, fault.msg.removeprefix(f"{path} "), "run it as root, or name another directory")]]
     parts: list[list[Diagnostic]] = []
     count = 0
     seen: dict[str, str] = {}
-    for name in sorted(names, key=lambda n: (os.path.splitext(n)[1] != ".conflist", n)):  # as libcni searches
-        one = os.path.join(path, name)
-        if os.path.isdir(one):
-            continue
+    for one in files:
+        name = os.path.basename(one)
         file = _File(one, around, inside=True)
         count += file.count
         parts.append(file.findings)

@@ -77,6 +77,12 @@ def near(word: str, names: Iterable[str]) -> str:
     return next((folded[name] for name in (*found, *swapped)), "")
 
 
+def remedy(word: str, names: Iterable[str], otherwise: str = "remove it") -> str:
+    """The remedy for the unknown `word`: the one of `names` that was most likely meant."""
+    meant = near(word, names)
+    return f'write "{meant}"' if meant else otherwise
+
+
 def slip(word: str, names: Iterable[str]) -> str:
     """The one of `names` that `word` is but for its case, its - and _, or one letter too many, missing, wrong or swapped
     with the next; "" when none is.

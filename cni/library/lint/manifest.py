@@ -90,9 +90,8 @@ def _config(scope: Scope, document: dict[str, Any], around: Surroundings) -> Non
     for key in spec or {}:
         if key == "config":
             continue
-        meant = known.near(key, ("config",))
         message = f'spec has no key "{key}": Kubernetes drops it'
-        scope.error(("spec", key), message, f'write "{meant}"' if meant else "move it into config", at_key=True)
+        scope.error(("spec", key), message, known.remedy(key, ("config",), "move it into config"), at_key=True)
     _, node, depth = scope.root.walk(("spec", "config"))
     config = node.data if depth == 2 else None
     if config is None or (isinstance(config, str) and not config.strip()):

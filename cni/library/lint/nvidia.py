@@ -174,9 +174,8 @@ def _spec(scope: Scope, kind: str, document: dict[str, Any]) -> _Spec | None:
     before = len(scope.findings)
     for key in written:
         if key not in model.model_fields:
-            meant = known.near(key, model.model_fields)
             message = f'a {kind} has no key "{key}": Kubernetes drops it'
-            scope.error(("spec", key), message, f'write "{meant}"' if meant else "remove it", at_key=True)
+            scope.error(("spec", key), message, known.remedy(key, model.model_fields), at_key=True)
     given = {k: v for k, v in written.items() if k in model.model_fields and v is not None}
     if given.get("mode") == "":
         scope.error(("spec", "mode"), '"": want one of bridge, private, vepa, passthru', "remove it, or write bridge")

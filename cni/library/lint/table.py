@@ -64,8 +64,7 @@ def proposal(read: Any, value: Any) -> str:
         read(value)
     except ValueError as fault:
         _, listed, choices = str(fault).partition("want one of ")
-        meant = known.near(value, choices.split(", ")) if listed and isinstance(value, str) else ""
-        return f'write "{meant}"' if meant else ""
+        return known.remedy(value, choices.split(", "), "") if listed and isinstance(value, str) else ""
     return ""
 
 
@@ -102,26 +101,24 @@ def unknown_keys(
         elif same := next((n for n in sorted(tops) if n.lower() == name.lower()), ""):
             scope.warn(at, f'"{name}" is read as "{same}"', f'write "{same}"', at_key=True)
         else:
-            meant = known.near(name, sorted(tops))
             message = f'{whose} has no key "{name}": it is ignored'
-            scope.warn(at, message, f'write "{meant}"' if meant else _elsewhere(name, kind), at_key=True)
+            scope.warn(at, message, known.remedy(name, sorted(tops), _elsewhere(name, kind)), at_key=True)
         if nested and isinstance(value, dict):
             for inner in value:
                 if inner.lower() not in {n.lower() for n in nested}:
-                    meant = known.near(inner, nested)
                     message = f'{whose} has no key "{name_of((name, inner))}": it is ignored'
-                    scope.warn((*at, inner), message, f'write "{meant}"' if meant else "remove it", at_key=True)
+                    scope.warn((*at, inner), message, known.remedy(inner, nested), at_key=True)
 
 
 def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
     """An error for a `name` that is one of `names` misspelled; a warning for an unknown one, which may be installed."""
     if name in names:
         return
-    message, meant = f"no {what} of the name {name} is known", known.near(name, sorted(names))
+    message = f"no {what} of the name {name} is known"
     if slip := known.slip(name, sorted(names)):
         scope.error(at, f"{message}: the runtime finds none", f'write "{slip}"')
     else:
-        scope.warn(at, message, f'write "{meant}"' if meant else "check that the runtime's plugin folder has it")
+        scope.warn(at, message, known.remedy(name, sorted(names), "check that the runtime's plugin folder has it"))
 
 
 def _elsewhere(name: str, kind: str) -> str:

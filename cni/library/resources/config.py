@@ -169,10 +169,7 @@ def _unknown(scope: Scope, keys: Keys, given: dict[str, Any], names: set[str]) -
     folded = {name.lower() for name in names}
     for key in given:
         if key.lower() not in folded:
-            meant = known.near(key, names)
-            scope.warn(
-                (*keys, key), f'there is no key "{key}"', f'write "{meant}"' if meant else "remove it", at_key=True
-            )
+            scope.warn((*keys, key), f'there is no key "{key}"', known.remedy(key, names), at_key=True)
 
 
 def _period(scope: Scope, given: Any) -> float:
