@@ -96,6 +96,11 @@ def _confined(path: str) -> str:
     if is_inside and _has_files(holder) and not _has_leases(holder):
         what = "holds" if holder == resolved else f"is to be made in {holder[:60]}, which holds"
         raise ValueError(f"{what} files of others: want a directory for railcni alone, such as one in {_STATE}/stores")
+    root = next(root for root in roots if paths.is_below(resolved, root))
+    new = resolved.count("/") - max(holder, root, key=len).count("/")
+    if new and _has_more_directories(root, allowed.data_dirs - new):
+        text = f"would be one directory too many for dataDirs ({allowed.data_dirs}): want an existing one, or change"
+        raise ValueError(f"{text} {allowed.path}")
     return resolved
 
 
@@ -104,6 +109,17 @@ def _nearest(path: str) -> str:
     while path and not _is(path, _DIRECTORY):
         path = path.rpartition("/")[0]
     return path or "/"
+
+
+def _has_more_directories(root: str, most: int) -> bool:
+    """Whether there are more than `most` directories below `root`."""
+    found = [root]
+    for directory in found:
+        inner = [f"{directory}/{name}" for name in files.names_in(directory)]
+        found += [path for path in inner if _is(path, _DIRECTORY)]
+        if len(found) - 1 > most:
+            return True
+    return False
 
 
 def _has_leases(directory: str) -> bool:

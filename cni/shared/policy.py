@@ -65,6 +65,13 @@ KEYS = (
         "data_roots",
     ),
     Key(
+        "dataDirs",
+        integer(0, 100_000),
+        1000,
+        "how many directories networks may make below each of the `dataRoots`, including their subdirectories",
+        "data_dirs",
+    ),
+    Key(
         "logRoots",
         list_of(root),
         ("/var/log", "/tmp/whereabouts.log"),  # noqa: S108  # the file in whereabouts' examples; links are not followed
@@ -131,6 +138,7 @@ class Policy:
     """The keys of KEYS, checked; `path` is the file of these keys, or the one to write."""
 
     config_roots: Sequence[str]
+    data_dirs: int
     data_roots: Sequence[str]
     device_info_roots: Sequence[str]
     devices: Sequence[str]

@@ -199,6 +199,38 @@ def test_somebodys_file_that_is_chosen_as_flat_file_is_not_told(
     assert "net1" not in pod.view.names()
 
 
+# dataDirs, a dataDir beside the directories used, empty and empty/inner, and whether it is refused.
+BOUNDED = [
+    (4, "new", False),
+    (3, "new", True),
+    (5, "new/in/it", True),
+    (6, "new/in/it", False),
+    (3, "empty/inner/new", True),
+    (2, "empty/inner", False),
+    (0, "used", False),
+]
+
+
+@pytest.mark.parametrize(("most", "name", "is_refused"), BOUNDED)
+def test_networks_make_no_more_directories_than_the_node_allows(
+    node: Node, pod: Pod, most: int, name: str, is_refused: bool
+) -> None:
+    used, other = (network({"dataDir": f"{STORES}/{inner}"}) for inner in ("used", name))
+    node.cni("whereabouts", "ADD", used, netns=pod, container_id="before").succeeded()
+    for inner in ("empty", "empty/inner"):
+        node.path(f"{STORES}/{inner}").mkdir(mode=0o700)
+    write(node, POLICY, {"dataDirs": most})
+    reply = node.cni("whereabouts", "ADD", other, netns=pod)
+    if is_refused:
+        reply.refused(7, f'ipam.dataDir "{STORES}/{name}"', f"dataDirs ({most})", POLICY)
+    else:
+        reply.succeeded()
+    write(node, POLICY, {"dataDirs": 0})
+    for container, config in (("c1", other), ("before", used)):
+        node.cni("whereabouts", "DEL", config, netns=pod, container_id=container).succeeded()
+    assert node.leases(f"{STORES}/used") == []
+
+
 def test_all_paths_are_refused_at_once(node: Node, pod: Pod) -> None:
     reply = refused(
         node, "whereabouts", network({"dataDir": "/etc", "log_file": "/etc/x"}), pod, 7, "2 faults", "dataDir"

@@ -162,6 +162,7 @@ def test_passthru_takes_the_masters_mac() -> None:
         ({"ipam": {"type": 5}}, "", ["ipam", "string", "type"]),
         ({"linkInContainer": "yes"}, "", ["linkInContainer", "true or false"]),
         ({"bcqueuelen": -1}, "", ["bcqueuelen", "integer"]),
+        ({"bcqueuelen": 65537}, "", ["bcqueuelen 65537", "65536 at most"]),
         ({"master": 3}, "", ["master 3", "string"]),
     ],
     ids=lambda c: json.dumps(c)[:50],
@@ -172,6 +173,13 @@ def test_a_bad_value_is_refused_with_key_value_and_what_is_wanted(
     with pytest.raises(InvalidConfig) as caught:
         read(request(config, args))
     assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
+
+
+@pytest.mark.parametrize("verb", ["CHECK", "DEL", "STATUS"])
+def test_a_queue_that_an_earlier_version_has_made_can_be_compared_and_deleted(verb: str) -> None:
+    asked = request({"bcqueuelen": 65537})
+    asked.command = verb
+    assert read(asked).bcqueuelen == 65537
 
 
 def test_all_faults_are_told_at_once() -> None:

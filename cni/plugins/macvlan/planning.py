@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from cni.plugins.base import KEYS_OF_EACH, LinkConfig, RecordedPlan
-from cni.shared.config import Key, boolean, fill, hardware_address, integer, netdev, one_of, optional, take
+from cni.shared.config import Fault, Key, boolean, fill, hardware_address, integer, netdev, one_of, optional, take
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU
 from cni.shared.records import digest
 from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cni.shared.config import Fault
     from cni.shared.kernel.links import Link
     from cni.shared.spec.request import Request
 
 MODES = ("bridge", "private", "vepa", "passthru")
 STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: netif_is_macvlan, macvlan_common_newlink
+
+MOST_QUEUED = 1 << 16
+"""The largest `bcqueuelen` of a new link. The kernel takes any, and one queue is of all macvlans of a master: the node's memory."""
 
 KEYS = (
     Key("master", optional(netdev), "", "netdev below the link; default: the netdev of the default route"),
@@ -28,7 +30,12 @@ KEYS = (
         "MAC address; default: one derived from the attachment. In mode passthru the link has the master's",
     ),
     Key("linkInContainer", boolean, False, "look for the master in the sandbox", "link_in_container"),
-    Key("bcqueuelen", integer(0, 2**32 - 1), 0, "broadcast queue of the master, in packets; 0: the kernel's default"),
+    Key(
+        "bcqueuelen",
+        integer(0, 2**32 - 1),
+        0,
+        f"broadcast queue of the master, in packets, {MOST_QUEUED} at most; 0: the kernel's default",
+    ),
     *KEYS_OF_EACH,
 )
 
@@ -87,6 +94,8 @@ def read(request: Request, faults: list[Fault]) -> Config:
     """The checked configuration; all its faults go to `faults`."""
     config = Config()
     fill(config, KEYS, request.config, faults)
+    if request.command == "ADD" and config.bcqueuelen > MOST_QUEUED:  # an earlier version has made longer ones
+        faults.append(Fault("bcqueuelen", config.bcqueuelen, f"want {MOST_QUEUED} at most"))
     given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
     take(config, "mac", hardware_address, faults, given)
     if config.mode == "passthru":
