@@ -18,16 +18,18 @@ from cni.agent.cluster_stores import AddressSource, ClusterSource, PoolSource
 from cni.agent.election import Election
 from cni.agent.events import Teller
 from cni.agent.grace import GraceTracker, blocker, find_dead
+from cni.library.audit import silence
 from cni.library.audit.cluster import Cluster, by_name, read_all
 from cni.library.audit.free import Changed
 from cni.library.audit.lease_rules import near_limit
 from cni.library.audit.model import Key, Name, Node, Pod
-from cni.library.audit.silence import Watch
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Metrics
 from cni.shared.records import Records
+from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease
+from ipam.stores.addresslease import objects as addresses
 from ipam.stores.kubernetes.objects import LIMIT, Reservation
 
 Steps = Generator[None, None, None]
@@ -54,7 +56,8 @@ class Collector:
     def __post_init__(self) -> None:
         self._teller = Teller(self.server, self.node, self.log)
         self._connected: Cluster | None = None
-        self._agents = Watch(self.grace)
+        self._agents = silence.Watch(self.grace)
+        self._lost = silence.Watch(_LISTED_GRACES * self.grace)
         self._sources: list[ClusterSource] = [
             kind(self.records, self.log, self.below) for kind in (PoolSource, AddressSource)
         ]
@@ -185,7 +188,19 @@ class Collector:
         if monotonic() - self._tidied >= _LISTED_GRACES * self.grace:
             for source in self._sources:
                 source.store.forget()
+            self._delete_leases(server, nodes)
             self._tidied = monotonic()
+
+    def _delete_leases(self, server: Cluster, nodes: dict[str, Node]) -> None:
+        """Delete the Lease of each deleted node whose agent is silent and that no lease is of any more."""
+        named = {name for one in self._sources for name in (*one.named, *one.seen_on.values())}
+        try:
+            for node, metadata in self._lost.silent(server).items():
+                is_gone = node not in nodes and named.isdisjoint((node, addresses.label(node)))
+                if is_gone and silence.delete(server.api, metadata):
+                    self.log.say("info", f"node {node} is gone for good: its agent's Lease is deleted")
+        except CniError as fault:  # such as a right that a former version's role lacks
+            self.log.say("warning", f"Leases of agents that are gone stay: {fault.msg}")
 
     def _free_abandoned_of(
         self, source: ClusterSource, nodes: dict[str, Node], pods: dict[Name, Pod], alive: set[str]

@@ -26,7 +26,7 @@ _NODE_UNKNOWN = (
     " the lease with `railcni ipam reclaim`"
 )
 _AGENT_LIVES = (
-    "node {0} has no Node object, but its agent renews the Lease {0}, and the pod may still run there: start its kubelet again,"
+    "node {0} has no Node object, but its agent renews the Lease node-{0}, and the pod may still run there: start its kubelet again,"
     " or stop the node"
 )
 _DEAD = (findings.LEASE_WITHOUT_POD, findings.LEASE_OF_ENDED_POD, findings.LEASE_OF_ANOTHER_UID)

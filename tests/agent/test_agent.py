@@ -385,7 +385,7 @@ def test_each_agent_renews_a_lease_of_its_nodes_name(rig: Rig, how: str) -> None
     start = rig.agent_on_the_host if how == "on the host" else rig.agent
     options = ["--no-collect"] if how == "without the collector" else []
     agent = start("n1", *(options or ["--lease-seconds=0.1"]))
-    own = ("leases", "railcni-node-leases", "n1")
+    own = ("leases", "railcni-node-leases", "node-n1")
     assert until(lambda: own in rig.server.core.objects, 15), agent.log
     spec = rig.server.core.get(own)["spec"]
     assert spec["holderIdentity"] == "n1"
@@ -405,12 +405,50 @@ def test_an_agent_with_the_rights_of_a_former_version_says_so_once_and_frees_no_
     assert rig.offsets() == ["1"]
 
 
+def node_lease(rig: Rig, node: str, seconds: int) -> None:
+    """The Lease of the agent of `node`, as its last renewal has left it."""
+    spec = {"renewTime": "1999", "leaseDurationSeconds": seconds}
+    rig.server.core.create("leases", "railcni-node-leases", {"metadata": {"name": f"node-{node}"}, "spec": spec})
+
+
+def node_leases(rig: Rig) -> set[str]:
+    return {name for kind, _, name in rig.server.core.objects if kind == "leases"}
+
+
+@pytest.mark.parametrize("kind", ["kubernetes", "addresslease"])
+def test_the_lease_of_a_deleted_nodes_silent_agent_goes_when_no_lease_is_of_the_node(rig: Rig, kind: str) -> None:
+    rig.server.add_pod("team", "live", node="n1")
+    rig.hold(kind, 1, owner("c1", "team/live", node="holds"))
+    rig.server.core.add_node("n2", ready=False)
+    for node, seconds in (("gone", 1), ("holds", 1), ("lives", 600), ("n2", 1)):
+        node_lease(rig, node, seconds)
+    agent = rig.agent("n1")
+    assert until(lambda: "node-gone" not in node_leases(rig), 30), agent.log
+    agent.passes(25)
+    assert node_leases(rig) == {"railcni-agent", "node-n1", "node-holds", "node-lives", "node-n2"}, agent.log
+
+
+def test_a_node_with_the_name_of_the_election_has_a_lease_of_its_own(rig: Rig) -> None:
+    agent = rig.agent("railcni-agent", "--lease-seconds=0.1")
+    assert until(lambda: holder(rig) == "railcni-agent", 15), agent.log
+    assert until(lambda: "node-railcni-agent" in node_leases(rig), 15), agent.log
+    assert rig.server.core.get(ELECTION)["spec"]["holderIdentity"].startswith("railcni-agent_")
+
+
+def test_an_agent_that_may_delete_no_lease_says_so_and_goes_on(rig: Rig) -> None:
+    rig.server.forbidden.add(("delete", "leases"))
+    node_lease(rig, "gone", 1)
+    agent = rig.agent("n1")
+    assert agent.says("Leases of agents that are gone stay"), agent.log
+    agent.passes(3)
+    assert 'result="failed"' not in agent.get("/metrics")[1]
+
+
 @pytest.mark.parametrize("kind", ["kubernetes", "addresslease"])
 def test_a_node_whose_node_object_is_deleted_keeps_its_leases_while_its_agent_renews(rig: Rig, kind: str) -> None:
     rig.hold(kind, 1, owner("c1", "team/gone", node="n9"))
     rig.hold(kind, 2, owner("c2", "team/gone", node="lost"))
-    own = {"metadata": {"name": "n9"}, "spec": {"renewTime": "1999", "leaseDurationSeconds": 600}}
-    rig.server.core.create("leases", "railcni-node-leases", own)
+    node_lease(rig, "n9", 600)
     agent = rig.agent("n1")
     assert until(lambda: rig.held(kind) == [1], 20), agent.log
     agent.passes(10)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 import uuid
@@ -97,6 +98,8 @@ class Site:
                 document["roleRef"]["name"] = f"{self.agents}-{document['roleRef']['name']}"
             if "policyName" in document.get("spec", {}):
                 document["spec"]["policyName"] = f"{self.agents}-{document['spec']['policyName']}"
+                if former := document["spec"].get("paramRef", {}).get("namespace"):
+                    document["spec"]["paramRef"]["namespace"] = f"{self.agents}-{former}"
             yield document
 
     def kubeconfig(self, token: str) -> str:
@@ -344,8 +347,9 @@ def test_an_agents_token_for_the_plugins_is_short_and_of_its_own_node(
     ("resource", "name", "said"),
     [
         ("leases", "railcni-agent", ""),
-        ("leases", "n1", ""),
-        ("leases", "n2", "may not write leases"),
+        ("leases", "node-n1", ""),
+        ("leases", "node-n2", "may not write leases"),
+        ("leases", "n1", "may not write leases"),
         ("leases", "kube-scheduler", "may not write leases"),
         ("configmaps", "railcni-datastore", ""),
         ("configmaps", "coredns", "may not write configmaps"),
@@ -354,11 +358,43 @@ def test_an_agents_token_for_the_plugins_is_short_and_of_its_own_node(
 def test_an_agent_writes_only_the_lease_and_the_configmap_of_its_names(
     site: Site, resource: str, name: str, said: str
 ) -> None:
-    name = site.node(name) if name in ("n1", "n2") else name
+    name = re.sub("n[12]$", lambda node: site.node(node[0]), name)
     agent = site.agent("n1")
     namespace = site.electing if resource == "leases" else site.leases
     found = refusal(lambda: agent.create(resource, {"metadata": {"name": name}}, namespace))
     assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("elected", "of", "said"),
+    [
+        ("n1", "gone", ""),
+        ("n2", "gone", "may not delete Lease"),
+        ("", "gone", "may not delete Lease"),
+        (None, "gone", "no params found"),
+        ("n1", "n2", "is there"),
+        ("n1", "n1", "is there"),
+        ("n1", "", "may not delete Lease"),  # the election's
+    ],
+)
+def test_only_the_elected_agent_deletes_the_lease_of_a_node_that_is_gone(
+    site: Site, elected: str | None, of: str, said: str
+) -> None:
+    spec = {"holderIdentity": f"{site.node(elected)}_1"} if elected else {}
+    names = {"railcni-agent": spec, f"node-{site.node(of or 'gone')}": {}}
+    for name, content in names.items():
+        metadata = {"name": name, "namespace": site.electing}
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": content}
+        kubectl("delete", "lease", name, f"--namespace={site.electing}", "--ignore-not-found")
+        if name != "railcni-agent" or elected is not None:
+            kubectl("create", "-f", "-", given=[lease])
+    time.sleep(2)  # the server's policies follow the election's Lease
+    agent = site.agent("n1")
+    name = f"node-{site.node(of)}" if of else "railcni-agent"
+    found, _ = agent.get("leases", name, namespace=site.electing)
+    uid, version = found["metadata"]["uid"], found["metadata"]["resourceVersion"]
+    refused = refusal(lambda: agent.delete("leases", name, uid, version, site.electing))
+    assert said in refused and bool(said) == bool(refused)
 
 
 def test_an_agent_writes_events_in_its_own_name_alone(site: Site) -> None:

@@ -112,7 +112,7 @@ def test_a_deleted_nodes_lease_stays_while_its_agent_lives(node: str, seen_on: s
 
 def test_an_agent_is_silent_when_its_lease_stays_the_same_for_the_grace_and_what_it_promises() -> None:
     now, spec = [1000.0], {"renewTime": "a", "leaseDurationSeconds": 180}
-    cluster: Any = SimpleNamespace(pages=lambda *more, **choice: [[{"metadata": {"name": "n1"}, "spec": spec}]])
+    cluster: Any = SimpleNamespace(pages=lambda *more, **choice: [[{"metadata": {"name": "node-n1"}, "spec": spec}]])
     watch = Watch(60, clock=lambda: now[0])
     for seconds, renewal, alive in (
         (0, "a", True),
@@ -127,6 +127,7 @@ def test_an_agent_is_silent_when_its_lease_stays_the_same_for_the_grace_and_what
         now[0] += seconds
         spec["renewTime"] = renewal
         assert watch.alive(cluster) == ({"n1"} if alive else set()), (seconds, renewal)
+        assert set(watch.silent(cluster)) == (set() if alive else {"n1"}), (seconds, renewal)
 
 
 class Cluster:

@@ -406,14 +406,7 @@ class ApiServer:
         if found is None:
             raise Refusal(404, "NotFound", f"{where} not found", name=name, group=group, kind=resource)
         if method == "DELETE":
-            preconditions = (json.loads(body) if body else {}).get("preconditions") or {}
-            for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-                if preconditions.get(key, found["metadata"][key]) != found["metadata"][key]:
-                    message = (
-                        f"Operation cannot be fulfilled on {where}: Precondition failed: {what} in precondition:"
-                        f" {preconditions[key]}, {what} in object meta: {found['metadata'][key]}"
-                    )
-                    raise Refusal(409, "Conflict", message, name=name, kind=resource)
+            _check_preconditions(body, found["metadata"], where, name, resource)
             del self.objects[resource, namespace, name]
             details = {"name": name, "group": group, "kind": resource, "uid": found["metadata"]["uid"]}
             return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": details}
@@ -463,6 +456,9 @@ class ApiServer:
             if verb == "patch":
                 return 200, self.core.patch((resource, namespace, name), json.loads(body), apply)
             found = self.core.get((resource, namespace, name))
+            if verb == "delete":
+                _check_preconditions(body, found["metadata"], f"{resource} {name}", name, resource)
+                del self.core.objects[resource, namespace, name]
         except Missing:
             raise Refusal(404, "NotFound", f'{resource} "{name}" not found', name=name, kind=resource) from None
         except Exists:
@@ -655,3 +651,15 @@ def _prune(value: Any, schema: dict[str, Any], path: str, resource: str) -> Any:
 if __name__ == "__main__":  # a server for executables, until it is killed
     ApiServer(port=int(sys.argv[1]))
     threading.Event().wait()
+
+
+def _check_preconditions(body: bytes, metadata: dict[str, Any], where: str, name: str, kind: str) -> None:
+    """Refuse a DELETE of another object or version than `body` names."""
+    preconditions = (json.loads(body) if body else {}).get("preconditions") or {}
+    for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+        if preconditions.get(key, metadata[key]) != metadata[key]:
+            message = (
+                f"Operation cannot be fulfilled on {where}: Precondition failed: {what} in precondition:"
+                f" {preconditions[key]}, {what} in object meta: {metadata[key]}"
+            )
+            raise Refusal(409, "Conflict", message, name=name, kind=kind)

@@ -43,7 +43,15 @@ _VERSION = re.compile(r"\b(?:version|plugin|railcni|whereabouts)[: ]\s*(v?\d[^\s
 _RUNTIMES = ("containerd", "crio", "dockerd", "k3s-server", "k3s-agent", "rke2", "podman")
 _ENOUGH = 1 << 30  # bytes; a message ring of one process alone takes tens of MiB
 _UNLIMITED = -1
-POLICIES = ("railcni-addressleases", "railcni-abandoned", "railcni-tokens", "railcni-names", "railcni-events")
+POLICIES = (
+    "railcni-addressleases",
+    "railcni-abandoned",
+    "railcni-tokens",
+    "railcni-names",
+    "railcni-elected",
+    "railcni-lost-nodes",
+    "railcni-events",
+)
 _NOT_BEFORE = datetime(2025, 1, 1, tzinfo=UTC)
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 _TIMEX_BYTES = 208

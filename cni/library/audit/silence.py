@@ -1,7 +1,8 @@
 """The Lease of each node's agent, which tells that the agent lives after its Node object is deleted.
 
-A Lease is named by its node, in a namespace that only has these and the election's. An agent renews its own once a minute: in a
-cluster of 500 nodes this makes 8 small requests a second. A Lease belongs to no Node object: it is to outlive that.
+A Lease is named `node-` and its node, in a namespace that only has these and the election's, whose name begins otherwise. An agent
+renews its own once a minute: in a cluster of 500 nodes this makes 8 small requests a second. A Lease belongs to no Node object: it
+is to outlive that. The elected agent deletes the Lease of a node that is gone for good.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ipam.stores.apiserver.faults import Conflict, Gone
 
 NAMESPACE = "railcni-node-leases"
 LEASES = "leases"
+_PREFIX = "node-"
 BOOT_CLOCK = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # it goes on while the machine sleeps
 
 
@@ -35,13 +37,23 @@ def document(name: str, spec: dict[str, Any]) -> dict[str, Any]:
 def renew(api: Api, node: str, seconds: float) -> None:
     """Renew the Lease of `node`'s agent for `seconds`: one request, two for the first one. CniError."""
     spec = {"holderIdentity": node, "leaseDurationSeconds": max(1, round(seconds)), "renewTime": stamp()}
+    name = _PREFIX + node
     try:
-        api.patch(LEASES, node, [{"op": "add", "path": "/spec", "value": spec}], NAMESPACE)
+        api.patch(LEASES, name, [{"op": "add", "path": "/spec", "value": spec}], NAMESPACE)
     except (Conflict, Gone):
         try:
-            api.create(LEASES, document(node, spec), NAMESPACE)
+            api.create(LEASES, document(name, spec), NAMESPACE)
         except Conflict:
             pass  # a former agent of the node has just renewed it
+
+
+def delete(api: Api, metadata: dict[str, Any]) -> bool:
+    """Delete the Lease of a node that is gone; False when it has been renewed since it was read. CniError."""
+    try:
+        api.delete(LEASES, metadata["name"], metadata["uid"], metadata["resourceVersion"], NAMESPACE)
+    except (Conflict, Gone):
+        return False
+    return True
 
 
 class Watch:
@@ -63,15 +75,25 @@ class Watch:
 
     def alive(self, cluster: Cluster) -> set[str]:
         """The nodes whose agents are not silent. One without a Lease has no agent, or one of a former version. CniError."""
+        return {node for node, (is_silent, _) in self._read(cluster).items() if not is_silent}
+
+    def silent(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
+        """The nodes whose agents have a Lease and are silent, each with the Lease's metadata. CniError."""
+        return {node: metadata for node, (is_silent, metadata) in self._read(cluster).items() if is_silent}
+
+    def _read(self, cluster: Cluster) -> dict[str, tuple[bool, dict[str, Any]]]:
         pages = cluster.pages(LEASES, dict, namespace=NAMESPACE)
-        found = {one["metadata"]["name"]: one.get("spec") or {} for page in pages for one in page}
+        found = {one["metadata"]["name"]: one for page in pages for one in page}
         now = self._clock()
         if now - self._read_at > max(2 * self._grace, self._PAUSE):
             self._seen = {}
         self._read_at = now
-        seen = {name: self._as_seen(name, spec, now) for name, spec in found.items()}
-        self._seen = seen
-        return {name for name, (_, since, seconds) in seen.items() if now - since < max(self._grace, seconds)}
+        self._seen = {name: self._as_seen(name, one.get("spec") or {}, now) for name, one in found.items()}
+        return {
+            name.removeprefix(_PREFIX): (now - since >= max(self._grace, seconds), found[name]["metadata"])
+            for name, (_, since, seconds) in self._seen.items()
+            if name.startswith(_PREFIX)
+        }
 
     def _as_seen(self, name: str, spec: dict[str, Any], now: float) -> tuple[object, float, float]:
         renewal, promised = spec.get("renewTime"), spec.get("leaseDurationSeconds")

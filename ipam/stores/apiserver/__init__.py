@@ -162,11 +162,11 @@ class Api(http.Client):
         """The metadata, at least, of the object changed by a JSON patch; Conflict when a test fails. Gone, Open."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
-    def delete(self, resource: str, name: str, uid: str, version: str = "") -> None:
+    def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:
         """Delete the object of `uid`, as it was in `version` if that is given; Conflict for any other. Gone, Open."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
-        self._call("DELETE", resource, name, "", codec.dumps(options).encode())
+        self._call("DELETE", resource, name, "", codec.dumps(options).encode(), namespace=namespace)
 
     @property
     def has_answered(self) -> bool:
