@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cni.agent import events
-from cni.agent.grace import GraceTracker, is_abandoned
+from cni.agent.grace import GraceTracker
 from cni.agent.loop import SECONDS
 from cni.library.audit import in_use
 from cni.library.audit.cluster import Cluster, PoolReading
 from cni.library.audit.free import Freeing
+from cni.library.audit.lost import is_abandoned
 from cni.library.audit.model import Key, Name, Node, Pod
 from cni.library.audit.occupancy import spans_of
 from cni.library.service.log import AgentLog

@@ -17,11 +17,12 @@ from cni.agent import events
 from cni.agent.cluster_stores import AddressSource, ClusterSource, PoolSource
 from cni.agent.election import Election
 from cni.agent.events import Teller
-from cni.agent.grace import GraceTracker, blocker, find_dead
+from cni.agent.grace import GraceTracker, find_dead
 from cni.library.audit import silence
 from cni.library.audit.cluster import Cluster, by_name, read_all
 from cni.library.audit.free import Changed
 from cni.library.audit.lease_rules import near_limit
+from cni.library.audit.lost import blocker
 from cni.library.audit.model import Key, Name, Node, Pod
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Metrics

@@ -26,7 +26,7 @@ from typing import Any
 from cni.cli import ipam
 from cni.cli.ipam import reclaim
 from cni.cli.terminal import output, subcommand
-from cni.library.audit import in_use
+from cni.library.audit import in_use, lost, silence
 from cni.library.audit.model import Key
 from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, IoFailure
@@ -159,10 +159,24 @@ def _status(options: argparse.Namespace) -> int:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = list(pool.map(partial(_ask, options), agents.values()))
     nodes = _read(options, "get", "nodes", "--selector=kubernetes.io/os=linux", "--output=json")["items"]
-    for name in sorted({node["metadata"]["name"] for node in nodes} - agents.keys()):
-        found.append({"node": name, "version": None, "healthy": False, "faults": ["no agent has this node"]})
+    known = {node["metadata"]["name"] for node in nodes}
+    found += [_faulty(name, "no agent has this node") for name in sorted(known - agents.keys())]
+    found += [_faulty(name, lost.AGENT_LIVES.format(name)) for name in sorted(_leased(options) - known - agents.keys())]
     output.show(options.output, found, lambda: _print(found))
     return int(not all(one["healthy"] for one in found))
+
+
+def _faulty(node: str, fault: str) -> dict[str, Any]:
+    return {"node": node, "version": None, "healthy": False, "faults": [fault]}
+
+
+def _leased(options: argparse.Namespace) -> set[str]:
+    """The nodes whose agents have a Lease; none where this user may not read Leases."""
+    try:
+        where = ("leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}", "--output=json")
+        return set(silence.nodes_of(_read(options, "get", *where)["items"]))
+    except IoFailure:
+        return set()
 
 
 def _ask(options: argparse.Namespace, agent: Agent) -> dict[str, Any]:
@@ -193,9 +207,12 @@ def _answer(options: argparse.Namespace, agent: Agent, command: Sequence[str], *
 def _print(found: Sequence[dict[str, Any]]) -> None:
     rows = []
     for one in found:
-        live = one["attachments"]["live"] if "attachments" in one else None
+        attached = one.get("attachments") or {}
+        said = list(one["faults"])
+        if gone := attached.get("gone"):
+            said.append(f"{output.counted(gone, 'attachment')} without a namespace: `railcni ipam flush` on the node")
         health = output.styled("whole") if one["healthy"] else output.styled("faulty", "bold red")
-        rows.append((one["node"], one["version"] or "", health, live, "\n".join(one["faults"])))
+        rows.append((one["node"], one["version"] or "", health, attached.get("live"), "\n".join(said)))
     output.print_table(("node", "version", "health", "attachments", "what is wrong"), rows)
 
 

@@ -24,6 +24,7 @@ from cni.library.installation.options import folder_of, state_of
 from cni.library.inventory import attachments as recorded
 from cni.library.inventory.places import require_directory
 from cni.shared.kernel import node
+from cni.shared.kernel.netns import has_lost_path
 from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 
 
@@ -165,7 +166,7 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
         parts = attachment["records"].values()
         if any(part.get("bootID", boot_id) == boot_id for part in parts):
             members = {key: value for part in parts for key, value in part.items()}
-            if reason := _reason(members, attachment["alive"] or options.root != "/", remaining):
+            if reason := _reason(members, _may_live(attachment, options.root), remaining):
                 whose = attachment["pod"] or f"container {attachment['containerID'][:12]}"
                 held.append(f"{attachment['network']} {attachment['ifname']} of {whose}: {reason}")
     if held:
@@ -230,8 +231,11 @@ def status(options: argparse.Namespace) -> int:
 
 
 def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | None:
-    """The number that live, and of those whose namespace is gone; in a container, which sees no namespaces, all live. None
-    when this user cannot read them."""
+    """How many live, how many have a namespace that is gone, and how many wait for a release. None when this user cannot
+    read them.
+
+    In a container a namespace counts as gone when the host's directory, and not the namespace, is there.
+    """
     try:
         os.stat(state)
         found = recorded.found(directory=state)
@@ -244,8 +248,13 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
         faults.append(fault.msg)
         return None
     pending = [a for a in found if a["pending"]]
-    live = sum(1 for a in found if a not in pending and (a["alive"] or root != "/"))
+    live = sum(1 for a in found if a not in pending and _may_live(a, root))
     return {"live": live, "gone": len(found) - live - len(pending), "pending": len(pending)}
+
+
+def _may_live(attachment: dict[str, Any], root: str) -> bool:
+    path = attachment["netns"]
+    return bool(attachment["alive"] if root == "/" else not path or not has_lost_path(below(root, path)))
 
 
 def _state_of_name(name: str, found: Installation) -> str:
@@ -256,6 +265,11 @@ def _state_of_name(name: str, found: Installation) -> str:
 
 def _print_status(document: dict[str, Any], workers: str, cold: str) -> None:
     attached = document["attachments"]
+    remedy = (
+        "; `railcni ipam flush` on the node ends these"
+        if attached and (attached["gone"] or attached["pending"])
+        else ""
+    )
     rows = [
         ("plugin folder", document["folder"]),
         ("version", document["version"] or "none: run `railcni install`"),
@@ -263,7 +277,7 @@ def _print_status(document: dict[str, Any], workers: str, cold: str) -> None:
         *((name, text) for name, text in document["names"].items()),
         (
             "attachments",
-            "{live} live, {gone} whose namespace is gone, {pending} with a pending release".format(**attached)
+            "{live} live, {gone} whose namespace is gone, {pending} with a pending release".format(**attached) + remedy
             if attached
             else "not known",
         ),

@@ -453,9 +453,7 @@ def test_a_node_whose_node_object_is_deleted_keeps_its_leases_while_its_agent_re
     assert until(lambda: rig.held(kind) == [1], 20), agent.log
     agent.passes(10)
     assert rig.held(kind) == [1]
-    assert until(lambda: any("n9 has no Node object, but its agent renews" in text for *_, text in rig.events())), (
-        agent.log
-    )
+    assert until(lambda: any("n9, which has no Node object, renews" in text for *_, text in rig.events())), agent.log
 
 
 # --- its life ---

@@ -377,7 +377,9 @@ AFAR = {
     "ready": ({"ready": True}, False),
     "silent": ({"ready": False}, False),
     "off": ({"ready": False, "out_of_service": True}, True),
-    "gone": (None, False),
+    "gone": (None, True),
+    "gone, and its agent renews its Lease": (None, False),
+    "gone, and no Lease may be read": (None, False),
 }
 
 
@@ -388,9 +390,15 @@ def test_a_lease_is_freed_from_another_machine_only_when_its_node_is_off(
     node, may_be_freed = AFAR[state]
     if node:
         rig.server.core.add_node("n7", **node)
+    if "renews" in state:
+        rig.server.core.create("leases", "railcni-node-leases", {"metadata": {"name": "node-n7"}, "spec": {}})
+    if "no Lease" in state:
+        rig.server.forbidden.add(("list", "leases"))
     rig.hold(kind, 2, owner("c2", "team/gone", node="n7", boot="another"))
     (found,) = audited(ipam)
-    if found[1] == "look":  # the audit itself says that it may still run there
+    # the audit itself says that it may still run there
+    assert (found[1] == "look") == (state == "silent" or "renews" in state)
+    if found[1] == "look":
         return
     result = "freed" if may_be_freed else "kept"
     assert reclaimed(ipam, code=0 if may_be_freed else 1) == [(result, "10.0.0.2")]

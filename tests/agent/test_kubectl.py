@@ -241,6 +241,24 @@ def test_status_tells_of_each_node_what_its_agent_finds_or_why_there_is_none(clu
     assert (code, "ImagePullBackOff" in told, "whole" in told) == (1, True, True)
 
 
+def test_a_deleted_node_whose_agent_has_a_lease_is_told(cluster: Cluster) -> None:
+    for name in ("n1", "n9"):
+        lease = {"metadata": {"name": f"node-{name}"}, "spec": {"holderIdentity": name}}
+        cluster.server.keep("leases", "railcni-node-leases", lease)
+    found = {one["node"]: one for one in json.loads(cluster("status", "--output=json")[1])}
+    assert list(found) == ["n1", "n2", "n3", "n9"]
+    assert found["n9"]["healthy"] is False
+    assert "which has no Node object, renews the Lease node-n9" in found["n9"]["faults"][0]
+
+
+def test_attachments_without_a_namespace_are_told_with_the_command_that_ends_them(cluster: Cluster) -> None:
+    told = {"version": "1", "healthy": True, "faults": [], "attachments": {"live": 2, "gone": 3, "pending": 0}}
+    cluster.nodes.answers = ["echo", json.dumps(told)]
+    assert "3 attachments without a namespace: `railcni ipam flush`" in " ".join(cluster("status")[1].split())
+    cluster.nodes.answers = ["echo", json.dumps({**told, "attachments": None})]  # which the agent cannot read
+    assert "without a namespace" not in cluster("status")[1]
+
+
 def test_a_node_with_a_fault_and_one_that_does_not_answer_are_told_and_change_the_exit_code(cluster: Cluster) -> None:
     for name in ("n2", "n3"):
         cluster.server.drop("nodes", "", name)

@@ -36,6 +36,8 @@ from tests.bench.scenarios import (
     ipam_group,
 )
 
+_ROUNDS = 100  # fewer tell nothing of a difference of a twentieth
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -88,9 +90,11 @@ def _to_other(operation: Operation, other: Operation) -> Callable[[Results], flo
 
 
 def _above_row_without(results: Results) -> float | None:
-    """How many times ADD / Go of the row whose caller has no variables."""
-    rows = [_to_go(Operation(group, "ADD"))(results) for group in (AS_CONTAINERD, POOL)]
-    return rows[0] / rows[1] if rows[0] and rows[1] else None
+    """How many times ADD / Go of the row whose caller has no variables, which the same rounds measure; None for few rounds."""
+    rows = [(Operation(group, "ADD"), side) for group in (AS_CONTAINERD, POOL) for side in (OURS, GO)]
+    rounds = list(zip(*(results.times(*row) for row in rows), strict=False))
+    times = [ours / go / (ours_without / go_without) for ours, go, ours_without, go_without in rounds]
+    return median(times) if len(times) >= _ROUNDS else None
 
 
 def _noted(operation: Operation) -> Callable[[Results], float | None]:

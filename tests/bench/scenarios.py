@@ -145,9 +145,10 @@ class Scenario:
         return _network(side, f"{self.plugin}-{self.source}", keys | more)
 
 
+_ALL_VERBS = ("VERSION", "ADD", "CHECK", "DEL")
 SCENARIOS = (
-    Scenario(POOL, "macvlan", "pool", ("VERSION", "ADD", "CHECK", "DEL")),
-    Scenario(AS_CONTAINERD, "macvlan", "pool", caller=CONTAINERD.environ),
+    Scenario(POOL, "macvlan", "pool", _ALL_VERBS),
+    Scenario(AS_CONTAINERD, "macvlan", "pool", _ALL_VERBS, caller=CONTAINERD.environ),
     Scenario(HOST_LOCAL, "macvlan", "host-local"),
     Scenario(STATIC, "macvlan", "static"),
     Scenario(BARE, "macvlan", "none"),

@@ -640,6 +640,24 @@ def test_a_checkout_installs_the_plugins_for_its_own_python(
     assert said(plugins / "macvlan") == "macvlan of others"
 
 
+def test_status_in_a_container_tells_attachments_without_a_namespace_from_living_ones(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("opt/cni/bin", "state"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "run/netns").mkdir(parents=True)
+    (tmp_path / "run/netns/there").touch()
+    records = Records(str(tmp_path / "state"))
+    for name in ("/run/netns/there", "/run/netns/gone", "/not/mounted/here", ""):
+        records.write(Attachment("net", f"c{len(name)}", "net1"), "ipam", {"netns": name})
+    options = ("status", "--root", tmp_path, "--state-dir", "/state", "--to", "/opt/cni/bin")
+    run(*options, "-o", "json")
+    assert json.loads(capfd.readouterr().out)["attachments"] == {"live": 3, "gone": 1, "pending": 0}
+    run(*options)
+    table = " ".join(capfd.readouterr().out.split())
+    assert "1 whose namespace is gone, 0 with a pending release; `railcni ipam flush` on the node ends these" in table
+
+
 def test_status_as_another_user_says_that_the_attachments_are_not_known(
     public: Path, plugins: Path, another_user: AnotherUser, capfd: pytest.CaptureFixture[str]
 ) -> None:

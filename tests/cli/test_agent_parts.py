@@ -15,6 +15,7 @@ from cni.agent.collector import Collector
 from cni.agent.election import Election
 from cni.agent.grace import GraceTracker
 from cni.agent.nodefiles import Tokens
+from cni.library.audit import lost
 from cni.library.audit.model import Node, Pod
 from cni.library.audit.silence import Watch
 from cni.library.service.log import AgentLog
@@ -90,24 +91,24 @@ def test_a_lease_is_dead_by_its_pod_alone() -> None:
 def test_an_abandoned_lease_is_freed_when_no_node_can_run_its_pod(
     node: str, seen_on: str | None, is_over: bool, why: str
 ) -> None:
-    found = grace.blocker(lease_on(node), NODES, seen_on, is_over)
+    found = lost.blocker(lease_on(node), NODES, seen_on, is_over)
     assert why in found
     assert bool(why) == bool(found)
 
 
 def test_a_silent_node_that_leases_name_is_not_the_one_that_a_lease_names_otherwise() -> None:
-    assert grace.blocker(lease_on("short-name"), NODES, None, False, {"silent"}) == ""
+    assert lost.blocker(lease_on("short-name"), NODES, None, False, {"silent"}) == ""
 
 
 def test_a_lease_is_abandoned_when_its_node_is_unknown_gone_or_off() -> None:
-    abandoned = {name: grace.is_abandoned(lease_on(name), NODES) for name in ("", *NODES, "deleted")}
+    abandoned = {name: lost.is_abandoned(lease_on(name), NODES) for name in ("", *NODES, "deleted")}
     assert abandoned == {"": True, "ready": False, "silent": False, "off": True, "deleted": True}
 
 
 @pytest.mark.parametrize(("node", "seen_on"), [("deleted", None), ("deleted", "deleted"), ("", "deleted")])
 def test_a_deleted_nodes_lease_stays_while_its_agent_lives(node: str, seen_on: str | None) -> None:
-    assert "its agent renews" in grace.blocker(lease_on(node), NODES, seen_on, False, {"silent"}, {"deleted"})
-    assert grace.blocker(lease_on(node), NODES, seen_on, False, {"silent"}, {"other"}) == ""
+    assert "no Node object, renews" in lost.blocker(lease_on(node), NODES, seen_on, False, {"silent"}, {"deleted"})
+    assert lost.blocker(lease_on(node), NODES, seen_on, False, {"silent"}, {"other"}) == ""
 
 
 def test_an_agent_is_silent_when_its_lease_stays_the_same_for_the_grace_and_what_it_promises() -> None:

@@ -13,7 +13,19 @@ from rich.console import Console
 from tests.bench import breakdown, chart, probe, report
 from tests.bench.limits import LIMITS, crowd_ratios, crowd_verdict, memory_verdict
 from tests.bench.samples import Crowd, Operation, Results, Sample, percentile, ratio
-from tests.bench.scenarios import ETCD_CLAIMS, FULL, GO, HOST_DEVICE, KUBE_NODE, MOVE, OURS, POOL, ipam_group
+from tests.bench.scenarios import (
+    AS_CONTAINERD,
+    ETCD_CLAIMS,
+    FULL,
+    GO,
+    HOST_DEVICE,
+    KUBE_NODE,
+    MOVE,
+    OURS,
+    POOL,
+    SCENARIOS,
+    ipam_group,
+)
 
 ADD = Operation(POOL, "ADD")
 
@@ -55,6 +67,31 @@ def test_a_limit_is_met_up_to_its_value(ours: float, verdict: str) -> None:
 )
 def test_of_two_limits_one_that_is_missed_stands_last(ours: float, verdict: str) -> None:
     assert LIMITS[ADD].verdict(results({(ADD, OURS): [ours], (ADD, GO): [10.0]})) == verdict
+
+
+@pytest.mark.parametrize(
+    ("rounds", "slower", "said"),
+    [(99, 1.2, ""), (100, 1.2, "1.20, at most 1.05: missed"), (100, 1.04, "1.04, at most 1.05: met")],
+)
+def test_a_callers_variables_are_judged_within_rounds_and_after_a_hundred_of_them(
+    rounds: int, slower: float, said: str
+) -> None:
+    """A machine that slows down in the course of a run slows all rows of a round."""
+    add = Operation(AS_CONTAINERD, "ADD")
+    speed = [1.0 + number / 10 for number in range(rounds)]
+    times = {
+        (add, OURS): [2 * slower * s for s in speed],
+        (add, GO): [4 * s for s in speed],
+        (ADD, OURS): [2 * s for s in speed],
+        (ADD, GO): [4 * s for s in speed],
+    }
+    assert LIMITS[add].verdict(results(times)).endswith(said)
+    assert bool(said) == bool(LIMITS[add].verdict(results(times)))
+
+
+def test_a_caller_with_variables_calls_the_same_verbs_as_one_without() -> None:
+    verbs = {one.group: one.verbs for one in SCENARIOS}
+    assert verbs[AS_CONTAINERD] == verbs[POOL]
 
 
 def test_limits_that_are_no_ratio_to_go_name_what_they_compare() -> None:

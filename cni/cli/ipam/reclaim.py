@@ -22,7 +22,7 @@ from typing import Any
 from cni.cli.ipam import options as stores
 from cni.cli.ipam.audit import Report, load, seen_twice
 from cni.cli.terminal import output, subcommand
-from cni.library.audit import in_use, snapshot, store_rules
+from cni.library.audit import in_use, lost, snapshot, store_rules
 from cni.library.audit.cluster import Cluster
 from cni.library.audit.findings import LEASE_OF_ENDED_POD, RECLAIM, Finding
 from cni.library.audit.free import Changed, Freeing
@@ -166,8 +166,17 @@ class _Found:
         lease = found[0] if found else self._leases.get(finding.of_address())
         if is_forced or lease is None or finding.kind == LEASE_OF_ENDED_POD or self._freeing.is_here(lease):
             return None
-        node = self._cluster.node(lease.node) if self._cluster else None
-        return None if node and node.out_of_service else lease
+        return None if self._is_off(lease) else lease
+
+    def _is_off(self, lease: Lease) -> bool:
+        """Whether the lease's node is known to be off: an administrator says so, or it is deleted and its agent is silent."""
+        seen = self._seen
+        if self._cluster is None or seen.nodes is None or not lease.node:
+            return False
+        if node := self._cluster.node(lease.node):
+            return node.out_of_service
+        named = {one.node for one in seen.leases}
+        return seen.agents is not None and not lost.blocker(lease, seen.nodes, None, False, named, seen.agents)
 
     def free(self, finding: Finding, dry_run: bool, is_forced: bool = False) -> None:
         """Free what the finding is about; Changed when it must not be freed, CniError when it cannot be. Kept."""

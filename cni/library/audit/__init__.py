@@ -5,6 +5,8 @@
 model        what a cluster holds beside leases, of objects of the API: pods, nodes, networks      pure
 cluster      the API server, as command and agent read it: ipam.stores.apiserver in pages
 snapshot     all that a store and its cluster hold, and what the rules find in it
+lost         whether a lease's node is lost                                               pure
+silence      the Lease of each node's agent, which tells that the agent lives
 findings     what can be wrong
 lease_rules  leases and reservations beside pods, and the addresses that pods show            pure
 store_rules  a store by itself, and leases beside records                                     pure

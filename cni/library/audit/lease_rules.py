@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from cni.library.audit import findings as kinds
+from cni.library.audit import lost
 from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, about
 from cni.library.audit.model import Address, Network, Pod, PodInterface, Snapshot
 from ipam.leases import Lease
@@ -121,7 +122,10 @@ class AuditRules:
         users = [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
         if users:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
-        node = (self._all.nodes or {}).get(lease.node)
+        nodes = self._all.nodes
+        node = (nodes or {}).get(lease.node)
+        if nodes is not None and node is None and lease.node in (self._all.agents or ()):
+            return self._of(lease, kind, LOOK, f"{why}, but {lost.AGENT_LIVES.format(lease.node)}")
         if node and node.may_run_on:
             return self._of(lease, kind, LOOK, f"{why}, but node {node.name} is not ready: it may still run there")
         return self._of(lease, kind, RECLAIM, why)

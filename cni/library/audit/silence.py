@@ -8,7 +8,7 @@ is to outlive that. The elected agent deletes the Lease of a node that is gone f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -32,6 +32,12 @@ def document(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """A new Lease."""
     metadata = {"name": name, "namespace": NAMESPACE}
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+
+
+def nodes_of(leases: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The nodes whose agents have one of these Leases, each with it."""
+    named = {one["metadata"]["name"]: one for one in leases}
+    return {name.removeprefix(_PREFIX): one for name, one in named.items() if name.startswith(_PREFIX)}
 
 
 def renew(api: Api, node: str, seconds: float) -> None:
@@ -60,13 +66,13 @@ class Watch:
     """The agents whose Leases change. A Lease tells nothing by its own time: clocks differ.
 
     An agent is silent when its Lease has stayed the same for the grace, and for as long as the Lease promises (10 minutes at
-    most). After a pause between two readings all begins again: then perhaps no agent could renew its Lease.
+    most): whoever reads once takes each for alive that has a Lease. After a pause between two readings all begins again: then perhaps no agent could renew its Lease.
     """
 
     _LONGEST = 600.0
     _PAUSE = 120.0
 
-    def __init__(self, grace: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
+    def __init__(self, grace: float = 60.0, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._grace = grace
         self._clock = clock
         # Of each Lease: its renewal, since when it is seen, the seconds that it promises
@@ -83,20 +89,19 @@ class Watch:
 
     def _read(self, cluster: Cluster) -> dict[str, tuple[bool, dict[str, Any]]]:
         pages = cluster.pages(LEASES, dict, namespace=NAMESPACE)
-        found = {one["metadata"]["name"]: one for page in pages for one in page}
+        found = nodes_of(one for page in pages for one in page)
         now = self._clock()
         if now - self._read_at > max(2 * self._grace, self._PAUSE):
             self._seen = {}
         self._read_at = now
-        self._seen = {name: self._as_seen(name, one.get("spec") or {}, now) for name, one in found.items()}
+        self._seen = {node: self._as_seen(node, one.get("spec") or {}, now) for node, one in found.items()}
         return {
-            name.removeprefix(_PREFIX): (now - since >= max(self._grace, seconds), found[name]["metadata"])
-            for name, (_, since, seconds) in self._seen.items()
-            if name.startswith(_PREFIX)
+            node: (now - since >= max(self._grace, seconds), found[node]["metadata"])
+            for node, (_, since, seconds) in self._seen.items()
         }
 
-    def _as_seen(self, name: str, spec: dict[str, Any], now: float) -> tuple[object, float, float]:
+    def _as_seen(self, node: str, spec: dict[str, Any], now: float) -> tuple[object, float, float]:
         renewal, promised = spec.get("renewTime"), spec.get("leaseDurationSeconds")
-        former = self._seen.get(name)
+        former = self._seen.get(node)
         since = former[1] if former and former[0] == renewal else now
         return renewal, since, min(promised, self._LONGEST) if isinstance(promised, int) else 0.0

@@ -16,6 +16,7 @@ from cni.library.audit import in_use, lease_rules, store_rules
 from cni.library.audit.cluster import Cluster, PoolReading, by_name, read_all
 from cni.library.audit.findings import DUPLICATE_ADDRESS, LOOK, POD_WITHOUT_LEASE, POOL_IN_TWO_NAMESPACES, Finding
 from cni.library.audit.model import Network, Snapshot
+from cni.library.audit.silence import Watch
 from cni.library.audit.store import Choice
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
@@ -67,7 +68,8 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     pods = by_name(read_all(cluster.pods, progress, "pods"))
     progress("reading nodes")
     nodes = _or(cluster.nodes, None, unread)
-    around: dict[str, Any] = {"pods": pods, "nodes": nodes, "networks": networks, "nads": nads}
+    agents = _or(lambda: Watch().alive(cluster), None, unread)
+    around: dict[str, Any] = {"pods": pods, "nodes": nodes, "agents": agents, "networks": networks, "nads": nads}
     snapshots = [replace(found, **around, unread=[*found.unread, *unread]) for found in contents]
     total: Counter[str] = Counter()
     for found in contents:
