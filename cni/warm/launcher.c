@@ -266,17 +266,12 @@ static long open_nothing(void)
 }
 
 /* Whether stdin, stdout and stderr are open. The next opened file, such as the pack, would get the number of a closed one.
- * So a closed one is replaced by a descriptor that can be neither read nor written. */
+ * So a descriptor that can be neither read nor written gets this number. */
 static int have_streams(void)
 {
 	for (long fd = 0; fd < 3; fd++)
-		if (call(__NR_fcntl, fd, F_GETFD, 0, 0, 0) < 0) {
-			long opened = open_nothing();
-			if (opened == fd)
-				continue;
-			call(__NR_close, opened, 0, 0, 0, 0);
+		if (call(__NR_fcntl, fd, F_GETFD, 0, 0, 0) < 0 && open_nothing() < 0)
 			return 0;
-		}
 	return 1;
 }
 
@@ -425,7 +420,6 @@ static int may_wait(void)
 static long request(long connection, const char *name)
 {
 	static char head[1024];
-	static struct msghdr message;
 	static union {
 		struct cmsghdr first;
 		char room[CMSG_SPACE(3 * sizeof(int))];
@@ -453,14 +447,9 @@ static long request(long connection, const char *name)
 	given[1] = call(__NR_openat, AT_FDCWD, (long)".", O_PATH | O_DIRECTORY | O_CLOEXEC, 0, 0);
 	if (given[1] < 0)
 		return given[1];
-	control.first.cmsg_level = SOL_SOCKET;
-	control.first.cmsg_type = SCM_RIGHTS;
-	control.first.cmsg_len = CMSG_LEN(sizeof given);
+	control.first = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof given), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
 	copy((char *)CMSG_DATA(&control.first), (char *)given, sizeof given);
-	message.msg_iov = parts;
-	message.msg_iovlen = 2;
-	message.msg_control = &control;
-	message.msg_controllen = sizeof control.room;
+	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2, .msg_control = &control, .msg_controllen = sizeof control.room};
 	long sent = call(__NR_sendmsg, connection, (long)&message, MSG_NOSIGNAL, 0, 0);
 	call(__NR_close, given[1], 0, 0, 0, 0);
 	return sent < 0 ? sent : 0;
@@ -498,12 +487,10 @@ static char try_warm(const char *directory, const char *name)
 		call(__NR_renameat2, AT_FDCWD, (long)address.sun_path, AT_FDCWD, (long)away, 0);
 	}
 	char reason = error == -ETIMEDOUT ? SILENT : BUSY;
-	if (error == 1 && packet[0] == 'h' && request(connection, name))
-		reason = TOO_LONG;
-	else if (error == 1 && packet[0] == 'h') {
+	if (error == 1 && packet[0] == 'h') {
 		long count;
-		reason = ENDED;
-		while ((count = receive(connection, packet, sizeof packet, REPLY_MS)) > 0) {
+		reason = request(connection, name) ? TOO_LONG : ENDED;
+		while (reason == ENDED && (count = receive(connection, packet, sizeof packet, REPLY_MS)) > 0) {
 			if (packet[0] > '9')
 				reason = packet[0];
 			if (count - 1 > said + sizeof said - end)

@@ -467,6 +467,27 @@ def test_a_users_defaults_of_kubectl_change_nothing(cluster: Cluster) -> None:
     assert cluster.is_clean()
 
 
+# What kubectl says of this file's server, as of a real one with its kubelet.
+UNKIND = {
+    "logs railcni-n1 -c other": (1, "container other is not valid for pod railcni-n1"),
+    "logs railcni-n2 -c agent": (1, 'container "agent" in pod "railcni-n2" is waiting to start: PodInitializing'),
+    "logs railcni-n2 -c agent --follow --pod-running-timeout=1s": (1, "is waiting to start: PodInitializing"),
+    "exec railcni-n2 -c agent -- true": (1, 'container not found ("agent")'),
+    "exec railcni-n1 -c other -- true": (1, "other"),
+    "exec railcni-n9 -c agent -- true": (1, 'pods "railcni-n9" not found'),
+    "exec railcni-n1 -c agent -- true": (7, "exit code 7"),
+}
+
+
+@pytest.mark.parametrize("command", UNKIND)
+def test_the_server_of_these_tests_refuses_what_a_real_one_refuses(cluster: Cluster, command: str) -> None:
+    cluster.nodes.answers = ["sh", "-c", "exit 7"]
+    argv = ["kubectl", "--namespace=railcni", *command.split()]
+    done = subprocess.run(argv, env=cluster.environ, capture_output=True, text=True)
+    code, said = UNKIND[command]
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
 # What is asked for wrongly, and what the message names.
 WRONG = {
     "a node without an agent": (("doctor", "n3"), "no agent on node n3: want one of n1, n2"),

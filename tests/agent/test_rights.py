@@ -49,9 +49,12 @@ def test_the_agent_has_each_right_that_it_uses_and_no_other(rig: Rig) -> None:
         rig.lease(offset, owner(f"c{offset}", f"team/{pod}"), leased)  # of the store addresslease; web-0 is remembered
     lost = owner("c9", "team/live", uid=live, netns="/proc/self/ns/net")
     rig.record("n1", 256, lost, pool="10.0.1.0-24", scope=None)  # somebody has deleted its pool
+    lease = {"metadata": {"name": "node-lost"}, "spec": {"leaseDurationSeconds": 1}}  # of a node that is gone for good
+    rig.server.core.create("leases", "railcni-node-leases", lease)
     agent = rig.agent_on_the_host("n1", "--plugin-account=kube-system/railcni")
     assert until(lambda: rig.offsets() == ["1"], 30), agent.log
     assert until(lambda: rig.reservations() == ["10.0.0.1"], 10), agent.log
+    assert until(lambda: ("leases", "railcni-node-leases", "node-lost") not in rig.server.core.objects, 30), agent.log
     agent.passes()
     agent.end()
     wide = {(group, resource) for _, group, resource, namespace in granted() if not namespace}

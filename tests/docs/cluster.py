@@ -153,8 +153,8 @@ class Cluster(ApiServer):
             return super()._serve(method, parts, query, headers, body)
         if request.sub == "token":
             return super()._serve(method, parts, query, headers, body)
-        if request.sub == "log":
-            raise self._no_log(request) or AssertionError("it streams")
+        if request.sub in ("log", "exec"):
+            raise self._refused(request) or AssertionError("it streams")
         code, answer = self._of_any_kind(method, request, headers, json.loads(body) if body else {})
         if "as=PartialObjectMetadata" in headers.get("Accept", "") and "items" not in answer:
             answer = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": answer["metadata"]}
@@ -266,10 +266,12 @@ class Cluster(ApiServer):
         if request.first("watch") in ("true", "1"):
             self._watch(handler, request)
         elif request.sub == "log":
-            if self._no_log(request):
+            if self._refused(request):
                 return False
             self._log(handler, request)
         elif request.sub == "exec":
+            if self._refused(request):
+                return False
             self._exec(handler, request)
         elif request.sub.startswith("proxy/"):
             self._proxy(handler, request)
@@ -300,8 +302,8 @@ class Cluster(ApiServer):
         handler.wfile.write(json.dumps({"type": kind, "object": document}).encode() + b"\n")
         handler.wfile.flush()
 
-    def _no_log(self, request: Request) -> Refusal | None:
-        """The refusal of a log: a pod of several containers is asked for none by name, or the container has not begun."""
+    def _refused(self, request: Request) -> Refusal | None:
+        """The refusal of a log or an exec, as a real server and kubelet word it; None where it is served."""
         pod, name = self.read("pods", request.namespace, request.name), request.first("container")
         if pod is None:
             return refusal(404, "NotFound", "pods", request.name)
@@ -309,11 +311,19 @@ class Cluster(ApiServer):
         if not name and len(names) > 1:
             why = f"a container name must be specified for pod {request.name}, choose one of: [{' '.join(names)}]"
             return Refusal(400, "BadRequest", why)
-        states = {one["name"]: one["state"] for one in pod.get("status", {}).get("containerStatuses", ())}
-        waiting = states.get(name or names[0], {}).get("waiting")
-        if not waiting:
+        name = name or names[0]
+        if name not in [*names, *(one["name"] for one in pod["spec"].get("initContainers", ()))]:
+            return Refusal(400, "BadRequest", f"container {name} is not valid for pod {request.name}")
+        status = pod.get("status", {})
+        found = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+        state = {one["name"]: one["state"] for one in found}.get(name, {})
+        if request.sub == "exec":
+            if "running" in state:
+                return None
+            return Refusal(500, "InternalError", f'unable to upgrade connection: container not found ("{name}")')
+        if not (waiting := state.get("waiting")):
             return None
-        why = f'container "{name or names[0]}" in pod "{request.name}" is waiting to start: {waiting["reason"]}'
+        why = f'container "{name}" in pod "{request.name}" is waiting to start: {waiting["reason"]}'
         return Refusal(400, "BadRequest", why)
 
     def _log(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
