@@ -48,9 +48,11 @@ class Caller:
     unit: Mapping[str, str] | None = None
     is_in_pod: bool = False
 
-    def args_of(self, pod: str, container: str, uid: str = "77af6fdf-ef37-4093-85b0-54690b986d7f") -> str:
+    def args_of(
+        self, pod: str, container: str, uid: str = "77af6fdf-ef37-4093-85b0-54690b986d7f", namespace: str = "default"
+    ) -> str:
         """CNI_ARGS of a call."""
-        return self.args.format(pod=pod, container=container, namespace="default", uid=uid)
+        return self.args.format(pod=pod, container=container, namespace=namespace, uid=uid)
 
 
 _OF_POD = "K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID={container};K8S_POD_UID={uid}"
@@ -67,6 +69,14 @@ CONTAINERD = Caller(
     _CONTAINERD,
     f"IgnoreUnknown=1;{_OF_POD}",
     (ADD, DEL, Step("DEL", has_netns=False, has_previous=False)),  # StopPodSandbox, RemovePodSandbox
+    unit=NOTIFY,
+)
+KUBELET = Caller(
+    "read: kubernetes/kubernetes, pkg/kubelet/kuberuntime/kuberuntime_manager.go, SyncPod: it calls no plugin, but the runtime,"
+    " here the containerd above. A sandbox that has died is ended before the pod's next one is made",
+    CONTAINERD.environ,
+    CONTAINERD.args,
+    (ADD, DEL, *CONTAINERD.order),
     unit=NOTIFY,
 )
 THIN_MULTUS = Caller(
@@ -120,12 +130,28 @@ CNITOOL = Caller(
 )
 CALLERS = {
     "containerd": CONTAINERD,
+    "kubelet": KUBELET,
     "thin Multus": THIN_MULTUS,
     "thick Multus": THICK_MULTUS,
     "CRI-O": CRI_O,
     "podman": PODMAN,
     "cnitool": CNITOOL,
 }
+
+# It calls no CNI plugin, but `kubectl-railcni`.
+KUBECTL = Caller(
+    "read: kubernetes/kubernetes 8d31df5, staging/src/k8s.io/kubectl/pkg/cmd/cmd.go: kubectl becomes the plugin, which gets kubectl's"
+    " own environment and the arguments after its name; a flag before the name is refused",
+    {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/home/admin",
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "TERM": "xterm",
+    },
+    "",
+    (),
+)
 
 # In place of a plugin: writes each call below the directory, and runs the plugin.
 RECORDER = """#!/bin/sh

@@ -27,6 +27,7 @@ from cni.cli.main import main
 from ipam.stores.kubernetes import locks
 from tests import tools
 from tests.agent.rig import GONE, Rig, owner
+from tests.callers import KUBECTL
 from tests.command import LOCKS
 from tests.docs import cluster as docs
 from tests.docs.kubelet import creating, status_of
@@ -172,8 +173,9 @@ class Cluster:
         self.nodes.roots["railcni-n1"] = "/"
         for name, spec in (("train", {"nodeName": "n1"}), ("new", {})):
             server.keep("pods", "team", {"metadata": {"name": name, "namespace": "team"}, "spec": spec, "status": {}})
-        self.environ = {**os.environ, "KUBECONFIG": server.kubeconfig(folder), "HOME": str(folder)}
-        self.environ["PATH"] = f"{Path(tools.find('kubectl')).parent}:{os.environ['PATH']}"
+        self.environ = {**KUBECTL.environ, "KUBECONFIG": server.kubeconfig(folder), "HOME": str(folder)}
+        self.environ["PATH"] = f"{Path(tools.find('kubectl')).parent}:{BIN}:{KUBECTL.environ['PATH']}"
+        self.environ[LOCKS] = os.environ[LOCKS]
 
     def agent(self, name: str, node: str, status: Document) -> None:
         """A pod of the DaemonSet, in which the component of the device plugin has put its container first."""
@@ -187,7 +189,7 @@ class Cluster:
         self.server.keep("pods", "railcni", {"metadata": metadata, "spec": spec, "status": status})
 
     def argv(self, *argv: str) -> list[str]:
-        return [str(BIN / "kubectl-railcni"), *argv]
+        return [tools.find("kubectl"), "railcni", *argv]
 
     def __call__(self, *argv: str) -> tuple[int, str, str]:
         """`kubectl railcni` with these arguments."""
@@ -509,7 +511,8 @@ def test_no_agents_and_no_kubectl_are_told(cluster: Cluster) -> None:
         cluster.server.drop("pods", "railcni", name)
     assert "no agent in namespace railcni" in cluster("status")[2]
     cluster.environ["PATH"] = ""
-    assert "kubectl is not on PATH" in cluster("status")[2]
+    alone = subprocess.run([BIN / "kubectl-railcni", "status"], env=cluster.environ, capture_output=True, text=True)
+    assert "kubectl is not on PATH" in alone.stderr
 
 
 def test_leases_are_those_of_both_stores_of_the_cluster(rig: Rig, cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import callers
 from tests.node import GO_PLUGINS, Call, Node, Pod, until
 
 ROOT = "/run/ipam"
@@ -75,6 +76,7 @@ class Ipam:
 
 @pytest.fixture
 def ipam(node: Node) -> Ipam:
+    node.caller = callers.CONTAINERD.environ
     return Ipam(node)
 
 
@@ -122,6 +124,28 @@ def test_stdin_and_variables_are_passed_on_to_the_byte(node: Node, pod: Pod, ipa
     call(node, plugin, "GC", stdin, pod).succeeded()
     assert ipam.heard("stdin", "GC") == stdin
     assert ipam.calls == ["ADD", "STATUS", "CHECK", "DEL", "GC"]
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize("name", callers.CALLERS)
+def test_it_gets_the_parameters_and_the_calls_of_each_caller(node: Node, pod: Pod, ipam: Ipam, name: str) -> None:
+    caller = callers.CALLERS[name]
+    node.caller = caller.environ
+    args, previous = caller.args_of("p", "c1"), {}
+    for step in caller.order:
+        config = network("macvlan", **({"prevResult": previous} if step.has_previous else {}))
+        netns = pod if step.has_netns else ""
+        folders = ["/nowhere", ROOT]
+        how = {"netns": netns, "path": folders, "args": args, "ifname": caller.ifname}
+        previous = node.cni("macvlan", step.verb, config, **how).succeeded() or previous
+        own = {"CNI_COMMAND": step.verb, "CNI_CONTAINERID": "c1", "CNI_IFNAME": caller.ifname, "CNI_ARGS": args}
+        own |= {"CNI_NETNS": netns.path if isinstance(netns, Pod) else "", "CNI_PATH": ":".join(folders)}
+        heard = dict(line.split("=", 1) for line in ipam.heard("all", step.verb).decode().splitlines())
+        assert {key: value for key, value in heard.items() if key.startswith("CNI_")} == own
+        of_caller = {key: heard.get(key) for key in caller.environ.keys() - {"PATH"}}  # PATH is the stand-in's
+        assert {key: value for key, value in of_caller.items() if value not in (None, caller.environ[key])} == {}
+        assert not heard.keys() & {"NOTIFY_SOCKET", "LD_LIBRARY_PATH", "JOURNAL_STREAM"}
+    assert ipam.calls == [step.verb for step in caller.order]
     assert node.leftovers() == []
 
 

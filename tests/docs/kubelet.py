@@ -21,6 +21,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.callers import THIN_MULTUS
 from tests.node import BIN, INTERPRETER
 
 if TYPE_CHECKING:
@@ -254,15 +255,15 @@ class Kubelet:
 
     def _plugin(self, verb: str, metadata: str, config: str, ifname: str) -> Document:
         pod, network = json.loads(metadata), json.loads(config)
-        args = {"K8S_POD_NAMESPACE": pod["namespace"], "K8S_POD_NAME": pod["name"], "K8S_POD_UID": pod["uid"]}
+        container = pod["uid"].replace("-", "")
         environ = {
-            "PATH": os.environ["PATH"],
+            **THIN_MULTUS.environ,
             "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": pod["uid"].replace("-", ""),
+            "CNI_CONTAINERID": container,
             "CNI_NETNS": f"/run/netns/{pod['name']}",
             "CNI_IFNAME": ifname,
             "CNI_PATH": PLUGINS,
-            "CNI_ARGS": ";".join(["IgnoreUnknown=1", *(f"{key}={value}" for key, value in args.items())]),
+            "CNI_ARGS": THIN_MULTUS.args_of(pod["name"], container, pod["uid"], pod["namespace"]),
         }
         program = f"{PLUGINS}/{network['type']}"
         if not os.path.exists(program):
