@@ -287,7 +287,7 @@ ASKED = {
     "not in use there": ("n1", GONE, "addresslease", "freed"),
     "in use there": ("n1", HERE, "addresslease", "skipped"),
     "no agent runs there": ("n2", GONE, "addresslease", "kept"),
-    "the node is unknown to all": ("n9", GONE, "addresslease", "kept"),
+    "the node is unknown to all": ("n9", GONE, "addresslease", "freed"),
     "an IPPool, and a record of n1": ("n1", GONE, "kubernetes", "freed"),
     "an IPPool, and a record of n1 in use": ("n1", HERE, "kubernetes", "skipped"),
     "an IPPool, and no record": ("", "", "kubernetes", "kept"),
