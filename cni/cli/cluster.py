@@ -158,10 +158,9 @@ def _status(options: argparse.Namespace) -> int:
     agents = _agents(options)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = list(pool.map(partial(_ask, options), agents.values()))
-    nodes = _read(options, "get", "nodes", "--selector=kubernetes.io/os=linux", "--output=json")["items"]
-    known = {node["metadata"]["name"] for node in nodes}
-    found += [_faulty(name, "no agent has this node") for name in sorted(known - agents.keys())]
-    found += [_faulty(name, lost.AGENT_LIVES.format(name)) for name in sorted(_leased(options) - known - agents.keys())]
+    nodes = _nodes(options)
+    found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
+    found += [_faulty(name, lost.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes) - agents.keys())]
     output.show(options.output, found, lambda: _print(found))
     return int(not all(one["healthy"] for one in found))
 
@@ -170,11 +169,16 @@ def _faulty(node: str, fault: str) -> dict[str, Any]:
     return {"node": node, "version": None, "healthy": False, "faults": [fault]}
 
 
-def _leased(options: argparse.Namespace) -> set[str]:
-    """The nodes whose agents have a Lease; none where this user may not read Leases."""
+def _nodes(options: argparse.Namespace) -> set[str]:
+    found = _read(options, "get", "nodes", "--selector=kubernetes.io/os=linux", "--output=json")
+    return {node["metadata"]["name"] for node in found["items"]}
+
+
+def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
+    """The nodes whose agents have a Lease and that are none of `nodes`; none where this user may not read Leases."""
     try:
         where = ("leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}", "--output=json")
-        return set(silence.nodes_of(_read(options, "get", *where)["items"]))
+        return set(silence.nodes_of(_read(options, "get", *where)["items"])) - nodes
     except IoFailure:
         return set()
 
@@ -229,6 +233,8 @@ def _doctor(options: argparse.Namespace) -> int:
         node = found["spec"].get("nodeName", "")
         if not node:
             raise InvalidConfig(f"pod {options.target} is on no node yet: `kubectl describe pod` says why")
+    if node not in agents and node in _deleted(options, _nodes(options)):
+        raise InvalidConfig(lost.AGENT_LIVES.format(node))
     if node not in agents:
         raise InvalidConfig(f"no agent on node {node}: want one of {', '.join(agents)}, or NAMESPACE/POD")
     form = "table" if options.output == "table" else "json"

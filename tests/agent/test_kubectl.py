@@ -142,7 +142,7 @@ class Server(docs.Cluster):
         return 403, docs.Refusal(403, "Forbidden", message).document
 
     def _is_forbidden(self, method: str, target: str) -> tuple[str, str] | None:
-        found = re.search(r"/(pods|nodes)(?:/[^/?]+)?(/log|/exec)?(?:\?|$)", target)
+        found = re.search(r"/(pods|nodes|leases)(?:/[^/?]+)?(/log|/exec)?(?:\?|$)", target)
         if not found:
             return None
         verb = {"POST": "create", "GET": "create" if found[2] == "/exec" else "get", "DELETE": "delete"}.get(method, "")
@@ -251,6 +251,10 @@ def test_a_deleted_node_whose_agent_has_a_lease_is_told(cluster: Cluster) -> Non
     assert list(found) == ["n1", "n2", "n3", "n9"]
     assert found["n9"]["healthy"] is False
     assert "which has no Node object, renews the Lease node-n9" in found["n9"]["faults"][0]
+    assert "which has no Node object, renews the Lease node-n9" in " ".join(cluster("doctor", "n9")[2].split())
+    cluster.server.forbidden.add(("get", "leases"))
+    assert [one["node"] for one in json.loads(cluster("status", "--output=json")[1])] == ["n1", "n2", "n3"]
+    assert "no agent on node n9" in cluster("doctor", "n9")[2]
 
 
 def test_attachments_without_a_namespace_are_told_with_the_command_that_ends_them(cluster: Cluster) -> None:
