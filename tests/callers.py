@@ -140,8 +140,8 @@ CALLERS = {
 
 # It calls no CNI plugin, but `kubectl-railcni`.
 KUBECTL = Caller(
-    "read: kubernetes/kubernetes 8d31df5, staging/src/k8s.io/kubectl/pkg/cmd/cmd.go: kubectl becomes the plugin, which gets kubectl's"
-    " own environment and the arguments after its name; a flag before the name is refused",
+    "read: kubernetes/kubernetes 8d31df5, staging/src/k8s.io/kubectl/pkg/cmd/cmd.go: kubectl becomes the plugin, which"
+    " gets kubectl's own environment and the arguments after its name; a flag before the name is refused",
     {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": "/home/admin",

@@ -449,7 +449,9 @@ static long request(long connection, const char *name)
 		return given[1];
 	control.first = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof given), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
 	copy((char *)CMSG_DATA(&control.first), (char *)given, sizeof given);
-	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2, .msg_control = &control, .msg_controllen = sizeof control.room};
+	struct msghdr message = {
+		.msg_iov = parts, .msg_iovlen = 2, .msg_control = &control, .msg_controllen = sizeof control.room,
+	};
 	long sent = call(__NR_sendmsg, connection, (long)&message, MSG_NOSIGNAL, 0, 0);
 	call(__NR_close, given[1], 0, 0, 0, 0);
 	return sent < 0 ? sent : 0;

@@ -20,8 +20,8 @@ _NODE_UNKNOWN = (
     " the lease with `railcni ipam reclaim`"
 )
 AGENT_LIVES = (
-    "the agent of node {0}, which has no Node object, renews the Lease node-{0}, and its pods may still run there: start kubelet on"
-    " the node again, or stop the node"
+    "the agent of node {0}, which has no Node object, renews the Lease node-{0}, and its pods may still run there:"
+    " start kubelet on the node again, or stop the node"
 )
 
 

@@ -1,8 +1,8 @@
 """The Lease of each node's agent, which tells that the agent lives after its Node object is deleted.
 
-A Lease is named `node-` and its node, in a namespace that only has these and the election's, whose name begins otherwise. An agent
-renews its own once a minute: in a cluster of 500 nodes this makes 8 small requests a second. A Lease belongs to no Node object: it
-is to outlive that. The elected agent deletes the Lease of a node that is gone for good.
+A Lease is named `node-` and its node, in a namespace that only has these and the election's, whose name begins
+otherwise. An agent renews its own once a minute: in a cluster of 500 nodes this makes 8 small requests a second. A Lease
+belongs to no Node object: it is to outlive that. The elected agent deletes the Lease of a node that is gone for good.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def delete(api: Api, metadata: dict[str, Any]) -> bool:
 class Watch:
     """The agents whose Leases change. A Lease tells nothing by its own time: clocks differ.
 
-    An agent is silent when its Lease has stayed the same for the grace, and for as long as the Lease promises (10 minutes at
-    most): whoever reads once takes each for alive that has a Lease. After a pause between two readings all begins again: then perhaps no agent could renew its Lease.
+    An agent is silent when its Lease has stayed the same for the grace, and for as long as the Lease promises (10 minutes
+    at most). So for a command that reads once each agent with a Lease may live. After a pause between two readings all
+    begins again: then perhaps no agent could renew its Lease.
     """
 
     _LONGEST = 600.0
