@@ -120,8 +120,8 @@ class Snapshot:
     """What was read of a store and its cluster. None: it was not, or could not be, read, and no rule that needs it speaks.
 
     `kind` is the store's; `agents` are the nodes whose agents may live; `nads` are the "namespace/name" of every NAD,
-    with any IPAM. Of a file store `records` are the
-    node's that name it, and `counted` the pools as its own bitmaps count them. `unread` says what could not be read and why.
+    with any IPAM. Of a file store `records` are the node's that name it, and `counted` the pools as its own bitmaps count
+    them. `unread` says what could not be read and why.
     `findings` are faults that the reading itself has met, `counts` how many objects of each kind were read.
     """
 
