@@ -53,19 +53,19 @@ lab: all ## a kernel with RDMA and SR-IOV in QEMU, and the plugins in it; what i
 	$(VENV)/python -m tests.lab $(ARGS)
 
 bundle: all ## build/railcni-VERSION-linux-ARCH and its .tar.gz: all that runs on a host without Python, this interpreter too
-	$(VENV)/python -m cni.dist bundle --python $(BASE)
+	@$(VENV)/python -m cni.dist.bundle --python $(BASE) $(ARGS)
 
-image: all ## the bundle, and an OCI image of it that installs it on a node: build/railcni-VERSION-ARCH.oci.tar; ARGS=--device-plugin: for `railcni device-plugin`; ARGS="--with BUNDLE": for another architecture too
-	$(VENV)/python -m cni.dist image --python $(BASE) $(ARGS)
+image: all ## the bundle, and by buildah or podman an OCI image of it that installs it on a node: build/railcni-VERSION-ARCH.oci.tar; ARGS=--device-plugin: for `railcni device-plugin`; ARGS="--with BUNDLE": for another architecture too
+	@sh .ci/image $(BASE) $(ARGS)
 
-release: all ## build/release: bundle, bill of materials, image, chart, manifest of krew, changes, checksums; ARGS="--with BUNDLE": for another architecture too
-	$(VENV)/python -m cni.dist release --python $(BASE) $(ARGS)
+release: all ## build/release: bundle, bill of materials, images, manifests, chart, manifest of krew, changes, provenance, checksums; ARGS="--with BUNDLE": for another architecture too, ARGS="--key FILE": signed with an SSH key
+	@$(VENV)/python .ci/release.py $(BASE) $(ARGS)
 
 manual: all ## build/share: manual pages, and completion for bash, zsh and fish; a bundle has them too
-	$(VENV)/python -m cni.dist manual
+	@$(VENV)/python .ci/manual.py build/share
 
 version: all ## have every file name the version of pyproject.toml
-	$(VENV)/python -m cni.dist version
+	@$(VENV)/python .ci/release.py version
 
 bench: all ## ours against the Go plugins, alternately in one run, and the stores that nodes share; ARGS="--only kubernetes": a part
 	$(VENV)/python -m tests.bench $(ARGS)

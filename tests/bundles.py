@@ -26,9 +26,9 @@ def bundle() -> Path:
     return BIN.parent if IS_BUNDLE else build(ROOT, ROOT / "build/tests")
 
 
-def build(project: Path, target: Path, what: str = "bundle", environ: dict[str, str] | None = None) -> Path:
-    """Build what `make bundle` or `make image` does, from the checkout `project`; the bundle's directory."""
-    argv = [sys.executable, "-m", "cni.dist", what, "--output", str(target)]
+def build(project: Path, target: Path, environ: dict[str, str] | None = None) -> Path:
+    """Build what `make bundle` does, from the checkout `project`; the bundle's directory."""
+    argv = [sys.executable, "-m", "cni.dist.bundle", "--output", str(target)]
     done = subprocess.run(argv, cwd=project, env=os.environ | (environ or {}), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.split()[0]) if target.is_absolute() else project / done.stdout.split()[0]
@@ -37,7 +37,7 @@ def build(project: Path, target: Path, what: str = "bundle", environ: dict[str, 
 def copy_of_the_checkout() -> Path:
     """A copy of what a bundle is built from, in another directory; the caller removes it."""
     top = Path(tempfile.mkdtemp(prefix="railcni-")) / "a directory with another name"
-    for name in ("cni", "ipam", "conf", "bin"):
+    for name in (".ci", "cni", "ipam", "conf", "bin"):
         shutil.copytree(
             ROOT / name, top / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "modules.cpython-*")
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
+from types import ModuleType
 
 import pytest
 
@@ -40,3 +42,12 @@ needs_compiler = needs("cc", "apt-get install gcc libc6-dev")
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run it, with its output."""
     return subprocess.run([find(name), *arguments], capture_output=True, text=True)
+
+
+def script(name: str) -> ModuleType:
+    """The module .ci/NAME.py, which `make` runs."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f".ci/{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

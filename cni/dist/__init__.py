@@ -1,4 +1,1 @@
-"""How the project is delivered: a bundle that runs on a host without Python, and an image that installs it.
-
-Run while building only (`make bundle`, `make image`: `python -m cni.dist`), and no part of the bundle.
-"""
+"""How a bundle is built, which runs on a host without Python: `make bundle`. No part of the bundle itself."""

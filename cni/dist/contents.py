@@ -10,18 +10,21 @@ share/     manual pages, and completion for shells
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PROJECT = Path(__file__).resolve().parents[2]
+EPOCH = int(
+    os.environ.get("SOURCE_DATE_EPOCH", "0")
+)  # the time of all files: reproducible-builds.org/specs/source-date-epoch
 
 # The CPython that runs this, as it lies on the machine.
 PYTHON = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
@@ -47,27 +50,7 @@ _LEFT_OUT_METADATA = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv
 
 
 class CannotBuild(Exception):
-    """A bundle or an image cannot be built; the message names the cause and the remedy."""
-
-
-class Bundle:
-    """A bundle in the making, in the directory `top`. By their paths in there: `origins` has the package of each file, and
-    `sources` the files that were copied from this machine, whose packages are not known at first."""
-
-    def __init__(self, top: Path) -> None:
-        self.top = top
-        self.origins: dict[str, str] = {}
-        self.sources: dict[str, Path] = {}
-
-    def add(self, target: str, content: Path | bytes, origin: str = "railcni", executable: bool = False) -> None:
-        """Write the file `target`, with the bytes `content` or those of that file."""
-        if isinstance(content, Path):
-            self.sources[target], content = content, content.read_bytes()
-        self.origins[target] = origin
-        path = self.top / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        path.chmod(0o755 if executable else 0o644)
+    """A bundle cannot be built; the message names the cause and the remedy."""
 
 
 def standard_library() -> Iterator[tuple[str, Path]]:
@@ -86,15 +69,9 @@ def standard_library() -> Iterator[tuple[str, Path]]:
             yield f"{LIBRARY}/lib-dynload/{path.name}", path
 
 
-def described(project: Path) -> dict[str, Any]:
-    """What pyproject.toml says of the project: `version`, `urls` and the like."""
-    found: dict[str, Any] = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    return found
-
-
 def distributions(extra: str = "") -> list[Distribution]:
-    """The installed distributions that the project's dependencies need, and those of its `extra`, in the order of names."""
-    project = described(PROJECT)
+    """The installed distributions that the project and its `extra` depend on, ordered by name."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     more = project["optional-dependencies"][extra] if extra else []
     wanted = [Requirement(text) for text in (*project["dependencies"], *more)]
     found: dict[str, Distribution] = {}
@@ -108,8 +85,8 @@ def distributions(extra: str = "") -> list[Distribution]:
     return [found[name] for name in sorted(found)]
 
 
-def packages(installed: list[Distribution]) -> Iterator[tuple[str, Path, str]]:
-    """The files of the distributions in site-packages, each with its path in the bundle and the distribution's name."""
+def packages(installed: list[Distribution]) -> Iterator[tuple[str, Path]]:
+    """The files of the distributions in site-packages, each with its path in the bundle."""
     for dist in installed:
         if dist.files is None:
             raise CannotBuild(f"{dist.name} has no list of its files: install it with pip, from requirements.txt")
@@ -120,7 +97,7 @@ def packages(installed: list[Distribution]) -> Iterator[tuple[str, Path, str]]:
                 continue
             if metadata and path.name in _LEFT_OUT_METADATA:
                 continue
-            yield f"{LIBRARY}/site-packages/{path}", Path(str(path.locate())), dist.name
+            yield f"{LIBRARY}/site-packages/{path}", Path(str(path.locate()))
 
 
 def project_files() -> Iterator[tuple[str, Path]]:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from cni.cli import main
-from cni.dist import manual
-from cni.dist.contents import Bundle
 from tests.node import ROOT
+from tests.tools import script
+
+manual = script("manual")
 
 _LISTS = [action for action in main._parser()._actions if isinstance(action, argparse._SubParsersAction)]
 COMMANDS = {name for action in _LISTS for name in action.choices}
@@ -24,7 +25,7 @@ COMMANDS = {name for action in _LISTS for name in action.choices}
 def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """share/ of a bundle."""
     top = tmp_path_factory.mktemp("bundle")
-    manual.add(Bundle(top))
+    manual.write(top / "share")
     return top / "share"
 
 

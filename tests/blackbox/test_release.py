@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import re
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +17,12 @@ import pytest
 import yaml
 
 from cni import VERSION
-from cni.dist import release
-from cni.dist.contents import PROJECT, CannotBuild
-from tests.blackbox.test_dist import bundle_of
-from tests.tools import needs, run
+from tests.node import ROOT
+from tests.tools import needs, run, script
 
+release = script("release")
+PROJECT = ROOT
+DIGESTS = {"railcni": f"sha256:{'a' * 64}", "railcni-device-plugin": f"sha256:{'b' * 64}"}
 Manifest = dict[str, Any]
 
 
@@ -41,19 +45,45 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return top
 
 
+def bundle_of(folder: Path, machine: int, version: str = VERSION) -> Path:
+    """A bundle with what an image and a release need: a program for `machine`, as elf(5) numbers them, and the version."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "VERSION").write_text(f"{version}\n")
+    for name in ("railcni", "kubectl-railcni"):
+        (folder / "bin" / name).write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00" + bytes([machine, 0]))
+        (folder / "bin" / name).chmod(0o755)
+    (folder / "bin/railcni-macvlan").symlink_to("macvlan")
+    (folder / "LICENSE").write_text("terms")
+    (folder / "bill-of-materials.spdx.json").write_text(f"{{}} {machine}")
+    return folder
+
+
 @pytest.fixture
 def bundles(tmp_path: Path) -> list[Path]:
+    """The archives of two bundles."""
     made = []
     for machine, number in (("x86_64", 62), ("aarch64", 183)):
         bundle = bundle_of(tmp_path / f"railcni-{VERSION}-linux-{machine}", number)
-        (bundle / "bill-of-materials.spdx.json").write_text(f"{{}} {machine}")
-        bundle.with_name(f"{bundle.name}.tar.gz").write_bytes(machine.encode())
-        made.append(bundle)
+        made.append(Path(shutil.make_archive(str(bundle), "gztar", tmp_path, bundle.name)))
     return made
 
 
-def build(project: Path, bundles: list[Path]) -> Path:
-    return release.build(bundles, [], project / "release")[-1].parent
+def image_of(folder: Path, name: str) -> Path:
+    """An archive that names the digest of its image, as an OCI layout does."""
+    index = json.dumps({"manifests": [{"digest": DIGESTS[name]}]}).encode()
+    file = folder / f"{name}-{VERSION}.oci.tar"
+    with tarfile.open(file, "w") as tar:
+        member = tarfile.TarInfo("index.json")
+        member.size = len(index)
+        tar.addfile(member, io.BytesIO(index))
+    return file
+
+
+def build(project: Path, bundles: list[Path], key: Path | None = None) -> Path:
+    images = [image_of(project, name) for name in DIGESTS]
+    target: Path = project / "release"
+    release.build(bundles, images, target, key)
+    return target
 
 
 def test_every_file_has_the_version_of_the_project() -> None:
@@ -63,12 +93,12 @@ def test_every_file_has_the_version_of_the_project() -> None:
 def test_one_change_of_the_version_reaches_every_file(project: Path) -> None:
     file = project / "pyproject.toml"
     file.write_text(file.read_text().replace(f'version = "{VERSION}"', 'version = "7.8.9"', 1))
-    changed = dict(release.others(project))
+    changed = dict(release.others())
     names = {str(path.relative_to(project)) for path in changed}
     assert {name for name in release.PLACES if "*" not in name} <= names
     for path, text in changed.items():
         path.write_text(text)
-    assert list(release.others(project)) == []
+    assert list(release.others()) == []
     assert yaml.safe_load((project / "conf/charts/railcni/Chart.yaml").read_text())["appVersion"] == "7.8.9"
     assert 'VERSION = "7.8.9"' in (project / "cni/__init__.py").read_text()
     assert "railcni-7.8.9-amd64.oci.tar" in (project / "docs/install.md").read_text()
@@ -82,7 +112,10 @@ def test_a_release_has_all_parts_and_their_checksums(project: Path, bundles: lis
         "SHA256SUMS",
         f"CHANGES-{VERSION}.md",
         "railcni.yaml",
+        "provenance.json",
         f"railcni-chart-{VERSION}.tgz",
+        f"railcni-kubernetes-{VERSION}.tar.gz",
+        *(f"{name}-{VERSION}.oci.tar" for name in DIGESTS),
         *(f"railcni-{VERSION}-linux-{m}.{end}" for m in ("x86_64", "aarch64") for end in ("tar.gz", "spdx.json")),
         *(f"kubectl-railcni-{VERSION}-linux-{m}.tar.gz" for m in ("x86_64", "aarch64")),
     }
@@ -92,6 +125,57 @@ def test_a_release_has_all_parts_and_their_checksums(project: Path, bundles: lis
         names.remove(name)
     assert names == {"SHA256SUMS"}
     assert (folder / f"CHANGES-{VERSION}.md").read_text() == "- new\n"
+    subjects = json.loads((folder / "provenance.json").read_text())["subject"]
+    assert {s["name"] for s in subjects} == {p.name for p in folder.iterdir()} - {"SHA256SUMS", "provenance.json"}
+    for subject in subjects:
+        assert subject["digest"] == {"sha256": hashlib.sha256((folder / subject["name"]).read_bytes()).hexdigest()}
+
+
+def test_a_release_is_the_same_bytes_each_time(project: Path, bundles: list[Path]) -> None:
+    sums = (build(project, bundles) / "SHA256SUMS").read_text()
+    assert (build(project, bundles) / "SHA256SUMS").read_text() == sums
+
+
+def test_its_manifests_and_its_chart_name_the_images_by_digest(project: Path, bundles: list[Path]) -> None:
+    folder = build(project, bundles)
+    with tarfile.open(folder / f"railcni-kubernetes-{VERSION}.tar.gz") as tar:
+        for path, name in (("", "railcni"), ("device-plugin/", "railcni-device-plugin")):
+            told = yaml.safe_load(tar.extractfile(f"kubernetes/{path}kustomization.yaml"))  # type: ignore[arg-type]
+            (image,) = told["images"]
+            assert image == {
+                "name": name,
+                "newName": f"set-your-registry.invalid/{name}",
+                "digest": DIGESTS[name],
+            }
+    with tarfile.open(folder / f"railcni-chart-{VERSION}.tgz") as tar:
+        values = yaml.safe_load(tar.extractfile("railcni/values.yaml"))  # type: ignore[arg-type]
+    assert values["image"]["digest"] == DIGESTS["railcni"]
+    assert values["devicePlugin"]["image"]["digest"] == DIGESTS["railcni-device-plugin"]
+
+
+@needs("ssh-keygen", "apt-get install openssh-client")
+def test_a_user_verifies_the_signature_as_the_page_says(project: Path, bundles: list[Path], tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", key], check=True)
+    folder = build(project, bundles, key)
+    shutil.copy(f"{key}.pub", folder / "railcni-release.pub")
+    page = (PROJECT / "docs/install.md").read_text()
+    (commands,) = (block for block in re.findall(r"```sh\n(.*?)```", page, re.S) if "-Y verify" in block)
+
+    def verified() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["sh", "-ec", commands], cwd=folder, capture_output=True, text=True)
+
+    done = verified()
+    assert done.returncode == 0, done.stderr
+    assert 'Good "file" signature for release' in done.stdout
+    assert f"railcni-chart-{VERSION}.tgz: OK" in done.stdout
+    (folder / "railcni.yaml").write_text("changed")
+    assert verified().returncode != 0
+    sums = (folder / "SHA256SUMS").read_text()
+    (folder / "SHA256SUMS").write_text(sums.replace("0", "1"))
+    assert "incorrect signature" in verified().stderr
+    with pytest.raises(release.CannotBuild, match="has not signed SHA256SUMS with"):
+        build(project, bundles, tmp_path / "no key")
 
 
 # What krew demands of a manifest (its developer guide: plugin-manifest.md, naming-guide.md), by a change that breaks it.
@@ -165,15 +249,10 @@ def test_krew_gets_an_archive_of_each_bundle_with_the_plugin_a_licence_and_no_li
     project: Path, bundles: list[Path]
 ) -> None:
     """krew unpacks files and folders, and refuses an archive that has anything else."""
-    for bundle in bundles:
-        (bundle / "LICENSE").write_text("terms")
-        (bundle / "bin/kubectl-railcni").write_text("#!/bin/sh")
-        (bundle / "bin/kubectl-railcni").chmod(0o755)
-        (bundle / "bin/railcni-macvlan").symlink_to("macvlan")
     folder = build(project, bundles)
     manifest = yaml.safe_load((folder / "railcni.yaml").read_text())
-    for bundle, platform in zip(bundles, manifest["spec"]["platforms"], strict=True):
-        machine = bundle.name.rpartition("-")[2]
+    for bundle, platform in zip(sorted(bundles), manifest["spec"]["platforms"], strict=True):
+        machine = bundle.name.rpartition("-")[2].removesuffix(".tar.gz")
         assert platform["selector"]["matchLabels"]["arch"] == {"x86_64": "amd64", "aarch64": "arm64"}[machine]
         file = folder / platform["uri"].rpartition("/")[2]
         assert f"/v{VERSION}/" in platform["uri"]
@@ -190,7 +269,7 @@ def test_helm_takes_the_chart_of_the_release_and_renders_what_the_checkout_does(
 ) -> None:
     file = build(project, bundles) / f"railcni-chart-{VERSION}.tgz"
     with tarfile.open(file) as tar:
-        assert all(member.isfile() for member in tar)  # a link would lead out of the chart
+        assert all(member.isfile() or member.isdir() for member in tar)  # a link would lead out of the chart
     of_file, of_checkout = (
         run(
             "helm",
@@ -199,8 +278,9 @@ def test_helm_takes_the_chart_of_the_release_and_renders_what_the_checkout_does(
             str(chart),
             "--namespace=railcni",
             "--set=metrics.dashboard=true,image.repository=r/x",
+            f"--set=image.digest={DIGESTS['railcni']}",
         )
-        for chart in (file, PROJECT / release.CHART)
+        for chart in (file, PROJECT / "conf/charts/railcni")
     )
     assert of_file.returncode == 0, of_file.stderr
     assert of_file.stdout == of_checkout.stdout
@@ -208,11 +288,11 @@ def test_helm_takes_the_chart_of_the_release_and_renders_what_the_checkout_does(
 
 def test_a_release_without_its_changes_or_of_two_versions_is_refused(project: Path, bundles: list[Path]) -> None:
     (project / "CHANGELOG.md").write_text("# Changes\n\n## 9.9.9\n\nlater\n")
-    with pytest.raises(CannotBuild, match=f"no section `## {VERSION}`"):
+    with pytest.raises(release.CannotBuild, match=f"no section `## {VERSION}`"):
         build(project, bundles)
     file = project / "conf/charts/railcni/Chart.yaml"
     file.write_text(file.read_text().replace(VERSION, "0.0.1"))
-    with pytest.raises(CannotBuild, match=r"Chart.yaml: another version.*make version"):
+    with pytest.raises(release.CannotBuild, match=r"Chart.yaml: another version.*make version"):
         build(project, bundles)
 
 
@@ -222,22 +302,87 @@ def test_a_release_that_says_not_where_it_is_published_is_refused(
 ) -> None:
     file = project / "pyproject.toml"
     file.write_text(file.read_text().replace(f"\n{missing} = ", "\nOther = "))
-    with pytest.raises(CannotBuild, match=rf"\[project.urls\] {missing}, such as {missing} ="):
+    with pytest.raises(release.CannotBuild, match=rf"\[project.urls\] {missing}, such as {missing} ="):
         build(project, bundles)
 
 
-def test_a_bundle_without_its_archive_is_refused(project: Path, bundles: list[Path]) -> None:
-    bundles[1].with_name(f"{bundles[1].name}.tar.gz").unlink()
-    with pytest.raises(CannotBuild, match=r"aarch64.tar.gz is missing: give --with the .tar.gz"):
-        build(project, bundles)
-
-
-def test_a_bundle_in_an_archive_is_unpacked_and_what_is_none_is_refused(tmp_path: Path) -> None:
-    bundle = bundle_of(tmp_path / "railcni-x", 183)
-    shutil.make_archive(str(bundle), "gztar", tmp_path, bundle.name)
-    found = release.unpacked(tmp_path / "railcni-x.tar.gz", tmp_path / "new")
-    assert (found / "VERSION").read_text() == f"{VERSION}\n"
-    assert found.with_name("railcni-x.tar.gz").exists()
+def test_what_is_no_archive_of_a_bundle_is_refused(project: Path, tmp_path: Path) -> None:
     (tmp_path / "none.tar.gz").write_text("x")
-    with pytest.raises(CannotBuild, match="is no bundle"):
-        release.unpacked(tmp_path / "none.tar.gz", tmp_path / "new")
+    for name in ("none.tar.gz", "missing.tar.gz"):
+        with pytest.raises(release.CannotBuild, match=f"{name} is no bundle: want the .tar.gz"):
+            build(project, [tmp_path / name])
+
+
+# --- the image ---
+
+IMAGE = ["sh", ".ci/image", "python3", "--only"]
+
+
+def image(bundles: list[Path], output: Path) -> subprocess.CompletedProcess[str]:
+    named = [word for bundle in bundles for word in ("--with", str(bundle))]
+    return subprocess.run([*IMAGE, *named, "--output", output], cwd=ROOT, capture_output=True, text=True)
+
+
+needs_builder = pytest.mark.skipif(
+    not shutil.which("podman") and not shutil.which("buildah"), reason="needs buildah: apt-get install buildah"
+)
+
+
+@needs_builder
+def test_an_image_of_both_architectures_holds_the_bundles_and_is_the_same_each_time(
+    bundles: list[Path], tmp_path: Path
+) -> None:
+    done = [image(bundles, tmp_path / name) for name in ("one", "two")]
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr
+    files = [tmp_path / name / f"railcni-{VERSION}.oci.tar" for name in ("one", "two")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    with tarfile.open(files[0]) as tar:
+        blobs = {m.name: tar.extractfile(m).read() for m in tar if m.isfile()}  # type: ignore[union-attr]
+
+    def blob(descriptor: dict[str, Any]) -> bytes:
+        return blobs["blobs/" + descriptor["digest"].replace(":", "/")]
+
+    (named,) = json.loads(blobs["index.json"])["manifests"]
+    assert named["annotations"]["org.opencontainers.image.ref.name"] == f"localhost/railcni:{VERSION}"
+    manifests = json.loads(blob(named))["manifests"]
+    assert [m["platform"]["architecture"] for m in manifests] == ["amd64", "arm64"]
+    for described, number in zip(manifests, (62, 183), strict=True):
+        manifest = json.loads(blob(described))
+        config = json.loads(blob(manifest["config"]))
+        assert config["architecture"] == described["platform"]["architecture"]
+        assert config["config"]["Entrypoint"] == ["/opt/railcni/bin/railcni"]
+        labels = {key.rpartition(".")[2] for key in config["config"]["Labels"]}
+        assert {"title", "version", "description", "licenses"} <= labels
+        (layer,) = manifest["layers"]
+        with tarfile.open(fileobj=io.BytesIO(blob(layer))) as tar:
+            program = tar.getmember("opt/railcni/bin/railcni")
+            assert (program.mode & 0o777, program.uid, program.mtime) == (0o755, 0, 0)
+            assert tar.extractfile(program).read()[18] == number  # type: ignore[union-attr]
+
+
+@needs_builder
+@pytest.mark.parametrize(
+    ("machines", "version", "fault"),
+    [
+        ((62, 62), VERSION, "is for amd64 too: give one bundle of each architecture"),
+        ((62,), "0.0.9", f"is of version 0.0.9, not {VERSION}: make it again"),
+        ((40,), VERSION, "is for no known machine: want amd64 or arm64"),
+        ((), VERSION, "is no bundle: `make bundle` makes one"),
+    ],
+)
+def test_what_is_no_bundle_of_this_version_is_in_no_image(
+    tmp_path: Path, machines: tuple[int, ...], version: str, fault: str
+) -> None:
+    bundles = [bundle_of(tmp_path / str(n), machine, version) for n, machine in enumerate(machines)] or [tmp_path]
+    done = image(bundles, tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"cannot build: .*{re.escape(fault)}.*\n", done.stderr), done.stderr
+
+
+def test_a_machine_that_cannot_build_an_image_is_told_what_to_install(tmp_path: Path) -> None:
+    for name in ("sh", "dirname"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    done = subprocess.run(IMAGE, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("cannot build: neither buildah nor podman is here")
+    assert "apt-get install" in done.stderr
