@@ -99,7 +99,7 @@ at_end: list[Callable[[], None]] = []
 class Connection:
     """A connected socket, with TLS when there is a `context`, which `dial` made for `host`."""
 
-    __slots__ = ("_buffer", "_host", "_socket", "_tls", "answers", "retry_after", "reused", "used")
+    __slots__ = ("_buffer", "_host", "_socket", "_tls", "answers", "at", "retry_after", "reused", "used")
 
     def __init__(self, socket: Any, host: str, context: Any, deadline: float) -> None:
         """Untrusted or OSError when TLS fails; the socket is closed then."""
@@ -107,6 +107,7 @@ class Connection:
         self._host = host if ":" not in host else f"[{host}]"
         self._buffer = b""
         self._tls: Any = None
+        self.at = 0  # index of its endpoint, for a client that has several
         self.reused = False
         self.answers = context is not None  # whether the other side has said anything, to TLS at least
         self.used = 0.0  # when it was kept

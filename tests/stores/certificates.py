@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def make(directory: Path) -> None:
-    """ca.pem, other-ca.pem, server.pem (for 127.0.0.1 and localhost), elsewhere.pem, client.pem, stranger.pem, with keys."""
+    """ca.pem, other-ca.pem, server.pem (for 127.0.0.1 and localhost), server-only.pem (not for clients), elsewhere.pem, client.pem,
+    nameless.pem (of a client, without a CommonName), stranger.pem, with keys."""
     for authority in ("ca", "other-ca"):
         _key(directory, authority)
         _run(
@@ -25,13 +26,17 @@ def make(directory: Path) -> None:
         )
     for name, authority, names in (
         ("server", "ca", "IP:127.0.0.1,DNS:localhost"),
+        ("server-only", "ca", "IP:127.0.0.1"),
         ("elsewhere", "ca", "DNS:elsewhere.example"),
         ("client", "ca", "DNS:client"),
+        ("nameless", "ca", "DNS:client"),
         ("stranger", "other-ca", "DNS:stranger"),
     ):
         _key(directory, name)
-        _run(directory, "req", "-new", "-key", f"{name}.key", "-subj", f"/O=railcni/CN={name}", "-out", f"{name}.csr")
-        (directory / f"{name}.ext").write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")
+        subject = "/O=railcni" if name == "nameless" else f"/O=railcni/CN={name}"
+        _run(directory, "req", "-new", "-key", f"{name}.key", "-subj", subject, "-out", f"{name}.csr")
+        uses = "serverAuth" if name == "server-only" else "serverAuth,clientAuth"
+        (directory / f"{name}.ext").write_text(f"subjectAltName={names}\nextendedKeyUsage={uses}\n")
         _run(
             directory,
             *("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem", "-CAkey", f"{authority}.key"),

@@ -23,7 +23,8 @@ from ipam.leases import Lease, Want
 from ipam.ranges import Range
 from ipam.rules import Need
 from ipam.stores.base import READ, Claimed, Taken, Unknown, Unreachable
-from ipam.stores.etcd import EtcdStore, client, grpc, search
+from ipam.stores import http
+from ipam.stores.etcd import EtcdStore, client, search
 from ipam.stores.etcd.client import endpoint
 from ipam.stores.etcd.search import Search
 from tests import etcd
@@ -65,14 +66,14 @@ class Requests:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        real = grpc.Connection.call
+        real = http.Connection.request
 
-        def call(connection: grpc.Connection, *arguments: Any) -> tuple[int, bytes]:
-            code, reply = real(connection, *arguments)
+        def request(connection: http.Connection, *arguments: Any) -> tuple[int, bytes]:
+            status, reply = real(connection, *arguments)
             self.sizes.append(len(reply))
-            return code, reply
+            return status, reply
 
-        monkeypatch.setattr(grpc.Connection, "call", call)
+        monkeypatch.setattr(http.Connection, "request", request)
 
     def taken(self) -> tuple[int, int]:
         """(requests, the largest reply in bytes) since the last call."""
@@ -447,47 +448,63 @@ def test_a_store_out_of_reach_is_an_error_in_bounded_time_that_names_every_endpo
     assert "etcd_host" in caught.value.msg
 
 
-def frame(kind: int, flags: int, content: bytes, stream: int = 1) -> bytes:
-    """A frame of HTTP/2."""
-    return len(content).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + content
+def reply_of(status: int, body: object) -> bytes:
+    """A reply of HTTP; `body` as it is, or as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return b"HTTP/1.1 %d Said\r\nContent-Length: %d\r\n\r\n" % (status, len(data)) + data
 
 
-def failure(code: int, said: bytes) -> bytes:
-    """A failed call, as gRPC answers it."""
-    fields = ((b"grpc-status", b"%d" % code), (b"grpc-message", said))
-    named = b"".join(b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value for name, value in fields)
-    return frame(1, 5, b"\x88" + named)
+def failure(status: int, code: int, said: str) -> bytes:
+    """A failed call, as etcd's gateway answers it."""
+    return reply_of(status, {"error": said, "code": code, "message": said})
 
 
-BEGUN = frame(4, 0, b"", 0) + frame(1, 4, b"\x88")  # settings, and the status 200
+def found(**answer: object) -> bytes:
+    """The reply to one read."""
+    return reply_of(200, {"responses": [{"response_range": answer}], "succeeded": True})
+
+
+KEY = base64.b64encode(b"/railcni/v1/attachment/rdma-net/c1/net1/x").decode()
 REPLIES = {
     b"": Unreachable,
     b"nonsense\r\n\r\n": Unreachable,
-    b"HTTP/1.1 400 Bad Request\r\n\r\n": InvalidConfig,
+    b"HTTP/1.1 400 Bad Request\r\n\r\n": Unreachable,
     b"X" * 200_000: Unreachable,
-    frame(4, 0, b"\0\4", 0): Unreachable,
-    frame(7, 0, b"\0\0\0\0\0\0\0\0", 0): Unreachable,
-    frame(3, 0, b"\0\0\0\7"): Unreachable,
-    frame(1, 5, b"\x48\x03503"): Unreachable,
-    frame(1, 5, b"\x8d"): Unreachable,
-    frame(1, 5, b"\x88"): Unreachable,
-    frame(1, 5, b"\x88\0\x8b"): Unreachable,
-    frame(1, 5, b"\x88\0\x7f"): Unreachable,
-    frame(1, 1, b"\x88"): Unreachable,
-    BEGUN: Unreachable,
-    BEGUN + frame(0, 1, b""): Unreachable,
-    BEGUN + frame(0, 1, b"\0\0\0\0\x09{}"): Unreachable,
-    BEGUN + frame(0, 1, b"\1\0\0\0\2{}"): Unreachable,
-    BEGUN + frame(0, 9, b"\0\0\0\0\0"): Unreachable,
-    BEGUN + frame(0, 0, b"\0\0\0\0\2{}") + failure(0, b""): Unreachable,
-    BEGUN + frame(0, 0, b"\0\0\0\0\2\x0a\x09") + failure(0, b""): Unreachable,
-    failure(0, b""): Unreachable,
-    failure(12, b"unknown service etcdserverpb.KV"): InvalidConfig,
-    failure(14, b"etcdserver: no leader"): Unreachable,
+    b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n{}": Unreachable,
+    b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n{}": Unreachable,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}": Unreachable,
+    reply_of(404, b"Not Found"): InvalidConfig,
+    reply_of(404, {"code": 5, "message": "Not Found", "details": []}): InvalidConfig,
+    reply_of(405, b""): InvalidConfig,
+    failure(501, 12, "unknown service etcdserverpb.KV"): InvalidConfig,
+    reply_of(204, b""): Unreachable,
+    reply_of(302, b"<html>elsewhere</html>"): Unreachable,
+    reply_of(200, b""): Unreachable,
+    reply_of(200, b"<html>welcome</html>"): Unreachable,
+    reply_of(200, b"[" * 100_000): Unreachable,
+    reply_of(200, b"\xff"): Unreachable,
+    **{reply_of(200, document): Unreachable for document in (None, [], 1, "x", {}, {"succeeded": True})},
+    **{
+        reply_of(200, {"succeeded": True, "responses": responses}): Unreachable
+        for responses in (None, 1, "x", [], {}, [{}], [1], [{"response_put": {}}], [{"response_range": 1}], [{}, {}])
+    },
+    found(count="x"): Unreachable,
+    found(count={}): Unreachable,
+    found(count="9" * 5000): Unreachable,
+    **{
+        found(kvs=entries): Unreachable
+        for entries in (1, "x", {"a": 1}, [1], [{}], [{"key": 1}], [{"key": "\u00e9"}], [{"key": KEY, "value": 1}])
+    },
+    found(kvs=[{"key": base64.b64encode(b"/elsewhere").decode()}]): Unreachable,
+    found(kvs=[{"key": KEY, "value": "e30="}]): StateDamaged,
+    reply_of(503, b"<html>Sorry</html>"): Unreachable,
+    reply_of(503, {"code": []}): Unreachable,
+    reply_of(503, {"code": {}, "message": []}): Unreachable,
+    failure(503, 14, "etcdserver: no leader"): Unreachable,
 }
 
 
-@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: repr(reply[-30:]))
+@pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: repr(reply[-40:]))
 def test_a_server_that_is_no_etcd_is_an_error_of_ours(reply: bytes) -> None:
     import threading
 
@@ -515,7 +532,7 @@ def test_a_server_that_is_no_etcd_is_an_error_of_ours(reply: bytes) -> None:
 
 
 def test_the_error_tells_the_cause_and_not_that_the_last_attempt_had_no_time_left() -> None:
-    reply = failure(14, b"etcdserver: no leader")
+    reply = failure(503, 14, "etcdserver: no leader")
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -734,20 +751,49 @@ def test_tls_verifies_both_sides_and_names_what_is_wrong(pems: Path) -> None:
             find(0.3)
 
 
+def files_of(pems: Path, client: str) -> dict[str, str]:
+    return {"ca": f"{pems}/ca.pem", "cert": f"{pems}/{client}.pem", "key": f"{pems}/{client}.key"}
+
+
 @needs_openssl
-def test_without_a_user_the_name_in_the_client_certificate_is_the_users(pems: Path) -> None:
-    files = {key: f"{pems}/{name}" for key, name in (("ca", "ca.pem"), ("cert", "client.pem"), ("key", "client.key"))}
-    with tls_cluster(pems, "server", "--client-cert-auth", "--trusted-ca-file", files["ca"]) as cluster:
-        flags = [f"--{option}={files[key]}" for option, key in (("cacert", "ca"), ("cert", "cert"), ("key", "key"))]
-        EtcdStore(description(cluster.endpoints, **files), seconds=20).find(owner().attachment)  # it serves
+def test_beside_users_a_client_certificate_has_no_common_name_and_is_not_enough(pems: Path) -> None:
+    def find(name: str, **more: str) -> None:
+        EtcdStore(description(cluster.endpoints, **files_of(pems, name), **more), seconds=20).find(owner().attachment)
+
+    with tls_cluster(pems, "server", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
+        find("client")
+        flags = [f"--cacert={pems}/ca.pem", f"--cert={pems}/client.pem", f"--key={pems}/client.key"]
         for words in ("user add root:x", "user add client:x", "role add r", "user grant-role client r"):
             cluster.ctl(*words.split(), flags=flags)
         cluster.ctl("role", "grant-permission", "r", "--prefix=true", "readwrite", "/railcni/", flags=flags)
         cluster.ctl("user", "grant-role", "root", "root", flags=flags)
         cluster.ctl("auth", "enable", flags=flags)
-        assert claim(EtcdStore(description(cluster.endpoints, **files)), 1)
+        user = {"user": "client", "password": "x"}
+        for more in ({}, user):
+            with pytest.raises(InvalidConfig) as caught:
+                find("client", **more)
+            words = ("etcd_username and etcd_password", "CommonName", "etcd_cert_file")
+            assert all(word in caught.value.msg for word in words), caught.value.msg
+        with pytest.raises(InvalidConfig, match="asks for authentication: set etcd_username and etcd_password"):
+            find("nameless")
+        assert claim(EtcdStore(description(cluster.endpoints, **files_of(pems, "nameless"), **user)), 1)
         with pytest.raises(InvalidConfig, match="denies"):
-            EtcdStore(description(cluster.endpoints, prefix="/elsewhere", **files)).find(owner().attachment)
+            find("nameless", prefix="/elsewhere", **user)
+
+
+@needs_openssl
+def test_a_member_whose_own_certificate_is_not_for_clients_is_told_that_its_gateway_needs_one(pems: Path) -> None:
+    with tls_cluster(pems, "server-only", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
+        with pytest.raises(Unreachable) as caught:
+            EtcdStore(description(cluster.endpoints, **files_of(pems, "client")), seconds=3).find(owner().attachment)
+        assert all(word in caught.value.msg for word in ("gateway", "clientAuth", "--cert-file")), caught.value.msg
+
+
+def test_a_host_that_etcd_does_not_list_is_an_error_that_names_the_flag() -> None:
+    with Cluster(1, ["--host-whitelist=127.0.0.1"]) as cluster:
+        port = cluster.members[0].port
+        with pytest.raises(InvalidConfig, match="--host-whitelist"):
+            EtcdStore(description([f"http://localhost:{port}"]), seconds=5).find(owner().attachment)
 
 
 @needs_openssl
@@ -807,18 +853,18 @@ def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
     guarded: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = grpc.Connection.call
+    real = http.Connection.request
 
-    def observed(connection: grpc.Connection, method: str, *rest: Any) -> tuple[int, bytes]:
-        asked.append(method)
-        return real(connection, method, *rest)
+    def observed(connection: http.Connection, method: str, target: str, *rest: Any) -> tuple[int, bytes]:
+        asked.append(target)
+        return real(connection, method, target, *rest)
 
-    monkeypatch.setattr(grpc.Connection, "call", observed)
+    monkeypatch.setattr(http.Connection, "request", observed)
 
     def call(container: str, offset: int, password: str = "s3cret") -> int:
         asked.clear()
         claim(EtcdStore(description(guarded.endpoints, user="railcni", password=password)), offset, container=container)
-        return asked.count("Auth/Authenticate")
+        return asked.count("/v3/auth/authenticate")
 
     call("c10", 10)
     (kept,) = Path(client.TOKENS).iterdir()

@@ -3,7 +3,7 @@
 A claim is one transaction: it creates the keys of all its addresses (ipam.stores.etcd.keys) if none of them exists. So
 claims need no lock, and overwrite nothing.
 
-The store speaks gRPC to etcd 3.4 or newer (ipam.stores.etcd.grpc).
+The store speaks to the JSON gateway of etcd 3.4 or newer (ipam.stores.etcd.client).
 
 After a lost reply one transaction looks for the claim, and forbids it when it was not made, by a key that every claim tests.
 So a request that is still on its way, in a member that was stopped for a while, comes to nothing.
@@ -33,6 +33,7 @@ from ipam.stores.etcd import keys, txn
 from ipam.stores.etcd.client import Client, endpoint
 from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key, parse
 from ipam.stores.etcd.search import Search
+from ipam.stores.etcd.txn import Reply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from cni.shared.spec.request import Attachment
     from ipam.stores.base import Window
-    from ipam.stores.etcd.txn import Entry, Op
+    from ipam.stores.etcd.txn import Answer, Entry, Op
 
 _VOID_SECONDS = 600  # that a late claim may still be on its way
 _WINDOWS = 50  # in one request
@@ -77,14 +78,12 @@ class EtcdStore(ServedStore):
         memory = [txn.read(remembered, end_of(remembered))] if returns(pod) else []
         windows = windows[:_WINDOWS]
         reply = self._call(txn.reads(reads + memory + self._search.expect(windows)))
-        found, listed, *seen = txn.answers(reply)
-        former = [
-            a for answer in seen[: len(memory)] for _, value in txn.entries(answer) for a in keys.address_of(value)
-        ]
+        found, listed, *seen = reply.answers
+        former = [a for answer in seen[: len(memory)] for _, value in answer.entries for a in keys.address_of(value)]
         self._search.answered(windows, seen[len(memory) :])
-        leases = self._leases([key[len(of_pod) :] for key, _ in txn.entries(listed)])
+        leases = self._leases([key[len(of_pod) :] for key, _ in listed.entries])
         pods = [lease for lease in leases if lease.is_of_pod(owner)]
-        return Survey([parse(*entry) for entry in txn.entries(found)], pods, former)
+        return Survey([parse(*entry) for entry in found.entries], pods, former)
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         own = keys.pod_of(owner.pod, owner.attachment.ifname)
@@ -120,7 +119,7 @@ class EtcdStore(ServedStore):
         looked_at = {*identities, *unique, *(key for old in instead_of for key in self.keys.unique(old))}
         reads = [txn.read(key, keys_only=True) for key in looked_at]
         if len(set(unique)) < len(unique) or len(set(identities)) < len(identities):  # it cannot succeed
-            found = txn.answers(self._call(txn.transaction([], reads)))
+            found = self._call(txn.transaction([], reads)).answers
             return Taken(self._taken(wants, instead_of, found))
         void = self.keys.all("void", *owner.attachment.key())
         compare = [txn.exists(key) for key in identities]
@@ -135,14 +134,14 @@ class EtcdStore(ServedStore):
             reply = self._call(txn.transaction(compare, changes, reads), once=True)
         except Open as fault:
             return self._settled(leases, owner, fault)
-        if txn.succeeded(reply):
+        if reply.succeeded:
             return Claimed(leases)
-        taken = self._taken(wants, instead_of, txn.answers(reply))
+        taken = self._taken(wants, instead_of, reply.answers)
         return Taken(taken) if taken else Unknown(Open(f"a claim of {owner.attachment} came too late: retry"))
 
-    def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[bytes]) -> list[Want]:
+    def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[Answer]) -> list[Want]:
         """The wants and leases that a claim failed by, from the keys that were `found`."""
-        there = {key for answer in found for key, _ in txn.entries(answer)}
+        there = {key for answer in found for key, _ in answer.entries}
 
         def is_held(want: Want, given: Sequence[Lease]) -> bool:
             return not there.isdisjoint({*self.keys.unique(want)}.difference(*map(self.keys.unique, given)))
@@ -156,7 +155,7 @@ class EtcdStore(ServedStore):
             reply = self._call(txn.transaction(is_made, [], [self._void(owner.attachment, owner.sequence)]))
         except CniError as other:
             return Unknown(other)
-        return Claimed(leases) if txn.succeeded(reply) else Unknown(fault)
+        return Claimed(leases) if reply.succeeded else Unknown(fault)
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
         self._call(txn.transaction([], [self._void(attachment, sequence)]))
@@ -182,7 +181,7 @@ class EtcdStore(ServedStore):
             changes += [txn.put(key, place) for key, place in former.items() if key not in written]
             written |= {*cooling, *former}
             each.append(txn.within(txn.transaction([txn.exists(self.keys.identity(lease))], changes)))
-        freed = sum(txn.inner(self._call(txn.transaction([], each))))
+        freed = sum(self._call(txn.transaction([], each)).inner)
         if any(returns(lease.pod) for lease in distinct) and posix.urandom(1)[0] < _FORGETS:
             self.forget()
         return freed
@@ -206,8 +205,8 @@ class EtcdStore(ServedStore):
         """Remove the oldest former addresses of pods above FORMER."""
         prefix = self.keys.all("former")
         try:
-            (counted,) = txn.answers(self._call(txn.reads([txn.count(prefix, end_of(prefix))])))
-            surplus = txn.number(counted) - FORMER
+            (counted,) = self._call(txn.reads([txn.count(prefix, end_of(prefix))])).answers
+            surplus = counted.number - FORMER
             if surplus > 0:
                 oldest = txn.read(prefix, end_of(prefix), min(surplus, _FORGOTTEN), keys_only=True, oldest=True)
                 self._call(txn.transaction([], [txn.delete(key) for key, _ in self._read(oldest)[0]]))
@@ -238,9 +237,9 @@ class EtcdStore(ServedStore):
             name, _, place = first[0][0][len(prefix) :].partition(b"/")
             own = prefix + name + b"/"
             reads = [txn.count(own, end_of(own)), txn.read(end_of(own), end_of(prefix), 1, keys_only=True)]
-            counted, following = txn.answers(self._call(txn.reads(reads)))
-            found.append(Pool(keys.unescaped(name), 4 if len(place) == 8 else 6, txn.number(counted)))
-            first = txn.entries(following)
+            counted, following = self._call(txn.reads(reads)).answers
+            found.append(Pool(keys.unescaped(name), 4 if len(place) == 8 else 6, counted.number))
+            first = following.entries
         return sorted(found, key=lambda pool: pool.name)
 
     def entries(self, after: bytes = b"", limit: int = 1000) -> list[Entry]:
@@ -259,11 +258,11 @@ class EtcdStore(ServedStore):
 
     def _grant(self, seconds: int) -> int:
         """The ID of a new etcd lease: keys put with it end after `seconds`."""
-        return txn.scalar(self._etcd.call("Lease/LeaseGrant", b"\x08" + txn.varint(seconds)), 2)
+        return self._etcd.call("lease/grant", {"TTL": seconds}, lambda reply: int(reply["ID"]))
 
     def _read(self, *reads: Op) -> list[list[Entry]]:
         """The answer of each of `reads`, all of one moment."""
-        return [txn.entries(answer) for answer in txn.answers(self._call(txn.reads(reads)))]
+        return [answer.entries for answer in self._call(txn.reads(reads)).answers]
 
-    def _call(self, transaction: bytes, once: bool = False) -> bytes:
-        return self._etcd.call("KV/Txn", transaction, once)
+    def _call(self, transaction: Op, once: bool = False) -> Reply:
+        return self._etcd.call("kv/txn", transaction, lambda reply: Reply(transaction, reply), once)

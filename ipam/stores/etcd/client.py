@@ -1,4 +1,4 @@
-"""Requests to etcd: endpoints, authentication, and its errors.
+"""Requests to the JSON gateway of etcd: endpoints, authentication, and its errors.
 
 A request goes to the endpoints in their order, and to all of them again until its time is over. One that must not be made
 twice (`once`) is not repeated after a lost reply: Open is raised.
@@ -11,16 +11,19 @@ import posix
 from time import monotonic
 
 from cni.shared.kernel import files
+from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores import http
 from ipam.stores.base import Open, Pauses, Unreachable
-from ipam.stores.etcd import grpc, txn
 from ipam.stores.http import Endpoint, Failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
+    from typing import Any, TypeVar
+
+    Reply = TypeVar("Reply")
+    Read = Callable[[Any], Reply]
 
 DEFAULT_PORT = 2379
 TOKENS = "/run/railcni"  # a tmpfs; only root can read the tokens
@@ -28,9 +31,10 @@ _MOST_BYTES = 1 << 20  # of a certificate's file
 _ATTEMPT_SECONDS = 3.0  # for one endpoint's reply: elections take one or two
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds
 
-# Codes of gRPC
-_INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _DATA_LOSS, _UNAUTHENTICATED = 3, 7, 8, 9, 15, 16
-_UNIMPLEMENTED = 12
+# Codes of gRPC, which the gateway puts into its errors
+_INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAVAILABLE, _DATA_LOSS, _UNAUTHENTICATED = 3, 7, 8, 9, 14, 15, 16
+_OF_ETCD = "etcdserver: "  # the beginning of the errors that are its own
+_NO_GATEWAY = (404, 405, 421, 501)  # statuses for a path, a method or a host that a server does not serve
 
 
 def endpoint(text: str, tls: bool) -> Endpoint:
@@ -61,8 +65,8 @@ class Client(http.Client):
         self._refused = False  # whether etcd has refused a token
         self._at = 0  # index of the endpoint of the connection, or of the one to try first
 
-    def call(self, method: str, message: bytes, once: bool = False) -> bytes:
-        """etcd's answer to the call of `method`, SERVICE/NAME.
+    def call(self, method: str, document: Any, read: Read[Reply], once: bool = False) -> Reply:
+        """What `read` makes of etcd's reply to `document` at /v3/`method`.
 
         Unreachable when no endpoint serves in time; Open after a lost reply to a request that is made `once`; InvalidConfig
         for a fault of the configuration, here or in etcd; TryAgainLater when etcd takes no more.
@@ -72,14 +76,14 @@ class Client(http.Client):
         failure: CniError | None = None
         while True:
             try:
-                return self._attempt(method, message, once, deadline)
+                return self._attempt(method, document, read, once, deadline)
             except Failed as failed:
                 if failure is None or monotonic() < deadline:  # an attempt that our own deadline ends has no cause
                     failure = failed.failure
             if not attempts.wait():
                 raise failure
 
-    def _attempt(self, method: str, message: bytes, once: bool, deadline: float) -> bytes:
+    def _attempt(self, method: str, document: Any, read: Read[Reply], once: bool, deadline: float) -> Reply:
         """One attempt; Failed with the error to raise when no time is left for another."""
         connection = self._connected(deadline)
         sent = False
@@ -87,7 +91,7 @@ class Client(http.Client):
             if self._user and not self._token:
                 self._log_in(connection, deadline)
             sent = once
-            return self._exchange(connection, method, message, deadline)
+            return self._exchange(connection, method, document, read, deadline)
         except http.Lost as fault:
             said = f"has not answered: {fault.strerror}"
             remedy = "see that the member is well"
@@ -100,31 +104,45 @@ class Client(http.Client):
             raise Open(f"{said}; {remedy}")
         raise Failed(self._unreachable([said]))
 
-    def _exchange(self, connection: grpc.Connection, method: str, message: bytes, deadline: float) -> bytes:
-        limit = min(deadline, monotonic() + _ATTEMPT_SECONDS)
+    def _exchange(
+        self, connection: http.Connection, method: str, document: Any, read: Read[Reply], deadline: float
+    ) -> Reply:
+        limit = max(min(deadline, monotonic() + _ATTEMPT_SECONDS), monotonic() + 0.1)
+        headers = "Content-Type: application/json\r\n"
+        if self._token:
+            headers += f"Authorization: {self._token}\r\n"
+        body = codec.dumps(document).encode()
         try:
-            code, reply = connection.call(method, message, self._token, max(limit, monotonic() + 0.1))
+            status, reply = connection.request("POST", f"/v3/{method}", headers, body, limit)
         except http.Untrusted as fault:
             raise self._untrusted(fault) from None
-        except grpc.NoGrpc:
-            raise InvalidConfig(
-                f"etcd at {self._where()} does not speak gRPC: want etcd 3.4 or newer, and an endpoint for clients in"
-                " etcd_host"
-            ) from None
-        except grpc.NotServed:
-            raise _Unserved(-1, "it does not serve the call", False) from None
-        if code:
-            raise self._error(code, reply.decode("utf-8", "replace"))
         try:
-            list(txn.fields(reply))
-        except (ValueError, IndexError, OverflowError):
-            raise _Unserved(-1, "with no message of etcd", True) from None
-        return reply
+            said = codec.loads(reply)
+            if status == 200:
+                return read(said)
+            code, text = said["code"], str(said.get("message") or said["error"])
+        except (ValueError, TypeError, KeyError, AttributeError):
+            if b"CommonName" in reply:
+                raise InvalidConfig(
+                    f"etcd at {self._where()} has users, and refuses a client certificate with a CommonName: set"
+                    " etcd_username and etcd_password, and name a certificate without a CommonName in etcd_cert_file"
+                ) from None
+            code, text = -1, "with no message of etcd" if status == 200 else f"status {status}"
+        if status in _NO_GATEWAY and not text.startswith(_OF_ETCD):
+            raise InvalidConfig(
+                f"etcd at {self._where()} does not serve /v3/{method} ({text}): want etcd 3.4 or newer with its JSON"
+                " gateway (--enable-grpc-gateway, the default), etcd_host with an endpoint for clients, and in"
+                " --host-whitelist its host"
+            )
+        if code == _UNAVAILABLE and self._where().tls and not text.startswith(_OF_ETCD):
+            text += " (its JSON gateway cannot reach it: with --client-cert-auth, the certificate of --cert-file must also"
+            text += " be for clients, extendedKeyUsage clientAuth)"
+        raise self._error(code, text)
 
-    def _connected(self, deadline: float) -> grpc.Connection:
+    def _connected(self, deadline: float) -> http.Connection:
         """The connection, or a new one to the first endpoint after the last that failed."""
         connection = self.kept(self._as_it_is)
-        if isinstance(connection, grpc.Connection):
+        if connection:
             self._at = connection.at
             return connection
         turned = [*self._endpoints[self._at :], *self._endpoints[: self._at]]
@@ -140,7 +158,7 @@ class Client(http.Client):
         try:
             limit = min(deadline, monotonic() + _ATTEMPT_SECONDS)
             context = self._tls_context() if where.tls else None
-            self._connection = connection = grpc.Connection(socket, where.host, context, limit)
+            self._connection = connection = http.Connection(socket, where.host, context, limit)
             connection.at = self._at
         except http.Untrusted as fault:
             raise self._untrusted(fault) from None
@@ -159,14 +177,13 @@ class Client(http.Client):
         if self._context is None:
             try:
                 self._context = http.tls_context(*self._tls)
-                self._context._set_alpn_protocols(b"\x02h2")
             except ValueError as fault:
                 raise InvalidConfig(
                     f"the etcd store's {fault} (etcd_ca_cert_file, etcd_cert_file, etcd_key_file)"
                 ) from None
         return self._context
 
-    def _log_in(self, connection: grpc.Connection, deadline: float) -> None:
+    def _log_in(self, connection: http.Connection, deadline: float) -> None:
         """Use the token of an earlier call, unless etcd has refused it, or get another."""
         name = _token_name(self._endpoints, self._user, self._password)
         if not self._refused:
@@ -174,16 +191,14 @@ class Client(http.Client):
         if self._token:
             return
         try:
-            user = txn.field(1, self._user.encode()) + txn.field(2, self._password.encode())
-            reply = dict(txn.fields(self._exchange(connection, "Auth/Authenticate", user, deadline)))
+            user = {"name": self._user, "password": self._password}
+            self._token = self._exchange(connection, "auth/authenticate", user, _token_of, deadline)
         except _Unserved as fault:
             if fault.code != _PRECONDITION:
                 raise
             self._user = ""  # authentication is not enabled
             return
-        self._token = reply.get(2, b"").decode("latin-1")
-        if self._token:
-            _write_token(name, self._token)
+        _write_token(name, self._token)
 
     def _move_on(self) -> None:
         self.drop()
@@ -218,7 +233,7 @@ class Client(http.Client):
     def _error(self, code: int, said: str) -> Exception:
         """The error of a failed call (etcd, api/v3rpc/rpctypes)."""
         where = self._where()
-        said = said.removeprefix("etcdserver: ")
+        said = said.removeprefix(_OF_ETCD)
         user = f'user "{self._user}"' if self._user else "a request without a user"
         if code == _UNAUTHENTICATED or "user name is empty" in said or "auth store is old" in said:
             if self._token or "is old" in said:  # it has expired; the next attempt gets another
@@ -244,7 +259,7 @@ class Client(http.Client):
                 f"etcd at {where}: {said}. An attachment with that many ranges needs etcd with a higher --max-txn-ops"
                 " (default 128) and --max-request-bytes; or give fewer ranges"
             )
-        if code in (_INVALID, _UNIMPLEMENTED):
+        if code == _INVALID:
             return InvalidConfig(f"etcd at {where} refuses the request: {said}. Want etcd 3.4 or newer")
         return _Unserved(code, said, code not in (_EXHAUSTED, _PRECONDITION))
 
@@ -256,6 +271,14 @@ class _Unserved(Exception):
         self.code = code
         self.said = said
         self.open = open
+
+
+def _token_of(reply: Any) -> str:
+    """The token in the reply to a login; ValueError, TypeError, KeyError, AttributeError when it is no such reply."""
+    token = str(reply["token"])
+    if not token or not token.isascii() or not token.isprintable():
+        raise ValueError("not a token")
+    return token
 
 
 # --- tokens, kept on this node between two calls: each check of a password costs etcd 60 ms of bcrypt ---
@@ -271,7 +294,8 @@ def _read_token(name: str) -> str:
     """The token; "" for none, and for one in a file that others could write. etcd ends it after five unused minutes."""
     try:
         files.check_private_directory(TOKENS)
-        return files.read_regular(f"{TOKENS}/{name}", _MOST_BYTES, posix.O_NOFOLLOW, private=True).decode("ascii")
+        token = files.read_regular(f"{TOKENS}/{name}", _MOST_BYTES, posix.O_NOFOLLOW, private=True).decode("ascii")
+        return token if token.isprintable() else ""
     except (OSError, ValueError):
         return ""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ipam.stores.base import Window
     from ipam.stores.etcd.keys import Keys
-    from ipam.stores.etcd.txn import Op
+    from ipam.stores.etcd.txn import Answer, Op, Reply
 
 _SINGLE = 2  # blocks without a mark that a search reads one by one: the last may just have become full
 _MARKED = 128  # blocks that one search marks by counts, 1 ms each
@@ -32,20 +32,20 @@ class Search:
 
     __slots__ = ("_asked", "_call", "_keys", "_marks", "_reached", "_seen", "_spare")
 
-    def __init__(self, keys: Keys, call: Callable[[bytes], bytes], marks: bool) -> None:
+    def __init__(self, keys: Keys, call: Callable[[Op], Reply], marks: bool) -> None:
         self._keys = keys
         self._call = call
         self._marks = marks
         self._asked = 0  # number of calls of `next_open` in this search
         self._reached = 0  # the address of the last one
         self._spare = _MARKED  # blocks that may still be marked by counts
-        self._seen: dict[object, Sequence[bytes]] = {}
+        self._seen: dict[object, Sequence[Answer]] = {}
 
     def expect(self, windows: Sequence[Window]) -> list[Op]:
         """The reads for `occupied` of these windows, and for `next_open` behind a single one; `answered` takes their answers."""
         return [read for reads in self._expected(windows).values() for read in reads]
 
-    def answered(self, windows: Sequence[Window], answers: Sequence[bytes]) -> None:
+    def answered(self, windows: Sequence[Window], answers: Sequence[Answer]) -> None:
         """Keep the answers to `expect`, each for one call."""
         self._seen.clear()
         for question, reads in self._expected(windows).items():
@@ -66,20 +66,20 @@ class Search:
         pool, scope, family, low, high = window
         answers = self._answers(self._reads(window), window)
         size, aligned = high - low + 1, high - low + 1 == BLOCK and low % BLOCK == 0
-        if scope is not None and not aligned and txn.number(answers[1]) == size:  # without a look at each of them
+        if scope is not None and not aligned and answers[1].number == size:  # without a look at each of them
             return (1 << size) - 1
         bits, own, reserved = 0, 0, 0
-        for key, value in txn.entries(answers[0]):
+        for key, value in answers[0].entries:
             bits |= 1 << value_of(key, family) - low
             own += scope is None or value == pool.encode()
             reserved += scope is not None
         if scope is not None:
-            leased = txn.number(answers[1])
+            leased = answers[1].number
             if leased != own:  # the pool has leases outside of this scope
                 (answer,) = self._answers([self._span(LEASE, pool, family, low, high)])
-                for key, _ in txn.entries(answer):
+                for key, _ in answer.entries:
                     bits |= 1 << value_of(key, family) - low
-                own = len(txn.entries(answer))
+                own = len(answer.entries)
         if aligned and BLOCK in (own, reserved):
             places = self._keys.places(Want(pool, family, low, scope))
             for (kind, space), found in zip(places, (own, reserved)):  # noqa: B905
@@ -108,9 +108,9 @@ class Search:
         """
         start, block = at & -LARGE, at & -BLOCK
         counted, listed = self._answers(self._marks_from(kind, space, family, at), (kind, space, family, at))
-        large = {value_of(key, family) for key, _ in txn.entries(listed)}
+        large = {value_of(key, family) for key, _ in listed.entries}
         if start not in large:
-            if txn.number(counted) < (start + LARGE - block) // BLOCK:
+            if counted.number < (start + LARGE - block) // BLOCK:
                 return self._gap(kind, space, family, at)
             if block == start:
                 self._mark(kind, space, family, [start], LARGE)
@@ -130,12 +130,12 @@ class Search:
         start = at & -LARGE
         end = start + LARGE
         (answer,) = self._answers([self._marked(kind, space, BLOCK, family, at & -BLOCK, end - 1)])
-        marked = {value_of(key, family) for key, _ in txn.entries(answer)}
+        marked = {value_of(key, family) for key, _ in answer.entries}
         open_blocks = [block for block in range(at & -BLOCK, end, BLOCK) if block not in marked]
         if self._asked > _SINGLE and open_blocks:
             spans = [self._keys.span(family, block, block + BLOCK - 1, kind, space) for block in open_blocks]
             answers = self._answers([txn.count(*span) for span in spans])
-            full = [block for block, answer in zip(open_blocks, answers, strict=True) if txn.number(answer) == BLOCK]
+            full = [block for block, answer in zip(open_blocks, answers, strict=True) if answer.number == BLOCK]
             self._mark(kind, space, family, full[: self._spare], BLOCK)
             self._spare -= len(full[: self._spare])
             open_blocks = [block for block in open_blocks if block not in full]
@@ -163,7 +163,7 @@ class Search:
             each = [txn.within(self._marking(kind, space, family, start, size)) for start in starts]
             self._call(txn.transaction([], each))
 
-    def _marking(self, kind: str, space: str, family: int, start: int, size: int) -> bytes:
+    def _marking(self, kind: str, space: str, family: int, start: int, size: int) -> Op:
         if size == BLOCK:
             parts = [self._keys.taken(kind, space, family, start + i) for i in range(BLOCK)]
         else:
@@ -171,9 +171,9 @@ class Search:
         mark = txn.put(self._keys.full(kind, space, size, family, start), b"")
         return txn.transaction([txn.exists(key) for key in parts], [mark])
 
-    def _answers(self, reads: list[Op], question: object = None) -> Sequence[bytes]:
+    def _answers(self, reads: list[Op], question: object = None) -> Sequence[Answer]:
         """The answers to `reads`, those that were kept for the `question` if there are some."""
-        return self._seen.pop(question, None) or txn.answers(self._call(txn.reads(reads)))
+        return self._seen.pop(question, None) or self._call(txn.reads(reads)).answers
 
 
 def _behind(start: int, family: int) -> int:
