@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-_QUIET = 0.3  # seconds: an answer is whole when no more has come for so long; gRPC sends other frames before
+_QUIET = 0.3  # seconds: an answer is whole when no more has come for so long
 
 
 class Proxy:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import etcd
-from tests.faults.gate import Answer, Gate, GrpcGate
+from tests.faults.gate import Answer, Gate
 from tests.faults.state import Found, Lease
 from tests.node import Node, until
 from tests.stores import etcd_dump, kubernetes_proxy
@@ -104,7 +104,7 @@ class EtcdBacking(Served):
         client, self._peer = etcd.free_ports(2)
         self.url = f"http://127.0.0.1:{client}"
         self._start()
-        self.gate = GrpcGate(node.host, self.port, client)
+        self.gate = Gate(node.host, self.port, client)
 
     def _start(self) -> None:
         argv = ["setpriv", "--pdeathsig", "KILL", "etcd", "--data-dir", self._folder, "--logger=zap"]

@@ -7,6 +7,7 @@ each request, and decides whether it is served and what the client gets: an answ
 from __future__ import annotations
 
 import http.client
+import json
 import select
 import socket
 import struct
@@ -16,15 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ipam.stores.etcd import grpc, txn
 from tests.faults.trace import Call
 from tests.view import View
 
 CUT, RESET = "cut", "reset"  # the connection ends, in order or not, in place of an answer
 REQUEST = "request"  # the name of the points of a sweep that are requests
 _SECONDS = 30.0
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _WINDOW_UPDATE = 0, 1, 8  # kinds of frames
+_CHANGES = ("request_put", "request_delete_range", "request_txn")  # operations of etcd
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 Answer = tuple[int, bytes]
@@ -43,9 +42,11 @@ class Request:
     @property
     def changes(self) -> bool:
         """Whether it changes a lease, or forbids one."""
-        if self.target == "/etcdserverpb.KV/Txn":
-            ops = [op for number, op in txn.fields(self.body) if number > 1]
-            return any(kind > 1 for op in ops for kind, _ in txn.fields(op))  # 1 is a read
+        if self.target == "/v3/kv/txn":
+            asked = json.loads(self.body)
+            return any(
+                kind in _CHANGES for branch in ("success", "failure") for op in asked.get(branch, ()) for kind in op
+            )
         return self.method != "GET"
 
     def call(self) -> Call:
@@ -126,7 +127,7 @@ class Gate:
             threading.Thread(target=self._attend, args=(client,), daemon=True).start()
 
     def _attend(self, client: socket.socket) -> None:
-        server = self._connected()
+        server = http.client.HTTPConnection("127.0.0.1", self._target, timeout=_SECONDS)
         answer: Answer | str = CUT
         try:
             while head := self._head(client):
@@ -137,7 +138,7 @@ class Gate:
                 answer = self.fault(request, lambda r=request, h=headers: self._passed_on(server, r, h))
                 if isinstance(answer, str):
                     break
-                client.sendall(self._reply(headers, *answer))
+                client.sendall(_reply(*answer))
                 with self._lock:
                     self._clients[client] = False
         except (OSError, ValueError, http.client.HTTPException):
@@ -149,9 +150,6 @@ class Gate:
             if answer == RESET:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             client.close()
-
-    def _connected(self) -> Any:
-        return http.client.HTTPConnection("127.0.0.1", self._target, timeout=_SECONDS)
 
     def _head(self, client: socket.socket) -> tuple[str, str, dict[str, str], bytes] | None:
         """Method, target, headers and body of the next request; None at the end. From its first byte on it is busy."""
@@ -183,63 +181,11 @@ class Gate:
         reply = server.getresponse()
         return reply.status, reply.read()
 
-    def _reply(self, headers: dict[str, str], status: int, body: bytes) -> bytes:
-        head = f"HTTP/1.1 {status} {http.client.responses.get(status, '')}\r\nContent-Type: application/json\r\n"
-        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
-
-class GrpcGate(Gate):
-    """A gate before etcd: an answer is 200 with the message, or a code of gRPC with the error's text."""
-
-    def _connected(self) -> Any:
-        server = socket.create_connection(("127.0.0.1", self._target), _SECONDS)
-        return grpc.Connection(server, "127.0.0.1", None, time.monotonic() + _SECONDS)
-
-    def _head(self, client: socket.socket) -> tuple[str, str, dict[str, str], bytes] | None:
-        """The next call; the member `stream` of the headers has its number. From its first byte on it is busy."""
-        data, target, message = b"", "", b""
-        while True:
-            data = data.removeprefix(_PREFACE)
-            while len(data) < 9 or len(data) < 9 + int.from_bytes(data[:3], "big") or data[:3] == _PREFACE[:3]:
-                if not (piece := self._piece(client)):
-                    return None
-                data = (data + piece).removeprefix(_PREFACE)
-            size, kind, flags = int.from_bytes(data[:3], "big"), data[3], data[4]
-            stream, content, data = int.from_bytes(data[5:9], "big"), data[9 : 9 + size], data[9 + size :]
-            if kind == _HEADERS:
-                target = content[content.index(b"/etcdserverpb.") :].partition(b"\0")[0].decode()
-            elif kind == _DATA:
-                message += content
-                if size and not flags & 1:
-                    room = size.to_bytes(4, "big")
-                    client.sendall(_frame(_WINDOW_UPDATE, 0, 0, room) + _frame(_WINDOW_UPDATE, 0, stream, room))
-            if kind == _DATA and flags & 1:
-                return "POST", target, {"stream": str(stream), "size": str(size)}, message[5:]
-
-    def _passed_on(self, server: Any, request: Request, headers: dict[str, str]) -> Answer:
-        method = request.target.removeprefix("/etcdserverpb.")
-        code, reply = server.call(method, request.body, "", time.monotonic() + _SECONDS)
-        return code or 200, reply
-
-    def _reply(self, headers: dict[str, str], status: int, body: bytes) -> bytes:
-        """It is sent as one piece: each run then reads it by as many calls. tests.faults.trace knows it by its first frame."""
-        stream, size = int(headers["stream"]), int(headers["size"])
-        room = _frame(_WINDOW_UPDATE, 0, 0, size.to_bytes(4, "big")) if size else b""
-        if status < 100:
-            code = b"%d" % status
-            fields = (
-                b"\0\x0bgrpc-status" + bytes((len(code),)) + code + b"\0\x0cgrpc-message" + bytes((len(body),)) + body
-            )
-            return room + _frame(_HEADERS, 5, stream, b"\x88" + fields)
-        message = b"\0" + len(body).to_bytes(4, "big") + body
-        pieces = [_frame(_DATA, 0, stream, message[i : i + 16384]) for i in range(0, len(message), 16384)]
-        begun = _frame(_HEADERS, 4, stream, b"\x88")
-        return begun + room + b"".join(pieces) + _frame(_HEADERS, 5, stream, b"\0\x0bgrpc-status\x010")
-
-
-def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
-    """A frame of HTTP/2."""
-    return len(content).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + content
+def _reply(status: int, body: bytes) -> bytes:
+    """It is sent as one piece: each run then reads it by as many calls. tests.faults.trace knows it by its first bytes."""
+    head = f"HTTP/1.1 {status} {http.client.responses.get(status, '')}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def _shut(s: socket.socket) -> None:

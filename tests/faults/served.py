@@ -78,7 +78,7 @@ class ErrorAfter(Trouble):
     def struck(self, request: Request, serve: Serve) -> Answer | str:
         serve()
         if self.backing.name == "etcd":
-            return _of_etcd(14, "etcdserver: request timed out")
+            return _of_etcd(503, 14, "etcdserver: request timed out")
         return _status(500, "InternalError", "etcdserver: request timed out")
 
 
@@ -87,7 +87,7 @@ class TooMany(Trouble):
 
     def struck(self, request: Request, serve: Serve) -> Answer | str:
         if self.backing.name == "etcd":
-            return _of_etcd(8, "etcdserver: too many requests")
+            return _of_etcd(429, 8, "etcdserver: too many requests")
         return _status(429, "TooManyRequests", "too many requests, try again later", retryAfterSeconds=1)
 
 
@@ -97,7 +97,7 @@ class NoLeader(Trouble):
     stores = ("etcd",)
 
     def struck(self, request: Request, serve: Serve) -> Answer | str:
-        return _of_etcd(14, "etcdserver: no leader")
+        return _of_etcd(503, 14, "etcdserver: no leader")
 
 
 class Conflicts(Trouble):
@@ -284,5 +284,5 @@ def _status(code: int, reason: str, message: str, **details: object) -> Answer:
     return code, json.dumps(document | {"reason": reason, "code": code, "details": details}).encode()
 
 
-def _of_etcd(code: int, message: str) -> Answer:
-    return code, message.encode()
+def _of_etcd(status: int, code: int, message: str) -> Answer:
+    return status, json.dumps({"error": message, "code": code, "message": message}).encode()

@@ -81,7 +81,7 @@ _CARRIES_DATA = (
     "connect",
 )
 _READS = ("read", "pread64", "getdents64")
-_ANSWERS = ('"HTTP/1.', r'"\0\0\1\1\4')  # the first bytes of one of HTTP/1, and of GrpcGate's
+_ANSWER = '"HTTP/1.'  # its first bytes
 _STATE = "/var/lib/cni"
 
 
@@ -194,7 +194,7 @@ def _serves(call: Call) -> bool:
     what came of the request that was sent."""
     if call.name == "connect":
         return "AF_INET" in call.text
-    return call.name == "recvfrom" and any(begin in call.text for begin in _ANSWERS)
+    return call.name == "recvfrom" and _ANSWER in call.text
 
 
 def unknown(calls: Sequence[Call]) -> list[str]:

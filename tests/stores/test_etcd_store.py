@@ -22,8 +22,8 @@ from ipam import acquire
 from ipam.leases import Lease, Want
 from ipam.ranges import Range
 from ipam.rules import Need
-from ipam.stores.base import READ, Claimed, Taken, Unknown, Unreachable
 from ipam.stores import http
+from ipam.stores.base import READ, Claimed, Taken, Unknown, Unreachable
 from ipam.stores.etcd import EtcdStore, client, search
 from ipam.stores.etcd.client import endpoint
 from ipam.stores.etcd.search import Search

@@ -272,7 +272,7 @@ def test_the_keys_of_etcd_count_when_somebody_has_edited_what_their_values_say_t
     for key, value in store.entries():
         if value.startswith(b"{"):
             put = txn.put(key, json.dumps(json.loads(value) | edited).encode())
-            store._etcd.call("KV/Txn", txn.transaction([], [put]))
+            store._call(txn.transaction([], [put]))
     assert place.add("c1", "a") == "10.0.0.1"
     assert place.add("c2", "b") == "10.0.0.2"
     place.delete("c1", "a")

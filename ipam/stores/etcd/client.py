@@ -33,6 +33,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds
 
 # Codes of gRPC, which the gateway puts into its errors
 _INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAVAILABLE, _DATA_LOSS, _UNAUTHENTICATED = 3, 7, 8, 9, 14, 15, 16
+# By the header Accept etcd knows a request of the gateway, for which its own certificate's CommonName is no user's name
+_HEADERS = "Accept: application/json\r\nContent-Type: application/json\r\n"
 _OF_ETCD = "etcdserver: "  # the beginning of the errors that are its own
 _NO_GATEWAY = (404, 405, 421, 501)  # statuses for a path, a method or a host that a server does not serve
 
@@ -108,7 +110,7 @@ class Client(http.Client):
         self, connection: http.Connection, method: str, document: Any, read: Read[Reply], deadline: float
     ) -> Reply:
         limit = max(min(deadline, monotonic() + _ATTEMPT_SECONDS), monotonic() + 0.1)
-        headers = "Content-Type: application/json\r\n"
+        headers = _HEADERS
         if self._token:
             headers += f"Authorization: {self._token}\r\n"
         body = codec.dumps(document).encode()
@@ -135,7 +137,9 @@ class Client(http.Client):
                 " --host-whitelist its host"
             )
         if code == _UNAVAILABLE and self._where().tls and not text.startswith(_OF_ETCD):
-            text += " (its JSON gateway cannot reach it: with --client-cert-auth, the certificate of --cert-file must also"
+            text += (
+                " (its JSON gateway cannot reach it: with --client-cert-auth, the certificate of --cert-file must also"
+            )
             text += " be for clients, extendedKeyUsage clientAuth)"
         raise self._error(code, text)
 
@@ -275,8 +279,8 @@ class _Unserved(Exception):
 
 def _token_of(reply: Any) -> str:
     """The token in the reply to a login; ValueError, TypeError, KeyError, AttributeError when it is no such reply."""
-    token = str(reply["token"])
-    if not token or not token.isascii() or not token.isprintable():
+    token = reply["token"]
+    if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
         raise ValueError("not a token")
     return token
 
