@@ -145,7 +145,9 @@ class Connection:
         self.reused = self.answers = True
         asked = fields.get("retry-after", "")
         self.retry_after = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
-        if fields.get("connection", "").lower() == "close" or self._buffer:  # no request asked for what is in the buffer
+        if (
+            fields.get("connection", "").lower() == "close" or self._buffer
+        ):  # no request asked for what is in the buffer
             self.close()
         return status, reply
 
