@@ -145,9 +145,8 @@ class Connection:
         self.reused = self.answers = True
         asked = fields.get("retry-after", "")
         self.retry_after = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
-        if (
-            fields.get("connection", "").lower() == "close" or self._buffer
-        ):  # no request asked for what is in the buffer
+        # no request asked for what is left in the buffer
+        if fields.get("connection", "").lower() == "close" or self._buffer:
             self.close()
         return status, reply
 
