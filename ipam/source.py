@@ -76,11 +76,19 @@ class Source:
             value = getattr(target, key.attribute)
             if key.name not in CONFINED or key.name == "configuration_path" or value == key.default:
                 continue
-            if not self._in_flat_file(key.name):
+            if key.name == "log_file":
+                value = self._log_file(value, files)
+            elif not self._in_flat_file(key.name):
                 value = _follow(f"ipam.{key.name}", value, CONFINED[key.name], files, faults)
-            elif key.name == "log_file":  # later opened without following links
-                value = _follow(f"{self.path}: {key.name}", value, "", files, faults)
             setattr(target, key.attribute, value)
+
+    def _log_file(self, path: str, files: Files) -> str:
+        """Where `path` leads, since it is opened without following links; "" with a note where the node allows no log."""
+        try:
+            return files.follow(path, "" if self._in_flat_file("log_file") else CONFINED["log_file"])
+        except ValueError as fault:
+            self.notes.append(f"{self.where('log_file')} {path} {fault}; until then log lines go to stderr alone")
+            return ""
 
     def names(self, name: str) -> bool:
         """Whether the block itself has the key `name`."""

@@ -11,6 +11,7 @@ import sys
 import time
 
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000
+ROOT = "/var/log/railcni"  # where a network may name a log file, unless the policy says more; made when it is missing
 how = "cold"  # or "warm", in a worker (cni.warm)
 LEVELS = ("debug", "verbose", "warning", "error", "panic")  # whereabouts' names; its default is "warning" here
 
@@ -58,11 +59,8 @@ class Log:
         line = f"{stamp} [{level}] {shown}\n".encode("utf-8", "replace")
         tell(line)
         if self.path:
-            from cni.shared.kernel import paths
-
             try:
-                flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_NONBLOCK | posix.O_NOCTTY
-                fd = paths.open_resolved(self.path, flags, 0o640)
+                fd = _open(self.path)
             except OSError:
                 return  # a log that cannot be written is no reason to fail an attachment
             try:
@@ -72,3 +70,16 @@ class Log:
                 pass  # a full disk, likewise
             finally:
                 posix.close(fd)
+
+
+def _open(path: str) -> int:
+    from cni.shared.kernel import paths
+
+    flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_NONBLOCK | posix.O_NOCTTY
+    try:
+        return paths.open_resolved(path, flags, 0o640)
+    except FileNotFoundError:
+        if path.rpartition("/")[0] != ROOT:
+            raise
+        posix.mkdir(ROOT, 0o750)
+        return paths.open_resolved(path, flags, 0o640)

@@ -7,6 +7,7 @@ confined.
 
 from __future__ import annotations
 
+from cni.shared import log
 from cni.shared.config import Fault, Key, fill, integer, list_of, mapping, refuse, string
 from cni.shared.kernel import files
 from cni.shared.spec import codec
@@ -74,8 +75,8 @@ KEYS = (
     Key(
         "logRoots",
         list_of(root),
-        ("/var/log", "/tmp/whereabouts.log"),  # noqa: S108  # the file in whereabouts' examples; links are not followed
-        "where a network's `log_file` may lie: directories, including their subdirectories, or files",
+        (log.ROOT,),
+        "where a network's `log_file` may lie: directories, including their subdirectories, or files; one elsewhere is not written",
         "log_roots",
     ),
     Key(

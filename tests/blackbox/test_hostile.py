@@ -82,10 +82,6 @@ REFUSED_PATHS = [
     ("dataDir", "/etc/hostile", "dataRoots", "/var/lib/cni"),
     ("dataDir", "/var/lib/cni/../../../etc/hostile", "dataRoots", "/var/lib/cni"),
     ("dataDir", "/var/lib/cni/link", "dataRoots", "/etc/hostile"),
-    ("log_file", "/etc/hostile/job", "logRoots", "/var/log"),
-    ("log_file", "/var/log/../../etc/hostile/job", "logRoots", "/var/log"),
-    ("log_file", "/var/log/link/job", "logRoots", "/etc/hostile/job"),
-    ("log_file", "/dev/sda", "logRoots", "/var/log"),
     ("configuration_path", SHADOW, "configRoots", "/etc/cni"),
     ("configuration_path", "/proc/1/environ", "configRoots", "/etc/cni"),
     ("configuration_path", "/etc/cni/link/shadow", "configRoots", SHADOW),
@@ -105,13 +101,41 @@ def block_with(key: str, value: str) -> dict[str, Any]:
 def test_a_path_outside_of_its_roots_is_refused(
     node: Node, pod: Pod, plugin: str, key: str, value: str, roots: str, word: str
 ) -> None:
-    for link in ("/var/lib/cni/link", "/var/log/link", "/etc/cni/link"):
+    for link in ("/var/lib/cni/link", "/var/log/railcni/link", "/etc/cni/link"):
         node.path(link).parent.mkdir(parents=True, exist_ok=True)
         node.path(link).symlink_to("/etc/hostile")
     node.remember()
     refused(
         node, plugin, network_of(plugin, block_with(key, value)), pod, 7, f'ipam.{key} "{value}"', roots, word, POLICY
     )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/hostile/job",
+        "/var/log/railcni/../../../etc/hostile/job",
+        "/var/log/railcni/link/job",
+        "/var/log/containers/other.log",
+        "/var/log/whereabouts.log",
+    ],
+)
+@pytest.mark.parametrize("plugin", ["macvlan", "whereabouts"])
+def test_a_log_file_outside_of_its_roots_is_not_written_and_hinders_nothing(
+    node: Node, pod: Pod, plugin: str, path: str
+) -> None:
+    link = node.path("/var/log/railcni/link")
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/etc/hostile")
+    node.path("/var/log/containers").mkdir()
+    config = network({"log_file": path, "log_level": "debug"})
+    for verb in ("ADD", "DEL"):
+        reply = node.cni(plugin, verb, config, netns=pod)
+        reply.succeeded()
+        assert f"ipam.log_file {path} " in reply.stderr
+        assert f"not in logRoots (/var/log/railcni): want a path there, or change {POLICY}" in reply.stderr
+        assert not node.path(path).exists()
+    assert os.listdir(node.path("/etc/hostile")) == ["shadow"]
 
 
 # What is there already, and a dataDir that would appear in it or in its place.
@@ -232,16 +256,15 @@ def test_networks_make_no_more_directories_than_the_node_allows(
 
 
 def test_all_paths_are_refused_at_once(node: Node, pod: Pod) -> None:
-    reply = refused(
-        node, "whereabouts", network({"dataDir": "/etc", "log_file": "/etc/x"}), pod, 7, "2 faults", "dataDir"
-    )
-    assert "ipam.log_file" in reply.msg
+    block = {"dataDir": "/etc", "kubernetes": {"kubeconfig": "/etc/x"}}
+    reply = refused(node, "whereabouts", network(block), pod, 7, "2 faults", "dataDir")
+    assert "ipam.kubernetes.kubeconfig" in reply.msg
 
 
 def test_the_usual_paths_of_whereabouts_work_and_so_does_the_administrators_choice(node: Node, pod: Pod) -> None:
-    usual = {"dataDir": f"{STORES}/rdma", "log_file": "/var/log/whereabouts.log"}
+    usual = {"dataDir": f"{STORES}/rdma", "log_file": "/var/log/railcni/whereabouts.log"}
     node.cni("whereabouts", "ADD", network(usual), netns=pod).succeeded()
-    assert "hostile" in node.path("/var/log/whereabouts.log").read_text()
+    assert "hostile" in node.path("/var/log/railcni/whereabouts.log").read_text()
     chosen = {"dataDir": "/run/chosen", "log_file": "/run/chosen.log"}
     other = {**network(chosen), "name": "other"}
     node.cni("whereabouts", "ADD", other, netns=pod).refused(7, "dataDir", STORES, POLICY)
@@ -262,7 +285,7 @@ def test_the_flat_file_is_the_administrators_and_not_confined(node: Node, pod: P
 
 
 def test_a_delete_is_served_after_the_administrator_has_narrowed_the_roots(node: Node, pod: Pod) -> None:
-    config = network({"dataDir": f"{STORES}/rdma", "log_file": "/var/log/w.log"})
+    config = network({"dataDir": f"{STORES}/rdma", "log_file": "/var/log/railcni/w.log"})
     for plugin in ("macvlan", "whereabouts"):
         node.cni(plugin, "ADD", config, netns=pod).succeeded()
         for policy in ({"dataRoots": ["/run"], "masters": []}, "nonsense"):
@@ -275,9 +298,9 @@ def test_a_delete_is_served_after_the_administrator_has_narrowed_the_roots(node:
 
 def test_a_log_is_not_written_through_a_link_that_is_put_in_the_way(node: Node, pod: Pod) -> None:
     """Whoever may write to a directory below /var/log changes it all the time while the plugin runs."""
-    config = network({"log_file": "/var/log/app/job"})
-    directory, link = node.path("/var/log/app"), node.path("/var/log/app-link")
-    directory.mkdir()
+    config = network({"log_file": "/var/log/railcni/app/job"})
+    directory, link = node.path("/var/log/railcni/app"), node.path("/var/log/railcni/app-link")
+    directory.mkdir(parents=True)
     link.symlink_to("/etc/hostile")
     done = threading.Event()
 
@@ -300,7 +323,8 @@ def test_a_log_is_not_written_through_a_link_that_is_put_in_the_way(node: Node, 
 
 @pytest.mark.parametrize("kind", ["fifo", "fifo that is read", "directory", "device", "link"])
 def test_a_log_that_is_no_file_is_neither_waited_for_nor_an_error(node: Node, pod: Pod, kind: str) -> None:
-    log, reader = node.path("/var/log/w.log"), -1
+    log, reader = node.path("/var/log/railcni/w.log"), -1
+    log.parent.mkdir()
     if kind.startswith("fifo"):
         os.mkfifo(log)
         if kind != "fifo":
@@ -310,8 +334,8 @@ def test_a_log_that_is_no_file_is_neither_waited_for_nor_an_error(node: Node, po
     elif kind == "device":
         os.mknod(log, 0o20600, os.makedev(1, 5))
     else:
-        log.symlink_to("/var/log/elsewhere")
-    config = network({"log_file": "/var/log/w.log"})
+        log.symlink_to("/var/log/railcni/elsewhere")
+    config = network({"log_file": "/var/log/railcni/w.log"})
     node.cni("whereabouts", "ADD", config, netns=pod).succeeded()
     if reader >= 0:
         assert os.read(reader, 100) == b""
@@ -319,11 +343,11 @@ def test_a_log_that_is_no_file_is_neither_waited_for_nor_an_error(node: Node, po
 
 
 def test_one_message_is_one_line_of_the_log(node: Node, pod: Pod) -> None:
-    config = network({"log_file": "/var/log/w.log"})
+    config = network({"log_file": "/var/log/railcni/w.log"})
     args = "K8S_POD_NAMESPACE=a\nb;K8S_POD_NAME=c\x1b[2J"
     node.cni("whereabouts", "ADD", config, netns=pod, args=args).succeeded()
     node.cni("whereabouts", "DEL", config, netns=pod, args=args).succeeded()
-    lines = node.path("/var/log/w.log").read_text().splitlines()
+    lines = node.path("/var/log/railcni/w.log").read_text().splitlines()
     assert lines
     assert all("whereabouts" in line and "\x1b" not in line for line in lines), lines
 
@@ -494,7 +518,7 @@ def test_as_much_as_is_taken_is_served_within_bounds(node: Node, pod: Pod, case:
         ({"addresses": [{}] * 1001}, ["ipam.addresses", "1001 members"]),
         ({"exclude": ["10.0.0.1"] * 10_001}, ["ipam.exclude", "10001 members", "10000 at most"]),
         ({"network_name": "x" * 5000}, ["ipam.network_name", "4095 characters"]),
-        ({"log_file": "/var/log/\0"}, ["ipam.log_file", "zero"]),
+        ({"log_file": "/var/log/railcni/\0"}, ["ipam.log_file", "zero"]),
         ({"dataDir": "/var/lib/cni/railcni/stores/" + "x" * 300}, ["ipam.dataDir", "File name too long"]),
         ({"range": 1e300}, ["ipam.range", "string"]),
         ({"routes": [{"dst": "10.0.0.0/8", "mtu": 10**4000}]}, ["ipam.routes[0].mtu", "integer"]),

@@ -682,10 +682,10 @@ def test_state_is_for_root_alone(node: Node) -> None:
 
 def test_log_lines_carry_container_pod_and_interface(node: Node) -> None:
     node.run(["mount", "-t", "tmpfs", "tmpfs", "/var/log"]).check_returncode()
-    config = network({**RANGE, "log_file": "/var/log/ipam.log", "log_level": "debug"})
+    config = network({**RANGE, "log_file": "/var/log/railcni/ipam.log", "log_level": "debug"})
     add(node, config, "container-7", args=pod_args("pod-a"))
     delete(node, config, "container-7", args=pod_args("pod-a"))
-    lines = node.path("/var/log/ipam.log").read_text().splitlines()
+    lines = node.path("/var/log/railcni/ipam.log").read_text().splitlines()
     assert lines
     assert all("container-7" in line and "ns/pod-a" in line and "net1" in line for line in lines)
 

@@ -253,7 +253,6 @@ REFUSED_BY_OURS: dict[str, dict[str, Any]] = {
     "an order that is reversed": {"range_start": "10.0.0.9", "range_end": "10.0.0.7"},
     "a static address twice": {"addresses": [{"address": "10.5.0.7/24"}, {"address": "10.5.0.7/24"}]},
     "a gateway of another family": {"gateway": "fd00::1"},
-    "a log file where this node allows none": {"log_file": "/etc/shadow"},
 }
 
 

@@ -76,8 +76,8 @@ def test_keys_that_only_a_pf_can_set_are_named_where_there_is_none(node: Node, p
 
 
 def test_what_is_wrong_with_the_configuration_is_told_at_once(node: Node, pod: Pod) -> None:
-    config = network(vlan=5000, spoofchk="maybe", mac="01:00:00:00:00:00", logFile="/etc/passwd")
-    refused(node, pod, config, 7, "4 faults", "vlan 5000", "spoofchk", "mac")
+    config = network(vlan=5000, spoofchk="maybe", mac="01:00:00:00:00:00")
+    refused(node, pod, config, 7, "3 faults", "vlan 5000", "spoofchk", "mac")
     delete(node, pod, config)
 
 

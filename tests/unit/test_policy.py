@@ -58,7 +58,7 @@ def test_without_a_file_every_device_is_permitted_and_paths_are_confined() -> No
     usual.permit("masters", "master", ["ens2f0"])
     usual.permit("devices", "device", ["ens9", "0000:3b:00.1"])
     assert usual.confine("dataRoots", f"{STORES}/mine") == f"{STORES}/mine"
-    assert usual.confine("logRoots", "/tmp/whereabouts.log") == "/tmp/whereabouts.log"  # whereabouts' own examples
+    assert usual.confine("logRoots", "/var/log/railcni/x") == "/var/log/railcni/x"
     kubeconfig = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
     assert usual.confine("configRoots", kubeconfig) == kubeconfig
 
@@ -71,7 +71,8 @@ def test_without_a_file_every_device_is_permitted_and_paths_are_confined() -> No
         ("dataRoots", f"{STORES}/../mine"),
         ("dataRoots", f"{STORES}x"),
         ("dataRoots", "relative"),
-        ("logRoots", "/tmp/other.log"),
+        ("logRoots", "/tmp/whereabouts.log"),
+        ("logRoots", "/var/log/containers/other.log"),
         ("logRoots", "/var/log/../spool/cron/root"),
         ("configRoots", "/home/admin/.kube/config"),
         ("configRoots", "/proc/self/environ"),
@@ -100,7 +101,7 @@ def test_an_empty_list_permits_nothing() -> None:
     with pytest.raises(InvalidConfig, match="masters"):
         Policy({"masters": []}).permit("masters", "master", ["ens2f0"])
     with pytest.raises(ValueError, match="not in logRoots"):
-        Policy({"logRoots": []}).confine("logRoots", "/var/log/x")
+        Policy({"logRoots": []}).confine("logRoots", "/var/log/railcni/x")
 
 
 def test_a_device_that_is_not_listed_is_refused_with_the_list_and_the_remedy() -> None:

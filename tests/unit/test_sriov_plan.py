@@ -82,7 +82,6 @@ def planned(found: sriov.Facts, **config: Any) -> sriov.Plan:
         ({"link_state": "up"}, ["link_state", "auto, enable, disable"]),
         ({"mtu": 70000}, ["mtu 70000"]),
         ({"logLevel": "loud"}, ["logLevel", "debug"]),
-        ({"logFile": "/etc/passwd"}, ["logFile", "logRoots"]),
     ],
     ids=json.dumps,
 )
@@ -90,6 +89,14 @@ def test_a_key_that_is_wrong_is_named_with_what_would_be_right(config: dict[str,
     _, faults = read(**config)
     assert len(faults) == 1
     assert all(word in faults[0] for word in words), faults
+
+
+def test_a_log_file_where_the_node_allows_none_is_told_and_not_written(capfd: pytest.CaptureFixture[str]) -> None:
+    log = Log()
+    sriov.direct_log(request(logFile="/etc/passwd"), log)
+    assert log.path == ""
+    assert "logFile /etc/passwd is not in logRoots (/var/log/railcni)" in capfd.readouterr().err
+    assert read(logFile="/etc/passwd")[1] == []
 
 
 def test_all_faults_are_told_at_once() -> None:

@@ -129,18 +129,11 @@ def _contradictions(config: Config) -> list[Fault]:
         found.append(Fault("vlanProto", config.vlanProto, "needs a `vlan` of 1 to 4094"))
     if config.max_tx_rate and (config.min_tx_rate or 0) > config.max_tx_rate:
         found.append(Fault("min_tx_rate", config.min_tx_rate, f"is above max_tx_rate {config.max_tx_rate}"))
-    if config.logFile:
-        from cni.shared import policy
-
-        try:
-            policy.current().confine("logRoots", config.logFile)
-        except ValueError as fault:
-            found.append(Fault("logFile", config.logFile, str(fault)))
     return found
 
 
 def direct_log(request: Request, log: Log) -> None:
-    """Give `log` the file and level of the network, if they are valid and the node's policy allows them."""
+    """Give `log` the file and level of the network, if they are valid; a file that the node's policy does not allow is not written."""
     level = member(request.config, "logLevel")
     level = "verbose" if level == "info" else level
     if level in levels.LEVELS:
@@ -151,8 +144,8 @@ def direct_log(request: Request, log: Log) -> None:
 
         try:
             log.path = policy.current().confine("logRoots", path)
-        except ValueError:
-            pass  # an ADD reports the fault later; a DEL goes on
+        except ValueError as fault:
+            log.warning(f"logFile {path} {fault}; until then log lines go to stderr alone")
 
 
 class Facts(moved.Facts):
