@@ -8,6 +8,7 @@ By its kind: the host's end of a sandbox, a bridge, a tunnel (`by_kind`). The no
     the API server     the route to each address of KUBECONFIGS, as the kernel chooses it
     the node's address the link that has the address from which these routes lead
     a routing daemon   a route by a gateway that it has set, such as that of BGP
+    storage            the route to each server of NFS, iSCSI and NVMe over Fabrics that this network namespace uses
 
 Another route in a table for packets with a source or mark, or with a worse metric, carries nothing of this. Beside the link itself
 those below it count: a VLAN's or macvlan's lower link, the ports of a bridge or bond.
@@ -16,8 +17,9 @@ those below it count: a VLAN's or macvlan's lower link, the ports of a bridge or
 from __future__ import annotations
 
 import posix
+from _socket import AF_INET, AF_INET6, inet_ntop
 
-from cni.shared.kernel import addresses, ip_rules, netns, routes
+from cni.shared.kernel import addresses, files, ip_rules, netns, routes
 from cni.shared.kernel.links import with_those_below
 from cni.shared.kernel.netlink import address_of
 
@@ -102,7 +104,8 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
     of_routes += [
         (r.index, f"carries the route {r.dst} via {r.gw} of a routing daemon") for r in routes.of_daemons(bodies)
     ]
-    return [*of_routes, *_to_servers(host), *_of_addresses(host, [route.source for route in used])]
+    own = _of_addresses(host, [route.source for route in used])
+    return [*of_routes, *_to_servers(host), *own, *_to_storage(host)]
 
 
 def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[Route]:
@@ -179,6 +182,32 @@ def _to_servers(host: Rtnl) -> Iterator[Way]:
             yield from _of_addresses(host, [source])
 
 
+def _to_storage(host: Rtnl) -> Iterator[Way]:
+    for address, kind in sorted(set(storage_servers())):
+        try:
+            index, _ = routes.way_to(host, address)
+        except ValueError:
+            continue  # a name, or an address of Fibre Channel
+        if index > _LOOPBACK:
+            yield index, f"carries the route to the {kind} server {address}"
+
+
+def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iterator[tuple[str, str]]:
+    """The address and the kind of each server of storage that the node has mounted or logged in to, once for each connection.
+
+    CIFS, Ceph and storage of user space have no such short lists. Sources: fs/nfs/client.c (nfs_server_list_show),
+    drivers/scsi/scsi_transport_iscsi.c, drivers/nvme/host/fabrics.c (nvmf_get_address).
+    """
+    for line in _text(f"{net}/nfsfs/servers").splitlines()[1:]:
+        octets = bytes.fromhex(line.split()[1])
+        yield inet_ntop(AF_INET if len(octets) == 4 else AF_INET6, octets), "NFS"
+    for name, before, kind in (("iscsi_connection", "", "iSCSI"), ("nvme", "traddr=", "NVMe")):
+        for one in files.names_in(f"{classes}/{name}"):
+            address = _text(f"{classes}/{name}/{one}/address").strip().partition(",")[0]
+            if address.startswith(before):
+                yield address.removeprefix(before), kind
+
+
 def _of_addresses(host: Rtnl, sources: Sequence[str]) -> Iterator[Way]:
     """The links that have these addresses; "" is none."""
     wanted = {address_of(source)[1] for source in sources if source}
@@ -188,8 +217,6 @@ def _of_addresses(host: Rtnl, sources: Sequence[str]) -> Iterator[Way]:
 
 
 def _text(path: str) -> str:
-    from cni.shared.kernel import files
-
     try:
         return files.read_regular(path, _MOST_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError):

@@ -805,3 +805,25 @@ def test_a_NIC_that_carries_a_routing_daemons_routes_stays_with_the_node(
         reply.refused(7, "ens2f0", "carries the route 10.88.0.0/16 via 10.77.0.254 of a routing daemon", "uplinks")
     else:
         reply.succeeded()
+
+
+@pytest.mark.parametrize("plugin", ["host-device", "macvlan"])
+@pytest.mark.parametrize(
+    ("server", "is_refused"), [("10.77.0.9", True), ("10.99.0.9", False), ("not.an.address", False)]
+)
+def test_a_NIC_that_carries_the_nodes_storage_stays_with_the_node(
+    node: Node, pod: Pod, plugin: str, server: str, is_refused: bool
+) -> None:
+    ip(node, "address", "add", "10.77.0.1/24", "dev", "ens2f0")
+    node.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/class"]).check_returncode()
+    connection = node.path("/sys/class/iscsi_connection/connection1:0")
+    connection.mkdir(parents=True)
+    (connection / "address").write_text(f"{server}\n")
+    config = network(plugin, **({"mode": "passthru"} if plugin == "macvlan" else {}))
+    reply = node.cni(plugin, "ADD", config, netns=pod)
+    if is_refused:
+        reply.refused(7, "ens2f0", "carries the route to the iSCSI server 10.77.0.9", "uplinks")
+        allow(node, uplinks=["ens2f0"])
+        node.cni(plugin, "ADD", config, netns=pod).succeeded()
+    else:
+        reply.succeeded()

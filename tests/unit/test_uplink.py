@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,35 @@ def test_the_lower_index_in_another_namespace_is_none_of_this_one() -> None:
 def test_links_on_each_other_in_a_circle_end_the_search() -> None:
     links = [link("a", 1, lower_index=2), link("b", 2, lower_index=1), link("c", 3)]
     assert uplink.carried(links[2], links, [(1, "")]) == ""
+
+
+STORAGE = {
+    "nfs": (
+        {"net/nfsfs/servers": "NV SERVER   PORT USE HOSTNAME\nv4 0a000064  801   1 nas\n"},
+        {("10.0.0.100", "NFS")},
+    ),
+    "nfs over IPv6": (
+        {"net/nfsfs/servers": "NV SERVER   PORT USE HOSTNAME\nv3 fd000000000000000000000000000007  801   3 nas\n"},
+        {("fd00::7", "NFS")},
+    ),
+    "no server of nfs": ({"net/nfsfs/servers": "NV SERVER   PORT USE HOSTNAME\n"}, set()),
+    "iscsi": ({"class/iscsi_connection/connection1:0/address": "10.0.0.5\n"}, {("10.0.0.5", "iSCSI")}),
+    "nvme over tcp": (
+        {"class/nvme/nvme1/address": "traddr=10.0.0.6,trsvcid=4420,src_addr=10.0.0.1\n"},
+        {("10.0.0.6", "NVMe")},
+    ),
+    "a local nvme": ({"class/nvme/nvme0/address": "0000:01:00.0\n"}, set()),
+    "nothing": ({}, set()),
+}
+
+
+@pytest.mark.parametrize("kind", STORAGE)
+def test_the_servers_of_storage_are_those_that_the_kernel_lists(tmp_path: Path, kind: str) -> None:
+    files, servers = STORAGE[kind]
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    assert set(uplink.storage_servers(f"{tmp_path}/net", f"{tmp_path}/class")) == servers
 
 
 _HOPS = bytes(bytearray(9))  # the message of one route
