@@ -10,7 +10,7 @@ that is lost, damaged or cannot be written changes no lease and fails no call.
 
 from __future__ import annotations
 
-import _blake2
+import hashlib
 import posix
 import time
 
@@ -90,7 +90,7 @@ def avoided(directory: str) -> list[tuple[str, float]]:
 
 
 def _key(*texts: str) -> bytes:
-    return _blake2.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def _read(records: Records, key: bytes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import gc
 import marshal
 import posix
 import sys
-from _frozen_importlib import ModuleSpec  # that of importlib.machinery, which would be loaded for it
+from importlib.machinery import ModuleSpec
 
 root: str
 pack: int

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import time
-from _socket import AF_INET6
+from socket import AF_INET6
 
 from cni.plugins.host_device import devices
 from cni.shared.kernel import addresses, raw_state, routes, sysctl

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import time
-from _socket import inet_ntop
+from socket import inet_ntop
 
 from cni.shared.kernel import addresses, routes, sysctl
 from cni.shared.kernel.netlink import KernelError, address_of
