@@ -23,8 +23,8 @@ STORES = "/var/lib/cni/railcni/stores"
 @pytest.mark.parametrize(
     ("document", "wanted"),
     [
-        ({}, (60, 20)),
-        ({"warm": {}}, (60, 20)),
+        ({}, (600, 20)),
+        ({"warm": {}}, (600, 20)),
         ({"warm": {"workers": 0}}, (60, 0)),
         ({"warm": {"idleSeconds": 5, "workers": 256}}, (5, 256)),
     ],
