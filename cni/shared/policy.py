@@ -128,7 +128,7 @@ KEYS = (
     Key(
         "warm",
         warm,
-        (60, 20),
+        warm({}),
         "the processes that serve calls without a start of Python: their maximum number (`workers`), and the seconds after the"
         " last call until they end (`idleSeconds`); 0: none",
     ),

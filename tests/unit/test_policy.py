@@ -25,7 +25,7 @@ STORES = "/var/lib/cni/railcni/stores"
     [
         ({}, (600, 20)),
         ({"warm": {}}, (600, 20)),
-        ({"warm": {"workers": 0}}, (60, 0)),
+        ({"warm": {"workers": 0}}, (600, 0)),
         ({"warm": {"idleSeconds": 5, "workers": 256}}, (5, 256)),
     ],
 )
