@@ -23,6 +23,7 @@ _NAMES = (
 )
 _BEGINNINGS = (
     b"CNI_",  # the parameters of the call
+    b"LD_",  # the libraries that a runtime gives its plugins, as containerd does
     b"KUBERNETES_SERVICE_",  # the address of the API server, in a container
     b"SSL_CERT_",  # the authorities that it trusts
 )
