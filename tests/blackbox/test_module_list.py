@@ -20,6 +20,7 @@ START = {"cni", "cni.run"}  # VERSION is answered before anything is imported
 
 ORDINARY = [
     "fcntl",
+    "binascii",
     "gc",
     "hashlib",
     "importlib.machinery",
