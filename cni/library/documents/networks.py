@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,17 +94,11 @@ def _search(name: str, directory: str) -> Network:
     """The network `name` in `directory`. A broken file is passed over, and reported when nothing is found."""
     seen: list[str] = []
     broken: list[CniError] = []
-    for extensions in _EXTENSIONS:
-        for path in files(directory, extensions):
-            try:
-                networks = read(path, directory)
-            except CniError as fault:
-                broken.append(fault)
-                continue
-            for network in networks:
-                if name in (network.name, network.nad, network.nad.rpartition("/")[2]):
-                    return network
-                seen.append(network.name)
+    for networks in _in(directory, _EXTENSIONS, broken):
+        for network in networks:
+            if name in (network.name, network.nad, network.nad.rpartition("/")[2]):
+                return network
+            seen.append(network.name)
     remedy = f"there is {', '.join(seen[:_SUGGESTED])}" if seen else "no network is defined there"
     if os.path.exists(name):
         remedy += f'; for the file write "./{name}"'
@@ -114,6 +109,15 @@ def _search(name: str, directory: str) -> Network:
     raise InvalidConfig(
         f"no network {name} in {directory}: {remedy}", "\n".join(f"{b.msg}\n{b.details}".strip() for b in broken)
     )
+
+
+def _in(directory: str, kinds: Iterable[tuple[str, ...]], broken: list[CniError]) -> Iterator[list[Network]]:
+    """The networks of each file of `directory`; the fault of a file that cannot be read goes to `broken`."""
+    for path in (path for extensions in kinds for path in files(directory, extensions)):
+        try:
+            yield read(path, directory)
+        except CniError as fault:
+            broken.append(fault)
 
 
 def files(directory: str, extensions: tuple[str, ...]) -> list[str]:
@@ -166,14 +170,9 @@ def _attachment_definition(scope: Scope, directory: str) -> Network | None:
 
 def _named(scope: Scope, name: str, directory: str) -> Network | None:
     """The network of a NAD without a config: a conflist or configuration of its name in net.d."""
-    for extensions in _EXTENSIONS[:2]:
-        for path in files(directory, extensions):
-            try:
-                networks = read(path, directory)
-            except CniError:
-                continue
-            if networks and networks[0].name == name:
-                return networks[0]
+    for first, *_ in _in(directory, _EXTENSIONS[:2], []):
+        if first.name == name:
+            return first
     scope.error(("spec", "config"), f"is empty, and {directory} has no network of the name {name}")
     return None
 

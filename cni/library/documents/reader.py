@@ -124,7 +124,7 @@ def of_json(text: Text, findings: list[Diagnostic], network: str = "") -> Scope 
 def string(scope: Scope, node: TreeNode) -> Text:
     """The text inside the string `node`, with places in the file."""
     if node.scalar is None:  # of a JSON file
-        return scope.text.part(node.start, node.end).quoted(node.value)
+        return scope.text.inner(node.value, node.start + 1, node.end)
     return scope.text.scalar(node.scalar)
 
 

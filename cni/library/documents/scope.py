@@ -29,13 +29,19 @@ class Scope:
         """A part of the same text as a document of its own."""
         return Scope(self.text, node, self.findings, self.network)
 
-    def error(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False) -> None:
-        """Add an error at a key."""
-        self._note(ERROR, keys, message, fix, at_key)
-
     def warn(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False) -> None:
         """Add a warning at a key."""
-        self._note(WARNING, keys, message, fix, at_key)
+        self.error(keys, message, fix, at_key=at_key, severity=WARNING)
+
+    def error(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False, severity: str = ERROR) -> None:
+        """Add an error at a key, or a finding of another `severity`."""
+        member, node, depth = self.root.walk(keys)
+        start, end = node.start, node.end
+        if depth < len(keys):  # it is missing: the opening bracket of the object that lacks it
+            end = start + 1
+        elif member is not None and at_key:
+            start, end = member.start, member.end
+        self.span(severity, start, end, name_of(keys), message, fix)
 
     def span(self, severity: str, start: int, end: int, key: str, message: str, fix: str) -> None:
         """A finding about the characters from `start` to `end` of the text."""
@@ -65,12 +71,3 @@ class Scope:
                 else:
                     self.error(keys, f"{last} is missing", f'add "{last}"')
             return None
-
-    def _note(self, severity: str, keys: Keys, message: str, fix: str, at_key: bool) -> None:
-        member, node, depth = self.root.walk(keys)
-        start, end = node.start, node.end
-        if depth < len(keys):  # it is missing: the opening bracket of the object that lacks it
-            end = start + 1
-        elif member is not None and at_key:
-            start, end = member.start, member.end
-        self.span(severity, start, end, name_of(keys), message, fix)

@@ -28,16 +28,15 @@ class Text:
         start, end = node.start_mark.index, node.end_mark.index
         if getattr(node, "style", None) in ("|", ">"):  # the first line holds the style alone
             start = self.text.find("\n", start) + 1
-        places = [self._places[place] for place in _align(node.value, self.text, start, end)]
-        return Text(self.path, node.value, self._whole, places)
+        return self.inner(node.value, start, end)
 
     def part(self, start: int, end: int) -> Text:
         """The text from `start` to `end`."""
         return Text(self.path, self.text[start:end], self._whole, self._places[start : end + 1])
 
-    def quoted(self, value: str) -> Text:
-        """The value of the JSON string that this text is."""
-        places = [self._places[place] for place in _align(value, self.text, 1, len(self.text))]
+    def inner(self, value: str, start: int, end: int) -> Text:
+        """The `value` of the string that is written from `start` to `end`."""
+        places = [self._places[place] for place in _align(value, self.text, start, end)]
         return Text(self.path, value, self._whole, places)
 
     def position(self, offset: int) -> tuple[int, int]:

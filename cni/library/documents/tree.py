@@ -43,15 +43,11 @@ class TreeNode:
     @property
     def data(self) -> Any:
         """The value as Python's json would read it: of a key that is there twice the last one counts."""
-        if self.members is not None:
-            if self._data is None:
-                self._data = {m.name: m.node.data for m in self.members}
-            return self._data
-        if self.items is not None:
-            if self._data is None:
-                self._data = [item.data for item in self.items]
-            return self._data
-        return self.value
+        if self._data is None and self.members is not None:
+            self._data = {m.name: m.node.data for m in self.members}
+        elif self._data is None and self.items is not None:
+            self._data = [item.data for item in self.items]
+        return self.value if self._data is None else self._data
 
     def member(self, name: str) -> Member | None:
         """The member `name`: to the letter, otherwise without regard to case; None when it is missing."""

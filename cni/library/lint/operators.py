@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from cni.library.documents import reader
-from cni.library.documents.diagnostic import ERROR, Diagnostic
+from cni.library.documents.diagnostic import Diagnostic
 from cni.library.documents.refusals import shown
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys, Text
@@ -71,8 +71,8 @@ def _network(scope: Scope, around: Surroundings) -> None:
 
 
 def _again(scope: Scope, keys: Keys, found: Diagnostic) -> None:
-    note = scope.error if found.severity == ERROR else scope.warn
-    note(keys, f"{found.key}: {found.message}" if found.key else found.message, found.fix)
+    message = f"{found.key}: {found.message}" if found.key else found.message
+    scope.error(keys, message, found.fix, severity=found.severity)
 
 
 def _node_policy(scope: Scope, spec: dict[str, Any]) -> None:
