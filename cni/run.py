@@ -7,10 +7,10 @@ VERSION is answered before anything is imported. Every failure becomes the error
 from __future__ import annotations
 
 import posix
+from typing import TYPE_CHECKING
 
 from cni import VERSION
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.shared.spec.errors import CniError
     from cni.shared.spec.request import Request

@@ -8,6 +8,7 @@ time, whose bound grows; after some seconds also about a second for each request
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import TryAgainLater
 from ipam import allocator, rules
@@ -16,7 +17,6 @@ from ipam.ranges import format_address
 from ipam.rules import Exhausted
 from ipam.stores.base import Claimed, Open, Pauses, Store, Taken, Unknown, Unreachable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 

@@ -10,8 +10,8 @@ unavailable addresses of a window as a bitset, an integer whose bit i stands for
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.config import refuse
 from cni.shared.kernel import node
@@ -18,7 +19,6 @@ from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
 from ipam.upkeep import free_earlier_boots, is_held_here, read_record, refill, restorer
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

@@ -5,10 +5,11 @@ A key that the configuration does not have is not compared.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec.versions import at_least
 from ipam.ranges import format_address, host_of, parse_address, parse_cidr
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import Any

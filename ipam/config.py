@@ -8,6 +8,8 @@ type in ipam.keys, ranges, addresses and routes in ipam.entries, and the keys to
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.config import MOST_MEMBERS, Fault, refuse
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import member
@@ -18,7 +20,6 @@ from ipam.keys import ACCEPTED_KEYS, DATASTORES, IPAM_KEYS, MOST_STORE_SECONDS, 
 from ipam.ranges import Range, format_address, host_of, is_link_local, parse_address, parse_cidr, unassignable
 from ipam.source import Source
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Any

@@ -5,12 +5,13 @@ Each function reads JSON objects, adds a fault for each that is invalid, and ret
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.config import Fault, fill
 from cni.shared.spec.result import IPConfig, Route
 from ipam.keys import ADDRESS_KEYS, RANGE_KEYS, ROUTE_KEYS
 from ipam.ranges import Range, format_address, host_of, parse_address, parse_range, parse_span, unassignable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, TypeVar

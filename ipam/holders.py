@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import posix
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
 from cni.shared.spec import codec
@@ -15,7 +16,6 @@ from cni.shared.spec.request import Attachment
 from ipam import records as ipam_records
 from ipam.records import PART
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

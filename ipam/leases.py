@@ -6,10 +6,11 @@ address is reserved in all pools of that name; None reserves it in its own pool 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec.request import Attachment
 from ipam.ranges import format_address, parse_address
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any

@@ -13,13 +13,13 @@ from __future__ import annotations
 import hashlib
 import posix
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
 from ipam.ranges import parse_address
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import posix
 import socket
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.request import member
 from ipam.ranges import format_address
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

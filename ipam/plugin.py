@@ -10,6 +10,8 @@ later call can finish:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.records import STATE, Began, Records
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField, report
 from cni.shared.spec.request import Attachment, member
@@ -22,7 +24,6 @@ from ipam.records import PART
 from ipam.stores.base import CREATE, READ, SHARED_SECONDS
 from ipam.upkeep import flush_reminded, free_earlier_boots, is_pending, read_record, recorder, release, restorer
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any

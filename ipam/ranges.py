@@ -10,8 +10,8 @@ have addresses to give, a range can reserve its gateway, and an IPv4 address has
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

@@ -20,9 +20,10 @@ record:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ipam.leases import COOLDOWN, Lease, Owner, Want, owner_from_json, want_from_json
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

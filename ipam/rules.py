@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec.errors import TryAgainLater
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import host_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import TypeAlias

@@ -6,6 +6,8 @@ The flat file has the values of keys that the block leaves out, also inside `dns
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.config import Fault, fill
 from cni.shared.log import LEVELS
 from cni.shared.spec import codec
@@ -14,7 +16,6 @@ from cni.shared.spec.request import member
 from ipam import flatfile
 from ipam.keys import ACCEPTED_KEYS, CONFINED, DATASTORES, IPAM_KEYS, NESTED, NOT_FROM_FLAT_FILE, RANGE_KEYS
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol

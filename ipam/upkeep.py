@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import netns, node
 from cni.shared.records import GROUP, LINK, Began
@@ -17,7 +18,6 @@ from ipam.leases import Owner, owner_from_json, want_from_json
 from ipam.records import PART
 from ipam.stores.base import CHANGE, CREATE, Taken, Unreachable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from typing import Any

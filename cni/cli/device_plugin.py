@@ -10,12 +10,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni.cli.terminal import output, subcommand
 from cni.shared.spec.errors import InvalidConfig
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.device_plugin.choose import Resource
 

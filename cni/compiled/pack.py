@@ -4,7 +4,8 @@
 
 writes bin/modules.TAG for the Python that runs it (TAG: cpython-311 and so on; code is of one version alone). The
 file begins with the marshalled pair (code of cni/compiled/packed.py, index), which ends within its first HEAD bytes, the last
-DIGEST of them a digest of all that is in it; then comes the code of each module. Docstrings, annotations and assertions are left out: nothing reads them in a plugin.
+DIGEST of them a digest of all that is in it; then comes the code of each module. Docstrings, assertions, annotations
+and the imports for these are left out: nothing reads them in a plugin.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def compiled(root: str, path: str) -> CodeType:
     """The code of one file. Tracebacks name it relative to `root`."""
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read(), path)
-    tree.body = [n for n in tree.body if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
+    tree.body = [node for node in tree.body if not _is_for_annotations(node)]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.returns = None
@@ -89,6 +90,12 @@ def compiled(root: str, path: str) -> CodeType:
     flags = __future__.annotations.compiler_flag  # as each file asks; the import itself would be one more module
     code: CodeType = compile(tree, os.path.relpath(path, root), "exec", flags, dont_inherit=True, optimize=2)
     return code
+
+
+def _is_for_annotations(node: ast.stmt) -> bool:
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.ImportFrom) and node.module in ("__future__", "typing")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ side effect, so that a DEL undoes it whatever has become of the configuration.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec.errors import CniError, IoFailure
 from cni.shared.spec.request import member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

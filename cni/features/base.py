@@ -5,7 +5,8 @@ A module fits `Feature` by its functions alone.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol

@@ -9,6 +9,8 @@ attachment gets (4.2.1); dp/ beside it is the device plugin's own.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared import policy
 from cni.shared.kernel import files, rdma_sysfs, sysfs
 from cni.shared.records import LINK, Records
@@ -16,7 +18,6 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, IoFailure, TryAgainLater
 from cni.shared.spec.request import Attachment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

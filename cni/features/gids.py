@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import rdma_sysfs
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import posix
+from typing import TYPE_CHECKING
 
 from cni.shared import rail
 from cni.shared.config import Fault, Key, mapping
@@ -25,7 +26,6 @@ from cni.shared.rail import Rail
 from cni.shared.spec.errors import InvalidConfig, KernelRefused
 from cni.shared.spec.result import Route
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any

@@ -10,6 +10,8 @@ Specification of the Network Plumbing Working Group, version 1.1.0, for the file
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.features import deviceinfo, gids
 from cni.shared.config import Fault, Key, boolean, fill, integer
 from cni.shared.kernel import rdma_netlink, rdma_sysfs, sysctl
@@ -21,7 +23,6 @@ from cni.shared.spec.errors import (
     TryAgainLater,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

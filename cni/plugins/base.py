@@ -5,9 +5,10 @@ A module implements `LinkPlugin` by its functions. After the contract comes the 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.config import Key, boolean, dns_settings, ipam_block
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol

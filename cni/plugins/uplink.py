@@ -17,13 +17,13 @@ those below it count: a VLAN's or macvlan's lower link, the ports of a bridge or
 from __future__ import annotations
 
 import posix
-from _socket import AF_INET, AF_INET6, inet_ntop
+from socket import AF_INET, AF_INET6, inet_ntop
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import addresses, files, ip_rules, netns, routes
 from cni.shared.kernel.links import with_those_below
 from cni.shared.kernel.netlink import address_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 

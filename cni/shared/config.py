@@ -8,11 +8,12 @@ configurations in use.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import fold, member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any

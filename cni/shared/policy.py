@@ -7,13 +7,14 @@ confined.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared import log
 from cni.shared.config import Fault, Key, fill, integer, list_of, mapping, refuse, string
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

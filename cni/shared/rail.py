@@ -5,10 +5,11 @@ Read by the link plugins, for the routing of a rail, and by the IPAM plugin, for
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.config import Fault, Key, boolean, fill, integer, list_of, mapping, one_of, string
 from cni.shared.spec.request import is_identifier, member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

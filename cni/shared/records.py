@@ -30,6 +30,7 @@ import errno
 import hashlib
 import posix
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files, locks, node
 from cni.shared.log import Log
@@ -37,7 +38,6 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.shared.spec.request import Attachment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

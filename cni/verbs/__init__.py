@@ -14,11 +14,12 @@ Each call loads only the modules that its verb needs.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni import plugins
 from cni.shared.records import UNENDED, Records
 from cni.shared.spec.errors import CniError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posix
 import time
+from typing import TYPE_CHECKING
 
 from cni import plugins
 from cni.shared.config import Fault, refuse
@@ -27,7 +28,6 @@ from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result, parse
 from cni.verbs import delegate
 from cni.verbs.detach import CLEARING_SECONDS, PART, Release, config_of, detach
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

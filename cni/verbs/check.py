@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.plugins.base import differs
 from cni.shared.config import refuse
 from cni.shared.kernel import ipconfig, routes
@@ -15,7 +17,6 @@ from cni.shared.spec.result import Result
 from cni.verbs import delegate
 from cni.verbs.detach import PART
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -12,6 +12,7 @@ the link is up (attach.py, detach.py), since it may need the link: dhcp reaches 
 from __future__ import annotations
 
 import posix
+from typing import TYPE_CHECKING
 
 import cni
 from cni.plugins import EXECUTABLES
@@ -19,7 +20,6 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, DelegateFailed, IncompatibleVersion, InvalidConfig, NotAvailable
 from cni.shared.spec.request import Request, member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

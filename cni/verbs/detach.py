@@ -8,6 +8,7 @@ attachment later.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni import plugins
 from cni.shared.kernel import node
@@ -20,7 +21,6 @@ from cni.shared.spec.errors import CniError, DelegateFailed, Lingers, TryAgainLa
 from cni.shared.spec.request import Request, member
 from cni.verbs import delegate
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import UNENDED, Began, Records
@@ -13,7 +14,6 @@ from cni.shared.spec.request import Attachment, Request, member
 from cni.verbs import delegate
 from cni.verbs.detach import CLEARING_SECONDS, PART, end, for_attachment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.shared.log import Log
 

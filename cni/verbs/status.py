@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni import features
 from cni.shared.config import refuse
 from cni.shared.kernel.links import Rtnl
 from cni.verbs import delegate
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.plugins.base import LinkPlugin
     from cni.shared.config import Fault

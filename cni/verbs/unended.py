@@ -8,6 +8,7 @@ ADD, DEL or GC of a link plugin on the node (not if no DEL came, since that pod'
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.plugins import whereabouts
 from cni.shared.kernel import netns, sandbox
@@ -16,7 +17,6 @@ from cni.shared.records import UNENDED
 from cni.verbs import delegate
 from cni.verbs.detach import PART, end, for_attachment, remind_of_others
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any

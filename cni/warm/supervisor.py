@@ -13,6 +13,7 @@ import select
 import signal
 import time
 from socket import AF_UNIX, SHUT_RDWR, SOCK_CLOEXEC, SOCK_SEQPACKET, socket
+from typing import TYPE_CHECKING
 
 from cni.shared import policy
 from cni.shared.kernel import files
@@ -20,7 +21,6 @@ from cni.warm import crowd, places
 from cni.warm.board import BUSY, FREE, IDLE, Board
 from cni.warm.worker import Worker
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import NoReturn

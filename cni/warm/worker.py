@@ -26,6 +26,7 @@ from socket import (
     socket,
 )
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from cni import run
 from cni.plugins import whereabouts
@@ -35,7 +36,6 @@ from cni.shared.spec import codec
 from cni.warm import protocol
 from cni.warm.board import BUSY, IDLE, Board
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 

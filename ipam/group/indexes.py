@@ -7,12 +7,13 @@ may give its address. An index is taken when its address is taken on one rail.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.config import Fault, refuse
 from ipam.entries import read_ranges
 from ipam.ranges import BITS, Range, format_address, parse_address
 from ipam.rules import Exhausted, Need
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

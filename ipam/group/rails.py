@@ -27,6 +27,7 @@ namespace is gone.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared import rail as rails_key
 from cni.shared.records import GROUP, LINK
@@ -42,7 +43,6 @@ from ipam.rules import is_current
 from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Unreachable
 from ipam.upkeep import is_among, note_fault, read_record, release, restorer
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any

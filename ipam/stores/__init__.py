@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec.errors import InvalidConfig, UnsupportedField
 from ipam.leases import are_texts
 from ipam.stores.base import SHARED_SECONDS
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

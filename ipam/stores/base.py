@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import posix
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import TryAgainLater
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any

@@ -12,10 +12,10 @@ import errno
 import posix
 import select
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from cni import VERSION
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any

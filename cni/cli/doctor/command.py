@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import sys
+from typing import TYPE_CHECKING
 
 from cni.cli.doctor.finding import ADVICE, FAULT, MEANINGS, NOTE, OK, SKIPPED, UNKNOWN, Observation
 from cni.cli.terminal import output, subcommand
@@ -14,7 +15,6 @@ from cni.library.inventory import topology
 from cni.library.inventory.places import NET_DIRECTORY
 from cni.shared.spec.errors import CniError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.cli.doctor.report import DoctorReport
 

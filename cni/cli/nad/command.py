@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from cni.cli.terminal import output, subcommand
 from cni.library.documents.diagnostic import WIDTH
@@ -14,7 +14,6 @@ from cni.shared.spec.errors import InvalidConfig
 
 _MARGIN = 4 + len("12345 | ……")  # beside the text of a line
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.library.lint import Diagnostic
 

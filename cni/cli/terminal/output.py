@@ -14,11 +14,10 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from cni.shared.spec.errors import IoFailure
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text

@@ -6,12 +6,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+from typing import TYPE_CHECKING
 
 from cni.library.inventory.places import read_pod, require_directory
 from cni.shared.records import STATE
 from cni.shared.spec.request import ifname_fault, is_identifier
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

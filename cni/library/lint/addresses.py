@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni.library.documents.refusals import keys_of
 from cni.library.documents.scope import Scope
@@ -26,7 +26,6 @@ from ipam.group import indexes
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 from ipam.stores import IN_CLUSTER
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ipam.source import Files
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni.library.documents import networks, reader
 from cni.library.documents.diagnostic import WARNING, Diagnostic
@@ -16,7 +16,6 @@ from cni.library.lint.addresses import Assumed, overlaps
 from cni.library.lint.plugin import Surroundings
 from cni.shared.spec.errors import IoFailure
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ipam.source import Files
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni import features, plugins
 from cni.library.documents.networks import RESOURCE_NAME
@@ -22,7 +22,6 @@ from cni.shared.spec.request import Request, member
 from cni.shared.spec.result import IPV6_LEAST_MTU
 from cni.shared.spec.versions import NEWEST, SUPPORTED
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ipam.source import Files
 

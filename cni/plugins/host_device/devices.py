@@ -10,10 +10,11 @@ cni.plugins.host_device.hoststate has its state on the host.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.plugins.base import RecordedPlan
 from cni.shared.kernel import node, sysfs
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any

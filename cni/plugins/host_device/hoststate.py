@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import time
 from socket import AF_INET6
+from typing import TYPE_CHECKING
 
 from cni.plugins.host_device import devices
 from cni.shared.kernel import addresses, raw_state, routes, sysctl
@@ -25,7 +26,6 @@ from cni.shared.kernel.netlink import KernelError, number_of
 from cni.shared.records import Records
 from cni.shared.spec.errors import TryAgainLater
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import posix
+from typing import TYPE_CHECKING
 
 from cni.plugins.host_device import devices
 from cni.plugins.host_device.devices import PART, REFUSED, RETURNED, Plan, among, recorded
@@ -25,7 +26,6 @@ from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, Lingers, TryAgainLater, Unrestored
 from cni.shared.spec.request import Request
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any

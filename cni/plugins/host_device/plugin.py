@@ -5,6 +5,8 @@ Source: plugins/main/host-device of containernetworking/plugins for keys and res
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, keep_log
 from cni.plugins.host_device import devices, moved
 from cni.plugins.host_device.devices import Plan
@@ -15,7 +17,6 @@ from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 from cni.shared.spec.request import member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any

@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import time
 from socket import AF_INET
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import addresses, link_sysctls, raw_state, routes
 from cni.shared.kernel.addresses import DADFAILED, NODAD, TENTATIVE, Address
@@ -30,7 +31,6 @@ from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, Kernel
 from cni.shared.kernel.netns import Namespace
 from cni.shared.spec.errors import Unrestored
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.plugins.base import differs
 from cni.plugins.macvlan.planning import STANDS_FOR_ITS_LOWER, Plan
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.plugins.macvlan.planning import Config
     from cni.shared.kernel.links import Link, Rtnl

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.plugins.base import KEYS_OF_EACH, LinkConfig, RecordedPlan
 from cni.shared.config import Fault, Key, boolean, fill, hardware_address, integer, netdev, one_of, optional, take
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU
 from cni.shared.records import digest
 from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.shared.kernel.links import Link
     from cni.shared.spec.request import Request

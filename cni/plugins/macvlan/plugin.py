@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import posix
+from typing import TYPE_CHECKING
 
 from cni.plugins.base import DeviceClaim, keep_log
 from cni.plugins.macvlan import planning
@@ -17,7 +18,6 @@ from cni.shared.kernel import node
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.spec.errors import KernelRefused, LimitedConnectivity, Lingers, NotAvailable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.plugins.base import Named
     from cni.shared.kernel.links import Link, Rtnl

@@ -19,6 +19,7 @@ from __future__ import annotations
 import posix
 import time
 from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
+from typing import TYPE_CHECKING
 
 from cni.shared.config import Key, fill, optional, refuse, string, take
 from cni.shared.kernel import files, netns, node, sysfs
@@ -39,7 +40,6 @@ from cni.shared.spec.errors import (
 )
 from cni.shared.spec.request import member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

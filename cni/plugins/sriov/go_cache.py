@@ -10,6 +10,7 @@ Source: pkg/config, pkg/types and pkg/utils/pci_allocator.go of k8snetworkplumbi
 from __future__ import annotations
 
 import posix
+from typing import TYPE_CHECKING
 
 from cni.plugins.host_device.devices import Plan
 from cni.shared.kernel import files, netns
@@ -17,7 +18,6 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
 from cni.shared.spec.request import member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TypeVar

@@ -8,6 +8,8 @@ Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results, and its 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig
 from cni.plugins.host_device import devices, moved
 from cni.plugins.sriov import go_cache, vf
@@ -18,7 +20,6 @@ from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, Unrestored
 from cni.shared.spec.request import member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

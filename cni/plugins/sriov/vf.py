@@ -9,13 +9,13 @@ refused, the administrative MAC is removed for it. Both are read until they are 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.plugins.base import differs
 from cni.shared.kernel import sysfs, vfs
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.spec.errors import KernelRefused
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

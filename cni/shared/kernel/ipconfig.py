@@ -15,13 +15,13 @@ from __future__ import annotations
 import errno
 import time
 from socket import inet_ntop
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import addresses, routes, sysctl
 from cni.shared.kernel.netlink import KernelError, address_of
 from cni.shared.spec.errors import AddressInUse, InvalidConfig, KernelRefused
 from cni.shared.spec.result import MOST_SCOPE
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -8,10 +8,10 @@ A parameter that a newer kernel has added after these is not compared.
 from __future__ import annotations
 
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import sysctl
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import posix
 from errno import ENODEV, EOPNOTSUPP
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel.netlink import (
     APPEND,
@@ -26,7 +27,6 @@ from cni.shared.kernel.netlink import (
     unpack_attributes,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

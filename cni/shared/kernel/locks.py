@@ -18,8 +18,8 @@ import signal
 from errno import EACCES, EAGAIN
 from struct import pack
 from time import monotonic
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -14,8 +14,8 @@ from fcntl import ioctl
 from struct import Struct
 from sys import byteorder
 from threading import Thread
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import posix
 from errno import ENOENT, ENOTDIR
 from fcntl import ioctl
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidNamespace
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 

@@ -10,9 +10,10 @@ in transit between two processes. (pidfd_getfd(2) and SIOCGSKNS could ask each s
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.kernel.files import names_in, target_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

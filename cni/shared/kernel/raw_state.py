@@ -17,13 +17,13 @@ from __future__ import annotations
 from socket import AF_INET, AF_INET6, inet_ntop
 from struct import Struct
 from sys import byteorder
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel.addresses import CACHE, CACHEINFO, FLAGS, IFADDR, Address, list_of
 from cni.shared.kernel.links import GETNEIGH, IFINFO, NDMSG
 from cni.shared.kernel.netlink import NESTED, KernelError, attribute, number, number_of, unpack_attributes
 from cni.shared.kernel.routes import NEXTHOP, RTMSG, all_bodies, dump_routes, next_hops
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any

@@ -6,10 +6,11 @@ include/uapi/rdma/rdma_netlink.h; what the kernel does with them is in drivers/i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.kernel.links import with_those_below
 from cni.shared.kernel.netlink import Socket, number, number_of, string, text_of, unpack_attributes
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.shared.kernel.links import Rtnl
 

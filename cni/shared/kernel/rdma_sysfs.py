@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import posix
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel.files import names_in, target_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from errno import EAFNOSUPPORT, ENOENT, EOPNOTSUPP
 from socket import AF_INET, AF_INET6, inet_ntop
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel.netlink import (
     CREATE,
@@ -23,7 +24,6 @@ from cni.shared.kernel.netlink import (
     unpack_attributes,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 

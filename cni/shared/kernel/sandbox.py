@@ -6,11 +6,12 @@ its path as long as a process, a mount or an open descriptor uses it. So the rec
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.kernel import netns, node
 from cni.shared.kernel.links import Rtnl
 from cni.shared.spec.errors import InvalidNamespace, TryAgainLater
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

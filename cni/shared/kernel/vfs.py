@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from errno import EINVAL, ENODEV, EOPNOTSUPP, EPERM
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel.links import GETLINK, NEWLINK, Rtnl, ifinfo
 from cni.shared.kernel.netlink import NESTED, KernelError, attribute, unpack_attributes
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -7,8 +7,8 @@ What is decoded may be hostile. Nesting is bounded, so that whatever was decoded
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 

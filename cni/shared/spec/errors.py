@@ -6,7 +6,8 @@ The first 250 characters of `msg` must hold cause and remedy: runtimes wrap and 
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

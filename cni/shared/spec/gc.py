@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment, member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cni.shared.spec.request import Request
 

@@ -12,10 +12,11 @@ Sources: SPEC.md sections 1 and 2; the dispatcher of pkg/skel in containernetwor
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec import codec, versions
 from cni.shared.spec.errors import DecodingFailure, InvalidConfig, InvalidEnvironment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

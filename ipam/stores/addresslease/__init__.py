@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import posix
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import Attachment
@@ -35,7 +36,6 @@ from ipam.stores.apiserver.resources import ADDRESSES
 from ipam.stores.apiserver.store import ObjectStore, attempt, refuse_elsewhere
 from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any, TypeVar

@@ -14,6 +14,7 @@ its own object or later. Source: Kubernetes API Concepts, "Resource versions": a
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Owner, Want
@@ -26,7 +27,6 @@ from ipam.stores.apiserver.resources import GROUP, MOVED, POOLS, VERSION, replac
 from ipam.stores.apiserver.store import refuse_elsewhere
 from ipam.stores.base import Pauses, conflicts
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any

@@ -14,12 +14,13 @@ A name is a DNS subdomain of 253 characters at most and a label value has 63 at 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ipam.leases import COOLDOWN, Lease, from_json, to_json
 from ipam.ranges import format_address, parse_address
 from ipam.stores.apiserver import resources
 from ipam.stores.apiserver.resources import ALNUM, replacement
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

@@ -7,6 +7,7 @@ resourceVersion, so neither can be served late: the object has changed by then.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import CniError, StateDamaged
 from ipam.stores.addresslease.objects import FENCE, HELD, Entry, selector
@@ -15,7 +16,6 @@ from ipam.stores.apiserver.faults import Conflict, Gone, TooLarge
 from ipam.stores.apiserver.resources import ADDRESSES
 from ipam.stores.base import Open, Pauses
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar

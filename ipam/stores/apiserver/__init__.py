@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posix
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
@@ -17,7 +18,6 @@ from ipam.stores.apiserver.faults import Conflict, Expired, Forbidden, refusal
 from ipam.stores.apiserver.resources import EVERYWHERE, PODS, REVIEWS, RIGHTS, VERBS, group_of, path_of, verb_of
 from ipam.stores.base import Open, Pauses, Unreachable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any

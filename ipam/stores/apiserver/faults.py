@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores.apiserver.resources import (
@@ -16,7 +18,6 @@ from ipam.stores.apiserver.resources import (
 )
 from ipam.stores.base import Open, Unreachable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -9,6 +9,7 @@ directory. A token in a file is read at each call, since it rotates.
 from __future__ import annotations
 
 import posix
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
 from cni.shared.spec import codec
@@ -16,7 +17,6 @@ from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import are_texts
 from ipam.stores import http
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.leases import by_place
 from ipam.stores.apiserver import Api
@@ -9,7 +11,6 @@ from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
 from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any

@@ -7,9 +7,10 @@ several documents, folded blocks, flow mappings that are no JSON, keys that are 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec import codec
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

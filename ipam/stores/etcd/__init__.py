@@ -12,6 +12,7 @@ So a request that is still on its way, in a member that was stopped for a while,
 from __future__ import annotations
 
 import posix
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import CniError
 from ipam.leases import Lease, Owner, Pool, Want, given_up, returns
@@ -35,7 +36,6 @@ from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key, parse
 from ipam.stores.etcd.search import Search
 from ipam.stores.etcd.txn import Reply
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Any

@@ -6,9 +6,10 @@ twice (`once`) is not repeated after a lost reply: Open is raised.
 
 from __future__ import annotations
 
-import _blake2
+import hashlib
 import posix
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
 from cni.shared.spec import codec
@@ -17,7 +18,6 @@ from ipam.stores import http
 from ipam.stores.base import Open, Pauses, Unreachable
 from ipam.stores.http import Endpoint, Failed
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, TypeVar
@@ -291,7 +291,7 @@ def _token_of(reply: Any) -> str:
 def _token_name(endpoints: Sequence[Endpoint], user: str, password: str) -> str:
     """The name of a token's file, which nobody finds without the password."""
     text = "\0".join((*map(str, endpoints), "", user, password)).encode("utf-8", "surrogateescape")
-    return f"etcd-{_blake2.blake2b(text, digest_size=16).hexdigest()}"
+    return f"etcd-{hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
 def _read_token(name: str) -> str:

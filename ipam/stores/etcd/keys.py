@@ -21,12 +21,13 @@ exists, the lease is as it was read.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, StateDamaged
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Want, from_json, to_json
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 

@@ -10,11 +10,12 @@ leases of blocks, 64 in a request, and marks some for the next searches. It coun
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ipam.leases import Want
 from ipam.stores.etcd import txn
 from ipam.stores.etcd.keys import BLOCK, LARGE, LEASE, value_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 

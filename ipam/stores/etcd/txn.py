@@ -7,8 +7,8 @@ are written in base64. A reply gives numbers as texts, and leaves out what is 0,
 from __future__ import annotations
 
 import binascii
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any

@@ -14,6 +14,7 @@ of an earlier boot begins with its own leases (ipam.stores.file.database).
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Pool, Want, given_up, returns
@@ -21,7 +22,6 @@ from ipam.stores.base import CREATE, FORMER, Claimed, Store, Survey, Taken, Unkn
 from ipam.stores.file import bitmap, schema
 from ipam.stores.file.database import WAIT_SECONDS, DiskFull, OutcomeUnknown, open_database
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import posix
 import sqlite3
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import locks, node
 from cni.shared.spec.errors import InvalidConfig, IoFailure, StateDamaged, TryAgainLater
@@ -22,7 +23,6 @@ from ipam.stores.base import CREATE, READ
 from ipam.stores.file.locked import open_locked, refused
 from ipam.stores.file.schema import FORMAT, TABLES
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

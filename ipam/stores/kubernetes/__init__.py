@@ -17,6 +17,7 @@ A late request fails once the object has changed. So after a lost reply a claim 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -31,7 +32,6 @@ from ipam.stores.kubernetes.claim import Claim
 from ipam.stores.kubernetes.locks import PoolLocks
 from ipam.stores.kubernetes.view import View
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ipam.leases import Lease, Owner, Want, given_up
 from ipam.stores.apiserver import uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
@@ -9,7 +11,6 @@ from ipam.stores.apiserver.resources import RESERVATIONS
 from ipam.stores.base import Open, conflicts
 from ipam.stores.kubernetes import objects
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 

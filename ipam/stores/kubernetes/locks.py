@@ -12,12 +12,12 @@ import hashlib
 import posix
 from errno import EACCES, EPERM, EROFS
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files, locks
 from cni.shared.spec.errors import IoFailure
 from ipam.stores.base import SHARED_SECONDS
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 

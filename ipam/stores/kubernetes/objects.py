@@ -14,13 +14,14 @@ command and the agent warn by `percent` of the size of its JSON.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Want, as_text, owner_from_json, returns
 from ipam.ranges import BITS, format_address, network_name_of, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.resources import MOVED, MOVING, replacement
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any

@@ -11,6 +11,7 @@ and passes over a slice with an address in another pool of the network.
 from __future__ import annotations
 
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.ranges import format_address, parse_cidr
@@ -20,7 +21,6 @@ from ipam.stores.apiserver.resources import POOLS, SLICES
 from ipam.stores.base import Open, Pauses
 from ipam.stores.kubernetes.objects import IPPool
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ipam.config import IpamConfig
     from ipam.ranges import Range

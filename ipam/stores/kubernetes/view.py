@@ -6,6 +6,7 @@ A patch tests that the object is as it was read.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Want
@@ -25,7 +26,6 @@ from ipam.stores.base import SHARED_SECONDS, Open, Pauses
 from ipam.stores.kubernetes import objects
 from ipam.stores.kubernetes.objects import IPPool, Reservation, reservation_name
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
