@@ -326,7 +326,7 @@ def test_no_collect_frees_nothing(rig: Rig) -> None:
     time.sleep(3 * GRACE)
     assert rig.offsets() == ["2"]
     asked = {s[1] for s in rig.server.seen if s[1].startswith(("pods", "leases"))}
-    assert asked <= {"leases", "leases/n1"}, "it only renews the Lease of its node"
+    assert asked <= {"leases", "leases/node-n1"}, "it only renews the Lease of its node"
     assert agent.metric("railcni_collector_last_success_timestamp_seconds") is None, "the alert would fire for ever"
 
 
