@@ -63,7 +63,8 @@ def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | Non
 
 
 def permit(config: IpamConfig, group: Group | None) -> None:
-    """InvalidConfig when the node's policy does not let networks use a range, a static address or the network_name.
+    """InvalidConfig when the node's policy does not let networks use a range, a static address, the network_name or a host
+    of etcd: the error of a connection would tell which ports of any host are open.
 
     Only an ADD asks, and STATUS for it: what is attached can always be compared and deleted.
     """
@@ -72,6 +73,15 @@ def permit(config: IpamConfig, group: Group | None) -> None:
     node_policy, name = policy.current(), config.network_name
     if not any(policy.matches(one, name) for one in node_policy.network_names):
         raise node_policy.refusal("networkNames", f'ipam.network_name "{name[:60]}"')
+    for text in config.own_endpoints if config.datastore == "etcd" and "*" not in node_policy.store_hosts else ():
+        from ipam.stores.etcd.client import endpoint
+
+        try:
+            host = endpoint(text, False).host.lower()
+        except ValueError:
+            continue  # its fault is told where the store is chosen
+        if not any(policy.matches(one.lower(), host) for one in node_policy.store_hosts):
+            raise node_policy.refusal("storeHosts", f'host "{host[:60]}" of ipam.etcd_host')
     if "*" in node_policy.ranges:
         return
     try:

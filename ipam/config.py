@@ -46,6 +46,7 @@ class IpamConfig:
     node: str  # this node's name
     slice_node: str  # the node whose slices the ranges are; "" for whole ranges (ipam.stores.kubernetes.slices)
     config_path: str  # the flat file that was read, or ""
+    own_endpoints: list[str]  # of etcd, which the network itself names
     hidden: list[str]  # texts of a flat file that the network chose: no error may show them
     unnamed: str  # the refusal of a Kubernetes pod without a named store; "" if a store is named
     notes: list[str]  # for the log: the keys that have no effect
@@ -125,6 +126,7 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.node = source.node_name(request.environ.get("NODENAME", ""), files)
     config.slice_node = ""
     config.notes = source.notes
+    config.own_endpoints = source.own_endpoints()
     dns = {name: getattr(config, f"dns_{name}") for name in ("nameservers", "domain", "search", "options")}
     config.dns = {name: value for name, value in dns.items() if value}
     config.addresses = read_addresses(config.address_entries, source.where, faults)

@@ -95,6 +95,13 @@ class Source:
         """Whether the block itself has the key `name`."""
         return not _is_left_out(self._block.get(name))
 
+    def own_endpoints(self) -> list[str]:
+        """The endpoints of etcd that the block names and the flat file does not."""
+        of_block, of_file = (
+            [part.strip() for part in str(keys.get("etcd_host") or "").split(",")] for keys in (self._block, self._flat)
+        )
+        return [part for part in of_block if part and part not in of_file]
+
     def is_of_node(self, name: str) -> bool:
         """Whether the value of the key `name` is of the node's flat file, not of the network or of a file that it names."""
         return self._in_flat_file(name) and not self._is_chosen

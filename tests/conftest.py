@@ -84,8 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def free_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In this process networks may name any path: the directories of tests lie outside of the usual roots."""
-    roots = {"dataRoots": [str(tmp_path)], "logRoots": ["/"], "configRoots": ["/"]}
+    """In this process networks may name any path and server: those of tests lie outside of the usual roots."""
+    roots = {"dataRoots": [str(tmp_path)], "logRoots": ["/"], "configRoots": ["/"], "storeHosts": ["*"]}
     monkeypatch.setattr(policy, "_current", policy.Policy(roots))
 
 

@@ -127,6 +127,14 @@ KEYS = (
         "network_names",
     ),
     Key(
+        "storeHosts",
+        list_of(pattern),
+        (),
+        'hosts that a network\'s own `etcd_host` may name, on any port, "*" stands for any characters; the endpoints of the'
+        " flat file need no entry",
+        "store_hosts",
+    ),
+    Key(
         "warm",
         warm,
         warm({}),
@@ -148,6 +156,7 @@ class Policy:
     masters: Sequence[str]
     network_names: Sequence[str]
     ranges: Sequence[str]
+    store_hosts: Sequence[str]
     uplinks: Sequence[str]
     warm: tuple[int, int]  # idle seconds, most workers
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
 
 URL = "http://127.0.0.1:2379"
 FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
+POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
 
 
 class Etcd:
@@ -23,6 +24,9 @@ class Etcd:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        policy = node.path(POLICY)
+        policy.parent.mkdir(parents=True, exist_ok=True)
+        policy.write_text('{"storeHosts": ["127.0.0.1"]}')
         self.start()
 
     def start(self) -> None:
@@ -72,8 +76,9 @@ def member(node: Node) -> Iterator[Etcd]:
     flat = node.path(FLAT)
     flat.parent.mkdir(parents=True)
     flat.write_text(json.dumps({"etcd_host": "127.0.0.1:2379"}))
+    found = Etcd(node)
     node.remember()
-    yield Etcd(node)
+    yield found
 
 
 @pytest.fixture
@@ -202,6 +207,39 @@ def test_the_password_of_the_flat_file_goes_to_no_host_that_a_network_names(node
     config = network({"etcd_host": "127.0.0.1:9"})
     node.cni("whereabouts", "ADD", config, netns=pod).refused(7, "ipam.etcd_host", FLAT)
     node.cni("whereabouts", "ADD", network(), netns=pod).succeeded()
+
+
+HOSTS: list[tuple[list[str], str, str, int]] = [  # storeHosts, the flat file's endpoints, a network's own, the error
+    ([], "", "127.0.0.1:1", 7),
+    ([], "127.0.0.1:2379", "127.0.0.1:1", 7),  # another port
+    ([], "127.0.0.1:2379", "127.0.0.1:2379", 0),
+    ([], "127.0.0.1:2379", "127.0.0.1:2379,10.9.9.9:22", 7),
+    (["10.0.0.*"], "", "10.0.1.1:2379", 7),
+    (["10.0.0.*"], "", "https://localhost:1", 7),
+    (["LocalHost"], "", "http://localhost:1", 11),
+    (["127.0.0.1"], "", "127.0.0.1:1", 11),
+    (["*"], "", "127.0.0.1:1", 11),
+    ([], "127.0.0.1:1", "", 11),
+]
+
+
+@pytest.mark.parametrize(("allowed", "flat", "own", "code"), HOSTS)
+def test_a_network_learns_nothing_of_the_ports_of_hosts_that_the_node_does_not_allow(
+    node: Node, pod: Pod, member: Etcd, allowed: list[str], flat: str, own: str, code: int
+) -> None:
+    node.path(FLAT).write_text(json.dumps({"etcd_host": flat}))
+    node.path(POLICY).write_text(json.dumps({"storeHosts": allowed}))
+    config = network({"etcd_host": own} if own else {})
+    for verb in ("ADD", "STATUS"):
+        reply = node.cni("whereabouts", verb, config, netns=pod)
+        if code == 7:
+            reply.refused(7, "etcd_host", "storeHosts", POLICY)
+            assert "refused" not in json.dumps(reply.document)
+        elif code == 11:
+            reply.refused(50 if verb == "STATUS" else 11, "Connection refused")
+        else:
+            reply.succeeded()
+    node.cni("whereabouts", "DEL", config, netns=pod).succeeded()
 
 
 WRONG: list[tuple[dict[str, Any], list[str]]] = [

@@ -107,6 +107,7 @@ def test_an_add_that_reached_no_store_leaves_nothing_and_the_corrected_network_w
     stores = node.path(f"{STATE}/stores")
     stores.mkdir(parents=True)
     (stores / "typo").write_text("no directory")
+    (folder / "railcni.json").write_text('{"storeHosts": ["127.0.0.1"]}')
     (folder / "dead.kubeconfig").write_text(KUBECONFIG.replace(":8001", ":1"))
     node.remember()
     base = {"cniVersion": "1.0.0", "name": "rail", "type": plugin}

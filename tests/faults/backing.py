@@ -30,6 +30,7 @@ from tests.stores.kubernetes_api import ADDRESSES, KINDS, VERSION, group_of
 KUBECONFIG = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
 NAMESPACE = "kube-system"
 POOLS, RESERVATIONS = "ippools", "overlappingrangeipreservations"
+_POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
 _MEMORY = "/dev/shm"
 _SEQUENCE = len(f"{0:016x}")
 _NOISE = ("resourceVersion", "uid", "creationTimestamp", "managedFields", "generation", "namespace")
@@ -101,6 +102,9 @@ class EtcdBacking(Served):
 
     def __init__(self, node: Node, network: str) -> None:
         self._folder = tempfile.mkdtemp(prefix="faults-etcd-", dir=_MEMORY if Path(_MEMORY).is_dir() else None)
+        policy = node.path(_POLICY)
+        policy.parent.mkdir(parents=True, exist_ok=True)
+        policy.write_text('{"storeHosts": ["127.0.0.1"]}')
         client, self._peer = etcd.free_ports(2)
         self.url = f"http://127.0.0.1:{client}"
         self._start()
