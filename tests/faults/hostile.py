@@ -65,7 +65,17 @@ KEYS = (
     *("rdma", "required", "waitSeconds", "ipv6LinkLocal", "CNIDeviceInfoFile", "verbsDevice"),
     *("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "logFile"),
     *("rail", "index", "group", "routing", "tableBase", "addressing", "ranges"),
-    *("dataRoots", "logRoots", "configRoots", "deviceInfoRoots", "masters", "devices", "uplinks"),
+    *(
+        "dataRoots",
+        "dataDirs",
+        "logRoots",
+        "configRoots",
+        "deviceInfoRoots",
+        "masters",
+        "devices",
+        "uplinks",
+        "storeHosts",
+    ),
 )
 BASE: dict[str, Any] = {
     "cniVersion": "1.1.0",
