@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 from cni.cli.warm import cold as cold_calls
 from cni.cli.warm import found as found_workers
+from cni.shared import policy
 from tests import warm
 from tests.bench.calls import Call, Running, timed
 from tests.bench.scene import directory
@@ -92,6 +93,9 @@ class Host:
             os.close(fd)
             os.makedirs(ETC, exist_ok=True)
             _mount(str(self._configuration), ETC, "", _MS_BIND)
+            os.makedirs(os.path.dirname(policy.PATHS[1]), exist_ok=True)
+            with open(policy.PATHS[1], "w") as file:
+                file.write('{"storeHosts": ["127.0.0.1"]}')
             self._namespace = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY)
         except OSError as fault:
             self._fault = fault
