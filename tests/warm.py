@@ -84,10 +84,11 @@ def of_node(node: Node) -> list[int]:
 
 
 def allow(node: Node, number: int) -> None:
-    """Write the policy that allows so many workers, 0 for none, and begin again with it."""
+    """Let the policy allow so many workers, 0 for none, and begin again with it."""
     policy = node.path(PATHS[1])
     policy.parent.mkdir(parents=True, exist_ok=True)
-    policy.write_text(json.dumps({"warm": {"workers": number}}))
+    document = json.loads(policy.read_text()) if policy.exists() else {}
+    policy.write_text(json.dumps({**document, "warm": {"workers": number}}))
     if node.is_warm:
         end(node)
         if number:
