@@ -318,9 +318,9 @@ def test_what_is_no_archive_of_a_bundle_is_refused(project: Path, tmp_path: Path
 IMAGE = ["sh", ".ci/image", "python3", "--only"]
 
 
-def image(bundles: list[Path], output: Path) -> subprocess.CompletedProcess[str]:
+def image(bundles: list[Path], output: Path, *options: str) -> subprocess.CompletedProcess[str]:
     named = [word for bundle in bundles for word in ("--with", str(bundle))]
-    return subprocess.run([*IMAGE, *named, "--output", output], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run([*IMAGE, *named, *options, "--output", output], cwd=ROOT, capture_output=True, text=True)
 
 
 needs_builder = pytest.mark.skipif(
@@ -358,6 +358,19 @@ def test_an_image_of_both_architectures_holds_the_bundles_and_is_the_same_each_t
             program = tar.getmember("opt/railcni/bin/railcni")
             assert (program.mode & 0o777, program.uid, program.mtime) == (0o755, 0, 0)
             assert tar.extractfile(program).read()[18] == number  # type: ignore[union-attr]
+
+
+@needs_builder
+def test_an_image_has_the_layers_of_the_base_that_is_named(bundles: list[Path], tmp_path: Path) -> None:
+    done = image(bundles[:1], tmp_path / "base")
+    assert done.returncode == 0, done.stderr
+    base = f"oci-archive:{tmp_path}/base/railcni-{VERSION}-amd64.oci.tar"
+    done = image(bundles[:1], tmp_path / "on it", "--base", base)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / f"on it/railcni-{VERSION}-amd64.oci.tar") as tar:
+        blobs = [tar.extractfile(m).read() for m in tar if m.isfile()]  # type: ignore[union-attr]
+    found = [json.loads(blob) for blob in blobs if blob.startswith(b"{")]
+    assert [len(blob["layers"]) for blob in found if "layers" in blob] == [2]
 
 
 @needs_builder
