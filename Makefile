@@ -124,9 +124,8 @@ bin/railcni: bin/command.in .venv/command
 bin/kubectl-railcni: Makefile
 	@printf '#!/bin/sh\n# kubectl runs this as `kubectl railcni`; make writes it.\nexec "%s/bin/railcni" cluster "$$@"\n' '$(CURDIR)' > $@ && chmod 755 $@
 
-.venv/ready: requirements.txt requirements-etcd3.txt .venv/command
+.venv/ready: requirements.txt .venv/command
 	@sh .ci/venv $(BASE) $<
-	@sh .ci/venv $(BASE) requirements-etcd3.txt || echo "the tests beside etcd3 will be skipped" >&2
 	@touch $@
 
 clean: ## remove what make made

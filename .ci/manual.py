@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import shtab
-from argparse_manpage.manpage import Manpage
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cni import VERSION
@@ -39,16 +39,48 @@ def write(share: Path) -> None:
 def pages(parser: argparse.ArgumentParser, about: str) -> Iterator[tuple[str, str]]:
     """Name and text of the page of the parser, and of each of its commands."""
     name = parser.prog.replace(" ", "-")
-    known = {"project_name": "railcni", "version": VERSION, "manual_title": "railcni", "description": about}
     date = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", "0"))))
-    page = Manpage(parser, known | {"date": date}, "single-commands-section")
-    page.prog = name
-    yield name, str(page).replace(f".B {name}\n", ".B railcni\n", 1)  # the synopsis has the command as it is called
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            helps = {one.dest: one.help or "" for one in action._get_subactions()}
-            for verb, inner in action.choices.items():
-                yield from pages(inner, helps[verb])
+    program, _, rest = " ".join(parser.format_usage().split()[1:]).partition(" ")
+    lines = [
+        f'.TH "{name}" "1" "{date}" "railcni {VERSION}" "railcni"',
+        ".SH NAME",
+        f"{name} - {about}",
+        ".SH SYNOPSIS",
+    ]
+    lines += [f".B {program}", rest, ".SH DESCRIPTION", *(parser.description or about).splitlines()]
+    inner: list[tuple[argparse.ArgumentParser, str]] = []
+    for group in parser._action_groups:
+        actions = [action for action in group._group_actions if not isinstance(action, argparse._HelpAction)]
+        lines += [f".SH {group.title or ''}".upper()] if actions else []
+        for action in actions:
+            lines += _described(parser, action)
+            if isinstance(action, argparse._SubParsersAction):
+                for verb in action._get_subactions():
+                    lines += [".TP", f".B {verb.dest}", verb.help or ""]
+                    inner.append((action.choices[verb.dest], verb.help or ""))
+    if parser.epilog:
+        lines += [".SH EXAMPLES", ".nf", *parser.epilog.splitlines()[1:], ".fi"]
+    yield name, "".join(f"{_escaped(line)}\n" for line in lines)
+    for other, help_of_it in inner:
+        yield from pages(other, help_of_it)
+
+
+def _described(parser: argparse.ArgumentParser, action: argparse.Action) -> list[str]:
+    """An option or a positional argument, as --help describes it."""
+    if isinstance(action, argparse._SubParsersAction) or action.help == argparse.SUPPRESS:
+        return []
+    formatter = parser._get_formatter()
+    return [
+        ".TP",
+        f".B {formatter._format_action_invocation(action)}",
+        formatter._expand_help(action) if action.help else "",
+    ]
+
+
+def _escaped(line: str) -> str:
+    """For roff, whose requests begin with a dot and a capital letter here."""
+    text = line.replace("\\", "\\e").replace("-", "\\-")
+    return text if re.match(r"\.[A-Zfn]", text) else re.sub(r"^([.'])", r"\\&\1", text)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -215,15 +217,31 @@ def test_make_demo_is_that_command_and_installs_no_more_than_the_command_needs(t
     assert [line.split()[3] for line in made_by("all", tmp_path / "all").splitlines() if ".ci/venv" in line] == [
         "requirements-command.txt",
         "requirements.txt",
-        "requirements-etcd3.txt",
     ]
+
+
+def pins(file: Path) -> dict[str, list[str]]:
+    """The hashes of each package that a file of requirements names."""
+    found: dict[str, list[str]] = {}
+    for line in file.read_text().splitlines():
+        if pinned := re.match(r"(\w\S*)==\S+ \\$", line):
+            hashes = found.setdefault(pinned[1], [])
+        elif fits := re.fullmatch(r"    --hash=sha256:([0-9a-f]{64})( \\)?", line):
+            hashes.append(fits[1])
+        else:
+            assert line.startswith(("#", "-r ")), line
+    return found
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("requirements*.txt")), ids=lambda file: file.name)
+def test_each_package_is_known_by_its_hashes(file: Path) -> None:
+    assert all(pins(file).values())
 
 
 def test_what_the_command_needs_is_what_its_requirements_name() -> None:
     from cni.dist.contents import distributions
 
-    lines = (ROOT / "requirements-command.txt").read_text().splitlines()
-    named = {canonicalize_name(line.partition("==")[0]) for line in lines if not line.startswith("#")}
+    named = {canonicalize_name(name) for name in pins(ROOT / "requirements-command.txt")}
     assert named == {canonicalize_name(one.name) for one in distributions(extra="device-plugin")}
 
 
@@ -241,9 +259,18 @@ def test_without_a_network_the_way_to_packages_is_told_and_nothing_half_made_sta
     assert not (tmp_path / ".venv").exists()
 
 
+def installed(folder: Path, wheels: Path, requirement: str) -> subprocess.CompletedProcess[str]:
+    """Have .ci/venv install `requirement` of `wheels`, in a clone where nothing is made."""
+    made_by("demo", folder)
+    (folder / "requirements-command.txt").write_text(requirement)
+    environ = {**os.environ, "PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    environ |= {"UV_FIND_LINKS": str(wheels), "UV_OFFLINE": "1"}
+    command = ["sh", ".ci/venv", os.path.realpath(sys.executable), "requirements-command.txt"]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+
+
 @pytest.mark.long
 def test_no_build_script_of_what_the_command_needs_is_run(tmp_path: Path) -> None:
-    made_by("demo", tmp_path)
     source, ran, wheels = tmp_path / "source-1.0", tmp_path / "ran", tmp_path / "wheels"
     source.mkdir()
     wheels.mkdir()
@@ -251,11 +278,27 @@ def test_no_build_script_of_what_the_command_needs_is_run(tmp_path: Path) -> Non
     (source / "pyproject.toml").write_text(build)
     (source / "backend.py").write_text(f"open({str(ran)!r}, 'w')\n")
     (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: source\nVersion: 1.0\n")
-    shutil.make_archive(str(wheels / "source-1.0"), "gztar", tmp_path, "source-1.0")
-    (tmp_path / "requirements-command.txt").write_text("source==1.0\n")
-    environ = {**os.environ, "PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
-    environ |= {"UV_FIND_LINKS": str(wheels), "UV_OFFLINE": "1"}
-    command = ["sh", ".ci/venv", os.path.realpath(sys.executable), "requirements-command.txt"]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    file = Path(shutil.make_archive(str(wheels / "source-1.0"), "gztar", tmp_path, "source-1.0"))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    done = installed(tmp_path / "clone", wheels, f"source==1.0 --hash=sha256:{digest}\n")
     assert (done.returncode, ran.exists()) == (1, False), done.stderr
     assert "source==1.0" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["whole", "changed", "without a hash"])
+def test_a_wheel_with_another_hash_or_without_one_is_not_installed(tmp_path: Path, what: str) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "harmless-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("harmless.py", "")
+        wheel.writestr("harmless-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: harmless\nVersion: 1.0\n")
+        wheel.writestr("harmless-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("harmless-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256((wheels / "harmless-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    if what == "changed":
+        digest = hashlib.sha256(b"what was published").hexdigest()
+    given = "" if what == "without a hash" else f" --hash=sha256:{digest}"
+    done = installed(tmp_path / "clone", wheels, f"harmless==1.0{given}\n")
+    assert (done.returncode == 0) == (what == "whole"), done.stderr
+    assert what == "whole" or "hash" in done.stderr.lower()

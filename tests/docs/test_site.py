@@ -60,7 +60,7 @@ def test_what_the_site_needs_is_pinned_and_agrees_with_what_the_tests_need() -> 
     pins = {}
     for name in ("requirements-command.txt", "requirements.txt", "requirements-etcd3.txt", "requirements-site.txt"):
         for line in (ROOT / name).read_text().splitlines():
-            package, sign, version = line.partition("==")
+            package, sign, version = line.removesuffix(" \\").partition("==")
             if sign:
                 assert pins.setdefault(package, version) == version, f"{package} in {name}"
     assert pins["mkdocs"].startswith(wanted.partition("~=")[2])

@@ -22,7 +22,11 @@ from tests import etcd
 from tests.stores.kinds import EtcdKind, owner, want
 
 TEN = 10 << 24  # 10.0.0.0
-MISSING = "" if importlib.util.find_spec("etcd3") else "needs etcd3: .venv/bin/pip install -r requirements-etcd3.txt"
+MISSING = (
+    ""
+    if importlib.util.find_spec("etcd3")
+    else "needs etcd3: .venv/bin/pip install --require-hashes -r requirements-etcd3.txt"
+)
 pytestmark = pytest.mark.skipif(bool(etcd.unusable() or MISSING), reason=etcd.unusable() or MISSING)
 Call = Callable[..., Any]
 
