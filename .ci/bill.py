@@ -1,4 +1,4 @@
-"""Write the bill of materials of a bundle, and the terms of its packages: a scanner looks up the packages for known faults.
+"""Write the bill of materials of a bundle, in which a scanner finds packages with known faults, and their licences.
 
 Usage: python .ci/bill.py BUNDLE, with the paths of the files that were copied from this machine on standard input.
 
@@ -34,7 +34,7 @@ NOT_SAID = "NOASSERTION"  # SPDX's word
 
 
 class Package(NamedTuple):
-    """`purl` is its package URL, "" where none fits; `licence` an SPDX expression; `terms` the file of its copyright notice."""
+    """`purl` is its package URL, "" where none fits; `licence` an SPDX expression; `terms` the file of its notice."""
 
     name: str
     version: str
@@ -44,8 +44,9 @@ class Package(NamedTuple):
 
 
 def packages(installed: Iterable[Distribution], copied: Sequence[Path]) -> list[Package]:
-    """railcni, the distributions of Python, and the packages of the files that were `copied` from this machine, ordered by
-    name. A file of the Linux distribution belongs to its package (dpkg); any other of the interpreter's belongs to CPython.
+    """railcni, the distributions of Python, and the packages of the files that were `copied` from this machine.
+
+    A file of the Linux distribution belongs to its package (dpkg); any other of the interpreter's to CPython.
     """
     version, terms = platform.python_version(), Path(sysconfig.get_path("stdlib"), "LICENSE.txt")
     cpython = Package("CPython", version, f"pkg:generic/python@{version}", "Python-2.0.1", _existing(terms))

@@ -1,4 +1,7 @@
-"""The command's manual pages, and its completion for bash, zsh and fish, made of its parser. Usage: python .ci/manual.py FOLDER"""
+"""The command's manual pages, and its completion for bash, zsh and fish, made of its parser.
+
+Usage: python .ci/manual.py FOLDER
+"""
 
 from __future__ import annotations
 

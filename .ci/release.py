@@ -1,5 +1,5 @@
-"""All that is published of a version, in build/release: bundles, their bills of materials, images, the manifests and the chart
-that name the images by digest, the manifest of krew, the changes, the provenance, checksums, and their signature.
+"""All that is published of a version, in build/release: bundles, their bills of materials, images, the manifests and the
+chart that name the images by digest, the manifest of krew, the changes, the provenance, checksums, and their signature.
 
 Usage, in the project's directory after `make`: python .ci/release.py BASE_PYTHON [--with BUNDLE]... [--key FILE]
 `python .ci/release.py version` writes the version of pyproject.toml into the files of PLACES.
@@ -63,8 +63,10 @@ def others() -> Iterator[tuple[Path, str]]:
 
 
 def check() -> str:
-    """What CHANGELOG.md says of the version. Raises CannotBuild when it says nothing, when a file has another version, or when
-    an address is missing."""
+    """What CHANGELOG.md says of the version.
+
+    Raises CannotBuild when it says nothing, when a file has another version, or when an address is missing.
+    """
     urls = described().get("urls", {})
     if unnamed := [name for name in URLS if "://" not in urls.get(name, "")]:
         raise CannotBuild(
@@ -81,8 +83,10 @@ def check() -> str:
 
 
 def build(archives: Sequence[Path], images: Sequence[Path], target: Path, key: Path | None = None) -> list[Path]:
-    """Gather the release of the bundles' `archives` and of `images` in the directory `target`, which is made again; return
-    its files. `key` signs the checksums. Raises CannotBuild."""
+    """Gather the release of the bundles' `archives` and of `images` in the directory `target`, which is made again.
+
+    Return its files. `key` signs the checksums. Raises CannotBuild.
+    """
     changes, project = check(), described()
     version = project["version"]
     shutil.rmtree(target, ignore_errors=True)
@@ -199,7 +203,7 @@ def krew(project: dict[str, Any], target: Path) -> dict[str, Any]:
 
 
 def provenance(project: dict[str, Any], target: Path) -> dict[str, Any]:
-    """From which source the files in `target` were made: an in-toto statement, https://slsa.dev/spec/v1.0/provenance."""
+    """The source of the files in `target`: an in-toto statement, https://slsa.dev/spec/v1.0/provenance."""
     argv = ["git", "-C", str(PROJECT), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     revision = subprocess.run(argv, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     source: dict[str, Any] = {"uri": project["urls"]["Source"]}

@@ -38,14 +38,18 @@ _RUN_COMMAND = f"""{_START}from cni.cli.main import main
 sys.exit(main())
 """
 _RUN_CLUSTER = _RUN_COMMAND.replace("sys.exit", 'sys.argv.insert(1, "cluster")\nsys.exit')
-_PACK = "import sys; sys.path[0] = sys.argv[1]; from cni.compiled import pack; sys.stdout.buffer.write(pack.pack(sys.argv[1]))"
+_PACK = """\
+import sys
+sys.path[0] = sys.argv[1]
+from cni.compiled import pack
+sys.stdout.buffer.write(pack.pack(sys.argv[1]))
+"""
 
 
 def build(target: Path, extra: str = "") -> Path:
-    """Make the bundle in the directory `target`, and its .tar.gz beside it; return the bundle's directory. It also holds
-    `extra`, a set of optional dependencies in pyproject.toml.
+    """Make the bundle in the directory `target`, and its .tar.gz beside it; return the bundle's directory.
 
-    Raises CannotBuild. The former bundle stays until the new one is complete and has answered.
+    It also holds `extra`, a set of optional dependencies in pyproject.toml. Raises CannotBuild. The former bundle stays until the new one is complete and has answered.
     """
     made = target / (f"{NAME}-{extra}" if extra else NAME)
     target.mkdir(parents=True, exist_ok=True)

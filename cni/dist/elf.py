@@ -1,5 +1,5 @@
-"""The ELF files of a bundle: the shared libraries that they need, the dynamic loader that finds these in the bundle, and
-what would tie a file to the machine where it was linked. binutils' readelf describes them."""
+"""The ELF files of a bundle: the shared libraries that they need, the loader that finds these in the bundle, and what
+would tie a file to the machine where it was linked. binutils' readelf describes them."""
 
 from __future__ import annotations
 
@@ -67,8 +67,10 @@ def needed(sources: Collection[Path]) -> dict[str, Path]:
 
 
 def for_anywhere(top: Path, machine: str) -> None:
-    """Remove debugging sections and search paths outside of the bundle from all ELF files below `top`. Raises CannotBuild for a file
-    of aarch64 that a kernel with 64 KB pages would not load."""
+    """Remove debugging sections and search paths outside of the bundle from all ELF files below `top`.
+
+    Raises CannotBuild for a file of aarch64 that a kernel with 64 KB pages would not load.
+    """
     small = []
     for file in sorted(top.rglob("*")):
         if file.is_symlink() or not file.is_file() or not is_elf(file):
