@@ -48,6 +48,7 @@ class IpamConfig:
     config_path: str  # the flat file that was read, or ""
     own_endpoints: list[str]  # of etcd, which the network itself names
     hidden: list[str]  # texts of a flat file that the network chose: no error may show them
+    borrowed: str = ""  # why the network may not name its store, by which only the recorded one is reached then
     unnamed: str  # the refusal of a Kubernetes pod without a named store; "" if a store is named
     notes: list[str]  # for the log: the keys that have no effect
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
@@ -116,12 +117,17 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
         raise InvalidConfig(
             f'the network configuration {fault}: want "ipam": {{"type": "whereabouts", "range": "192.168.2.0/24"}}'
         )
-    source = Source(block, files, faults)
+    is_new = request.command not in ("DEL", "CHECK", "GC")
+    source = Source(block, files, faults, is_new)
     config, own = IpamConfig(), RangeEntry()
     config.network = request.config
     source.fill(config, (*IPAM_KEYS, *ACCEPTED_KEYS), faults)
     source.fill(own, RANGE_KEYS, faults)
     source.follow(config, IPAM_KEYS, files, faults)
+    if is_new:
+        faults += source.borrowed
+    else:
+        config.borrowed = "; ".join(map(str, source.borrowed))
     config.config_path = source.path
     config.node = source.node_name(request.environ.get("NODENAME", ""), files)
     config.slice_node = ""

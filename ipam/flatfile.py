@@ -27,6 +27,7 @@ _LIMIT = 1 << 20  # bytes; a network's author may choose the path: no device, FI
 _LEASES = "leases.db"  # of the lease file; the names of its companion files begin with this
 _STATE = "/var/lib/cni/railcni"
 _FORMER_ROOTS = ("/var/lib/cni", "/run/cni")  # the default of dataRoots in version 0.1.0
+_FORMER_CONFIG_ROOTS = ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes")  # of configRoots
 _FILE_TYPE, _REGULAR, _DIRECTORY = 0o170000, 0o100000, 0o040000
 _NAME_MAX = 255  # bytes (include/uapi/linux/limits.h)
 
@@ -56,6 +57,16 @@ def follow(path: str, roots: str = "") -> str:
         return paths.resolve(path)
     except OSError as fault:
         raise ValueError(f"cannot be followed: {fault.strerror}") from None
+
+
+def formerly(path: str) -> str:
+    """The target of `path`, a flat file that version 0.1.0 let networks choose; "" where the administrator lists configRoots."""
+    from cni.shared import policy
+    from cni.shared.kernel import paths
+
+    resolved = follow(path)
+    is_below = any(paths.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
+    return resolved if is_below and policy.current().config_roots is policy.CONFIG_ROOTS else ""
 
 
 def _confined(path: str) -> str:

@@ -40,6 +40,12 @@ CONFINED = {
 
 MOST_STORE_SECONDS = 60  # of a network's own store_timeout: a server that it names holds an ADD up for no longer
 
+ETCD = (
+    *("etcd_host", "etcd_prefix", "etcd_username", "etcd_password"),
+    *("etcd_key_file", "etcd_cert_file", "etcd_ca_cert_file"),
+)
+"""The keys of etcd's server and of what railcni may do there, which belong together: a block that names one brings all."""
+
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
 _ANY_INTEGER = integer(-(1 << 63), (1 << 63) - 1)

@@ -132,6 +132,8 @@ def delete(request: Request, records: Records) -> None:
         seconds, cooldown, group = 0.0, None, None
         try:
             config, group = configured_rail(request, records.log)
+            if config.borrowed and not record:
+                raise InvalidConfig(config.borrowed)
             store_ref = reached(store_ref, config) if store_ref else _searched(request, config, group)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
@@ -184,7 +186,7 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
     except CniError:
         return None
     log.hidden = config.hidden
-    if config.datastore != "kubernetes" or any(fault.key.endswith("kubeconfig") for fault in faults):
+    if config.borrowed or config.datastore != "kubernetes" or any(fault.key.endswith("kubeconfig") for fault in faults):
         return None  # the node's policy may not allow this kubeconfig
     return {"kind": "kubernetes", "kubeconfig": config.kubeconfig}
 
@@ -209,7 +211,6 @@ def check(request: Request, records: Records) -> None:
         static = {host_of(a.address) for a in config.addresses}
         of_ranges = {key: text for key, text in given.items() if key not in static}
         ranges = list(config.ranges)  # whole, before they are a node's slices
-        stores.locate(config, request.attachment.network, False)
         with records.locked(request.attachment, PART):
             found += _lease_differences(request.attachment, config, of_ranges, ranges, records)
     if found:
@@ -228,11 +229,15 @@ def _lease_differences(
     records: Records,
 ) -> list[str]:
     """The differences of the leases of `attachment` from the addresses `given` in its ranges, and from `ranges`."""
-    wanted = rules.needs(config)
     record = read_record(attachment, records)
+    if config.borrowed and not record:
+        raise InvalidConfig(config.borrowed)
+    store_ref = reached(record["store"], config) if record else stores.ref_of(config)
+    config.kubeconfig = store_ref.get("kubeconfig", config.kubeconfig)
+    stores.locate(config, attachment.network, False)
+    wanted = rules.needs(config)
     if not wanted and not record:
         return []
-    store_ref = reached(record["store"], config) if record else stores.ref_of(config)
     known = recorder(attachment.network, records, attachment.container_id)
     store = stores.open_store(store_ref, READ, known, min(SHARED_SECONDS, config.store_timeout))
     found = []
@@ -274,10 +279,13 @@ def gc(request: Request, records: Records) -> None:
     try:
         config = configured(request, records.log)
         node_name, cooldown = config.node, config.cooldown_seconds
-        stores.locate(config, request.attachment.network, False)
-        wanted = rules.needs(config)
-        if wanted:
-            store_ref, pools = stores.ref_of(config), list(dict.fromkeys(need.pool for need in wanted))
+        if config.borrowed:
+            records.log.warning(f"only recorded attachments are looked at: {config.borrowed}")
+            store_ref = stores.ref_of(config)
+        else:
+            stores.locate(config, request.attachment.network, False)
+            if wanted := rules.needs(config):
+                store_ref, pools = stores.ref_of(config), list(dict.fromkeys(need.pool for need in wanted))
     except CniError as fault:
         faults.append(fault)
     faults += upkeep.gc(request.attachment.network, valid, node_name, store_ref, pools, records, cooldown)

@@ -1,7 +1,9 @@
 """The source of each key's value: the `ipam` block, otherwise the flat file.
 
 The flat file has the values of keys that the block leaves out, also inside `dns` and `kubernetes`
-(whereabouts, pkg/config, GetFlatIPAM and the lines after its call).
+(whereabouts, pkg/config, GetFlatIPAM and the lines after its call). The keys of etcd, its server, prefix and credentials,
+are the exception: they come from one place, since the author of a network may use no credentials that only the
+administrator can read. So a block that says something else than the flat file about one of them brings them all.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
 from cni.shared.spec.request import member
 from ipam import flatfile
-from ipam.keys import ACCEPTED_KEYS, CONFINED, DATASTORES, IPAM_KEYS, NESTED, NOT_FROM_FLAT_FILE, RANGE_KEYS
+from ipam.keys import ACCEPTED_KEYS, CONFINED, DATASTORES, ETCD, IPAM_KEYS, NESTED, NOT_FROM_FLAT_FILE, RANGE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,18 +42,25 @@ class Source:
 
     `notes` are for the log: they name the keys of the block without effect. A flat file that the block chose may belong to
     anyone, so faults and errors name its keys, but not its values.
+
+    `borrowed` are the faults of a store that the block may not name. They refuse a new attachment. One that is there
+    (`is_new` false) is read as version 0.1.0 did, each key apart, so that it can be found by its record.
     """
 
-    __slots__ = ("_block", "_flat", "_is_chosen", "notes", "path", "searched")
+    __slots__ = ("_block", "_brings", "_flat", "_is_chosen", "_is_new", "borrowed", "notes", "path", "searched")
 
-    def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault]) -> None:
+    def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
+        self._is_new = is_new
+        self.borrowed: list[Fault] = []
         inline = member(block, "configuration_path")
         self.searched: tuple[str, ...] = flatfile.PATHS
         if inline and isinstance(inline, str):
-            before = len(faults)
-            followed = _follow("ipam.configuration_path", inline, CONFINED["configuration_path"], files, faults)
-            if len(faults) == before:
-                self.searched = (followed, *flatfile.PATHS)
+            refused: list[Fault] = []
+            followed = _follow("ipam.configuration_path", inline, CONFINED["configuration_path"], files, refused)
+            former = flatfile.formerly(inline) if refused and not is_new else ""
+            (self.borrowed if former else faults).extend(refused)
+            if former or not refused:
+                self.searched = (former or followed, *flatfile.PATHS)
         self.path, flat = _flat_file(self.searched, files, faults)
         self.notes: list[str] = []
         if inline and self.searched != flatfile.PATHS and self.path != self.searched[0]:
@@ -60,6 +69,10 @@ class Source:
         self._is_chosen = bool(self.path) and self.path not in flatfile.PATHS
         self._block = _flattened(block, "ipam.", faults)
         self._flat = _flattened(flat, f"{self.path}: ", faults)
+        self._brings: list[str] = []
+        if any(name in self._flat for name in ETCD) and self._block.get("datastore") in (None, "", "etcd"):
+            self._brings = [name for name in ETCD if self.names(name) and self._block[name] != self._of_flat_file(name)]
+        self.borrowed += self._left_out()
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
         """Set the attributes of `target` that `table` names."""
@@ -80,7 +93,9 @@ class Source:
             if key.name == "log_file":
                 value = self._log_file(value, files)
             elif not self._in_flat_file(key.name):
-                value = _follow(f"ipam.{key.name}", value, CONFINED[key.name], files, faults)
+                found = self.borrowed if CONFINED[key.name] == "configRoots" else faults
+                value = _follow(f"ipam.{key.name}", value, CONFINED[key.name], files, found)
+                self._refuse_key(key.name, value, files)
             setattr(target, key.attribute, value)
 
     def _log_file(self, path: str, files: Files) -> str:
@@ -143,10 +158,39 @@ class Source:
                 pass  # as without the file
         return name or files.host_name()
 
+    def _left_out(self) -> list[Fault]:
+        """The fault of a block with another etcd that does not say all that the flat file says of its own."""
+        known = [name for name in ETCD if name == "etcd_host" or not _is_left_out(self._flat.get(name))]
+        missing = ", ".join(name for name in known if name not in self._block)
+        if not (self._brings and missing):
+            return []
+        name = self._brings[0]
+        none = "" if missing == "etcd_host" else ' ("" for none)'
+        wanted = f"is not that of {self.path}: want all of the store in the block, also {missing}{none}"
+        return [Fault(f"ipam.{name}", _HIDDEN if name == "etcd_password" else self._block[name], wanted)]
+
+    def _refuse_key(self, name: str, path: str, files: Files) -> None:
+        """Refuse the flat file's own etcd key for another server or prefix, for which the administrator did not give it."""
+        own = self._flat.get(name)
+        is_elsewhere = "etcd_host" in self._brings or "etcd_prefix" in self._brings
+        if name != "etcd_key_file" or not is_elsewhere or not isinstance(own, str):
+            return
+        if path == _follow(name, own, "", files, []):
+            wanted = f"is the key of {self.path} for its own etcd_host and etcd_prefix: want these, or another key"
+            self.borrowed.append(Fault(f"ipam.{name}", self._block[name], wanted))
+
+    def _of_flat_file(self, name: str) -> object:
+        """What the flat file says, or its default."""
+        value = self._flat.get(name)
+        return next(key.default for key in IPAM_KEYS if key.name == name) if _is_left_out(value) else value
+
     def _in_flat_file(self, name: str) -> bool:
-        if not self._flat or name in NOT_FROM_FLAT_FILE or not _is_left_out(self._block.get(name)):
+        if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat.get(name)):
             return False
-        return not _is_left_out(self._flat.get(name))
+        if name in ETCD and self._brings:
+            return not self._is_new and bool(self.borrowed) and _is_left_out(self._block.get(name))
+        repeats = name in (*ETCD, *CONFINED) and self._block.get(name) == self._flat[name]
+        return repeats or _is_left_out(self._block.get(name))
 
 
 def _follow(key: str, path: str, roots: str, files: Files, faults: list[Fault]) -> str:

@@ -361,7 +361,7 @@ def gc(
     valid: set[Attachment],
     node_name: str,
     store_ref: dict[str, Any] | None,
-    pools: Iterable[str],
+    pools: Collection[str],
     records: Records,
     cooldown: int = 0,
 ) -> list[CniError]:
@@ -379,7 +379,7 @@ def gc(
         if attachment not in valid or record.get("pending") is True:
             doomed[attachment] = record.get("store")
     try:
-        if store_ref:
+        if store_ref and pools:
             for attachment in _unlisted(
                 network, valid, node_name, stores.open_store(store_ref, CHANGE), pools, records
             ):

@@ -29,6 +29,7 @@ PATHS = (
 
 _USUAL_PATH = PATHS[1]
 DATA_ROOTS = ("/var/lib/cni/railcni/stores",)
+CONFIG_ROOTS = tuple(path.rpartition("/")[0] for path in PATHS)
 _MOST_BYTES = 1 << 20
 
 
@@ -83,8 +84,9 @@ KEYS = (
     Key(
         "configRoots",
         list_of(root),
-        ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes"),
-        "where a network's `configuration_path`, `kubernetes.kubeconfig` and `etcd_*_file` may lie",
+        CONFIG_ROOTS,
+        "where a network's `configuration_path`, `kubernetes.kubeconfig` and `etcd_*_file` may lie, so that it uses what they"
+        " say: directories, including their subdirectories, or files",
         "config_roots",
     ),
     Key(
@@ -184,7 +186,8 @@ class Policy:
         except OSError as fault:
             raise ValueError(f"cannot be followed: {fault.strerror}") from None
         leads = "is" if resolved == value else f"leads to {resolved[:60]},"
-        raise ValueError(f"{leads} not in {key} ({', '.join(roots)}): want a path there, or change {self.path}")
+        named = ", ".join(roots)[:60]  # so that a runtime shows the rest
+        raise ValueError(f"{leads} not in {key} ({named}): want a path there, or change {self.path}")
 
     def allows(self, key: str, names: Sequence[str]) -> bool:
         """Whether one of `names` matches the list `key`."""

@@ -20,12 +20,20 @@ if TYPE_CHECKING:
     from ipam.stores.base import Store
 
 IN_CLUSTER = ("kubernetes", "addresslease")  # kinds that are objects in an API server
-SECRETS = ("password",)  # members of a reference that no record keeps
+SECRETS = ("password", "borrowed")  # members of a reference that no record keeps
 FILES = ("kubeconfig", "ca", "cert", "key")  # members of a reference that are paths of files of the host
 
 
 def ref_of(config: IpamConfig) -> dict[str, Any]:
-    """The reference to the store of `config`, by which `open_store` finds it; a record keeps it without SECRETS."""
+    """The reference to the store of `config`, by which `open_store` finds it; a record keeps it without SECRETS.
+
+    One that the network may not name has the reason as `borrowed`: `joined` alone uses it.
+    """
+    store_ref = _ref_of(config)
+    return {**store_ref, "borrowed": config.borrowed} if config.borrowed else store_ref
+
+
+def _ref_of(config: IpamConfig) -> dict[str, Any]:
     if config.datastore == "file":
         return {"kind": "file", "path": config.data_dir}
     if config.datastore == "etcd":
@@ -76,6 +84,8 @@ def open_store(
     `seconds` bound each request to a store that nodes share; 0: its default. `warn` is called with a text before a limit is reached.
     """
     kind, path = store_ref.get("kind"), store_ref.get("path")
+    if store_ref.get("borrowed"):
+        raise InvalidConfig(store_ref["borrowed"])
     if kind == "file" and isinstance(path, str):
         from ipam.stores.file import FileStore
 
@@ -115,10 +125,15 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
     """`store_ref` of a configuration, with its password and the pools of former ranges that only a record knows.
 
-    It is `recorded`, the reference in the record, where the configuration names another store or none.
+    It is `recorded`, the reference in the record, where the configuration names another store or none. Of a store that the
+    network may not name, the record has the files, and the configuration but the user's password for these endpoints.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded
+    if store_ref.get("borrowed"):
+        is_known = "password" in store_ref and store_ref["user"] == recorded.get("user")
+        reached = {key: store_ref[key] for key in ("endpoints", "password")} if is_known else {}
+        return {**recorded, **reached}
     if "pools" not in recorded or "pools" not in store_ref:
         return store_ref
     return {**store_ref, "pools": sorted({*recorded["pools"], *store_ref["pools"]})}

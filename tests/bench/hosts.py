@@ -29,7 +29,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 
-ETC = "/etc/cni"  # where plugins accept kubeconfigs and flat files
+ETC = "/etc/cni/net.d/whereabouts.d"  # where plugins accept kubeconfigs and flat files
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -86,6 +86,9 @@ REFUSED_PATHS = [
     ("configuration_path", "/proc/1/environ", "configRoots", "/etc/cni"),
     ("configuration_path", "/etc/cni/link/shadow", "configRoots", SHADOW),
     ("kubernetes.kubeconfig", SHADOW, "configRoots", "/etc/kubernetes"),
+    ("configuration_path", "/etc/cni/net.d/10-calico.conf", "configRoots", "/etc/cni"),
+    ("kubernetes.kubeconfig", "/etc/kubernetes/admin.conf", "configRoots", "/etc/kubernetes"),
+    ("etcd_key_file", "/etc/kubernetes/pki/etcd/server.key", "configRoots", "/etc/cni"),
     ("etcd_key_file", SHADOW, "configRoots", "/etc/cni"),
     ("etcd_cert_file", SHADOW, "configRoots", "/etc/cni"),
     ("etcd_ca_cert_file", SHADOW, "configRoots", "/etc/cni"),
@@ -214,6 +217,7 @@ def test_a_store_of_our_own_can_be_named_and_is_one_store_by_all_its_names(node:
 def test_somebodys_file_that_is_chosen_as_flat_file_is_not_told(
     node: Node, pod: Pod, plugin: str, said: dict[str, Any], code: int, words: list[str]
 ) -> None:
+    write(node, POLICY, {"configRoots": ["/etc/cni"]})
     write(node, "/etc/cni/somebody.json", said)
     config = network_of(plugin, {"configuration_path": "/etc/cni/somebody.json", "datastore": None})
     reply = node.cni(plugin, "ADD", config, netns=pod)

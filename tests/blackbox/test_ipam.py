@@ -630,7 +630,7 @@ def test_without_a_pod_the_file_store_is_the_default(node: Node) -> None:
 
 
 def test_a_kubeconfig_that_is_not_there_is_named(node: Node) -> None:
-    path = "/etc/cni/net.d/kubeconfig"
+    path = "/etc/cni/net.d/whereabouts.d/kubeconfig"
     reply = call(node, "ADD", network({**RANGE, "datastore": None, "kubernetes": {"kubeconfig": path}}))
     assert reply.code == 7
     assert path in reply.msg
@@ -646,8 +646,9 @@ def test_a_flat_file_fills_what_the_block_leaves_out(etc: Node, path: str) -> No
 
 
 def test_a_flat_file_may_be_named_in_the_block(etc: Node) -> None:
-    write(etc, "/etc/cni/own.conf", {"datastore": "file", "range": "10.3.0.0/24"})
-    config = network({"datastore": None, "configuration_path": "/etc/cni/own.conf"})
+    path = "/etc/cni/net.d/whereabouts.d/own.conf"
+    write(etc, path, {"datastore": "file", "range": "10.3.0.0/24"})
+    config = network({"datastore": None, "configuration_path": path})
     assert add(etc, config, args=pod_args("pod-a")) == ["10.3.0.1/24"]
 
 

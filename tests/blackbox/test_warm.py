@@ -454,10 +454,11 @@ SEARCHED = {"none": {}, "an empty one": {"PATH": ""}, "one": {"PATH": "/usr/bin"
 @pytest.mark.parametrize("more", SEARCHED.values(), ids=SEARCHED)
 def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node, more: dict[str, str]) -> None:
     node.caller = {}
-    kubeconfig = node.path("/etc/cni/kubeconfig")
+    kubeconfig = node.path("/etc/cni/net.d/whereabouts.d/kubeconfig")
+    kubeconfig.parent.mkdir(parents=True, exist_ok=True)
     kubeconfig.write_text(json.dumps(KUBECONFIG))
     ipam = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "kubernetes"}
-    config = network(ipam=ipam | {"kubernetes": {"kubeconfig": "/etc/cni/kubeconfig"}})
+    config = network(ipam=ipam | {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/kubeconfig"}})
     before = state_of(node)
     answers = [
         node.cni("whereabouts", "ADD", config, netns="/run/netns/none", more=more | how) for how in ({}, warm.COLD)

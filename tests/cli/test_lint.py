@@ -719,6 +719,26 @@ def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("block", "key"),
+    [
+        ({"kubernetes": {"kubeconfig": "/etc/kubernetes/admin.conf"}}, "ipam.kubernetes.kubeconfig"),
+        ({"configuration_path": "/etc/cni/net.d/10-calico.conf"}, "ipam.configuration_path"),
+        ({"etcd_prefix": "/registry"}, "ipam.etcd_prefix"),
+        ({"etcd_host": "10.0.0.9"}, "ipam.etcd_host"),
+    ],
+)
+def test_a_store_that_a_network_may_not_name_is_an_error_before_a_node_sees_it(
+    tmp_path: Path, block: dict[str, Any], key: str
+) -> None:
+    (tmp_path / "a.conf").write_text(json.dumps({**GOOD, "ipam": {**GOOD["ipam"], **block}}))
+    path = tmp_path / "flat.conf"
+    path.write_text(json.dumps({"etcd_host": "10.0.0.1", "etcd_prefix": "/own", "etcd_username": "own"}))
+    found = lint([str(tmp_path / "a.conf")], linter.Named(str(path)))
+    assert [(f.key, f.severity) for f in found] == [(key, "error")]
+    assert not key.startswith("ipam.etcd") or f"is not that of {path}" in found[0].message
+
+
+@pytest.mark.parametrize(
     ("content", "told"),
     [
         pytest.param(None, 'railcni: --config "{path}": there is no such file', id="none"),

@@ -37,6 +37,8 @@ FOREIGN_LEASES = [
     (b"lease/", VALUE),
     (b"lease/pool", VALUE),
     (b"lease/pool/", VALUE),
+    (b"lease/v1/lease/pool/0a000001", VALUE),  # a prefix below another one
+    (b"attachment/v1/attachment/n/c/i/pool/0a000001/0000000000000001", VALUE),
     (b"lease/pool/0a00000z", VALUE),
     (b"lease/pool/0a0000010", VALUE),
     (b"lease/pool/0a0000_1", VALUE),
@@ -78,7 +80,7 @@ FOREIGN_COOLING = [b"cooling", b"cooling/lease/pool/", b"cooling/lease/pool/0a00
 @pytest.mark.parametrize(("key", "value"), FOREIGN_LEASES, ids=lambda text: repr(text[:60]))
 def test_a_key_of_another_program_holds_no_lease_and_is_named_with_the_remedy(key: bytes, value: bytes) -> None:
     with pytest.raises(StateDamaged) as refused:
-        keys.parse(ROOT + key, value)
+        Keys("/railcni").read(ROOT + key, value)
     assert f"`etcdctl del {keys.shown(ROOT + key)}`" in refused.value.msg
     refused.value.msg.encode()
 
@@ -107,7 +109,7 @@ def test_a_lease_of_a_prefix_below_this_one_is_no_lease_of_this_one() -> None:
 def test_what_railcni_has_written_is_read_again() -> None:
     for key, value in Keys("/railcni").entries(LEASE).items():
         if value == VALUE:
-            assert keys.parse(key, value).key() == LEASE.key()
+            assert Keys("/railcni").read(key, value).key() == LEASE.key()
     for size in (keys.BLOCK, keys.LARGE):
         mark = Keys("/railcni").full(keys.LEASE, "a/b", size, 6, 4096 << 12)
         assert keys.mark_of(mark, ROOT) == (keys.LEASE, "a/b", size, 6, 4096 << 12)

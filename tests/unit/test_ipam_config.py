@@ -11,9 +11,9 @@ import pytest
 
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 from cni.shared.spec.request import Request
-from ipam import flatfile
+from ipam import flatfile, stores
 from ipam.config import IpamConfig, read
-from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, IPAM_KEYS, RANGE_KEYS, ROUTE_KEYS
+from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, ETCD, IPAM_KEYS, RANGE_KEYS, ROUTE_KEYS
 from ipam.leases import COOLDOWN
 from ipam.ranges import format_address
 
@@ -51,9 +51,10 @@ def config_of(
     version: str = "1.1.0",
     command: str = "ADD",
     environ: dict[str, str] | None = None,
+    reader: Files | None = None,
     **top: object,
 ) -> IpamConfig:
-    reader = Files()
+    reader = reader or Files()
     for path, content in (files or {}).items():
         reader.content[path] = json.dumps(content).encode() if isinstance(content, dict) else content
     document = {"cniVersion": version, "name": "net", "ipam": ipam, **top}
@@ -465,6 +466,134 @@ def test_etcd_that_a_network_names_wins_over_the_kubeconfig_that_the_agent_added
     assert config_of({**RANGE, **block}, files={INSTALLED: flat}).datastore == store
 
 
+# The store of the flat file, whose credentials the author of a network cannot read
+
+OWN_ETCD = {
+    "etcd_host": "10.0.0.1:2379", "etcd_prefix": "/own", "etcd_username": "own", "etcd_password": "s3cret",
+    "etcd_key_file": "/f/key", "etcd_cert_file": "/f/cert", "etcd_ca_cert_file": "/f/ca",
+}  # fmt: skip
+OTHER_ETCD = {name: value.replace("own", "other").replace("/f/", "/g/") + "0" for name, value in OWN_ETCD.items()}
+ATTACHED = ("DEL", "CHECK", "GC")
+
+
+def etcd_of(config: IpamConfig) -> dict[str, str]:
+    return {name: getattr(config, name) for name in ETCD}
+
+
+def test_the_table_has_every_key_of_etcd() -> None:
+    assert set(OWN_ETCD) == set(ETCD) == {key.name for key in IPAM_KEYS if key.name.startswith("etcd_")}
+
+
+@pytest.mark.parametrize("name", OWN_ETCD)
+@pytest.mark.parametrize("command", ["ADD", "STATUS"])
+def test_a_block_with_one_other_key_of_etcd_must_bring_all_that_the_flat_file_has(name: str, command: str) -> None:
+    block = {**RANGE, name: OTHER_ETCD[name]}
+    msg = refusal(block, files={INSTALLED: OWN_ETCD}, command=command)
+    assert f"ipam.{name} " in msg and f"is not that of {INSTALLED}: want all of the store in the block" in msg
+    assert all(other in msg for other in OWN_ETCD if other != name)
+    assert "s3cret" not in msg
+
+
+@pytest.mark.parametrize("name", OWN_ETCD)
+@pytest.mark.parametrize("command", ATTACHED)
+def test_what_was_attached_with_one_other_key_is_read_key_by_key_but_counts_as_borrowed(
+    name: str, command: str
+) -> None:
+    if name == "etcd_host":
+        flat = {key: value for key, value in OWN_ETCD.items() if key != "etcd_password"}  # else it was refused before
+    else:
+        flat = OWN_ETCD
+    config = config_of({**RANGE, name: OTHER_ETCD[name]}, files={INSTALLED: flat}, command=command)
+    assert f"ipam.{name} " in config.borrowed and "s3cret" not in config.borrowed
+    assert etcd_of(config) == {"etcd_password": "", **flat, name: OTHER_ETCD[name]}
+    reference = stores.ref_of(config)
+    with pytest.raises(InvalidConfig):
+        stores.open_store(reference, 0)
+
+
+@pytest.mark.parametrize("named", [*([name] for name in OWN_ETCD), [*OWN_ETCD]], ids=lambda named: named[0])
+@pytest.mark.parametrize("command", ["ADD", *ATTACHED])
+def test_a_block_that_repeats_the_flat_files_store_has_it(named: list[str], command: str) -> None:
+    block = {**RANGE, **{name: OWN_ETCD[name] for name in named}}
+    config = config_of(block, files={INSTALLED: OWN_ETCD}, command=command)
+    assert (etcd_of(config), config.borrowed, config.datastore) == (OWN_ETCD, "", "etcd")
+
+
+def test_a_block_that_repeats_a_default_of_the_store_has_the_flat_files() -> None:
+    flat = {"etcd_host": "10.0.0.1:2379", "etcd_username": "own"}
+    assert config_of({**RANGE, "etcd_prefix": "/railcni"}, files={INSTALLED: flat}).etcd_username == "own"
+
+
+@pytest.mark.parametrize("command", ["ADD", *ATTACHED])
+def test_a_block_with_a_store_of_its_own_gets_nothing_of_the_flat_files(command: str) -> None:
+    config = config_of({**RANGE, **OTHER_ETCD}, files={INSTALLED: OWN_ETCD}, command=command)
+    assert (etcd_of(config), config.borrowed) == (OTHER_ETCD, "")
+    bare = {"etcd_host": "10.0.0.9", **dict.fromkeys(set(ETCD) - {"etcd_host"}, "")}
+    config = config_of({**RANGE, **bare}, files={INSTALLED: OWN_ETCD}, command=command)
+    assert etcd_of(config) == {**bare, "etcd_prefix": "/railcni"}
+
+
+@pytest.mark.parametrize("name", ["etcd_host", "etcd_prefix"])
+def test_the_flat_files_key_goes_to_its_own_server_and_prefix_alone(name: str) -> None:
+    block = {**RANGE, **OWN_ETCD, name: OTHER_ETCD[name]}
+    assert f"is the key of {INSTALLED} for its own etcd_host and etcd_prefix" in refusal(
+        block, files={INSTALLED: OWN_ETCD}
+    )
+    assert config_of({**block, "etcd_key_file": "/g/key"}, files={INSTALLED: OWN_ETCD}).etcd_key_file == "/g/key"
+
+
+def test_etcd_of_a_block_beside_a_flat_file_without_etcd_needs_no_other_key() -> None:
+    config = config_of({**RANGE, "etcd_host": "10.0.0.9"}, files={INSTALLED: KUBE})
+    assert (config.datastore, config.kubeconfig) == ("etcd", "/k")
+
+
+def test_a_store_that_is_not_etcd_asks_for_no_key_of_etcd() -> None:
+    block = {**RANGE, "datastore": "file", "etcd_prefix": "/other"}
+    assert config_of(block, files={INSTALLED: OWN_ETCD}).datastore == "file"
+
+
+class Confining(Files):
+    """Allows files below /allowed."""
+
+    def follow(self, path: str, roots: str = "", /) -> str:
+        if roots == "configRoots" and not path.startswith("/allowed/"):
+            raise ValueError("is not in configRoots")
+        return path
+
+
+PATHS_OF_STORES = ["kubernetes.kubeconfig", "etcd_key_file", "etcd_cert_file", "etcd_ca_cert_file"]
+
+
+@pytest.mark.parametrize("name", PATHS_OF_STORES)
+@pytest.mark.parametrize("flat", [{}, OWN_ETCD, KUBE], ids=["none", "etcd", "kubernetes"])
+def test_a_file_that_networks_may_not_name_is_refused_for_what_is_new_and_never_opened(
+    name: str, flat: dict[str, Any]
+) -> None:
+    outer, _, inner = name.partition(".")
+    block = {
+        **RANGE,
+        **OTHER_ETCD,
+        "etcd_key_file": "/allowed/k",
+        "etcd_cert_file": "/allowed/c",
+        "etcd_ca_cert_file": "",
+    }
+    block |= {outer: {inner: "/other"} if inner else "/other"}
+    files = {INSTALLED: flat}
+    assert f'ipam.{name} "/other": is not in configRoots' in refusal(block, files=files, reader=Confining())
+    for command in ATTACHED:
+        config = config_of(block, files=files, command=command, reader=Confining())
+        assert f'ipam.{name} "/other": is not in configRoots' in config.borrowed
+
+
+def test_a_file_that_the_flat_file_names_may_lie_anywhere_also_where_the_block_repeats_it() -> None:
+    for block in ({}, KUBE):
+        config = config_of({**RANGE, **block}, files={INSTALLED: KUBE}, reader=Confining())
+        assert (config.kubeconfig, config.borrowed) == ("/k", "")
+    for block in ({}, OWN_ETCD):
+        config = config_of({**RANGE, **block}, files={INSTALLED: OWN_ETCD}, reader=Confining())
+        assert etcd_of(config) == OWN_ETCD
+
+
 def test_a_range_of_the_flat_file_comes_before_the_blocks_list() -> None:
     config = config_of({"ipRanges": [{"range": "fd00::/64"}]}, files={INSTALLED: RANGE})
     assert [r.cidr for r in config.ranges] == ["10.0.0.0/24", "fd00::/64"]
@@ -623,7 +752,7 @@ def test_what_a_chosen_file_rightly_says_is_not_told_by_the_error_that_follows_f
         for part in hidden:
             text = text.replace(part, "")
         assert "s3cr3t" not in text
-    assert config_of({**RANGE, "etcd_host": SECRET}, files={INSTALLED: flat}).hidden == []
+    assert config_of({**RANGE, "etcd_host": SECRET, "etcd_username": ""}, files={INSTALLED: flat}).hidden == []
 
 
 def test_the_networks_own_values_and_the_administrators_are_told(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want, from_json, to_json
+from ipam.stores.addresslease import _values
 from ipam.stores.base import Pauses
+from ipam.stores.kubernetes.objects import ANNOTATION, COOLING, IPPool, Reservation
 
 LEASE = Lease(
     Want("blue-10.0.0.0-24", 4, 10 << 24 | 7, "blue"),
@@ -32,6 +35,29 @@ def test_a_lease_without_a_member_or_with_one_of_a_wrong_type_is_refused(key: st
         return
     with pytest.raises(ValueError):
         from_json(document)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "foo", "10.0.0", "10.0.0.x", "1-2", "x.net.blue", "10.0.0.256", "-", "a-b.pool.c"]
+)
+def test_the_name_of_an_object_of_another_program_takes_no_address(name: str) -> None:
+    assert _values(4, ["10.0.0.7", name, "10.0.0.8.net.blue"]) == {10 << 24 | 7, 10 << 24 | 8}
+
+
+@pytest.mark.parametrize("offset", ["9" * 5000, "x", "-1", "", "\u0661"])
+def test_an_offset_of_another_program_cools_nothing(offset: str) -> None:
+    kept = json.dumps({offset: [1010, "a"], "7": [1010, "b"]})
+    metadata = {"name": "10.0.0.0-24", "annotations": {COOLING: kept}}
+    pool = IPPool({"metadata": metadata, "spec": {"range": "10.0.0.0/24"}}, 0)
+    assert [int(found) for found in pool.cooling(1000)] == [7]
+
+
+@pytest.mark.parametrize(
+    "note", ["", "nonsense", "[]", "7", '{"network": 7}', '{"network": "\\ud800"}', "[" * 5000, '{"sequence": -1}']
+)
+def test_a_reservation_with_a_note_of_another_program_tells_what_its_name_tells(note: str) -> None:
+    reservation = Reservation({"metadata": {"name": "10.0.0.7", "annotations": {ANNOTATION: note}}, "spec": {}})
+    assert (reservation.address, reservation.lease.network) == ((4, 10 << 24 | 7), "")
 
 
 def test_pauses_double_and_shrink_with_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

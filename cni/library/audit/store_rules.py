@@ -14,7 +14,7 @@ from ipam import records as ipam_records
 from ipam.group import rails
 from ipam.leases import Lease
 from ipam.ranges import format_address
-from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, family_of, mark_of, parse, shown, value_of
+from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, family_of, mark_of, shown, value_of
 
 # Whether the address of a lease may be in use, by the links of these attachments; None when it cannot be told.
 InUse = Callable[[Lease, Sequence[Attachment]], bool | None]
@@ -99,11 +99,9 @@ def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease
         try:
             kind = key[len(keys.root) :].partition(b"/")[0]
             if kind == LEASE.encode():
-                lease = parse(key, value)
-                belonging = keys.entries(lease)
-                if key in belonging:  # else it is of a prefix below this one
-                    leases.append(lease)
-                    wanted |= {name: (text, lease) for name, text in belonging.items()}
+                lease = keys.read(key, value)
+                leases.append(lease)
+                wanted |= {name: (text, lease) for name, text in keys.entries(lease).items()}
             elif kind == b"full":
                 found += _unfilled(key, entries, keys)
             elif kind == b"cooling":

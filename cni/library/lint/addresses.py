@@ -185,8 +185,8 @@ def _whereabouts(
     for fault in faults:
         inside = keys_of(fault.key.removeprefix("ipam.")) if fault.key.startswith("ipam.") else ()
         at = keys[:-1] if fault.key == "cniVersion" else (*keys, *inside)
-        message = message_of(fault) if inside or at == keys[:-1] else _told(str(fault), flat)  # no key of the block
-        scope.error(at, message, fix_of(fault, reader_of(inside, BLOCK, MEMBERS)))
+        message = message_of(fault) if inside or at == keys[:-1] else str(fault)  # no key of the block
+        scope.error(at, _told(message, flat), fix_of(fault, reader_of(inside, BLOCK, MEMBERS)))
     for note in config.notes:
         name = note.split(" ", 1)[0]
         if name.startswith("ipam."):

@@ -37,7 +37,7 @@ from ipam.stores.apiserver.store import ObjectStore, attempt, refuse_elsewhere
 from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any, TypeVar
 
     from ipam.stores.base import Window
@@ -132,7 +132,7 @@ class AddressLeaseStore(ObjectStore):
         if not returns(owner.pod):
             return []
         entry = self._objects.get(objects.memory_name(owner.pod, owner.attachment.ifname), recent)
-        return [parse_address(text) for text in entry.former.values()] if entry else []
+        return _readable(parse_address, entry.former.values()) if entry else []
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         def concerns(lease: Lease) -> bool:
@@ -312,4 +312,15 @@ class AddressLeaseStore(ObjectStore):
 
 def _values(family: int, names: Sequence[str]) -> set[int]:
     """The addresses of a family of the objects with these names."""
-    return {value for of, value in map(objects.address_of, names) if of == family}
+    return {value for of, value in _readable(objects.address_of, names) if of == family}
+
+
+def _readable(read: Callable[[str], tuple[int, int]], texts: Iterable[str]) -> list[tuple[int, int]]:
+    """The addresses that `read` finds in `texts`; a text of another program may have none."""
+    found = []
+    for text in texts:
+        try:
+            found.append(read(text))
+        except ValueError:
+            pass  # an audit names the object
+    return found

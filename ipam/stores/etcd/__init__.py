@@ -32,7 +32,7 @@ from ipam.stores.base import (
 )
 from ipam.stores.etcd import keys, txn
 from ipam.stores.etcd.client import Client, endpoint
-from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key, parse
+from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key
 from ipam.stores.etcd.search import Search
 from ipam.stores.etcd.txn import Reply
 
@@ -68,7 +68,7 @@ class EtcdStore(ServedStore):
 
     def find(self, attachment: Attachment) -> list[Lease]:
         prefix = self.keys.all("attachment", *attachment.key())
-        return [parse(*entry) for entry in self._read(txn.read(prefix, end_of(prefix)))[0]]
+        return [self.keys.read(*entry) for entry in self._read(txn.read(prefix, end_of(prefix)))[0]]
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
         pod, ifname = owner.pod, owner.attachment.ifname
@@ -83,7 +83,7 @@ class EtcdStore(ServedStore):
         self._search.answered(windows, seen[len(memory) :])
         leases = self._leases([key[len(of_pod) :] for key, _ in listed.entries])
         pods = [lease for lease in leases if lease.is_of_pod(owner)]
-        return Survey([parse(*entry) for entry in found.entries], pods, former)
+        return Survey([self.keys.read(*entry) for entry in found.entries], pods, former)
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         own = keys.pod_of(owner.pod, owner.attachment.ifname)
@@ -98,7 +98,7 @@ class EtcdStore(ServedStore):
         if not found and reserved and reserved[0]:
             pool = reserved[0][0][1].decode("utf-8", "replace")
             (found,) = self._read(txn.read(self.keys.taken(LEASE, pool, want.family, want.value)))
-        return parse(*found[0]) if found else None
+        return self.keys.read(*found[0]) if found else None
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
         return self._search.occupied((pool, scope, family, low, high))
@@ -223,7 +223,7 @@ class EtcdStore(ServedStore):
         while True:
             (found,) = self._read(txn.read(start, end_of(prefix), limit, keys_only=bool(node)))
             if not node or not found:
-                return [parse(*entry) for entry in found]
+                return [self.keys.read(*entry) for entry in found]
             listed = self._leases([place + keys.last_name(key).encode() for key, _ in found])
             if page := [lease for lease in listed if lease.node == node]:
                 return page
@@ -253,7 +253,7 @@ class EtcdStore(ServedStore):
         found: list[Lease] = []
         for i in range(0, len(places), _AT_ONCE):
             reads = [txn.read(prefix + place) for place in places[i : i + _AT_ONCE]]
-            found += [parse(*entry) for entries in self._read(*reads) for entry in entries]
+            found += [self.keys.read(*entry) for entries in self._read(*reads) for entry in entries]
         return found
 
     def _grant(self, seconds: int) -> int:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 BLOCK, LARGE = 64, 4096  # addresses; LARGE is 64 blocks, for one transaction compares no more than 128 keys
 LEASE, RESERVED = "lease", "reserved"
 _DIGITS = {4: 8, 6: 32}  # of an address of a family
-_SEQUENCE = 16  # digits
 
 
 class Keys:
@@ -102,6 +101,27 @@ class Keys:
             if self.taken(kind, space, lease.family, lease.value) not in kept
             for size in (BLOCK, LARGE)
         ]
+
+    def read(self, key: bytes, value: bytes) -> Lease:
+        """The lease that `value` holds, at the place that `key` names, which protects it; StateDamaged names any other key."""
+        kind, _, rest = key.removeprefix(self.root).partition(b"/")
+        *names, place = rest.split(b"/")
+        try:
+            lease = from_json(codec.loads_foreign(value))
+            if kind == b"attachment":
+                sequence, (*names, place) = _number(place), names
+                *attachment, pool = map(unescaped, names)
+                lease.network, lease.container_id, lease.ifname = attachment
+                if sequence is None:
+                    raise ValueError
+                lease.sequence = sequence
+            else:
+                (pool,) = map(unescaped, names)
+            lease.family = family_of(place)
+            lease.pool, lease.value = pool, value_of(place, lease.family)
+        except (ValueError, TypeError, StateDamaged):
+            raise _foreign(key, "does not hold a lease of railcni", f"its value begins with {value[:200]!r}") from None
+        return lease
 
     def former(self, lease: Lease) -> bytes:
         """The key of the last address of the pod of `lease` in its pool."""
@@ -179,25 +199,6 @@ def _escaped(name: str) -> str:
 def place_of(family: int, value: int) -> bytes:
     """An address as keys end with it."""
     return b"%08x" % value if family == 4 else b"%032x" % value
-
-
-def parse(key: bytes, value: bytes) -> Lease:
-    """The lease that `value` holds, at the place that `key` names, which protects it; StateDamaged names any other key."""
-    *names, place = key.split(b"/")
-    try:
-        lease = from_json(codec.loads_foreign(value))
-        if len(place) == _SEQUENCE:  # the key is that of an attachment
-            sequence = _number(place)
-            *names, place = names
-            lease.network, lease.container_id, lease.ifname = map(unescaped, names[-4:-1])
-            if sequence is None:
-                raise ValueError
-            lease.sequence = sequence
-        lease.family = family_of(place)
-        lease.pool, lease.value = unescaped(names[-1]), value_of(place, lease.family)
-    except (ValueError, TypeError, IndexError, StateDamaged):
-        raise _foreign(key, "does not hold a lease of railcni", f"its value begins with {value[:200]!r}") from None
-    return lease
 
 
 def mark_of(key: bytes, root: bytes) -> tuple[str, str, int, int, int]:

@@ -208,7 +208,7 @@ class IPPool:
         return {
             offset: kept
             for offset, kept in found.items()
-            if offset.isascii() and offset.isdigit() and isinstance(kept, list) and len(kept) == 2
+            if offset.isascii() and offset.isdigit() and len(offset) < 40 and isinstance(kept, list) and len(kept) == 2
             if isinstance(kept[0], int) and 0 < kept[0] - now <= COOLDOWN + 1
         }
 
@@ -366,7 +366,7 @@ class Reservation:
         self.uid: str = metadata.get("uid") or ""
         self.version: str = metadata.get("resourceVersion") or ""
         try:
-            self.lease = _told(spec, codec.loads(str(self._annotations.get(ANNOTATION) or "{}").encode()))
+            self.lease = _told(spec, codec.loads_foreign(str(self._annotations.get(ANNOTATION) or "{}").encode()))
         except (ValueError, TypeError):
             self.lease = _told(spec, {})
         self.lease.since = metadata.get("creationTimestamp") or ""  # RFC 3339, UTC

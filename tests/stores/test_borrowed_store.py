@@ -1,0 +1,138 @@
+"""A store that a network may not name: no call opens it, but what was attached to it before is checked and deleted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.shared import policy
+from cni.shared.spec.errors import InvalidConfig
+from ipam import flatfile
+from tests import etcd
+from tests.etcd import Cluster
+from tests.stores import kubernetes_proxy
+from tests.stores.test_ipam_verbs import Host
+
+ATTACHED = ("c1", "c2", "c3")
+
+
+@dataclass
+class Place:
+    """A store, and the ways to its flat file: the block with which it was attached, and that by which nothing new is."""
+
+    host: Host
+    block: dict[str, Any]
+    keys: Callable[[], list[str]]  # of the leases that are there
+    narrow: Callable[[], object]  # from now on the network may not name the store
+    previous: dict[str, list[str]] = field(default_factory=dict)
+
+    def attach(self) -> None:
+        self.previous = {container: self.host.add(container, self.block) for container in ATTACHED}
+        self.narrow()
+
+    def check(self, container: str) -> None:
+        ips = [{"address": address} for address in self.previous[container]]
+        self.host.call("CHECK", container, self.block, prevResult={"cniVersion": "1.1.0", "ips": ips})
+
+
+def of_etcd(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A prefix beside that of the flat file, by the flat file's user and password."""
+    if etcd.unusable():
+        pytest.skip(etcd.unusable())
+    with Cluster(1, ["--bcrypt-cost=4"]) as cluster:
+        cluster.ctl("user", "add", "root:s3cret")
+        cluster.ctl("user", "grant-role", "root", "root")
+        cluster.ctl("auth", "enable")
+        flat = tmp_path / "whereabouts.conf"
+        own = {"etcd_host": ",".join(cluster.endpoints), "etcd_username": "root", "etcd_password": "s3cret"}
+        monkeypatch.setattr(flatfile, "PATHS", (str(flat),))
+        flat.write_text(json.dumps({**own, "etcd_prefix": "/registry"}))
+
+        def keys() -> list[str]:
+            listed = cluster.ctl("get", "--prefix", "/registry", "--keys-only", flags=["--user=root:s3cret"])
+            return sorted(key for key in listed.split() if "/void/" not in key)
+
+        def narrow() -> None:
+            flat.write_text(json.dumps(own))
+
+        yield Place(host, {"datastore": "etcd", "etcd_prefix": "/registry"}, keys, narrow)
+
+
+def of_kubeconfig(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A kubeconfig that networks could name, and cannot any more."""
+    server = kubernetes_proxy.start()
+    path = server.kubeconfig(tmp_path, "borrowed")
+    block = {"datastore": "addresslease", "kubernetes": {"kubeconfig": path}}
+
+    def narrow() -> None:
+        monkeypatch.setattr(policy, "_current", policy.Policy({"logRoots": ["/"], "dataRoots": [str(tmp_path)]}))
+
+    yield Place(
+        host,
+        block,
+        lambda: sorted(
+            n for n in server.names("addressleases") if server.spec("addressleases", n, "borrowed")["state"] == "held"
+        ),
+        narrow,
+    )  # type: ignore[index]
+    server.close()
+
+
+@pytest.fixture(params=[of_etcd, of_kubeconfig], ids=lambda make: make.__name__)
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    yield from request.param(Host(tmp_path), tmp_path, monkeypatch)
+
+
+def test_what_was_attached_is_checked_collected_and_deleted_and_nothing_new_is_attached(place: Place) -> None:
+    place.attach()
+    assert len(place.host.recorded()) == len(ATTACHED)
+    for verb in ("ADD", "STATUS"):
+        with pytest.raises(InvalidConfig) as refused:
+            place.host.call(verb, "new", place.block)
+        assert refused.value.code == 7
+    place.check("c1")
+    place.host.gc("c1", "c2", ipam=place.block)
+    assert sorted(place.host.recorded()) == ["c1", "c2"]
+    place.check("c2")
+    for container in ("c1", "c2"):
+        place.host.delete(container, place.block)
+    assert (place.keys(), place.host.recorded()) == ([], {})
+
+
+def test_no_verb_opens_the_store_for_what_is_not_recorded(place: Place) -> None:
+    place.attach()
+    before = place.keys()
+    place.host.delete("new", place.block)
+    with pytest.raises(InvalidConfig):
+        place.host.call("CHECK", "new", place.block, prevResult={"cniVersion": "1.1.0", "ips": []})
+    place.host.gc(*ATTACHED, ipam=place.block)
+    assert place.keys() == before
+    assert sorted(place.host.recorded()) == sorted(ATTACHED)
+
+
+def test_a_password_of_the_flat_file_reaches_no_server_that_only_a_network_has_named(
+    tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network's author may take the password out of the block after the ADD."""
+    if etcd.unusable():
+        pytest.skip(etcd.unusable())
+    host = Host(tmp_path)
+    flat = tmp_path / "whereabouts.conf"
+    monkeypatch.setattr(flatfile, "PATHS", (str(flat),))
+    flat.write_text("{}")
+    with Cluster(1, ["--bcrypt-cost=4"]) as cluster:
+        cluster.ctl("user", "add", "root:s3cret")
+        cluster.ctl("user", "grant-role", "root", "root")
+        cluster.ctl("auth", "enable")
+        block = {"datastore": "etcd", "etcd_host": ",".join(cluster.endpoints), "etcd_username": "root"}
+        host.add("c1", {**block, "etcd_password": "s3cret"})
+        flat.write_text(json.dumps({"etcd_host": "10.0.0.1", "etcd_username": "root", "etcd_password": "s3cret"}))
+        host.delete("c1", block)
+        assert list(host.recorded()) == ["c1"]  # pending: without the password it cannot be released
