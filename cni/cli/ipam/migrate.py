@@ -63,6 +63,22 @@ def register(commands: subcommand.Commands) -> None:
     parser.add_argument("--remove-source", action="store_true", help="free the copied leases in the source")
 
 
+def _store(text: str) -> tuple[str, Choice]:
+    return text, stores.parse(text)
+
+
+def _store_or_host_local(text: str) -> tuple[str, Choice | None]:
+    kind, _, place = text.partition(":")
+    return (text, None) if kind == stores.HOST_LOCAL and place else _store(text)
+
+
+def _range(text: str) -> Range:
+    try:
+        return Range(*parse_cidr(text))
+    except ValueError as fault:
+        raise argparse.ArgumentTypeError(f'"{text}": {fault}') from None
+
+
 def _run(options: argparse.Namespace) -> int:
     (source_text, origin), (target_text, target) = options.source, options.target
     options.only(not origin, "for leases of host-local", "--range", "--network-name")
@@ -73,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
     options.only(
         stays, "where leases would stay in the source, not between IPPools and AddressLeases", "--remove-source"
     )
-    source = _source(options, target)
+    source = LeaseSource(options, target)
     with output.progress() as say:
         plan, done = _Migration(source, target, say).run(options.dry_run, options.remove_source)
     if options.dry_run:
@@ -91,97 +107,80 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-# --- sources ---
+# --- the source ---
 
 
-def _store(text: str) -> tuple[str, Choice]:
-    return text, stores.parse(text)
-
-
-def _store_or_host_local(text: str) -> tuple[str, Choice | None]:
-    kind, _, place = text.partition(":")
-    return (text, None) if kind == stores.HOST_LOCAL and place else _store(text)
-
-
-@dataclass(frozen=True)
 class LeaseSource:
-    """`read` gives all leases; `remove` frees some of them. `store_ref` is that of a record, None for a store that is not ours.
+    """The leases to copy. `store_ref` is their store's in a record, None for host-local; `pools` are IPPools whose leases become
+    AddressLeases. InvalidConfig names a source that is not there, or is the target itself."""
 
-    `pools` are IPPools whose leases become AddressLeases.
-    """
-
-    store_ref: dict[str, Any] | None
-    read: Callable[[], list[Lease]]
-    remove: Callable[[list[Lease]], int]
-    pools: Pools | None = None
-
-
-def _source(options: argparse.Namespace, target: Choice) -> LeaseSource:
-    text, choice = options.source
-    if choice is None:
-        directory = os.path.abspath(text.partition(":")[2])
-        require_directory("--from", text, directory)
-        if not options.ranges:
+    def __init__(self, options: argparse.Namespace, target: Choice) -> None:
+        text, choice = options.source
+        self._options, self._choice, self._target = options, choice, target
+        self.store_ref: dict[str, Any] | None = choice.store_ref if choice else None
+        self._directory = os.path.abspath(text.partition(":")[2]) if not choice else choice.store_ref.get("path", "")
+        self.pools: Pools | None = None
+        if choice and kinds.same(choice.store_ref, target.store_ref):
+            options.refuse(f"{text} and {options.target[0]} are the same store")
+        if not choice or not choice.is_shared:
+            require_directory("--from", self._directory if choice else text, self._directory)
+        if not choice and not options.ranges:
             options.refuse("host-local keeps no subnets with its leases: name each with --range CIDR")
-        where = (directory, options.network or "", options.network_name, options.ranges, options.node, Cache(DIRECTORY))
-        return LeaseSource(
-            None,
-            lambda: host_local.read(*where),
-            lambda leases: sum(host_local.remove(directory, lease) for lease in leases),
-        )
-    if kinds.same(choice.store_ref, target.store_ref):
-        options.refuse(f"{text} and {options.target[0]} are the same store")
-    if not choice.is_shared:
-        require_directory("--from", text, choice.store_ref["path"])
-    moves = choice.kind == "kubernetes" and target.kind == "addresslease"
-    pools = Pools(choice) if moves else None
+        if choice and choice.kind == "kubernetes" and target.kind == "addresslease":
+            self.pools = Pools(choice)
 
-    def read() -> list[Lease]:
+    def read(self) -> list[Lease]:
+        """All leases."""
+        options, choice = self._options, self._choice
+        if choice is None:
+            named = (options.network or "", options.network_name, options.ranges, options.node)
+            return host_local.read(self._directory, *named, Cache(DIRECTORY))
         found = snapshot.read(choice)
-        moved = pools.moved_from(found) if pools else []
-        leases = _of_cluster(found, options) if choice.kind == "kubernetes" else list(found.leases)
-        return moved + (_chosen(leases, options.node, target) if choice.is_shared else leases)
+        moved = self.pools.moved_from(found) if self.pools else []
+        if choice.kind == "kubernetes":
+            _complete(found, options.network or "")
+        if choice.is_shared and not self._target.is_shared:
+            return moved + _of_node(found.leases, options.node)
+        return [*moved, *found.leases]
 
-    return LeaseSource(
-        choice.store_ref, read, len if pools else lambda leases: _opened(choice, leases).release(leases), pools
-    )
+    def remove(self, leases: list[Lease]) -> int:
+        """Free `leases`; how many were there."""
+        if self._choice is None:
+            return sum(host_local.remove(self._directory, lease) for lease in leases)
+        return len(leases) if self.pools else _opened(self._choice, leases).release(leases)
 
 
-def _of_cluster(found: Snapshot, options: argparse.Namespace) -> list[Lease]:
+def _complete(found: Snapshot, network: str) -> None:
+    """Complete the leases of a cluster's pools: their networks; and their nodes, only if boot and namespace are known too.
+
+    Raises InvalidConfig when they cannot be kept elsewhere, or a network is not known.
+    """
     if found.unread:
         raise InvalidConfig(found.unread[0])
+    if claimed := ", ".join([lease.text for lease in found.leases if lease.claimed][:10]):
+        raise InvalidConfig(
+            f"addresses of IPAMClaims cannot be kept elsewhere: {claimed}; leave their network where it is"
+        )
     names: dict[str, set[str]] = {}
-    for network in found.networks:
-        for pool in network.pools():
-            names.setdefault(pool, set()).add(network.cni_name)
-    claimed = [lease.text for lease in found.leases if lease.claimed]
-    if claimed:
-        raise InvalidConfig(
-            f"addresses of IPAMClaims cannot be kept elsewhere: {', '.join(claimed[:10])}; leave their network where it is"
-        )
-    unreserved = {pool for n in found.networks if not n.overlap for pool in n.pools()}
+    for one in found.networks:
+        for pool in one.pools():
+            names.setdefault(pool, set()).add(one.cni_name)
+    unreserved = {pool for one in found.networks if not one.overlap for pool in one.pools()}
     for lease in found.leases:
-        _complete(lease, options.network or "", names.get(lease.pool, set()))
+        known = names.get(lease.pool, set())
+        lease.network = lease.network or network or (next(iter(known)) if len(known) == 1 else "")
+        if not lease.network:
+            raise InvalidConfig(
+                f"the network of {lease.text} of {lease.pool} ({lease.user()}) is not known: {len(known)} NADs name that pool;"
+                " name it with --network"
+            )
+        if not (lease.boot_id and lease.netns):  # its own node would take it for one that an earlier boot left
+            lease.node, lease.boot_id, lease.netns, lease.machine = "", "", "", ""
         lease.scope = None if lease.pool in unreserved else lease.scope
-    return list(found.leases)
 
 
-def _complete(lease: Lease, network: str, known: set[str]) -> None:
-    """Complete a lease of a cluster's pool: its network; and its node, only if its boot and namespace are known too."""
-    lease.network = lease.network or network or (next(iter(known)) if len(known) == 1 else "")
-    if not lease.network:
-        raise InvalidConfig(
-            f"the network of {lease.text} of {lease.pool} ({lease.user()}) is not known: {len(known)} NADs name that pool;"
-            " name it with --network"
-        )
-    if not (lease.boot_id and lease.netns):  # its own node would take it for one that an earlier boot left
-        lease.node, lease.boot_id, lease.netns, lease.machine = "", "", "", ""
-
-
-def _chosen(leases: list[Lease], node: str, target: Choice) -> list[Lease]:
-    """`leases`, or for a file store those of `node`."""
-    if target.is_shared:
-        return leases
+def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
+    """The leases that a file store of `node` gets. Raises InvalidConfig when a lease's node is not known."""
     unknown = [lease for lease in leases if not lease.node]
     if unknown:
         raise InvalidConfig(
@@ -363,10 +362,3 @@ class _Migration:
 
     def _is_of_source(self, record: dict[str, Any]) -> bool:
         return kinds.same(record.get("store") or {}, self._source.store_ref or {})
-
-
-def _range(text: str) -> Range:
-    try:
-        return Range(*parse_cidr(text))
-    except ValueError as fault:
-        raise argparse.ArgumentTypeError(f'"{text}": {fault}') from None
