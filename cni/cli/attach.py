@@ -150,19 +150,13 @@ def _detach(options: argparse.Namespace) -> int:
     runtime.delete(network, parameters)
     before = "" if known else " (the cache did not know it)"
     text = f"{network.name} detached: {parameters.ifname} in {parameters.netns}{before}"
-    pending = _pending(network.name, parameters)
-    if pending:
+    key = parameters.container_id, parameters.ifname
+    waiting = (a["pending"] for a in recorded.pending(network.name) if (a["containerID"], a["ifname"]) == key)
+    if pending := next(waiting, ""):
         text += f"; its addresses are not released yet: {pending}"
     document = {**_identity(network.name, parameters), "wasAttached": known, "pending": pending or None}
     output.show(options.output, document, lambda: output.console().print(text))
     return 0
-
-
-def _pending(network: str, parameters: Parameters) -> str:
-    """Where the release of an attachment's addresses is pending, and why; "" when it is not."""
-    key = parameters.container_id, parameters.ifname
-    own = (a["pending"] for a in recorded.pending(network) if (a["containerID"], a["ifname"]) == key)
-    return next(own, "")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -291,12 +285,8 @@ def _undo(runtime: Runtime, network: Network, parameters: Parameters, fault: Bas
 
 
 def _identity(network: str, parameters: Parameters) -> dict[str, Any]:
-    return {
-        "network": network,
-        "containerID": parameters.container_id,
-        "ifname": parameters.ifname,
-        "netns": parameters.netns,
-    }
+    where = {"ifname": parameters.ifname, "netns": parameters.netns}
+    return {"network": network, "containerID": parameters.container_id, **where}
 
 
 def _rows(document: dict[str, Any], parameters: Parameters) -> Iterator[tuple[object, ...]]:

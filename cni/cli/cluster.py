@@ -103,12 +103,13 @@ def _kubectl(
     return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
 
 
-def _read(options: argparse.Namespace, *arguments: str, given: str = "") -> Any:
-    """What kubectl prints as JSON; IoFailure with what it says when it fails."""
-    return json.loads(_said(options, *arguments, given=given))
+def _read(options: argparse.Namespace, *arguments: str) -> Any:
+    """What kubectl prints as JSON."""
+    return json.loads(_said(options, *arguments, "--output=json"))
 
 
 def _said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
+    """What kubectl prints. Raises IoFailure with its error when it fails."""
     done = _kubectl(options, *arguments, given=given)
     if done.returncode:
         before = done.stderr.strip().splitlines()[:-1]
@@ -127,16 +128,16 @@ def _agents(options: argparse.Namespace) -> dict[str, Agent]:
     """The agents by their nodes; InvalidConfig when there is none."""
     where = options.agents_in
     label = "app.kubernetes.io/name=railcni"
-    found = _read(options, "get", "pods", f"--namespace={where}", f"--selector={label}", "--output=json")["items"]
+    found = _read(options, "get", "pods", f"--namespace={where}", f"--selector={label}")["items"]
     if not found:
         raise InvalidConfig(f"no agent in namespace {where}: install railcni, or name its namespace with --agents-in")
-    agents = [
-        Agent(pod["spec"].get("nodeName", ""), pod["metadata"]["name"], where, pod["spec"], _fault(pod))
-        for pod in found
-        if any(one["name"] == "agent" for one in pod["spec"]["containers"])
-    ]
-    ordered = sorted(agents, key=lambda agent: (agent.node, not agent.fault))  # the pod that runs after an evicted one
-    return {agent.node: agent for agent in ordered if agent.node}
+    agents: list[Agent] = []
+    for pod in found:
+        name, spec = pod["metadata"]["name"], pod["spec"]
+        if spec.get("nodeName") and any(one["name"] == "agent" for one in spec["containers"]):
+            agents.append(Agent(spec["nodeName"], name, where, spec, _fault(pod)))
+    agents.sort(key=lambda agent: (agent.node, not agent.fault))  # the pod that runs after an evicted one
+    return {agent.node: agent for agent in agents}
 
 
 def _fault(pod: dict[str, Any]) -> str:
@@ -170,14 +171,14 @@ def _faulty(node: str, fault: str) -> dict[str, Any]:
 
 
 def _nodes(options: argparse.Namespace) -> set[str]:
-    found = _read(options, "get", "nodes", "--selector=kubernetes.io/os=linux", "--output=json")
+    found = _read(options, "get", "nodes", "--selector=kubernetes.io/os=linux")
     return {node["metadata"]["name"] for node in found["items"]}
 
 
 def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
     """The nodes whose agents have a Lease and that are none of `nodes`; none where this user may not read Leases."""
     try:
-        where = ("leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}", "--output=json")
+        where = ("leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}")
         return set(silence.nodes_of(_read(options, "get", *where)["items"])) - nodes
     except IoFailure:
         return set()
@@ -229,8 +230,7 @@ def _doctor(options: argparse.Namespace) -> int:
     agents = _agents(options)
     node = options.target
     if namespace:
-        found = _read(options, "get", "pod", pod, f"--namespace={namespace}", "--output=json")
-        node = found["spec"].get("nodeName", "")
+        node = _read(options, "get", "pod", pod, f"--namespace={namespace}")["spec"].get("nodeName", "")
         if not node:
             raise InvalidConfig(f"pod {options.target} is on no node yet: `kubectl describe pod` says why")
     if node not in agents and node in _deleted(options, _nodes(options)):
@@ -321,7 +321,7 @@ def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
     """That of the pod's container, when it has ended; IoFailure when it does not run."""
     begin = time.monotonic()
     while True:
-        status = _read(options, "get", "pod", *place, "--output=json")["status"]
+        status = _read(options, "get", "pod", *place)["status"]
         states: dict[str, Any] = {one["name"]: one["state"] for one in status.get("containerStatuses", ())}
         state = states.get("doctor", {})
         ended, waiting = state.get("terminated", {}), state.get("waiting", {})
@@ -350,7 +350,7 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
     cluster.only(False, "with `status` and `doctor`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
     options.ask = partial(_ask_of_leases, options)
-    access = _read(options, "config", "view", "--raw", "--minify", "--flatten", "--output=json")
+    access = _read(options, "config", "view", "--raw", "--minify", "--flatten")
     for user in access.get("users") or ():
         _find_files(user["user"])
     with tempfile.TemporaryDirectory(prefix="railcni-") as folder:  # of mode 0700
@@ -363,27 +363,21 @@ def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict
     """Whether the addresses are in use, as the agents of their nodes say; of a lease without a node, as all agents say."""
     agents = _agents(options) if leases else {}
     no_agent = Agent("", "", "", {}, "no agent has this node")
-    asked = {
-        name: [lease for lease in leases if lease.node in ("", name)] for name in {*agents, *(x.node for x in leases)}
-    }
+
+    def ask(name: str) -> list[tuple[Key, tuple[str, str]]]:
+        """The answer of one agent: in_use.ENDED, USED or UNKNOWN, and the reason, for each lease of its node."""
+        own = [lease for lease in leases if lease.node in ("", name)]
+        try:
+            given = json.dumps([reclaim.document(lease) for lease in own])
+            agent = agents.get(name, no_agent)
+            answers = _answer(options, agent, ["ipam", "in-use"], "root", "state-dir", given=given) if own else []
+        except IoFailure as fault:
+            answers = [(in_use.UNKNOWN, fault.msg)] * len(own)
+        return [(lease.identity, (state, why)) for lease, (state, why) in zip(own, answers, strict=True)]
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(lambda name: _uses(options, agents.get(name, no_agent), asked[name]), asked))
-    found: dict[Key, tuple[str, str]] = {}
-    for answer in answers:
-        for key, told in answer.items():
-            if key not in found or _WEIGHT[told[0]] > _WEIGHT[found[key][0]]:
-                found[key] = told
-    return found
-
-
-def _uses(options: argparse.Namespace, agent: Agent, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """The answer of one agent: in_use.ENDED, USED or UNKNOWN, and the reason, for each lease."""
-    try:
-        given = json.dumps([reclaim.document(lease) for lease in leases])
-        answers = _answer(options, agent, ["ipam", "in-use"], "root", "state-dir", given=given) if leases else []
-    except IoFailure as fault:
-        answers = [(in_use.UNKNOWN, fault.msg)] * len(leases)
-    return {lease.identity: (state, why) for lease, (state, why) in zip(leases, answers, strict=True)}
+        answers = [one for answer in pool.map(ask, {*agents, *(lease.node for lease in leases)}) for one in answer]
+    return dict(sorted(answers, key=lambda one: _WEIGHT[one[1][0]]))  # the last of equal keys holds
 
 
 def _find_files(user: dict[str, Any]) -> None:

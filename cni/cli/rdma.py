@@ -50,9 +50,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _print(devices: Sequence[VerbsDevice]) -> None:
     if not devices:
-        output.print_fault(
-            f"railcni: no verbs device: /sys{rdma_sysfs.CLASS} is empty or not there; see `railcni doctor`"
-        )
+        why = f"/sys{rdma_sysfs.CLASS} is empty or not there; see `railcni doctor`"
+        output.print_fault(f"railcni: no verbs device: {why}")
         return
     output.print_table(PORTS, port_rows(devices))
     sys.stdout.write("\n")
@@ -71,15 +70,12 @@ def port_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
         for port in device.ports:
             state = port.state if port.is_active else f"{port.state} ({port.physical_state})"
             where = device.name, port.number, port.netdev, device.pci, numa
+            rate, unit, _ = port.rate.partition(" Gb/sec")  # of "100 Gb/sec (4X EDR)"
             use = f"{len(port.gids)}/{port.room}"
-            rows.append((*where, state, short_rate(port), port.link_layer, port.mtu, port.roce_mtu, use))
+            rows.append(
+                (*where, state, f"{rate} Gb/s" if unit else rate, port.link_layer, port.mtu, port.roce_mtu, use)
+            )
     return rows
-
-
-def short_rate(port: Port) -> str:
-    """ "100 Gb/s" of "100 Gb/sec (4X EDR)"."""
-    number, unit, _ = port.rate.partition(" Gb/sec")
-    return f"{number} Gb/s" if unit else port.rate
 
 
 def gid_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 OK, NOTE, ADVICE, UNKNOWN, SKIPPED, FAULT = "ok", "note", "advice", "unknown", "skipped", "fault"
@@ -33,6 +34,13 @@ class Observation:
         """The observation for programs."""
         known = asdict(self) | {"healthy": self.healthy or None, "remedy": self.remedy or None}
         return {"check": known.pop("check"), **known}
+
+
+ok = partial(Observation, OK)
+note = partial(Observation, NOTE)
+advice = partial(Observation, ADVICE)
+unknown = partial(Observation, UNKNOWN)
+broken = partial(Observation, FAULT)
 
 
 @dataclass(frozen=True)

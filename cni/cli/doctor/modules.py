@@ -11,7 +11,7 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, Observation
+from cni.cli.doctor.finding import ADVICE, FAULT, Observation, broken, note, ok
 from cni.library.inventory import functions
 from cni.library.inventory.functions import Function
 from cni.library.inventory.topology import text
@@ -50,36 +50,30 @@ def check(modules: Modules) -> Iterator[Observation]:
     """Modules that are missing, and NICs whose driver or whose verbs driver is."""
     for name, _, why in _NEEDED:
         if name in modules.loaded:
-            yield Observation(OK, name, "loaded")
+            yield ok(name, "loaded")
         else:
-            yield Observation(
-                FAULT, name, f"not loaded: {why}", "loaded", f"modprobe {name}, and add it to /etc/modules-load.d"
-            )
+            yield broken(name, f"not loaded: {why}", "loaded", f"modprobe {name}, and add it to /etc/modules-load.d")
     for function in modules.functions:
         companion = _COMPANIONS.get(function.driver, "")
         if function.verbs:
-            yield Observation(OK, function.id, f"{function.driver}, with a verbs device")
+            yield ok(function.id, f"{function.driver}, with a verbs device")
         elif function.vendor == _MELLANOX and not function.driver:
-            yield Observation(
-                FAULT, function.id, "an NVIDIA NIC without a driver", "mlx5_core", "modprobe mlx5_core; see dmesg"
-            )
+            yield broken(function.id, "an NVIDIA NIC without a driver", "mlx5_core", "modprobe mlx5_core; see dmesg")
         elif companion and companion not in modules.loaded:
             level = FAULT if function.vendor == _MELLANOX else ADVICE
             found = f"{function.driver} without {companion}: a NIC without a verbs device"
             yield Observation(level, function.id, found, f"{companion} loaded", f"modprobe {companion}")
         elif companion:
             found = f"{function.driver} and {companion}, and no verbs device is seen here"
-            yield Observation(NOTE, function.id, found)
+            yield note(function.id, found)
 
 
 def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> Iterator[Observation]:
     """The nodes of each verbs device that sysfs shows, and rdma_cm, or those of them that are `chosen`: nodes that are not
     there, or are others."""
-    verbs = [name for name in sorted(names_in(f"{root}/class/infiniband_verbs")) if name.startswith("uverbs")]
-    places = {name: f"{root}/class/infiniband_verbs/{name}" for name in verbs} | {
-        "rdma_cm": f"{root}/class/misc/rdma_cm"
-    }
-    for name, place in places.items():
+    folder = f"{root}/class/infiniband_verbs"
+    places = {name: f"{folder}/{name}" for name in sorted(names_in(folder)) if name.startswith("uverbs")}
+    for name, place in {**places, "rdma_cm": f"{root}/class/misc/rdma_cm"}.items():
         if not os.path.isdir(place) or (chosen is not None and name not in chosen):
             continue
         path, wanted = f"{dev}/infiniband/{name}", text(f"{place}/dev")
@@ -88,30 +82,26 @@ def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> I
             status = os.stat(path)
         except OSError:
             remedy = "udevadm trigger; in a container: mount /dev/infiniband, as a device plugin does"
-            yield Observation(FAULT, path, "not there", healthy, remedy)
+            yield broken(path, "not there", healthy, remedy)
             continue
         number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
         found = number if stat.S_ISCHR(status.st_mode) else "no character device"
         if wanted in ("", found):
-            yield Observation(OK, path, f"{found}, mode {stat.S_IMODE(status.st_mode):o}")
+            yield ok(path, f"{found}, mode {stat.S_IMODE(status.st_mode):o}")
         else:
-            yield Observation(FAULT, path, found, healthy, "udevadm trigger; see udev's log")
+            yield broken(path, found, healthy, "udevadm trigger; see udev's log")
 
 
 def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterator[Observation]:
     """That there is a verbs device at all. `moved`: pods may have them all, each in its own namespace."""
     if names:
-        yield Observation(OK, "verbs devices", ", ".join(names))
+        yield ok("verbs devices", ", ".join(names))
         return
     if moved:
-        yield Observation(
-            NOTE, "verbs devices", "none in this namespace: the plugin rdma may have moved them into pods"
-        )
+        yield note("verbs devices", "none in this namespace: the plugin rdma may have moved them into pods")
         return
     nics = [f.id for f in modules.functions if f.driver in _COMPANIONS or f.vendor == _MELLANOX]
-    remedy = (
-        f"load the verbs driver of {', '.join(nics)}"
-        if nics
-        else "this node has no RDMA NIC; for soft-RoCE: rdma link add rxe0 type rxe netdev NETDEV"
-    )
-    yield Observation(FAULT, "verbs devices", f"none in /sys{rdma_sysfs.CLASS}", "one for each RDMA NIC", remedy)
+    remedy = "this node has no RDMA NIC; for soft-RoCE: rdma link add rxe0 type rxe netdev NETDEV"
+    if nics:
+        remedy = f"load the verbs driver of {', '.join(nics)}"
+    yield broken("verbs devices", f"none in /sys{rdma_sysfs.CLASS}", "one for each RDMA NIC", remedy)

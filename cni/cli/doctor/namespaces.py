@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.cli.doctor.finding import Observation, advice, broken, note, ok, unknown
 from cni.library.inventory.topology import text
 from cni.shared.kernel import rdma_netlink, route_lookup
 from cni.shared.kernel.links import Rtnl
@@ -47,15 +47,14 @@ def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterat
     nobody is `sharing`: macvlans and the like over a verbs device's netdev."""
     subject = "RDMA netns mode"
     if not mode:
-        yield Observation(UNKNOWN, subject, "the kernel does not say: RDMA netlink is not there, or refused")
+        yield unknown(subject, "the kernel does not say: RDMA netlink is not there, or refused")
     elif mode == rdma_netlink.SHARED:
-        yield Observation(OK, subject, mode)
+        yield ok(subject, mode)
     elif moves_devices and not sharing:
-        yield Observation(NOTE, subject, f"{mode}: the plugin rdma moves each verbs device into its pod")
+        yield note(subject, f"{mode}: the plugin rdma moves each verbs device into its pod")
     else:
         who = f" {', '.join(sharing)} among them" if sharing else ""
-        yield Observation(
-            FAULT,
+        yield broken(
             subject,
             f"{mode}: pods that share a NIC see no verbs device{';' if who else ''}{who}",
             "shared",
@@ -104,8 +103,7 @@ def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, S
         wrong = [n for n in netdevs if n in read and (read[n].arp_ignore == 0 or read[n].arp_announce == 0)]
         if len(netdevs) < 2 or not wrong:
             continue
-        yield Observation(
-            FAULT,
+        yield broken(
             ", ".join(netdevs),
             f"all in {subnet}, and {', '.join(wrong)} with arp_ignore or arp_announce 0: any link answers ARP for the"
             " others' addresses, so that traffic reaches the wrong NIC",
@@ -118,9 +116,9 @@ def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
     """A fault where neighbours are answered by another link, advice where it is peers behind routers alone."""
     value = parameters.rp_filter
     if value is None:
-        return Observation(UNKNOWN, netdev, "rp_filter cannot be read")
+        return unknown(netdev, "rp_filter cannot be read")
     if value != STRICT:
-        return Observation(OK, netdev, f"rp_filter {value}")
+        return ok(netdev, f"rp_filter {value}")
     subnets = [subnet for subnet in parameters.answers if subnet != ELSEWHERE]
     away = {subnet: link for subnet, link in parameters.answers.items() if link != netdev}
     healthy = "0 or 2 (loose), or answers that leave by the link itself (the key `rail` sees to both)"
@@ -130,13 +128,13 @@ def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
     for subnet in subnets:
         if subnet in away:
             found = f"rp_filter is 1, strict, and answers to {subnet} leave {_by(away[subnet])}: what comes in here is dropped"
-            return Observation(FAULT, netdev, found, healthy, remedy)
+            return broken(netdev, found, healthy, remedy)
     if ELSEWHERE in away:
         within = f" but from {', '.join(subnets)}" if subnets else ""
         found = f"rp_filter is 1, strict, and other answers leave {_by(away[ELSEWHERE])}: what comes in here{within} is dropped"
-        return Observation(ADVICE, netdev, found, healthy, remedy)
+        return advice(netdev, found, healthy, remedy)
     why = "answers leave by the link itself" if subnets else "the link has no IPv4 address"
-    return Observation(OK, netdev, f"rp_filter 1, strict: {why}")
+    return ok(netdev, f"rp_filter 1, strict: {why}")
 
 
 def _by(link: str) -> str:

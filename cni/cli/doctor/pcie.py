@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.cli.doctor.finding import Observation, advice, broken, note, ok, unknown
 from cni.library.inventory.topology import PIX, PXB, SYS, Topology, device, is_address, text
 
 _FIRST, _FIRST_EXTENDED = 0x34, 0x100
@@ -101,17 +101,17 @@ def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
         subject = f"{function.name} ({function.address})"
         now, best, slot = function.now, function.best, function.slot_best
         if not now.width or not best.width:
-            yield Observation(UNKNOWN, subject, "its PCIe link is not told, as of a virtual function")
+            yield unknown(subject, "its PCIe link is not told, as of a virtual function")
             continue
         here = PcieLink(min(best.speed, slot.speed or best.speed), min(best.width, slot.width or best.width))
         if now.rate < here.rate:
             remedy = "reseat the card or its riser; see `lspci -vv` of it and of the port above for errors"
-            yield Observation(FAULT, subject, f"PCIe {now}", f"{here}, which both ends can", remedy)
+            yield broken(subject, f"PCIe {now}", f"{here}, which both ends can", remedy)
         elif now.rate < best.rate:
             remedy = "move the card to a slot that can, if its network is faster than this one"
-            yield Observation(ADVICE, subject, f"PCIe {now}, as fast as its slot", f"{best}, as the card can", remedy)
+            yield advice(subject, f"PCIe {now}, as fast as its slot", f"{best}, as the card can", remedy)
         else:
-            yield Observation(OK, subject, f"PCIe {now}")
+            yield ok(subject, f"PCIe {now}")
 
 
 def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Iterator[Observation]:
@@ -119,31 +119,28 @@ def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Itera
     for function in functions:
         subject = f"{function.name} ({function.address})"
         if function.relaxed_ordering is None:
-            yield Observation(UNKNOWN, subject, "relaxed ordering: only root can read it")
+            yield unknown(subject, "relaxed ordering: only root can read it")
         elif not function.relaxed_ordering:
             remedy = "in the firmware: PCI_WR_ORDERING=1 (mlxconfig); or in the BIOS"
-            yield Observation(ADVICE, subject, "relaxed ordering is off", "on: writes to memory go faster", remedy)
+            yield advice(subject, "relaxed ordering is off", "on: writes to memory go faster", remedy)
         else:
-            yield Observation(OK, subject, "relaxed ordering is on")
+            yield ok(subject, "relaxed ordering is on")
         if function.domain.startswith("DMA"):
             remedy = "iommu=pt on the kernel's command line"
-            yield Observation(
-                ADVICE, subject, f"the IOMMU translates its DMA ({function.domain})", "pass-through", remedy
-            )
+            yield advice(subject, f"the IOMMU translates its DMA ({function.domain})", "pass-through", remedy)
     wrong = [bridge for bridge, redirects in bridges.items() if redirects]
     unread = [bridge for bridge, redirects in bridges.items() if redirects is None]
     if wrong:
-        yield Observation(
-            ADVICE,
+        yield advice(
             "ACS",
             f"on at {', '.join(wrong[:4])}{', …' if len(wrong) > 4 else ''}: GPU and NIC of one switch talk by the host",
             "off between GPUs and NICs, unless virtual machines get them",
             "disable ACS in the BIOS, or with setpci ECAP_ACS+0x6.w=0000 on each of these bridges at boot",
         )
     elif unread:
-        yield Observation(UNKNOWN, "ACS", f"only root can read it ({len(unread)} bridges)")
+        yield unknown("ACS", f"only root can read it ({len(unread)} bridges)")
     elif bridges:
-        yield Observation(OK, "ACS", f"off on the {len(bridges)} bridges between GPUs and NICs")
+        yield ok("ACS", f"off on the {len(bridges)} bridges between GPUs and NICs")
 
 
 def check_virtual_functions(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
@@ -151,7 +148,7 @@ def check_virtual_functions(functions: Sequence[PcieFunction]) -> Iterator[Obser
     for function in functions:
         if function.most_virtual_functions:
             found = f"{function.virtual_functions} of {function.most_virtual_functions} virtual functions"
-            yield Observation(NOTE, f"{function.name} ({function.address})", found)
+            yield note(f"{function.name} ({function.address})", found)
 
 
 def _link(place: str, which: str) -> PcieLink:
@@ -239,14 +236,13 @@ def check_memory(module: str, driver: str, release: str, topology: Topology) -> 
     version = re.match(r"(\d+)\.(\d+)", release)
     is_new = version is not None and (int(version[1]), int(version[2])) >= _DMA_BUF
     if module:
-        yield Observation(OK, subject, f"reached by {module}")
+        yield ok(subject, f"reached by {module}")
     elif is_new and "Open Kernel Module" in driver:
-        yield Observation(OK, subject, "reached by DMA-BUF (NVIDIA's open kernel modules)")
+        yield ok(subject, "reached by DMA-BUF (NVIDIA's open kernel modules)")
     elif not driver:
-        yield Observation(UNKNOWN, subject, "NVIDIA's driver is not seen here: in a container, or not installed")
+        yield unknown(subject, "NVIDIA's driver is not seen here: in a container, or not installed")
     else:
-        yield Observation(
-            FAULT,
+        yield broken(
             subject,
             "NICs do not reach it: neither nvidia_peermem nor NVIDIA's open kernel modules are loaded, so all that GPUs"
             " send is copied through the host's memory",
@@ -265,4 +261,4 @@ def check_distance(topology: Topology) -> Iterator[Observation]:
         found = f"{distance} to {', '.join(near)}"
         if distance == SYS:
             found += ": no NIC is on its NUMA node"
-        yield Observation(NOTE, f"GPU{number} ({gpu.address})", found)
+        yield note(f"GPU{number} ({gpu.address})", found)

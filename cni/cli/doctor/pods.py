@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cni.cli.doctor import namespaces, setup
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Observation
+from cni.cli.doctor.finding import FAULT, NOTE, OK, SKIPPED, Observation, advice, broken, note, ok, unknown
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.library.inventory.devices import Port
 from cni.library.inventory.functions import Function
@@ -86,44 +86,41 @@ def needs(
 def check_unread(unread: Sequence[str]) -> Iterator[Observation]:
     """What is not known of pods, so that the checks of them see less than there is."""
     for text in unread:
-        yield Observation(FAULT, "namespaces of pods", text)
+        yield broken("namespaces of pods", text)
 
 
 def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
     """Addresses without a GID, addresses that are lost, and links whose MTU is less than RDMA CM needs."""
     for link in links:
         interface = link.interface
-        entries = [
-            (g, p) for p in link.ports for g in p.gids if g.ndev == interface.name and g.kind == rdma_sysfs.ROCE_V2
-        ]
-        with_gid = {g.address: f"{p.device} port {p.number} index {g.index}" for g, p in entries}
+        wanted = (interface.name, rdma_sysfs.ROCE_V2)
+        entries = [(g, p) for p in link.ports for g in p.gids if (g.ndev, g.kind) == wanted]
+        with_gid = {g.address: f"{p} index {g.index}" for g, p in entries}
         lost = [a for a in link.recorded if a not in interface.addresses]
         bare = [a for a in interface.global_addresses if a not in with_gid]
         devices = ", ".join(str(p) for p in link.ports)
         if lost:
             found = f"{', '.join(lost)} is recorded for it, and is not on it any more; so there is no GID either"
             remedy = "detach and attach it again (delete the pod); see who removes addresses in its namespace"
-            yield Observation(FAULT, str(link), found, "the addresses of its record", remedy)
+            yield broken(str(link), found, "the addresses of its record", remedy)
         if bare:
             state = "" if interface.up else f"; {interface.name} is down"
-            remedy = (
-                f"see that {devices} is ACTIVE and its GID table has room; then attach the pod again"
-                if interface.up
-                else f"ip link set {interface.name} up, in the pod"
-            )
+            remedy = f"ip link set {interface.name} up, in the pod"
+            if interface.up:
+                remedy = f"see that {devices} is ACTIVE and its GID table has room; then attach the pod again"
             found = f"no RoCE v2 GID of {', '.join(bare)} on {devices}{state}"
-            yield Observation(FAULT, str(link), found, "a GID for each address: without one RDMA fails", remedy)
+            yield broken(str(link), found, "a GID for each address: without one RDMA fails", remedy)
         if not interface.global_addresses and not lost:
-            yield Observation(NOTE, str(link), f"no address, so no GID on {devices} but that of its link-local address")
+            yield note(str(link), f"no address, so no GID on {devices} but that of its link-local address")
         if not bare and not lost and interface.global_addresses:
             each = ", ".join(f"{a}: {with_gid[a]}" for a in interface.global_addresses)
-            yield Observation(OK, str(link), each)
+            yield ok(str(link), each)
         if interface.mtu < rdma_sysfs.MTU_FOR_WHOLE_ROCE and any(
             (p.mtu or 0) >= rdma_sysfs.MTU_FOR_WHOLE_ROCE for p in link.ports
         ):
             found = f"MTU {interface.mtu}, so connections of RDMA CM use {rdma_sysfs.roce_mtu(interface.mtu)} bytes"
             remedy = "raise `mtu` in the NAD to its master's"
-            yield Observation(ADVICE, str(link), found, f"{rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more", remedy)
+            yield advice(str(link), found, f"{rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more", remedy)
 
 
 def check_links(
@@ -135,9 +132,7 @@ def check_links(
     for name in recorded:
         if name not in names:
             remedy = "delete the pod, so that it is attached again; see who removes or renames links in its namespace"
-            yield Observation(
-                FAULT, name, "recorded as attached, and no link of this name is there", "the link", remedy
-            )
+            yield broken(name, "recorded as attached, and no link of this name is there", "the link", remedy)
     for interface in sandbox.interfaces:
         if interface.name == "lo":
             continue
@@ -150,12 +145,12 @@ def check_links(
             )
         elif interface.lower in here and not here[interface.lower].up:
             remedy = f"ip link set {interface.lower} up, and let the node's network configuration do so at each boot"
-            yield Observation(FAULT, interface.name, f"{found}, which is down", f"{interface.lower} up", remedy)
+            yield broken(interface.name, f"{found}, which is down", f"{interface.lower} up", remedy)
         elif not interface.carrier:
             remedy = f"see the port of {interface.lower or interface.name}: cable, transceiver and switch port"
-            yield Observation(FAULT, interface.name, f"{found}, up without carrier", "a carrier", remedy)
+            yield broken(interface.name, f"{found}, up without carrier", "a carrier", remedy)
         else:
-            yield Observation(OK, interface.name, f"{found}, up")
+            yield ok(interface.name, f"{found}, up")
 
 
 def check_pod(
@@ -169,7 +164,7 @@ def check_pod(
     if not links:
         names = ", ".join(i.name for i in sandbox.interfaces if i.name != "lo") or "none"
         remedy = "attach it to a network whose master is the netdev of a RoCE port (`railcni rdma` names them)"
-        yield Observation(FAULT, who, f"none of its links is over a RoCE port: {names}", "net1 over one", remedy)
+        yield broken(who, f"none of its links is over a RoCE port: {names}", "net1 over one", remedy)
     yield from namespaces.check_parameters(_parameters(sandbox, [link.interface for link in links]), {})
     for need in needed:
         offered = ", ".join(need.resources) or "no resource of kubelet's device manager on this node"
@@ -178,28 +173,28 @@ def check_pod(
         )
     if sandbox.netns and not processes:
         found = "none is seen with files of its own: its device nodes and what it may lock were not looked at"
-        yield Observation(UNKNOWN, f"processes of {who}", found)
+        yield unknown(f"processes of {who}", found)
     for process in processes:
         subject = f"process {process.pid} of {who}"
         if process.nodes is None:
-            yield Observation(UNKNOWN, subject, "this user may not see its files")
+            yield unknown(subject, "this user may not see its files")
         elif not process.nodes:
             healthy = "/dev/infiniband/uverbsN and rdma_cm"
             remedy = "ask for the device plugin's resource in the pod, such as rdma/hca_shared_devices_a: 1"
             remedies = "; ".join(dict.fromkeys(need.remedy for need in needed if need.resources)) or remedy
-            yield Observation(FAULT, subject, "it has no /dev/infiniband", healthy, remedies)
+            yield broken(subject, "it has no /dev/infiniband", healthy, remedies)
         elif lacking := [need for need in needed if need.node not in process.nodes]:
             for need in lacking:
                 found = f"{need.link} is over {need.device}, and /dev/infiniband has {', '.join(process.nodes)} alone"
-                yield Observation(FAULT, subject, found, f"/dev/infiniband/{need.node}", need.remedy)
+                yield broken(subject, found, f"/dev/infiniband/{need.node}", need.remedy)
         elif "rdma_cm" not in process.nodes:
             found = (
                 f"/dev/infiniband: {', '.join(process.nodes)}; without rdma_cm RDMA CM fails (rping, ib_write_bw -R)"
             )
             remedy = "see that the device plugin gives /dev/infiniband/rdma_cm too"
-            yield Observation(ADVICE, subject, found, "/dev/infiniband/rdma_cm", remedy)
+            yield advice(subject, found, "/dev/infiniband/rdma_cm", remedy)
         else:
-            yield Observation(OK, subject, f"/dev/infiniband: {', '.join(process.nodes)}")
+            yield ok(subject, f"/dev/infiniband: {', '.join(process.nodes)}")
     if processes:
         yield from setup.check_memlock({f"process {p.pid} of {who}": p.memlock for p in processes})
 
@@ -218,19 +213,19 @@ def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str)
     own = [a for a in chosen.global_addresses if (":" in a) == (wanted.version == 6)] if chosen else []
     if chosen is None or not own:
         why = f"0 bytes: no link over a RoCE port has an address of IPv{wanted.version}"
-        return [Observation(FAULT, peer, why, healthy, remedy)]
+        return [broken(peer, why, healthy, remedy)]
     found = []
     subject, small = f"{peer} from {own[0]}", ""
     with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
         for number, size in enumerate((56 + headers, chosen.mtu)):
             try:
                 taken = icmp.ping(peer, size - headers, number + 1, _SECONDS, own[0])
-                found.append(Observation(OK, subject, f"{size} bytes came back in {taken * 1000:.2f} ms"))
+                found.append(ok(subject, f"{size} bytes came back in {taken * 1000:.2f} ms"))
                 small = "; small packets come back"
                 remedy = "raise the MTU of the switch ports, of the peer's master and of its NAD to that of this link"
             except OSError as fault:
                 why = f"{size} bytes: {fault.strerror or fault}{small}"
-                found.append(Observation(FAULT, subject, why, healthy, remedy))
+                found.append(broken(subject, why, healthy, remedy))
     return found
 
 

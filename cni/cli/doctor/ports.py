@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.cli.doctor.finding import Observation, advice, broken, note, ok, unknown
 from cni.library.inventory.devices import Port
 from cni.library.inventory.topology import text
 from cni.shared.kernel import dcb, rdma_sysfs
@@ -31,15 +31,15 @@ def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> It
     for port in ports:
         subject = _subject(port)
         if port.is_active:
-            yield Observation(OK, subject, f"ACTIVE, {port.rate}, {port.link_layer}")
+            yield ok(subject, f"ACTIVE, {port.rate}, {port.link_layer}")
             continue
         found = f"{port.state or 'of unknown state'} ({port.physical_state or 'physical state unknown'})"
         if any_active and port.netdev not in uses:
-            yield Observation(NOTE, subject, f"{found}; nothing here uses it")
+            yield note(subject, f"{found}; nothing here uses it")
             continue
         if port.netdev in uses:
             found += f"; used by {uses[port.netdev]}"
-        yield Observation(FAULT, subject, found, "ACTIVE (LinkUp)", _remedy(port, up.get(port.netdev)))
+        yield broken(subject, found, "ACTIVE (LinkUp)", _remedy(port, up.get(port.netdev)))
 
 
 def _remedy(port: Port, up: bool | None) -> str:
@@ -49,9 +49,8 @@ def _remedy(port: Port, up: bool | None) -> str:
         return "see cable, transceiver and switch port; ibstat names the fault"
     if up is False:
         return f"ip link set {port.netdev} up, and let the node's network configuration do so at each boot"
-    return (
-        f"no carrier on {port.netdev or 'its netdev'}: see cable, transceiver and switch port (ethtool {port.netdev})"
-    )
+    where = port.netdev or "its netdev"
+    return f"no carrier on {where}: see cable, transceiver and switch port (ethtool {port.netdev})"
 
 
 def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Observation]:
@@ -61,19 +60,19 @@ def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Ob
             continue
         subject = _subject(port)
         if port.mtu is None or port.roce_mtu is None:
-            yield Observation(UNKNOWN, subject, "its netdev is not in this namespace")
+            yield unknown(subject, "its netdev is not in this namespace")
             continue
         found = f"MTU {port.mtu} of {port.netdev}, so RoCE MTU {port.roce_mtu}"
         if port.mtu >= rdma_sysfs.MTU_FOR_WHOLE_ROCE:
-            yield Observation(OK, subject, found)
+            yield ok(subject, found)
             continue
         healthy = f"MTU {rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more, so RoCE MTU {rdma_sysfs.WHOLE_ROCE_MTU}; 9000 is usual"
         if port.netdev in management:
             remedy = f"give RDMA another NIC: {port.netdev} carries the node's own traffic, so leave its MTU"
-            yield Observation(ADVICE, subject, found, healthy, remedy)
+            yield advice(subject, found, healthy, remedy)
             continue
         remedy = f"ip link set {port.netdev} mtu 9000, on all nodes and their switch ports; then the NAD's mtu"
-        yield Observation(FAULT, subject, found, healthy, remedy)
+        yield broken(subject, found, healthy, remedy)
 
 
 def check_gids(ports: Sequence[Port]) -> Iterator[Observation]:
@@ -85,7 +84,7 @@ def check_gids(ports: Sequence[Port]) -> Iterator[Observation]:
         if port.is_active and not any(gid.kind == rdma_sysfs.ROCE_V2 for gid in port.gids):
             healthy = "at least one GID of RoCE v2"
             remedy = f"give {port.netdev or 'its netdev'} an address; see that its driver and firmware do RoCE v2"
-            yield Observation(FAULT, subject, f"{used} GIDs, none of RoCE v2", healthy, remedy)
+            yield broken(subject, f"{used} GIDs, none of RoCE v2", healthy, remedy)
         elif used >= port.room * NEARLY_FULL:
             state = "full" if used == port.room else "nearly full"
             link_local = sum(gid.address.startswith("fe80:") for gid in port.gids)
@@ -94,9 +93,9 @@ def check_gids(ports: Sequence[Port]) -> Iterator[Observation]:
                 " else let fewer pods share it: a lower rdmaHcaMax of the device plugin, or SR-IOV"
             )
             healthy = f"less than {NEARLY_FULL:.0%} in use: a pod without a GID has no RDMA"
-            yield Observation(FAULT, subject, f"GID table {state}: {used} of {port.room}", healthy, remedy)
+            yield broken(subject, f"GID table {state}: {used} of {port.room}", healthy, remedy)
         else:
-            yield Observation(OK, subject, f"{used} of {port.room} GIDs in use")
+            yield ok(subject, f"{used} of {port.room} GIDs in use")
 
 
 def _subject(port: Port) -> str:
@@ -136,26 +135,20 @@ def _ecn(folder: str) -> tuple[int, ...] | None:
 def check_congestion(read: Mapping[str, Congestion]) -> Iterator[Observation]:
     """For each netdev one finding: whether its RoCE is lossless by PFC, or slowed down by ECN before it loses."""
     for netdev, told in read.items():
-        parts = [
-            f"PFC {_listed(told.pfc)}",
-            f"trust {told.trust or 'unknown'}",
-            f"ECN {_listed(told.ecn)}",
-        ]
-        found = ", ".join(parts)
+        found = f"PFC {_listed(told.pfc)}, trust {told.trust or 'unknown'}, ECN {_listed(told.ecn)}"
         if told.pfc is None and told.ecn is None:
-            yield Observation(UNKNOWN, netdev, f"{found}: the driver does not say; mlnx_qos or its vendor's tool may")
+            yield unknown(netdev, f"{found}: the driver does not say; mlnx_qos or its vendor's tool may")
         elif told.pfc or told.ecn:
-            yield Observation(OK, netdev, found)
+            yield ok(netdev, found)
         elif told.pfc == () and told.ecn == ():
-            yield Observation(
-                ADVICE,
+            yield advice(
                 netdev,
                 f"{found}: RoCE loses packets under load, and then slows down by far",
                 "PFC on the priority of RoCE (3 by convention), or ECN, here and on the switches",
                 f"mlnx_qos -i {netdev} --trust dscp --pfc 0,0,0,1,0,0,0,0 (or `dcb pfc set`), as your switches have it",
             )
         else:
-            yield Observation(NOTE, netdev, found)
+            yield note(netdev, found)
 
 
 def _listed(priorities: tuple[int, ...] | None) -> str:

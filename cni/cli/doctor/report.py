@@ -10,7 +10,7 @@ from typing import Any
 from cni.cli import rdma, warm
 from cni.cli.doctor import modules, namespaces, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
-from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation
+from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, unknown
 from cni.library.inventory import topology
 from cni.library.inventory.sandboxes import REMEDY, is_denied
 from cni.library.inventory.topology import administrative_states
@@ -141,14 +141,13 @@ def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
         cause = [need for need in check.needs if need in stopped]
         if cause:
             stopped.add(check.name)
-            found.append(
-                Observation(SKIPPED, check.title, f"not looked at, because of {', '.join(cause)}", check=check.name)
-            )
+            why = f"not looked at, because of {', '.join(cause)}"
+            found.append(Observation(SKIPPED, check.title, why, check=check.name))
             continue
         try:
             made = [_as_seen(replace(finding, check=check.name)) for finding in check.run(facts)]
         except (OSError, ValueError, CniError) as fault:
-            made = [_as_seen(Observation(UNKNOWN, check.title, f"cannot be read: {fault}", check=check.name))]
+            made = [_as_seen(unknown(check.title, f"cannot be read: {fault}", check=check.name))]
         if any(finding.level == FAULT for finding in made):
             stopped.add(check.name)
         found += made

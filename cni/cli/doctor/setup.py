@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cni.cli import warm
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, UNKNOWN, Observation
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, Observation, advice, broken, note, ok, unknown
 from cni.cli.warm import Workers
 from cni.library import lint
 from cni.library.audit import store as stores
@@ -81,7 +81,7 @@ def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
                 yield _plugin(path, name in ours)
     if nothing:
         where = f"in {', '.join(folders)}" if folders else "found: this node has no plugin folder"
-        yield Observation(NOTE, "CNI plugins", f"none of {', '.join(_OF_INTEREST)} {where}")
+        yield note("CNI plugins", f"none of {', '.join(_OF_INTEREST)} {where}")
 
 
 def _plugin(path: str, ours: bool) -> Observation:
@@ -93,16 +93,16 @@ def _plugin(path: str, ours: bool) -> Observation:
         answer = _run([path], {"CNI_COMMAND": "VERSION"})
         version = _VERSION.search(about) or _VERSION.search(_run([path, "--version"], {}))
     except subprocess.TimeoutExpired:
-        return Observation(UNKNOWN, path, f"no answer to VERSION in {_PLUGIN_SECONDS} s: a busy node?")
+        return unknown(path, f"no answer to VERSION in {_PLUGIN_SECONDS} s: a busy node?")
     except OSError as fault:
-        return Observation(FAULT, path, f"cannot be run: {fault.strerror}", healthy, remedy)
+        return broken(path, f"cannot be run: {fault.strerror}", healthy, remedy)
     speaks = re.findall(r"\d+\.\d+\.\d+", answer.partition("supportedVersions")[2])
     if not speaks:
         found = "answers nothing to VERSION: no CNI plugin, or one for another processor"
-        return Observation(FAULT, path, found, healthy, remedy)
+        return broken(path, found, healthy, remedy)
     whose = "railcni" if ours or "railcni" in about else "another's"
     newest = max(speaks, key=lambda v: [int(n) for n in v.split(".")])
-    return Observation(OK, path, f"{whose}{f', version {version[1]}' if version else ''}, CNI up to {newest}")
+    return ok(path, f"{whose}{f', version {version[1]}' if version else ''}, CNI up to {newest}")
 
 
 def _run(command: Sequence[str], environ: dict[str, str]) -> str:
@@ -115,19 +115,14 @@ def check_workers(found: Sequence[Workers], cold: str) -> Iterator[Observation]:
     level = NOTE if set(cold).difference(warm.USUAL) else OK
     yield Observation(level, "cold calls", warm.described(cold))
     if not found:
-        yield Observation(OK, "warm workers", "none at the moment: they begin with a call, and end when no call comes")
+        yield ok("warm workers", "none at the moment: they begin with a call, and end when no call comes")
     for each in found:
         subject = f"warm workers of process {each.supervisor}"
         if each.workers:
             yield Observation(NOTE if each.fault else OK, subject, str(each))
         else:
-            yield Observation(
-                ADVICE,
-                subject,
-                str(each),
-                "workers that answer",
-                "run `railcni warm stop`; calls are served cold meanwhile",
-            )
+            remedy = "run `railcni warm stop`; calls are served cold meanwhile"
+            yield advice(subject, str(each), "workers that answer", remedy)
 
 
 def network_files(directory: str) -> list[NetworkFile]:
@@ -151,7 +146,7 @@ def _network_file(path: str, directory: str) -> NetworkFile:
 def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directory: str) -> Iterator[Observation]:
     """Files with faults, and plugins that no folder has."""
     if not files:
-        yield Observation(NOTE, directory, "no network is defined there (Multus keeps its own in the cluster's NADs)")
+        yield note(directory, "no network is defined there (Multus keeps its own in the cluster's NADs)")
     for file in files:
         for fault in file.faults:
             level = FAULT if fault.severity == lint.ERROR else ADVICE
@@ -161,9 +156,9 @@ def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directo
         if missing and folders:
             found = f"plugin {', '.join(missing)} of {', '.join(file.names)} is in none of {', '.join(folders)}"
             remedy = "install it, or remove the file: a runtime may take its first network for all pods"
-            yield Observation(FAULT, file.path, found, "each plugin installed", remedy)
+            yield broken(file.path, found, "each plugin installed", remedy)
         elif not file.faults:
-            yield Observation(OK, file.path, f"{', '.join(file.names)}: {', '.join(file.types)}")
+            yield ok(file.path, f"{', '.join(file.names)}: {', '.join(file.types)}")
 
 
 def check_policy(masters: Collection[str]) -> Iterator[Observation]:
@@ -172,20 +167,14 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
     try:
         found = policy.current()
     except CniError as fault:
-        yield Observation(
-            FAULT, "policy", fault.msg, "a file that root alone can write", "correct it: each ADD asks it"
-        )
+        yield broken("policy", fault.msg, "a file that root alone can write", "correct it: each ADD asks it")
         return
     refused = [name for name in sorted(masters) if name and not any(policy.matches(one, name) for one in found.masters)]
     if refused:
         named = f"{', '.join(refused)} is not in its `masters` ({', '.join(found.masters) or 'none'})"
-        yield Observation(
-            FAULT, found.path, f"{named}: the next ADD is refused", "the masters of all networks", "add it"
-        )
+        yield broken(found.path, f"{named}: the next ADD is refused", "the masters of all networks", "add it")
     else:
-        yield Observation(
-            OK, "policy", f"{found.path} allows it" if os.path.exists(found.path) else "none: the defaults hold"
-        )
+        yield ok("policy", f"{found.path} allows it" if os.path.exists(found.path) else "none: the defaults hold")
 
 
 def reach(config: str = "") -> tuple[str, float, str]:
@@ -211,15 +200,15 @@ def reach(config: str = "") -> tuple[str, float, str]:
 def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]:
     """A store that does not answer, or slowly; of `reach`."""
     if not store:
-        yield Observation(NOTE, "store of leases", "no flat file names one; a network's own ipam block may")
+        yield note("store of leases", "no flat file names one; a network's own ipam block may")
     elif fault:
         remedy = "see the server, the kubeconfig's token and the network between: each ADD fails meanwhile"
-        yield Observation(FAULT, f"store: {store}", fault, "it answers", remedy)
+        yield broken(f"store: {store}", fault, "it answers", remedy)
     elif seconds > _SLOW_SECONDS:
         found = f"answered in {seconds:.2f} s"
-        yield Observation(ADVICE, f"store: {store}", found, f"less than {_SLOW_SECONDS:g} s", "see its load")
+        yield advice(f"store: {store}", found, f"less than {_SLOW_SECONDS:g} s", "see its load")
     else:
-        yield Observation(OK, f"store: {store}", f"answered in {seconds * 1000:.0f} ms")
+        yield ok(f"store: {store}", f"answered in {seconds * 1000:.0f} ms")
 
 
 def check_admission(config: str = "") -> Iterator[Observation]:
@@ -253,7 +242,7 @@ def check_pending(state: str) -> Iterator[Observation]:
     for attachment in recorded.pending(directory=state):
         remedy = "make that store reachable; `railcni ipam flush` tries again, and with --drop gives up"
         subject = f"pending release: {recorded.named(attachment)}"
-        yield Observation(ADVICE, subject, attachment["pending"], "it is released", remedy)
+        yield advice(subject, attachment["pending"], "it is released", remedy)
 
 
 # --- runtime and clock ---
@@ -282,16 +271,15 @@ def memlock_of(process: str) -> int | None:
 def check_memlock(limits: Mapping[str, int | None]) -> Iterator[Observation]:
     """Runtimes whose containers can lock little memory, and processes; the limit of each is that of `memlock_of`."""
     if not limits:
-        yield Observation(NOTE, "memlock", "no container runtime is seen to run here")
+        yield note("memlock", "no container runtime is seen to run here")
     for process, limit in limits.items():
         subject = f"memlock of {process}"
         if limit is None:
-            yield Observation(UNKNOWN, subject, "cannot be read")
+            yield unknown(subject, "cannot be read")
         elif limit == _UNLIMITED or limit >= _ENOUGH:
-            yield Observation(OK, subject, "unlimited" if limit == _UNLIMITED else _size(limit))
+            yield ok(subject, "unlimited" if limit == _UNLIMITED else _size(limit))
         else:
-            yield Observation(
-                ADVICE,
+            yield advice(
                 subject,
                 f"{_size(limit)}: containers without IPC_LOCK cannot register more memory (ENOMEM)",
                 "unlimited",
@@ -317,9 +305,9 @@ def check_clock(now: datetime, synchronized: bool | None) -> Iterator[Observatio
     remedy = "start chronyd, systemd-timesyncd or ptp4l"
     if now < _NOT_BEFORE:
         healthy = "the time: certificates and tokens are refused otherwise"
-        yield Observation(FAULT, "clock", f"{shown}: certainly wrong", healthy, remedy)
+        yield broken("clock", f"{shown}: certainly wrong", healthy, remedy)
     elif synchronized is False:
         healthy = "synchronized: leases' cooldowns and certificates go by it"
-        yield Observation(ADVICE, "clock", f"{shown}, set by nobody (NTP or PTP)", healthy, remedy)
+        yield advice("clock", f"{shown}, set by nobody (NTP or PTP)", healthy, remedy)
     else:
-        yield Observation(OK, "clock", f"{shown}{', synchronized' if synchronized else ''}")
+        yield ok("clock", f"{shown}{', synchronized' if synchronized else ''}")
