@@ -38,7 +38,8 @@ def register(commands: subcommand.Commands) -> None:
         "request a token of this service account, valid for a day, and write it; default: the agent's own token,"
         " which ends with its pod"
     )
-    access.add_argument("--plugin-account", type=_account, metavar="NAMESPACE/NAME", help=about)
+    account = subcommand.typed(read_pod, "want NAMESPACE/NAME, such as kube-system/railcni")
+    access.add_argument("--plugin-account", type=account, metavar="NAMESPACE/NAME", help=about)
     about = "the API server's URL in the kubeconfig; default: from KUBERNETES_SERVICE_HOST and _PORT"
     subcommand.option(access, "--api-server", "", about, "URL")
     about = "the store of the cluster's nodes, if it has no leases and no agent has chosen one yet"
@@ -73,10 +74,3 @@ def _run(options: argparse.Namespace) -> int:
     from cni.agent import agent  # with all that serves the agent alone
 
     return agent.run(options)
-
-
-def _account(text: str) -> str:
-    try:
-        return read_pod(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}": want NAMESPACE/NAME, such as kube-system/railcni') from None

@@ -24,7 +24,6 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2 import netns as namespaces
 
-from cni.cli import ipam
 from cni.cli.attach import ROOT
 from cni.cli.terminal import output
 from cni.library.audit import snapshot
@@ -79,13 +78,9 @@ class DemoPod:
         """As Multus passes them for a pod of the namespace `default`."""
         netns = f"/run/netns/{self.name}"
         sandbox = hashlib.sha256(self.name.encode()).hexdigest()
-        args = (
-            ("IgnoreUnknown", "1"),
-            ("K8S_POD_NAMESPACE", "default"),
-            ("K8S_POD_NAME", self.name),
-            ("K8S_POD_INFRA_CONTAINER_ID", sandbox),
-            ("K8S_POD_UID", str(uuid.uuid5(uuid.NAMESPACE_DNS, self.name))),
-        )
+        uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, self.name))
+        pod = {"NAMESPACE": "default", "NAME": self.name, "INFRA_CONTAINER_ID": sandbox, "UID": uid}
+        args = (("IgnoreUnknown", "1"), *((f"K8S_POD_{key}", value) for key, value in pod.items()))
         return Parameters(sandbox, netns, _IFNAME, args)
 
     @contextmanager
@@ -219,32 +214,30 @@ def _is_up(link: Any) -> bool:
 
 def _show_pods(report: DemoReport) -> None:
     program = shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin:/bin") or "true"
-    shown, links, inet = {}, {}, {}
+    command, seen = [program, "addr", "show", "dev", _IFNAME], []
     for pod in PODS:
         with pod.entered(), IPRoute() as ipr:
-            told = subprocess.run(
-                [program, "addr", "show", "dev", _IFNAME], capture_output=True, text=True, check=False
-            )
-            shown[pod], links[pod] = told.stdout, _links().get(_IFNAME)
+            shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
             addresses = ipr.get_addr(family=socket.AF_INET, label=_IFNAME)
-            inet[pod] = [f"inet {a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}" for a in addresses]
+            inet = [f"inet {a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}" for a in addresses]
+            seen.append((pod, _links().get(_IFNAME), shown, inet))
     report.section("The pods' interfaces")
-    rows = [(p.name, _IFNAME, s.get("address"), s.get("mtu"), f"{p.address}/24") for p, s in links.items() if s]
+    rows = [(p.name, _IFNAME, s.get("address"), s.get("mtu"), f"{p.address}/24") for p, s, *_ in seen if s]
     output.print_table(("pod", "interface", "mac", "mtu", "address"), rows)
-    for pod, link in links.items():
+    for pod, link, shown, inet in seen:
         report.section(f"{pod.name}: ip addr show dev {_IFNAME}")
         if link is None:
             report.expect(False, f"{_IFNAME} is there", "it is missing")
             continue
-        report.text(shown[pod].rstrip() or "  (the program ip is not installed)")
+        report.text(shown.rstrip() or "  (the program ip is not installed)")
         report.expect(_is_up(link), "it is up", link.get("operstate"))
         report.expect(link.get("mtu") == _MTU, f"its MTU is {_MTU}", link.get("mtu"))
         wanted = f"inet {pod.address}/24 brd 192.168.111.255"
-        report.expect(inet[pod] == [wanted], wanted, inet[pod])
+        report.expect(inet == [wanted], wanted, inet)
         mac = link.get("address")
         report.expect(int(mac[:2], 16) & 3 == 2, "its MAC is locally administered", mac)
-        is_apart = link.get("link_netnsid") is not None
-        report.expect(is_apart, "it stands on a link of another namespace", link.get("link"))
+        where = "it stands on a link of another namespace"
+        report.expect(link.get("link_netnsid") is not None, where, link.get("link"))
 
 
 def _ping(report: DemoReport) -> None:
@@ -260,8 +253,7 @@ def _ping(report: DemoReport) -> None:
             except OSError as fault:
                 report.expect(False, f"{payload} bytes come back{note}", fault)
                 continue
-            text = f"{payload} bytes from {second.address}: seq={number} time={milliseconds:.3f} ms{note}"
-            report.expect(True, text)
+            report.expect(True, f"{payload} bytes from {second.address}: seq={number} time={milliseconds:.3f} ms{note}")
             times += [] if note else [milliseconds]
         try:
             icmp.ping(second.address, whole + 1, _PINGS + 2)
@@ -276,11 +268,10 @@ def _ping(report: DemoReport) -> None:
 
 def _show_pool(report: DemoReport, title: str, wanted: list[str]) -> None:
     report.section(title)
-    found = [ipam.document(lease) for lease in snapshot.read(Choice({"kind": "file", "path": STATE})).leases]
-    if found:
-        rows = [(f["pool"], f["address"], f["pod"], f["ifname"], f["containerID"][:12]) for f in found]
+    leases = snapshot.read(Choice({"kind": "file", "path": STATE})).leases
+    if rows := [(lease.pool, lease.text, lease.pod_ref, lease.ifname, lease.container_id[:12]) for lease in leases]:
         output.print_table(("pool", "address", "pod", "interface", "container"), rows)
-    held = [f"{f['address']} {f['pod']}" for f in found]
+    held = [f"{lease.text} {lease.pod_ref}" for lease in leases]
     report.expect(held == wanted, f"{len(wanted)} leases" if wanted else "no lease", held)
 
 

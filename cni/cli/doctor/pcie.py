@@ -176,20 +176,22 @@ def _config(place: str) -> bytes:
 
 def relaxed_ordering(config: bytes) -> bool | None:
     """Whether the function may relax the order of its writes; None when that cannot be read."""
-    for kind, at in _capabilities(config):
-        if kind == _EXPRESS and at + _DEVICE_CONTROL + 2 <= len(config):
-            return bool(_word(config, at + _DEVICE_CONTROL) & _RELAXED_ORDERING)
-    return None
+    return _is_set(config, _capabilities(config), _EXPRESS, _DEVICE_CONTROL, _RELAXED_ORDERING)
 
 
 def redirects_peers(config: bytes) -> bool | None:
     """Whether ACS of a bridge sends what devices below it say to one another up to the host bridge; None: unread."""
     if len(config) <= _FIRST_EXTENDED:
         return None
-    for kind, at in _extended(config):
-        if kind == _ACS and at + _ACS_CONTROL + 2 <= len(config):
-            return bool(_word(config, at + _ACS_CONTROL) & _REDIRECTS)
-    return False
+    return bool(_is_set(config, _extended(config), _ACS, _ACS_CONTROL, _REDIRECTS))
+
+
+def _is_set(config: bytes, capabilities: Iterable[tuple[int, int]], wanted: int, offset: int, bits: int) -> bool | None:
+    """Whether any of `bits` is set in the register of the first capability of that kind; None where none is read."""
+    for kind, at in capabilities:
+        if kind == wanted and at + offset + 2 <= len(config):
+            return bool(int.from_bytes(config[at + offset : at + offset + 2], "little") & bits)
+    return None
 
 
 def _capabilities(config: bytes) -> Iterator[tuple[int, int]]:
@@ -211,10 +213,6 @@ def _extended(config: bytes) -> Iterator[tuple[int, int]]:
             return
         yield header & 0xFFFF, at
         at = header >> 20 & ~3
-
-
-def _word(config: bytes, at: int) -> int:
-    return int.from_bytes(config[at : at + 2], "little")
 
 
 # --- GPUs ---

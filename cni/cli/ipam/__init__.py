@@ -42,7 +42,8 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
     stores.add_options(pools)
     leases = subcommand.add(of_ipam, "leases", "list the leases by pool and address", run=_leases, shows=True)
     stores.add_options(leases)
-    leases.add_argument("--pool", type=_pool, metavar="NAME|CIDR", help="only those of this pool")
+    pool = subcommand.typed(_pool, "want the name of a pool, as `railcni ipam pools` shows it, or a CIDR")
+    leases.add_argument("--pool", type=pool, metavar="NAME|CIDR", help="only those of this pool")
     attachments.add_filters(leases)
     about = "only those of this node, as far as the store names it"
     leases.add_argument("--node", type=subcommand.name, metavar="NAME", help=about)
@@ -78,17 +79,14 @@ def _pools(options: argparse.Namespace) -> int:
     pools = [pool for snapshot in found for pool in occupancy.pools(snapshot)]
     objects = any(p.size is not None for p in pools)
     columns = ("pool", "family", "size", "used", "free", "use", *(("object",) if objects else ()), "occupancy")
-    output.show(
-        options.output,
-        [_pool_document(p) for p in pools],
-        lambda: output.print_table(
-            columns, [_pool_row(p, objects) for p in pools], empty=f"no pool in {stores.told(choices)}"
-        ),
-    )
+
+    def print_pools() -> None:
+        output.print_table(columns, [_pool_row(p, objects) for p in pools], empty=f"no pool in {stores.told(choices)}")
+
+    output.show(options.output, [_pool_document(p) for p in pools], print_pools)
     unread = _print_unread(found)
     for pool in pools:
-        if pool.size is not None and percent(pool.size) >= WARN_PERCENT:
-            share = percent(pool.size)
+        if pool.size is not None and (share := percent(pool.size)) >= WARN_PERCENT:
             output.print_fault(f"pool {pool.name} is at {share} % of the size that the API server takes. {REMEDY}")
     return unread
 
@@ -239,10 +237,8 @@ def _drop(options: argparse.Namespace) -> int:
     for attachment in pending:
         out.print(f"{recorded.named(attachment)}: {attachment['pending']}")
     out.print("What is given up stays leased in its store until its agent or `railcni ipam reclaim` frees it.")
-    if not options.yes and input(f"Give up {output.counted(len(pending), 'release')}? [y/N] ").lower() not in (
-        "y",
-        "yes",
-    ):
+    question = f"Give up {output.counted(len(pending), 'release')}? [y/N] "
+    if not options.yes and input(question).lower() not in ("y", "yes"):
         return 0
     chosen = {Attachment(a["network"], a["containerID"], a["ifname"]) for a in pending}
     return upkeep.drop(Records(log=Log()), chosen)
@@ -250,15 +246,10 @@ def _drop(options: argparse.Namespace) -> int:
 
 def _pool(text: str) -> str:
     """The pool of that name, or of a network without network_name that has this CIDR."""
-    try:
-        if "/" in text:
-            parse_cidr(text)
-        elif not text or text.strip() != text:
-            raise ValueError
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f'"{text}": want the name of a pool, as `railcni ipam pools` shows it, or a CIDR'
-        ) from None
+    if "/" in text:
+        parse_cidr(text)
+    elif not text or text.strip() != text:
+        raise ValueError
     return object_name(text)
 
 

@@ -56,7 +56,8 @@ def register(commands: subcommand.Commands) -> None:
     about = "the CNI network of leases that name none; default for host-local: the directory's name"
     parser.add_argument("--network", type=subcommand.name, metavar="NAME", help=about)
     about = "for host-local: a subnet"
-    parser.add_argument("--range", dest="ranges", action="append", default=[], type=_range, metavar="CIDR", help=about)
+    cidr = subcommand.typed(lambda text: Range(*parse_cidr(text)))
+    parser.add_argument("--range", dest="ranges", action="append", default=[], type=cidr, metavar="CIDR", help=about)
     parser.add_argument("--network-name", default="", help="for host-local: ipam.network_name of the new configuration")
     about = "the node whose leases a file store gets; default: this node"
     parser.add_argument("--node", type=subcommand.name, default=host_name(), metavar="NAME", help=about)
@@ -70,13 +71,6 @@ def _store(text: str) -> tuple[str, Choice]:
 def _store_or_host_local(text: str) -> tuple[str, Choice | None]:
     kind, _, place = text.partition(":")
     return (text, None) if kind == stores.HOST_LOCAL and place else _store(text)
-
-
-def _range(text: str) -> Range:
-    try:
-        return Range(*parse_cidr(text))
-    except ValueError as fault:
-        raise argparse.ArgumentTypeError(f'"{text}": {fault}') from None
 
 
 def _run(options: argparse.Namespace) -> int:

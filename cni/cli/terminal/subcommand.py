@@ -6,17 +6,16 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cni.library.inventory.places import read_pod, require_directory
 from cni.shared.records import STATE
 from cni.shared.spec.request import ifname_fault, is_identifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     Commands = argparse._SubParsersAction["Parser"]
+T = TypeVar("T")
 
 
 class ExistingDirectory(argparse._StoreAction):
@@ -122,6 +121,18 @@ def listen(parser: argparse._ActionsContainer, default: str) -> None:
     parser.add_argument("--listen", type=address, default=default, metavar="ADDRESS:PORT", help=about)
 
 
+def typed(read: Callable[[str], T], wanted: str = "") -> Callable[[str], T]:
+    """The type of an option whose value is what `read` makes of the text; its ValueError is refused with what is `wanted`."""
+
+    def value_of(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as fault:
+            raise argparse.ArgumentTypeError(f'"{text}": {wanted or fault}') from None
+
+    return value_of
+
+
 def name(text: str) -> str:
     """The name of a network, node, namespace or the like, as the type of an option."""
     if not is_identifier(text):
@@ -136,12 +147,9 @@ def pod(text: str) -> str:
     return text
 
 
-def container_or_pod(text: str) -> str:
-    """A containerID or NAMESPACE/POD, as the type of an option."""
-    try:
-        return read_pod(text) if "/" in text else name(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}": want a containerID or NAMESPACE/POD') from None
+container_or_pod = typed(
+    lambda text: read_pod(text) if "/" in text else name(text), "want a containerID or NAMESPACE/POD"
+)
 
 
 def ifname(text: str) -> str:
