@@ -122,7 +122,7 @@ def _object(text: str) -> dict[str, Any]:
 
 def _attach(options: argparse.Namespace) -> int:
     runtime = _runtime(options)
-    network = target.with_device(options, networks.find(options.network, options.conf_dir))
+    network = networks.find(options.network, options.conf_dir).with_device(options.device_id)
     parameters = target.new(options, network)
     if runtime.cache.read(network.name, parameters) is not None:
         raise InvalidConfig(

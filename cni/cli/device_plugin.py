@@ -87,21 +87,12 @@ def _rows(found: Sequence[Resource]) -> list[Sequence[object]]:
 
 
 def _document(found: Sequence[Resource]) -> list[dict[str, Any]]:
-    return [
-        {
-            "resource": resource.name,
-            "healthy": resource.healthy,
-            "offers": [
-                {
-                    "name": offer.name,
-                    "devices": len(offer.ids),
-                    "numaNodes": list(offer.numa_nodes),
-                    "deviceNodes": [path for _, path in offer.nodes],
-                    "fault": offer.fault,
-                }
-                for offer in resource.offers
-            ],
-            "withheld": dict(resource.withheld),
-        }
-        for resource in found
-    ]
+    documents = []
+    for resource in found:
+        offers = []
+        for offer in resource.offers:
+            places = {"numaNodes": list(offer.numa_nodes), "deviceNodes": [path for _, path in offer.nodes]}
+            offers.append({"name": offer.name, "devices": len(offer.ids), **places, "fault": offer.fault})
+        own = {"resource": resource.name, "healthy": resource.healthy}
+        documents.append({**own, "offers": offers, "withheld": dict(resource.withheld)})
+    return documents

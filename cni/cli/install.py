@@ -67,9 +67,8 @@ def _require(options: argparse.Namespace, *flags: str) -> None:
 
 
 def _install(options: argparse.Namespace) -> int:
-    options.only(
-        options.replace, "with --replace: all plugins get their railcni-… names, and no other without it", "--plugins"
-    )
+    without = "all plugins get their railcni-… names, and no other without it"
+    options.only(options.replace, f"with --replace: {without}", "--plugins")
     _require(options, "--link-dir")
     folder = folder_of(options)
     wanted = content.here()

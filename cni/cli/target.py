@@ -33,11 +33,6 @@ def new(options: argparse.Namespace, network: Network) -> Parameters:
     )
 
 
-def with_device(options: argparse.Namespace, network: Network) -> Network:
-    """`network` with the device that --device-id names."""
-    return network.with_device(options.device_id) if options.device_id else network
-
-
 def _capability_args(options: argparse.Namespace) -> dict[str, Any]:
     device = {"deviceID": options.device_id} if options.device_id else {}
     return {**device, **options.capability_args}
@@ -57,10 +52,10 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
     if entry is None:
         if network is None:
             raise missing or InvalidConfig(f"no network {name}")
-        return with_device(options, network), new(options, network), False
+        return network.with_device(options.device_id), new(options, network), False
     capabilities = {**entry.parameters.capability_args, **_capability_args(options)}
     parameters = replace(entry.parameters, args=options.args or entry.parameters.args, capability_args=capabilities)
-    return with_device(options, _as_attached(entry, network, missing)), parameters, True
+    return _as_attached(entry, network, missing).with_device(options.device_id), parameters, True
 
 
 def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
@@ -72,31 +67,29 @@ def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Na
     for entry in cache.all(name):
         if entry.pod == pod:
             found.setdefault((entry.parameters.container_id, entry.parameters.ifname), entry.parameters.netns)
-    chosen = {key: netns for key, netns in found.items() if options.ifname in ("", key[1])}
+    chosen = [(*key, netns) for key, netns in found.items() if options.ifname in ("", key[1])]
     if len(chosen) != 1:
         there = ", ".join(f"{ifname} of container {container}" for container, ifname in sorted(found))
         state = f"it has {there}: choose with --ifname, or give the containerID" if there else "this node knows none"
         raise InvalidConfig(f"no single attachment of pod {pod} to {name}: {state}")
-    ((container, ifname), netns) = next(iter(chosen.items()))
-    return argparse.Namespace(
-        **{**vars(options), "container_id": container, "ifname": ifname, "netns": options.netns or netns}
-    )
+    container, ifname, netns = chosen[0]
+    known = {"container_id": container, "ifname": ifname, "netns": options.netns or netns}
+    return argparse.Namespace(**{**vars(options), **known})
 
 
 def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult | None:
     netns = namespace_path(options.netns)
     wanted = options.container_id or default_container_id(netns)
-    found = [
-        e
-        for e in cache.all(name)
-        if (e.parameters.ifname == options.ifname or not options.ifname)
-        and (e.parameters.container_id == wanted or (not options.container_id and _same(e.parameters.netns, netns)))
-    ]
+    found = []
+    for entry in cache.all(name):
+        known = entry.parameters
+        is_meant = known.container_id == wanted or (not options.container_id and _same(known.netns, netns))
+        if is_meant and options.ifname in ("", known.ifname):
+            found.append(entry)
     if len(found) > 1:  # to take the usual one would take the other the next time
         names = ", ".join(f"{e.parameters.ifname} ({e.parameters.container_id})" for e in found)
-        raise InvalidConfig(
-            f"{name} is attached to {netns} more than once: choose with --ifname and --container-id: {names}"
-        )
+        how = "choose with --ifname and --container-id"
+        raise InvalidConfig(f"{name} is attached to {netns} more than once: {how}: {names}")
     return found[0] if found else None
 
 

@@ -11,10 +11,9 @@ from cni.cli.device_plugin import CONFIG, FOLDER
 from cni.cli.nad import command as nad
 from cni.cli.terminal import output, subcommand
 from cni.library.lint import ERROR
-from cni.library.resources.models import VfPolicy
 from cni.library.vfs import cards
 from cni.library.vfs.apply import apply
-from cni.library.vfs.plan import NodeCards, VfPlan, VfStep, plan
+from cni.library.vfs.plan import NodeCards, VfStep, plan
 
 _SHOWN = ("card", "netdev", "VF", "function", "driver", "netdev of the VF", "RDMA", "in use by")
 _PLANNED = ("of", "what", "now", "then")
@@ -60,45 +59,19 @@ def _rows(found: NodeCards) -> list[Sequence[object]]:
 
 
 def _document(found: NodeCards) -> list[dict[str, Any]]:
-    return [
-        {
-            "card": card.function.id,
-            "netdevs": list(card.function.netdevs),
-            "driver": card.function.driver,
-            "most": card.most,
-            "vfs": [
-                {
-                    "number": number,
-                    "function": vf.id,
-                    "driver": vf.driver,
-                    "netdevs": list(vf.netdevs),
-                    "rdma": list(vf.verbs),
-                    "usedBy": found.uses.get(vf.id, ""),
-                }
-                for number, vf in sorted(card.vfs.items())
-            ],
-        }
-        for card in found.cards
-    ]
+    documents = []
+    for card in found.cards:
+        vfs = []
+        for number, vf in sorted(card.vfs.items()):
+            names = {"netdevs": list(vf.netdevs), "rdma": list(vf.verbs), "usedBy": found.uses.get(vf.id, "")}
+            vfs.append({"number": number, "function": vf.id, "driver": vf.driver, **names})
+        own = {"netdevs": list(card.function.netdevs), "driver": card.function.driver, "most": card.most}
+        documents.append({"card": card.function.id, **own, "vfs": vfs})
+    return documents
 
 
-def _plan(options: argparse.Namespace) -> int:
-    policies, faulty = _policies(options)
-    found = plan(policies, cards.read(options.root.rstrip("/"), options.kubelet_dir))
-    _print(found, options.output, faulty)
-    return int(faulty or bool(found.refused))
-
-
-def _apply(options: argparse.Namespace) -> int:
-    policies, faulty = _policies(options)
-    done: list[VfStep] = []
-    refused = apply(policies, options.root.rstrip("/"), options.kubelet_dir, done.append)
-    _print(VfPlan(tuple(done), tuple(refused)), options.output, faulty)
-    return int(faulty or bool(refused))
-
-
-def _policies(options: argparse.Namespace) -> tuple[list[VfPolicy], bool]:
-    """The policies of the files, and whether something is wrong in these, which is printed."""
+def _plan(options: argparse.Namespace, makes: bool = False) -> int:
+    """Print the steps to the VFs of the policies, or those that were carried out; and what is wrong in the files."""
     from cni.device_plugin.node import read_config
 
     config = read_config(options.config or [CONFIG])
@@ -106,21 +79,25 @@ def _policies(options: argparse.Namespace) -> tuple[list[VfPolicy], bool]:
     faulty = any(f.severity == ERROR for f in config.findings)
     if not config.policies and not faulty:
         output.print_fault("railcni: the configuration asks for no VFs: add virtualFunctions, or name another file")
-    return config.policies, faulty
-
-
-def _print(found: VfPlan, form: str, faulty: bool) -> None:
-    """`faulty`: a file has a fault, so that nobody knows whether there is nothing to do."""
-    document = {
-        "steps": [{"of": s.place, "what": s.what, "now": s.now, "then": s.then} for s in found.steps],
-        "refused": list(found.refused),
-    }
-    rows = [(step.place, step.what, step.now, step.then) for step in found.steps]
-    if form != "table":
-        output.print_data(document, form)
+    root = options.root.rstrip("/")
+    steps: list[VfStep] = []
+    if makes:
+        refused = list(apply(config.policies, root, options.kubelet_dir, steps.append))
+    else:
+        found = plan(config.policies, cards.read(root, options.kubelet_dir))
+        steps, refused = list(found.steps), list(found.refused)
+    rows = [(step.place, step.what, step.now, step.then) for step in steps]
+    if options.output != "table":
+        documents = [dict(zip(_PLANNED, row, strict=True)) for row in rows]
+        output.print_data({"steps": documents, "refused": refused}, options.output)
     elif rows:
         output.print_table(_PLANNED, rows)
-    elif not found.refused and not faulty:
+    elif not refused and not faulty:  # with a fault in a file nobody knows whether there is nothing to do
         print("nothing to do")
-    for reason in found.refused:
+    for reason in refused:
         output.print_fault(f"railcni: {reason}")
+    return int(faulty or bool(refused))
+
+
+def _apply(options: argparse.Namespace) -> int:
+    return _plan(options, makes=True)

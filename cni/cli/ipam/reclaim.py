@@ -84,16 +84,8 @@ def _answer(options: argparse.Namespace) -> int:
 
 def document(lease: Lease) -> dict[str, Any]:
     """What a node needs to know of a lease to tell whether its address is in use."""
-    return {
-        "pool": lease.pool,
-        "address": lease.text,
-        "attachment": lease.attachment.key(),
-        "pod": lease.pod,
-        "node": lease.node,
-        "boot": lease.boot_id,
-        "netns": lease.netns,
-        "sequence": lease.sequence,
-    }
+    owner = {"attachment": lease.attachment.key(), "pod": lease.pod, "node": lease.node, "boot": lease.boot_id}
+    return {"pool": lease.pool, "address": lease.text, **owner, "netns": lease.netns, "sequence": lease.sequence}
 
 
 def from_document(found: dict[str, Any]) -> Lease:
@@ -185,9 +177,8 @@ class _Found:
             if state == USED:
                 raise Changed(f"{why}: node {lease.node}" if lease.node else why)
             if state != ENDED:
-                where = (
-                    f"on node {lease.node}" if lease.node else "on the node of its pod, which the store does not name"
-                )
+                where = "on the node of its pod, which the store does not name"
+                where = f"on node {lease.node}" if lease.node else where
                 raise Kept(
                     f"it may be in use {where}: {why}. Run `railcni ipam reclaim` there, or taint the node with {OUT_OF_SERVICE}"
                     " when it is off; --force frees it if its pod runs nowhere"
@@ -230,10 +221,8 @@ class _Found:
 
     def _cooldown(self, lease: Lease) -> int:
         """For how many seconds a freed address is given to no other pod: as its networks say, or the flat file."""
-        own = [
-            n.cooldown for n in self._seen.networks if n.holds(lease.address) and (n.sliced or lease.pool in n.pools())
-        ]
-        return max(own, default=0) or self._choice.cooldown
+        networks = [n for n in self._seen.networks if n.holds(lease.address) and (n.sliced or lease.pool in n.pools())]
+        return max((n.cooldown for n in networks), default=0) or self._choice.cooldown
 
 
 def _agree(finding: Finding, again: Finding | None) -> None:
@@ -255,16 +244,8 @@ def _one(finding: Finding, found_again: bool, found: _Found, options: argparse.N
         result, why = (KEPT if isinstance(fault, Kept) else SKIPPED), str(fault)
     except CniError as fault:
         result, why = FAILED, fault.msg
-    return {
-        "result": result,
-        "kind": finding.kind,
-        "pool": finding.pool,
-        "address": finding.address,
-        "pod": finding.pod,
-        "containerID": finding.container_id,
-        "reservation": finding.reservation[0],
-        "why": why,
-    }
+    where = {"pool": finding.pool, "address": finding.address, "pod": finding.pod, "containerID": finding.container_id}
+    return {"result": result, "kind": finding.kind, **where, "reservation": finding.reservation[0], "why": why}
 
 
 def _wait(made: Report, grace: float, say: Callable[[str], object]) -> None:

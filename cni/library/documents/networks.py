@@ -56,7 +56,9 @@ class Network:
     resource_name: str = ""
 
     def with_device(self, device: str) -> Network:
-        """This network with the device's id in every plugin, as Multus passes on an allocated device."""
+        """This network with the device's id in every plugin, as Multus passes on an allocated device; itself for ""."""
+        if not device:
+            return self
         keys = {"deviceID": device, "pciBusID": device}
         steps = tuple(ChainStep(s.plugin, {**s.document, **keys}) for s in self.steps)
         return replace(self, steps=steps, document={**self.document, "plugins": [s.document for s in steps]})
