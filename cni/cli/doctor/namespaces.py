@@ -122,9 +122,8 @@ def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
     subnets = [subnet for subnet in parameters.answers if subnet != ELSEWHERE]
     away = {subnet: link for subnet, link in parameters.answers.items() if link != netdev}
     healthy = "0 or 2 (loose), or answers that leave by the link itself (the key `rail` sees to both)"
-    remedy = (
-        f"sysctl -w net.ipv4.conf.{netdev}.rp_filter=2, and in /etc/sysctl.d: of `all` and the link's the larger counts"
-    )
+    larger = "of `all` and the link's the larger counts"
+    remedy = f"sysctl -w net.ipv4.conf.{netdev}.rp_filter=2, and in /etc/sysctl.d: {larger}"
     for subnet in subnets:
         if subnet in away:
             found = f"rp_filter is 1, strict, and answers to {subnet} leave {_by(away[subnet])}: what comes in here is dropped"

@@ -89,9 +89,8 @@ def load(path: str) -> Report:
         created = datetime.strptime(document["created"], _TIME).replace(tzinfo=UTC)
         return Report(document["stores"], created, {}, [_finding(f) for f in document["findings"]])
     except (KeyError, TypeError, ValueError):
-        raise InvalidConfig(
-            f"{path} is no report of `railcni ipam audit` of this version: make a new one by `railcni ipam audit --report FILE`"
-        ) from None
+        remedy = "make a new one by `railcni ipam audit --report FILE`"
+        raise InvalidConfig(f"{path} is no report of `railcni ipam audit` of this version: {remedy}") from None
 
 
 def register(commands: subcommand.Commands) -> None:
@@ -138,9 +137,8 @@ def _run(options: argparse.Namespace) -> int:
         seen = seen_twice(choices, say)
     identities = [choice.identity() for choice in choices]
     unread = list(dict.fromkeys(why for one in seen.snapshots for why in one.unread))
-    made = Report(
-        identities, datetime.now(UTC), seen.counts, [*seen.findings, *_pending(seen.findings, unread)], unread
-    )
+    findings = [*seen.findings, *_pending(seen.findings, unread)]
+    made = Report(identities, datetime.now(UTC), seen.counts, findings, unread)
     if options.report:
         text = f"{json.dumps(made.document(), indent=2)}\n"
         output.write_file("report", options.report, text.encode(), mode=0o666)

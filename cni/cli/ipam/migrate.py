@@ -80,9 +80,8 @@ def _run(options: argparse.Namespace) -> int:
     takes_part = not origin or (origin.is_shared and not target.is_shared)
     options.only(takes_part, "for host-local, and from a store that nodes share to one of a node", "--node")
     stays = not origin or {origin.kind, target.kind} != set(kinds.IN_CLUSTER)
-    options.only(
-        stays, "where leases would stay in the source, not between IPPools and AddressLeases", "--remove-source"
-    )
+    where = "where leases would stay in the source, not between IPPools and AddressLeases"
+    options.only(stays, where, "--remove-source")
     source = LeaseSource(options, target)
     with output.progress() as say:
         plan, done = _Migration(source, target, say).run(options.dry_run, options.remove_source)
@@ -152,9 +151,8 @@ def _complete(found: Snapshot, network: str) -> None:
     if found.unread:
         raise InvalidConfig(found.unread[0])
     if claimed := ", ".join([lease.text for lease in found.leases if lease.claimed][:10]):
-        raise InvalidConfig(
-            f"addresses of IPAMClaims cannot be kept elsewhere: {claimed}; leave their network where it is"
-        )
+        why = f"addresses of IPAMClaims cannot be kept elsewhere: {claimed}"
+        raise InvalidConfig(f"{why}; leave their network where it is")
     names: dict[str, set[str]] = {}
     for one in found.networks:
         for pool in one.pools():

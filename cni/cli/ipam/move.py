@@ -9,6 +9,7 @@ there; then the leases are read, and one patch gives the pool its range and its 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from cni.library.audit.cluster import Cluster
@@ -55,16 +56,11 @@ class Pools:
             own = [lease for lease in leases if lease.pool == name]
             self._moved += own
             for lease in own:
-                self._unreserve(lease)
+                found = self._cluster.reservation(lease)
+                if found and found.is_of(lease):
+                    with suppress(Conflict, Gone):  # it is another's by now
+                        self._api.delete(RESERVATIONS, found.name, found.uid, found.version)
         return closed
-
-    def _unreserve(self, lease: Lease) -> None:
-        found = self._cluster.reservation(lease)
-        if found and found.is_of(lease):
-            try:
-                self._api.delete(RESERVATIONS, found.name, found.uid, found.version)
-            except (Conflict, Gone):
-                pass  # it is another's
 
     def _replace(self, document: dict[str, Any], version: str, cidr: str, entries: dict[str, Any]) -> None:
         """Let a pool have this range and these allocations, if it still is as in `version`; Conflict, Gone."""
@@ -116,10 +112,8 @@ class Pools:
                 self._set(document, f"{MOVED}{cidr}")
 
     def _set(self, document: dict[str, Any], text: str) -> None:
-        try:
+        with suppress(Conflict, Gone):  # by an ADD, or another run; the next reading shows it
             self._replace(document, document["metadata"]["resourceVersion"], text, {})
-        except (Conflict, Gone):
-            pass  # by an ADD, or another run; the next reading shows it
 
     def open(self, leases: list[Lease]) -> list[Lease]:
         """Open each pool that is closed, with those of `leases` that are its; which these are."""
@@ -146,7 +140,5 @@ class Pools:
         except Conflict:
             found = self._cluster.reservation(lease)
             if not (found and found.is_of(lease)):
-                name = objects.reservation_name(lease)
-                raise InvalidConfig(
-                    f"address {name} is reserved for another already: `railcni ipam audit` tells"
-                ) from None
+                why = "is reserved for another already: `railcni ipam audit` tells"
+                raise InvalidConfig(f"address {objects.reservation_name(lease)} {why}") from None

@@ -48,9 +48,8 @@ def named(options: argparse.Namespace) -> list[Choice]:
     if not found and (not path or options.config):
         found = of_flat_file(options.config)
     if found and found.kind not in stores.IN_CLUSTER:
-        options.only(
-            options.pods and found.is_shared, "for a cluster, and for the pods of leases in etcd", "--kubeconfig"
-        )
+        use = "for a cluster, and for the pods of leases in etcd"
+        options.only(options.pods and found.is_shared, use, "--kubeconfig")
         options.only(False, "for leases in a cluster", "-n")
         return [Choice(found.store_ref, path or found.kubeconfig, "", found.cooldown)]
     if found and found.kubeconfig:
@@ -84,9 +83,8 @@ def choose(options: argparse.Namespace) -> list[Choice]:
     if not known and refused:
         raise refused[0]
     if not known:
-        raise InvalidConfig(
-            f"{api} knows neither AddressLeases nor IPPools: `kubectl apply -k conf/kubernetes` makes both"
-        )
+        remedy = "`kubectl apply -k conf/kubernetes` makes both"
+        raise InvalidConfig(f"{api} knows neither AddressLeases nor IPPools: {remedy}")
     if refused:
         output.print_fault(f"only {told(known)} are read: {refused[0].msg}")
     return known
@@ -115,9 +113,8 @@ def parse(text: str) -> Choice:
         except InvalidConfig as fault:
             raise argparse.ArgumentTypeError(fault.msg) from None
     if kind == HOST_LOCAL and place:
-        raise argparse.ArgumentTypeError(
-            f'"{text}": leases are copied from host-local, never to it: name it with --from'
-        )
+        why = "leases are copied from host-local, never to it: name it with --from"
+        raise argparse.ArgumentTypeError(f'"{text}": {why}')
     raise argparse.ArgumentTypeError(
         f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, etcd:HOST:PORT,…,'
         " host-local:DIR or config:FILE, where FILE has the keys of the ipam block"
