@@ -116,7 +116,7 @@ class LeaseSource:
         if choice and kinds.same(choice.store_ref, target.store_ref):
             options.refuse(f"{text} and {options.target[0]} are the same store")
         if not choice or not choice.is_shared:
-            require_directory("--from", self._directory if choice else text, self._directory)
+            require_directory("--from", text, self._directory)
         if not choice and not options.ranges:
             options.refuse("host-local keeps no subnets with its leases: name each with --range CIDR")
         if choice and choice.kind == "kubernetes" and target.kind == "addresslease":
