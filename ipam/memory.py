@@ -3,7 +3,7 @@
 Kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so no lease tells the new one what the pod had. And
 when another host answers for an address, the ADD fails and releases it, so no lease keeps the next ADD from the same address.
 
-The content of the file `lock` of the node's records: SLOTS slots. The hash of an entry's key is the number of its slot, so a
+The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key is the number of its slot, so a
 later entry replaces an earlier one of the same slot, and no lock and no cleaning are needed. All of it is a preference: an entry
 that is lost, damaged or cannot be written changes no lease and fails no call.
 """
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cni.shared.records import Records
     from ipam.leases import Lease, Owner
 
+FILES = ("remembered", "lock")  # entries are written to the first, and read from the second too, where they were before
 SLOTS, SLOT = 4096, 512  # the number of slots, and the bytes of each
 SECONDS = 3600  # a pod whose sandbox cannot be made is tried again every five minutes
 AVOIDED_SECONDS = 600
@@ -77,16 +78,17 @@ def set_complete(records: Records) -> None:
 
 def avoided(directory: str) -> list[tuple[str, float]]:
     """The addresses that this node avoids, each with the time in seconds since 1970 until which it does."""
-    try:
-        data = files.read_regular(f"{directory}/lock", SLOTS * SLOT, posix.O_NOFOLLOW, private=True)
-    except (OSError, ValueError):
-        return []
-    found = []
-    for at in range(0, len(data), SLOT):
-        entry = _entry(data[at : at + SLOT])
-        if isinstance(entry.get("avoid"), str):
-            found.append((entry["avoid"], float(entry["until"])))
-    return sorted(found)
+    found: dict[str, float] = {}
+    for name in FILES:
+        try:
+            data = files.read_regular(f"{directory}/{name}", SLOTS * SLOT, posix.O_NOFOLLOW, private=True)
+        except (OSError, ValueError):
+            continue
+        for at in range(0, len(data), SLOT):
+            entry = _entry(data[at : at + SLOT])
+            if isinstance(entry.get("avoid"), str):
+                found.setdefault(entry["avoid"], float(entry["until"]))
+    return sorted(found.items())
 
 
 def _key(*texts: str) -> bytes:
@@ -95,15 +97,18 @@ def _key(*texts: str) -> bytes:
 
 def _read(records: Records, key: bytes) -> dict[str, Any]:
     """The entry of `key`; {} for none."""
-    try:
-        fd = records.open_lock()
+    for name in FILES:
         try:
-            found = _entry(posix.pread(fd, SLOT, _offset(key)))
-        finally:
-            posix.close(fd)
-    except (CniError, OSError):
-        return {}
-    return found if found.get("key") == key.hex() else {}
+            fd = records.open_file(name)
+            try:
+                found = _entry(posix.pread(fd, SLOT, _offset(key)))
+            finally:
+                posix.close(fd)
+        except (CniError, OSError):
+            continue
+        if found.get("key") == key.hex():
+            return found
+    return {}
 
 
 def _entry(data: bytes) -> dict[str, Any]:
@@ -120,7 +125,7 @@ def _entry(data: bytes) -> dict[str, Any]:
 def _write(records: Records, key: bytes, entry: dict[str, Any], seconds: int) -> None:
     data = codec.dumps({"key": key.hex(), "until": int(time.time()) + seconds, **entry}).encode()
     try:
-        fd = records.open_lock()
+        fd = records.open_file(FILES[0])
         try:
             posix.pwrite(fd, data.ljust(SLOT, b"\0")[:SLOT], _offset(key))
         finally:

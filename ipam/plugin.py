@@ -216,8 +216,7 @@ def check(request: Request, records: Records) -> None:
     if found:
         raise AttachmentDiffers(
             f"the addresses of {request.attachment.ifname} of container {request.attachment.container_id} are not as ADD left"
-            f" them (detach and attach it again): {'; '.join(found)}",
-            "\n".join(found),
+            f" them (detach and attach it again): {'; '.join(found)}"
         )
 
 

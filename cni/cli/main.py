@@ -168,8 +168,7 @@ def _print(fault: CniError) -> None:
         title = f"railcni: {fault.plugin} {fault.verb} failed with code {fault.code}: {fault.msg}"
     else:
         title = f"railcni: {fault.msg}"
-    details = fault.details.strip()
-    output.print_fault(title, "" if fault.msg.strip().endswith(details) else details)
+    output.print_fault(title, fault.further())
 
 
 def _unforeseen(fault: Exception) -> str:

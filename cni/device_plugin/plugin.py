@@ -52,7 +52,7 @@ class Plugin:
         self._unwritten = ""  # why there is no specification of the devices for --cdi
         if not self._config.is_whole:
             faults = [f.sentence for f in self._config.findings if f.severity == ERROR]
-            raise InvalidConfig(faults[0], "\n".join(faults))
+            raise InvalidConfig(faults[0], "\n".join(faults[1:]))
         self._read(self._config)
 
     async def run(self, ended: asyncio.Event) -> None:

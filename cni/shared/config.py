@@ -91,7 +91,7 @@ def refuse(faults: Sequence[Fault]) -> None:
     msg = "; ".join(texts)
     if len(texts) > 1:
         msg = f"{len(faults)} faults in the network configuration: {msg}"
-    raise InvalidConfig(msg, "\n".join(texts) if len(msg) > 250 else "")
+    raise InvalidConfig(msg)
 
 
 def string(value: Any) -> str:

@@ -3,8 +3,8 @@
 On disk, under STATE (mode 0700):
 
     lock                                         one file; a byte of it per lock (OFD byte-range locks): of an attachment
-                                                 and part, a device, a device-info file, an address. Its content is
-                                                 ipam.memory's
+                                                 and part, a device, a device-info file, an address
+    remembered                                   ipam.memory's
     pending                                      there when a record is pending whose store is out of reach
     unended                                      there when a DEL could not end an attachment, whose record says so
     held/                                        ipam.holders'
@@ -137,10 +137,10 @@ class Records:
         """The lock of an address that a call is about to claim, when it is free now, else None."""
         return self._try_locked(_offset("address", pool, address, ""))
 
-    def open_lock(self) -> int:
-        """A descriptor of the file `lock`, which the caller closes."""
+    def open_file(self, name: str) -> int:
+        """A descriptor of a file of the directory, which is made if it is missing; the caller closes the descriptor."""
         self._examine()
-        path = self.directory + "/lock"
+        path = f"{self.directory}/{name}"
         flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
         try:
             try:
@@ -149,16 +149,16 @@ class Records:
                 files.make_private_directory(self.directory)
                 fd = posix.open(path, flags, 0o600)
         except OSError as fault:
-            raise self._refused("open", "lock", fault) from None
+            raise self._refused("open", name, fault) from None
         try:
             files.check_private_file(posix.fstat(fd))
         except OSError as fault:
             posix.close(fd)
-            raise self._refused("use", "lock", fault) from None
+            raise self._refused("use", name, fault) from None
         return fd
 
     def _locked(self, offset: int, seconds: float, busy: str) -> HeldLock:
-        fd = self.open_lock()
+        fd = self.open_file("lock")
         try:
             locks.lock_byte(fd, offset, seconds)
         except TimeoutError:
@@ -171,7 +171,7 @@ class Records:
         return HeldLock(fd)
 
     def _try_locked(self, offset: int) -> HeldLock | None:
-        fd = self.open_lock()
+        fd = self.open_file("lock")
         if locks.try_lock_byte(fd, offset):
             return HeldLock(fd)
         posix.close(fd)

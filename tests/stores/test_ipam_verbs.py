@@ -708,8 +708,8 @@ def test_check_finds_all_differences_at_once(host: Host) -> None:
     with pytest.raises(AttachmentDiffers) as caught:
         check(host, "10.0.0.2/24", "fd00::1/64")
     assert caught.value.code == 100
-    assert "10.0.0.2/24 is leased to pod ns/b, container c2" in caught.value.details
-    assert "10.0.0.1 is not in prevResult" in caught.value.details
+    assert "10.0.0.2/24 is leased to pod ns/b, container c2" in caught.value.msg
+    assert "10.0.0.1 is not in prevResult" in caught.value.msg
 
 
 def test_check_passes_by_addresses_that_are_none_of_its_ranges(host: Host) -> None:

@@ -383,12 +383,25 @@ def test_what_a_node_remembers_ends(place: Place, monkeypatch: pytest.MonkeyPatc
 
 def test_a_damaged_memory_fails_no_call(place: Place) -> None:
     place.add("c0", "web-7d9f8-0x")
-    lock = place.directory / "node-1/lock"
+    remembered = place.directory / "node-1/remembered"
     for content in (b"{", b"\xff" * memory.SLOT, b"[1]", b'{"key": 3}', b'{"key": "x", "until": []}', b"null"):
-        lock.write_bytes(content.ljust(memory.SLOT, b"\0") * memory.SLOTS)
+        remembered.write_bytes(content.ljust(memory.SLOT, b"\0") * memory.SLOTS)
         assert place.add("new", "web-7d9f8-1x") == "10.0.0.2"
-        lock.write_bytes(content.ljust(memory.SLOT, b"\0") * memory.SLOTS)
+        remembered.write_bytes(content.ljust(memory.SLOT, b"\0") * memory.SLOTS)
         place.delete("new", "web-7d9f8-1x")
+
+
+def test_what_the_version_before_remembered_in_the_file_of_the_locks_is_read(place: Place) -> None:
+    for i in range(2):
+        place.add(f"c{i}", f"web-7d9f8-{i}x")
+    place.delete("c0", "web-7d9f8-0x")
+    place.delete("c1", "web-7d9f8-1x")
+    memory.found_in_use(place.records(), "10.0.0.3/24")
+    directory = place.directory / "node-1"
+    assert (directory / "lock").stat().st_size == 0
+    (directory / "remembered").rename(directory / "lock")
+    assert place.add("new", "web-7d9f8-1x") == "10.0.0.2"
+    assert [address for address, _ in memory.avoided(str(directory))] == ["10.0.0.3/24"]
 
 
 # --- machines of one node name ---

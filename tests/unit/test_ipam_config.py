@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cni.shared.spec.errors import InvalidConfig, IoFailure
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import Request
 from ipam import flatfile, stores
 from ipam.config import IpamConfig, read
@@ -730,6 +730,29 @@ def test_no_value_of_a_flat_file_that_the_network_chose_is_told_whatever_is_wron
             text = f"{refused.msg} {refused.details}"
             assert f"{CHOSEN}: {outer}" in text
             assert "s3cr3t" not in text and "4711" not in text, text
+
+
+@pytest.mark.parametrize("key", FLAT_KEYS)
+def test_the_details_of_an_error_do_not_repeat_its_message(key: str) -> None:
+    outer, _, inner = key.partition(".")
+    for value in VALUES:
+        block = {"range": "nonsense", "routes": [{"dst": "wrong" * 60}], outer: {inner: value} if inner else value}
+        with pytest.raises(InvalidConfig) as caught:
+            config_of(block)
+        assert "details" not in caught.value.document("1.1.0")
+
+
+SAID: dict[str, tuple[str, str]] = {
+    "one\ntwo": ("a: b", "one\ntwo"),
+    "two": ("one; and more", "one\ntwo"),
+    "": ("2 faults: one; two", "one\n two\n\n"),
+}
+
+
+@pytest.mark.parametrize("shown", SAID)
+def test_an_error_shows_the_lines_of_its_details_that_its_message_does_not_have(shown: str) -> None:
+    document = CniError(*SAID[shown]).document("1.1.0")
+    assert document.get("details", "") == shown
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,14 @@ class CniError(Exception):
     def document(self, cni_version: str) -> dict[str, object]:
         """The error object of the spec, for `cni_version`."""
         reply: dict[str, object] = {"cniVersion": cni_version, "code": self.code, "msg": self.msg}
-        if self.details:
-            reply["details"] = self.details
+        details = self.further()
+        if details:
+            reply["details"] = details
         return reply
+
+    def further(self) -> str:
+        """The lines of the details that the message does not have."""
+        return "\n".join(line for line in self.details.splitlines() if line.strip() not in self.msg)
 
 
 class IncompatibleVersion(CniError):
