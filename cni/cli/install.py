@@ -218,7 +218,6 @@ def status(options: argparse.Namespace) -> int:
         "names": {name: _state_of_name(name, found) for name in NAMES},
         "replaced": sorted(found.kept),
         "stateDir": options.state_dir,
-        "store": "not asked: `railcni doctor` does",
         "attachments": attached,
         "warm": [asdict(workers) for workers in running],
         "cold": warm.by_reason(cold := warm.cold(options.root)),
@@ -284,7 +283,7 @@ def _print_status(document: dict[str, Any], workers: str, cold: str) -> None:
         ("warm workers", workers),
         ("cold calls", cold),
         ("state", document["stateDir"]),
-        ("store of leases", document["store"]),
+        ("store of leases", "not asked: `railcni doctor` asks it"),
         ("health", "whole" if document["healthy"] else output.counted(len(document["faults"]), "fault")),
     ]
     output.print_table(("installation", "found"), rows)

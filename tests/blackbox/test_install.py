@@ -633,6 +633,7 @@ def test_a_checkout_installs_the_plugins_for_its_own_python(
     assert run("status", *options) == 0
     table = capfd.readouterr().out
     assert "whole" in table
+    assert re.search(r"store of leases +not asked: `railcni doctor` asks it", table)
     assert "\x1b" not in table
     state.mkdir(mode=0o700)
     assert run("uninstall", *options) == 0
