@@ -283,7 +283,12 @@ class Node:
         """The files below /var/lib/cni that stand for something: neither locks nor the store's own file."""
         top = self.path("/var/lib/cni")
         found = [str(p.relative_to(top)) for p in top.rglob("*") if not p.is_dir()] if top.exists() else []
-        standing = ("lock", "remembered", "leases.db", "leases.db-journal")  # and host-local's: lock, last_reserved_ip.N
+        standing = (
+            "lock",
+            "remembered",
+            "leases.db",
+            "leases.db-journal",
+        )  # and host-local's: lock, last_reserved_ip.N
         return sorted(
             f for f in found if Path(f).name not in standing and "last_reserved_ip" not in f and "held/" not in f
         )
