@@ -301,7 +301,9 @@ def test_a_del_whose_changes_hang_waits_two_seconds_for_all_of_them_and_is_pendi
     place.server.faults = lambda method, resource, number: (lambda: end.wait(30) and None) if method != "GET" else None
     place.delete("c1", "a")
     end.set()
-    assert max(deadlines) - began[0] <= base.SHARED_SECONDS and place.pending() == ["c1"]
+    whole = began[0] + base.SHARED_SECONDS
+    assert all(until <= max(whole, at + 0.1) for at, until in zip(began, deadlines, strict=True)) and len(began) < 9
+    assert place.pending() == ["c1"]
 
 
 MISSING = {
