@@ -17,8 +17,9 @@ from ipam.leases import Lease, Owner, Want
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease.objects import name_of
 from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.base import Claimed, Store, Unknown
+from ipam.stores.base import Claimed, Open, Store, Unknown
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
 from ipam.stores.kubernetes import KubernetesStore, locks
@@ -26,6 +27,7 @@ from ipam.stores.kubernetes.objects import new_pool
 from tests import etcd
 from tests.stores import etcd_dump, kubernetes_proxy
 from tests.stores.kubernetes_api import ApiServer
+from tests.stores.unwell import Unwell, in_turn
 
 _MEMORY = "/dev/shm"  # thousands of transactions: a disk would spend its time on fsync
 
@@ -104,7 +106,14 @@ class AnyNames(Api):
     def make_pool(self, want: Want) -> None:
         """An empty pool that holds any address."""
         cidr = "0.0.0.0/0" if want.family == 4 else f"{ipaddress.IPv6Address(want.value >> 62 << 62)}/66"
-        self.create(POOLS, new_pool(encoded(POOLS, want.pool), cidr, {}))
+        while True:
+            try:
+                self.create(POOLS, new_pool(encoded(POOLS, want.pool), cidr, {}))
+                return
+            except Open:
+                pass  # by an unwell server
+            except Conflict:
+                return  # the pool was made, and the reply was lost
 
 
 def encoded(resource: str, name: str) -> str:
@@ -115,6 +124,23 @@ def decoded(resource: str, document: dict[str, Any]) -> dict[str, Any]:
     if resource == POOLS:
         document["metadata"]["name"] = bytes.fromhex(document["metadata"]["name"][1:]).decode()
     return document
+
+
+def insist(claim: Callable[[], Any]) -> Any:
+    """What `claim` answers when its outcome is known, which an unwell server may leave open several times."""
+    while isinstance(answer := claim(), Unknown):
+        pass
+    return answer
+
+
+def retried(change: Callable[[], Any]) -> tuple[Any, bool]:
+    """(what `change` returns, whether replies were lost before), as a later call of the attachment repeats it."""
+    lost = False
+    while True:
+        try:
+            return change(), lost
+        except Open:
+            lost = True
 
 
 class RecordingStore(KubernetesStore):
@@ -135,32 +161,60 @@ class RecordingStore(KubernetesStore):
                 if self._view.pool(want.pool) is None:
                     AnyNames.make_pool(self.api, want)
                     self._view.forget_pool(want.pool)
-            answer = super().claim(wants, owner, instead_of)
+        answer = insist(lambda: super(RecordingStore, self).claim(wants, owner, instead_of))
         if isinstance(answer, Claimed):
             self._records += answer.leases
         return answer
 
+    def release(self, leases: Sequence[Lease]) -> int:
+        there = {lease.key() for attachment in {x.attachment for x in leases} for lease in self.find(attachment)}
+        freed, lost = retried(lambda: super(RecordingStore, self).release(leases))
+        return len(there & {lease.key() for lease in leases}) if lost else freed
 
-class KubernetesKind:
-    """Kubernetes stores, each in a namespace of its own of one API server."""
+    def settle(self, attachment: Attachment, sequence: int) -> None:
+        retried(lambda: super(RecordingStore, self).settle(attachment, sequence))
 
-    name = "kubernetes"
-    leaf = 64
+
+class ApiKind:
+    """Stores in an API server, each in a namespace of its own. Of an `unwell` one each third change falls ill."""
+
+    name = ""
     examples = 8
-    cools_scopes = False
-    remembers_beside = True
     _namespaces = itertools.count()
     _server: ApiServer | None = None
 
-    def unusable(self) -> str:
-        return ""
+    def __init__(self, unwell: bool = False) -> None:
+        self.unwell = unwell
+        self.name += ", unwell" if unwell else ""
+        self._port = 0
 
-    def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
+    def unusable(self) -> str:
+        return "a real server is well" if self.unwell and kubernetes_proxy.path() else ""
+
+    def kubeconfig(self) -> tuple[Path, str]:
+        """A new directory, and in it a kubeconfig that names a new namespace."""
         if self._server is None:
             self._server = kubernetes_proxy.start()
             atexit.register(self._server.close)
+            self._port = self._server.port
+            if self.unwell:
+                self._port = Unwell(self._server.port, False, in_turn(3)).__enter__().port
         directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
-        kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
+        path = Path(self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}"))
+        path.write_text(path.read_text().replace(f":{self._server.port}", f":{self._port}"))
+        return directory, str(path)
+
+
+class KubernetesKind(ApiKind):
+    """Stores in IPPools."""
+
+    name = "kubernetes"
+    leaf = 64
+    cools_scopes = False
+    remembers_beside = True
+
+    def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
+        directory, kubeconfig = self.kubeconfig()
         locks.DIRECTORY = str(directory / "run")
         records: list[Lease] = []
         opened: list[KubernetesStore] = []
@@ -188,9 +242,7 @@ class RecordingLeaseStore(AddressLeaseStore):
         self._records = records
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
-        answer = super().claim(wants, owner, instead_of)
-        while isinstance(answer, Unknown):  # by an unwell server
-            answer = super().claim(wants, owner, instead_of)
+        answer = insist(lambda: super(RecordingLeaseStore, self).claim(wants, owner, instead_of))
         if isinstance(answer, Claimed):
             for lease in answer.leases:
                 name = name_of(lease)
@@ -206,35 +258,18 @@ class RecordingLeaseStore(AddressLeaseStore):
             self._known = recorded
 
 
-class AddressLeaseKind:
-    """Stores with an object for each address, each in a namespace of its own of one API server.
+class AddressLeaseKind(ApiKind):
+    """Stores with an object for each address. Of an `unwell` server the watch cache stays empty, too."""
 
-    Of an `unwell` server the watch cache stays empty, and changes meet refusals and lost replies.
-    """
-
+    name = "addresslease"
     leaf = 256
-    examples = 8
     cools_scopes = True
     remembers_beside = False
-    _namespaces = itertools.count()
-    _server: ApiServer | None = None
-
-    def __init__(self, unwell: bool = False) -> None:
-        self.unwell = unwell
-        self.name = "addresslease, unwell" if unwell else "addresslease"
-
-    def unusable(self) -> str:
-        return "a real server is well" if self.unwell and kubernetes_proxy.path() else ""
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
-        if self._server is None:
-            self._server = kubernetes_proxy.start()
-            atexit.register(self._server.close)
-            if self.unwell:
-                self._server.lag()
-                self._server.is_ill = True
-        directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
-        kubeconfig = self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}")
+        directory, kubeconfig = self.kubeconfig()
+        if self.unwell and self._server:
+            self._server.lag()
         records: dict[tuple[str, Attachment], Lease] = {}
         opened: list[AddressLeaseStore] = []
 
@@ -251,7 +286,10 @@ class AddressLeaseKind:
 
 
 Kind = FileKind | EtcdKind | KubernetesKind | AddressLeaseKind
-KINDS: list[Kind] = [FileKind(), EtcdKind(), KubernetesKind(), AddressLeaseKind(), AddressLeaseKind(unwell=True)]
+KINDS: list[Kind] = [
+    *(FileKind(), EtcdKind(), KubernetesKind(), AddressLeaseKind()),
+    *(KubernetesKind(unwell=True), AddressLeaseKind(unwell=True)),
+]
 
 
 def owner(

@@ -93,23 +93,6 @@ def _status(code: int, reason: str, message: str, **details: Any) -> Answer:
     return code, Refusal(code, reason, message, **details).document
 
 
-# What a real server says when it does not serve a change (k8s.io/apimachinery/pkg/api/errors, errors of etcd's client).
-ILL: dict[str, Fault] = {
-    "no Status": (503, "upstream connect error or disconnect/reset before headers"),  # a proxy before the server
-    "unavailable": _status(503, "ServiceUnavailable", "the server is currently unable to handle the request"),
-    "timeout": _status(
-        504, "Timeout", "Timeout: request did not complete within requested timeout - context deadline exceeded"
-    ),
-    "no leader": _status(500, "", "etcdserver: no leader"),
-    "leader changed": _status(500, "", "etcdserver: leader changed"),
-    "etcd's timeout": _status(500, "", "etcdserver: request timed out"),
-    "server timeout": _status(
-        500, "ServerTimeout", "The POST operation against X could not be completed at this time, please try again."
-    ),
-    "lost": DROP_BEFORE,
-    "lost after": DROP_AFTER,
-}
-
 Place = tuple[str, str, str]  # resource, namespace, name
 
 
@@ -146,8 +129,8 @@ class ApiServer:
     """`url` is where it listens. `tokens`: who may come in, anybody when empty, but for those `refused`. `forbidden`: (verb,
     resource) pairs.
 
-    `faults` is asked for each request: (method, resource, number of the request) to a Fault, or None for none. Two switches
-    apply besides: `lag` keeps the watch cache as it is now, and with `is_ill` each third arrival of a change meets one of ILL.
+    `faults` is asked for each request: (method, resource, number of the request) to a Fault, or None for none. `lag` keeps the
+    watch cache as it is now.
     """
 
     def __init__(self, context: ssl.SSLContext | None = None, port: int = 0) -> None:
@@ -164,8 +147,6 @@ class ApiServer:
         self.queries: list[tuple[str, dict[str, list[str]]]] = []  # the path and query of each request that has one
         self.core = Core()
         self.asked: set[tuple[str, str, str, str]] = set()  # verb, API group, resource, namespace ("" for all)
-        self.is_ill = False
-        self._met: dict[tuple[str, str, str], int] = {}
         self._late: list[tuple[str, list[str], dict[str, list[str]], Any, bytes]] = []
         self._cache: tuple[int, Objects] | None = None  # its version, and what it has
         self._versions = itertools.count(1000)
@@ -323,14 +304,6 @@ class ApiServer:
             raise Refusal(504, "Timeout", message, causes=[cause], retryAfterSeconds=1)
         return objects
 
-    def _illness(self, method: str, target: str, body: bytes) -> Fault | None:
-        if not self.is_ill or method == "GET" or "dryRun" in target:
-            return None
-        name = json.loads(body)["metadata"]["name"] if method == "POST" else ""
-        with self._lock:
-            count = self._met[method, target, name] = self._met.get((method, target, name), -1) + 1
-            return list(ILL.values())[len(self._met) % len(ILL)] if count % 3 == 0 else None
-
     # --- one request ---
 
     def streams(self, handler: BaseHTTPRequestHandler) -> bool:
@@ -349,7 +322,7 @@ class ApiServer:
             if url.query:
                 self.queries.append(("/".join(place), urllib.parse.parse_qs(url.query)))
             number = len(self.seen)
-        fault = self.faults(method, resource, number) or self._illness(method, target, body)
+        fault = self.faults(method, resource, number)
         if callable(fault):
             fault = fault()
         if fault == DROP_LATE:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam import acquire
+from ipam import acquire, upkeep
 from ipam.stores import base, http
 from ipam.stores.addresslease import objects
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
@@ -20,10 +22,12 @@ from ipam.stores.base import Open
 from ipam.stores.etcd import EtcdStore, client, txn
 from ipam.stores.kubernetes import locks
 from tests.stores import kubernetes_proxy
-from tests.stores.kubernetes_api import DROP_LATE, ILL, Refusal
+from tests.stores.kubernetes_api import DROP_LATE, Refusal
 from tests.stores.test_lease_life import MAKERS, Place
+from tests.stores.unwell import ILL, Unwell, first, in_turn
 
 ADDRESSES = "addressleases"
+ILL_STORES = ("addresslease", "kubernetes")
 pytestmark = pytest.mark.skipif(bool(kubernetes_proxy.path()), reason="a real server is well")
 
 
@@ -136,18 +140,81 @@ def trouble(fault: Any, count: int, store: str = "") -> Any:
     return lambda method, resource, number: left.pop() if method != "GET" and store in resource and left else None
 
 
-@pytest.mark.parametrize("fault", ILL)
-@pytest.mark.parametrize("place", ["addresslease", "kubernetes"], indirect=True)
-def test_an_add_outlasts_a_server_that_cannot_serve_changes(place: Place, fault: str) -> None:
+@contextmanager
+def ill(place: Place, choose: Callable[[], str]) -> Iterator[Unwell]:
+    """Let the changes in the place's store fall ill as `choose` says."""
+    assert place.proxy
+    well = place.proxy.target
+    with Unwell(well[1], place.block["datastore"] == "etcd", choose) as unwell:
+        place.proxy.target = "127.0.0.1", unwell.port
+        yield unwell
+        place.proxy.target = well
+
+
+@pytest.mark.parametrize("illness", ILL)
+@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
+def test_an_add_outlasts_a_server_that_is_ill(place: Place, illness: str) -> None:
     assert place.add("c1", "a") == "10.0.0.1"
     store_ref = place.store_ref
-    place.server.faults = trouble(ILL[fault], 7)
-    assert place.add("c2", "b") == "10.0.0.2"
-    place.server.faults = lambda *_: None
+    with ill(place, first(illness, 7)) as unwell:
+        assert place.add("c2", "b") == "10.0.0.2"
+    assert unwell.met
     assert place.leased(store_ref) == {"10.0.0.1": "c1", "10.0.0.2": "c2"}
     for container, pod in (("c1", "a"), ("c2", "b")):
         place.delete(container, pod)
     assert place.records().all() == [] and not place.server.names("overlappingrangeipreservations")
+
+
+WORKERS, ROUNDS = 5, 4
+
+
+def attached(place: Place, container: str) -> str:
+    """The address that an ADD gives; "" for none."""
+    try:
+        return place.add(container, container)
+    except TryAgainLater:
+        return ""
+
+
+def storm(place: Place, held: Path, worker: int) -> None:
+    """Attach and detach as a runtime does, which deletes after a failed ADD; `held` has a file for each address in use."""
+    for turn in range(ROUNDS):
+        container = f"w{worker}-{turn}"
+        while not (address := attached(place, container)):
+            place.delete(container, container)
+            time.sleep(0.05)
+        (held / address).touch(exist_ok=False)
+        assert place.add(container, container) == address
+        (held / address).unlink()
+        place.delete(container, container)
+
+
+@pytest.mark.parametrize("place", ["file", *ILL_STORES], indirect=True)
+def test_a_storm_over_an_ill_server_gives_no_address_twice_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
+    """With fewer addresses than workers, so that each ADD meets others."""
+    block = {"range": "10.0.0.0/29", "exclude": ["10.0.0.5/32", "10.0.0.6/32"], "store_timeout": 30}
+    place.block |= block
+    store_ref = read_store(place)
+    (held := tmp_path / "held").mkdir()
+    with ill(place, in_turn(3)) if place.shared else nullcontext():
+        fork = multiprocessing.get_context("fork")
+        workers = [fork.Process(target=storm, args=(place, held, worker), daemon=True) for worker in range(WORKERS)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * WORKERS
+    upkeep.flush(place.records(), None, 20)
+    assert place.records().all() == [] and place.leased(store_ref) == {} and not list(held.iterdir())
+    assert not place.server.names("overlappingrangeipreservations")
+
+
+def read_store(place: Place) -> dict[str, Any]:
+    """The reference to the store, which an attachment's record has."""
+    place.add("first")
+    store_ref = place.store_ref
+    place.delete("first")
+    return store_ref
 
 
 def test_an_add_takes_a_node_slice_though_the_server_cannot_serve_changes_for_a_while(
@@ -158,7 +225,7 @@ def test_an_add_takes_a_node_slice_though_the_server_cannot_serve_changes_for_a_
     allocations = [{"nodeName": "", "sliceRange": f"10.0.0.{low}/26"} for low in (0, 64)]
     spec = {"range": "10.0.0.0/24", "sliceSize": "/26"}
     place.server.put("nodeslicepools", "kube-system", "rdma-net", spec, {"allocations": allocations})
-    place.server.faults = trouble(ILL["unavailable"], 5, "nodeslicepools")
+    place.server.faults = trouble((503, "upstream connect error"), 5, "nodeslicepools")
     assert place.add("c1", "a") == "10.0.0.1"
 
 

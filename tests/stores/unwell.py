@@ -1,0 +1,154 @@
+"""A proxy before the server of a store, API server or etcd, that makes it unwell: one table of illnesses for every store."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = tuple[int, str, str]  # status, content type, body
+
+
+def _status(code: int, reason: str, message: str, **details: Any) -> Answer:
+    said = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "metadata": {}, "code": code}
+    return code, "application/json", json.dumps({**said, "reason": reason, "message": message, "details": details})
+
+
+def _gateway(code: int, number: int, message: str) -> Answer:
+    said = {"error": message, "code": number, "message": message, "details": []}
+    return code, "application/json", json.dumps(said)
+
+
+_PROXY = (503, "text/plain", "upstream connect error or disconnect/reset before headers")
+_LEADER = "etcdserver: leader changed"
+LOST, LOST_AFTER, CUT, SLOW = "lost", "lost after", "cut", "slow"
+ILL: dict[str, tuple[Answer | str, Answer | str]] = {
+    # what an API server does to a change, and what etcd's gateway does, by the texts of real ones (k8s.io/apimachinery/pkg/
+    # api/errors, k8s.io/apiserver, go.etcd.io/etcd/api/v3rpc/rpctypes)
+    "a proxy's refusal": (_PROXY, _PROXY),
+    "unavailable": (
+        _status(503, "ServiceUnavailable", "the server is currently unable to handle the request"),
+        _gateway(503, 14, "etcdserver: no leader"),
+    ),
+    "too many": (
+        _status(429, "TooManyRequests", "too many requests, please try again later"),
+        _gateway(429, 8, "etcdserver: too many requests"),
+    ),
+    "timeout": (
+        _status(
+            504, "Timeout", "Timeout: request did not complete within requested timeout - context deadline exceeded"
+        ),
+        _gateway(503, 14, "etcdserver: request timed out"),
+    ),
+    "leader changed": (_status(500, "", _LEADER), _gateway(503, 14, _LEADER)),
+    "try again": (
+        _status(
+            500, "ServerTimeout", "The POST operation against X could not be completed at this time, please try again."
+        ),
+        _gateway(503, 14, "etcdserver: request timed out, possibly due to previous leader failure"),
+    ),
+    LOST: (LOST, LOST),  # the connection is closed before the server gets the request
+    LOST_AFTER: (LOST_AFTER, LOST_AFTER),  # … when the server has served it, instead of the reply
+    CUT: (CUT, CUT),  # … after half of the reply
+    SLOW: (SLOW, SLOW),
+}
+_SLOW_SECONDS = 0.2
+
+
+class Unwell:
+    """`with Unwell(port, is_etcd) as unwell`: a server at `unwell.port` that passes requests on to 127.0.0.1:`port`.
+
+    `choose` is asked for each change, and names an illness of ILL, or "" for none.
+    """
+
+    def __init__(self, port: int, is_etcd: bool, choose: Callable[[], str] = lambda: "") -> None:
+        self.choose = choose
+        self.met: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                illness = outer.choose() if _changes(is_etcd, self.command, self.path, body) else ""
+                if illness:
+                    outer.met.append(illness)
+                does = ILL[illness][is_etcd] if illness else ""
+                if does == SLOW:
+                    time.sleep(_SLOW_SECONDS)
+                if does == LOST:
+                    self.close_connection = True
+                    return
+                status, kind, said = does if isinstance(does, tuple) else self._passed_on(body)
+                data = said.encode()
+                self.close_connection = does in (LOST_AFTER, CUT)
+                if does == LOST_AFTER:
+                    return
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data[: len(data) // 2] if does == CUT else data)
+
+            def _passed_on(self, body: bytes) -> Answer:
+                server = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                try:
+                    server.request(self.command, self.path, body, dict(self.headers))
+                    reply = server.getresponse()
+                    return reply.status, reply.headers.get("Content-Type", ""), reply.read().decode()
+                finally:
+                    server.close()
+
+            do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = answer
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+            def handle_error(self, *arguments: object) -> None:
+                pass  # the client has gone
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.port: int = self._server.server_address[1]
+
+    def __enter__(self) -> Unwell:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _changes(is_etcd: bool, method: str, path: str, body: bytes) -> bool:
+    if is_etcd:
+        return path.endswith("/kv/txn") and (b"request_put" in body or b"request_delete_range" in body)
+    return method != "GET" and "dryRun" not in path
+
+
+def in_turn(every: int, illnesses: Sequence[str] = tuple(ILL)) -> Callable[[], str]:
+    """What chooses one of `illnesses` for one change of `every`, one after another."""
+    turns, lock = itertools.count(), threading.Lock()
+
+    def choose() -> str:
+        with lock:
+            number, rest = divmod(next(turns), every)
+        return "" if rest else illnesses[number % len(illnesses)]
+
+    return choose
+
+
+def first(illness: str, count: int) -> Callable[[], str]:
+    """What chooses `illness` for the first `count` changes."""
+    left = [illness] * count
+    return lambda: left.pop() if left else ""
