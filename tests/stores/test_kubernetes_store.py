@@ -628,27 +628,6 @@ def test_a_delete_whose_reply_is_lost_is_finished_later(cluster: Cluster, method
     assert cluster.server.names(RESERVATIONS) == []
 
 
-def test_a_server_error_after_the_commit_is_read_again(cluster: Cluster) -> None:
-    cluster.call("ADD", "first")
-    status = {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcdserver: request timed out"}
-    failed: list[int] = []
-
-    def fail(method: str, resource: str, number: int) -> Any:
-        if method == "PATCH" and not failed:
-            failed.append(number)
-            return 500, status
-        return None
-
-    cluster.server.faults = fail
-    assert cluster.call("ADD") == ["10.0.0.2/24"]
-
-
-def test_too_many_requests_are_waited_for(cluster: Cluster) -> None:
-    busy = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "too many", "details": {}}
-    cluster.server.faults = lambda method, resource, number: (429, busy) if number < 4 else None
-    assert cluster.call("ADD") == ["10.0.0.1/24"]
-
-
 def test_a_server_that_asks_for_more_time_than_there_is_ends_the_wait_at_once(cluster: Cluster) -> None:
     busy = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "too many"}
     cluster.server.faults = lambda method, resource, number: (429, {**busy, "details": {"retryAfterSeconds": 9}})
@@ -686,19 +665,6 @@ def test_a_delete_frees_a_reservation_whose_allocation_another_has_removed(clust
     cluster.call("DEL")
     assert cluster.server.names(RESERVATIONS) == []
     assert cluster.recorded() == {}
-
-
-def test_ranges_are_given_all_together_or_not_at_all(cluster: Cluster) -> None:
-    block = {"ipRanges": [{"range": "10.1.0.0/30"}]}
-    assert cluster.call("ADD", "c1", block) == ["10.0.0.1/24", "10.1.0.1/30"]
-    assert cluster.call("ADD", "c2", block) == ["10.0.0.2/24", "10.1.0.2/30"]
-    with pytest.raises(TryAgainLater, match="exhausted"):
-        cluster.call("ADD", "c3", block)
-    assert len(cluster.allocations()) == 2
-    store = cluster.store()
-    answer = store.claim([want(TEN + 9), Want("10.1.0.0-30", 4, TEN + (1 << 16) + 1, "")], owner("late"))
-    assert isinstance(answer, Taken)
-    assert len(cluster.allocations()) == 2
 
 
 # --- errors ---
@@ -861,20 +827,6 @@ def test_every_request_says_who_asks(cluster: Cluster) -> None:
     list(clusters.PoolReading(of_the_command).read())
     of_the_command.close()
     assert cluster.server.agents == {f"railcni/{RAILCNI}"}
-
-
-def test_a_server_that_is_away_is_error_11_and_a_delete_succeeds_and_stays_pending(cluster: Cluster) -> None:
-    cluster.call("ADD")
-    cluster.server.close()
-    began = time.monotonic()
-    said = message(cluster, container="c2")
-    assert said.startswith("11 ")
-    assert cluster.server.url in said
-    cluster.call("DEL", seconds=1)
-    assert time.monotonic() - began < 30
-    assert "c1" in cluster.recorded()
-    with pytest.raises(NotAvailable):
-        cluster.call("STATUS", "", seconds=1)
 
 
 def test_a_kubeconfig_that_has_gone_is_named_and_no_pod_hangs_on_it(cluster: Cluster) -> None:
