@@ -126,10 +126,15 @@ def decoded(resource: str, document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def insist(claim: Callable[[], Any]) -> Any:
+def insist(store: Store, wants: Sequence[Want], owner: Owner, claim: Callable[[], Any]) -> Any:
     """What `claim` answers when its outcome is known, which an unwell server may leave open several times."""
     while isinstance(answer := claim(), Unknown):
-        pass
+        found = [lease for lease in store.find(owner.attachment) if lease.sequence == owner.sequence]
+        held = {(lease.pool, lease.family, lease.value): lease for lease in found}
+        places = [(want.pool, want.family, want.value) for want in wants]
+        if held.keys() >= {*places}:
+            return Claimed([held[place] for place in places])
+        owner.sequence += 1
     return answer
 
 
@@ -161,7 +166,7 @@ class RecordingStore(KubernetesStore):
                 if self._view.pool(want.pool) is None:
                     AnyNames.make_pool(self.api, want)
                     self._view.forget_pool(want.pool)
-        answer = insist(lambda: super(RecordingStore, self).claim(wants, owner, instead_of))
+        answer = insist(self, wants, owner, lambda: super(RecordingStore, self).claim(wants, owner, instead_of))
         if isinstance(answer, Claimed):
             self._records += answer.leases
         return answer
@@ -242,7 +247,7 @@ class RecordingLeaseStore(AddressLeaseStore):
         self._records = records
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
-        answer = insist(lambda: super(RecordingLeaseStore, self).claim(wants, owner, instead_of))
+        answer = insist(self, wants, owner, lambda: super(RecordingLeaseStore, self).claim(wants, owner, instead_of))
         if isinstance(answer, Claimed):
             for lease in answer.leases:
                 name = name_of(lease)

@@ -27,7 +27,7 @@ from tests.stores.test_lease_life import MAKERS, Place
 from tests.stores.unwell import ILL, Unwell, first, in_turn
 
 ADDRESSES = "addressleases"
-ILL_STORES = ("addresslease", "kubernetes")
+ILL_STORES = ("addresslease", "kubernetes", "etcd")
 pytestmark = pytest.mark.skipif(bool(kubernetes_proxy.path()), reason="a real server is well")
 
 
