@@ -17,9 +17,8 @@ from ipam.leases import Lease, Owner, Want
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease.objects import name_of
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.base import Claimed, Open, Store, Unknown
+from ipam.stores.base import Claimed, Store, Unknown
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
 from ipam.stores.kubernetes import KubernetesStore, locks
@@ -106,14 +105,7 @@ class AnyNames(Api):
     def make_pool(self, want: Want) -> None:
         """An empty pool that holds any address."""
         cidr = "0.0.0.0/0" if want.family == 4 else f"{ipaddress.IPv6Address(want.value >> 62 << 62)}/66"
-        while True:
-            try:
-                self.create(POOLS, new_pool(encoded(POOLS, want.pool), cidr, {}))
-                return
-            except Open:
-                pass  # by an unwell server
-            except Conflict:
-                return  # the pool was made, and the reply was lost
+        self.create(POOLS, new_pool(encoded(POOLS, want.pool), cidr, {}))
 
 
 def encoded(resource: str, name: str) -> str:
@@ -124,28 +116,6 @@ def decoded(resource: str, document: dict[str, Any]) -> dict[str, Any]:
     if resource == POOLS:
         document["metadata"]["name"] = bytes.fromhex(document["metadata"]["name"][1:]).decode()
     return document
-
-
-def insist(store: Store, wants: Sequence[Want], owner: Owner, claim: Callable[[], Any]) -> Any:
-    """What `claim` answers when its outcome is known, which an unwell server may leave open several times."""
-    while isinstance(answer := claim(), Unknown):
-        found = [lease for lease in store.find(owner.attachment) if lease.sequence == owner.sequence]
-        held = {(lease.pool, lease.family, lease.value): lease for lease in found}
-        places = [(want.pool, want.family, want.value) for want in wants]
-        if held.keys() >= {*places}:
-            return Claimed([held[place] for place in places])
-        owner.sequence += 1
-    return answer
-
-
-def retried(change: Callable[[], Any]) -> tuple[Any, bool]:
-    """(what `change` returns, whether replies were lost before), as a later call of the attachment repeats it."""
-    lost = False
-    while True:
-        try:
-            return change(), lost
-        except Open:
-            lost = True
 
 
 class RecordingStore(KubernetesStore):
@@ -166,18 +136,10 @@ class RecordingStore(KubernetesStore):
                 if self._view.pool(want.pool) is None:
                     AnyNames.make_pool(self.api, want)
                     self._view.forget_pool(want.pool)
-        answer = insist(self, wants, owner, lambda: super(RecordingStore, self).claim(wants, owner, instead_of))
+            answer = super().claim(wants, owner, instead_of)
         if isinstance(answer, Claimed):
             self._records += answer.leases
         return answer
-
-    def release(self, leases: Sequence[Lease]) -> int:
-        there = {lease.key() for attachment in {x.attachment for x in leases} for lease in self.find(attachment)}
-        freed, lost = retried(lambda: super(RecordingStore, self).release(leases))
-        return len(there & {lease.key() for lease in leases}) if lost else freed
-
-    def settle(self, attachment: Attachment, sequence: int) -> None:
-        retried(lambda: super(RecordingStore, self).settle(attachment, sequence))
 
 
 class ApiKind:
@@ -247,7 +209,9 @@ class RecordingLeaseStore(AddressLeaseStore):
         self._records = records
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
-        answer = insist(self, wants, owner, lambda: super(RecordingLeaseStore, self).claim(wants, owner, instead_of))
+        answer = super().claim(wants, owner, instead_of)
+        while isinstance(answer, Unknown):  # by an unwell server
+            answer = super().claim(wants, owner, instead_of)
         if isinstance(answer, Claimed):
             for lease in answer.leases:
                 name = name_of(lease)
@@ -291,10 +255,7 @@ class AddressLeaseKind(ApiKind):
 
 
 Kind = FileKind | EtcdKind | KubernetesKind | AddressLeaseKind
-KINDS: list[Kind] = [
-    *(FileKind(), EtcdKind(), KubernetesKind(), AddressLeaseKind()),
-    *(KubernetesKind(unwell=True), AddressLeaseKind(unwell=True)),
-]
+KINDS: list[Kind] = [FileKind(), EtcdKind(), KubernetesKind(), AddressLeaseKind(), AddressLeaseKind(unwell=True)]
 
 
 def owner(

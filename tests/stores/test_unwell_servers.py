@@ -18,8 +18,7 @@ from ipam import acquire, upkeep
 from ipam.stores import base, http
 from ipam.stores.addresslease import objects
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
-from ipam.stores.base import Open
-from ipam.stores.etcd import EtcdStore, client, txn
+from ipam.stores.etcd import EtcdStore, txn
 from ipam.stores.kubernetes import locks
 from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_api import DROP_LATE, Refusal
@@ -227,21 +226,6 @@ def test_an_add_takes_a_node_slice_though_the_server_cannot_serve_changes_for_a_
     place.server.put("nodeslicepools", "kube-system", "rdma-net", spec, {"allocations": allocations})
     place.server.faults = trouble((503, "upstream connect error"), 5, "nodeslicepools")
     assert place.add("c1", "a") == "10.0.0.1"
-
-
-@pytest.mark.parametrize("place", ["etcd"], indirect=True)
-def test_an_add_outlasts_an_etcd_that_changes_its_leader(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, real = [None] * 6, client.Client.call
-
-    def call(self: client.Client, method: str, message: bytes, once: bool = False) -> bytes:
-        if once and left:
-            left.pop()
-            raise Open("etcd answers: etcdserver: leader changed")
-        return real(self, method, message, once)
-
-    monkeypatch.setattr(client.Client, "call", call)
-    assert place.add("c1", "a") == "10.0.0.1"
-    assert place.leased(place.store_ref) == {"10.0.0.1": "c1"} and not left
 
 
 # --- requests that are served late ---
