@@ -2,7 +2,7 @@
 
 Imports of `http.client` and `ssl` cost a process 21 ms, these two C modules 4, and without TLS nothing. A reply's body has
 a Content-Length, comes in chunks, or ends with the connection; there are no redirects, proxies or compression. Every wait
-has an end.
+has an end, and so has what a server may send in reply to a request: _MOST_BYTES, and lines of _MOST_LINES bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 AGENT = f"railcni/{VERSION}"  # Kubernetes notes the part before the / as a field's manager
 
 _MOMENT = 0.25  # seconds for a place that others come after
-_MOST_BYTES = 512 << 20
+_MOST_BYTES = 64 << 20  # of the body of a reply
+_MOST_LINES = (
+    1 << 18
+)  # bytes of the other lines of a reply: heads, also those of interim replies, sizes of chunks, trailers
 _PIECE = 1 << 16
 _MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # servers close what is idle after a minute and more
 _PROTOCOL_TLS_CLIENT = 16  # it verifies the certificate and the host name unless told otherwise
@@ -99,13 +102,14 @@ at_end: list[Callable[[], None]] = []
 class Connection:
     """A connected socket, with TLS when there is a `context`, which `dial` made for `host`."""
 
-    __slots__ = ("_buffer", "_host", "_socket", "_tls", "answers", "at", "retry_after", "reused", "used")
+    __slots__ = ("_buffer", "_host", "_lines", "_socket", "_tls", "answers", "at", "retry_after", "reused", "used")
 
     def __init__(self, socket: Any, host: str, context: Any, deadline: float) -> None:
         """Untrusted or OSError when TLS fails; the socket is closed then."""
         self._socket = socket
         self._host = host if ":" not in host else f"[{host}]"
         self._buffer = b""
+        self._lines = 0  # bytes of the lines of the reply so far
         self._tls: Any = None
         self.at = 0  # index of its endpoint, for a client that has several
         self.reused = False
@@ -133,6 +137,7 @@ class Connection:
         head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
             self._send(head.encode("latin-1") + body, deadline)
+            self._lines = 0
             status, fields = self._head(deadline)
             while status // 100 == 1:
                 status, fields = self._head(deadline)
@@ -201,12 +206,17 @@ class Connection:
             if len(self._buffer) > _PIECE:
                 raise ValueError
             self._more(deadline)
+        self._lines += end + 1
+        if self._lines > _MOST_LINES:
+            raise _too_much(_MOST_LINES, "headers and sizes of chunks")
         line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
         return line.decode("latin-1").rstrip("\r")
 
-    def _exactly(self, size: int, deadline: float) -> bytes:
-        if not 0 <= size <= _MOST_BYTES:
+    def _exactly(self, size: int, deadline: float, most: int = _MOST_BYTES) -> bytes:
+        if size < 0:
             raise ValueError
+        if size > most:
+            raise _too_much(_MOST_BYTES, "data")
         pieces, have = [self._buffer], len(self._buffer)
         while have < size:
             self._buffer = b""
@@ -233,21 +243,27 @@ class Connection:
     def _body(self, fields: dict[str, str], deadline: float) -> bytes:
         if fields.get("transfer-encoding", "").lower() == "chunked":
             chunks = []
+            left = _MOST_BYTES
             while size := int(self._line(deadline).partition(";")[0], 16):
-                chunks.append(self._exactly(size, deadline))
+                chunks.append(self._exactly(size, deadline, left))
+                left -= size
                 if self._line(deadline):
                     raise ValueError
             self._fields(deadline)  # trailers
             return b"".join(chunks)
         if "content-length" in fields:
             return self._exactly(int(fields["content-length"]), deadline)
+        pieces, have = [self._buffer], len(self._buffer)
         try:
-            while len(self._buffer) <= _MOST_BYTES:
+            while have <= _MOST_BYTES:
+                self._buffer = b""
                 self._more(deadline)
+                pieces.append(self._buffer)
+                have += len(self._buffer)
         except _Ended:
-            pass
-        self.close()
-        return self._buffer
+            self.close()
+            return b"".join(pieces)
+        raise _too_much(_MOST_BYTES, "data")
 
 
 class Endpoint:
@@ -401,6 +417,10 @@ def _connected(entry: Any, seconds: float) -> Any:
         socket.close()
         raise
     return socket
+
+
+def _too_much(most: int, of: str) -> OSError:
+    return OSError(errno.EMSGSIZE, f"its reply has more than {most >> 10} KiB of {of}")
 
 
 def _tls_fault(fault: OSError) -> OSError:

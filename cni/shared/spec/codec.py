@@ -1,7 +1,8 @@
 """JSON to and from Python objects: standard JSON, without NaN and Infinity.
 
 What is decoded may be hostile. Nesting is bounded, so that whatever was decoded can also be encoded and compared;
-`loads_foreign` bounds size and number of values too, so that time and memory are bounded.
+`loads_foreign` bounds size and number of values too, and `loads_reply` the number of values in what is bounded already, so
+that time and memory are bounded.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _encode = json.JSONEncoder(check_circular=False, allow_nan=False).encode
 _DEPTH = 100  # lists and objects within one another
 MOST_BYTES = 8 << 20  # Kubernetes takes no object of more than 1.5 MiB
 _VALUES = 100_000  # an empty list takes 30 times the memory of its text
+_VALUES_OF_REPLY = 4_000_000  # with the most that ipam.stores.http reads, some 500 MiB
 _TOO_DEEP = f"it is nested too deeply, more than {_DEPTH} levels"
 _DIGITS = 4300  # of an integer: what Python converts in bounded time (sys.int_info)
 
@@ -47,15 +49,24 @@ def loads_foreign(data: bytes) -> Any:
     """As `loads`, for a text that anybody may have written: TooMuch also for one that is long or has many values."""
     if len(data) > MOST_BYTES:
         raise TooMuch(f"it is larger than {MOST_BYTES >> 20} MiB")
-    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > _VALUES:
-        raise TooMuch(f"it has more than {_VALUES} values")
-    value = loads(data)
+    value = _loads_bounded(data, _VALUES)
     if b"\\u" in data:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise ValueError("half of a surrogate pair (\\ud800 to \\udfff) without the other half") from None
     return value
+
+
+def loads_reply(data: bytes) -> Any:
+    """As `loads`, for what a server says: TooMuch also for a text that has many values."""
+    return _loads_bounded(data, _VALUES_OF_REPLY)
+
+
+def _loads_bounded(data: bytes, most: int) -> Any:
+    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > most:
+        raise TooMuch(f"it has more than {most} values")
+    return loads(data)
 
 
 def loads(data: bytes) -> Any:

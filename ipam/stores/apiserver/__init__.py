@@ -15,7 +15,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores import http
 from ipam.stores.apiserver import kubeconfig
 from ipam.stores.apiserver.faults import Conflict, Expired, Forbidden, refusal
-from ipam.stores.apiserver.resources import EVERYWHERE, PODS, REVIEWS, RIGHTS, VERBS, group_of, path_of, verb_of
+from ipam.stores.apiserver.resources import EVERYWHERE, PODS, POOLS, REVIEWS, RIGHTS, VERBS, group_of, path_of, verb_of
 from ipam.stores.base import Open, Pauses, Unreachable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
 _RETRY_AFTER_LIMIT = 10.0  # seconds: a server may ask for more
 _ATTEMPT_SECONDS = 10.0  # for one reply
 _CONNECT_SECONDS = 1.0  # before the first request, which has all its time again
-_PAGE = 500  # objects in one reply of a list
+_PAGE, _POOLS = 500, 40  # objects in one reply of a list; of IPPools, which may have 1.5 MiB each
 _BRIEF_PAGE = 5000  # of a list of metadata
 
 
@@ -105,7 +105,8 @@ class Api(http.Client):
         `brief`: their metadata alone. `table`: rows of a table, whose first cell is the name, or the objects from a server
         that makes no tables. `recent`: those of the server's cache, which may be a moment old. Expired.
         """
-        chosen = f"limit={size or (_BRIEF_PAGE if brief or table else _PAGE)}"
+        usual = _BRIEF_PAGE if brief or table else _POOLS if resource == POOLS else _PAGE
+        chosen = f"limit={size or usual}"
         chosen += "&includeObject=None" if table else ""
         chosen += f"&labelSelector={_escaped(labels)}" if labels else ""
         chosen += f"&fieldSelector={_escaped(fields)}" if fields else ""
@@ -301,7 +302,7 @@ class Api(http.Client):
 
     def _object(self, body: bytes) -> dict[str, Any]:
         try:
-            document = codec.loads(body)
+            document = codec.loads_reply(body)
         except ValueError:
             document = None
         if not isinstance(document, dict):

@@ -68,7 +68,7 @@ class Refusal:
         self, api: Api, status: int, body: bytes, method: str, resource: str, name: str, namespace: str
     ) -> None:
         try:
-            self.said = codec.loads(body)
+            self.said = codec.loads_reply(body)
             self.reason, self.message = (str(self.said.get(key) or "") for key in ("reason", "message"))
         except (ValueError, AttributeError):
             self.said, self.reason, self.message = {}, "", body[:100].decode("utf-8", "replace").strip()

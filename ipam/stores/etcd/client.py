@@ -119,7 +119,7 @@ class Client(http.Client):
         except http.Untrusted as fault:
             raise self._untrusted(fault) from None
         try:
-            said = codec.loads(reply)
+            said = codec.loads_reply(reply)
             if status == 200:
                 return read(said)
             code, text = said["code"], str(said.get("message") or said["error"])

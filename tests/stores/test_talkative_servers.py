@@ -1,0 +1,126 @@
+"""A server that never ends its reply: each call ends with an error that names the server, in little memory.
+
+A network can name the server (`etcd_host`, the kubeconfig), so a node must bear whatever it says.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+
+from tests import proxy
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_MIB = 400  # for a call; it would take all that there is
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+MIB = b"x" * (1 << 20)
+FIELDS = b"".join(b"X-%d: y\r\n" % i for i in range(10_000))
+
+SAID: dict[str, tuple[bytes, bytes, str]] = {  # once, then for ever, and a word of the error
+    "headers": (OK, FIELDS, "headers"),
+    "one header": (OK + b"X: ", MIB, "not HTTP"),
+    "interim replies": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, "headers"),
+    "interim replies of early hints": (b"", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 1000, "headers"),
+    "chunks": (CHUNKED, b"100000\r\n" + MIB + b"\r\n", "KiB of data"),
+    "chunks of one octet": (CHUNKED, b"1\r\nx\r\n" * 10_000, "sizes of chunks"),
+    "an extension of a chunk": (CHUNKED + b"1;a=", MIB, "not HTTP"),
+    "extensions of chunks": (CHUNKED, b"1;%s\r\nx\r\n" % (b"e" * 10_000), "sizes of chunks"),
+    "trailers": (CHUNKED + b"0\r\n", FIELDS, "headers"),
+    "data until the end": (OK + b"\r\n", MIB, "KiB of data"),
+    "data of a known size": (OK + b"Content-Length: 100000000000\r\n\r\n", MIB, "KiB of data"),
+    "a chunk of a known size": (CHUNKED + b"fffffffff\r\n", MIB, "KiB of data"),
+    "lists": (b"", OK + b"Content-Length: 60000000\r\n\r\n[" + b"[]," * 19_999_999 + b"[]", ""),
+}
+CALL = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from cni.shared.spec.errors import CniError
+from cni.shared.spec.request import Attachment
+from ipam.stores import open_store
+from ipam.stores.base import READ
+import json
+store = open_store(json.loads(sys.argv[2]), READ, seconds=3)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    store.find(Attachment("net", "c1", "net1"))
+except CniError as fault:
+    print(json.dumps([fault.msg, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10]))
+"""
+
+
+class Talker:
+    """Answers each request with `once`, and then with `more` until the client has gone."""
+
+    def __init__(self, once: bytes, more: bytes) -> None:
+        self._said = (once, more)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(peer,), daemon=True).start()
+
+    def _talk(self, peer: socket.socket) -> None:
+        once, more = self._said
+        with peer:
+            try:
+                peer.recv(1 << 16)
+                peer.sendall(once)
+                for piece in repeat(more):
+                    peer.sendall(piece)
+            except OSError:
+                pass  # it has heard enough
+
+    def close(self) -> None:
+        proxy.end([self._listener])
+
+
+@pytest.fixture(params=SAID)
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def talker(case: str) -> Iterator[Talker]:
+    talker = Talker(*SAID[case][:2])
+    yield talker
+    talker.close()
+
+
+def store_of(kind: str, talker: Talker, folder: Path) -> dict[str, object]:
+    if kind == "etcd":
+        absent = {"user": "", "ca": "", "cert": "", "key": ""}
+        return {"kind": "etcd", "endpoints": [f"http://127.0.0.1:{talker.port}"], "prefix": "/railcni", **absent}
+    server = {"clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{talker.port}"}}]}
+    context = {"contexts": [{"name": "x", "context": {"cluster": "c", "user": ""}}], "current-context": "x"}
+    (folder / "config").write_text(json.dumps(server | context))
+    return {"kind": kind, "kubeconfig": str(folder / "config"), "namespace": "kube-system"}
+
+
+@pytest.mark.parametrize("kind", ["etcd", "addresslease"])
+def test_a_server_that_never_ends_its_reply_is_an_error_that_names_it_and_takes_little_memory(
+    kind: str, case: str, talker: Talker, tmp_path: Path
+) -> None:
+    store_ref = store_of(kind, talker, tmp_path)
+    argv = [sys.executable, "-IS", "-c", CALL, str(ROOT), json.dumps(store_ref)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said, mib = json.loads(done.stdout)
+    assert f"127.0.0.1:{talker.port}" in said
+    assert SAID[case][2] in said, said
+    assert mib < MOST_MIB, (said, mib)
