@@ -19,12 +19,17 @@ import pytest
 from tests import proxy
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_MIB = 400  # for a call; it would take all that there is
+MOST_MIB = 700  # for a call; it would take all that there is
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 MIB = b"x" * (1 << 20)
 FIELDS = b"".join(b"X-%d: y\r\n" % i for i in range(10_000))
+
+
+def raw(body: bytes) -> bytes:
+    return OK + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
 
 SAID: dict[str, tuple[bytes, bytes, str]] = {  # once, then for ever, and a word of the error
     "headers": (OK, FIELDS, "headers"),
@@ -39,7 +44,12 @@ SAID: dict[str, tuple[bytes, bytes, str]] = {  # once, then for ever, and a word
     "data until the end": (OK + b"\r\n", MIB, "KiB of data"),
     "data of a known size": (OK + b"Content-Length: 100000000000\r\n\r\n", MIB, "KiB of data"),
     "a chunk of a known size": (CHUNKED + b"fffffffff\r\n", MIB, "KiB of data"),
-    "lists": (b"", OK + b"Content-Length: 60000000\r\n\r\n[" + b"[]," * 19_999_999 + b"[]", ""),
+    "lists": (b"", raw(b"[" + b"[]," * 20_000_000 + b"[]]"), ""),
+    "as many values as are read, in wide letters": (
+        b"",
+        raw(b'["\xf0\x9f\x98\x80' + b"x" * 50_000_000 + b'"' + b',{"":[]}' * 1_330_000 + b"]"),
+        "",
+    ),
 }
 CALL = """
 import resource, sys
