@@ -31,17 +31,20 @@ def raw(body: bytes) -> bytes:
     return OK + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-SAID: dict[str, tuple[bytes, bytes, str]] = {  # once, then for ever, and a word of the error
+SAID: dict[
+    str, tuple[bytes, bytes, str]
+] = {  # once, then for ever, and a word of the error where time does not end it first
     "headers": (OK, FIELDS, "headers"),
     "one header": (OK + b"X: ", MIB, "not HTTP"),
     "interim replies": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, "headers"),
     "interim replies of early hints": (b"", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 1000, "headers"),
-    "chunks": (CHUNKED, b"100000\r\n" + MIB + b"\r\n", "KiB of data"),
+    "chunks": (CHUNKED, b"100000\r\n" + MIB + b"\r\n", ""),
+    "chunks that are too large together": (CHUNKED + b"1\r\nx\r\n4000000\r\n", MIB, "KiB of data"),
     "chunks of one octet": (CHUNKED, b"1\r\nx\r\n" * 10_000, "sizes of chunks"),
     "an extension of a chunk": (CHUNKED + b"1;a=", MIB, "not HTTP"),
     "extensions of chunks": (CHUNKED, b"1;%s\r\nx\r\n" % (b"e" * 10_000), "sizes of chunks"),
     "trailers": (CHUNKED + b"0\r\n", FIELDS, "headers"),
-    "data until the end": (OK + b"\r\n", MIB, "KiB of data"),
+    "data until the end": (OK + b"\r\n", MIB, ""),
     "data of a known size": (OK + b"Content-Length: 100000000000\r\n\r\n", MIB, "KiB of data"),
     "a chunk of a known size": (CHUNKED + b"fffffffff\r\n", MIB, "KiB of data"),
     "lists": (b"", raw(b"[" + b"[]," * 20_000_000 + b"[]]"), ""),
