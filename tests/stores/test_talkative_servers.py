@@ -31,9 +31,7 @@ def raw(body: bytes) -> bytes:
     return OK + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-SAID: dict[
-    str, tuple[bytes, bytes, str]
-] = {  # once, then for ever, and a word of the error
+SAID: dict[str, tuple[bytes, bytes, str]] = {  # once, then for ever, and a word of the error
     "headers": (OK, FIELDS, "headers"),
     "one header": (OK + b"X: ", MIB, "not HTTP"),
     "interim replies": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, "headers"),
