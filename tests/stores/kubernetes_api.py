@@ -621,11 +621,6 @@ def _prune(value: Any, schema: dict[str, Any], path: str, resource: str) -> Any:
     return named | kept
 
 
-if __name__ == "__main__":  # a server for executables, until it is killed
-    ApiServer(port=int(sys.argv[1]))
-    threading.Event().wait()
-
-
 def _check_preconditions(body: bytes, metadata: dict[str, Any], where: str, name: str, kind: str) -> None:
     """Refuse a DELETE of another object or version than `body` names."""
     preconditions = (json.loads(body) if body else {}).get("preconditions") or {}
@@ -636,3 +631,8 @@ def _check_preconditions(body: bytes, metadata: dict[str, Any], where: str, name
                 f" {preconditions[key]}, {what} in object meta: {metadata[key]}"
             )
             raise Refusal(409, "Conflict", message, name=name, kind=kind)
+
+
+if __name__ == "__main__":  # a server for executables, until it is killed
+    ApiServer(port=int(sys.argv[1]))
+    threading.Event().wait()
