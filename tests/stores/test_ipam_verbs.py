@@ -34,7 +34,7 @@ from ipam.stores.base import Claimed, Taken, Unknown
 from ipam.stores.file import FileStore
 from tests.unit.test_formats import make_newer
 
-NETNS = "/run/netns/no-such-namespace"
+NETNS = "/run/no-such-namespace"
 POOL = "10.0.0.0-24"
 DEAD_BOOT = "11111111-2222-3333-4444-555555555555"
 

@@ -75,7 +75,7 @@ class Cluster:
             "CNI_COMMAND": verb,
             "CNI_CONTAINERID": container,
             "CNI_IFNAME": "net1",
-            "CNI_NETNS": "/run/netns/no-such-namespace",
+            "CNI_NETNS": "/run/no-such-namespace",
             "CNI_PATH": "/opt/cni/bin",
             "CNI_ARGS": f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={more.pop('pod', container)}{more.pop('args', '')}",
         }

@@ -64,7 +64,7 @@ class Place:
             "CNI_COMMAND": verb,
             "CNI_CONTAINERID": container,
             "CNI_IFNAME": "net1",
-            "CNI_NETNS": "/run/netns/no-such-namespace",
+            "CNI_NETNS": "/run/no-such-namespace",
             "CNI_PATH": "/opt/cni/bin",
             "CNI_ARGS": args,
             "NODENAME": node,

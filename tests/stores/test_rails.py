@@ -47,7 +47,7 @@ class Rails:
             "CNI_COMMAND": verb,
             "CNI_CONTAINERID": container,
             "CNI_IFNAME": more.pop("ifname", f"net{rail}"),
-            "CNI_NETNS": "/run/netns/no-such-namespace",
+            "CNI_NETNS": "/run/no-such-namespace",
             "CNI_PATH": "/opt/cni/bin",
             "CNI_ARGS": ";".join(filter(None, [args, f"IP={ip}" if (ip := more.pop("ip", "")) else "IgnoreUnknown=1"])),
             "NODENAME": more.pop("node", "node-1"),
