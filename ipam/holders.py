@@ -6,7 +6,7 @@ so a link that is left or lost changes no lease. A folder that is missing is mad
 
 from __future__ import annotations
 
-import hashlib
+import _blake2
 import posix
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,7 @@ def holder(records: Records, want: Want) -> Attachment | None:
 
 def _path(records: Records, want: Want) -> str:
     space = f"pool {want.pool}" if want.scope is None else f"scope {want.scope}"
-    digest = hashlib.blake2b(f"{space}\0{want.text}".encode("utf-8", "surrogateescape"), digest_size=16)
+    digest = _blake2.blake2b(f"{space}\0{want.text}".encode("utf-8", "surrogateescape"), digest_size=16)
     return f"{records.directory}/held/{digest.hexdigest()}"
 
 

@@ -10,7 +10,7 @@ that is lost, damaged or cannot be written changes no lease and fails no call.
 
 from __future__ import annotations
 
-import hashlib
+import _blake2
 import posix
 import time
 from typing import TYPE_CHECKING
@@ -92,7 +92,7 @@ def avoided(directory: str) -> list[tuple[str, float]]:
 
 
 def _key(*texts: str) -> bytes:
-    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return _blake2.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def _read(records: Records, key: bytes) -> dict[str, Any]:

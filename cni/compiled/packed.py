@@ -14,7 +14,7 @@ import gc
 import marshal
 import posix
 import sys
-from importlib.machinery import ModuleSpec
+from _frozen_importlib import ModuleSpec  # that of importlib.machinery, which would be loaded for it
 
 root: str
 pack: int

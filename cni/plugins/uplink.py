@@ -17,7 +17,7 @@ those below it count: a VLAN's or macvlan's lower link, the ports of a bridge or
 from __future__ import annotations
 
 import posix
-from socket import AF_INET, AF_INET6, inet_ntop
+from _socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import addresses, files, ip_rules, netns, routes

@@ -26,8 +26,8 @@ does not hinder the others.
 
 from __future__ import annotations
 
+import _blake2
 import errno
-import hashlib
 import posix
 import time
 from typing import TYPE_CHECKING
@@ -406,7 +406,7 @@ def digest(attachment: Attachment, salt: str, size: int) -> bytes:
 
 
 def _hash(size: int, *texts: str) -> bytes:
-    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=size).digest()
+    return _blake2.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=size).digest()
 
 
 def _offset(*texts: str) -> int:
@@ -424,13 +424,13 @@ def _name(attachment: Attachment, part: str) -> str:
 def _sealed(document: dict[str, Any]) -> bytes:
     """The bytes of the record: JSON, whose last member is the checksum of the bytes before it."""
     data = codec.dumps(document)[:-1].encode()
-    return data + _SEAL % hashlib.blake2b(data, digest_size=16).hexdigest().encode()
+    return data + _SEAL % _blake2.blake2b(data, digest_size=16).hexdigest().encode()
 
 
 def _unsealed(data: bytes) -> dict[str, Any]:
     """The record in `data`; ValueError with the reason when it is damaged."""
     content = data[:-_SEAL_BYTES]
-    if data != content + _SEAL % hashlib.blake2b(content, digest_size=16).hexdigest().encode():
+    if data != content + _SEAL % _blake2.blake2b(content, digest_size=16).hexdigest().encode():
         raise ValueError("its checksum is wrong: it is not as it was written")
     document: dict[str, Any] = codec.loads(data)
     del document["checksum"]

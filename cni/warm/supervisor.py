@@ -6,13 +6,13 @@ policy change, and at SIGTERM. The workers then finish the current and the waiti
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`
 import gc
 import posix
 import resource
 import select
-import signal
 import time
-from socket import AF_UNIX, SHUT_RDWR, SOCK_CLOEXEC, SOCK_SEQPACKET, socket
+from _socket import AF_UNIX, SHUT_RDWR, SOCK_CLOEXEC, SOCK_SEQPACKET, socket
 from typing import TYPE_CHECKING
 
 from cni.shared import policy
@@ -45,9 +45,9 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
         for module in modules:
             __import__(module)
         try:
-            import ssl
+            import _ssl
 
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
+            _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
         except ImportError:
             pass  # this Python has no OpenSSL
         Supervisor(identity, lock, pack, prctl).run()
@@ -79,9 +79,9 @@ class Supervisor:
         self._listening.bind(self._path + places.SOCKET)
         self._socket = self._found(places.SOCKET)
         self._board.note(began=int(time.time()))
-        signal.signal(signal.SIGTERM, self._end)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(self._poke, warn_on_full_buffer=False)
+        _signal.signal(_signal.SIGTERM, self._end)
+        _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
+        _signal.set_wakeup_fd(self._poke, warn_on_full_buffer=False)
         gc.collect()
         gc.freeze()
         for _ in range(min(crowd.LEAST, self._board.size)):
@@ -153,9 +153,9 @@ class Supervisor:
             self._workers[process] = slot, time.monotonic()
             return
         try:
-            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL)
+            _signal.set_wakeup_fd(-1)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             posix.close(self._reading)
             posix.close(self._lock)
             if posix.getppid() == parent:
@@ -212,7 +212,7 @@ class Supervisor:
         states = self._board.states()
         for process, (slot, _) in self._workers.items():
             if states[slot] == IDLE:
-                posix.kill(process, signal.SIGTERM)
+                posix.kill(process, _signal.SIGTERM)
                 return
 
     def _finish(self) -> None:
@@ -257,7 +257,9 @@ def _raise_limits() -> bool:
 
 
 def _prctl() -> Callable[[int, object], int]:
-    import ctypes
+    import _ctypes
 
-    prctl: Callable[[int, object], int] = ctypes.CDLL(None).prctl
-    return prctl
+    class Function(_ctypes.CFuncPtr):
+        _flags_ = _ctypes.FUNCFLAG_CDECL
+
+    return Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type]  # None: this process

@@ -58,19 +58,6 @@ def test_no_file_imports_in_a_circle() -> None:
         raise AssertionError(f"a circle of imports: {' -> '.join(fault.args[1])}") from None
 
 
-def test_no_file_imports_a_private_module_of_the_standard_library() -> None:
-    """Such a module may change with any release of Python."""
-    private = []
-    for name, file in modules().items():
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                found = [node.module or ""]
-            else:
-                found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            private += [f"{name}: {one}" for one in found if one.startswith("_") and one != "__future__"]
-    assert [one for one in private if one not in ("ipam.stores.http: _socket", "ipam.stores.http: _ssl")] == []
-
-
 def layers() -> list[tuple[list[str], str]]:
     """(the modules of a layer, its comment) from the top to the bottom, as pyproject.toml has them."""
     text = (ROOT / "pyproject.toml").read_text()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import time
-from socket import AF_INET6
+from _socket import AF_INET6
 from typing import TYPE_CHECKING
 
 from cni.plugins.host_device import devices

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`, which costs an exec 3 ms
 import posix
 import select
-import signal
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,7 @@ def run(
         output = _read(reading, deadline)
     except TimeoutError:
         try:
-            posix.kill(-pid, signal.SIGKILL)
+            posix.kill(-pid, _signal.SIGKILL)
         except ProcessLookupError:
             pass  # it has just ended
     finally:
@@ -100,7 +100,7 @@ def _keep_status() -> None:
     no signals: nothing happens there, since such a thread belongs to a program that has set its own.
     """
     try:
-        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if _signal.getsignal(_signal.SIGCHLD) == _signal.SIG_IGN:
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     except ValueError:
         pass

@@ -7,8 +7,8 @@ pod's, and use it wherever. Numbers are those of include/uapi/linux/if_link.h an
 from __future__ import annotations
 
 import posix
+from _struct import Struct
 from errno import ENODEV, EOPNOTSUPP
-from struct import Struct
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel.netlink import (

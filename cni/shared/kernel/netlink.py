@@ -7,13 +7,13 @@ integers are in host order. Sources: netlink(7), rtnetlink(7), include/uapi/linu
 
 from __future__ import annotations
 
+import _socket
 import posix
-import socket
+from _struct import Struct
+from _thread import start_new_thread
 from errno import EAGAIN, EINTR, ENOBUFS
 from fcntl import ioctl
-from struct import Struct
 from sys import byteorder
-from threading import Thread
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -134,9 +134,9 @@ def signed_of(payload: bytes) -> int:
 
 def address_of(text: str) -> tuple[int, bytes]:
     """Family and bytes of an IP address; ValueError when `text` is none."""
-    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+    family = _socket.AF_INET6 if ":" in text else _socket.AF_INET
     try:
-        return family, socket.inet_pton(family, text)
+        return family, _socket.inet_pton(family, text)
     except (OSError, ValueError):  # ValueError: a zero byte
         raise ValueError(f'"{text}" is no address') from None
 
@@ -152,7 +152,7 @@ class Socket:
     """
 
     def __init__(self, protocol: int = 0) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        self._socket = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)
         self._sequence = 0
         for option in (_EXT_ACK, _GET_STRICT_CHK):  # strict: the kernel filters a dump by its header
             try:
@@ -166,7 +166,7 @@ class Socket:
         Unlike it, the inode of a namespace is given to the next one as soon as it is free.
         """
         try:
-            cookie: int = _COOKIE.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, _COOKIE.size))[0]
+            cookie: int = _COOKIE.unpack(self._socket.getsockopt(_socket.SOL_SOCKET, _NETNS_COOKIE, _COOKIE.size))[0]
         except OSError:
             return 0
         return cookie
@@ -200,7 +200,7 @@ class Socket:
                 unsent.append(fault)
 
         try:
-            Thread(target=send, daemon=True).start()
+            start_new_thread(send, ())
         except RuntimeError:  # no thread is to be had
             send()
         self._wait_at_most(_UNSENT_SECONDS)
@@ -223,7 +223,7 @@ class Socket:
 
     def _wait_at_most(self, seconds: int) -> None:
         """Let a recv that gets nothing fail with EAGAIN after so long; 0: never."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, 0))
+        self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, 0))
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """The bodies of all that the kernel lists for a GET request; KernelError when it refuses.

@@ -225,13 +225,16 @@ def _setns(fd: int) -> None:
 
 
 def _c_setns() -> Callable[[int, int], None]:
-    import ctypes  # of Python 3.11 alone
+    import _ctypes
 
-    call = ctypes.CDLL(None, use_errno=True).setns
+    class Function(_ctypes.CFuncPtr):
+        _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+
+    call = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "setns"))  # type: ignore[arg-type]  # None: this process
 
     def setns(fd: int, kind: int) -> None:
         if call(fd, kind) != 0:
-            number = ctypes.get_errno()
+            number = _ctypes.get_errno()
             raise OSError(number, posix.strerror(number))
 
     return setns

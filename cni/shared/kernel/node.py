@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import _blake2
 import posix
 
 from cni.shared.kernel.files import read_whole
@@ -48,7 +48,7 @@ def machine_id() -> str:
             found.append(b"")
     if not any(found) or found == [b"uninitialized", b""]:
         return ""
-    return hashlib.blake2b(b"\0".join(found), digest_size=16).hexdigest()
+    return _blake2.blake2b(b"\0".join(found), digest_size=16).hexdigest()
 
 
 def host_name() -> str:

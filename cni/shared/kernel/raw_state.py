@@ -14,8 +14,8 @@ Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,p
 
 from __future__ import annotations
 
-from socket import AF_INET, AF_INET6, inet_ntop
-from struct import Struct
+from _socket import AF_INET, AF_INET6, inet_ntop
+from _struct import Struct
 from sys import byteorder
 from typing import TYPE_CHECKING
 
@@ -365,7 +365,7 @@ def parameters_again(index: int, family: int, wanted: str, now: str) -> bytes:
     ]
     if not different:
         return b""
-    name = b"arp_cache\0" if family == AF_INET else b"ndisc_cache\0"
+    name = {AF_INET: b"arp_cache\0", AF_INET6: b"ndisc_cache\0"}[family]
     nested = number(_PARAMETERS_INDEX, index) + b"".join(attribute(k, v) for k, v in different)
     return _NDTMSG.pack(family) + attribute(_TABLE_NAME, name) + attribute(_PARAMETERS | NESTED, nested)
 

@@ -13,7 +13,7 @@ Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel; include/
 from __future__ import annotations
 
 import posix
-from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel.files import names_in, target_of

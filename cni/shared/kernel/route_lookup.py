@@ -6,8 +6,8 @@ the one by which the answer would leave (fib_validate_source in net/ipv4/fib_fro
 
 from __future__ import annotations
 
+from _socket import AF_INET, inet_pton
 from errno import EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH
-from socket import AF_INET, inet_pton
 
 from cni.shared.kernel.netlink import KernelError, Socket, attribute, number_of, unpack_attributes
 from cni.shared.kernel.routes import RTMSG

@@ -6,7 +6,7 @@ twice (`once`) is not repeated after a lost reply: Open is raised.
 
 from __future__ import annotations
 
-import hashlib
+import _blake2
 import posix
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -291,7 +291,7 @@ def _token_of(reply: Any) -> str:
 def _token_name(endpoints: Sequence[Endpoint], user: str, password: str) -> str:
     """The name of a token's file, which nobody finds without the password."""
     text = "\0".join((*map(str, endpoints), "", user, password)).encode("utf-8", "surrogateescape")
-    return f"etcd-{hashlib.blake2b(text, digest_size=16).hexdigest()}"
+    return f"etcd-{_blake2.blake2b(text, digest_size=16).hexdigest()}"
 
 
 def _read_token(name: str) -> str:

@@ -12,9 +12,10 @@ sound.
 
 from __future__ import annotations
 
-import hashlib
+import _blake2
 import posix
-import sqlite3
+import sys
+from _functools import _lru_cache_wrapper  # type: ignore[import-not-found]
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import locks, node
@@ -24,9 +25,27 @@ from ipam.stores.file.locked import open_locked, refused
 from ipam.stores.file.schema import FORMAT, TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from cni.shared.spec.errors import CniError
+
+
+class _Functools:
+    """The part of functools that _sqlite3 imports, from its C half: all of functools would cost a process 2.3 ms."""
+
+    @staticmethod
+    def lru_cache(most: int) -> Callable[[Callable[..., Any]], Any]:
+        return lambda function: _lru_cache_wrapper(function, most, False, tuple)
+
+
+_absent = "functools" not in sys.modules
+if _absent:
+    sys.modules["functools"] = _Functools  # type: ignore[assignment]
+import _sqlite3  # noqa: E402
+
+if _absent:
+    del sys.modules["functools"]  # a later import gets the real one
 
 WAIT_SECONDS = 60.0  # as for an attachment; a hundred waiters on a slow disk need some of it
 _BUSY_SECONDS = 2.0
@@ -54,7 +73,7 @@ class Database:
             if not self._connection.in_transaction:
                 self._connection.execute("BEGIN")
             return self._connection.execute(sql, values).fetchall()  # type: ignore[no-any-return]
-        except sqlite3.Error as fault:
+        except _sqlite3.Error as fault:
             raise self._failure(fault) from None
         except UnicodeDecodeError:
             raise self.damaged(_NO_TEXT) from None
@@ -65,10 +84,10 @@ class Database:
         """Commit the open transaction, or undo it and raise; OutcomeUnknown when neither is certain."""
         try:
             self._connection.execute("COMMIT")
-        except sqlite3.Error as fault:
+        except _sqlite3.Error as fault:
             self.roll_back()
             failure = self._failure(fault)
-            if _code(fault) == sqlite3.SQLITE_IOERR:
+            if _code(fault) == _sqlite3.SQLITE_IOERR:
                 raise OutcomeUnknown(failure.msg) from None
             raise failure from None
 
@@ -76,7 +95,7 @@ class Database:
         try:
             if self._connection is not None and self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-        except sqlite3.Error:
+        except _sqlite3.Error:
             pass  # the next one to open the file rolls it back
 
     def close(self) -> None:
@@ -147,13 +166,13 @@ class Database:
         if self._use != CREATE and posix.fstat(self._fd).st_size == 0:
             return False
         try:
-            self._connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+            self._connection = _sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
             ((version,),) = self._connection.execute("PRAGMA user_version").fetchall()
             self._check_format(version)
             self._connection.executescript(
                 "PRAGMA journal_mode=PERSIST; PRAGMA synchronous=OFF; PRAGMA trusted_schema=OFF"
             )
-        except sqlite3.Error as fault:
+        except _sqlite3.Error as fault:
             raise self._failure(fault) from None
         except UnicodeDecodeError:  # in what SQLite says of a table
             raise self.damaged(_NO_TEXT) from None
@@ -205,9 +224,9 @@ class Database:
         """Whether the whole file is sound: SQLite says "damaged" for a failed read of the disk, too."""
         self._disconnect()
         try:
-            self._connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+            self._connection = _sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
             return bool(self._connection.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
-        except (sqlite3.Error, UnicodeDecodeError):
+        except (_sqlite3.Error, UnicodeDecodeError):
             return False
         finally:
             self._disconnect()
@@ -230,7 +249,7 @@ class Database:
         """The error for one of SQLite (https://sqlite.org/rescode.html)."""
         self._has_failed = True
         code = _code(fault)
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if code in (_sqlite3.SQLITE_CORRUPT, _sqlite3.SQLITE_NOTADB):
             if not self._is_of_earlier_boot() and self._is_sound():  # else a power loss may have torn it
                 return IoFailure(
                     f"lease file {self.path} could not be read for a moment: retry; see the kernel's log for errors of its disk"
@@ -238,13 +257,13 @@ class Database:
             return self.damaged(str(fault))
         if str(fault).startswith(("no such ", "Could not decode ")):  # table or column; a text that is not UTF-8
             return self.damaged(str(fault))
-        if code == sqlite3.SQLITE_CONSTRAINT:
+        if code == _sqlite3.SQLITE_CONSTRAINT:
             return self.damaged(f"its bitmaps and leases differ: {fault}")
-        if code == sqlite3.SQLITE_FULL:
+        if code == _sqlite3.SQLITE_FULL:
             return DiskFull(f"no lease can be written to {self.path}: the disk is full; free space there")
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        if code in (_sqlite3.SQLITE_READONLY, _sqlite3.SQLITE_CANTOPEN, _sqlite3.SQLITE_PERM):
             return IoFailure(f"lease file {self.path} cannot be written: {fault}; make it and its directory writable")
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        if code in (_sqlite3.SQLITE_BUSY, _sqlite3.SQLITE_LOCKED):
             return TryAgainLater(f"another program reads or writes lease file {self.path}: end it (`lsof` names it)")
         return IoFailure(f"lease file {self.path}: {fault}; see the kernel's log for errors of its disk")
 
@@ -301,7 +320,7 @@ def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[D
 
 
 def _this_boot() -> bytes:
-    return hashlib.blake2b(node.boot_id().encode(), digest_size=_BOOT_BYTES).digest()
+    return _blake2.blake2b(node.boot_id().encode(), digest_size=_BOOT_BYTES).digest()
 
 
 def _code(fault: Any) -> int:

@@ -8,7 +8,7 @@ that the holder only reads and patches.
 
 from __future__ import annotations
 
-import hashlib
+import _blake2
 import posix
 from errno import EACCES, EPERM, EROFS
 from time import monotonic
@@ -53,7 +53,7 @@ class PoolLocks:
         self._api.connect()
         began = monotonic()
         where = f"{self._api.access} {self._api.access.namespace}"
-        digests = (hashlib.blake2b(f"{where} {pool}".encode(), digest_size=16) for pool in self._pools)
+        digests = (_blake2.blake2b(f"{where} {pool}".encode(), digest_size=16) for pool in self._pools)
         try:
             files.take_directory(DIRECTORY)
             for digest in digests:
