@@ -140,7 +140,7 @@ def trouble(fault: Any, count: int, store: str = "") -> Any:
 
 
 @contextmanager
-def ill(place: Place, choose: Callable[[], str]) -> Iterator[Unwell]:
+def ill(place: Place, choose: Callable[[str], str]) -> Iterator[Unwell]:
     """Let the changes in the place's store fall ill as `choose` says."""
     assert place.proxy
     well = place.proxy.target

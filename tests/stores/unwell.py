@@ -63,10 +63,10 @@ _SLOW_SECONDS = 0.2
 class Unwell:
     """`with Unwell(port, is_etcd) as unwell`: a server at `unwell.port` that passes requests on to 127.0.0.1:`port`.
 
-    `choose` is asked for each change, and names an illness of ILL, or "" for none.
+    `choose` is asked for each change by its method, its path and the name of a new object, and names an illness of ILL, or "" for none.
     """
 
-    def __init__(self, port: int, is_etcd: bool, choose: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, port: int, is_etcd: bool, choose: Callable[[str], str]) -> None:
         self.choose = choose
         self.met: list[str] = []
         outer = self
@@ -80,7 +80,11 @@ class Unwell:
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                illness = outer.choose() if _changes(is_etcd, self.command, self.path, body) else ""
+                illness = ""
+                if _changes(is_etcd, self.command, self.path, body):
+                    is_new = self.command == "POST" and not is_etcd
+                    name = json.loads(body)["metadata"]["name"] if is_new else ""
+                    illness = outer.choose(f"{self.command} {self.path} {name}")
                 if illness:
                     outer.met.append(illness)
                 does = ILL[illness][is_etcd] if illness else ""
@@ -136,19 +140,20 @@ def _changes(is_etcd: bool, method: str, path: str, body: bytes) -> bool:
     return method != "GET" and "dryRun" not in path
 
 
-def in_turn(every: int, illnesses: Sequence[str] = tuple(ILL)) -> Callable[[], str]:
-    """What chooses one of `illnesses` for one change of `every`, one after another."""
-    turns, lock = itertools.count(), threading.Lock()
+def in_turn(every: int, illnesses: Sequence[str] = tuple(ILL)) -> Callable[[str], str]:
+    """What chooses one of `illnesses`, one after another, for the first of `every` arrivals of the same change."""
+    arrivals: dict[str, int] = {}
+    turns, lock = itertools.cycle(illnesses), threading.Lock()
 
-    def choose() -> str:
+    def choose(change: str) -> str:
         with lock:
-            number, rest = divmod(next(turns), every)
-        return "" if rest else illnesses[number % len(illnesses)]
+            arrivals[change] = arrivals.get(change, -1) + 1
+            return "" if arrivals[change] % every else next(turns)
 
     return choose
 
 
-def first(illness: str, count: int) -> Callable[[], str]:
+def first(illness: str, count: int) -> Callable[[str], str]:
     """What chooses `illness` for the first `count` changes."""
     left = [illness] * count
-    return lambda: left.pop() if left else ""
+    return lambda change: left.pop() if left else ""
