@@ -79,7 +79,7 @@ def permit(config: IpamConfig, group: Group | None) -> None:
         try:
             host = endpoint(text, False).host.lower()
         except ValueError:
-            continue  # its fault is told where the store is chosen
+            continue  # the choice of the store reports this fault
         if not any(policy.matches(one.lower(), host) for one in node_policy.store_hosts):
             raise node_policy.refusal("storeHosts", f'host "{host[:60]}" of ipam.etcd_host')
     if "*" in node_policy.ranges:

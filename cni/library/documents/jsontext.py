@@ -1,4 +1,4 @@
-"""JSON with the place of each value. Python's json judges the syntax; its first fault is told with what to write instead."""
+"""JSON with the place of each value. Python's json judges the syntax; the first fault is reported with a remedy."""
 
 from __future__ import annotations
 
