@@ -63,25 +63,16 @@ def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | Non
 
 
 def permit(config: IpamConfig, group: Group | None) -> None:
-    """InvalidConfig when the node's policy does not let networks use a range, a static address, the network_name or a host
-    of etcd: the error of a connection would tell which ports of any host are open.
+    """InvalidConfig when the node's policy does not let networks use a range, a static address or the network_name.
 
-    Only an ADD asks, and STATUS for it: what is attached can always be compared and deleted.
+    Only an ADD asks, and STATUS for it: what is attached can always be compared and deleted. Which store a network may
+    name is judged for every verb (ipam.source).
     """
     from cni.shared import policy
 
     node_policy, name = policy.current(), config.network_name
     if not any(policy.matches(one, name) for one in node_policy.network_names):
         raise node_policy.refusal("networkNames", f'ipam.network_name "{name[:60]}"')
-    for text in config.own_endpoints if config.datastore == "etcd" and "*" not in node_policy.store_hosts else ():
-        from ipam.stores.etcd.client import endpoint
-
-        try:
-            host = endpoint(text, False).host.lower()
-        except ValueError:
-            continue  # the choice of the store reports this fault
-        if not any(policy.matches(one.lower(), host) for one in node_policy.store_hosts):
-            raise node_policy.refusal("storeHosts", f'host "{host[:60]}" of ipam.etcd_host')
     if "*" in node_policy.ranges:
         return
     try:

@@ -46,7 +46,6 @@ class IpamConfig:
     node: str  # this node's name
     slice_node: str  # the node whose slices the ranges are; "" for whole ranges (ipam.stores.kubernetes.slices)
     config_path: str  # the flat file that was read, or ""
-    own_endpoints: list[str]  # of etcd, which the network itself names
     hidden: list[str]  # texts of a flat file that the network chose: no error may show them
     borrowed: str = ""  # why the network may not name its store, by which only the recorded one is reached then
     unnamed: str  # the refusal of a Kubernetes pod without a named store; "" if a store is named
@@ -124,15 +123,10 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     source.fill(config, (*IPAM_KEYS, *ACCEPTED_KEYS), faults)
     source.fill(own, RANGE_KEYS, faults)
     source.follow(config, IPAM_KEYS, files, faults)
-    if is_new:
-        faults += source.borrowed
-    else:
-        config.borrowed = "; ".join(map(str, source.borrowed))
     config.config_path = source.path
     config.node = source.node_name(request.environ.get("NODENAME", ""), files)
     config.slice_node = ""
     config.notes = source.notes
-    config.own_endpoints = source.own_endpoints()
     dns = {name: getattr(config, f"dns_{name}") for name in ("nameservers", "domain", "search", "options")}
     config.dns = {name: value for name, value in dns.items() if value}
     config.addresses = read_addresses(config.address_entries, source.where, faults)
@@ -146,6 +140,12 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     if not faults:  # the comparison of keys needs valid ones
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
+    if config.datastore == "etcd":
+        source.judge_hosts(files)
+    if is_new:
+        faults[:0] = source.borrowed
+    else:
+        config.borrowed = "; ".join(map(str, source.borrowed))
     if (
         request.command == "ADD"
         and config.store_timeout > MOST_STORE_SECONDS

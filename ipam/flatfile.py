@@ -12,7 +12,7 @@ import posix
 from cni.shared.kernel import files
 from cni.shared.kernel.node import host_name
 
-__all__ = ["PATHS", "follow", "host_name", "load"]
+__all__ = ["PATHS", "allow_host", "follow", "host_name", "load"]
 
 PATHS = (
     "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
@@ -57,6 +57,16 @@ def follow(path: str, roots: str = "") -> str:
         return paths.resolve(path)
     except OSError as fault:
         raise ValueError(f"cannot be followed: {fault.strerror}") from None
+
+
+def allow_host(host: str) -> None:
+    """ValueError unless `storeHosts` of the node's policy lets a network name `host`."""
+    from cni.shared import policy  # most networks name no host
+
+    allowed = policy.current()
+    if not any(policy.matches(one.lower(), host.lower()) for one in allowed.store_hosts):
+        listed = ", ".join(allowed.store_hosts) or "none"
+        raise ValueError(f"is not in storeHosts ({listed[:60]}): want one that is, or change {allowed.path}")
 
 
 def formerly(path: str) -> str:

@@ -1,9 +1,16 @@
 """The source of each key's value: the `ipam` block, otherwise the flat file.
 
 The flat file has the values of keys that the block leaves out, also inside `dns` and `kubernetes`
-(whereabouts, pkg/config, GetFlatIPAM and the lines after its call). The keys of etcd, its server, prefix and credentials,
-are the exception: they come from one place, since the author of a network may use no credentials that only the
-administrator can read. So a block that says something else than the flat file about one of them brings them all.
+(whereabouts, pkg/config, GetFlatIPAM and the lines after its call).
+
+The author of a network may use no credentials that only the administrator can read, and learn nothing of hosts that the
+node does not let networks name. So a block that names a store of its own
+
+- brings all keys of etcd (server, prefix and credentials) as soon as it says something else than the flat file about one
+  of them. A kubeconfig is one file with server and credentials, so it needs no other key beside it;
+- names files below `configRoots` of the node's policy alone, and hosts of etcd that `storeHosts` has.
+
+`Source.borrowed` has what is against these rules.
 """
 
 from __future__ import annotations
@@ -25,10 +32,11 @@ if TYPE_CHECKING:
     from cni.shared.config import Key
 
     class Files(Protocol):
-        """Reads files and the host name, and resolves paths: the module ipam.flatfile, or a test's own."""
+        """Reads files and the host name, and judges paths and hosts: the module ipam.flatfile, or a test's own."""
 
         def load(self, path: str, /) -> bytes | None: ...
         def follow(self, path: str, roots: str = "", /) -> str: ...
+        def allow_host(self, host: str, /) -> None: ...
         def host_name(self) -> str: ...
 
 
@@ -47,10 +55,9 @@ class Source:
     (`is_new` false) is read as version 0.1.0 did, each key apart, so that it can be found by its record.
     """
 
-    __slots__ = ("_block", "_brings", "_flat", "_is_chosen", "_is_new", "borrowed", "notes", "path", "searched")
+    __slots__ = ("_block", "_brings", "_flat", "_is_apart", "_is_chosen", "borrowed", "notes", "path", "searched")
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
-        self._is_new = is_new
         self.borrowed: list[Fault] = []
         inline = member(block, "configuration_path")
         self.searched: tuple[str, ...] = flatfile.PATHS
@@ -73,6 +80,7 @@ class Source:
         if any(name in self._flat for name in ETCD) and self._block.get("datastore") in (None, "", "etcd"):
             self._brings = [name for name in ETCD if self.names(name) and self._block[name] != self._of_flat_file(name)]
         self.borrowed += self._left_out()
+        self._is_apart = bool(self.borrowed) and not is_new
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
         """Set the attributes of `target` that `table` names."""
@@ -110,12 +118,26 @@ class Source:
         """Whether the block itself has the key `name`."""
         return not _is_left_out(self._block.get(name))
 
-    def own_endpoints(self) -> list[str]:
-        """The endpoints of etcd that the block names and the flat file does not."""
+    def judge_hosts(self, files: Files) -> None:
+        """Add each host of etcd that the block names, and the node lets no network name, to `borrowed`.
+
+        The error of a connection would tell which ports of any host are open.
+        """
+        from ipam.stores.etcd.client import endpoint  # other stores have no endpoints
+
         of_block, of_file = (
             [part.strip() for part in str(keys.get("etcd_host") or "").split(",")] for keys in (self._block, self._flat)
         )
-        return [part for part in of_block if part and part not in of_file]
+        for text in of_block:
+            if text and text not in of_file:
+                try:
+                    host = endpoint(text, False).host
+                except ValueError:
+                    continue  # the choice of the store reports this fault
+                try:
+                    files.allow_host(host)
+                except ValueError as fault:
+                    self.borrowed.append(Fault("ipam.etcd_host", text, f'host "{host[:60]}" {fault}'))
 
     def is_of_node(self, name: str) -> bool:
         """Whether the value of the key `name` is of the node's flat file, not of the network or of a file that it names."""
@@ -188,7 +210,7 @@ class Source:
         if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat.get(name)):
             return False
         if name in ETCD and self._brings:
-            return not self._is_new and bool(self.borrowed) and _is_left_out(self._block.get(name))
+            return self._is_apart and _is_left_out(self._block.get(name))
         repeats = name in (*ETCD, *CONFINED) and self._block.get(name) == self._flat[name]
         return repeats or _is_left_out(self._block.get(name))
 

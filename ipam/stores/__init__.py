@@ -125,15 +125,18 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
     """`store_ref` of a configuration, with its password and the pools of former ranges that only a record knows.
 
-    It is `recorded`, the reference in the record, where the configuration names another store or none. Of a store that the
-    network may not name, the record has the files, and the configuration but the user's password for these endpoints.
+    It is `recorded`, the reference in the record, where the configuration names another store or none. A store that the
+    network may not name is reached as the record says: the configuration adds the user's password, which goes to no
+    endpoint but those that both name.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded
     if store_ref.get("borrowed"):
         is_known = "password" in store_ref and store_ref["user"] == recorded.get("user")
-        reached = {key: store_ref[key] for key in ("endpoints", "password")} if is_known else {}
-        return {**recorded, **reached}
+        if not is_known:
+            return recorded
+        named = [endpoint for endpoint in store_ref["endpoints"] if endpoint in recorded["endpoints"]]
+        return {**recorded, "endpoints": named, "password": store_ref["password"]}
     if "pools" not in recorded or "pools" not in store_ref:
         return store_ref
     return {**store_ref, "pools": sorted({*recorded["pools"], *store_ref["pools"]})}

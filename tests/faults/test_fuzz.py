@@ -80,6 +80,9 @@ class Files:
     def follow(self, path: str, roots: str = "", /) -> str:
         return flatfile.follow(path, roots)
 
+    def allow_host(self, host: str, /) -> None:
+        flatfile.allow_host(host)
+
     def host_name(self) -> str:
         return "host"
 

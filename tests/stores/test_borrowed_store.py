@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.stores import kubernetes_proxy
 from tests.stores.test_ipam_verbs import Host
 
 ATTACHED = ("c1", "c2", "c3")
+ROOTS = {"logRoots": ["/"], "configRoots": ["/"], "storeHosts": ["*"]}
 
 
 @dataclass
@@ -83,7 +86,24 @@ def of_kubeconfig(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     server.close()
 
 
-@pytest.fixture(params=[of_etcd, of_kubeconfig], ids=lambda make: make.__name__)
+def of_host(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A host of etcd that networks could name, and cannot any more."""
+    if etcd.unusable():
+        pytest.skip(etcd.unusable())
+    with Cluster(1) as cluster:
+        block = {"datastore": "etcd", "etcd_host": ",".join(cluster.endpoints)}
+
+        def keys() -> list[str]:
+            listed = cluster.ctl("get", "--prefix", "/railcni", "--keys-only")
+            return sorted(key for key in listed.split() if "/void/" not in key)
+
+        def narrow() -> None:
+            monkeypatch.setattr(policy, "_current", policy.Policy({"logRoots": ["/"], "dataRoots": [str(tmp_path)]}))
+
+        yield Place(host, block, keys, narrow)
+
+
+@pytest.fixture(params=[of_etcd, of_kubeconfig, of_host], ids=lambda make: make.__name__)
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
@@ -136,3 +156,54 @@ def test_a_password_of_the_flat_file_reaches_no_server_that_only_a_network_has_n
         flat.write_text(json.dumps({"etcd_host": "10.0.0.1", "etcd_username": "root", "etcd_password": "s3cret"}))
         host.delete("c1", block)
         assert list(host.recorded()) == ["c1"]  # pending: without the password it cannot be released
+
+
+@pytest.fixture
+def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A server on a host that the node lets no network name."""
+    monkeypatch.setattr(policy, "_current", policy.Policy({"logRoots": ["/"], "dataRoots": [str(tmp_path)]}))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+def is_reached(listener: socket.socket) -> bool:
+    try:
+        listener.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("verb", ["ADD", "STATUS", "CHECK", "DEL", "GC"])
+def test_no_verb_without_a_record_connects_to_a_host_that_the_node_lets_no_network_name(
+    tmp_path: Path, listener: socket.socket, verb: str
+) -> None:
+    block = {"etcd_host": f"127.0.0.1:{listener.getsockname()[1]}", "datastore": "etcd", "store_timeout": 1}
+    more = {"cni.dev/valid-attachments": []} if verb == "GC" else {}
+    if verb == "CHECK":
+        more = {"prevResult": {"cniVersion": "1.1.0", "ips": []}}
+    expected = contextlib.nullcontext() if verb in ("DEL", "GC") else pytest.raises(InvalidConfig, match="storeHosts")
+    with expected:
+        Host(tmp_path).call(verb, "c1", block, **more)
+    assert not is_reached(listener)
+
+
+def test_a_host_that_a_network_adds_to_that_of_a_record_is_not_connected_to(
+    tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block names the recorded endpoint too, which does not serve now."""
+    if etcd.unusable():
+        pytest.skip(etcd.unusable())
+    narrow = policy._current
+    monkeypatch.setattr(policy, "_current", policy.Policy({**ROOTS, "dataRoots": [str(tmp_path)]}))
+    host = Host(tmp_path)
+    with Cluster(1) as cluster:
+        own = ",".join(cluster.endpoints)
+        block = {"datastore": "etcd", "etcd_host": own, "store_timeout": 1}
+        host.add("c1", block)
+        monkeypatch.setattr(policy, "_current", narrow)
+    more = {**block, "etcd_host": f"127.0.0.1:{listener.getsockname()[1]},{own}"}
+    host.delete("c1", more)
+    assert not is_reached(listener)
+    assert list(host.recorded()) == ["c1"]  # pending

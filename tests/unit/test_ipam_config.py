@@ -39,6 +39,9 @@ class Files:
     def follow(self, path: str, roots: str = "", /) -> str:
         return path
 
+    def allow_host(self, host: str, /) -> None:
+        pass
+
     def host_name(self) -> str:
         return "host.example"
 

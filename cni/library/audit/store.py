@@ -103,6 +103,10 @@ class _Files:
     def follow(path: str, roots: str = "", /) -> str:
         return path
 
+    @staticmethod
+    def allow_host(host: str, /) -> None:
+        pass
+
 
 class NoFiles(_Files):
     """Without any flat file, as for the NADs of other nodes."""
