@@ -1,12 +1,14 @@
 """What runtimes that nobody here wrote send to a plugin, recorded, and sent again to ours.
 
-Each file in fixtures/peers is one call: the CNI variables and the stdin, as the runtime named in it sent them;
-SCENARIO.N-VERB.json is the Nth call of its scenario. Of what was recorded, these differ from run to run and are
-replaced: CNI_PATH, and in prevResult the MAC address of a link that is there.
+Each file in fixtures/peers is a scenario of the runtime named in it. It has the CNI variables and the configurations
+that its calls share, and the calls in order, each with the variables and members of stdin that it alone had. Of what
+was recorded, these differ from run to run and are replaced: CNI_PATH, and in prevResult the MAC address of a link that
+is there.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from tests.view import View
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "peers"
 FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
-SENT = {path.name: json.loads(path.read_text()) for path in FIXTURES.glob("*.json")}
+SCENARIOS = {path.stem: json.loads(path.read_text()) for path in FIXTURES.glob("*.json")}
 
 
 class Replay:
@@ -26,21 +28,24 @@ class Replay:
 
     def __init__(self, node: Node, scenario: str) -> None:
         self._node = node
-        self._left = sorted(name for name in SENT if name.startswith(f"{scenario}."))
-        assert self._left, scenario
+        self._scenario = SCENARIOS[scenario]
+        self._left = list(self._scenario["calls"])
 
     def send(self, verb: str, *, netns: str | None = None) -> Reply:
         """Send the next call, which is a `verb`; `netns` replaces its CNI_NETNS."""
-        sent = SENT[self._left.pop(0)]
+        sent = self._left.pop(0)
         assert sent["verb"] == verb, sent
-        environ, stdin = dict(sent["environ"]), json.loads(json.dumps(sent["stdin"]))
+        configuration = self._scenario["networks"].get(sent.get("network"), {})
+        stdin = copy.deepcopy(configuration | sent.get("stdin", {}))
+        environ = self._scenario["environ"] | {"CNI_COMMAND": verb} | sent.get("environ", {})
         if netns is not None:
             environ["CNI_NETNS"] = netns
         if verb != "VERSION":
             environ["CNI_PATH"] = f"{self._node.executables}:{GO_PLUGINS}"
         for interface in (stdin.get("prevResult") or {}).get("interfaces", []):
             interface["mac"] = self._mac(interface) or interface["mac"]
-        process = self._node.start([self._node.executables / sent["plugin"]], env=environ)
+        plugin = self._scenario.get("plugin") or stdin["type"]
+        process = self._node.start([self._node.executables / plugin], env=environ)
         return Call(process, json.dumps(stdin).encode()).finish()
 
     def _mac(self, interface: dict[str, Any]) -> str:
@@ -51,7 +56,7 @@ class Replay:
 
     def skip_to(self, verb: str) -> Replay:
         """Leave out the calls before the next `verb`."""
-        while SENT[self._left[0]]["verb"] != verb:
+        while self._left[0]["verb"] != verb:
             del self._left[0]
         return self
 
@@ -80,10 +85,9 @@ def flat_file(node: Node) -> None:
 
 
 def test_every_call_that_was_recorded_is_sent_by_a_test() -> None:
-    scenarios = {name.partition(".")[0] for name in SENT}
     source = Path(__file__).read_text()
-    assert scenarios
-    assert [s for s in sorted(scenarios) if f'"{s}"' not in source] == []
+    assert SCENARIOS
+    assert [s for s in sorted(SCENARIOS) if f'"{s}"' not in source] == []
 
 
 # --- cnitool ---
