@@ -25,26 +25,8 @@ DATASTORES = {
     "addresslease": "kubernetes.kubeconfig",
 }
 """The kinds of stores, each with the key that names its server; the file store has none."""
-NESTED = ("dns", "kubernetes")  # the objects whose keys stand in the table with a dot
 NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
-CONFINED = {
-    "dataDir": "dataRoots",
-    "log_file": "logRoots",
-    "configuration_path": "configRoots",
-    "kubernetes.kubeconfig": "configRoots",
-    "etcd_key_file": "configRoots",
-    "etcd_cert_file": "configRoots",
-    "etcd_ca_cert_file": "configRoots",
-}
-"""Keys whose paths must be below roots of the node's policy (cni.shared.policy) in a block, but not in a flat file."""
-
 MOST_STORE_SECONDS = 60  # of a network's own store_timeout: a server that it names holds an ADD up for no longer
-
-ETCD = (
-    *("etcd_host", "etcd_prefix", "etcd_username", "etcd_password"),
-    *("etcd_key_file", "etcd_cert_file", "etcd_ca_cert_file"),
-)
-"""The keys of etcd's server and of what railcni may do there, which belong together: a block that names one brings all."""
 
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
@@ -177,13 +159,21 @@ IPAM_KEYS = (
         "own etcd_host has precedence over the flat file's choice); a pod of "
         "Kubernetes gets file only if it is named",
     ),
-    Key("dataDir", optional(absolute_path, DATA_DIR), DATA_DIR, "the directory of the file store", "data_dir"),
+    Key(
+        "dataDir",
+        optional(absolute_path, DATA_DIR),
+        DATA_DIR,
+        "the directory of the file store",
+        "data_dir",
+        roots="dataRoots",
+    ),
     Key(
         "kubernetes.kubeconfig",
         string,
         "",
         "path of the kubeconfig for the stores kubernetes and addresslease",
         "kubeconfig",
+        roots="configRoots",
     ),
     Key(
         "etcd_host",
@@ -200,9 +190,15 @@ IPAM_KEYS = (
     ),
     Key("etcd_username", string, "", "the user of the etcd store"),
     Key("etcd_password", string, "", "that user's password"),
-    Key("etcd_key_file", string, "", "path of the TLS key for the etcd store"),
-    Key("etcd_cert_file", string, "", "path of the TLS certificate for the etcd store"),
-    Key("etcd_ca_cert_file", string, "", "path of the certificate of the authority that signed the etcd store's"),
+    Key("etcd_key_file", string, "", "path of the TLS key for the etcd store", roots="configRoots"),
+    Key("etcd_cert_file", string, "", "path of the TLS certificate for the etcd store", roots="configRoots"),
+    Key(
+        "etcd_ca_cert_file",
+        string,
+        "",
+        "path of the certificate of the authority that signed the etcd store's",
+        roots="configRoots",
+    ),
     Key(
         "store_timeout",
         optional(integer(1, 600), 30),
@@ -235,7 +231,13 @@ IPAM_KEYS = (
         False,
         "give a pod an address that it requests outside of all ranges; it is leased under the network_name, in the pool of its subnet",
     ),
-    Key("log_file", string, "", "path of a file that log lines are appended to, in addition to stderr"),
+    Key(
+        "log_file",
+        string,
+        "",
+        "path of a file that log lines are appended to, in addition to stderr",
+        roots="logRoots",
+    ),
     Key(
         "log_level",
         optional(log_level, "warning"),
@@ -248,6 +250,7 @@ IPAM_KEYS = (
         "",
         "in the block: path of the flat file, tried before the usual paths; "
         "in a flat file: the directory that holds the file nodename",
+        roots="configRoots",
     ),
 )
 """The keys of the block in addition to RANGE_KEYS."""
@@ -261,6 +264,14 @@ ACCEPTED_KEYS = (
     Key("reconciler_cron_expression", string, "", "accepted, no effect: it is for whereabouts' reconciler"),
 )
 """Keys whose type is checked and that change nothing."""
+
+BLOCK_KEYS = (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KEYS)
+SPELLED = {key.name.lower(): key.name for key in BLOCK_KEYS}
+NESTED = dict.fromkeys(key.name.partition(".")[0] for key in BLOCK_KEYS if "." in key.name)  # objects with keys
+ROOTS = {key.name: key.roots for key in BLOCK_KEYS if key.roots}
+ETCD = {key.name: key.default for key in BLOCK_KEYS if key.name.startswith("etcd_")}
+"""The keys of etcd's server and of what railcni may do there, each with its default. They belong together: a block that
+names one brings all."""
 
 ADDRESS_KEYS = (
     Key("address", interface_address, "", "the address with its prefix length, 192.168.2.7/24"),
@@ -288,3 +299,6 @@ ROUTE_KEYS = (
     ),
 )
 """The keys of a member of `routes`."""
+
+MEMBERS = {"ipRanges": RANGE_KEYS, "addresses": ADDRESS_KEYS, "routes": ROUTE_KEYS}
+"""The keys of the objects in a list of the block."""

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import Fault, fill
+from cni.shared.config import Fault
 from cni.shared.log import LEVELS
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
 from cni.shared.spec.request import member
 from ipam import flatfile
-from ipam.keys import ACCEPTED_KEYS, CONFINED, DATASTORES, ETCD, IPAM_KEYS, NESTED, NOT_FROM_FLAT_FILE, RANGE_KEYS
+from ipam.keys import DATASTORES, ETCD, NESTED, NOT_FROM_FLAT_FILE, ROOTS, SPELLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 
 _HIDDEN = "(not shown)"
-_SPELLED = {key.name.lower(): key.name for key in (*IPAM_KEYS, *RANGE_KEYS, *ACCEPTED_KEYS)}
 _COMMON = 2  # characters: so short a text is in most messages by chance
 
 
@@ -55,15 +54,16 @@ class Source:
     (`is_new` false) is read as version 0.1.0 did, each key apart, so that it can be found by its record.
     """
 
-    __slots__ = ("_block", "_brings", "_flat", "_is_apart", "_is_chosen", "borrowed", "notes", "path", "searched")
+    __slots__ = ("_block", "_brings", "_flat", "_from_file", "_is_chosen", "borrowed", "notes", "path", "searched")
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
         self.borrowed: list[Fault] = []
-        inline = member(block, "configuration_path")
+        self._block = _flattened(block, "ipam.", faults)
+        inline = self._block.get("configuration_path")
         self.searched: tuple[str, ...] = flatfile.PATHS
         if inline and isinstance(inline, str):
             refused: list[Fault] = []
-            followed = _follow("ipam.configuration_path", inline, CONFINED["configuration_path"], files, refused)
+            followed = _follow("ipam.configuration_path", inline, ROOTS["configuration_path"], files, refused)
             former = flatfile.formerly(inline) if refused and not is_new else ""
             (self.borrowed if former else faults).extend(refused)
             if former or not refused:
@@ -74,42 +74,46 @@ class Source:
             read = f"{self.path} is read" if self.path else f"neither is any of {', '.join(flatfile.PATHS)}"
             self.notes.append(f"ipam.configuration_path {inline} is not there: {read}")
         self._is_chosen = bool(self.path) and self.path not in flatfile.PATHS
-        self._block = _flattened(block, "ipam.", faults)
         self._flat = _flattened(flat, f"{self.path}: ", faults)
         self._brings: list[str] = []
         if any(name in self._flat for name in ETCD) and self._block.get("datastore") in (None, "", "etcd"):
             self._brings = [name for name in ETCD if self.names(name) and self._block[name] != self._of_flat_file(name)]
         self.borrowed += self._left_out()
-        self._is_apart = bool(self.borrowed) and not is_new
+        is_apart = bool(self.borrowed) and not is_new
+        self._from_file = {name for name in self._flat if self._is_of_flat_file(name, is_apart)}
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
         """Set the attributes of `target` that `table` names."""
-        before = len(faults)
-        in_flat_file = [key for key in table if self._in_flat_file(key.name)]
-        fill(target, [key for key in table if key not in in_flat_file], self._block, faults, "ipam.")
-        fill(target, in_flat_file, self._flat, faults, f"{self.path}: ")
-        for fault in faults[before:]:
-            if fault.key.endswith("etcd_password") or self._is_of_chosen(fault):
-                fault.value = _HIDDEN
+        for key in table:
+            is_of_file = key.name in self._from_file
+            value = (self._flat if is_of_file else self._block).get(key.name)
+            filled = key.default
+            if value is not None:
+                try:
+                    filled = key.read(value)
+                except ValueError as fault:
+                    is_hidden = key.name == "etcd_password" or (is_of_file and self._is_chosen)
+                    faults.append(Fault(self.where(key.name), _HIDDEN if is_hidden else value, str(fault)))
+            setattr(target, key.attribute, filled)
 
     def follow(self, target: object, table: Sequence[Key], files: Files, faults: list[Fault]) -> None:
         """Replace each path in `target` by its target; a path that the node does not allow is a fault."""
         for key in table:
             value = getattr(target, key.attribute)
-            if key.name not in CONFINED or key.name == "configuration_path" or value == key.default:
+            if key.name not in ROOTS or key.name == "configuration_path" or value == key.default:
                 continue
             if key.name == "log_file":
                 value = self._log_file(value, files)
-            elif not self._in_flat_file(key.name):
-                found = self.borrowed if CONFINED[key.name] == "configRoots" else faults
-                value = _follow(f"ipam.{key.name}", value, CONFINED[key.name], files, found)
+            elif key.name not in self._from_file:
+                found = self.borrowed if ROOTS[key.name] == "configRoots" else faults
+                value = _follow(f"ipam.{key.name}", value, ROOTS[key.name], files, found)
                 self._refuse_key(key.name, value, files)
             setattr(target, key.attribute, value)
 
     def _log_file(self, path: str, files: Files) -> str:
         """Where `path` leads, since it is opened without following links; "" with a note where the node allows no log."""
         try:
-            return files.follow(path, "" if self._in_flat_file("log_file") else CONFINED["log_file"])
+            return files.follow(path, "" if "log_file" in self._from_file else ROOTS["log_file"])
         except ValueError as fault:
             self.notes.append(f"{self.where('log_file')} {path} {fault}; until then log lines go to stderr alone")
             return ""
@@ -141,7 +145,7 @@ class Source:
 
     def is_of_node(self, name: str) -> bool:
         """Whether the value of the key `name` is of the node's flat file, not of the network or of a file that it names."""
-        return self._in_flat_file(name) and not self._is_chosen
+        return name in self._from_file and not self._is_chosen
 
     def hide(self, faults: list[Fault]) -> None:
         """Remove from the faults the values of a flat file that the block chose, and texts made from them."""
@@ -157,7 +161,7 @@ class Source:
         found: set[str] = set()
         for key in table:
             value = getattr(target, key.attribute)
-            if isinstance(value, str) and value not in (*DATASTORES, *LEVELS) and self._in_flat_file(key.name):
+            if isinstance(value, str) and value not in (*DATASTORES, *LEVELS) and key.name in self._from_file:
                 for part in value.split(","):  # each endpoint, which a message may show with a port
                     found |= {part.strip(), part.partition("://")[2].strip(), part.strip().rpartition(":")[0]}
         return sorted((text for text in found if len(text) > _COMMON), key=len, reverse=True)
@@ -167,7 +171,7 @@ class Source:
 
     def where(self, name: str) -> str:
         """The name of the key `name`, or of a member such as exclude[3], in a fault: with its file or "ipam."."""
-        return f"{self.path}: {name}" if self._in_flat_file(name.partition("[")[0]) else f"ipam.{name}"
+        return f"{self.path}: {name}" if name.partition("[")[0] in self._from_file else f"ipam.{name}"
 
     def node_name(self, environ_name: str, files: Files) -> str:
         """The first non-empty of `environ_name`, the file `nodename` in configuration_path, and the host name."""
@@ -202,17 +206,19 @@ class Source:
             self.borrowed.append(Fault(f"ipam.{name}", self._block[name], wanted))
 
     def _of_flat_file(self, name: str) -> object:
-        """What the flat file says, or its default."""
+        """What the flat file says of a key of etcd, or the default."""
         value = self._flat.get(name)
-        return next(key.default for key in IPAM_KEYS if key.name == name) if _is_left_out(value) else value
+        return ETCD[name] if _is_left_out(value) else value
 
-    def _in_flat_file(self, name: str) -> bool:
-        if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat.get(name)):
+    def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
+        """Whether the flat file has the value of the key `name`; `is_apart`: the keys of etcd are read each apart."""
+        if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
             return False
+        is_left_out = _is_left_out(self._block.get(name))
         if name in ETCD and self._brings:
-            return self._is_apart and _is_left_out(self._block.get(name))
-        repeats = name in (*ETCD, *CONFINED) and self._block.get(name) == self._flat[name]
-        return repeats or _is_left_out(self._block.get(name))
+            return is_apart and is_left_out
+        repeats = (name in ETCD or name in ROOTS) and self._block.get(name) == self._flat[name]
+        return repeats or is_left_out
 
 
 def _follow(key: str, path: str, roots: str, files: Files, faults: list[Fault]) -> str:
@@ -275,7 +281,7 @@ def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> di
             faults.append(Fault(prefix + name, nested, "want a JSON object"))
     flat: dict[str, Any] = {}
     for name, value in found:
-        spelled = _SPELLED.get(name.lower(), name)
+        spelled = SPELLED.get(name.lower(), name)
         if name == spelled or spelled not in flat:  # as `member` chooses among names that differ only in case
             flat[spelled] = value
     return flat

@@ -29,16 +29,24 @@ class Key:
     """One key of a configuration: its name, the reader that checks its value, the attribute it fills, its default.
 
     `read` takes the JSON value and returns what the attribute gets, or raises ValueError that says what is wanted.
+    `roots` is the key of the node's policy (cni.shared.policy) below whose roots networks may name a path.
     """
 
     def __init__(
-        self, name: str, read: Callable[[Any], Any], default: Any = None, doc: str = "", attribute: str = ""
+        self,
+        name: str,
+        read: Callable[[Any], Any],
+        default: Any = None,
+        doc: str = "",
+        attribute: str = "",
+        roots: str = "",
     ) -> None:
         self.name = name
         self.read = read
         self.default = default
         self.doc = doc
         self.attribute = attribute or name
+        self.roots = roots
 
 
 class Fault:

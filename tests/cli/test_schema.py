@@ -19,7 +19,7 @@ from cni.cli.nad import schema
 from cni.features import routing
 from cni.features import verbs_device as rdma_key
 from cni.library.lint import known
-from cni.library.lint.addresses import MEMBERS, Assumed
+from cni.library.lint.addresses import Assumed
 from cni.plugins import LINK_PLUGINS
 from cni.plugins.host_device import plugin as host_device
 from cni.plugins.macvlan import plugin as macvlan
@@ -95,7 +95,7 @@ TABLES: dict[str, Sequence[Key]] = {
     "rail": routing.KEYS,
     "extras": [rdma_key.KEY],  # what is said of `rail` besides, its reader leaves to the table's
     "range": keys.RANGE_KEYS,
-    "ipam": [k for k in keys.IPAM_KEYS if "." not in k.name and k.name not in MEMBERS],
+    "ipam": [k for k in keys.IPAM_KEYS if "." not in k.name and k.name not in keys.MEMBERS],
     "accepted": keys.ACCEPTED_KEYS,
     "address": keys.ADDRESS_KEYS,
     "route": keys.ROUTE_KEYS,

@@ -15,7 +15,7 @@ from cni.shared import policy
 from cni.shared.policy import Policy, matches
 from cni.shared.spec.errors import InvalidConfig
 from ipam import flatfile
-from ipam.keys import CONFINED, IPAM_KEYS
+from ipam.keys import IPAM_KEYS, ROOTS
 
 STORES = "/var/lib/cni/railcni/stores"
 
@@ -183,6 +183,6 @@ def test_it_lies_beside_the_flat_file_in_the_same_order() -> None:
 
 
 def test_every_path_of_the_ipam_block_is_confined_by_a_key_of_the_policy() -> None:
-    assert set(CONFINED.values()) <= {key.name for key in policy.KEYS}
+    assert set(ROOTS.values()) <= {key.name for key in policy.KEYS}
     told = {key.name for key in IPAM_KEYS if "path of" in key.doc or "directory" in key.doc}
-    assert told == set(CONFINED)
+    assert told == set(ROOTS)

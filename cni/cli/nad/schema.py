@@ -13,7 +13,6 @@ from typing import Any
 
 from cni import features, plugins
 from cni.library.lint import known
-from cni.library.lint.addresses import BLOCK, MEMBERS
 from cni.plugins import LINK_PLUGINS
 from cni.plugins.rdma import plugin as rdma
 from cni.plugins.sriov import plugin as sriov
@@ -114,8 +113,8 @@ def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about
             definitions[extra] = table(extra, features.named(extra).KEYS, definitions)
             more = [] if key.read is config.mapping else [_SWITCH, {"const": "auto", **_STRING}]
             rule = {"anyOf": [{"$ref": f"#/$defs/{extra}"}, *more]} if more else {"$ref": f"#/$defs/{extra}"}
-        elif key.name in MEMBERS and key in BLOCK:
-            definitions[key.name] = table(key.name, MEMBERS[key.name], definitions)
+        elif key.name in keys.MEMBERS and key in keys.BLOCK_KEYS:
+            definitions[key.name] = table(key.name, keys.MEMBERS[key.name], definitions)
             rule = _list({"$ref": f"#/$defs/{key.name}"})
         default = list(key.default) if isinstance(key.default, tuple) else key.default
         properties[key.name] = {
@@ -132,7 +131,9 @@ def schema(name: str) -> Rule:
     """The JSON Schema (draft 2020-12) of a plugin's configuration, of the block of whereabouts, or of a conflist."""
     inner: dict[str, Rule] = {}
     definitions: dict[str, Rule] = {}
-    whereabouts = table(known.OWN_IPAM, BLOCK, inner, "The ipam block of type whereabouts, and the flat file.")
+    whereabouts = table(
+        known.OWN_IPAM, keys.BLOCK_KEYS, inner, "The ipam block of type whereabouts, and the flat file."
+    )
     if name == known.OWN_IPAM:
         document = whereabouts
     else:

@@ -14,28 +14,20 @@ from cni.library.lint import known
 from cni.library.lint.table import executable, fix_of, message_of, reader_of, remedy, unknown_keys
 from cni.plugins import LINK_PLUGINS
 from cni.shared import rail as rails_key
-from cni.shared.config import Fault, Key
+from cni.shared.config import Fault
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Request, member
 from ipam import config as ipam_config
 from ipam import flatfile, own
-from ipam import keys as tables
 from ipam.entries import read_ranges
 from ipam.group import indexes
+from ipam.keys import BLOCK_KEYS, MEMBERS
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 from ipam.stores import IN_CLUSTER
 
 if TYPE_CHECKING:
     from ipam.source import Files
-
-BLOCK: Sequence[Key] = (*tables.RANGE_KEYS, *tables.IPAM_KEYS, *tables.ACCEPTED_KEYS)
-MEMBERS: Mapping[str, Sequence[Key]] = {
-    "ipRanges": tables.RANGE_KEYS,
-    "addresses": tables.ADDRESS_KEYS,
-    "routes": tables.ROUTE_KEYS,
-}
-"""The tables of the objects in a list of the block."""
 
 
 class Assumed:
@@ -173,7 +165,7 @@ def _whereabouts(
     scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: Files
 ) -> ipam_config.IpamConfig | None:
     """The block's configuration; None when it has faults, which are noted."""
-    unknown_keys(scope, keys, block, BLOCK, "whereabouts")
+    unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")
     for name, table in MEMBERS.items():
         listed = member(block, name)
         for i, entry in enumerate(listed if isinstance(listed, list) else []):
@@ -189,7 +181,7 @@ def _whereabouts(
         inside = keys_of(fault.key.removeprefix("ipam.")) if fault.key.startswith("ipam.") else ()
         at = keys[:-1] if fault.key == "cniVersion" else (*keys, *inside)
         message = message_of(fault) if inside or at == keys[:-1] else str(fault)  # no key of the block
-        scope.error(at, _told(message, flat), fix_of(fault, reader_of(inside, BLOCK, MEMBERS)))
+        scope.error(at, _told(message, flat), fix_of(fault, reader_of(inside, BLOCK_KEYS, MEMBERS)))
     for note in config.notes:
         name = note.split(" ", 1)[0]
         if name.startswith("ipam."):
