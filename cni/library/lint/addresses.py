@@ -144,7 +144,7 @@ def examine(
         scope.error((*at, "type"), f"{kind} is no IPAM plugin", f'write "{known.OWN_IPAM}"')
     else:
         executable(scope, (*at, "type"), kind, known.IPAMS, "IPAM plugin")
-    if known.meant(kind) == known.OWN_IPAM:
+    if known.own(kind) == known.OWN_IPAM:
         config = _whereabouts(scope, at, block, request, flat)
         if config is not None:
             owner, wire = f"the network {scope.network}", str(member(document, "master") or "")

@@ -12,7 +12,6 @@ from cni.plugins import LINK_PLUGINS
 OWN_IPAM = "whereabouts"
 OWN_CHAINED = "rdma"
 PREFIX = "railcni-"
-_LEAST_LETTERS = 5  # in shorter names one letter makes another word
 
 
 def own(name: str) -> str:
@@ -61,11 +60,6 @@ OF_LISTS = ("cniVersion", "cniVersions", "name", "disableCheck", "disableGC", "l
 PLUGINS = LINKS | CHAINED | IPAMS
 
 
-def meant(name: str) -> str:
-    """As `own`, for a name that may be misspelled."""
-    return own(name) or own(slip(name, (name for name in PLUGINS if own(name))))
-
-
 def near(word: str, names: Iterable[str]) -> str:
     """The one of `names` that was most likely meant by `word`, or ""."""
     folded: dict[str, str] = {}
@@ -79,26 +73,8 @@ def near(word: str, names: Iterable[str]) -> str:
 
 def remedy(word: str, names: Iterable[str], otherwise: str = "remove it") -> str:
     """The remedy for the unknown `word`: the one of `names` that was most likely meant."""
-    meant = near(word, names)
-    return f'write "{meant}"' if meant else otherwise
-
-
-def slip(word: str, names: Iterable[str]) -> str:
-    """The one of `names` that `word` is but for its case, its - and _, or one letter too many, missing, wrong or swapped
-    with the next; "" when none is.
-
-    It is no slip where two plugins may well be called so: macvlan2 is somebody's own, ovn is not ovs.
-    """
-    candidates = (name for name in names if len(name) >= _LEAST_LETTERS or own(name))
-    return next((name for name in candidates if _is_slip(_bare(word), _bare(name))), "")
-
-
-def _is_slip(word: str, name: str) -> bool:
-    same = next((i for i, (a, b) in enumerate(zip(word, name, strict=False)) if a != b), min(len(word), len(name)))
-    if word[same : same + 1].isdigit():
-        return False
-    left, right = word[same:], name[same:]
-    return left == right[1:] or left[1:] == right or left[1:] == right[1:] or left[1::-1] + left[2:] == right
+    likely = near(word, names)
+    return f'write "{likely}"' if likely else otherwise
 
 
 def _bare(word: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -98,11 +97,6 @@ def _config(scope: Scope, document: dict[str, Any], around: Surroundings) -> Non
         if not any(known.near(key, ("config",)) for key in spec or {}):
             message = f"is empty: Multus looks on each node for a network of the name {scope.network}"
             scope.warn(("spec", "config"), message, "write the network here, or check that each node's net.d has it")
-        return
-    if isinstance(config, str) and (inside := reader.yaml_in(scope, node)):
-        text = json.dumps(inside.root.data, default=str)
-        scope.error(("spec", "config"), "is YAML, and Multus reads JSON", f"write {text}")
-        network.examine(inside, around)
         return
     if not isinstance(config, str):
         scope.error(("spec", "config"), "is no string: want JSON text", "write config: | and the JSON below it")

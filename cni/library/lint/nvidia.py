@@ -1,9 +1,6 @@
 """The networks of NVIDIA's Network Operator (mellanox.com/v1alpha1) and of the SR-IOV Network Operator, rendered to the
-NADs that they make of them.
-
-An operator writes a NAD as text, with the resource's strings in it as they are, and reads that text as YAML. So does
-this module: text that is no YAML or JSON there is none here, and the JSON has the operator's spacing. Its own
-bookkeeping (labels, revision, owner) is left out.
+NADs that they make of them: the same keys and values, in the layout of this command, and without the operators' own
+bookkeeping (labels, revision, owner).
 
 Sources: Mellanox/network-operator: manifests/state-{macvlan,hostdevice,ipoib}-network, pkg/state, api/v1alpha1;
 k8snetworkplumbingwg/sriov-network-operator: bindata/manifests/cni-config/sriov, api/v1.
@@ -16,7 +13,6 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from cni.library.documents import jsontext, reader
@@ -24,14 +20,12 @@ from cni.library.documents.diagnostic import ERROR, Diagnostic
 from cni.library.documents.networks import RESOURCE_NAME
 from cni.library.documents.refusals import shown
 from cni.library.documents.scope import Scope
-from cni.library.documents.tree import TreeNode
 from cni.library.lint import known
 
 VERSION = "mellanox.com/v1alpha1"
 _RESOURCE_PREFIX = "nvidia.com/"
 SRIOV_PREFIX = "openshift.io"  # RESOURCE_PREFIX of the SR-IOV Network Operator; NVIDIA's chart sets nvidia.com
 _RESOURCE = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-_GO_SPACE = re.compile("[\t\n\v\f\r \u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # unicode.IsSpace
 _MOST = (1 << 63) - 1
 
 
@@ -144,24 +138,14 @@ def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
     for key, wanted in (("kind", kind), ("apiVersion", VERSIONS.get(kind, VERSION))):
         if document.get(key) != wanted:
             scope.error((key,), f"{shown(document.get(key))}: want {wanted}", f"write {wanted}")
-    if yaml.safe_load(f"name: {name}")["name"] != name:
-        message = f"{shown(name)}: the operator writes it without quotes, and YAML reads something else"
-        scope.error(("metadata", "name"), message, "choose a name that begins with a letter")
     spec = _spec(scope, kind, document)
     if spec is None:
         return None
-    _check_texts(scope, spec)
+    config = _config(scope, name, spec)
     if any(f.severity == ERROR for f in findings[before:]):
         return None
     nad = _nad(name, spec, str(metadata.get("namespace") or "default"), prefix)
-    try:
-        config = yaml.safe_load("'" + _text(name, spec) + "'")
-        json.loads(config)
-    except (yaml.YAMLError, ValueError) as fault:
-        message = f"the text that the operator makes of it is no JSON: {fault}"
-        scope.error(("spec",), message.split("\n")[0], "check the quotes in its strings")
-        return None
-    nad["spec"] = {"config": config}
+    nad["spec"] = {"config": json.dumps(config, indent=2) + "\n"}
     return nad
 
 
@@ -192,56 +176,32 @@ def _spec(scope: Scope, kind: str, document: dict[str, Any]) -> _Spec | None:
     return spec if len(scope.findings) == before else None
 
 
-def _check_texts(scope: Scope, spec: _Spec) -> None:
-    """Whether the strings that become part of the NAD's text leave it JSON, and YAML."""
-    for key in ("networkNamespace", "master"):
-        text = getattr(spec, key, "")
-        plain = re.fullmatch(r"[A-Za-z0-9._@:-]+", text)
-        if text and (not plain or (key == "networkNamespace" and yaml.safe_load(f"a: {text}")["a"] != text)):
-            scope.error(("spec", key), f"{shown(text)}: the operator writes it without escapes", "write a plain name")
-    for key, opening, closing in (("ipam", "", ""), ("capabilities", "", ""), ("metaPlugins", "[", "]")):
-        text = getattr(spec, key, "")
-        if not text:
-            continue
-        if "'" in text.replace("''", ""):
-            scope.error(("spec", key), "an apostrophe ends the operator's text", "write '' for it")
-        if key == "metaPlugins" and text.lstrip().startswith("["):
-            scope.error(("spec", key), "the operator puts the brackets around it", "write the plugins without [ and ]")
-            continue
-        try:
-            root = jsontext.parse(opening + text + closing)
-        except jsontext.Fault as fault:
-            _, node, _ = scope.root.walk(("spec", key))
-            inner = Scope(reader.string(scope, node), node, scope.findings, scope.network)
-            start, end = (min(max(0, at - len(opening)), len(text)) for at in (fault.start, fault.end))
-            inner.span(ERROR, start, end, f"spec.{key}", f"not JSON: {fault}", fault.fix)
-        else:
-            _check_values(scope, key, root, not isinstance(spec, SriovNetwork))
+def _objects(scope: Scope, spec: _Spec, key: str) -> list[Any]:
+    """The JSON objects in the text of a key; of metaPlugins there are several, without brackets around them. Faults are
+    noted."""
+    text, several = getattr(spec, key, ""), key == "metaPlugins"
+    if not text:
+        return []
+    if several and text.lstrip().startswith("["):
+        scope.error(("spec", key), "the operator puts the brackets around it", "write the plugins without [ and ]")
+        return []
+    opening, closing = ("[", "]") if several else ("", "")
+    try:
+        root = jsontext.parse(opening + text + closing)
+    except jsontext.Fault as fault:
+        _, node, _ = scope.root.walk(("spec", key))
+        inner = Scope(reader.string(scope, node), node, scope.findings, scope.network)
+        start, end = (min(max(0, at - len(opening)), len(text)) for at in (fault.start, fault.end))
+        inner.span(ERROR, start, end, f"spec.{key}", f"not JSON: {fault}", fault.fix)
+        return []
+    found = root.data if several else [root.data]
+    if not all(isinstance(one, dict) for one in found):
+        wanted = "objects" if several else "an object"
+        scope.error(("spec", key), f"{shown(root.data)}: want {wanted}", "write {...}")
+    return list(found)
 
 
-def _check_values(scope: Scope, key: str, root: TreeNode, squeezes: bool) -> None:
-    values = root.items or [] if key == "metaPlugins" else [root]
-    if any(value.members is None for value in values):
-        scope.error(
-            ("spec", key),
-            f"{shown(root.data)[:60]}: want {'objects' if key == 'metaPlugins' else 'an object'}",
-            "write {...}",
-        )
-    if key == "ipam" and squeezes:
-        for value in _strings(root.data):
-            if _GO_SPACE.search(value):
-                message = f"{shown(value)}: the operator removes the white space in it, and calls it {_GO_SPACE.sub('', value)}"
-                scope.warn(("spec", key), message, "write it without")
-
-
-def _strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _strings(inner)
-
-
-# --- what the operator writes ---
+# --- the NAD ---
 
 
 def _nad(name: str, spec: _Spec, namespace: str, prefix: str) -> dict[str, Any]:
@@ -255,7 +215,25 @@ def _nad(name: str, spec: _Spec, namespace: str, prefix: str) -> dict[str, Any]:
     return {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": metadata}
 
 
-def _sriov(spec: SriovNetwork) -> str:
+def _config(scope: Scope, name: str, spec: _Spec) -> dict[str, Any]:
+    """The network of the NAD; with meta plugins a list."""
+    ipam, capabilities, chained = (_objects(scope, spec, key) for key in ("ipam", "capabilities", "metaPlugins"))
+    plugin: dict[str, Any]
+    if isinstance(spec, SriovNetwork):
+        plugin = _sriov(spec, *capabilities)
+    elif isinstance(spec, MacvlanNetwork):
+        given = {"master": spec.master, "mode": spec.mode, "mtu": spec.mtu}
+        plugin = {"type": "macvlan", **{key: value for key, value in given.items() if value}}
+    elif isinstance(spec, IPoIBNetwork):
+        plugin = {"type": "ipoib", "master": spec.master}
+    else:
+        plugin = {"type": "host-device"}
+    plugin["ipam"] = ipam[0] if ipam else {}
+    head = {"cniVersion": "1.0.0" if isinstance(spec, SriovNetwork) else "0.3.1", "name": name}
+    return {**head, "plugins": [plugin, *chained]} if chained else {**head, **plugin}
+
+
+def _sriov(spec: SriovNetwork, capabilities: Any = None) -> dict[str, Any]:
     given = {
         "spoofchk": spec.spoofChk,
         "trust": spec.trust,
@@ -263,32 +241,9 @@ def _sriov(spec: SriovNetwork) -> str:
         "vlanProto": spec.vlanProto,
         "min_tx_rate": spec.minTxRate if spec.minTxRate >= 0 else None,
         "max_tx_rate": spec.maxTxRate if spec.maxTxRate >= 0 else None,
-        "capabilities": spec.capabilities and json.loads(spec.capabilities),
+        "capabilities": capabilities,
         "link_state": spec.linkState,
         "logLevel": spec.logLevel,
         "logFile": spec.logFile,
     }
-    parts = {"type": "sriov", "vlan": spec.vlan, **{k: v for k, v in given.items() if v not in (None, "")}}
-    return "".join(f'"{key}":{json.dumps(value)},' for key, value in parts.items())
-
-
-def _text(name: str, spec: _Spec) -> str:
-    """The text that stands between the single quotes of the NAD's config."""
-    head = f'{{\n  "cniVersion":"0.3.1",\n  "name":"{name}",'
-    squeezed = f'"ipam":{_GO_SPACE.sub("", spec.ipam) or "{}"}'
-    if isinstance(spec, IPoIBNetwork):
-        return f'{head}\n  "type":"ipoib",\n  "master": "{spec.master}",\n  {squeezed}\n}}'
-    if isinstance(spec, SriovNetwork):
-        head, plugin = head.replace("0.3.1", "1.0.0"), _sriov(spec) + f'"ipam":{spec.ipam or "{}"}'
-    elif isinstance(spec, MacvlanNetwork):
-        plugin = '"type":"macvlan",'
-        plugin += f'"master": "{spec.master}",' if spec.master else ""
-        plugin += f'"mode" : "{spec.mode}",' if spec.mode else ""
-        plugin += f'"mtu" : {spec.mtu},' if spec.mtu else ""
-        plugin += squeezed
-    else:
-        plugin = f'"type":"host-device",\n  "ipam":{spec.ipam or "{}"}'
-    more = getattr(spec, "metaPlugins", "")
-    if more:
-        return f'{head}\n  "plugins": [\n    {{\n  {plugin}\n}}\n  ,\n  {more}\n  ]\n}}\n'
-    return f"{head}\n  {plugin}\n}}\n"
+    return {"type": "sriov", "vlan": spec.vlan, **{k: v for k, v in given.items() if v not in (None, "")}}

@@ -51,7 +51,7 @@ class Surroundings:
 def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings) -> None:
     """Note the faults of the plugin `document`, which stands at `keys`."""
     kind = member(document, "type")
-    own = known.meant(kind) if isinstance(kind, str) else ""
+    own = known.own(kind) if isinstance(kind, str) else ""
     request = Request({"CNI_COMMAND": "ADD"}, b"", _as_called(document, around), {})
     if own in LINK_PLUGINS:
         module = plugins.named(own)
@@ -101,7 +101,7 @@ def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], rail: Rai
     """Rails of one index a pod are counted by our IPAM plugin alone."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
-    if rail and rail.is_same_index and known.meant(str(kind)) != known.OWN_IPAM:
+    if rail and rail.is_same_index and known.own(str(kind)) != known.OWN_IPAM:
         message = f'"{rail.addressing}" needs the IPAM plugin {known.OWN_IPAM}'
         scope.error((*keys, "rail", "addressing"), message, f'write "{known.OWN_IPAM}" as ipam.type, or "plain" here')
 

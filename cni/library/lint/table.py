@@ -111,14 +111,10 @@ def unknown_keys(
 
 
 def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
-    """An error for a `name` that is one of `names` misspelled; a warning for an unknown one, which may be installed."""
-    if name in names:
-        return
-    message = f"no {what} of the name {name} is known"
-    if slip := known.slip(name, sorted(names)):
-        scope.error(at, f"{message}: the runtime finds none", f'write "{slip}"')
-    else:
-        scope.warn(at, message, known.remedy(name, sorted(names), "check that the runtime's plugin folder has it"))
+    """A warning for a `name` that is none of `names`: it is misspelled, or the executable is another's."""
+    if name not in names:
+        fix = known.remedy(name, sorted(names), "check that the runtime's plugin folder has it")
+        scope.warn(at, f"no {what} of the name {name} is known", fix)
 
 
 def _elsewhere(name: str, kind: str) -> str:
