@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from cni.device_plugin.choose import Host, Offer, Resource, resources, spread
 from cni.device_plugin.node import read_host
 from cni.library.resources import config
 from tests.device_plugin.scene import Machine
+from tests.node import ROOT
 
 
 @pytest.fixture
@@ -79,6 +82,27 @@ def test_ports_of_the_bond_with_the_default_route_are_withheld(tmp_path: Path) -
         '"bond0.5", on top of "ens0f0",',
         '"bond0.5", on top of "ens1f0",',
     ]
+
+
+IN_THE_NODES_NAMESPACE = """
+for words in "link add ens0f0 type veth peer name other" "link set other up" "link set ens0f0 up" \\
+    "address add 10.77.0.1/24 dev ens0f0" \\
+    "route add 10.88.0.0/16 via 10.77.0.254 dev ens0f0 proto bgp"; do
+    ip $words || exit 1
+done
+exec "$@"
+"""
+
+
+def test_in_the_nodes_own_network_namespace_the_kernel_is_asked_as_the_plugins_ask_it() -> None:
+    """`railcni vfs` on the node, and the device plugin with the node's network."""
+    code = (
+        "from cni.library.inventory import topology; print(topology.uplinks('/proc/self'), topology.uplinks('/proc/1'))"
+    )
+    command = ["unshare", "--net", "sh", "-c", IN_THE_NODES_NAMESPACE, "sh", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert '"ens0f0" carries the route 10.88.0.0/16 via 10.77.0.254 of a routing daemon' in done.stdout, done.stderr
+    assert done.stdout.count("10.88.0.0/16") == 1  # process 1 is in another namespace
 
 
 def chosen(machine: Machine, document: dict[str, Any], before: Host | None = None) -> list[Resource]:

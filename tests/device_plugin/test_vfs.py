@@ -213,7 +213,38 @@ def of_the_default_route(machine: Machine) -> str:
     net = machine.root / "proc/1/net"
     net.mkdir(parents=True)
     (net / "route").write_text("Iface Dest\nens0v1 00000000 0101A8C0 0003 0 0 0 00000000 0 0 0\n")
-    return "the host's default route"
+    return '"ens0v1" carries the default route (0.0.0.0/0 via 192.168.1.1, table main)'
+
+
+def of_the_way_to_storage(machine: Machine) -> str:
+    """By the longest prefix of several; the server and the metric are as the kernel shows them."""
+    net = machine.root / "proc/1/net"
+    (net / "nfsfs").mkdir(parents=True)
+    (net / "nfsfs/servers").write_text("NV SERVER   PORT USE HOSTNAME\nv4 0a000064  801   1 nas\n")
+    lines = (
+        "eth0 00000000 0101A8C0 0003 0 0 0 00000000 0 0 0",
+        "eth0 0000000A 00000000 0001 0 0 0 000000FF 0 0 0",
+        "eth0 0000000A 00000000 0001 0 0 200 00FFFFFF 0 0 0",
+        "ens0v1 0000000A 00000000 0001 0 0 100 00FFFFFF 0 0 0",
+        "",
+    )
+    (net / "route").write_text("\n".join(("Iface Dest", *lines)))
+    return '"ens0v1" carries the route to the NFS server 10.0.0.100'
+
+
+def of_the_way_to_storage_over_ipv6(machine: Machine) -> str:
+    connection = machine.root / "sys/class/iscsi_connection"
+    machine.tree.put(connection, {"connection1:0/address": "fd00::7", "connection2:0/address": "not an address"})
+    net = machine.root / "proc/1/net"
+    net.mkdir(parents=True)
+    near, zero = f"fd{0:030x}", "0" * 32
+    lines = (
+        f"{near} 40 {zero} 00 {zero} 00000100 00000001 00000000 00000001   ens0v1",
+        f"{zero} 00 {zero} 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth0",
+        "",
+    )
+    (net / "ipv6_route").write_text("\n".join(lines))
+    return '"ens0v1" carries the route to the iSCSI server fd00::7'
 
 
 def given_by_kubelet(machine: Machine) -> str:
@@ -225,7 +256,15 @@ def given_by_kubelet(machine: Machine) -> str:
 
 @pytest.mark.parametrize(
     "use",
-    [in_a_pod, below_a_macvlan, open_by_a_process, of_the_default_route, given_by_kubelet],
+    [
+        in_a_pod,
+        below_a_macvlan,
+        open_by_a_process,
+        of_the_default_route,
+        of_the_way_to_storage,
+        of_the_way_to_storage_over_ipv6,
+        given_by_kubelet,
+    ],
     ids=lambda u: u.__name__,
 )
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import ipaddress
 import json
 import os
 from collections.abc import Collection, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,10 +19,8 @@ from cni.library.inventory.devices import Port
 from cni.library.inventory.places import NET_DIRECTORY
 from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.library.runtime.cache import DIRECTORY
-from cni.plugins import uplink
-from cni.shared.kernel import rdma_sysfs, routes
+from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import read_whole
-from cni.shared.kernel.links import Rtnl
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError
@@ -120,11 +117,8 @@ class NodeFacts:
     @cached_property
     def management(self) -> Collection[str]:
         """The links that carry the node's own traffic, and those below them."""
-        if not self.places.live:
-            return topology.uplinks(self.places.proc, self.places.sys)
-        with closing(Rtnl()) as host:
-            links, ways = host.links(), uplink.ways(host, routes.all_bodies(host))
-            return [link.name for link in links if uplink.carried(link, links, ways)]
+        proc = self.places.proc
+        return topology.uplinks(f"{proc}/self" if self.places.live else proc, self.places.sys)
 
     @property
     def own_interfaces(self) -> dict[str, SandboxInterface]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 from socket import AF_INET6, inet_ntoa, inet_ntop
 
 from cni.plugins import uplink
 from cni.shared.kernel import routes, sysfs
 from cni.shared.kernel.files import names_in
+from cni.shared.kernel.links import Rtnl
 
 SELF, PIX, PXB, PHB, NODE, SYS = "X", "PIX", "PXB", "PHB", "NODE", "SYS"
 NEAREST_FIRST = (SELF, PIX, PXB, PHB, NODE, SYS)
@@ -24,7 +27,7 @@ is_address = sysfs.is_pci_address
 _NVIDIA, _AMD = 0x10DE, 0x1002
 _VGA, _COMPUTE = 0x0300, (0x0302, 0x0380, 0x1200)  # include/linux/pci_ids.h; a BMC's console is VGA too
 _UNKNOWN_NODE = -1
-_SHORT_MASKS, _SHORT_IPV6 = {"00000000": 0, "00000080": 1}, 4  # prefixes that replace a default route
+_SHORT = {4: 1, 6: 4}  # lengths of prefixes that replace a default route, by the version of IP
 _RTF_REJECT, _RTF_ADDRCONF = 0x200, 0x40000  # include/uapi/linux/route.h and ipv6_route.h
 
 
@@ -148,41 +151,79 @@ def _hex(digits: str) -> int:
 
 
 class _ProcRoute:
-    """A default route as files of /proc show it, with the attributes of `routes.Route` that `uplink.in_use` compares."""
+    """A route as files of /proc show it, with the attributes of `routes.Route` that `uplink.in_use` compares."""
 
-    def __init__(self, link: str, dst: str, gw: str, priority: str, is_advertised: bool) -> None:
-        self.index, self.dst, self.gw, self.priority = link, dst, gw, int(priority, 16 if ":" in dst else 10)
+    def __init__(self, link: str, dst: str, gw: str, priority: int, is_advertised: bool = False) -> None:
+        self.index, self.dst, self.gw, self.priority = link, dst, gw, priority
         self.table = routes.MAIN_TABLE  # of IPv6 routes the file does not tell the table
         self.protocol = routes.RA_PROTOCOL if is_advertised else routes.BOOT_PROTOCOL
         self.body = self
+        self.network = ip_network(dst)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is a default route, or has a prefix that replaces one."""
+        return self.network.prefixlen <= _SHORT[self.network.version]
 
 
-def _default_routes(proc: str) -> Iterator[_ProcRoute]:
+def _routes(proc: str) -> Iterator[_ProcRoute]:
     """proc(5): /proc/net/route, which has the main table and the first next hop; net/ipv6/route.c, ipv6_route_native_seq_show."""
     for line in text(f"{proc}/net/route").splitlines()[1:]:
         fields = line.split()
-        if len(fields) > 7 and fields[7] in _SHORT_MASKS and not int(fields[3], 16) & _RTF_REJECT:
-            target, gateway = (inet_ntoa(bytes.fromhex(field)[::-1]) for field in fields[1:3])
-            yield _ProcRoute(fields[0], f"{target}/{_SHORT_MASKS[fields[7]]}", gateway, fields[6], False)
+        if len(fields) > 7 and not int(fields[3], 16) & _RTF_REJECT:
+            target, gateway, mask = (inet_ntoa(bytes.fromhex(fields[at])[::-1]) for at in (1, 2, 7))
+            yield _ProcRoute(fields[0], str(ip_network(f"{target}/{mask}")), gateway, int(fields[6]))
     for line in text(f"{proc}/net/ipv6_route").splitlines():
         fields = line.split()
-        if len(fields) == 10 and int(fields[1], 16) <= _SHORT_IPV6 and fields[9] != "lo":
+        if len(fields) == 10 and fields[9] != "lo":
             target, gateway = (inet_ntop(AF_INET6, bytes.fromhex(fields[at])) for at in (0, 4))
             is_advertised = bool(int(fields[8], 16) & _RTF_ADDRCONF)
-            yield _ProcRoute(fields[9], f"{target}/{int(fields[1], 16)}", gateway, fields[5], is_advertised)
+            dst = f"{target}/{int(fields[1], 16)}"
+            yield _ProcRoute(fields[9], dst, gateway, int(fields[5], 16), is_advertised)
 
 
-def uplinks(proc: str = "/proc", sys: str = "/sys") -> dict[str, str]:
-    """The links of the default routes in use and those below them, as /proc and sysfs show them, each with the reason."""
+def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
+    """The links that carry the node's own traffic, and those below them, each with the reason.
+
+    `proc` is the directory of a process in the node's network namespace. If this process is there too, it asks the kernel, as
+    the plugins do. Otherwise /proc and sysfs show it the default routes in use and the ways to the node's storage.
+    """
+    if _is_own_namespace(proc):
+        with closing(Rtnl()) as host:
+            links, ways = host.links(), uplink.ways(host, routes.all_bodies(host))
+        return {link.name: reason for link in links if (reason := uplink.carried(link, links, ways))}
     found: dict[str, str] = {}
-    for route in uplink.in_use(list(_default_routes(proc))):  # type: ignore[arg-type]  # it has the attributes
-        pending = [str(route.index)]
+    for carrier, carries in _shown_ways(proc, sys):
+        pending = [carrier]
         for name in pending:
             if name not in found:
-                found[name] = uplink.said(name, str(route.index), uplink.text_of(route))
+                found[name] = uplink.said(name, carrier, carries)
                 folder = f"{sys}/class/net/{name}"
                 pending += [one.removeprefix("lower_") for one in names_in(folder) if one.startswith("lower_")]
     return found
+
+
+def _is_own_namespace(proc: str) -> bool:
+    try:
+        return os.path.samefile(f"{proc}/ns/net", "/proc/thread-self/ns/net")
+    except OSError:  # it is not there, or the kernel tells it only to a process that may trace that one
+        return False
+
+
+def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
+    """Links by name, and what files of /proc and sysfs show that each carries."""
+    every = list(_routes(proc))
+    for route in uplink.in_use([route for route in every if route.is_default]):  # type: ignore[misc]
+        yield str(route.index), uplink.text_of(route)
+    for server, kind in sorted(set(uplink.storage_servers(f"{proc}/net", f"{sys}/class"))):
+        try:
+            address = ip_address(server)
+        except ValueError:
+            continue  # a name, or an address of Fibre Channel
+        ways = [route for route in every if address in route.network]
+        if ways:
+            best = min(ways, key=lambda route: (-route.network.prefixlen, route.priority))
+            yield best.index, f"carries the route to the {kind} server {server}"
 
 
 def administrative_states(root: str = "/sys") -> dict[str, bool]:

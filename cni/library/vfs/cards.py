@@ -66,10 +66,10 @@ def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]
         if nodes and not holding and not all_asked:
             holding = ["a process perhaps, since open files cannot be read here without CAP_SYS_PTRACE"]
         above = [f"{link} of the host" for netdev in vf.netdevs for link in _above(netdev, sys)]
-        routes = ["the host's default route" for netdev in vf.netdevs if netdev in busy]
+        needed = [busy[netdev] for netdev in vf.netdevs if netdev in busy]
         away = ["a network namespace"] if not vf.netdevs and sysfs.has_netdev("pci", vf.id, sys) else []
         known = [held[vf.id]] if vf.id in held else [given[vf.id]] if vf.id in given else []
-        if found := known + holding + above + routes or away:
+        if found := known + holding + above + needed or away:
             uses[vf.id] = ", ".join(found)
     return uses
 
