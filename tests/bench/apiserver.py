@@ -16,7 +16,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from ipam.leases import Lease, Owner, Want
 from ipam.stores import http
 from ipam.stores.addresslease import objects
 from ipam.stores.apiserver import kubeconfig
-from tests import etcd
+from tests import etcd, http_server
 from tests.bench.hosts import ETC
 from tests.node import ROOT, until
 from tests.stores.kubernetes_api import ADDRESSES, GROUP, KINDS, VERSION, group_of
@@ -251,48 +250,25 @@ class Counter:
         self._lock = threading.Lock()
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
+        class Handler(http_server.Handler):
             def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 with outer._lock:
                     outer.count += 1
                 accept = self.headers.get("Accept") or ""
                 accept = accept if accept.startswith("application/json") else "application/json"
                 kind = self.headers.get("Content-Type") or "application/json"
-                status, said = server.send(self.command, self.path, body, kind, accept)
-                data = json.dumps(said).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                status, said = server.send(self.command, self.path, self.body(), kind, accept)
+                self.reply(status, json.dumps(said).encode())
 
-            do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = answer
-
-        class Listener(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *arguments: object) -> None:
-                pass  # a client that does not wait for its answer
-
-        self._listener = Listener(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._listener.server_address[1]}"
-        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.02,), daemon=True)
+        self._listener = http_server.Server(Handler)
+        self.url = f"http://127.0.0.1:{self._listener.server_port}"
 
     def __enter__(self) -> Counter:
-        self._thread.start()
+        self._listener.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.shutdown()
-        self._listener.server_close()
-        self._thread.join()
+        self._listener.close()
 
 
 def _config(cluster: dict[str, Any], user: dict[str, Any], namespace: str) -> dict[str, Any]:

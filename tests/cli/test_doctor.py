@@ -8,11 +8,9 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,7 +45,7 @@ from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from ipam import flatfile
 from ipam.stores.apiserver.resources import BINDINGS
-from tests import machines
+from tests import http_server, machines
 from tests.machines import ETHERNET, MELLANOX, Machine
 from tests.node import BIN, ROOT
 from tests.sysfs import Tree
@@ -712,25 +710,19 @@ def test_the_store_of_a_flat_file_is_asked_and_one_that_is_not_there_is_named(tm
     assert found.level == FAULT and "etcd at http://127.0.0.1:1" in found.subject
 
 
-class Bindings(BaseHTTPRequestHandler):
+class Bindings(http_server.Handler):
     """An API server with these bindings of admission policies; `status` is the reply to all, if it is not 0."""
 
     names: Collection[str] = ()
     status = 0
 
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         name = self.path.rpartition("/")[2]
         assert self.path == f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/{name}"
         status = self.status or (200 if name in self.names else 404)
         reply = {"metadata": {"name": name}, "reason": "NotFound", "message": "no", "details": {"name": name}}
         body = b"404 page not found\n" if self.status == 404 else json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.reply(status, body)
 
 
 @pytest.mark.parametrize(
@@ -747,8 +739,7 @@ def test_missing_admission_policies_are_advice_where_they_may_be_read(
     tmp_path: Path, names: Collection[str], status: int, said: list[tuple[str, str]]
 ) -> None:
     handler = type("Handler", (Bindings,), {"names": names, "status": status})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with http_server.Server(handler) as server:
         config = {
             "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
             "users": [{"name": "u", "user": {}}],
@@ -759,7 +750,6 @@ def test_missing_admission_policies_are_advice_where_they_may_be_read(
         flat = {"datastore": "addresslease", "kubernetes": {"kubeconfig": str(tmp_path / "kubeconfig")}}
         (tmp_path / "whereabouts.conf").write_text(json.dumps(flat))
         found = list(setup.check_admission(str(tmp_path / "whereabouts.conf")))
-        server.shutdown()
     assert [(f.level, f.found) for f in found] == said
 
 

@@ -17,12 +17,13 @@ import threading
 import urllib.parse
 import uuid
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tests import http_server
 from tests.stores.kubernetes_core import LEASES, Core, Exists, Missing, Unfit
 
 if TYPE_CHECKING:
@@ -153,55 +154,31 @@ class ApiServer:
         self._lock = threading.RLock()
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
+        class Handler(http_server.Handler):
             def answer(self) -> None:
                 if outer.streams(self):
                     return
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                answer = outer._answer(self.command, self.path, self.headers, body)
+                answer = outer._answer(self.command, self.path, self.headers, self.body())
                 if answer is None:
                     self.close_connection = True
                     return
                 code, document, *more = answer
-                data = document.encode() if isinstance(document, str) else json.dumps(document).encode()
-                self.send_response(code)
-                kind = "text/plain" if isinstance(document, str) else "application/json"
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                for header in more:
-                    self.send_header(*header)
-                self.end_headers()
-                self.wfile.write(data)
+                if isinstance(document, str):
+                    self.reply(code, document.encode(), "text/plain", *more)
+                else:
+                    self.reply(code, json.dumps(document).encode(), "application/json", *more)
 
-            do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = answer
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-            def handle_error(self, *arguments: object) -> None:
-                pass
-
-        self._server = Server(("127.0.0.1", port), Handler)
+        self._server = http_server.Server(Handler, port)
         if context:
             self._server.socket = context.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
-        self.port = self._server.server_address[1]
+        self.port = self._server.server_port
         self.url = f"{'https' if context else 'http'}://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
+        self._server.__enter__()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     def kubeconfig(self, directory: Path, namespace: str = "kube-system", user: str = "{}", cluster: str = "") -> str:
         """The path of a kubeconfig as whereabouts' installer writes it."""

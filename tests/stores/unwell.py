@@ -8,8 +8,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests import http_server
 
 Answer = tuple[int, str, str]  # status, content type, body
 
@@ -71,15 +72,9 @@ class Unwell:
         self.met: list[str] = []
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
+        class Handler(http_server.Handler):
             def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = self.body()
                 illness = ""
                 if _changes(is_etcd, self.command, self.path, body):
                     is_new = self.command == "POST" and not is_etcd
@@ -113,25 +108,15 @@ class Unwell:
                 finally:
                     server.close()
 
-            do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = answer
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-            def handle_error(self, *arguments: object) -> None:
-                pass  # the client has gone
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.port: int = self._server.server_address[1]
+        self._server = http_server.Server(Handler)
+        self.port: int = self._server.server_port
 
     def __enter__(self) -> Unwell:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 def _changes(is_etcd: bool, method: str, path: str, body: bytes) -> bool:
