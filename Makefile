@@ -12,7 +12,9 @@ SCRIPTS := $(PLUGINS:bin/%=libexec/%)
 LAUNCHERS := $(PLUGINS) $(PREFIXED) $(SCRIPTS)
 TAG := $(shell $(BASE) -c 'import sys; print(sys.implementation.cache_tag)')
 PACK := bin/modules.$(TAG)
-CC ?= cc
+ifeq ($(origin CC),default)
+CC := $(shell command -v musl-gcc || echo cc)
+endif
 PROGRAMS := agent cli device_plugin dist library
 SOURCES := $(shell find cni ipam -name '*.py' $(PROGRAMS:%=-not -path 'cni/%/*'))
 

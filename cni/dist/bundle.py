@@ -107,8 +107,8 @@ def _add(top: Path, target: str, content: bytes, executable: bool = False) -> No
 
 
 def compile_launcher(loader: str) -> bytes:
-    """launcher.c, compiled for a bundle whose loader is called so, by the C compiler CC (default: cc)."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
+    """launcher.c, compiled for a bundle whose loader is called so, by the C compiler CC (default: musl-gcc if there is one)."""
+    compiler = shlex.split(os.environ.get("CC") or shutil.which("musl-gcc") or "cc")
     if not shutil.which(compiler[0]):
         raise CannotBuild(
             f"no C compiler {compiler[0]}, for {_LAUNCHER.name}: apt-get install gcc libc6-dev, or name one with CC=…"

@@ -2,10 +2,9 @@
 
     launcher.c      the executables: they ask a worker, and start Python if none answers
     start.py        starts a supervisor after a call that found no workers
-    supervisor.py   starts as many workers as the calls need, and ends when no call comes
+    supervisor.py   keeps the pool of workers, and ends when no call comes
     worker.py       serves one call at a time
     board.py        the shared memory of a supervisor and its workers
-    crowd.py        the number of workers, and how long calls wait     pure
     protocol.py     the messages between launcher and worker           pure
     places.py       the paths of the sockets
 

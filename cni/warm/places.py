@@ -6,7 +6,6 @@ PARENT = "/run/railcni"
 DIRECTORY = f"{PARENT}/warm"  # also in launcher.c
 COLD = f"{DIRECTORY}/cold"  # a letter for each cold call: launcher.c
 SOCKET, LOCK = ".sock", ".lock"
-AWAY = ".sock.away"  # a launcher renames a socket so if no worker answers; the supervisor renames it back
 
 
 def name_of(identity: str) -> str:

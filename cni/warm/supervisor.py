@@ -1,6 +1,10 @@
-"""The supervisor: it starts as many workers as the calls need, and ends when no call has come for some time.
+"""The supervisor: it keeps a pool of workers, and ends when no call has come for some time.
 
-It serves no calls itself. It also ends when its socket is gone from its path, when the compiled modules or the node's
+The pool has LEAST workers. When a call has taken the last idle one, it gets one more, up to the maximum of the policy, so
+that the next call finds a worker. It does not shrink: a worker ends after a number of calls, and is replaced only when the
+pool has too few. Calls that find no idle worker wait in the kernel's queue, and run cold after a second.
+
+The supervisor serves no calls itself. It also ends when its socket is gone from its path, when the compiled modules or the node's
 policy change, and at SIGTERM. The workers then finish the current and the waiting calls. If it is killed, they die too.
 """
 
@@ -17,17 +21,18 @@ from typing import TYPE_CHECKING
 
 from cni.shared import policy
 from cni.shared.kernel import files
-from cni.warm import crowd, places
-from cni.warm.board import BUSY, FREE, IDLE, Board
+from cni.warm import places
+from cni.warm.board import FREE, IDLE, Board
 from cni.warm.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import NoReturn
 
+LEAST = 2
+_MOST_EARLY = 10  # successive workers that end right after their start: then all of them have a fault
 _WAITING = 128  # connections in the kernel's queue
 _LOOK = 1.0  # seconds between two checks of the files that it depends on
-_LOOK_AT_QUEUE = 0.02  # seconds between two checks of the queue while no worker is idle
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_SECCOMP = 1, 15, 21  # include/uapi/linux/prctl.h
 _LEAST_FILES = 256
 
@@ -75,19 +80,17 @@ class Supervisor:
 
     def run(self) -> None:
         self._listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
-        self._unlink(places.SOCKET, places.AWAY)  # left by a killed supervisor
+        self._unlink(places.SOCKET)  # left by a killed supervisor
         self._listening.bind(self._path + places.SOCKET)
-        self._socket = self._found(places.SOCKET)
+        self._socket = self._found()
         self._board.note(began=int(time.time()))
         _signal.signal(_signal.SIGTERM, self._end)
         _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
         _signal.set_wakeup_fd(self._poke, warn_on_full_buffer=False)
         gc.collect()
         gc.freeze()
-        for _ in range(min(crowd.LEAST, self._board.size)):
-            self._make()
+        self._fill()
         self._listening.listen(_WAITING)
-        self._listening.setblocking(True)
         try:
             self._watch()
         finally:
@@ -99,45 +102,39 @@ class Supervisor:
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._reading, select.POLLIN)
-        calls, peak, patience = 0, 0, crowd.PATIENCE
-        now = looked = last_call = time.monotonic()
-        states = self._board.states()
+        calls = 0
+        looked = last_call = time.monotonic()
         while not self._is_ending:
-            poll.poll(1000 * (_LOOK if IDLE in states else _LOOK_AT_QUEUE))
+            poll.poll(1000 * _LOOK)
             _drain(self._reading)
             self._bury()
-            before, now, states = now, time.monotonic(), self._board.states()
-            completed = self._board.calls - calls
-            if completed:
-                calls, last_call = calls + completed, now
-            if IDLE in states:
-                patience = crowd.PATIENCE
-            else:
-                patience = crowd.patience(patience, now - before, completed, self._are_elsewhere())
-                self._look_at_queue(patience)
-            peak = max(peak, states.count(BUSY))
-            for _ in range(crowd.more(len(self._workers), states.count(IDLE), self._board.size)):
-                self._make()
+            self._fill()
+            now = time.monotonic()
+            if self._board.calls != calls:
+                calls, last_call = self._board.calls, now
             if now - looked >= _LOOK:
                 looked = now
                 self._is_ending |= now - last_call >= self._idle_seconds or self._is_outdated()
-                if crowd.is_one_too_many(len(self._workers), peak):
-                    self._part_with_one()
-                peak = states.count(BUSY)
 
     def _is_outdated(self) -> bool:
         """Whether another supervisor has the socket's path, or the modules or the policy have changed."""
-        if not self._found(places.SOCKET) and self._found(places.AWAY) == self._socket:
-            posix.rename(self._path + places.AWAY, self._path + places.SOCKET)  # a launcher found all workers too slow
-        return self._found(places.SOCKET) != self._socket or self._marks() != self._before
+        return self._found() != self._socket or self._marks() != self._before
 
     def _marks(self) -> list[tuple[int, ...]]:
         """The state of the files that it depends on; a change of a ConfigMap's policy points a link to another file."""
         return [files.mark(path, links=True) for path in self._depends]
 
-    def _found(self, kind: str) -> tuple[int, ...]:
-        """The identity of the file at a path, without its times, which `_look_at_queue` changes."""
-        return files.mark(self._path + kind)[:2]
+    def _found(self) -> tuple[int, ...]:
+        """The identity of the file at the socket's path."""
+        return files.mark(self._path + places.SOCKET)[:2]
+
+    def _fill(self) -> None:
+        """Make the workers that the pool lacks."""
+        missing = min(LEAST, self._board.size) - len(self._workers)
+        if missing <= 0 and IDLE not in self._board.states() and len(self._workers) < self._board.size:
+            missing = 1
+        for _ in range(missing):
+            self._make()
 
     def _make(self) -> None:
         slot = self._board.states().index(FREE)
@@ -176,48 +173,11 @@ class Supervisor:
             if status:
                 why = f"signal {status & 127}" if status & 127 else "a fault"
                 self._board.note(fault=f"a worker was ended by {why}{call and f' in {call}'}")
-            self._is_ending |= self._early >= crowd.MOST_EARLY
-
-    def _are_elsewhere(self) -> bool:
-        """Whether all workers wait for a process that they have started, usually a foreign IPAM plugin."""
-        try:
-            return all(files.read_whole(f"/proc/{p}/task/{p}/children") for p in self._workers)
-        except OSError:
-            return False  # a worker has ended, or the kernel has no such file
-
-    def _look_at_queue(self, patience: float) -> None:
-        """Signal the waiting launchers that the supervisor is alive. Without `patience`, end the connections of some, so that
-        their calls run cold. Not of all at once: a worker may be free before a processor is."""
-        left = 0 if patience else len(posix.sched_getaffinity(0))
-        queue = select.poll()
-        queue.register(self._listening, select.POLLIN)
-        while queue.poll(0):
-            if not left:
-                try:
-                    posix.utime(self._path + places.SOCKET)
-                except FileNotFoundError:
-                    pass  # a launcher has moved it
-                return
-            self._listening.setblocking(False)  # this applies to the workers too (Worker.serve)
-            try:
-                fd, _ = self._listening._accept()  # type: ignore[attr-defined]
-            except BlockingIOError:
-                return  # a worker was faster
-            finally:
-                self._listening.setblocking(True)
-            posix.close(fd)
-            left -= 1
-
-    def _part_with_one(self) -> None:
-        states = self._board.states()
-        for process, (slot, _) in self._workers.items():
-            if states[slot] == IDLE:
-                posix.kill(process, _signal.SIGTERM)
-                return
+            self._is_ending |= self._early >= _MOST_EARLY
 
     def _finish(self) -> None:
         """Take no more calls, let the workers finish, and remove what is in the directory of the sockets."""
-        if self._found(places.SOCKET) == self._socket:
+        if self._found() == self._socket:
             self._unlink(places.SOCKET)
         self._listening.shutdown(SHUT_RDWR)
         while self._workers:
@@ -225,14 +185,13 @@ class Supervisor:
                 self._workers.pop(posix.waitpid(-1, 0)[0], None)
             except ChildProcessError:
                 break
-        self._unlink(places.AWAY, places.LOCK)
+        self._unlink(places.LOCK)
 
-    def _unlink(self, *kinds: str) -> None:
-        for kind in kinds:
-            try:
-                posix.unlink(self._path + kind)
-            except FileNotFoundError:
-                pass
+    def _unlink(self, kind: str) -> None:
+        try:
+            posix.unlink(self._path + kind)
+        except FileNotFoundError:
+            pass
 
 
 def _drain(fd: int) -> None:

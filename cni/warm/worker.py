@@ -12,7 +12,6 @@ import fcntl
 import gc
 import posix
 import resource
-import select
 from _socket import (
     AF_UNIX,
     CMSG_SPACE,
@@ -73,16 +72,11 @@ class Worker:
         whereabouts.keep_open()
         gc.collect()
         gc.freeze()  # the objects that exist now stay for good
-        queue = select.poll()
-        queue.register(self._listening, select.POLLIN)
         served = 0
         while served < CALLS and not self._is_ending:
             self._board.set(self._slot, IDLE)
             try:
                 fd, _ = self._listening._accept()  # type: ignore[attr-defined]  # of the C half
-            except BlockingIOError:  # the supervisor is checking the queue
-                queue.poll()
-                continue
             except OSError:
                 break  # the supervisor has shut the socket down: no call waits any more
             self._is_busy = True

@@ -155,28 +155,3 @@ def test_a_very_long_path_is_refused_and_nothing_is_overwritten(top: Path, tmp_p
         os.chdir("/")
     assert done.returncode == 1
     assert json.loads(done.stdout)["code"] == 5
-
-
-OVERFULL = """
-#define start start_of_launcher
-#include "launcher.c"
-#undef start
-__attribute__((used, noreturn)) void start(long *stack)
-{
-	char text[4] = "abc";
-	(void)stack, (void)start_of_launcher;
-	append(text, text + 2, "xyz");
-	append(text + 2, text + 2, "no room");
-	leave(!(text[0] == 'x' && text[1] == '\\0' && text[2] == 'c'));
-}
-"""
-
-
-def test_a_text_without_room_writes_nothing_behind_its_limit(tmp_path: Path) -> None:
-    """The executable ends with 1 when a byte at or behind the limit has changed."""
-    folder = Path(bundle.__file__).parents[1] / "warm"
-    source = tmp_path / "overfull.c"
-    source.write_text(OVERFULL)
-    argv = ["cc", f"@{folder}/launcher.flags", f"-I{folder}", '-DTAG="x"', '-DLOADER="x"']
-    subprocess.run([*argv, str(source), "-o", str(tmp_path / "overfull")], check=True)
-    assert subprocess.run([tmp_path / "overfull"]).returncode == 0

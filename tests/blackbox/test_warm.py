@@ -355,7 +355,7 @@ def test_a_vf_is_refused_at_once_while_the_add_that_takes_it_is_at_work(node: No
     assert node.leftovers(settle=2) == []
 
 
-def test_a_burst_makes_more_workers_and_they_go_again(node: Node) -> None:
+def test_a_burst_makes_more_workers(node: Node) -> None:
     pods = [node.pod(f"p{number}") for number in range(6)]
     calls = [node.start_cni("macvlan", "ADD", network(), netns=p, container_id=p.name) for p in pods]
     addresses = [a for reply in node.cni_at_once(calls) for a in reply.succeeded()["ips"]]
@@ -363,7 +363,6 @@ def test_a_burst_makes_more_workers_and_they_go_again(node: Node) -> None:
     assert state_of(node).workers > 2
     for p in pods:
         node.cni("macvlan", "DEL", network(), netns=p, container_id=p.name).succeeded()
-    assert until(lambda: len(workers_of(node)) == 2)
 
 
 def slow_store(node: Node, fault: Callable[[Any, Callable[[], Any]], Any]) -> tuple[Any, dict[str, Any]]:
@@ -384,8 +383,8 @@ def addresses_of(node: Node, ipam: dict[str, Any], calls: int) -> list[Any]:
     ]
 
 
-def test_a_burst_waits_for_workers_that_wait_for_a_slow_server(node: Node) -> None:
-    """For longer than a launcher waits for a hello, and longer than all workers wait at once."""
+def test_each_call_of_a_burst_on_a_slow_server_is_served_warm_or_cold(node: Node) -> None:
+    """A call runs cold when no worker was idle for a second."""
 
     def slowly(request: Any, serve: Callable[[], Any]) -> Any:
         time.sleep(0.06)
@@ -397,8 +396,8 @@ def test_a_burst_waits_for_workers_that_wait_for_a_slow_server(node: Node) -> No
         before, cold = state_of(node), warm.cold(node)
         replies = node.cni_at_once(addresses_of(node, ipam, 50))
         assert len({reply.succeeded()["ips"][0]["address"] for reply in replies}) == 50
-        after = state_of(node)
-        assert (after.calls, warm.cold(node)) == (before.calls + 50, cold)
+        new = warm.cold(node).removeprefix(cold)
+        assert state_of(node).calls + len(new) == before.calls + 50 and not new.strip("s")
     finally:
         store.close()
 
@@ -419,11 +418,10 @@ def test_workers_that_wait_for_a_server_that_never_answers_hold_up_no_other_call
             give(call)
         assert met.acquire(timeout=100) and met.acquire(timeout=100)
         cycle(node, pod)
-        assert (path := warm.sockets(node)) and os.path.exists(path[0])  # a launcher that gives up would move it
         goes_on.set()
         for call in waiting:
             reply_of(call).succeeded()
-        assert warm.cold(node).endswith("bbb")
+        assert warm.cold(node).endswith("sss")
     finally:
         goes_on.set()
         store.close()
@@ -435,7 +433,7 @@ def test_workers_that_wait_for_anothers_plugin_hold_up_no_other_call(node: Node,
         cycle(node, node.pod("pod2"), "c2")
         node.path("/run/others/waits").unlink()
         reply_of(call).succeeded()
-    assert warm.cold(node).endswith("bbb")
+    assert warm.cold(node).endswith("sss")
     detached(node, pod)
 
 
@@ -792,60 +790,35 @@ def test_a_launcher_that_is_killed_takes_its_workers_call_with_it(node: Node, po
     cycle(node, pod)
 
 
-def test_workers_that_are_stopped_delay_one_call_by_a_second_and_no_other(node: Node, pod: Pod) -> None:
-    (path,) = warm.sockets(node)
+def test_workers_that_are_stopped_delay_a_call_by_a_second(node: Node, pod: Pod) -> None:
     for process in warm.of_node(node):
         os.kill(process, signal.SIGSTOP)
-    began = time.monotonic()
-    node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
-    assert time.monotonic() - began > 0.9  # the call has waited; other work on the machine does not matter
-    assert warm.cold(node).endswith("s")
-    assert not os.path.exists(path)
-    cycle(node, pod)
-    assert warm.sockets(node) == []
+    for _ in range(2):
+        began = time.monotonic()
+        node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
+        assert time.monotonic() - began > 0.9  # the call has waited; other work on the machine does not matter
+        assert warm.cold(node).endswith("s")
     for process in warm.of_node(node):
         os.kill(process, signal.SIGCONT)
-    assert until(lambda: any(w.workers for w in warm.found(node)))
     before = warm.served(node)
     cycle(node, pod)
     assert warm.served(node) == before + 3
 
 
-def test_without_its_supervisor_a_worker_is_missed_once_and_never_waited_for_again(node: Node, pod: Pod) -> None:
-    """The supervisor alone is stopped, and its workers end one by one: each of them after an error."""
+def test_a_supervisor_that_was_stopped_makes_up_for_the_workers_that_ended_meanwhile(node: Node, pod: Pod) -> None:
+    """Its workers end one by one: each of them after an error."""
     have_workers(node, 2)
-    (path,) = warm.sockets(node)
     supervisor = state_of(node).supervisor
     os.kill(supervisor, signal.SIGSTOP)
     for number in range(2):
         node.cni("macvlan", "ADD", network(master="no-such"), netns=pod, container_id=f"c{number}").refused(7)
-    for number in range(2):
-        cycle(node, pod, f"c{number}")
-    assert not os.path.exists(path)
+    cycle(node, pod)
     os.kill(supervisor, signal.SIGCONT)
     assert until(lambda: any(w.workers == 2 for w in warm.found(node)))
     before = warm.served(node)
     cycle(node, pod)
     assert warm.served(node) == before + 3
     assert node.leftovers() == []
-
-
-@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
-def test_a_supervisor_waits_for_no_call_that_a_worker_has_taken_from_the_queue_before_it(node: Node, pod: Pod) -> None:
-    """It would wait for the next one, and meanwhile neither end nor make workers."""
-    have_workers(node, 1)
-    supervisor = state_of(node).supervisor
-    with traced(node, "-e", "trace=accept4", "-e", "inject=accept4:delay_enter=2s", process=supervisor):
-        with in_the_middle(node, pod) as (call, _):
-            second = node.start_cni("whereabouts", "STATUS", warm.NOTHING)
-            give(second)
-            assert until(lambda: warm.waits(supervisor))  # about to turn the second call away
-            node.path("/run/others/waits").unlink()
-            for each in (call, second):
-                reply_of(each).succeeded()
-        os.kill(supervisor, signal.SIGTERM)
-        assert until(lambda: supervisor not in warm.of_node(node))
-    detached(node, pod)
 
 
 # --- what is full, or used up ---
@@ -1503,12 +1476,14 @@ def launched(node: Node, verb: str, pod: Pod, *options: str) -> subprocess.Compl
 
 
 def launchers_calls(node: Node, verb: str, pod: Pod) -> list[tuple[str, int]]:
-    """The system calls of a launcher that a worker serves: each by its name and as the n-th of that name."""
+    """The system calls of a launcher that a worker serves, after those with which its C library starts: each by its name
+    and as the n-th of that name."""
     assert launched(node, verb, pod).returncode == 0
     text = node.path("/run/trace").read_text()
     names = [line.partition("(")[0] for line in text.splitlines() if "(" in line]
     assert "sendmsg" in names and names.count("execve") == 1, text
-    return [(name, names[: n + 1].count(name)) for n, name in enumerate(names) if name != "execve"]
+    start = max(n for n, name in enumerate(names) if name in ("set_tid_address", "mprotect")) + 1
+    return [(name, names[: n + 1].count(name)) for n, name in enumerate(names) if n >= start]
 
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")

@@ -1,8 +1,7 @@
-"""The pure parts of warm workers: messages, and how many workers there are."""
+"""The pure parts of warm workers: their messages, and the state that they note."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni import run
-from cni.warm import crowd, places, protocol, worker
+from cni.warm import places, protocol, worker
 from cni.warm.board import BUSY, FREE, IDLE, Board
 from tests.node import ROOT
 
@@ -23,9 +22,8 @@ def test_the_launcher_and_python_agree_on_what_both_have() -> None:
         re.findall(r'^\t"(.*?)" *\\?$', LAUNCHER.partition("#define VERSION_REPLY")[2].partition("enum")[0], re.M)
     )
     assert said.replace('\\"', '"').replace("\\n", "\n").encode() == run._VERSION_REPLY
-    assert f'"{places.DIRECTORY}/"' in LAUNCHER and f'"{places.SOCKET}"' in LAUNCHER
+    assert f'"{places.DIRECTORY}/%s{places.SOCKET}"' in LAUNCHER
     assert f"PIECE = 1 << {protocol._PIECE.bit_length() - 1}" in LAUNCHER
-    assert places.AWAY.removeprefix(places.SOCKET) in LAUNCHER
 
 
 def test_a_request_is_what_the_process_would_have_had() -> None:
@@ -51,51 +49,6 @@ def test_packets_add_up_to_the_answer(stdout: bytes, status: int) -> None:
     assert all(part[:1] == b"+" for part in parts) and last[:1] == b"%d" % status
     assert b"".join(part[1:] for part in (*parts, last)) == stdout
     assert all(len(part) <= (1 << 16) + 1 for part in (*parts, last))
-
-
-def test_one_worker_is_idle_whenever_that_can_be() -> None:
-    for workers, most in itertools.product(range(30), range(1, 30)):
-        for idle in range(workers + 1):
-            made = crowd.more(workers, idle, most)
-            assert made == 0 or workers + made <= most
-            assert made > 0 or idle or workers >= most
-            assert workers + made >= min(crowd.LEAST, most) or workers > most
-
-
-def test_workers_that_were_not_needed_go_and_the_least_stay() -> None:
-    assert not crowd.is_one_too_many(crowd.LEAST, 0)
-    assert crowd.is_one_too_many(crowd.LEAST + 1, 0)
-    assert not crowd.is_one_too_many(8, 7)
-    assert crowd.is_one_too_many(8, 6)
-
-
-def waited(calls_a_second: int, are_elsewhere: bool = False, seconds: float = 20.0) -> float:
-    """How long calls wait, at most so many `seconds`, while workers complete others at this pace, at looks 20 ms apart."""
-    look, completed, left = 0.02, 0.0, crowd.PATIENCE
-    for number in range(int(seconds / look)):
-        completed += calls_a_second * look
-        left = crowd.patience(left, look, int(completed), are_elsewhere)
-        completed -= int(completed)
-        if not left:
-            return number * look
-    return seconds
-
-
-def test_calls_wait_as_long_as_others_complete() -> None:
-    assert waited(20) == waited(1000) == 20.0
-    assert 1.0 < waited(5) < 5.0  # a few of the workers go on, and the others hang
-
-
-def test_calls_do_not_wait_for_workers_that_complete_none() -> None:
-    assert waited(0) < 1.05
-    assert waited(0, are_elsewhere=True) < 0.1
-    assert waited(100, are_elsewhere=True) == 20.0  # the processes end: they are just busy
-
-
-def test_patience_that_was_used_up_comes_back_with_calls_that_complete() -> None:
-    assert crowd.patience(0.0, 0.02, 0, False) == 0.0
-    assert crowd.patience(0.0, 0.02, 1, False) > 0.0
-    assert crowd.patience(0.5, 0.02, 1000, False) == crowd.PATIENCE
 
 
 def test_the_board_adds_up_what_each_slot_has_served() -> None:
