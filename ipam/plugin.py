@@ -301,7 +301,7 @@ def status(request: Request, records: Records) -> None:
 
     It would fail also if no store is named: runtimes that call STATUS serve Kubernetes, though they name no pod.
     """
-    from ipam.acquire import search
+    from ipam.search import SearchPlan
 
     config, group = configured_rail(request, records.log)
     permit(config, group)
@@ -321,15 +321,14 @@ def status(request: Request, records: Records) -> None:
         needs = [need for choice in wanted for need in choice.needs]
         chosen = [None for need in needs]
         with store.session():
-            values = search(
+            search = SearchPlan(
                 store,
                 wanted,
-                chosen,
                 owner,
-                0,
                 lambda pool: free_earlier_boots(store, pool, owner, records),
-                is_own=lambda want: own.is_own(config.network, want),
+                lambda want: own.is_own(config.network, want),
             )
+            values = search.propose(chosen)
     except InvalidConfig:
         raise
     except CniError as fault:

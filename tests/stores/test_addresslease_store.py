@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable, StateDamaged, TryAgainLater
-from ipam import acquire
+from ipam import acquire, search
 from ipam.group.indexes import Group
 from ipam.leases import Lease, Want
 from ipam.ranges import Range, parse_address
@@ -191,7 +191,7 @@ def test_an_add_and_a_del_among_20000_leases_list_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
     monkeypatch.setattr("ipam.stores.addresslease._FORGETS", 0)
-    monkeypatch.setattr(acquire.allocator, "search_start", lambda *arguments: TEN + 30_000)  # not where all is taken
+    monkeypatch.setattr(search.allocator, "search_start", lambda *arguments: TEN + 30_000)  # not where all is taken
     fill(place, 20_000, scope="" if overlap else None)
     for verb in ("ADD", "DEL"):  # the first ADD lists once, for the IPPool
         place.call(verb, "first", "first", range=WIDE, enable_overlapping_ranges=overlap)
@@ -244,7 +244,7 @@ def test_calls_of_a_node_at_once_claim_one_address_each(place: Place) -> None:
 def test_after_a_lost_claim_a_search_begins_near_the_start_and_then_anywhere() -> None:
     """Nodes that claim at once lose the lowest address to one another: the first block fills by their second attempts."""
     owners = [owner(f"c{number}") for number in range(100)]
-    starts = [[acquire.start_of(Range(4, TEN, 16), who, place) - TEN for who in owners] for place in (1, 2, 3)]
+    starts = [[search.start_of(Range(4, TEN, 16), who, place) - TEN for who in owners] for place in (1, 2, 3)]
     assert max(starts[0]) <= 256
     assert min(max(starts[1]), max(starts[2])) > 1 << 15
     assert all(len(set(found)) > 60 for found in starts)
@@ -255,7 +255,7 @@ def test_an_add_that_finds_two_places_taken_lists_names_and_gives_what_is_free(
 ) -> None:
     place.add("first", range="10.1.0.0/24")  # the node's first call reads its records back
     fill(place, 300)
-    monkeypatch.setattr(acquire.allocator, "search_start", lambda *arguments: TEN + 5)
+    monkeypatch.setattr(search.allocator, "search_start", lambda *arguments: TEN + 5)
     asked(place.server)
     assert place.add("c1", "a", range=WIDE) == "10.0.1.45"
     lists = [request for request in asked(place.server) if request == f"GET {ADDRESSES}"]

@@ -22,6 +22,7 @@ from ipam import acquire
 from ipam.leases import Lease, Want
 from ipam.ranges import Range
 from ipam.rules import Need
+from ipam.search import lowest_free
 from ipam.stores import http
 from ipam.stores.base import READ, Claimed, Taken, Unknown, Unreachable
 from ipam.stores.etcd import EtcdStore, client, search
@@ -103,7 +104,7 @@ def test_an_etcd_client_that_is_not_ours_reads_what_was_claimed(store: EtcdStore
 
 def test_a_release_leaves_no_key(store: EtcdStore) -> None:
     leases = claim(store, *range(200))
-    assert acquire.lowest_free(store, need()) == TEN + 200
+    assert lowest_free(store, need()) == TEN + 200
     store.release(leases)
     assert etcd.shared(etcd.LARGE).ctl("get", "--prefix", store.record()["prefix"]) == ""
 
@@ -177,20 +178,20 @@ def test_the_lowest_free_address_costs_the_same_in_a_pool_of_thousands(
         etcd.post(url, "kv/txn", {"success": puts})
     wide = Need(Range(4, TEN, 16), "pool", None)
     for _ in range(2):
-        assert acquire.lowest_free(store, wide) == TEN + 9000  # these searches leave the marks
+        assert lowest_free(store, wide) == TEN + 9000  # these searches leave the marks
     assert f"full/lease/pool/4096/{TEN + 4096:08x}" in etcd_dump.dump(url, prefix)
     count = Requests(monkeypatch)
-    assert acquire.lowest_free(store, wide) == TEN + 9000
+    assert lowest_free(store, wide) == TEN + 9000
     requests, largest = count.taken()
     assert requests <= 4
     assert largest < 20_000
     store.release([lease])
-    assert acquire.lowest_free(store, wide) == TEN + 4999
+    assert lowest_free(store, wide) == TEN + 4999
     claim(store, 4999, container="again")
     for _ in range(2):
-        assert acquire.lowest_free(store, wide) == TEN + 9000
+        assert lowest_free(store, wide) == TEN + 9000
     count.taken()
-    assert acquire.lowest_free(store, wide) == TEN + 9000
+    assert lowest_free(store, wide) == TEN + 9000
     assert count.taken()[0] <= 4
 
 
@@ -208,7 +209,7 @@ def test_a_pool_that_was_filled_without_searches_is_searched_in_few_requests_and
     plain = store.record()
     marks = []
     for _ in range(4):
-        assert acquire.lowest_free(EtcdStore(plain, seconds=20), need()) == TEN + 6_000
+        assert lowest_free(EtcdStore(plain, seconds=20), need()) == TEN + 6_000
         found, _ = requests.taken()
         assert found < 40
         marks.append(sum(key.startswith("full/") for key in etcd_dump.dump(plain["endpoints"][0], plain["prefix"])))
@@ -230,7 +231,7 @@ def test_the_first_reply_of_a_connection_may_be_large(store: EtcdStore) -> None:
 def test_a_reader_writes_no_marks(store: EtcdStore) -> None:
     claim(store, *range(130))
     reader = EtcdStore({**store.record(), "password": ""}, READ)
-    assert acquire.lowest_free(reader, need()) == TEN + 130
+    assert lowest_free(reader, need()) == TEN + 130
     assert "/full/" not in etcd.shared(etcd.LARGE).ctl("get", "--prefix", store.record()["prefix"], "--keys-only")
 
 
@@ -245,26 +246,26 @@ def test_a_mark_is_not_set_when_an_address_was_freed_in_the_meantime(
         real(own, *arguments)
 
     monkeypatch.setattr(Search, "_mark", mark)
-    assert acquire.lowest_free(store, need()) in (TEN + 70, TEN + 128)
-    assert acquire.lowest_free(store, need()) == TEN + 70
+    assert lowest_free(store, need()) in (TEN + 70, TEN + 128)
+    assert lowest_free(store, need()) == TEN + 70
 
 
 def test_an_address_that_is_given_up_in_a_full_block_is_found_again(store: EtcdStore) -> None:
     leases = claim(store, *range(192))
-    assert acquire.lowest_free(store, need()) == TEN + 192  # two blocks are marked
+    assert lowest_free(store, need()) == TEN + 192  # two blocks are marked
     moved = store.claim([want(TEN + 300)], owner("c2", 2), leases[70:71])
     assert isinstance(moved, Claimed)
-    assert acquire.lowest_free(store, need()) == TEN + 70
+    assert lowest_free(store, need()) == TEN + 70
 
 
 def test_a_search_skips_what_another_pool_of_the_scope_has_filled(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim(store, *range(1280), pool="wide")
-    assert acquire.lowest_free(store, need(pool="wide")) == TEN + 1280
+    assert lowest_free(store, need(pool="wide")) == TEN + 1280
     count = Requests(monkeypatch)
     for most in (24, 9):  # the first one leaves the marks of the scope
-        assert acquire.lowest_free(store, need(pool="narrow")) == TEN + 1280
+        assert lowest_free(store, need(pool="narrow")) == TEN + 1280
         assert count.taken()[0] <= most
 
 

@@ -26,7 +26,7 @@ from cni.shared.spec.errors import (
     TryAgainLater,
 )
 from cni.shared.spec.request import Attachment
-from ipam import acquire, plugin, rules, stores
+from ipam import acquire, plugin, rules, search, stores
 from ipam import records as ipam_records
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, format_address
@@ -786,7 +786,7 @@ def test_nothing_of_a_full_pool_is_read_to_find_the_free_address_behind_it(
         return real(store, *where)
 
     monkeypatch.setattr(FileStore, "occupied", occupied)
-    assert acquire.lowest_free(host.store, need) == (10 << 24) + 10_000
+    assert search.lowest_free(host.store, need) == (10 << 24) + 10_000
     assert len(asked) == 2  # the first window, and the one with room
 
 

@@ -1,0 +1,259 @@
+"""The search plan: where the search of a claim begins, and which of the free addresses it gives (ipam.acquire)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ipam import allocator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from ipam.leases import Owner, Want
+    from ipam.ranges import Range
+    from ipam.rules import Choice, Need
+    from ipam.stores.base import Store, Window
+
+_LOWEST, _NEAR, _FAR = 0, 1, 2  # places; each further one is far too, and another
+_NEAR_SPREAD = 256  # addresses from the start of the range, in which the near place is
+_UNSEEN = 3  # places after the lowest one that are tried without a read, where a read costs more than a failed claim
+
+
+class SearchPlan:
+    """The search for the addresses of `wanted`, from the attempt at a claim to the next one.
+
+    `free_earlier_boots(pool)` is called when a pool is exhausted, and returns whether it has freed an address. An address,
+    with its prefix length, that `is_avoided` is given only when no other one is free. One that `is_own` is never given,
+    since the node itself has it.
+    """
+
+    __slots__ = (
+        *("_free_earlier_boots", "_is_avoided", "_is_own", "_owner", "_place", "_store", "_taken", "_wanted"),
+        "preferred",
+    )
+
+    def __init__(
+        self,
+        store: Store,
+        wanted: Sequence[Choice],
+        owner: Owner,
+        free_earlier_boots: Callable[[str], bool],
+        is_own: Callable[[Want], bool],
+        is_avoided: Callable[[str], bool] = lambda address: False,
+    ) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._owner = owner
+        self._free_earlier_boots = free_earlier_boots
+        self._is_own = is_own
+        self._is_avoided = is_avoided
+        self._place = _LOWEST
+        self._taken: list[Want] = []  # addresses that were proposed and lost
+        self.preferred: list[tuple[int, int]] | None = None  # (family, value), the best first; None: not yet known
+
+    def windows(self) -> list[Window]:
+        """The windows that `propose` reads first."""
+        found: list[Window] = []
+        for choice in self._wanted:
+            start = start_of(choice.space, self._owner, self._place)
+            window = allocator.window_from(choice.space, start, choice.space.last, self._store.window)
+            if choice.requested is None and window:
+                found += _windows_of(choice, *window)
+        return found
+
+    def pass_full(self, near_full: bool) -> None:
+        """Go on to a place whose windows are not known to be full; `near_full` is what the store's survey says."""
+        if near_full:
+            self._place = max(self._place, _FAR)
+        while self._is_at_full_window():
+            self._place = max(self._place, _NEAR) + 1
+
+    def _is_at_full_window(self) -> bool:
+        """Whether a window at this place is full, and there are other places to try."""
+        if self._is_unseen() or self._place >= self._store.places:
+            return False
+        return any(self._store.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in self.windows())
+
+    def _is_unseen(self) -> bool:
+        """Whether the first address of this place is given without a read."""
+        return _LOWEST < self._place <= min(_UNSEEN, self._store.places)
+
+    def lose(self, wants: Sequence[Want]) -> None:
+        """Note that a claim was lost, and of the proposed addresses `wants`; where claims spread, go on to the next place."""
+        self.preferred = []
+        self._taken += wants
+        if not wants or not self._store.spreads:
+            return
+        if self._place == _LOWEST:
+            self._place = _NEAR if self._store.places else _FAR
+        elif self._is_unseen():
+            self._place += 1
+
+    def propose(self, chosen: Sequence[int | None]) -> list[int]:
+        """`chosen`, an address for each need, with free ones in place of None, `preferred` ones if possible; Exhausted.
+
+        Either all addresses of a choice are chosen, or none.
+        """
+        values: list[int] = []
+        proposed: list[tuple[int, int]] = []
+        needs = needs_of(self._wanted)
+        for choice in self._wanted:
+            at, end = len(values), len(values) + len(choice.needs)
+            kept = [value for value in chosen[at:end] if value is not None]
+            if kept:
+                values += kept
+                continue
+            others = (*zip(needs, values), *zip(needs[end:], chosen[end:], strict=True))  # noqa: B905
+            addresses = [(need.rng.family, value) for need, value in others if value is not None]
+            given = choice.values(self._index(choice, _indexes(choice, addresses), _indexes(choice, proposed)))
+            values += given
+            proposed += zip((need.rng.family for need in choice.needs), given, strict=True)
+        return values
+
+    def _index(self, choice: Choice, own: set[int], proposed: set[int]) -> int:
+        """An index to give that is not among the attachment's `own`, of which some are only `proposed`; Exhausted.
+
+        Lost ones are chosen last, and only if the store itself says that they are free: an object whose labels were removed
+        is in no list.
+        """
+        lost = _indexes(choice, [want.address for want in self._taken])
+        cooling = self._cooling(choice)
+        index, nodes = self._given(choice, own | cooling | lost)
+        pools = dict.fromkeys(need.pool for need in choice.needs)
+        if index is None and True in [self._free_earlier_boots(pool) for pool in pools]:
+            cooling = self._cooling(choice)
+            index, nodes = self._given(choice, own | cooling | lost)
+        if index is None:
+            index = next((i for i in sorted(lost - own - cooling) if not self._is_held(choice, i)), None)
+        if index is None:
+            count = sum(map(choice.space.usable, cooling))
+            waiting = f", {count} of them until their ipam.cooldown_seconds are over" if count else ""
+            waiting += f", {nodes} of them by this node itself, on its own links or in its records" if nodes else ""
+            raise choice.exhausted(sum(map(choice.space.usable, proposed)), waiting)
+        return index
+
+    def _given(self, choice: Choice, avoid: set[int]) -> tuple[int | None, int]:
+        """(the index to give, None for none; the number of free indexes with an address that the node itself has)."""
+        nodes, in_use = 0, None
+        while (index := self._free(choice, avoid)) is not None:
+            avoid.add(index)
+            wants = _wants(choice, index)
+            if any(map(self._is_own, wants)):
+                nodes += 1
+            elif any(
+                self._is_avoided(f"{want.text}/{need.rng.prefix}")
+                for want, need in zip(wants, choice.needs, strict=True)
+            ):
+                in_use = index if in_use is None else in_use
+            else:
+                return index, nodes
+        return in_use, nodes
+
+    def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
+        """A free index that is not in `avoid`: a preferred one, or the first from this place on; None for none."""
+        index = self._preferred_free(choice, avoid)
+        if index is not None:
+            return index
+        start = start_of(choice.space, self._owner, self._place)
+        if self._is_unseen() and start not in avoid:
+            return start
+        index = lowest_free(self._store, choice, start, avoid)
+        if index is not None and self._is_claimed_here(choice, index):
+            return self._unclaimed(choice, index, avoid)
+        return index
+
+    def _preferred_free(self, choice: Choice, avoid: Collection[int]) -> int | None:
+        """The index of the first preferred address that is free and that `choice` can give; None when no address is both."""
+        for address in self.preferred or ():
+            index = choice.index_of(*address)
+            if index is not None and choice.space.usable(index) and index not in avoid:
+                # a whole window, which a search would read too
+                size = self._store.window
+                low, high = max(index & -size, choice.space.first), min(index | size - 1, choice.space.last)
+                if not _occupied(self._store, choice, low, high) >> index - low & 1:
+                    return index
+        return None
+
+    def _unclaimed(self, choice: Choice, index: int, avoid: Collection[int]) -> int:
+        """The next free index of the window that no other call of this node is about to claim; else `index`."""
+        last = min(index | self._store.window - 1, choice.space.last)
+        bits = _occupied(self._store, choice, index, last)
+        for at in range(index + 1, last + 1):
+            may_be_given = not bits >> at - index & 1 and choice.space.usable(at) and at not in avoid
+            if may_be_given and not self._is_claimed_here(choice, at):
+                return at
+        return index
+
+    def _is_claimed_here(self, choice: Choice, index: int) -> bool:
+        """Whether another call of this node is about to claim an address of the index."""
+        return any(map(self._store.is_claimed_here, _wants(choice, index)))
+
+    def _is_held(self, choice: Choice, index: int) -> bool:
+        """Whether an address of the index has a holder, by the address itself."""
+        return any(map(self._store.holder, _wants(choice, index)))
+
+    def _cooling(self, choice: Choice) -> set[int]:
+        """The indexes with an address that the owner may not have yet, since another pod has just released it."""
+        found: set[int] = set()
+        if not self._store.cooldown:
+            return found
+        first = choice.space.first
+        for need, value_of_first in zip(choice.needs, choice.values(first), strict=True):
+            of = (need.pool, need.scope, need.rng.family, need.rng.first, need.rng.last)
+            found |= {first + value - value_of_first for value in self._store.cooling(*of, self._owner)}
+        return found
+
+
+def start_of(rng: Range, owner: Owner, place: int) -> int:
+    """The address at which a search begins: 0 for the lowest of the range, else one of `place` that differs by owner."""
+    if place == _LOWEST:
+        return 0
+    if place == _NEAR:
+        return allocator.search_start(rng, owner.node, owner.attachment.key(), _NEAR_SPREAD)
+    return allocator.search_start(rng, owner.node, (*owner.attachment.key(), str(place)))
+
+
+def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[int] = ()) -> int | None:
+    """The first index not in `avoid` that can be claimed, from `start` to the end of its space, then from the beginning."""
+
+    def occupied(low: int, high: int) -> int:
+        return _occupied(store, choice, low, high)
+
+    def next_open(low: int, high: int) -> int:
+        for i, need in enumerate(choice.needs):
+            first, last = choice.values(low)[i], choice.values(high)[i]
+            low += store.next_open(need.pool, need.scope, need.rng.family, first, last) - first
+            if low > high:
+                break
+        return low
+
+    return allocator.search(choice.space, occupied, next_open, start, avoid, store.window)
+
+
+def needs_of(wanted: Sequence[Choice]) -> list[Need]:
+    """The needs of all choices, in order."""
+    return [need for choice in wanted for need in choice.needs]
+
+
+def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
+    """The bitset of the indexes low..high that have an address which cannot be claimed."""
+    bits = 0
+    for window in _windows_of(choice, low, high):
+        bits |= store.occupied(*window)
+    return bits
+
+
+def _windows_of(choice: Choice, low: int, high: int) -> list[Window]:
+    """The addresses of the indexes low..high, for each need."""
+    bounds = zip(choice.needs, choice.values(low), choice.values(high), strict=True)
+    return [(need.pool, need.scope, need.rng.family, first, last) for need, first, last in bounds]
+
+
+def _wants(choice: Choice, index: int) -> list[Want]:
+    """The addresses of an index, as a claim asks for them."""
+    return [need.want(value) for need, value in zip(choice.needs, choice.values(index), strict=True)]
+
+
+def _indexes(choice: Choice, addresses: Sequence[tuple[int, int]]) -> set[int]:
+    """The indexes of those `addresses`, (family, value), that have one."""
+    return {index for address in addresses if (index := choice.index_of(*address)) is not None}
