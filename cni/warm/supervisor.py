@@ -50,9 +50,9 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
         for module in modules:
             __import__(module)
         try:
-            import _ssl
+            import ssl
 
-            _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
         except ImportError:
             pass  # this Python has no OpenSSL
         Supervisor(identity, lock, pack, prctl).run()

@@ -1,16 +1,17 @@
-"""HTTP/1.1 over `_socket` and `_ssl`: one connection, kept for all requests of a call.
+"""HTTP/1.1 by `http.client` and `ssl`: one connection, kept for all requests of a call.
 
-Imports of `http.client` and `ssl` cost a process 21 ms, these two C modules 4, and without TLS nothing. A reply's body has
-a Content-Length, comes in chunks, or ends with the connection; there are no redirects, proxies or compression. Every wait
-has an end, and so has what a server may send in reply to a request: _MOST_BYTES, and lines of _MOST_LINES bytes.
+`http.client` reads the replies. This module adds the bounds: every wait has an end, and so has what a server may send in reply
+to a request: _MOST_BYTES in all, of them lines of _MOST_LINES bytes. There are no redirects, proxies or compression.
 """
 
 from __future__ import annotations
 
-import _socket
 import errno
-import posix
+import io
+import os
 import select
+import socket
+from http.client import HTTPException, HTTPResponse
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -25,20 +26,13 @@ if TYPE_CHECKING:
 AGENT = f"railcni/{VERSION}"  # Kubernetes notes the part before the / as a field's manager
 
 _MOMENT = 0.25  # seconds for a place that others come after
-_MOST_BYTES = 64 << 20  # of the body of a reply
-_MOST_LINES = (
-    1 << 18
-)  # bytes of the other lines of a reply: heads, also those of interim replies, sizes of chunks, trailers
-_PIECE = 1 << 14  # bytes; each line copies what is left of one
-_LONGEST_LINE = 1 << 16
+_MOST_BYTES = 64 << 20  # of a reply
+_MOST_LINES = 1 << 18  # bytes of the lines of a reply: heads, also those of interim replies, sizes of chunks, trailers
 _MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # servers close what is idle after a minute and more
-_PROTOCOL_TLS_CLIENT = 16  # it verifies the certificate and the host name unless told otherwise
 
 
-class _Socket(_socket.socket):
-    """A socket that `_ssl` can refer to, and that may be forgotten: it is closed then."""
-
-    __slots__ = ("__weakref__",)
+class _Socket(socket.socket):
+    """A socket that may be forgotten: it is closed then, without a warning. Nobody need close a store."""
 
     def __del__(self) -> None:
         self.close()
@@ -73,9 +67,9 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
 
     ValueError names the file that cannot be used.
     """
-    import _ssl
+    import ssl  # a Python without OpenSSL can still speak HTTP
 
-    context = _ssl._SSLContext(_PROTOCOL_TLS_CLIENT)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if authority:
             context.load_verify_locations(authority)
@@ -100,30 +94,103 @@ at_end: list[Callable[[], None]] = []
 """A warm worker calls these functions when a call is over: each keeps or closes a connection."""
 
 
+class _Incoming(io.RawIOBase):
+    """The bytes that come through a socket until `deadline`, up to _MOST_BYTES after each `begin`."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._deadline = 0.0
+        self._left = 0
+
+    def begin(self, deadline: float) -> None:
+        """Begin a reply."""
+        self._deadline, self._left = deadline, _MOST_BYTES
+
+    def end(self) -> None:
+        """End a reply: nothing more comes before the next `begin`."""
+        self._left = -1
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._left < 0:
+            return None
+        _wait(self._socket, self._deadline)
+        size = self._socket.recv_into(buffer)
+        if size > self._left:
+            raise _too_much(_MOST_BYTES, "data")
+        self._left -= size
+        return size
+
+
+class _Replies(io.BufferedReader):
+    """What a reply is read from. _Ended when the server closes the connection within a line or a body of known size."""
+
+    def __init__(self, incoming: _Incoming) -> None:
+        super().__init__(incoming)
+        self._incoming = incoming
+        self._lines = 0  # bytes of the lines of the reply so far
+
+    def begin(self, deadline: float) -> None:
+        """Begin a reply, which is read until `deadline`."""
+        self._incoming.begin(deadline)
+        self._lines = 0
+
+    def end(self) -> bool:
+        """End a reply; whether nothing of another is there, which no request asked for."""
+        self._incoming.end()
+        return not self.peek(1)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        self._lines += len(line)
+        if self._lines > _MOST_LINES:
+            raise _too_much(_MOST_LINES, "headers and sizes of chunks")
+        if not line.endswith(b"\n") and len(line) != size:
+            raise _Ended(errno.ECONNRESET, "the connection was closed")
+        return line
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = -1 if size is None else size
+        if wanted > _MOST_BYTES:
+            raise _too_much(_MOST_BYTES, "data")
+        data = super().read(wanted)
+        if len(data) < wanted:
+            raise _Ended(errno.ECONNRESET, "the connection was closed")
+        return data
+
+    def close(self) -> None:
+        """Nothing: `http.client` closes it after each reply, and the next one comes through it too."""
+
+
 class Connection:
     """A connected socket, with TLS when there is a `context`, which `dial` made for `host`."""
 
-    __slots__ = ("_buffer", "_host", "_lines", "_socket", "_tls", "answers", "at", "retry_after", "reused", "used")
+    __slots__ = ("_host", "_replies", "_socket", "_tls", "answers", "at", "retry_after", "reused", "used")
 
-    def __init__(self, socket: Any, host: str, context: Any, deadline: float) -> None:
+    def __init__(self, connected: socket.socket, host: str, context: Any, deadline: float) -> None:
         """Untrusted or OSError when TLS fails; the socket is closed then."""
-        self._socket = socket
+        self._socket = connected
         self._host = host if ":" not in host else f"[{host}]"
-        self._buffer = b""
-        self._lines = 0  # bytes of the lines of the reply so far
-        self._tls: Any = None
+        self._tls = context is not None
         self.at = 0  # index of its endpoint, for a client that has several
         self.reused = False
-        self.answers = context is not None  # whether the other side has said anything, to TLS at least
+        self.answers = self._tls  # whether the other side has said anything, to TLS at least
         self.used = 0.0  # when it was kept
         self.retry_after = 0  # seconds that the last reply asks to wait for before another request
         if context:
             try:
-                self._tls = context._wrap_socket(socket, False, host)
-                self._wait(deadline)
-                self._tls.do_handshake()
+                self._socket = context.wrap_socket(
+                    connected,
+                    do_handshake_on_connect=False,
+                    suppress_ragged_eofs=False,
+                    server_hostname=host.encode(),  # a str loads the codec IDNA
+                )
+                _wait(self._socket, deadline)
+                self._socket.do_handshake()  # type: ignore[attr-defined]
             except OSError as fault:
-                socket.close()
+                self._socket.close()
                 fault = _tls_fault(fault)
                 if isinstance(fault, Untrusted):
                     raise fault from None
@@ -131,6 +198,11 @@ class Connection:
                 if not isinstance(fault, TimeoutError) and (not getattr(fault, "reason", None) or " eof " in why):
                     why = "it closes the connection in the TLS handshake: does it speak TLS?"
                 raise OSError(fault.errno, why) from None
+        self._replies = _Replies(_Incoming(self._socket))
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """What HTTPResponse, which takes a connection for a socket, reads from."""
+        return self._replies
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
         """(status, body) of the reply. `headers` are whole lines. Lost, Untrusted; the connection is closed then."""
@@ -138,23 +210,26 @@ class Connection:
         head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
             self._send(head.encode("latin-1") + body, deadline)
-            self._lines = 0
-            status, fields = self._head(deadline)
-            while status // 100 == 1:
-                status, fields = self._head(deadline)
-            reply = self._body(fields, deadline)
+            self._replies.begin(deadline)
+            reply = HTTPResponse(self, method=method)  # type: ignore[arg-type]
+            reply.begin()
+            while reply.status // 100 == 1:  # http.client passes over 100 alone
+                reply.headers = None  # type: ignore[assignment]
+                reply.begin()
+            if reply.length is None and not reply.chunked and "content-length" in reply.headers:
+                raise ValueError  # http.client would read until the end
+            data = reply.read()
         except OSError as fault:
             raise self.lost(fault) from None
-        except ValueError:
+        except (HTTPException, ValueError):
             self.close()
             raise Lost(errno.EPROTO, "the reply is not HTTP") from None
         self.reused = self.answers = True
-        asked = fields.get("retry-after", "")
+        asked = reply.headers.get("retry-after", "")
         self.retry_after = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
-        # no request asked for what is left in the buffer
-        if fields.get("connection", "").lower() == "close" or self._buffer:
+        if not self._replies.end() or reply.will_close:
             self.close()
-        return status, reply
+        return reply.status, data
 
     def lost(self, fault: OSError) -> OSError:
         """The connection is closed: what a `fault` of it is to the caller, Untrusted or Lost."""
@@ -171,100 +246,20 @@ class Connection:
         """Whether nothing has come since the last reply, not even the end of the connection."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return not self._buffer and not poll.poll(0)
+        return not poll.poll(0)
 
     @property
     def closed(self) -> bool:
-        return bool(self._socket.fileno() < 0)
+        return self._socket.fileno() < 0
 
     def close(self) -> None:
         self._socket.close()
 
-    def _wait(self, deadline: float) -> None:
-        left = deadline - monotonic()
-        if left <= 0:
-            raise TimeoutError(errno.ETIMEDOUT, "timed out")
-        self._socket.settimeout(left)
-
     def _send(self, data: bytes, deadline: float) -> None:
-        if not self._tls:
-            self._wait(deadline)
-            self._socket.sendall(data)
-            return
-        while data:
-            self._wait(deadline)
-            data = data[self._tls.write(data) :]
-
-    def _more(self, deadline: float) -> None:
-        self._wait(deadline)
-        piece = self._tls.read(_PIECE) if self._tls else self._socket.recv(_PIECE)
-        if not piece:
-            raise _Ended(errno.ECONNRESET, "the connection was closed")
-        self._buffer += piece
-
-    def _line(self, deadline: float) -> str:
-        while (end := self._buffer.find(b"\n")) < 0:
-            if len(self._buffer) > _LONGEST_LINE:
-                raise ValueError
-            self._more(deadline)
-        self._lines += end + 1
-        if self._lines > _MOST_LINES:
-            raise _too_much(_MOST_LINES, "headers and sizes of chunks")
-        line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
-        return line.decode("latin-1").rstrip("\r")
-
-    def _exactly(self, size: int, deadline: float, most: int = _MOST_BYTES) -> bytes:
-        if size < 0:
-            raise ValueError
-        if size > most:
-            raise _too_much(_MOST_BYTES, "data")
-        pieces, have = [self._buffer], len(self._buffer)
-        while have < size:
-            self._buffer = b""
-            self._more(deadline)
-            pieces.append(self._buffer)
-            have += len(self._buffer)
-        data = b"".join(pieces)
-        self._buffer = data[size:]
-        return data[:size]
-
-    def _head(self, deadline: float) -> tuple[int, dict[str, str]]:
-        version, status, *_ = *self._line(deadline).split(" ", 2), ""
-        if not version.startswith("HTTP/1."):
-            raise ValueError
-        return int(status), self._fields(deadline)
-
-    def _fields(self, deadline: float) -> dict[str, str]:
-        fields = {}
-        while line := self._line(deadline):
-            name, _, value = line.partition(":")
-            fields[name.strip().lower()] = value.strip()
-        return fields
-
-    def _body(self, fields: dict[str, str], deadline: float) -> bytes:
-        if fields.get("transfer-encoding", "").lower() == "chunked":
-            chunks = []
-            left = _MOST_BYTES
-            while size := int(self._line(deadline).partition(";")[0], 16):
-                chunks.append(self._exactly(size, deadline, left))
-                left -= size
-                if self._line(deadline):
-                    raise ValueError
-            self._fields(deadline)  # trailers
-            return b"".join(chunks)
-        if "content-length" in fields:
-            return self._exactly(int(fields["content-length"]), deadline)
-        pieces, have = [self._buffer], len(self._buffer)
-        try:
-            while have <= _MOST_BYTES:
-                self._buffer = b""
-                self._more(deadline)
-                pieces.append(self._buffer)
-                have += len(self._buffer)
-        except _Ended:
-            self.close()
-            return b"".join(pieces)
-        raise _too_much(_MOST_BYTES, "data")
+        left = memoryview(data)
+        while left:
+            _wait(self._socket, deadline)
+            left = left[self._socket.send(left) :]
 
 
 class Endpoint:
@@ -373,7 +368,7 @@ class Client:
         return self._connection
 
 
-def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, Any]:
+def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket.socket]:
     """(index of the place, connected socket): the first of `places`, a host and a port each, that accepts.
 
     It tries all in their order for a moment each, so that a dead machine costs that moment alone, and then the silent ones
@@ -399,7 +394,7 @@ def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, Any]:
 def _candidates(places: Sequence[tuple[str, int]], reasons: list[str]) -> Iterator[tuple[int, Any]]:
     for index, (host, port) in enumerate(places):
         try:
-            found = _socket.getaddrinfo(host.encode(), port, 0, _socket.SOCK_STREAM)  # a str loads the codec IDNA
+            found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)  # a str loads the codec IDNA
         except OSError as fault:
             reasons[index] = f"the name cannot be resolved: {_why(fault)}"
             continue
@@ -407,17 +402,25 @@ def _candidates(places: Sequence[tuple[str, int]], reasons: list[str]) -> Iterat
             yield index, entry
 
 
-def _connected(entry: Any, seconds: float) -> Any:
+def _connected(entry: Any, seconds: float) -> socket.socket:
     family, kind, protocol, _, address = entry
-    socket = _Socket(family, kind | _socket.SOCK_CLOEXEC, protocol)
+    made = _Socket(family, kind, protocol)
     try:
-        socket.settimeout(seconds)
-        socket.connect(address)
-        socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+        made.settimeout(seconds)
+        made.connect(address)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
-        socket.close()
+        made.close()
         raise
-    return socket
+    return made
+
+
+def _wait(connected: socket.socket, deadline: float) -> None:
+    """Let the next operation of a socket end by `deadline`."""
+    left = deadline - monotonic()
+    if left <= 0:
+        raise TimeoutError(errno.ETIMEDOUT, "timed out")
+    connected.settimeout(left)
 
 
 def _too_much(most: int, of: str) -> OSError:
@@ -446,4 +449,4 @@ def _why(fault: OSError) -> str:
         return fault.strerror
     if isinstance(fault, TimeoutError):
         return "timed out"
-    return posix.strerror(fault.errno) if fault.errno else str(fault)
+    return os.strerror(fault.errno) if fault.errno else str(fault)

@@ -148,7 +148,7 @@ def imports_timed(importer: Callable[..., Any], clock: Clock) -> Callable[..., A
         clock.enter(OWN)
         before = set(sys.modules)  # some of them half loaded: the import is one of theirs
         clock.leave()
-        clock.enter("TLS" if positional[0] == "_ssl" else "imports")
+        clock.enter("TLS" if positional[0] == "ssl" else "imports")
         try:
             found = importer(*positional)
         finally:

@@ -32,7 +32,7 @@ def raw(body: bytes) -> bytes:
 
 
 SAID: dict[str, tuple[bytes, bytes, str]] = {  # once, then for ever, and a word of the error
-    "headers": (OK, FIELDS, "headers"),
+    "headers": (OK, FIELDS, "not HTTP"),
     "one header": (OK + b"X: ", MIB, "not HTTP"),
     "interim replies": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, "headers"),
     "interim replies of early hints": (b"", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 1000, "headers"),
