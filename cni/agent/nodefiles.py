@@ -25,7 +25,7 @@ TOKEN_SECONDS = 24 * 3600  # of a requested token; the server may grant less
 FOLDER, KUBECONFIG, FLAT_FILE, NODE_NAME = "whereabouts.d", "whereabouts.kubeconfig", "whereabouts.conf", "nodename"
 OWN = "agent.kubeconfig"  # in the state directory; it holds no secret
 _MOST_BYTES = 1 << 20
-_OWN_WORDS = "# Written by `railcni agent`, again whenever the token or the authority changes."
+_OWN_WORDS = "Written by `railcni agent`, again whenever the token or the authority changes."
 
 
 def service_account_token(folder: str) -> str:
@@ -43,21 +43,26 @@ def service_account_token(folder: str) -> str:
 
 
 def kubeconfig(server: str, token: str, authority: bytes, namespace: str) -> bytes:
-    """The kubeconfig, as whereabouts has it; `authority` are the server's certificates (PEM)."""
-    encoded = base64.b64encode(authority).decode()
-    cluster = f'    certificate-authority-data: "{encoded}"\n' if encoded else ""
-    return (
-        f"{_OWN_WORDS}\n"
-        "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n"
-        f'    server: "{server}"\n{cluster}users:\n- name: whereabouts\n  user:\n    token: "{token}"\n'
-        "contexts:\n- name: whereabouts-context\n  context:\n    cluster: local\n    user: whereabouts\n"
-        f'    namespace: "{namespace}"\ncurrent-context: whereabouts-context\n'
-    ).encode()
+    """The kubeconfig, as whereabouts has it but in JSON, which is YAML too; `authority` are the server's certificates (PEM)."""
+    cluster = {"server": server}
+    if authority:
+        cluster["certificate-authority-data"] = base64.b64encode(authority).decode()
+    context = {"cluster": "local", "user": "whereabouts", "namespace": namespace}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "extensions": [{"name": "railcni", "extension": {"note": _OWN_WORDS}}],
+        "clusters": [{"name": "local", "cluster": cluster}],
+        "users": [{"name": "whereabouts", "user": {"token": token}}],
+        "contexts": [{"name": "whereabouts-context", "context": context}],
+        "current-context": "whereabouts-context",
+    }
+    return json.dumps(document, indent=2).encode()
 
 
 def is_own(data: bytes) -> bool:
     """Whether an agent has written this kubeconfig: not whereabouts' DaemonSet, whose token rotates too."""
-    return data.startswith(_OWN_WORDS.encode())
+    return _OWN_WORDS.encode() in data
 
 
 def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:

@@ -50,9 +50,10 @@ def test_it_writes_what_the_plugins_read_for_root_alone(rig: Rig) -> None:
         "kubernetes": {"kubeconfig": f"{FOLDER}/whereabouts.kubeconfig"},
     }
     text = (folder(rig) / "whereabouts.kubeconfig").read_text()
-    assert f'server: "{rig.server.url}"' in text
-    assert 'token: "token.number.1"' in text
-    assert 'namespace: "kube-system"' in text
+    written = json.loads(text)
+    assert written["clusters"][0]["cluster"] == {"server": rig.server.url}
+    assert written["users"][0]["user"] == {"token": "token.number.1"}
+    assert written["contexts"][0]["context"]["namespace"] == "kube-system"
     (folder(rig) / "whereabouts.kubeconfig").write_text("another installer was here")
     (folder(rig) / "nodename").unlink()
     assert until(lambda: (folder(rig) / "whereabouts.kubeconfig").read_text() == text)
@@ -127,7 +128,7 @@ def test_a_token_of_the_plugins_own_account_is_requested_and_outlives_the_agent(
     assert agent.says("whereabouts.conf"), agent.log
     text = (folder(rig) / "whereabouts.kubeconfig").read_text()
     ((request, issued),) = rig.server.core.tokens
-    assert f'token: "{issued}"' in text
+    assert f'"token": "{issued}"' in text
     assert request["spec"]["expirationSeconds"] == 24 * 3600
     assert request["spec"]["boundObjectRef"] == {"kind": "Node", "apiVersion": "v1", "name": "n1"}
     time.sleep(2.2)  # two looks at the files

@@ -540,8 +540,9 @@ def test_files_that_a_kubeconfig_names_by_relative_paths_are_found(rig: Rig, clu
     (folder / "helper").chmod(0o755)
     (folder.parent / "token").write_text("t")
     cluster.server.tokens = {"t"}
-    helper = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: bin/helper, interactiveMode: Never}}"
-    for user in (helper, "{tokenFile: token}"):
+    version = "client.authentication.k8s.io/v1"
+    helper = {"exec": {"apiVersion": version, "command": "bin/helper", "interactiveMode": "Never"}}
+    for user in (helper, {"tokenFile": "token"}):
         path = cluster.server.kubeconfig(folder.parent, user=user)
         cluster.environ["KUBECONFIG"] = f"{cluster.folder}/none:{path}"
         code, told, said = cluster("ipam", "leases", "--output=json")

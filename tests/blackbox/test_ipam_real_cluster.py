@@ -52,7 +52,7 @@ class Site:
         current = next(c for c in document["contexts"] if c["name"] == document["current-context"])
         current["context"]["namespace"] = self.namespace
         self.kubeconfig = str(folder / "kubeconfig")
-        Path(self.kubeconfig).write_text(yaml.safe_dump(document))
+        Path(self.kubeconfig).write_text(json.dumps(document))
         self.report = str(folder / "report.json")
         self.cluster = Cluster(self.kubeconfig)
         self.client = Client(KubeConfig.from_file(self.kubeconfig).get(), trust_env=False)
@@ -159,7 +159,7 @@ def test_an_audit_needs_the_rights_to_get_and_list_alone(site: Site, tmp_path: P
         document = yaml.safe_load(Path(site.kubeconfig).read_text())
         document["users"] = [{"name": user["name"], "user": {"token": token}} for user in document["users"]]
         reader = str(tmp_path / "reader")
-        Path(reader).write_text(yaml.safe_dump(document))
+        Path(reader).write_text(json.dumps(document))
         site.network()
         site.lease(1)
         assert site.audit(reader) == [("lease-without-pod", "reclaim", "1")]

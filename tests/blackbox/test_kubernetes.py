@@ -17,24 +17,14 @@ from tests.tools import needs_compiler
 PORT = 8001
 OBJECTS = f"http://127.0.0.1:{PORT}/apis/whereabouts.cni.cncf.io/v1alpha1/namespaces/kube-system"
 DIRECTORY = "/etc/cni/net.d/whereabouts.d"
-KUBECONFIG = f"""apiVersion: v1
-kind: Config
-clusters:
-- name: local
-  cluster:
-    server: http://127.0.0.1:{PORT}
-users:
-- name: whereabouts
-  user:
-    token: "a.b.c"
-contexts:
-- name: whereabouts-context
-  context:
-    cluster: local
-    user: whereabouts
-    namespace: kube-system
-current-context: whereabouts-context
-"""
+KUBECONFIG = json.dumps(
+    {
+        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{PORT}"}}],
+        "users": [{"name": "whereabouts", "user": {"token": "a.b.c"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "local", "user": "whereabouts", "namespace": "kube-system"}}],
+        "current-context": "x",
+    }
+)
 ARGS = "K8S_POD_NAMESPACE=team;K8S_POD_NAME={}"
 
 

@@ -209,7 +209,7 @@ def test_4_the_agent_writes_the_files_with_a_token_of_its_own_and_frees_nothing(
     (folder / "whereabouts.conf").write_text(json.dumps(flat))
     dead = site.go.call("ADD", "go1", "gone")
     agent = site.rig.agent("n1", "--no-collect", "--plugin-account=kube-system/railcni")
-    assert until(lambda: "token:" in (folder / "whereabouts.kubeconfig").read_text(), 20), agent.log
+    assert until(lambda: '"token"' in (folder / "whereabouts.kubeconfig").read_text(), 20), agent.log
     found = yaml.safe_load((folder / "whereabouts.kubeconfig").read_text())
     assert found["clusters"][0]["cluster"]["server"] == site.server.url
     assert found["users"][0]["user"]["token"] != "token.number.1"  # that of the agent's pod, which ends with it

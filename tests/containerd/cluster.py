@@ -55,7 +55,7 @@ class Cluster:
         cluster["server"] = f"{url.scheme}://127.0.0.1:{self._proxy.port}{url.path}"
         cluster.setdefault("tls-server-name", host)
         node.path(self.kubeconfig).parent.mkdir(parents=True, exist_ok=True)
-        node.path(self.kubeconfig).write_text(yaml.safe_dump(document))
+        node.path(self.kubeconfig).write_text(json.dumps(document))
 
     def __enter__(self) -> Cluster:
         self._proxy.__enter__()

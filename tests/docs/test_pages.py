@@ -338,7 +338,7 @@ def cluster(shell: Shell, *, has_rdma: bool) -> Iterator[None]:
     shell.run(OWN_FOLDERS)
     if has_rdma:
         lay_verbs_devices(shell)
-    (shell.folder / "admin.kubeconfig").write_text(KUBECONFIG.replace("    namespace: kube-system\n", ""))
+    (shell.folder / "admin.kubeconfig").write_text(KUBECONFIG.replace(', "namespace": "kube-system"', ""))
     for name in filter(tools.find, ("kubectl", "helm")):
         (shell.folder / "state" / name).symlink_to(tools.find(name))
     shell.environ |= {

@@ -180,15 +180,17 @@ class ApiServer:
     def close(self) -> None:
         self._server.close()
 
-    def kubeconfig(self, directory: Path, namespace: str = "kube-system", user: str = "{}", cluster: str = "") -> str:
-        """The path of a kubeconfig as whereabouts' installer writes it."""
+    def kubeconfig(self, directory: Path, namespace: str = "kube-system", user: dict[str, Any] | None = None) -> str:
+        """The path of a kubeconfig with the members that whereabouts' installer writes."""
         path = directory / "whereabouts.kubeconfig"
-        path.write_text(
-            "# Kubeconfig file for the Whereabouts CNI plugin.\napiVersion: v1\nkind: Config\nclusters:\n- name: local\n"
-            f"  cluster:\n    server: {self.url}\n{cluster}users:\n- name: whereabouts\n  user: {user}\n"
-            "contexts:\n- name: whereabouts-context\n  context:\n    cluster: local\n    user: whereabouts\n"
-            f"    namespace: {namespace}\ncurrent-context: whereabouts-context\n"
-        )
+        context = {"cluster": "local", "user": "whereabouts", "namespace": namespace}
+        document = {
+            "clusters": [{"name": "local", "cluster": {"server": self.url}}],
+            "users": [{"name": "whereabouts", "user": user or {}}],
+            "contexts": [{"name": "whereabouts-context", "context": context}],
+            "current-context": "whereabouts-context",
+        }
+        path.write_text(json.dumps(document))
         return str(path)
 
     # --- for tests ---

@@ -109,11 +109,9 @@ def test_credentials_that_change_have_another_connection(server: ApiServer, dial
     call(str(path))
     authority = tmp_path / "ca.crt"
     authority.write_text("another authority")
-    path.write_text(
-        path.read_text().replace(
-            f"server: {server.url}", f"server: {server.url}\n    certificate-authority: {json.dumps(str(authority))}"
-        )
-    )
+    document = json.loads(path.read_text())
+    document["clusters"][0]["cluster"]["certificate-authority"] = str(authority)
+    path.write_text(json.dumps(document))
     call(str(path))
     assert dialled == [server.port] * 2
 
@@ -127,7 +125,7 @@ def test_a_token_that_changes_is_used_on_the_connection_of_the_former(
         server.tokens = {token}
         server.refused = {"first"} - server.tokens
         user = {"token": {"token": token}, "tokenFile": {"tokenFile": str(tmp_path / "token")}}[key]
-        call(server.kubeconfig(tmp_path, user=json.dumps(user)))
+        call(server.kubeconfig(tmp_path, user=user))
     assert dialled == [server.port]
 
 

@@ -7,79 +7,25 @@ import json
 import posix
 import signal
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml as oracle
+import yaml
 
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam.stores.apiserver import Api, kubeconfig, yaml
+from ipam.stores.apiserver import Api, kubeconfig
 from ipam.stores.apiserver.faults import Gone
 from ipam.stores.apiserver.resources import POOLS
 from ipam.stores.base import Unreachable
 from tests.stores import certificates
 from tests.stores.kubernetes_api import ApiServer
 
-DOCUMENTS = {
-    "installer": """# Kubeconfig file for the Whereabouts CNI plugin.
-apiVersion: v1
-kind: Config
-clusters:
-- name: local
-  cluster:
-    server: https://[fd00::1]:443
-    certificate-authority-data: LS0tLS1C==
-users:
-- name: whereabouts
-  user:
-    token: "ey.J-h"
-contexts:
-- name: whereabouts-context
-  context:
-    cluster: local
-    user: whereabouts
-    namespace: kube-system
-current-context: whereabouts-context
-preferences: {}
-""",
-    "flow": 'a: [{"name": "c", "cluster": {"server": "http://127.0.0.1:8001"}}, ["x", "y z"], {}]\nb: {}  # none\n',
-    "JSON": '{"a": ["x", {"b": "c\\n"}], "d": null}',
-    "literal": "---\n# c\na:\n  -\n    b: |\n      one\n        two\n\n    c: d e # f\n  - g: 'h'\n\n  - - i\n    - j\nk:\nl: true\n",
-    "deep sequence": 'users:\n    - name: a\n      user:\n          exec:\n              args: []\n              env:\n              - {"name": "A", "value": "b c"}\n',
-    "no value": "# nothing\n",
-}
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_what_is_read_means_what_yaml_says(name: str) -> None:
-    assert yaml.loads(DOCUMENTS[name].encode()) == oracle.safe_load(DOCUMENTS[name])
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("a: &x b\n", 1),
-        ("a: *x\n", 1),
-        ("a: !!str b\n", 1),
-        ("a: >\n  b\n", 1),
-        ("a: b\n c: d\n", 2),
-        ('a: "b\n', 1),
-        ("a: b\n\na: c\n", 3),
-        ("a: {b: c\n", 1),
-        ("a:\n\tb: c\n", 2),
-        ("a: b\n---\nc: d\n", 2),
-        ("a: b: c\n", 1),
-        ("- a\nb: c\n", 2),
-        ("a:\n  b\n  c\n", 3),
-        ("[" * 99, 1),
-    ],
-)
-def test_what_is_more_than_a_kubeconfig_needs_is_refused_with_its_line(text: str, line: int) -> None:
-    with pytest.raises(ValueError, match=f"^line {line} "):
-        yaml.loads(text.encode())
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def write(path: Path, user: Any = None, cluster: Any = None, context: Any = None, **more: Any) -> str:
@@ -92,6 +38,35 @@ def write(path: Path, user: Any = None, cluster: Any = None, context: Any = None
     }
     path.write_text(json.dumps(document))
     return str(path)
+
+
+def test_a_kubeconfig_in_yaml_is_read_where_pyyaml_is_installed_else_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "k")
+    as_json = str(kubeconfig.load(path))
+    (tmp_path / "k").write_text(yaml.safe_dump(json.loads((tmp_path / "k").read_text())))
+    assert str(kubeconfig.load(path)) == as_json
+    monkeypatch.setitem(sys.modules, "yaml", None)  # as if it were not installed
+    with pytest.raises(
+        InvalidConfig, match=r"no PyYAML \(Debian: python3-yaml\).*`kubectl config view --raw --flatten -o json`"
+    ):
+        kubeconfig.load(path)
+
+
+def test_the_line_of_a_fault_of_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "k").write_text("a: b\nc: {d\n")
+    with pytest.raises(InvalidConfig, match="line 3 is not YAML"):
+        kubeconfig.load(str(tmp_path / "k"))
+
+
+def test_the_plugins_interpreter_finds_pyyaml(tmp_path: Path) -> None:
+    """It starts without the folders of installed libraries (-S)."""
+    path = write(tmp_path / "k")
+    (tmp_path / "k").write_text(yaml.safe_dump(json.loads((tmp_path / "k").read_text())))
+    script = "import sys; sys.path.insert(0, sys.argv[1]); from ipam.stores.apiserver import kubeconfig; print(kubeconfig.load(sys.argv[2]))"
+    done = subprocess.run([sys.executable, "-IS", "-c", script, str(ROOT), path], capture_output=True, text=True)
+    assert done.stdout == "https://10.0.0.1:6443\n", done.stderr
 
 
 def test_the_current_context_counts_and_its_namespace_is_kube_system_unless_named(tmp_path: Path) -> None:

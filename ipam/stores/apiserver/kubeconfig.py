@@ -2,6 +2,8 @@
 
 Any author of a network may choose the kubeconfig: errors name its keys, and of its values the server alone.
 
+It is JSON, as the agent and `kubectl config view -o json` write it; YAML is read where PyYAML is installed.
+
 The current context counts, as for whereabouts (client-go, tools/clientcmd). Relative paths start at the kubeconfig's
 directory. A token in a file is read at each call, since it rotates.
 """
@@ -197,10 +199,8 @@ class Helper:
 
 def load(path: str) -> Access:
     """The access that the kubeconfig at `path` describes; InvalidConfig names its fault."""
-    from ipam.stores.apiserver import yaml
-
     try:
-        document = yaml.loads(files.read_regular(path, _MOST_BYTES))
+        document = _parsed(files.read_regular(path, _MOST_BYTES))
     except OSError as fault:
         raise InvalidConfig(
             f"kubeconfig {path} cannot be read: {fault.strerror}. kubernetes.kubeconfig must name the file that"
@@ -239,6 +239,34 @@ def load(path: str) -> Access:
     if user.get("exec"):
         access.helper = Helper(path, directory, user["exec"])
     return access
+
+
+def _parsed(data: bytes) -> Any:
+    """The document in a kubeconfig; ValueError, which shows nothing of it."""
+    try:
+        return codec.loads(data)
+    except ValueError:
+        pass
+    try:
+        yaml = _pyyaml()
+    except ImportError:
+        raise ValueError("it is not JSON, and Python has no PyYAML (Debian: python3-yaml) to read YAML with") from None
+    try:
+        return yaml.safe_load(data)
+    except (yaml.YAMLError, ValueError, RecursionError) as fault:
+        mark = getattr(fault, "problem_mark", None)
+        raise ValueError(f"line {mark.line + 1} is not YAML" if mark else "it is not YAML") from None
+
+
+def _pyyaml() -> Any:
+    """The library. ImportError where it is not installed."""
+    import site
+    import sys
+
+    sys.path += [folder for folder in site.getsitepackages() if folder not in sys.path]  # a plugin starts without them
+    import yaml
+
+    return yaml
 
 
 def service_url(environ: Mapping[bytes, bytes]) -> str:
