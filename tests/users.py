@@ -32,4 +32,3 @@ def import_all() -> None:
     for name in PACKAGES:
         for module in pkgutil.walk_packages(import_module(name).__path__, f"{name}."):
             import_module(module.name)
-    import_module("filelock")  # the functions of an installation import it themselves

@@ -12,12 +12,11 @@ and results of the guests go in any case.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 import time
 from pathlib import Path
-
-from filelock import FileLock
 
 from tests.lab import guest, helpers, machines, packages
 from tests.lab.machines import MACHINES, Machine
@@ -65,7 +64,8 @@ def main(arguments: list[str]) -> int:
 def _prepared(machine: Machine) -> tuple[Path, Path, str]:
     """Tools, kernel and what is run first. Unavailable: what hinders."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with FileLock(FOLDER / "lock"):
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         tools = packages.tools(FOLDER)
         kernel = packages.kernel(FOLDER, machine.kernel)
         before = machine.before

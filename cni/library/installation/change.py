@@ -19,6 +19,7 @@ from typing import NamedTuple
 from cni.library.installation import content, files, layout
 from cni.library.installation.health import fault_of
 from cni.library.installation.layout import BUNDLE, COMMAND, CURRENT, NAMES, PREFIXED, REPLACED, Installation
+from cni.shared.kernel import locks
 from cni.shared.kernel.files import target_of
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, TryAgainLater
 
@@ -76,29 +77,29 @@ class Folder:
 
         TryAgainLater: another installer holds it; IoFailure: it cannot be made.
         """
-        import filelock  # with asyncio: 0.1 s, which `status` and the agent do not need
-
-        lock = filelock.FileLock(f"{self.bundle}/{layout.LOCK}", timeout=0, mode=0o644)
-        while not lock.is_locked:
+        path, lock = f"{self.bundle}/{layout.LOCK}", -1
+        while lock < 0:
             try:
                 os.makedirs(self.bundle, 0o755, exist_ok=True)
-                lock.acquire()
-            except filelock.Timeout:
-                raise TryAgainLater(
-                    f"another railcni install or uninstall is at work in {self.shown}: wait until it has ended",
-                    f"{self.shown}/{BUNDLE}/{layout.LOCK} is locked; `lslocks` names the process",
-                ) from None
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except OSError as fault:
                 with suppress(OSError):
                     os.rmdir(self.bundle)  # unless the lock of another installer is in it
                 raise self._refused("make the lock of the installers", fault) from None
-            if not os.path.exists(lock.lock_file):  # the uninstall that held it has removed it: lock a new file
-                lock.release()
+            if not locks.try_lock_file(lock):
+                os.close(lock)
+                raise TryAgainLater(
+                    f"another railcni install or uninstall is at work in {self.shown}: wait until it has ended",
+                    f"{self.shown}/{BUNDLE}/{layout.LOCK} is locked; `lslocks` names the process",
+                )
+            if not os.fstat(lock).st_nlink:  # the uninstall that held it has removed it: lock a new file
+                os.close(lock)
+                lock = -1
         try:
             yield
         finally:
             self._drop_empty_bundle()
-            lock.release()
+            os.close(lock)
 
     def _drop_empty_bundle(self) -> None:
         with suppress(OSError):
