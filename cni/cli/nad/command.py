@@ -58,12 +58,7 @@ def _render(options: argparse.Namespace) -> int:
     print_findings(findings, sys.stderr)
     if any(f.severity == ERROR for f in findings):
         return 1
-    if options.output == "json":
-        output.print_json(nads[0] if len(nads) == 1 else {"apiVersion": "v1", "kind": "List", "items": nads})
-    else:
-        import yaml
-
-        sys.stdout.write(yaml.safe_dump_all(nads, sort_keys=False, allow_unicode=True, width=1 << 16))
+    output.print_objects(nads, options.output)
     return 0
 
 

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from cni.cli.rails import attached
 from cni.cli.terminal import output, subcommand
 from cni.library.inventory import devices as inventory
@@ -59,25 +57,8 @@ def _render(options: argparse.Namespace) -> int:
         print(f"annotation k8s.v1.cni.cncf.io/networks: {render.annotation(wanted, rails)}")
         return 0
     objects = render.objects(wanted, rails, options.devices == "railcni")
-    if options.output == "json":
-        output.print_json({"apiVersion": "v1", "kind": "List", "items": objects})
-    else:
-        yaml.dump_all(objects, sys.stdout, _Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    output.print_objects(objects, options.output)
     return 0
-
-
-class _Dumper(yaml.SafeDumper):
-    """Texts of several lines are written as such."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def _check(options: argparse.Namespace) -> int:

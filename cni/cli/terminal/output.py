@@ -124,12 +124,31 @@ def print_json(value: Any) -> None:
 def print_data(value: Any, form: str) -> None:
     """`value` as "json" or "yaml"."""
     if form == "yaml":
-        import yaml
-
-        value = json.loads(json.dumps(value))  # else what stands twice gets an anchor, which not all readers know
-        sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+        _print_yaml([value])
     else:
         print_json(value)
+
+
+def print_objects(objects: Sequence[Any], form: str) -> None:
+    """Objects of Kubernetes as "json", several as a List, or as "yaml", a document each."""
+    if form == "yaml":
+        _print_yaml(objects)
+    else:
+        print_json(objects[0] if len(objects) == 1 else {"apiVersion": "v1", "kind": "List", "items": list(objects)})
+
+
+def _print_yaml(documents: Sequence[Any]) -> None:
+    import yaml
+
+    class _Dumper(yaml.SafeDumper):
+        """Writes texts of several lines as such."""
+
+    def text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    _Dumper.add_representer(str, text)
+    documents = json.loads(json.dumps(documents))  # else what stands twice gets an anchor, which not all readers know
+    yaml.dump_all(documents, sys.stdout, _Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
 
 
 def show(form: str, document: Any, print_it: Callable[[], object]) -> None:
