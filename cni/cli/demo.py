@@ -13,12 +13,10 @@ import hashlib
 import os
 import shutil
 import socket
-import statistics
 import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -59,29 +57,17 @@ _AS_USER = (
 )
 
 
-@dataclass(frozen=True)
 class DemoPod:
-    """A pod of the demo, with its expected attachment."""
+    """A pod of the demo: its expected address, and the parameters that Multus passes for a pod of the namespace `default`."""
 
-    number: int
-
-    @property
-    def name(self) -> str:
-        return f"rdma-pod-{self.number}"
-
-    @property
-    def address(self) -> str:
-        return f"192.168.111.{self.number}"
-
-    @property
-    def parameters(self) -> Parameters:
-        """As Multus passes them for a pod of the namespace `default`."""
-        netns = f"/run/netns/{self.name}"
+    def __init__(self, number: int) -> None:
+        self.name = f"rdma-pod-{number}"
+        self.address = f"192.168.111.{number}"
         sandbox = hashlib.sha256(self.name.encode()).hexdigest()
         uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, self.name))
         pod = {"NAMESPACE": "default", "NAME": self.name, "INFRA_CONTAINER_ID": sandbox, "UID": uid}
         args = (("IgnoreUnknown", "1"), *((f"K8S_POD_{key}", value) for key, value in pod.items()))
-        return Parameters(sandbox, netns, _IFNAME, args)
+        self.parameters = Parameters(sandbox, f"/run/netns/{self.name}", _IFNAME, args)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -213,28 +199,31 @@ def _is_up(link: Any) -> bool:
 
 
 def _show_pods(report: DemoReport) -> None:
-    program = shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin:/bin") or "true"
-    command, seen = [program, "addr", "show", "dev", _IFNAME], []
-    for pod in PODS:
-        with pod.entered(), IPRoute() as ipr:
-            shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-            addresses = ipr.get_addr(family=socket.AF_INET, label=_IFNAME)
-            inet = [f"inet {a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}" for a in addresses]
-            seen.append((pod, _links().get(_IFNAME), shown, inet))
     report.section("The pods' interfaces")
-    rows = [(p.name, _IFNAME, s.get("address"), s.get("mtu"), f"{p.address}/24") for p, s, *_ in seen if s]
+    found = {}
+    for pod in PODS:
+        with pod.entered():
+            found[pod] = _links().get(_IFNAME)
+    rows = [
+        (p.name, _IFNAME, link.get("address"), link.get("mtu"), f"{p.address}/24") for p, link in found.items() if link
+    ]
     output.print_table(("pod", "interface", "mac", "mtu", "address"), rows)
-    for pod, link, shown, inet in seen:
+    for pod, link in found.items():
         report.section(f"{pod.name}: ip addr show dev {_IFNAME}")
         if link is None:
             report.expect(False, f"{_IFNAME} is there", "it is missing")
             continue
+        with pod.entered(), IPRoute() as ipr:
+            program = shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin:/bin") or "true"
+            command = [program, "addr", "show", "dev", _IFNAME]
+            shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            addresses = ipr.get_addr(family=socket.AF_INET, label=_IFNAME)
+        inet = [f"inet {a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}" for a in addresses]
+        wanted, mac = f"inet {pod.address}/24 brd 192.168.111.255", link.get("address")
         report.text(shown.rstrip() or "  (the program ip is not installed)")
         report.expect(_is_up(link), "it is up", link.get("operstate"))
         report.expect(link.get("mtu") == _MTU, f"its MTU is {_MTU}", link.get("mtu"))
-        wanted = f"inet {pod.address}/24 brd 192.168.111.255"
         report.expect(inet == [wanted], wanted, inet)
-        mac = link.get("address")
         report.expect(int(mac[:2], 16) & 3 == 2, "its MAC is locally administered", mac)
         where = "it stands on a link of another namespace"
         report.expect(link.get("link_netnsid") is not None, where, link.get("link"))
@@ -245,25 +234,21 @@ def _ping(report: DemoReport) -> None:
     report.section(f"{first.name} pings {second.name} ({second.address})")
     whole = _MTU - _HEADERS
     echoes = [*[(56, "")] * _PINGS, (whole, f", {_MTU} on the wire, not to be fragmented")]
-    times: list[float] = []
     with first.entered():
         for number, (payload, note) in enumerate(echoes, 1):
             try:
                 milliseconds = icmp.ping(second.address, payload, number) * 1000
             except OSError as fault:
                 report.expect(False, f"{payload} bytes come back{note}", fault)
-                continue
-            report.expect(True, f"{payload} bytes from {second.address}: seq={number} time={milliseconds:.3f} ms{note}")
-            times += [] if note else [milliseconds]
+            else:
+                text = f"{payload} bytes from {second.address}: seq={number} time={milliseconds:.3f} ms{note}"
+                report.expect(True, text)
         try:
             icmp.ping(second.address, whole + 1, _PINGS + 2)
             refused = "it was sent"
         except OSError as fault:
             refused = "" if fault.errno == errno.EMSGSIZE else str(fault)
         report.expect(not refused, f"one byte more is refused: {_MTU} is the MTU", refused)
-    if times:
-        mean, lost = statistics.mean(times), (_PINGS - len(times)) * 100 // _PINGS
-        report.text(f"  rtt min/avg/max = {min(times):.3f}/{mean:.3f}/{max(times):.3f} ms, {lost}% loss")
 
 
 def _show_pool(report: DemoReport, title: str, wanted: list[str]) -> None:

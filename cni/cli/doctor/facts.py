@@ -13,6 +13,7 @@ from cni.cli.doctor import modules, namespaces, pcie, pods, setup
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.cli.doctor.ports import Congestion, read_congestion
 from cni.library.installation.options import DEFAULT, candidates
+from cni.library.inventory import attachments as recorded
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import functions, sandboxes, topology
 from cni.library.inventory.devices import Port
@@ -21,8 +22,7 @@ from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.library.runtime.cache import DIRECTORY
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import read_whole
-from cni.shared.log import Log
-from cni.shared.records import STATE, Records
+from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError
 
 
@@ -184,16 +184,15 @@ class NodeFacts:
 
     @cached_property
     def _recorded(self) -> dict[tuple[str, str], list[str]]:
-        found: dict[tuple[str, str], list[str]] = {}
         try:
-            records = Records(self.places.state, Log("railcni")).all()
+            found = recorded.found(directory=self.places.state)
         except CniError:  # `unread` says so
             return {}
-        for attachment, _, record in records:
-            if not record.get("pending"):
-                known = found.setdefault((str(record.get("netns") or ""), attachment.ifname), [])
-                known += [str(a).partition("/")[0] for a in record.get("addresses") or ()]
-        return found
+        return {
+            (a["netns"], a["ifname"]): [str(address).partition("/")[0] for address in a["addresses"]]
+            for a in found
+            if not a["pending"]
+        }
 
     @cached_property
     def pod_processes(self) -> list[pods.PodProcess]:
