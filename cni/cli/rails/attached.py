@@ -31,9 +31,13 @@ _PAYLOAD = 56  # bytes, as ping(8)
 _SECONDS = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class AttachedRail:
-    """A rail of a pod by its record: the network, the link's name in the sandbox, the netdev of the host that carries it."""
+    """A rail of a pod by its record: the network, the link's name in the sandbox, the netdev of the host that carries it.
+
+    `look` adds its state: its addresses, their GIDs by address, its faults; `ping` adds round trips in ms by the address of
+    the peer.
+    """
 
     rail: Rail
     network: str
@@ -43,6 +47,10 @@ class AttachedRail:
     carrier: str
     mtu: int
     routing: dict[str, Any] | None
+    addresses: list[Interfaces] = field(default_factory=list)
+    gids: dict[str, str] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    trips: dict[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -58,34 +66,22 @@ class AttachedRail:
             found.append(ipaddress.ip_network(f"{first.partition('-')[0].strip()}/{length}", strict=False))
         return found
 
-
-@dataclass
-class RailReport:
-    """How a rail stands: its addresses, their GIDs by address, its faults, and round trips in ms by the address of the peer."""
-
-    attached: AttachedRail
-    addresses: list[Interfaces] = field(default_factory=list)
-    gids: dict[str, str] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    trips: dict[str, float] = field(default_factory=dict)
-
     @property
     def indexes(self) -> list[int]:
         """The host number of each address."""
         return [int(a.ip) - int(a.network.network_address) for a in self.addresses]
 
     def document(self) -> dict[str, Any]:
-        """The report for programs."""
-        attached = self.attached
+        """The rail and its state as JSON."""
         return {
-            "group": attached.rail.group,
-            "rail": attached.rail.index,
-            "network": attached.network,
-            "interface": attached.ifname,
+            "group": self.rail.group,
+            "rail": self.rail.index,
+            "network": self.network,
+            "interface": self.ifname,
             "addresses": [str(a) for a in self.addresses],
             "index": self.indexes[0] if self.indexes else None,
-            "table": attached.rail.table if attached.routing else None,
-            "mtu": attached.mtu or None,
+            "table": self.rail.table if self.routing else None,
+            "mtu": self.mtu or None,
             "gids": self.gids,
             "pings": {address: round(ms, 3) for address, ms in self.trips.items()},
             "faults": self.faults,
@@ -124,54 +120,54 @@ def of_node() -> Iterator[AttachedRail]:
         )
 
 
-def look(attached: AttachedRail) -> RailReport:
-    """The state of a rail now. Where its NIC has no verbs device, no GID is looked for."""
-    found = RailReport(attached)
+def look(attached: AttachedRail) -> AttachedRail:
+    """Read the state of a rail, and return it. Where its NIC has no verbs device, no GID is looked for."""
+    ifname, faults = attached.ifname, attached.faults
     with Opened(netns.open_namespace(attached.netns)) as there:
-        link = there.rtnl.link(name=attached.ifname)
+        link = there.rtnl.link(name=ifname)
         if link is None:
-            found.faults.append(f'there is no link "{attached.ifname}" in the sandbox')
-            return found
+            faults.append(f'there is no link "{ifname}" in the sandbox')
+            return attached
         texts = [a.text for a in addresses.list_of(there.rtnl, link.index) if a.scope != addresses.LINK_SCOPE]
         result = Result([Interface(link.name, link.mac)], [IPConfig(text) for text in texts])
-        found.faults += [] if link.up else [f"{link.name} is down"]
+        faults += [] if link.up else [f"{ifname} is down"]
         if attached.routing:
-            found.faults += routing.differences(attached.routing, link, result, there)
+            faults += routing.differences(attached.routing, link, result, there)
         if attached.mtu and link.mtu != attached.mtu:
-            found.faults.append(f"MTU of {link.name} is {link.mtu}, and {attached.mtu} is wanted")
+            faults.append(f"MTU of {ifname} is {link.mtu}, and {attached.mtu} is wanted")
         if not texts:
-            found.faults.append(f"{link.name} has no address")
-    found.addresses = [ipaddress.ip_interface(text) for text in texts]
-    wanted, held = attached.subnets, [a.network for a in found.addresses]
-    outside = [str(a) for a in found.addresses if wanted and a.network not in wanted]
-    found.faults += [f"{text} of {attached.ifname} is in none of the rail's ranges" for text in outside]
-    found.faults += [f"{attached.ifname} has no address of {net}" for net in wanted if net not in held]
-    carrier, ifname, ips = attached.carrier, attached.ifname, [str(a.ip) for a in found.addresses]
+            faults.append(f"{ifname} has no address")
+    attached.addresses = [ipaddress.ip_interface(text) for text in texts]
+    wanted, held = attached.subnets, [a.network for a in attached.addresses]
+    outside = [str(a) for a in attached.addresses if wanted and a.network not in wanted]
+    faults += [f"{text} of {ifname} is in none of the rail's ranges" for text in outside]
+    faults += [f"{ifname} has no address of {net}" for net in wanted if net not in held]
+    carrier, ips = attached.carrier, [str(a.ip) for a in attached.addresses]
     if ports := [p for p in rdma_sysfs.ports_of_netdev(carrier) if rdma_sysfs.is_roce(*p)] if carrier else []:
         entries = gids.find(ports, ips, ifname)
-        found.gids = {ip: f"{device} port {port} index {index}" for ip, (device, port, index) in entries.items()}
-        found.faults += [gids.missing(ports, ip, ifname) for ip in ips if ip not in entries]
-    return found
+        attached.gids = {ip: f"{device} port {port} index {index}" for ip, (device, port, index) in entries.items()}
+        faults += [gids.missing(ports, ip, ifname) for ip in ips if ip not in entries]
+    return attached
 
 
 # --- the rails of a pod beside each other, and a peer ---
 
 
-def check(rails: Sequence[AttachedRail]) -> list[RailReport]:
-    """Each rail by itself, and the indexes of all that should be equal."""
-    reports = [look(attached) for attached in rails]
-    for group in {attached.rail.group for attached in rails}:
-        same = [r for r in reports if r.attached.rail.group == group and r.attached.rail.is_same_index]
-        counts = Counter(index for report in same for index in report.indexes)
+def check(rails: Sequence[AttachedRail]) -> None:
+    """Look at each rail by itself, and compare the indexes that should be equal."""
+    for rail in rails:
+        look(rail)
+    for group in {rail.rail.group for rail in rails}:
+        same = [rail for rail in rails if rail.rail.group == group and rail.rail.is_same_index]
+        counts = Counter(index for rail in same for index in rail.indexes)
         usual = max(counts, key=lambda index: counts[index], default=0)
-        for report in same:
-            for address, index in zip(report.addresses, report.indexes, strict=True):
+        for rail in same:
+            for address, index in zip(rail.addresses, rail.indexes, strict=True):
                 if index != usual:
-                    report.faults.append(f"{address} is index {index}, and other rails of {group} have {usual}")
-    return reports
+                    rail.faults.append(f"{address} is index {index}, and other rails of {group} have {usual}")
 
 
-def peer_of(text: str, reports: Sequence[RailReport], sandboxes: Sequence[NamespaceView]) -> Peer:
+def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[NamespaceView]) -> Peer:
     """The addresses of a peer: an index on every rail, an address that stands for one, or a pod of this node.
 
     Raises InvalidConfig when the address is in no rail's subnet, or no such pod is on this node.
@@ -183,47 +179,44 @@ def peer_of(text: str, reports: Sequence[RailReport], sandboxes: Sequence[Namesp
         except ValueError:
             found = of_sandbox(find(text, list(sandboxes)))
             return {a.key: [str(i.ip) for i in look(a).addresses] for a in found}
-        networks = [own.network for report in reports for own in report.addresses if wanted in own.network]
+        networks = [own.network for rail in rails for own in rail.addresses if wanted in own.network]
         if not networks:
             raise InvalidConfig(f"--peer {text}: is in no rail's subnet")
         index = int(wanted) - int(networks[0].network_address)
-    return {
-        r.attached.key: [str(a.network[index]) for a in r.addresses if index < a.network.num_addresses] for r in reports
-    }
+    return {r.key: [str(a.network[index]) for a in r.addresses if index < a.network.num_addresses] for r in rails}
 
 
-def ping(reports: Sequence[RailReport], peer: Peer) -> None:
+def ping(rails: Sequence[AttachedRail], peer: Peer) -> None:
     """Send an echo to each address of the peer on the same rail, from the rail's address in its subnet, else from one of its
     family, and note what does not answer."""
-    for report in reports:
-        attached = report.attached
+    for attached in rails:
         theirs = peer.get(attached.key, [])
         if not theirs:
-            report.faults.append(f"the peer has no address on rail {attached.rail.index} of {attached.rail.group}")
+            attached.faults.append(f"the peer has no address on rail {attached.rail.index} of {attached.rail.group}")
         for address in theirs:
             wanted = ipaddress.ip_address(address)
-            same = [a for a in report.addresses if a.version == wanted.version]
+            same = [a for a in attached.addresses if a.version == wanted.version]
             near = [a for a in same if wanted in a.network] or same
             if not near:
-                report.faults.append(f"no address of {attached.ifname} is of the family of {address}")
+                attached.faults.append(f"no address of {attached.ifname} is of the family of {address}")
                 continue
             source = str(near[0].ip)
             with netns.open_namespace(attached.netns) as there, there.entered():
                 try:
                     seconds = icmp.ping(address, _PAYLOAD, attached.rail.index + 1, _SECONDS, source)
-                    report.trips[address] = 1e3 * seconds
+                    attached.trips[address] = 1e3 * seconds
                 except OSError as fault:
                     why = f"no answer within {_SECONDS:g} s" if isinstance(fault, TimeoutError) else fault.strerror
-                    report.faults.append(f"ping {address} from {source}: {why}")
+                    attached.faults.append(f"ping {address} from {source}: {why}")
 
 
 COLUMNS = ("group", "rail", "interface", "addresses", "index", "table", "GID", "ping ms", "faults")
 
 
-def row(report: RailReport) -> Sequence[object]:
+def row(attached: AttachedRail) -> Sequence[object]:
     """A line of the table."""
-    d = report.document()
-    trips = " ".join(f"{ms:.2f}" for ms in report.trips.values())
-    names = " ".join(report.gids.values())
-    faults = "; ".join(report.faults) or "none"
+    d = attached.document()
+    trips = " ".join(f"{ms:.2f}" for ms in attached.trips.values())
+    names = " ".join(attached.gids.values())
+    faults = "; ".join(attached.faults) or "none"
     return d["group"], d["rail"], d["interface"], " ".join(d["addresses"]), d["index"], d["table"], names, trips, faults

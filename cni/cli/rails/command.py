@@ -67,13 +67,13 @@ def _check(options: argparse.Namespace) -> int:
     if not rails:
         why = "no record of this node tells of an attachment with the key `rail` in its namespace"
         raise CniError(f"{options.pod} has no rail: {why}", code=100)
-    reports = attached.check(rails)
+    attached.check(rails)
     if options.peer:
-        attached.ping(reports, attached.peer_of(options.peer, reports, found))
-    documents = [report.document() for report in reports]
-    output.show(options.output, documents, lambda: output.print_table(attached.COLUMNS, map(attached.row, reports)))
+        attached.ping(rails, attached.peer_of(options.peer, rails, found))
+    documents = [rail.document() for rail in rails]
+    output.show(options.output, documents, lambda: output.print_table(attached.COLUMNS, map(attached.row, rails)))
     sys.stdout.flush()
-    return int(any(report.faults for report in reports))
+    return int(any(rail.faults for rail in rails))
 
 
 def _show(options: argparse.Namespace) -> int:
