@@ -82,9 +82,9 @@ def _run(options: argparse.Namespace) -> int:
     stays = not origin or {origin.kind, target.kind} != set(kinds.IN_CLUSTER)
     where = "where leases would stay in the source, not between IPPools and AddressLeases"
     options.only(stays, where, "--remove-source")
-    source = LeaseSource(options, target)
+    migration = _Migration(options)
     with output.progress() as say:
-        plan, done = _Migration(source, target, say).run(options.dry_run, options.remove_source)
+        plan, done = migration.run(say)
     if options.dry_run:
         to_remove = plan.missing + len(plan.there) if options.remove_source else 0
         done = {"toCopy": plan.missing, "there": len(plan.there), "toRemove": to_remove}
@@ -100,47 +100,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-# --- the source ---
-
-
-class LeaseSource:
-    """The leases to copy. `store_ref` is their store's in a record, None for host-local; `pools` are IPPools whose leases become
-    AddressLeases. InvalidConfig names a source that is not there, or is the target itself."""
-
-    def __init__(self, options: argparse.Namespace, target: Choice) -> None:
-        text, choice = options.source
-        self._options, self._choice, self._target = options, choice, target
-        self.store_ref: dict[str, Any] | None = choice.store_ref if choice else None
-        self._directory = os.path.abspath(text.partition(":")[2]) if not choice else choice.store_ref.get("path", "")
-        self.pools: Pools | None = None
-        if choice and kinds.same(choice.store_ref, target.store_ref):
-            options.refuse(f"{text} and {options.target[0]} are the same store")
-        if not choice or not choice.is_shared:
-            require_directory("--from", text, self._directory)
-        if not choice and not options.ranges:
-            options.refuse("host-local keeps no subnets with its leases: name each with --range CIDR")
-        if choice and choice.kind == "kubernetes" and target.kind == "addresslease":
-            self.pools = Pools(choice)
-
-    def read(self) -> list[Lease]:
-        """All leases."""
-        options, choice = self._options, self._choice
-        if choice is None:
-            named = (options.network or "", options.network_name, options.ranges, options.node)
-            return host_local.read(self._directory, *named, Cache(DIRECTORY))
-        found = snapshot.read(choice)
-        moved = self.pools.moved_from(found) if self.pools else []
-        if choice.kind == "kubernetes":
-            _complete(found, options.network or "")
-        if choice.is_shared and not self._target.is_shared:
-            return moved + _of_node(found.leases, options.node)
-        return [*moved, *found.leases]
-
-    def remove(self, leases: list[Lease]) -> int:
-        """Free `leases`; how many were there."""
-        if self._choice is None:
-            return sum(host_local.remove(self._directory, lease) for lease in leases)
-        return len(leases) if self.pools else _opened(self._choice, leases).release(leases)
+# --- the leases ---
 
 
 def _complete(found: Snapshot, network: str) -> None:
@@ -230,22 +190,40 @@ def shown(lease: Lease) -> str:
 
 
 class _Migration:
-    def __init__(self, source: LeaseSource, target: Choice, progress: Callable[[str], object]) -> None:
-        self._source = source
-        self._target = target
-        self._progress = progress
+    """Leases on their way from one store, None for host-local, to another. InvalidConfig names a source that is not there, or
+    is the target itself.
+
+    A range is in one of a cluster's two stores: `_closes` are the IPPools of the source whose leases become AddressLeases,
+    `_opens` those of the target on the way back.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        (text, source), (target_text, target) = options.source, options.target
+        self._options = options
+        self._source: Choice | None = source
+        self._target: Choice = target
+        self._directory = source.store_ref.get("path", "") if source else os.path.abspath(text.partition(":")[2])
+        if source and kinds.same(source.store_ref, target.store_ref):
+            options.refuse(f"{text} and {target_text} are the same store")
+        if not source or not source.is_shared:
+            require_directory("--from", text, self._directory)
+        if not source and not options.ranges:
+            options.refuse("host-local keeps no subnets with its leases: name each with --range CIDR")
+        way = (source.kind if source else stores.HOST_LOCAL, target.kind)
+        self._closes = Pools(source) if way == ("kubernetes", "addresslease") else None
+        self._opens = Pools(target) if way == ("addresslease", "kubernetes") else None
         self._done = {"copied": 0, "there": 0, "takenBack": 0, "removed": 0, "records": 0}
         self._copied: dict[tuple[Any, ...], Lease] = {}
-        moves_back = target.kind == "kubernetes" and (source.store_ref or {}).get("kind") == "addresslease"
-        self._opens = Pools(target) if moves_back else None
+        self._progress: Callable[[str], object] = str
 
-    def run(self, dry_run: bool, remove_source: bool) -> tuple[MigrationPlan, dict[str, int]]:
+    def run(self, progress: Callable[[str], object]) -> tuple[MigrationPlan, dict[str, int]]:
         """Copy until nothing is left to copy; InvalidConfig, with nothing written, when both stores have an address.
 
         Returns the plan, and how many leases, and records of this node, were changed in which way.
         """
+        dry_run, self._progress = self._options.dry_run, progress
         self._progress("reading the source")
-        leases = self._source.read() if dry_run else self._read()
+        leases = self._read_source() if dry_run else self._read()
         closed = self._opens.closed() if self._opens else {}
         waiting = [lease for lease in leases if lease.pool in closed]
         given = {lease.key() for lease in waiting} | self._copied.keys()
@@ -253,14 +231,14 @@ class _Migration:
         if dry_run:
             for lease in waiting:
                 first.copy.setdefault(lease.key(), []).append(lease)
-        if dry_run or (not leases and not self._source.store_ref):
+        if dry_run or (not leases and not self._source):
             return first, self._done
         for _ in range(_PASSES):
             self._copy(plan)
             leases = self._read()
             self._take_back(leases)
             plan = self._planned(leases)
-            if not plan.copy and (self._source.pools is None or self._source.pools.close(leases)):
+            if not plan.copy and (self._closes is None or self._closes.close(leases)):
                 break
         else:
             raise TryAgainLater(
@@ -269,22 +247,42 @@ class _Migration:
             )
         self._done["there"] = len(first.there)
         self._switch_records(leases)
-        if remove_source or self._opens or self._source.pools:
+        pools = self._opens or self._closes
+        if self._options.remove_source or pools:
             self._progress("removing from the source")
-            self._done["removed"] = self._source.remove(leases)
-        if pools := self._opens or self._source.pools:
+            self._done["removed"] = self._remove(leases)
+        if pools:
             pools.settle()
             pools.choose(self._target.kind)
         return first, self._done
 
     def _read(self) -> list[Lease]:
         """The leases of the source. Pools that are closed are opened with theirs, once no claim in the source can succeed."""
-        leases = self._source.read()
+        leases = self._read_source()
         while self._opens and not self._opens.refuse(leases):
-            leases = self._source.read()
+            leases = self._read_source()
         if self._opens:
             self._copied.update((lease.key(), lease) for lease in self._opens.open(leases))
         return leases
+
+    def _read_source(self) -> list[Lease]:
+        options, source = self._options, self._source
+        if source is None:
+            named = (options.network or "", options.network_name, options.ranges, options.node)
+            return host_local.read(self._directory, *named, Cache(DIRECTORY))
+        found = snapshot.read(source)
+        moved = self._closes.moved_from(found) if self._closes else []
+        if source.kind == "kubernetes":
+            _complete(found, options.network or "")
+        if source.is_shared and not self._target.is_shared:
+            return moved + _of_node(found.leases, options.node)
+        return [*moved, *found.leases]
+
+    def _remove(self, leases: list[Lease]) -> int:
+        """Free `leases` in the source; how many were there."""
+        if self._source is None:
+            return sum(host_local.remove(self._directory, lease) for lease in leases)
+        return len(leases) if self._closes else _opened(self._source, leases).release(leases)
 
     def _planned(self, leases: list[Lease]) -> MigrationPlan:
         self._progress(f"comparing {len(leases)} leases")
@@ -309,8 +307,8 @@ class _Migration:
 
     def _copy(self, plan: MigrationPlan) -> None:
         groups = list(plan.copy.values())
-        moves = self._source.pools is not None
-        store = _opened(self._target, [lease for group in groups for lease in group], moves=moves)
+        leases = [lease for group in groups for lease in group]
+        store = _opened(self._target, leases, moves=self._closes is not None)
         for start in range(0, len(groups), _AT_ONCE):
             with store.session():
                 for group in groups[start : start + _AT_ONCE]:
@@ -334,23 +332,21 @@ class _Migration:
 
     def _switch_records(self, leases: list[Lease]) -> None:
         """Let the records of this node that name the source name the target, each under its lock."""
-        if self._source.store_ref is None:
+        if self._source is None:
             return
+        source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
-        closed = set(self._source.pools.closed() if self._source.pools else ())
+        closed = set(self._closes.closed() if self._closes else ())
         records = Records(STATE, Log("railcni"))
         for attachment, _, listed in records.all(PART):
             here = attachment.key() in moved or bool(closed.intersection(listed.get("pools") or ()))
-            if not here or not self._is_of_source(listed):
+            if not here or not kinds.same(listed.get("store") or {}, source_ref):
                 continue
             with records.locked(attachment, PART):
                 record = records.read(attachment, PART)
-                if record and self._is_of_source(record):
+                if record and kinds.same(record.get("store") or {}, source_ref):
                     store_ref = kinds.recorded(self._target.store_ref)
                     if self._target.kind == "kubernetes":
                         store_ref["pools"] = sorted(set(record["pools"]))
                     records.write(attachment, PART, {**record, "store": store_ref})
                     self._done["records"] += 1
-
-    def _is_of_source(self, record: dict[str, Any]) -> bool:
-        return kinds.same(record.get("store") or {}, self._source.store_ref or {})
