@@ -62,11 +62,11 @@ class Agent:
 
     @property
     def container(self) -> dict[str, Any]:
-        """Its container, which stands beside that of the device plugin and others."""
+        """The container `agent` of the pod, which may have others, such as the device plugin's."""
         return next(one for one in self.spec["containers"] if one["name"] == "agent")
 
     def argument(self, name: str) -> str:
-        """The argument --NAME=VALUE of its container, whole; "" for none."""
+        """The whole argument --NAME=VALUE of the container; "" if it has none."""
         return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
 
@@ -94,7 +94,7 @@ def register(commands: subcommand.Commands) -> None:
 def _kubectl(
     options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run kubectl with these arguments; IoFailure when it is missing. TimeoutExpired. A Ctrl-C does not reach a change."""
+    """Run kubectl. Raises IoFailure when it is missing, and TimeoutExpired. Ctrl-C does not interrupt a change."""
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
     argv = ["kubectl", *([f"--context={options.context}"] if options.context else []), *arguments]
@@ -194,7 +194,7 @@ def _ask(options: argparse.Namespace, agent: Agent) -> dict[str, Any]:
 
 
 def _answer(options: argparse.Namespace, agent: Agent, command: Sequence[str], *places: str, given: str = "") -> Any:
-    """The JSON that a command of `railcni` on the agent's node prints, with the agent's `places`; IoFailure without one."""
+    """Run `railcni` in the agent's pod with the agent's own options `places`; return its JSON. Raises IoFailure for none."""
     if agent.fault:
         raise IoFailure(agent.fault)
     where = filter(None, (agent.argument(name) for name in places))
@@ -318,7 +318,7 @@ def doctor_pod(agent: Agent, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
-    """That of the pod's container, when it has ended; IoFailure when it does not run."""
+    """Wait until the pod's container has ended; return its exit code. Raises IoFailure when it does not run."""
     begin = time.monotonic()
     while True:
         status = _read(options, "get", "pod", *place)["status"]
@@ -360,7 +360,7 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Whether the addresses are in use, as the agents of their nodes say; of a lease without a node, as all agents say."""
+    """Ask the agents whether the addresses of `leases` are in use: each its own node's, all of them if no node is known."""
     agents = _agents(options) if leases else {}
     no_agent = Agent("", "", "", {}, "no agent has this node")
 
@@ -381,7 +381,7 @@ def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict
 
 
 def _find_files(user: dict[str, Any]) -> None:
-    """Make the paths whole that kubectl leaves relative to the folder of the kubeconfig that has them."""
+    """Make the paths of a user's files absolute: kubectl leaves them relative to the folder of their kubeconfig."""
     given = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     folders = [os.path.dirname(os.path.abspath(path)) for path in given.split(":") if path]
     for place, key in ((user, "tokenFile"), (user.get("exec") or {}, "command")):

@@ -71,7 +71,7 @@ class DemoPod:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """This thread in the pod's network namespace, for as long as the block lasts."""
+        """Run the block in the pod's network namespace."""
         with open_namespace(self.parameters.netns) as there, there.entered():
             yield
 
@@ -94,14 +94,14 @@ class DemoReport:
         self._out.print(text)
 
     def expect(self, is_met: bool, text: str, otherwise: object = "") -> None:
-        """A line for the expectation `text`; when it is not met, with the actual value."""
+        """Print a line for the expectation `text`; if it is not met, with the actual value."""
         self.missed += not is_met
         mark = output.styled("  ok    ", "green") if is_met else output.styled("  FAILED", "bold red")
         self._out.print(mark.append(f"  {text}" + ("" if is_met else f": {otherwise}"), style="not bold default"))
 
 
 def run() -> int:
-    """Run it; the exit code. IoFailure: the machine allows no such namespaces."""
+    """Run the demo; return the exit code. Raises IoFailure if the machine allows no such namespaces."""
     place = "a user namespace of its own, without root" if os.geteuid() else "namespaces of its own"
     try:
         _isolate()
@@ -136,10 +136,10 @@ def run() -> int:
 
 
 def _isolate() -> None:
-    """Give this process mount and network namespaces of its own; when it is not root also a user namespace, in which it
-    is. OSError.
+    """Move this process into mount and network namespaces of its own; without root also into a user namespace, as its root.
+    Raises OSError.
 
-    It sees /etc, /run and /var/lib as they are, without CNI's part, and its changes there end with it.
+    There /etc, /run and /var/lib look as before, without CNI's files, and changes in them end with the process.
     """
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", (_CLONE_NEWUSER if uid else 0) | _CLONE_NEWNS | _CLONE_NEWNET)

@@ -60,7 +60,7 @@ def _plugins(text: str) -> tuple[str, ...]:
 
 
 def _require(options: argparse.Namespace, *flags: str) -> None:
-    """InvalidConfig when a directory below --root that the command line names by one of `flags` is not there."""
+    """Raise InvalidConfig if a directory that one of the options `flags` names is missing below --root."""
     for flag in set(flags) & options.given:
         shown = getattr(options, flag[2:].replace("-", "_"))
         require_directory(flag, shown, below(options.root, os.path.abspath(shown)))

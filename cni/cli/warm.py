@@ -89,7 +89,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def found(root: str = "/") -> list[Workers]:
-    """All that there are on the node whose file system is mounted at `root`."""
+    """The warm workers of the node whose file system is mounted at `root`, by supervisor."""
     return [_ask(path) for path in _sockets(root)]
 
 
@@ -111,7 +111,7 @@ def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
 
 
 def _ask_to_end(path: str) -> int:
-    """Have the supervisor that listens at `path` end; its process, 0 when none listens."""
+    """Ask the supervisor that listens at `path` to end; return its process ID, 0 if none listens."""
     asked = _ask(path, protocol.STOP)
     if not asked.workers and asked.supervisor:  # it serves nobody now
         os.kill(asked.supervisor, signal.SIGTERM)
@@ -149,7 +149,7 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """What a worker that listens at `path` answers; without workers when none does."""
+    """Ask the worker that listens at `path`. If none answers, the result has no workers."""
     name = os.path.basename(path).removesuffix(places.SOCKET)
     supervisor = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

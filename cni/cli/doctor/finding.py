@@ -20,8 +20,8 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Observation:
-    """One thing that was looked at: `subject` is what, `found` how it is, `healthy` how it should be, `remedy` what to
-    do; the last two are "" where nothing is wrong."""
+    """The result of one look: `found` is the state of `subject`, `healthy` the wanted state, `remedy` the way there; the last
+    two are "" where nothing is wrong."""
 
     level: str
     subject: str
@@ -31,7 +31,7 @@ class Observation:
     check: str = ""
 
     def document(self) -> dict[str, Any]:
-        """The observation for programs."""
+        """The observation as JSON."""
         known = asdict(self) | {"healthy": self.healthy or None, "remedy": self.remedy or None}
         return {"check": known.pop("check"), **known}
 
@@ -45,8 +45,7 @@ broken = partial(Observation, FAULT)
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the table. It is skipped when one of `needs` has a fault or was skipped itself; those that it needs
-    are such that nothing is meaningful without them."""
+    """A check of the table. It is skipped when one of the checks that it `needs` has found a fault or was skipped."""
 
     name: str
     title: str

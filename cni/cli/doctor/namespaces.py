@@ -24,8 +24,10 @@ _STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # of nobody: RFC 5737
 
 @dataclass(frozen=True)
 class LinkParameters:
-    """What counts for a link; None: not read. `answers` tells, of a link with a strict filter, by which link answers to
-    peers in each of its IPv4 subnets leave, and to those ELSEWHERE; "": by none."""
+    """The kernel parameters that hold for a link; None: not read.
+
+    `answers` is for a link with a strict filter: for each of its IPv4 subnets, and for ELSEWHERE, the link by which answers to
+    peers there leave; "" for none."""
 
     rp_filter: int | None = None
     arp_ignore: int | None = None
@@ -73,7 +75,7 @@ def read(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> Link
 
 
 def _answers(networks: Sequence[str]) -> dict[str, str]:
-    """By which link of this thread's namespace answers leave, of each of `networks` as its address is asked for them."""
+    """The link of this thread's namespace by which answers leave, for each subnet of `networks` and for ELSEWHERE."""
     found: dict[str, str] = {}
     with closing(Rtnl()) as rtnl:
         names = {link.index: link.name for link in rtnl.links()}
@@ -88,15 +90,14 @@ def _answers(networks: Sequence[str]) -> dict[str, str]:
 
 
 def _neighbours(own: ipaddress.IPv4Interface) -> list[ipaddress.IPv4Address]:
-    """Some other addresses of its subnet, without the network's and the broadcast address."""
+    """The first few other addresses of the subnet, without the network's and the broadcast address."""
     reserved = int(own.network.prefixlen < 31)
     first, count = own.network.network_address + reserved, own.network.num_addresses - 2 * reserved
     return [first + n for n in range(min(count, _MOST_NEIGHBOURS)) if first + n != own.ip]
 
 
 def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, Sequence[str]]) -> Iterator[Observation]:
-    """Strict reverse path filters that drop what the link gets; and where several links are in one of `subnets`,
-    answers to ARP on the wrong one."""
+    """Find strict reverse path filters that drop the link's packets, and links of one subnet that answer ARP for each other."""
     for netdev, parameters in read.items():
         yield _check_filter(netdev, parameters)
     for subnet, netdevs in subnets.items():
@@ -113,7 +114,7 @@ def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, S
 
 
 def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
-    """A fault where neighbours are answered by another link, advice where it is peers behind routers alone."""
+    """Judge a strict filter: a fault if answers to neighbours leave by another link, advice if only those to other peers do."""
     value = parameters.rp_filter
     if value is None:
         return unknown(netdev, "rp_filter cannot be read")

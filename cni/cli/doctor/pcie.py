@@ -31,7 +31,7 @@ _DMA_BUF = (5, 12)
 
 @dataclass(frozen=True)
 class PcieLink:
-    """A PCIe link: GT/s and lanes, 0 where nobody says."""
+    """A PCIe link: GT/s and lanes, 0 if not known."""
 
     speed: float = 0.0
     width: int = 0
@@ -96,7 +96,7 @@ def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
 
 
 def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
-    """Links that run slower or narrower than both of their ends can."""
+    """Find links that run slower or narrower than both of their ends can."""
     for function in functions:
         subject = f"{function.name} ({function.address})"
         now, best, slot = function.now, function.best, function.slot_best
@@ -180,7 +180,7 @@ def relaxed_ordering(config: bytes) -> bool | None:
 
 
 def redirects_peers(config: bytes) -> bool | None:
-    """Whether ACS of a bridge sends what devices below it say to one another up to the host bridge; None: unread."""
+    """Whether ACS of a bridge redirects traffic between the devices below it to the host bridge; None if it cannot be read."""
     if len(config) <= _FIRST_EXTENDED:
         return None
     return bool(_is_set(config, _extended(config), _ACS, _ACS_CONTROL, _REDIRECTS))
@@ -219,15 +219,15 @@ def _extended(config: bytes) -> Iterator[tuple[int, int]]:
 
 
 def read_peer_memory(root: str = "/sys", proc: str = "/proc") -> tuple[str, str, str]:
-    """The module for peer memory that is loaded, or ""; what NVIDIA's driver says of itself, "" for none; the kernel's
-    release."""
+    """The loaded module for peer memory, the first line of the NVIDIA driver's version, and the kernel's release; "" for
+    none."""
     module = next((m for m in _PEER_MODULES if os.path.isdir(f"{root}/module/{m}")), "")
     driver = text(f"{proc}/driver/nvidia/version").partition("\n")[0]
     return module, driver, text(f"{proc}/sys/kernel/osrelease")
 
 
 def check_memory(module: str, driver: str, release: str, topology: Topology) -> Iterator[Observation]:
-    """Whether the memory of the node's NVIDIA GPUs can be reached: the first three are those of `read_peer_memory`."""
+    """Check whether NICs reach the memory of NVIDIA GPUs. The first three arguments come from `read_peer_memory`."""
     if not any(gpu.vendor == _NVIDIA for gpu in topology.gpus):
         return
     subject = "memory of the GPUs"

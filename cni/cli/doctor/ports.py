@@ -25,8 +25,8 @@ _PRIORITIES = range(8)
 
 
 def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> Iterator[Observation]:
-    """Ports that are not ACTIVE: a fault of those that are used, and of all when none is. `up`: as an administrator
-    set the netdevs that are seen here."""
+    """Find ports that are not ACTIVE: a fault if the port is used, or if no port is active. `up`: whether each netdev is set
+    up."""
     any_active = any(port.is_active for port in ports)
     for port in ports:
         subject = _subject(port)
@@ -108,7 +108,7 @@ def _subject(port: Port) -> str:
 @dataclass(frozen=True)
 class Congestion:
     """`pfc`: the lossless priorities. `trust` is "dscp", "pcp" or "". `ecn`: the priorities with ECN at both ends,
-    as notification and as reaction point. None: nobody says."""
+    as notification and as reaction point. None: not known."""
 
     pfc: tuple[int, ...] | None = None
     trust: str = ""
@@ -116,7 +116,7 @@ class Congestion:
 
 
 def read_congestion(netdev: str, driver: str, root: str = "/sys") -> Congestion:
-    """What the driver of `netdev`, a link of this thread's namespace, says."""
+    """Ask the driver of `netdev`, a link of this thread's namespace."""
     with closing(Rtnl()) as socket:
         told = dcb.read(socket, netdev)
     trust = text(f"{root}/class/net/{netdev}/qos/trust")
@@ -133,7 +133,7 @@ def _ecn(folder: str) -> tuple[int, ...] | None:
 
 
 def check_congestion(read: Mapping[str, Congestion]) -> Iterator[Observation]:
-    """For each netdev one finding: whether its RoCE is lossless by PFC, or slowed down by ECN before it loses."""
+    """Check each netdev: PFC keeps RoCE from losing packets, or ECN slows it down before that."""
     for netdev, told in read.items():
         found = f"PFC {_listed(told.pfc)}, trust {told.trust or 'unknown'}, ECN {_listed(told.ecn)}"
         if told.pfc is None and told.ecn is None:

@@ -35,7 +35,7 @@ _FLUSH_SECONDS = 30.0
 
 
 def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argparse.ArgumentParser]:
-    """Add `ipam` and its commands, or those alone that can be run `anywhere`; their parsers."""
+    """Add `ipam` and its commands, or only the commands that can run `anywhere`; return their parsers."""
     about = "show pools and leases, find and free the leases of pods that are gone"
     of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
     pools = subcommand.add(of_ipam, "pools", "list the pools, with their size and use", run=_pools, shows=True)
@@ -68,7 +68,7 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
 
 
 def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], list[Snapshot]]:
-    """The chosen stores, and what they hold, or one pool of theirs."""
+    """Read the chosen stores, or one pool of them; return the stores and their content."""
     choices = stores.choose(options)
     with output.progress() as say:
         return choices, [read(choice, say, pool) for choice in choices]
@@ -129,7 +129,7 @@ def _pool_row(pool: PoolUse, objects: bool) -> list[object]:
 
 
 def _count(number: int) -> str:
-    """A number of addresses; those of wide IPv6 ranges as a power of two."""
+    """A number of addresses; a power of two if it is very large, as in an IPv6 range."""
     return str(number) if number < 1 << 40 else f"~2^{(number - 1).bit_length()}"
 
 
@@ -173,7 +173,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _place(choice: Choice, leases: list[Lease]) -> None:
-    """Let `leases` tell the node of the pod that lives, where the store does not tell it and the pod may be read."""
+    """Add the node to leases of living pods, if the store does not have it and this user may read pods."""
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     try:
         for lease in leases:
@@ -185,7 +185,7 @@ def _place(choice: Choice, leases: list[Lease]) -> None:
 
 
 def _holders(choice: Choice, address: tuple[int, int]) -> Iterable[Lease]:
-    """The leases of an address, asked of each pool that may hold it."""
+    """Look the address up in each pool of its family; return its leases."""
     store = choice.open(READ)
     with store.session():
         for pool in store.pools():
@@ -231,7 +231,7 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _drop(options: argparse.Namespace) -> int:
-    """Name what is pending, and give it up when the user agrees; how many releases were given up."""
+    """List the pending releases, and give them up if the user agrees; return how many."""
     pending = recorded.pending()
     out = output.console()
     for attachment in pending:
@@ -245,7 +245,7 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """The pool of that name, or of a network without network_name that has this CIDR."""
+    """The pool of that name; for a CIDR the pool of that range in a network without network_name."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

@@ -31,8 +31,8 @@ _KEYS = {f.name: f.name for f in fields(Finding)} | {"container_id": "containerI
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of an audit. `stores` are the identities of the stores that were read, `counts` numbers of examined
-    objects, `unread` the reasons for missing ones."""
+    """The findings of an audit. `stores` identifies the stores that were read, `counts` has the number of examined objects of
+    each kind, `unread` the reasons why some could not be read."""
 
     stores: Sequence[Mapping[str, Any]]
     created: datetime
@@ -75,7 +75,7 @@ def _finding(document: Mapping[str, Any]) -> Finding:
 
 
 def load(path: str) -> Report:
-    """The report at `path`; InvalidConfig for another file, IoFailure."""
+    """Read the report at `path`. Raises InvalidConfig if it is no report, IoFailure if it cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -105,7 +105,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snapshot.Audit:
-    """The second of two audits, with those findings that the first had too."""
+    """Make two audits; return the second, with only the findings that both have."""
     first = snapshot.audit(choices, say)
     if not first.findings:
         return first
@@ -117,7 +117,7 @@ def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snaps
 
 
 def _pending(found: Sequence[Finding], unread: list[str]) -> Iterator[Finding]:
-    """The releases that this node still has to make, in any store, without those that are `found` already."""
+    """The pending releases of this node, in any store, that are not among the findings `found`."""
     told = {(f.network, f.container_id, f.ifname) for f in found if f.kind == RELEASE_PENDING}
     try:
         known = recorded.pending()

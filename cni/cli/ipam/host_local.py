@@ -60,7 +60,7 @@ def read(
 
 
 def remove(directory: str, lease: Lease) -> bool:
-    """Remove the file of `lease`, if it still says the same; whether it did."""
+    """Remove the file of `lease` if its content is unchanged; return whether it was removed."""
     path = os.path.join(directory, format_address(lease.family, lease.value))
     try:
         if _entry(path)[:2] != (lease.container_id, lease.ifname):
@@ -74,7 +74,7 @@ def remove(directory: str, lease: Lease) -> bool:
 
 
 def _entry(path: str) -> tuple[str, str, int]:
-    """(containerID, ifname, ns since 1970 of its writing); older versions wrote no ifname, which was eth0 then."""
+    """(containerID, ifname, time of writing in ns since 1970). Older versions wrote no ifname; it was eth0 then."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read().split()

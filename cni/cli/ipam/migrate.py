@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _complete(found: Snapshot, network: str) -> None:
-    """Complete the leases of a cluster's pools: their networks; and their nodes, only if boot and namespace are known too.
+    """Add the networks to leases of IPPools; remove the node from a lease whose boot or namespace is unknown.
 
     Raises InvalidConfig when they cannot be kept elsewhere, or a network is not known.
     """
@@ -143,7 +143,7 @@ def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
 
 
 def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
-    """Claim the leases of one attachment; again when others have changed the store at the same time."""
+    """Claim the leases of one attachment; retry if another process changed the store at the same time."""
     attempts = Pauses(monotonic() + SECONDS)
     while True:
         answer = store.claim(group, group[0].owner)
@@ -152,7 +152,8 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
 
 
 def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: bool = False) -> Store:
-    """A Kubernetes store locks the pools that its reference names. `moves`: AddressLeases of pools that are in IPPools still."""
+    """Open a store. An IPPool store locks the pools of `leases`. `moves`: AddressLeases may be claimed in ranges that still are
+    IPPools."""
     own: dict[str, Any] = {"moves": moves}
     if choice.kind == "kubernetes":
         own = {"pools": sorted({lease.pool for lease in leases})}
@@ -164,7 +165,7 @@ def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: b
 
 @dataclass
 class MigrationPlan:
-    """`copy` are leases to be claimed, by owner; `there` those that the destination has already."""
+    """`copy`: the leases to claim, by owner; `there`: the leases that the destination already has."""
 
     copy: dict[tuple[object, ...], list[Lease]] = field(default_factory=dict)
     there: list[Lease] = field(default_factory=list)
@@ -176,7 +177,7 @@ class MigrationPlan:
 
 
 def is_same(other: Lease, lease: Lease) -> bool:
-    """Whether `other`, of the destination, is that of the same attachment; a reservation of Go's names the pod alone."""
+    """Whether `other`, a lease of the destination, is of the same attachment. Go's reservations name only the pod."""
     if other.ifname not in ("", lease.ifname):
         return False
     if other.container_id:
@@ -331,7 +332,7 @@ class _Migration:
                 del self._copied[lease.key()]
 
     def _switch_records(self, leases: list[Lease]) -> None:
-        """Let the records of this node that name the source name the target, each under its lock."""
+        """Change the store in this node's records from the source to the target, each record under its lock."""
         if self._source is None:
             return
         source_ref = self._source.store_ref

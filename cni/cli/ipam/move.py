@@ -44,7 +44,7 @@ class Pools:
         return self._moved
 
     def close(self, leases: list[Lease]) -> bool:
-        """Close each pool that is still as it was read, when its `leases` are; whether all were."""
+        """Close each pool that has not changed since it was read with `leases`; return whether all were closed."""
         closed = True
         for name, version in self._versions.items():
             try:
@@ -63,7 +63,7 @@ class Pools:
         return closed
 
     def _replace(self, document: dict[str, Any], version: str, cidr: str, entries: dict[str, Any]) -> None:
-        """Let a pool have this range and these allocations, if it still is as in `version`; Conflict, Gone."""
+        """Write the range and the allocations of a pool, if its version is still `version`. Raises Conflict, Gone."""
         metadata = document["metadata"]
         members: dict[str, Any] = {"/spec": {"range": cidr, "allocations": entries}}
         if NAMES in (metadata.get("annotations") or {}):
@@ -71,11 +71,11 @@ class Pools:
         self._api.patch(POOLS, metadata["name"], replacement(metadata["uid"], version, members))
 
     def choose(self, kind: str) -> None:
-        """Let nodes that join use the store `kind`, where an agent has chosen another."""
+        """Make `kind` the store of nodes that join, if an agent has noted another one."""
         self._cluster.move(kind)
 
     def closed(self) -> dict[str, str]:
-        """The pools that are closed, with the range that each had."""
+        """The closed pools, each with its former range."""
         return {name: range_ for name, range_, _ in self._closed()}
 
     def _closed(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -87,7 +87,7 @@ class Pools:
                     yield str(document["metadata"]["name"]), text.removeprefix(sign), document
 
     def refuse(self, leases: list[Lease]) -> bool:
-        """Let no claim of AddressLeases succeed in closed pools, nor in those of `leases`; whether all were so already."""
+        """Make AddressLeases refuse claims in closed pools and in the pools of `leases`; return whether all did so already."""
         missing = {lease.pool: lease for lease in leases}
         refused = True
         for document in self._api.list_all(POOLS):
@@ -106,7 +106,7 @@ class Pools:
         return refused
 
     def settle(self) -> None:
-        """Let pools that a way back has left closed for both stores, when it was ended, be closed for one."""
+        """Close for IPPools alone the pools that an interrupted way back has left closed for both stores."""
         for _, cidr, document in self._closed():
             if document["spec"]["range"].startswith(MOVING):
                 self._set(document, f"{MOVED}{cidr}")
@@ -116,7 +116,7 @@ class Pools:
             self._replace(document, document["metadata"]["resourceVersion"], text, {})
 
     def open(self, leases: list[Lease]) -> list[Lease]:
-        """Open each pool that is closed, with those of `leases` that are its; which these are."""
+        """Open each closed pool with its leases among `leases`; return these leases."""
         opened = []
         for name, cidr in self.closed().items():
             _, first, _ = parse_cidr(cidr)

@@ -23,8 +23,8 @@ HOST_LOCAL = "host-local"  # which leases are copied from
 
 
 def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool = False) -> None:
-    """--data-dir (of `files`), --config, --kubeconfig; without them the store of the installed flat file, else the one in
-    STATE. `pods`: the command reads the pods, also those of a store outside of the cluster."""
+    """Add --data-dir (if `files`), --config and --kubeconfig. Without them the installed flat file names the store, else it is the
+    file store in STATE. `pods`: the command also reads pods, for any store that nodes share."""
     which = parser.add_mutually_exclusive_group()
     parser.set_defaults(data_dir="", pods=pods)
     if files:
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
 def named(options: argparse.Namespace) -> list[Choice]:
     """The stores that the options name. InvalidConfig, UnsupportedField.
 
-    They are both of a cluster's where it is named alone, and for an audit: an address may be in both.
+    A cluster has two stores. Both are meant if only the cluster is named, and for an audit: an address may be in both.
     """
     path, namespace = kubeconfig_of(options.kubeconfig), options.namespace or ""
     found = Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}) if options.data_dir else None

@@ -135,11 +135,11 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
 
 
 class Kept(Changed):
-    """Nothing tells whether the address is in use; the text names the way out."""
+    """Nobody knows whether the address is in use; the text names the way out."""
 
 
 class _Found:
-    """A chosen store as an audit has `seen` it; InvalidConfig when its pods could not be read."""
+    """A chosen store with its snapshot `seen`. Raises InvalidConfig if the pods could not be read."""
 
     def __init__(self, choice: Choice, seen: Snapshot) -> None:
         if seen.records is None and seen.pods is None:
@@ -171,7 +171,7 @@ class _Found:
         return seen.agents is not None and not lost.blocker(lease, seen.nodes, None, False, named, seen.agents)
 
     def free(self, finding: Finding, dry_run: bool, is_forced: bool = False) -> None:
-        """Free what the finding is about; Changed when it must not be freed, CniError when it cannot be. Kept."""
+        """Free the lease or reservation of the finding. Raises Changed or Kept if it must stay, CniError if it cannot be freed."""
         if lease := self.elsewhere(finding, is_forced):
             state, why = self.told.get(lease.identity, (UNKNOWN, _NOT_ASKED))
             if state == USED:
@@ -205,7 +205,7 @@ class _Found:
             _agree(finding, self._rules_for(lease).lease(lease))
 
     def _rules_for(self, lease: Lease) -> AuditRules:
-        """The rules over this lease, its pod and node as they are now, and all else that concerns its address."""
+        """The audit rules for this lease alone, with its pod and node read again."""
         seen, cluster = self._seen, self._cluster
         if cluster is None:
             raise Changed("its pod cannot be read")
@@ -220,7 +220,7 @@ class _Found:
         return AuditRules(replace(seen, leases=same, reserved=reserved, pods=pods, nodes=nodes, pools=()))
 
     def _cooldown(self, lease: Lease) -> int:
-        """For how many seconds a freed address is given to no other pod: as its networks say, or the flat file."""
+        """The cooldown in seconds of a freed address, by its networks, else by the flat file."""
         networks = [n for n in self._seen.networks if n.holds(lease.address) and (n.sliced or lease.pool in n.pools())]
         return max((n.cooldown for n in networks), default=0) or self._choice.cooldown
 
@@ -249,7 +249,7 @@ def _one(finding: Finding, found_again: bool, found: _Found, options: argparse.N
 
 
 def _wait(made: Report, grace: float, say: Callable[[str], object]) -> None:
-    """Until the report is as old as the grace, so that what is dead was so for that long."""
+    """Wait until the report is as old as the grace: a lease that is dead then was dead for that long."""
     age = (datetime.now(UTC) - made.created).total_seconds()
     end = time.monotonic() + min(grace - age, grace)
     while (left := end - time.monotonic()) > 0:

@@ -160,7 +160,7 @@ def _tree(name: str, directory: str) -> list[Part]:
 
 
 def _file(name: str, path: str, end: bool = False) -> Part:
-    """The text of a file; of a log the `end`. Other files, and large ones, are missing."""
+    """The text of a file; for a log only its `end`. A file that is too large, or is no text, becomes a missing part."""
     try:
         if path.endswith(_CERTIFICATES):
             raise ValueError("certificates and keys are not gathered")
@@ -181,7 +181,7 @@ def _file(name: str, path: str, end: bool = False) -> Part:
 
 
 def _logs(options: argparse.Namespace) -> list[Part]:
-    """The logs that are there: those of --log, those that the node's configurations name, and the usual ones."""
+    """The logs of --log, of the node's configurations and in the usual places, as far as they exist."""
     named = [path for part in _tree("", options.conf_dir) for path in _LOG_KEY.findall(part.text)]
     paths = dict.fromkeys((*options.log, *named, *_USUAL_LOGS))
     parts = [_file("logs/" + path.strip("/").replace("/", "_"), path, end=True) for path in paths]

@@ -99,7 +99,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _parts(secret: str) -> Iterator[str]:
-    """A secret in the forms in which it may stand elsewhere: whole, its lines, escaped, in base64, decoded from it."""
+    """The forms in which a secret may appear: whole, by lines, escaped, in base64, and decoded from base64."""
     forms = {secret, secret.strip(), *(word for word in secret.split() if len(word) >= 8)}
     if "=" in secret:
         forms.add(secret.partition("=")[2])

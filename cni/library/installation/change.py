@@ -72,10 +72,10 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this folder's installers, for which the bundle folder is made, and removed if nothing else is in
-        it in the end.
+        """Hold the lock of this folder's installers. The bundle folder is made for it, and removed in the end if it has nothing
+        else.
 
-        TryAgainLater: another installer holds it; IoFailure: it cannot be made.
+        Raises TryAgainLater if another installer holds the lock, IoFailure if it cannot be made.
         """
         path, lock = f"{self.bundle}/{layout.LOCK}", -1
         while lock < 0:
@@ -110,7 +110,7 @@ class Folder:
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
-        """As `locked`, for a dry run, which makes no folder for the lock: IoFailure where none could be made."""
+        """Hold the lock for a dry run, if its folder exists. Raises IoFailure if the folder is missing and could not be made."""
         if not os.path.isdir(self.bundle) and not os.access(self.path, os.W_OK, effective_ids=True):
             code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
             raise self._refused("make the lock of the installers", OSError(code, os.strerror(code)))
@@ -172,7 +172,7 @@ def _removal(text: str, path: str) -> Step:
 
 
 def _take(folder: Folder, found: Installation, names: Iterable[str]) -> Iterator[Step]:
-    """Make `names` our links, and keep the files that have them."""
+    """Make links of ours with these names; files that had them are kept."""
     for name in names:
         path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
         if name in found.foreign:
@@ -214,7 +214,7 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
 
 
 def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
-    """The steps of an uninstall now. It is refused where `uninstall` is: by the lock, by missing rights, by `refuse`."""
+    """The steps of an uninstall now. Raises the same errors as `uninstall`: by the lock, by missing rights, by `refuse`."""
     with folder.foreseen():
         found = layout.read(folder.path)
         refuse(found)
