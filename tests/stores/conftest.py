@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ipam.stores import base
 from ipam.stores.base import Store
 from tests.stores.kinds import KINDS, Kind
+from tests.stores.unwell import Hurry
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
-def reopen(request: pytest.FixtureRequest) -> Iterator[Callable[[], Store]]:
+def reopen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Store]]:
     """Opens the same store once more, as another process would."""
     kind: Kind = request.param
     if kind.unusable():
         pytest.skip(kind.unusable())
+    monkeypatch.setattr(base, "time", Hurry)
     open_store, remove = kind.make()
     yield open_store
     remove()

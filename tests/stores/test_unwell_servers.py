@@ -23,7 +23,7 @@ from ipam.stores.kubernetes import locks
 from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_api import DROP_LATE, Refusal
 from tests.stores.test_lease_life import MAKERS, Place
-from tests.stores.unwell import ILL, Unwell, first, in_turn
+from tests.stores.unwell import ILL, Hurry, Unwell, first, in_turn
 
 ADDRESSES = "addressleases"
 ILL_STORES = ("addresslease", "kubernetes", "etcd")
@@ -152,7 +152,8 @@ def ill(place: Place, choose: Callable[[str], str]) -> Iterator[Unwell]:
 
 @pytest.mark.parametrize("illness", ILL)
 @pytest.mark.parametrize("place", ILL_STORES, indirect=True)
-def test_an_add_outlasts_a_server_that_is_ill(place: Place, illness: str) -> None:
+def test_an_add_outlasts_a_server_that_is_ill(place: Place, illness: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "time", Hurry)
     assert place.add("c1", "a") == "10.0.0.1"
     store_ref = place.store_ref
     with ill(place, first(illness, 7)) as unwell:

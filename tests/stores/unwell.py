@@ -58,7 +58,8 @@ ILL: dict[str, tuple[Answer | str, Answer | str]] = {
     CUT: (CUT, CUT),  # … after half of the reply
     SLOW: (SLOW, SLOW),
 }
-_SLOW_SECONDS = 0.2
+_SLOW_SECONDS = 0.05
+_HURRY = 20.0
 
 
 class Unwell:
@@ -117,6 +118,16 @@ class Unwell:
 
     def __exit__(self, *_: object) -> None:
         self._server.close()
+
+
+class Hurry:
+    """In place of the module `time` of ipam/stores/base.py: the pauses between attempts are a twentieth as long."""
+
+    monotonic, time, time_ns = time.monotonic, time.time, time.time_ns
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds / _HURRY)
 
 
 def _changes(is_etcd: bool, method: str, path: str, body: bytes) -> bool:
