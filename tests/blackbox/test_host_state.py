@@ -279,12 +279,12 @@ def in_part(scenes: Iterable[str], step: int = 5) -> list[Any]:
     return [pytest.param(s, marks=() if n % step == 0 else pytest.mark.long) for n, s in enumerate(scenes)]
 
 
-@pytest.mark.parametrize("scene", in_part(ROUTING, 3))
+@pytest.mark.parametrize("scene", in_part(ROUTING))
 def test_routing_comes_back_whole(node: Node, pod: Pod, scene: str) -> None:
     comes_back(node, pod, ROUTING[scene])
 
 
-@pytest.mark.parametrize("scene", in_part(LINK, 3))
+@pytest.mark.parametrize("scene", in_part(LINK))
 def test_an_attribute_of_the_link_comes_back(node: Node, pod: Pod, scene: str) -> None:
     def changed() -> None:
         for change in ("txqueuelen 9", "promisc off", "allmulticast off", "multicast on", "group 9", "mtu 1300"):
@@ -803,7 +803,7 @@ BOTH = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("scene", in_part(BOTH, 2))
+@pytest.mark.parametrize("scene", in_part(BOTH, 3))
 def test_two_devices_that_share_routes_come_back_in_any_order(node: Node, pod: Pod, scene: str) -> None:
     sh(node, BOTH[scene])
     assert until(lambda: settled(node))
