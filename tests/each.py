@@ -15,6 +15,8 @@ ATTACHING = tuple(
 )  # its ADD needs a kernel with RDMA in exclusive mode: tests/lab/test_rdma_chain.py
 
 each_plugin = pytest.mark.parametrize("plugin", PLUGINS)
+# What the code that all link plugins call does for each of them alike; all of them when the long tests run.
+one_link = pytest.mark.parametrize("plugin", ["macvlan", pytest.param("host-device", marks=pytest.mark.long)])
 each_attaching = pytest.mark.parametrize("plugin", ATTACHING)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import callers
+from tests.each import one_link
 from tests.node import GO_PLUGINS, Call, Node, Pod, until
 
 ROOT = "/run/ipam"
@@ -100,7 +101,7 @@ def call(node: Node, plugin: str, verb: str, config: Any, pod: Pod, **how: Any) 
 # --- what it is given ---
 
 
-@each_plugin
+@one_link
 def test_stdin_and_variables_are_passed_on_to_the_byte(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
     text = json.dumps(network(plugin))[1:]
     odd = (
@@ -149,7 +150,7 @@ def test_it_gets_the_parameters_and_the_calls_of_each_caller(node: Node, pod: Po
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 def test_of_the_runtimes_own_variables_only_those_that_a_plugin_needs_are_passed_on(
     node: Node, pod: Pod, ipam: Ipam, plugin: str
 ) -> None:
@@ -167,7 +168,7 @@ def test_of_the_runtimes_own_variables_only_those_that_a_plugin_needs_are_passed
     assert not heard.keys() & kept.keys()
 
 
-@each_plugin
+@one_link
 def test_its_stderr_is_seen_and_its_stdout_is_not(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
     for verb in ("STATUS", "ADD", "DEL"):
         if verb != "ADD":
@@ -190,7 +191,7 @@ def test_its_addresses_routes_and_names_reach_link_and_result(node: Node, pod: P
     assert route and route.gw == "10.5.0.1"
 
 
-@each_plugin
+@one_link
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
 def test_a_result_of_an_old_form_is_understood(node: Node, pod: Pod, ipam: Ipam, plugin: str, version: str) -> None:
     routes = [{"dst": "10.99.0.0/16", "gw": "10.5.0.1"}]
@@ -223,7 +224,7 @@ def test_addresses_are_given_back_when_what_follows_fails(node: Node, pod: Pod, 
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 @pytest.mark.parametrize(
     ("answer", "code", "words"),
     [
@@ -253,7 +254,7 @@ def test_an_add_that_answers_nonsense_is_refused_and_undone(
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 @pytest.mark.parametrize(
     "answer",
     [
@@ -287,7 +288,7 @@ def test_an_ipam_plugin_that_is_killed_is_reported_and_undone(node: Node, pod: P
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 def test_check_and_status_pass_on_its_error(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
     result = call(node, plugin, "ADD", network(plugin), pod).succeeded()
     ipam.fails("CHECK", 100, "the lease is gone")
@@ -313,7 +314,7 @@ def test_a_failing_delete_removes_the_link_and_can_be_retried(node: Node, pod: P
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 def test_gc_is_forwarded_also_when_its_delete_fails(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
     call(node, plugin, "ADD", network(plugin), pod).succeeded()
     ipam.fails("DEL", 11, "the store is away")
@@ -398,7 +399,7 @@ def start(node: Node, plugin: str, verb: str, pod: Pod) -> Call:
 # --- which file is run ---
 
 
-@each_plugin
+@one_link
 @pytest.mark.parametrize("kind", ["../recorder", "/run/ipam/recorder", "..", "sub/recorder"])
 def test_a_type_that_is_a_path_is_refused(node: Node, pod: Pod, ipam: Ipam, plugin: str, kind: str) -> None:
     (ipam.folder / "sub").mkdir()
@@ -408,14 +409,14 @@ def test_a_type_that_is_a_path_is_refused(node: Node, pod: Pod, ipam: Ipam, plug
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 def test_an_unknown_type_is_refused_with_the_places_searched(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
     reply = call(node, plugin, "ADD", network(plugin, ipam={"type": "nobody"}), pod)
     reply.refused(7, "nobody", "CNI_PATH", ROOT)
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 def test_a_file_that_cannot_be_run_is_named(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
     (ipam.folder / "plain").write_text("no program")
     reply = call(node, plugin, "ADD", network(plugin, ipam={"type": "plain"}), pod)
@@ -424,7 +425,7 @@ def test_a_file_that_cannot_be_run_is_named(node: Node, pod: Pod, ipam: Ipam, pl
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 def test_the_first_of_the_path_is_run_also_when_it_has_our_name(node: Node, pod: Pod, ipam: Ipam, plugin: str) -> None:
     ipam.install("whereabouts")
     config = network(plugin, ipam={"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"})
@@ -433,7 +434,7 @@ def test_the_first_of_the_path_is_run_also_when_it_has_our_name(node: Node, pod:
     assert (ipam.calls, node.leases()) == (["ADD"], [])
 
 
-@each_plugin
+@one_link
 @pytest.mark.parametrize("name", ["whereabouts", "railcni-whereabouts"])
 def test_ours_is_found_under_each_of_its_names_and_by_links(
     node: Node, pod: Pod, tmp_path: Path, plugin: str, name: str
@@ -471,7 +472,7 @@ def test_ours_answers_the_same_in_this_process_and_by_exec(node: Node, pod: Pod,
 
 
 @needs_go
-@each_plugin
+@one_link
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"])
 def test_host_local_gives_addresses_through_ours(node: Node, pod: Pod, plugin: str, version: str) -> None:
     config = network(plugin, version, ipam=HOST_LOCAL)
@@ -485,7 +486,7 @@ def test_host_local_gives_addresses_through_ours(node: Node, pod: Pod, plugin: s
 
 
 @needs_go
-@each_plugin
+@one_link
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
 def test_static_gives_addresses_through_ours(node: Node, pod: Pod, plugin: str, version: str) -> None:
     config = network(plugin, version, ipam=STATIC)

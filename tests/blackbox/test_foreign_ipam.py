@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.blackbox.test_macvlan import gratuitous_arp, hears, listen, unsolicited_neighbour_advertisement
+from tests.each import one_link
 from tests.node import GO_PLUGINS, Node, Pod, Reply, until
 from tests.tools import needs_ip
 from tests.view import View
@@ -264,7 +265,7 @@ def test_addresses_that_come_after_the_link_is_up_are_announced(
 # --- what it speaks ---
 
 
-@each_plugin
+@one_link
 def test_what_an_ipam_plugin_says_of_interfaces_counts_for_nothing(
     node: Node, pod: Pod, ipam: Ipam, plugin: str
 ) -> None:
@@ -273,7 +274,7 @@ def test_what_an_ipam_plugin_says_of_interfaces_counts_for_nothing(
     assert result["ips"] == [{"address": "10.5.0.7/24", "interface": 0}]
 
 
-@each_plugin
+@one_link
 def test_an_ipam_plugin_that_does_not_know_gc_is_not_asked_for_it(
     node: Node, pod: Pod, ipam: Ipam, plugin: str
 ) -> None:
@@ -286,7 +287,7 @@ def test_an_ipam_plugin_that_does_not_know_gc_is_not_asked_for_it(
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 def test_status_says_that_the_ipam_plugin_does_not_speak_the_networks_version(
     node: Node, pod: Pod, ipam: Ipam, plugin: str
 ) -> None:
@@ -299,7 +300,7 @@ def test_status_says_that_the_ipam_plugin_does_not_speak_the_networks_version(
 
 
 @needs_go
-@each_plugin
+@one_link
 def test_an_add_names_the_version_that_the_ipam_plugin_does_not_speak(node: Node, pod: Pod, plugin: str) -> None:
     config = network(plugin, ipam=HOST_LOCAL)
     call(node, "ADD", config, pod).refused(1, "host-local", "cniVersion 1.1.0", "1.0.0")
@@ -444,7 +445,7 @@ def test_an_add_whose_ipam_plugin_fails_and_then_cannot_give_back_is_given_back_
 
 
 @needs_go
-@each_plugin
+@one_link
 @pytest.mark.parametrize("ipam", [HOST_LOCAL, STATIC], ids=["host-local", "static"])
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
 def test_gos_address_plugins_serve_each_verb(
@@ -464,7 +465,7 @@ def test_gos_address_plugins_serve_each_verb(
 
 
 @needs_go
-@each_plugin
+@one_link
 def test_gc_gives_host_locals_address_back(node: Node, pod: Pod, plugin: str) -> None:
     call(node, "ADD", network(plugin, "1.0.0", ipam=HOST_LOCAL), pod).succeeded()
     config = network(plugin, ipam=HOST_LOCAL) | {"cni.dev/valid-attachments": []}
@@ -472,7 +473,7 @@ def test_gc_gives_host_locals_address_back(node: Node, pod: Pod, plugin: str) ->
     assert node.leftovers() == []
 
 
-@each_plugin
+@one_link
 def test_a_whereabouts_of_another_path_serves_each_verb(node: Node, pod: Pod, tmp_path: Path, plugin: str) -> None:
     """Go's is called like this; it is ours here, behind a script."""
     wrapper = tmp_path / "whereabouts"
@@ -559,7 +560,7 @@ def test_a_dhcp_server_gives_the_address_and_gets_it_back(
 
 @needs_go
 @needs_dnsmasq
-@each_plugin
+@one_link
 def test_gc_gives_a_dhcp_lease_back_to_its_server(node: Node, pod: Pod, dhcp: Dhcp, plugin: str) -> None:
     dhcp.serve()
     dhcp.start_daemon()

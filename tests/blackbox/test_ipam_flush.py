@@ -9,6 +9,7 @@ from cni.shared.spec.request import Attachment
 from ipam import records as ipam_records
 from ipam.leases import Owner
 from tests.blackbox.test_kubernetes import DIRECTORY, KUBECONFIG, Server, network, pod, prepared, server  # noqa: F401
+from tests.each import each_and
 from tests.node import STATE, Node, Pod
 
 
@@ -93,8 +94,7 @@ NEVER_ASKED = {  # keys of the ipam block with which no store is reached, and th
 }
 
 
-@pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
-@pytest.mark.parametrize("scene", NEVER_ASKED)
+@each_and("scene", list(NEVER_ASKED), plugins=("macvlan", "host-device"))
 def test_an_add_that_reached_no_store_leaves_nothing_and_the_corrected_network_works(
     node: Node, plugin: str, scene: str
 ) -> None:
