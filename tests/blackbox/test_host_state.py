@@ -270,7 +270,6 @@ LINK = {
     "interface identifier": "ip token set ::5 dev data0",
     "parameters of IPv4": "cd /proc/sys/net/ipv4/conf/data0; for p in arp_ignore arp_announce rp_filter arp_filter proxy_arp log_martians accept_local; do echo 1 > $p; done; echo 0 > promote_secondaries; echo 1 > forwarding; echo 7 > medium_id",
     "parameters of IPv6": "cd /proc/sys/net/ipv6/conf/data0; echo 1400 > mtu; echo 2 > accept_ra; echo 1 > forwarding; echo 7 > router_solicitation_interval; echo 99 > ra_defrtr_metric; echo 1 > proxy_ndp; echo 33 > hop_limit; echo 0 > autoconf; for p in regen_min_advance ra_honor_pio_life; do test ! -e $p || echo 1 > $p; done",
-    "parameters of neighbours": "cd /proc/sys/net; echo 17 > ipv4/neigh/data0/gc_stale_time; echo 12345 > ipv6/neigh/data0/base_reachable_time_ms; echo 9 > ipv4/neigh/data0/ucast_solicit; echo 77 > ipv6/neigh/data0/unres_qlen",
 }  # fmt: skip
 
 
@@ -426,7 +425,7 @@ _EVERYTHING = """
     for n in 2 3 4 5; do ip address add 10.9.0.$n/24 dev data0; done; ip address add fd00:9::2/64 dev data0 nodad
     ip route add 10.30.0.0/16 via 10.9.0.1; ip -6 route add fd00:30::/64 via fd00:9::1
     ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:77 dev data0 nud permanent
-    sysctl -q -w net.ipv4.conf.data0.arp_ignore=1; echo 17 > /proc/sys/net/ipv4/neigh/data0/gc_stale_time"""
+    sysctl -q -w net.ipv4.conf.data0.arp_ignore=1"""
 _ERRNOS = ("EBUSY", "EAGAIN", "ENOBUFS", "EINTR", "EIO", "ENOMEM")
 
 
@@ -562,6 +561,10 @@ LOST = {
     "a software verbs device": (
         "mount -t tmpfs tmpfs /sys/class; mkdir -p /sys/class/infiniband/rxe0/ports/1; echo data0 > /sys/class/infiniband/rxe0/parent",
         "its verbs device rxe0",
+    ),
+    "parameters of neighbours": (
+        "cd /proc/sys/net; echo 17 > ipv4/neigh/data0/gc_stale_time; echo 12345 > ipv6/neigh/data0/base_reachable_time_ms",
+        "its parameters net.ipv4.neigh and net.ipv6.neigh",
     ),
     "a multicast address": ("ip maddress add 33:33:00:00:00:77 dev data0", "33:33:00:00:00:77"),
 }

@@ -47,6 +47,9 @@ _QDISCS = Special("qdiscs", (("qdisc", "ens2f0"), ("link.qdisc", "ens2f0")), "qd
 _NEXTHOPS = Special("nexthop objects", (("nexthop", ""), ("route", "attribute-30")), "nexthop")
 _GROUPS = Special("multicast addresses of the link", (("fdb", "33:33:00:00:00:66"),), "multicast")
 _RECEIVES = Special("further unicast addresses", (("fdb", "02:00:00:00:00:77"), ("link.promiscuity", "ens2f0")))
+_NEIGHBOURS = Special(
+    "parameters net.ipv4.neigh", (("sysctl", "net.ipv4.neigh."), ("sysctl", "net.ipv6.neigh.")), "neigh"
+)
 _ADVERTISED = Special("routes that a router has advertised", (("route", "proto 9"),))
 
 
@@ -187,6 +190,7 @@ _SCENES = (
         "sysctl -qw net.ipv6.conf.default.accept_dad=1 net.ipv6.conf.ens2f0.accept_dad=1"
         " net.ipv6.neigh.ens2f0.retrans_time_ms=100 net.ipv6.conf.default.router_solicitation_delay=0 net.ipv6.conf.ens2f0.router_solicitation_delay=0;"
         " ip addr add fd00:a::2/64 dev ens2f0 nodad; ip -6 route add fd00:5::/64 via fd00:a::fe src fd00:a::2",
+        has=(_NEIGHBOURS,),
     ),
     Scene(
         "ipv6-address-flags",
@@ -314,6 +318,7 @@ _SCENES = (
         " net.ipv6.conf.ens2f0.use_tempaddr=2 net.ipv6.conf.ens2f0.keep_addr_on_down=1"
         " net.ipv6.conf.ens2f0.dad_transmits=0 net.ipv4.neigh.ens2f0.base_reachable_time_ms=60000"
         " net.ipv4.neigh.ens2f0.gc_stale_time=600 net.ipv6.neigh.ens2f0.unres_qlen=50 net.ipv6.neigh.ens2f0.retrans_time_ms=500",
+        has=(_NEIGHBOURS,),
     ),
     Scene(
         "permanent-neighbours",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import time
-from _socket import AF_INET6
+from _socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from cni.plugins.host_device import devices
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _AUTOMATIC = (routes.KERNEL_PROTOCOL, routes.RA_PROTOCOL)
 _OF_THE_KERNEL = ("01:00:5e:00:00:01", "33:33:00:00:00:01", "33:33:00:00:00:02", "33:33:00:00:00:6a", "33:33:ff:")
 _SHOWN = 4
+_FAMILIES = {AF_INET: "ipv4", AF_INET6: "ipv6"}
 _STABLE = "net/ipv6/conf/{}/stable_secret"
 UNLISTED = {  # parameters that rtnetlink does not show, with the default of the kernel
     "net/ipv6/conf/{}/regen_min_advance": "2",
@@ -131,7 +132,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
             "inet6": raw.inet6.hex(),
             "token": raw.token.hex(),
             "parameters": _unlisted(device.name, raw.inet6),
-            "neighbourParameters": raw_state.neighbour_parameters(host, device.index),
+            "neighbourParameters": {},  # for an older version after a downgrade
             "neighbours": raw_state.neighbours(host, device.index),
             "addresses": [address.body.hex() for address in held],
             "routes": kept,
@@ -167,6 +168,9 @@ def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:
     nexthops = [str(number) for number in routes.nexthops_of(host, device.index)]
     if nexthops:
         found.append(f"its nexthop objects {_listed(nexthops)} and the routes by them")
+    families = raw_state.families_with_neighbour_parameters(host, device.index)
+    if families:
+        found.append("its parameters " + " and ".join(f"net.{_FAMILIES[family]}.neigh" for family in families))
     found += _software_verbs(device.name)
     groups = [text for text in (o.hex(":") for o in others) if not text.startswith(_OF_THE_KERNEL)]
     if groups:

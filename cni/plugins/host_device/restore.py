@@ -161,7 +161,6 @@ class Restoration:
             ("link", self._identity),
             ("link", self._attributes),
             ("parameters", self._parameters),
-            ("neighbour parameters", self._neighbour_parameters),
             ("flags", self._flags),
             ("parameters", self._parameters),  # a device that comes up gets the MTU of IPv6 again
             ("addresses", self._addresses),
@@ -257,14 +256,6 @@ class Restoration:
             with Namespace("", self.host.namespace()) as home, home.entered():
                 arrays = {"ipv4": (inet, now.inet), "ipv6": (inet6, now.inet6)}
                 yield from link_sysctls.due(self.name, arrays, saved["parameters"])
-
-    def _neighbour_parameters(self) -> Iterator[Step]:
-        wanted = self.saved["neighbourParameters"]
-        held = raw_state.neighbour_parameters(self.host, self.index) if wanted else {}
-        for family, values in wanted.items():
-            body = raw_state.parameters_again(self.index, int(family), values, held.get(family, ""))
-            if body:
-                yield "neighbour parameters", self.host.request, raw_state.SETNEIGHTBL, body
 
     def _flags(self) -> Iterator[Step]:
         wanted = self.saved["flags"]

@@ -9,7 +9,7 @@ route preceded one by another link with the same destination, TOS, priority and 
 
 Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,pkt_sched}.h; inet_rtm_newaddr
 (net/ipv4/devinet.c), inet6_rtm_newaddr (net/ipv6/addrconf.c), fib_dump_info (net/ipv4/fib_semantics.c), rt6_fill_node
-(net/ipv6/route.c), neigh_fill_info and neightbl_set (net/core/neighbour.c).
+(net/ipv6/route.c), neigh_fill_info and neightbl_dump_info (net/core/neighbour.c).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from cni.shared.kernel.netlink import Socket
 
-NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH, SETNEIGHTBL = 20, 24, 25, 28, 67
+NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH = 20, 24, 25, 28
 _GETQDISC, _GETNEIGHTBL = 38, 66
 
 _AF_SPEC = 26
@@ -67,7 +67,7 @@ _NEIGHBOUR_KEPT = frozenset((1, 2, 5, 12, 15))  # DST, LLADDR, VLAN, PROTOCOL, F
 _NEIGHBOUR_INDEX = 8
 
 _NDTMSG = Struct("=Bxxx")
-_TABLE_NAME, _PARAMETERS, _PARAMETERS_INDEX = 1, 6, 1  # NDTA_NAME, NDTA_PARMS; NDTPA_IFINDEX
+_PARAMETERS, _PARAMETERS_INDEX = 6, 1  # NDTA_PARMS, NDTPA_IFINDEX
 _NOT_SETTINGS = frozenset((1, 2, 3, 17))  # NDTPA_IFINDEX, REFCNT, REACHABLE_TIME (random), PAD
 
 _TCMSG = Struct("=BxxxiIII")  # family, index, handle, parent, info
@@ -326,9 +326,9 @@ def neighbours(rtnl: Socket, index: int) -> list[str]:
     return found
 
 
-def neighbour_parameters(rtnl: Socket, index: int) -> dict[str, str]:
-    """The parameters of the link's neighbour tables, family -> attributes (NDTPA_*), where they are not the defaults."""
-    found = {}
+def families_with_neighbour_parameters(rtnl: Socket, index: int) -> list[int]:
+    """The families whose neighbour table has parameters of the link that are not the defaults."""
+    found = []
     mark = number(_PARAMETERS_INDEX, index)
     defaults: dict[int, list[tuple[int, bytes]]] = {}
     for body in rtnl.dump(_GETNEIGHTBL, _NDTMSG.pack(0)):
@@ -340,7 +340,7 @@ def neighbour_parameters(rtnl: Socket, index: int) -> dict[str, str]:
         if family not in defaults:  # a table's own come first (neightbl_dump_info)
             defaults[family] = settings
         elif nested.startswith(mark) and settings != defaults[family]:
-            found[str(family)] = nested.hex()
+            found.append(family)
     return found
 
 
@@ -355,19 +355,6 @@ def neighbour_text(text: str) -> str:
     """The address of the neighbour."""
     body = bytes.fromhex(text)
     return inet_ntop(body[0], dict(unpack_attributes(body, NDMSG.size))[1])
-
-
-def parameters_again(index: int, family: int, wanted: str, now: str) -> bytes:
-    """The body that gives the link's neighbour table those parameters of `wanted` that differ from `now`; b"" for none."""
-    held = dict(unpack_attributes(bytes.fromhex(now)))
-    different = [
-        (k, v) for k, v in unpack_attributes(bytes.fromhex(wanted)) if k not in _NOT_SETTINGS and held.get(k) != v
-    ]
-    if not different:
-        return b""
-    name = {AF_INET: b"arp_cache\0", AF_INET6: b"ndisc_cache\0"}[family]
-    nested = number(_PARAMETERS_INDEX, index) + b"".join(attribute(k, v) for k, v in different)
-    return _NDTMSG.pack(family) + attribute(_TABLE_NAME, name) + attribute(_PARAMETERS | NESTED, nested)
 
 
 # --- traffic control ---
