@@ -264,3 +264,15 @@ def _route(r: Any) -> Route:
         mtu=(metrics.get("mtu") if metrics is not None else 0) or 0,
         advmss=(metrics.get("advmss") if metrics is not None else 0) or 0,
     )
+
+
+def lasting(link: Link) -> dict[str, Any]:
+    """What of a link outlives a move: neither indices nor the link-local address, which the kernel makes again."""
+    return {
+        "identity": (link.name, link.kind, link.mac, link.alias, link.altnames),
+        "state": (link.mtu, link.up),
+        "addresses": sorted((a.text, a.broadcast, a.scope) for a in link.addresses if not a.text.startswith("fe80:")),
+        "routes": sorted(
+            (r.dst, r.gw, r.priority, r.table, r.scope) for r in link.routes if not r.dst.startswith("fe80:")
+        ),
+    }

@@ -14,7 +14,7 @@ import pytest
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from tests.node import GO_PLUGINS, STATE, VERSIONS, Node, Pod, until
-from tests.view import Link
+from tests.view import Link, lasting
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 PCI, AUXILIARY = "0000:3b:00.2", "mlx5_core.sf.4"
@@ -71,18 +71,6 @@ def refused(node: Node, pod: Pod | str, config: dict[str, Any], code: int, *word
 def as_it_was(node: Node) -> dict[str, dict[str, Any]]:
     """Every link of the host with all that a person would miss, but its index, which a move may change."""
     return {name: lasting(link) for name, link in node.host.links().items()}
-
-
-def lasting(link: Link) -> dict[str, Any]:
-    """What of a link must outlive a move: neither indices nor the link-local address, which the kernel makes again."""
-    return {
-        "identity": (link.name, link.kind, link.mac, link.alias, link.altnames),
-        "state": (link.mtu, link.up),
-        "addresses": sorted((a.text, a.broadcast, a.scope) for a in link.addresses if not a.text.startswith("fe80:")),
-        "routes": sorted(
-            (r.dst, r.gw, r.priority, r.table, r.scope) for r in link.routes if not r.dst.startswith("fe80:")
-        ),
-    }
 
 
 # --- ADD ---

@@ -12,16 +12,13 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.rtnetlink import GETADDR, GETLINK, GETNEIGH, GETROUTE, GETRULE, HEADER, Route
 from tests.view import View
 
-_GETLINK, _GETADDR, _GETROUTE, _GETNEIGH, _GETRULE = 18, 22, 26, 30, 34
-_REQUEST_DUMP = 0x301
-_DONE, _ERROR, _INTERRUPTED = 3, 2, 0x10
 _SO_NETNS_COOKIE = 71
 _NESTED = 0x3FFF
 _AF_BRIDGE, _AF_INET6 = 7, 10
 _IFINFO, _IFADDR, _RTMSG, _NDMSG = 16, 8, 12, 12  # bytes of the header of each kind of message
-_SKIP_STATISTICS = struct.pack("=HHI", 8, 29, 8)  # IFLA_EXT_MASK: RTEXT_FILTER_SKIP_STATS
 _AF_SPEC, _IFA_CACHEINFO, _IFA_FLAGS = 26, 6, 8
 _TENTATIVE, _SCOPE_LINK = 0x40, 253
 _FOR_EVER = b"\xff" * 4  # a lifetime that never ends
@@ -38,48 +35,27 @@ class Namespace:
     """A route socket in a network namespace, and what identifies that: inode and cookie."""
 
     def __init__(self, view: View) -> None:
+        self._route = Route(view)
         with view.entered():
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
             self.inode = os.stat("/proc/thread-self/ns/net").st_ino
-        self.cookie = int.from_bytes(self._socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
+        self.cookie = int.from_bytes(self._route.socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
 
     def close(self) -> None:
-        self._socket.close()
+        self._route.close()
 
     def lines(self) -> list[str]:
         """Links, addresses, routes, rules, and the MACs that a link receives besides its own; in a fixed order."""
-        found = [_line("link", *_split(body, _IFINFO), _LINK_NOISE) for body in self._dump(_GETLINK, _IFINFO)]
-        found += [_address(*_split(body, _IFADDR)) for body in self._dump(_GETADDR, _IFADDR)]
-        found += [_line("route", *_split(body, _RTMSG), _ROUTE_NOISE) for body in self._dump(_GETROUTE, _RTMSG)]
-        found += [_line("rule", *_split(body, _RTMSG)) for body in self._dump(_GETRULE, _RTMSG)]
-        receives = self._dump(_GETNEIGH, _NDMSG, _AF_BRIDGE)
+        found = [_line("link", *_split(body, _IFINFO), _LINK_NOISE) for body in self._dump(GETLINK, _IFINFO)]
+        found += [_address(*_split(body, _IFADDR)) for body in self._dump(GETADDR, _IFADDR)]
+        found += [_line("route", *_split(body, _RTMSG), _ROUTE_NOISE) for body in self._dump(GETROUTE, _RTMSG)]
+        found += [_line("rule", *_split(body, _RTMSG)) for body in self._dump(GETRULE, _RTMSG)]
+        receives = self._dump(GETNEIGH, _NDMSG, _AF_BRIDGE)
         found += [_line("receives", *_split(body, _NDMSG), _NEIGH_NOISE) for body in receives]
         return sorted(found)
 
     def _dump(self, kind: int, size: int, family: int = 0) -> list[bytes]:
-        """The bodies of all messages of a dump; it is repeated when something changed meanwhile."""
-        body = bytes([family]) + bytes(size - 1) + (_SKIP_STATISTICS if kind == _GETLINK else b"")
-        while True:
-            self._socket.send(struct.pack("=IHHII", 16 + len(body), kind, _REQUEST_DUMP, 1, 0) + body)
-            found, whole = self._replies()
-            if whole:
-                return found
-
-    def _replies(self) -> tuple[list[bytes], bool]:
-        found: list[bytes] = []
-        whole = True
-        while True:
-            data = self._socket.recv(1 << 17)
-            at = 0
-            while at < len(data):
-                length, kind, flags = struct.unpack_from("=IHH", data, at)
-                whole = whole and not flags & _INTERRUPTED
-                if kind == _DONE:
-                    return found, whole
-                if kind == _ERROR:
-                    raise OSError(-struct.unpack_from("=i", data, at + 16)[0], "a dump of rtnetlink failed")
-                found.append(data[at + 16 : at + length])
-                at += length + 3 & ~3
+        """The bodies of all messages of a dump."""
+        return [message[HEADER:] for message in self._route.dump(kind, bytes([family]) + bytes(size - 1))]
 
 
 def locks(paths: dict[tuple[int, int], str]) -> list[str]:

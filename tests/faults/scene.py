@@ -28,7 +28,7 @@ from tests.faults.state import State
 from tests.faults.whole import Whole
 from tests.hosts import dump
 from tests.node import STATE, Call, Node, Pod, Reply
-from tests.view import Link, View
+from tests.view import View, lasting
 
 if TYPE_CHECKING:
     from tests.faults.backing import FileBacking as Backing
@@ -471,15 +471,3 @@ def _unlike_a_rail(who: Attachment, index: int) -> list[str]:
     wanted = sorted([(f"192.168.111.{index}", TABLE), (f"fd00:111::{index:x}", TABLE)])
     found = rules(who.sandbox.view)
     return [] if found == wanted else [f"the rules are {found}"]
-
-
-def lasting(link: Link) -> dict[str, Any]:
-    """What of a link outlives a move: neither indices nor the link-local address, which the kernel makes again."""
-    return {
-        "identity": (link.name, link.kind, link.mac, link.alias, link.altnames),
-        "state": (link.mtu, link.up),
-        "addresses": sorted((a.text, a.broadcast, a.scope) for a in link.addresses if not a.text.startswith("fe80:")),
-        "routes": sorted(
-            (r.dst, r.gw, r.priority, r.table, r.scope) for r in link.routes if not r.dst.startswith("fe80:")
-        ),
-    }

@@ -25,12 +25,20 @@ from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
+from tests.rtnetlink import (
+    GETADDR,
+    GETLINK,
+    GETNEIGH,
+    GETNEXTHOP,
+    GETQDISC,
+    GETROUTE,
+    GETRULE,
+    SKIP_STATS,
+    WITH_VFS,
+    Route,
+)
 from tests.view import View
 
-_GETLINK, _GETADDR, _GETROUTE, _GETNEIGH, _GETRULE, _GETQDISC, _GETNEXTHOP = 18, 22, 26, 30, 34, 38, 106
-_DUMP = 0x301
-_DONE, _ERROR, _INTERRUPTED = 3, 2, 0x10
-_VFS_WITHOUT_COUNTERS = struct.pack("=HHI", 8, 29, 1 | 8)  # IFLA_EXT_MASK: RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS
 _NOARP, _PERMANENT, _PROXY = 0x40, 0x80, 0x08  # NUD_..., NTF_PROXY
 _TENTATIVE = 0x40  # IFA_F_TENTATIVE
 _UP, _RUNNING, _LOWER_UP = 0x1, 0x40, 0x10000  # IFF_...
@@ -115,26 +123,24 @@ class Host:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        with view.entered():
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self._route = Route(view)
 
     def close(self) -> None:
-        self._socket.close()
+        self._route.close()
 
     def dump(self) -> Dump:
-        messages = sorted((_decoded(ifinfmsg, d) for d in self._ask(_GETLINK, 16)), key=lambda m: str(m.get("ifname")))
+        messages = sorted((_decoded(ifinfmsg, d) for d in self._ask(GETLINK, 16)), key=lambda m: str(m.get("ifname")))
         names = {int(m["index"]): str(m.get("ifname")) for m in messages}
         resting = {names[m["index"]] for m in messages if not m["flags"] & _UP}
         lines = [line for m in messages for line in _link(m, names)]
-        addresses = [_decoded(ifaddrmsg, d) for d in self._ask(_GETADDR, 8)]
+        addresses = [_decoded(ifaddrmsg, d) for d in self._ask(GETADDR, 8)]
         lines += [_address(m, names) for m in addresses]
-        routes = [_decoded(rtmsg, d) for d in self._ask(_GETROUTE, 12)]
+        routes = [_decoded(rtmsg, d) for d in self._ask(GETROUTE, 12)]
         lines += _routes(routes, names)
-        lines += [_object("rule", _decoded(fibmsg, d), names) for d in self._ask(_GETRULE, 12)]
+        lines += [_object("rule", _decoded(fibmsg, d), names) for d in self._ask(GETRULE, 12)]
         lines += list(self._neighbours(names))
         lines += [_object("nexthop", _decoded(nhmsg, d), names) for d in self._nexthops()]
-        qdiscs = [_object("qdisc", _decoded(tcmsg, d), names) for d in self._ask(_GETQDISC, 20)]
+        qdiscs = [_object("qdisc", _decoded(tcmsg, d), names) for d in self._ask(GETQDISC, 20)]
         lines += sorted(qdiscs, key=str)  # in the order of the links, of which a device that comes home is the last
         lines = [line for line in lines if not _comes_with_up(line, resting)]
         with self._view.entered():
@@ -150,48 +156,26 @@ class Host:
         return Dump(tuple(lines), time.monotonic(), not waiting)
 
     def _neighbours(self, names: dict[int, str]) -> Iterator[Line]:
-        found = [_decoded(ndmsg, d) for d in self._ask(_GETNEIGH, 12)]
-        proxies = [_decoded(ndmsg, d) for d in self._ask(_GETNEIGH, 12, proxies=True)]
+        found = [_decoded(ndmsg, d) for d in self._ask(GETNEIGH, 12)]
+        proxies = [_decoded(ndmsg, d) for d in self._ask(GETNEIGH, 12, proxies=True)]
         for m in [*(m for m in found if m["state"] & _PERMANENT), *proxies]:
             yield _object("neighbour", m, names)
-        received = (_decoded(ndmsg, d) for d in self._ask(_GETNEIGH, 12, socket.AF_BRIDGE))
+        received = (_decoded(ndmsg, d) for d in self._ask(GETNEIGH, 12, socket.AF_BRIDGE))
         texts = [_object("fdb", m, names) for m in received if m["state"] & (_PERMANENT | _NOARP)]
         yield from sorted(texts, key=str)  # a hash table's order
 
     def _nexthops(self) -> list[bytes]:
         try:
-            return self._ask(_GETNEXTHOP, 8)
+            return self._ask(GETNEXTHOP, 8)
         except OSError:  # before Linux 5.3
             return []
 
     def _ask(self, kind: int, size: int, family: int = 0, *, proxies: bool = False) -> list[bytes]:
-        """The messages of a dump, with their headers; asked for again when something changed meanwhile."""
+        """The messages of a dump, with their headers."""
         body = bytearray(bytes([family]) + bytes(size - 1))
         if proxies:
             body[10] = _PROXY  # ndm_flags
-        if kind == _GETLINK:
-            body += _VFS_WITHOUT_COUNTERS
-        while True:
-            self._socket.send(struct.pack("=IHHII", 16 + len(body), kind, _DUMP, 1, 0) + body)
-            found, whole = self._replies()
-            if whole:
-                return found
-
-    def _replies(self) -> tuple[list[bytes], bool]:
-        found: list[bytes] = []
-        whole = True
-        while True:
-            data = self._socket.recv(1 << 18)
-            at = 0
-            while at < len(data):
-                length, kind, flags = struct.unpack_from("=IHH", data, at)
-                whole = whole and not flags & _INTERRUPTED
-                if kind == _DONE:
-                    return found, whole
-                if kind == _ERROR:
-                    raise OSError(-struct.unpack_from("=i", data, at + 16)[0], "a dump of rtnetlink failed")
-                found.append(data[at : at + length])
-                at += length + 3 & ~3
+        return self._route.dump(kind, bytes(body), SKIP_STATS | WITH_VFS)
 
 
 def settled(host: Host, seconds: float = 20.0) -> Dump:

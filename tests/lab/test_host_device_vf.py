@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.scene import lasting
 from tests.lab import networks, pci
 from tests.lab.machine import Machine
 from tests.node import until
+from tests.view import lasting
 
 MACHINES = ("sriov",)
 RANGE = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}

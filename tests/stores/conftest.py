@@ -8,7 +8,9 @@ import pytest
 
 from ipam.stores import base
 from ipam.stores.base import Store
+from tests.stores import kubernetes_proxy
 from tests.stores.kinds import KINDS, Kind
+from tests.stores.kubernetes_api import ApiServer
 from tests.stores.unwell import Hurry
 
 
@@ -22,6 +24,13 @@ def reopen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     open_store, remove = kind.make()
     yield open_store
     remove()
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    server = kubernetes_proxy.start()
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -35,13 +35,6 @@ needs_own_server = pytest.mark.skipif(
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ApiServer]:
-    server = kubernetes_proxy.start()
-    yield server
-    server.close()
-
-
-@pytest.fixture
 def opened(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., AddressLeaseStore]]:
     kubeconfig = server.kubeconfig(tmp_path)
     stores: list[AddressLeaseStore] = []

@@ -15,7 +15,6 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +40,6 @@ pytestmark = [
     ),
     pytest.mark.skipif(bool(unusable()), reason=unusable()),
 ]
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    server = kubernetes_proxy.start()
-    yield server
-    server.close()
 
 
 class Side:

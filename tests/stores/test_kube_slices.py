@@ -6,7 +6,6 @@ whereabouts #518 #666. The objects are those of v0.9.4: see its pkg/node-control
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,11 @@ from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 from ipam.ranges import Range
 from ipam.stores import base
 from ipam.stores.kubernetes import locks
-from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.test_kubernetes_store import POOL, POOLS, RESERVATIONS, TEN, Cluster, divided, message
 
 SLICES = "nodeslicepools"
 SLICED = {"node_slice_size": "/26"}
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    server = kubernetes_proxy.start()
-    yield server
-    server.close()
 
 
 @pytest.fixture

@@ -46,13 +46,6 @@ POOL = "10.0.0.0-24"
 TEN = 10 << 24
 
 
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    server = kubernetes_proxy.start()
-    yield server
-    server.close()
-
-
 class Cluster:
     """Nodes of one cluster: each has its records, and a kubeconfig."""
 
