@@ -1,5 +1,5 @@
-"""The links that no network may take unless the policy lists them: the one judgement of host-device, sriov, macvlan in mode
-passthru, the device plugin and doctor.
+"""The links that no network may take unless the policy lists them: the one judgement of host-device, sriov, rdma, macvlan in
+mode passthru, the device plugin and doctor.
 
 By its kind: the host's end of a sandbox, a bridge, a tunnel (`by_kind`). The node's own traffic to what it cannot lose:
 

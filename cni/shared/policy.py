@@ -106,13 +106,13 @@ KEYS = (
         "devices",
         list_of(pattern),
         ("*",),
-        'names or PCI addresses of the devices that `host-device` and `sriov` may move, "*" stands for any characters',
+        'names or PCI addresses of the devices that `host-device`, `sriov` and `rdma` may move, "*" stands for any characters',
     ),
     Key(
         "uplinks",
         list_of(pattern),
         (),
-        "names or PCI addresses of devices that `host-device`, `sriov` and `macvlan` in mode passthru may take although they carry the"
+        "names or PCI addresses of devices that `host-device`, `sriov`, `rdma` and `macvlan` in mode passthru may take although they carry the"
         " node's own traffic, or are bridges, tunnels or the host's ends of sandboxes; \"*\" stands for any characters",
     ),
     Key(

@@ -136,6 +136,7 @@ def add(request: Request, records: Records, log: Log) -> Passed:
         if former:
             _give_back(former, request, log)
         device, parent = _find(config, passed, request, sandbox, host, records)
+        _permit(device.name, parent, sandbox)
         records.write(request.attachment, PART, _record(device, parent, request, sandbox))
         try:
             host.move(device.index, sandbox.namespace.fd)
@@ -196,6 +197,32 @@ def _find(
         f"{what} is not on the host: load its RDMA driver, correct the key, or take `rdma` out of the chain",
         f"verbs devices of the host: {' '.join(d.name for d in host.devices())}",
     )
+
+
+def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
+    """InvalidConfig when the node does not allow networks the verbs device, or its netdev on the host carries the node's own traffic.
+
+    Where the netdev is in the sandbox already, the plugin that moved it has asked.
+    """
+    from cni.plugins import uplink  # only an ADD needs these
+    from cni.plugins.host_device import moved
+    from cni.shared import policy
+    from cni.shared.kernel import rdma_sysfs
+    from cni.shared.kernel.links import Rtnl
+
+    hardware = rdma_sysfs.pci_of(device) or parent
+    if hardware and any(link.parent_device == hardware for link in sandbox.rtnl.links()):
+        return
+    below = "" if hardware else rdma_sysfs.netdev_of(device, 1)  # soft-RoCE
+    host = Rtnl()
+    links = host.links()
+    netdevs = [link for link in links if (link.parent_device == hardware if hardware else link.name == below)]
+    names = [name for name in (device, hardware, *(link.name for link in netdevs)) if name]
+    policy.current().permit("devices", f'verbs device "{" ".join(names)}"', names)
+    for netdev in netdevs:
+        reason = uplink.needed(netdev, links, host)
+        if reason:
+            raise InvalidConfig(moved.cut_off(f'verbs device "{device}"', reason))
 
 
 def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
