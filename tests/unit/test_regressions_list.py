@@ -1,4 +1,5 @@
-"""REGRESSIONS.md: each row has its tests, they exist, and those that are expected to fail are said to be "not yet"."""
+"""REGRESSIONS.md and SECURITY.md: each row has its tests, and they exist; in the former, those that are expected to fail are
+said to be "not yet"."""
 
 from __future__ import annotations
 
@@ -35,12 +36,21 @@ WHEREABOUTS = [
     "666",
     "722",
 ]
+
+
+def rows_of(document: str, head: str) -> list[list[str]]:
+    """The rows of the tables whose head begins with `head`, as cells."""
+    found: list[list[str]] = []
+    for table in document.split("\n\n"):
+        if table.startswith(f"| {head}"):
+            lines = table.splitlines()[2:]
+            found += [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line]
+    return found
+
+
 TEXT = (TESTS / "REGRESSIONS.md").read_text()
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in TEXT.splitlines()
-    if line.startswith("| ") and not line.startswith("| upstream, ")
-]
+ROWS = rows_of(TEXT, "upstream, ")
+CLAIMS = rows_of((TESTS.parent / "SECURITY.md").read_text(), "who ")
 
 
 def named(cell: str) -> list[tuple[str, str]]:
@@ -70,7 +80,7 @@ def expected_to_fail(file: str, name: str) -> bool:
     return "xfail" in text or any("xfail" in meaning.get(word, "") for word in re.findall(r"\w+", text))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].partition(":")[0])
+@pytest.mark.parametrize("row", [*ROWS, *CLAIMS], ids=lambda row: row[0].partition(":")[0])
 def test_every_row_has_four_cells_and_tests_that_exist(row: list[str]) -> None:
     assert len(row) == 4 and all(row)
     tests = named(row[3])
