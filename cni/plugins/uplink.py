@@ -59,6 +59,20 @@ def needed(
     if not reason:
         found = ways(host, bodies or routes.all_bodies(host), 0 if advertised else device.index)
         reason = carried(device, links, found)
+    return _unless_listed(device, reason)
+
+
+def others(device: Link, host: Rtnl) -> str:
+    """Why no network may have a link on `device`, also one that takes nothing away from it; "" when one may, or the policy
+    allows it.
+
+    On the host's end of a sandbox such a link would be in one wire with the pod: it could answer for the pod's gateway, and
+    get all that the pod sends.
+    """
+    return _unless_listed(device, _end_of_sandbox(device, host))
+
+
+def _unless_listed(device: Link, reason: str) -> str:
     if not reason:
         return ""
     from cni.shared import policy  # a device that the node needs is rare
@@ -69,11 +83,17 @@ def needed(
 def by_kind(device: Link, host: Rtnl) -> str:
     """Why a link of this kind belongs to the node or to a sandbox, or "". A NIC, bond or VLAN does not, nor does a pair whose other
     end is here, or outside of a node that is a container itself."""
-    if device.kind in SANDBOX_ENDS and device.lower_netnsid is not None and _is_of_sandbox(device.lower_netnsid, host):
-        return f'"{device.name}" is the host\'s end of a {device.kind} of a sandbox'
     if device.kind in BRIDGES:
         return f'"{device.name}" is a bridge of the node'
-    return f'"{device.name}" is a tunnel of the node ({device.kind})' if device.kind in TUNNELS else ""
+    if device.kind in TUNNELS:
+        return f'"{device.name}" is a tunnel of the node ({device.kind})'
+    return _end_of_sandbox(device, host)
+
+
+def _end_of_sandbox(device: Link, host: Rtnl) -> str:
+    if device.kind in SANDBOX_ENDS and device.lower_netnsid is not None and _is_of_sandbox(device.lower_netnsid, host):
+        return f'"{device.name}" is the host\'s end of a {device.kind} of a sandbox'
+    return ""
 
 
 def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:

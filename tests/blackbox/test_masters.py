@@ -776,19 +776,29 @@ def test_a_bond_a_vlan_and_what_stands_for_a_NIC_need_no_policy(node: Node, pod:
     assert node.host.link("not0").index
 
 
-@pytest.mark.parametrize("kind", ["veth", "bridge"])
-def test_mode_bridge_takes_no_link_away_and_needs_no_policy(node: Node, pod: Pod, kind: str) -> None:
-    ip(
-        node,
-        "link",
-        "add",
-        "not0",
-        "type",
-        kind,
-        *(("peer", "name", "eth0", "netns", "pod1") if kind == "veth" else ()),
-    )
+@pytest.mark.parametrize("words", [("bridge",), ("veth", "peer", "name", "not1")], ids=lambda words: words[0])
+def test_mode_bridge_takes_no_link_away_and_needs_no_policy(node: Node, pod: Pod, words: tuple[str, ...]) -> None:
+    ip(node, "link", "add", "not0", "type", *words)
     node.cni("macvlan", "ADD", network(master="not0"), netns=pod).succeeded()
     node.cni("macvlan", "DEL", network(master="not0"), netns=pod).succeeded()
+
+
+@pytest.mark.parametrize("mode", ["bridge", "private", "vepa"])
+def test_no_network_has_a_link_in_one_wire_with_another_pod(node: Node, pod: Pod, mode: str) -> None:
+    """It could answer for the pod's gateway, and get all that the pod sends."""
+    node.pod("pod2")
+    ip(node, "link", "add", "not0", "type", "veth", "peer", "name", "eth0", "netns", "pod2")
+    ip(node, "link", "set", "not0", "up")
+    node.remember()
+    config = network(master="not0", mode=mode)
+    reason = """master "not0" is refused: "not0" is the host's end of a veth of a sandbox: use another master"""
+    node.cni("macvlan", "ADD", config, netns=pod).refused(7, reason, f"list it in `uplinks` of {POLICY}")
+    node.cni("macvlan", "STATUS", config).refused(50, reason)
+    assert node.leftovers() == []
+    allow(node, uplinks=["not0"])
+    node.cni("macvlan", "ADD", config, netns=pod).succeeded()
+    allow(node, uplinks=[])
+    node.cni("macvlan", "DEL", config, netns=pod).succeeded()  # no policy stops a DEL
 
 
 @pytest.mark.parametrize("plugin", ["host-device", "macvlan"])

@@ -131,7 +131,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
             f'master "{master.name}" is not an Ethernet link (ARPHRD {master.arphrd}), and macvlan needs one: name another netdev'
         )
     if facts.reason:
-        raise InvalidConfig(no_passthru(master, facts.reason))
+        raise InvalidConfig(refusal(config.mode, master, facts.reason))
     if config.mtu > master.mtu:
         raise InvalidConfig(
             f'mtu {config.mtu} is above {master.mtu}, the MTU of master "{master.name}": lower the key `mtu`, or raise the'
@@ -149,14 +149,14 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     return planned_on(config, request, master, _derived_mac(request, facts.boot_id))
 
 
-def no_passthru(master: Link, reason: str) -> str:
-    """The refusal of mode passthru on a master that the node needs, with the reason."""
+def refusal(mode: str, master: Link, reason: str) -> str:
+    """The refusal of a master that the node needs, or that is another sandbox's, with the reason."""
     from cni.shared import policy
 
-    return (
-        f'mode passthru is refused on master "{master.name}": {reason}: use mode bridge, another master, or'
-        f" {policy.current().way_out()}"
-    )
+    what, instead = f'master "{master.name}" is refused', "use another master"
+    if mode == "passthru":
+        what, instead = f'mode passthru is refused on master "{master.name}"', "use mode bridge, another master"
+    return f"{what}: {reason}: {instead}, or {policy.current().way_out()}"
 
 
 def planned_on(config: Config, request: Request, master: Link, derived: str) -> Plan:

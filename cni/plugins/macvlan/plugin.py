@@ -55,19 +55,23 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
         device = _of_host(master, config.link_in_container, host, inside)
         if device:
             _permit(device)
-        if device and config.mode == "passthru":
-            reason = _needed(device, host, log)
+            reason = _refused(device, config.mode, host, log)
     names = [] if master else [link.name for link in where.links()]
     return Facts(master, names, inside.link(name=request.attachment.ifname), node.boot_id(), reason)
 
 
-def _needed(device: Link, host: Rtnl, log: Log | None) -> str:
-    """Why the node cannot give the netdev `device` to mode passthru, or "". The log names the addresses that it loses.
+def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
+    """Why no network may have a link of `mode` on the netdev `device`, or "". The log names the addresses that the node loses.
 
-    The kernel hands all frames of the netdev to such a link (macvlan_handle_frame, drivers/net/macvlan.c), and gives the
-    netdev each MAC that the link gets.
+    In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
+    gives the netdev each MAC that the link gets.
     """
-    from cni.plugins import uplink  # only passthru takes the node's traffic
+    if mode != "passthru" and device.lower_netnsid is None:  # it is one end of no pair
+        return ""
+    from cni.plugins import uplink
+
+    if mode != "passthru":
+        return uplink.others(device, host)
     from cni.shared.kernel import addresses
 
     reason = uplink.needed(device, host.links(), host)
@@ -292,10 +296,9 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
     device = _of_host(master, False, host, host)
     if device:
         _permit(device)
-    if device and config.mode == "passthru":
-        reason = _needed(device, host, None)
+        reason = _refused(device, config.mode, host, None)
         if reason:
-            raise NotAvailable(planning.no_passthru(master, reason))
+            raise NotAvailable(planning.refusal(config.mode, master, reason))
     if not master.up:
         raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
     if not master.carrier:
