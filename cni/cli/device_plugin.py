@@ -70,7 +70,7 @@ def _show(options: argparse.Namespace) -> int:
     found = resources(config.resources, read_host(options.root.rstrip("/")))
     nad.print_findings(config.findings, sys.stderr)
     output.show(options.output, _document(found), lambda: output.print_table(_COLUMNS, _rows(found)))
-    return int(any(f.severity == ERROR for f in config.findings))
+    return int(any(f.severity == ERROR for f in config.findings) or any(resource.unchosen for resource in found))
 
 
 def _rows(found: Sequence[Resource]) -> list[Sequence[object]]:
@@ -81,8 +81,8 @@ def _rows(found: Sequence[Resource]) -> list[Sequence[object]]:
             nodes = " ".join(path.removeprefix("/dev/") for _, path in offer.nodes)
             rows.append((resource.name, offer.name, len(offer.ids), numa, nodes, offer.fault))
         rows += [(resource.name, name, 0, None, None, reason) for name, reason in resource.withheld.items()]
-        if not resource.offers and not resource.withheld:
-            rows.append((resource.name, None, 0, None, None, "no NIC or function is chosen"))
+        for why in filter(None, (resource.limit, resource.unchosen)):
+            rows.append((resource.name, None, resource.healthy, None, None, why))
     return rows
 
 
@@ -94,5 +94,6 @@ def _document(found: Sequence[Resource]) -> list[dict[str, Any]]:
             places = {"numaNodes": list(offer.numa_nodes), "deviceNodes": [path for _, path in offer.nodes]}
             offers.append({"name": offer.name, "devices": len(offer.ids), **places, "fault": offer.fault})
         own = {"resource": resource.name, "healthy": resource.healthy}
-        documents.append({**own, "offers": offers, "withheld": dict(resource.withheld)})
+        reasons = {"limit": resource.limit, "unchosen": resource.unchosen}
+        documents.append({**own, "offers": offers, "withheld": dict(resource.withheld), **reasons})
     return documents

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cni.device_plugin import unchosen
 from cni.library.inventory.devices import Port, VerbsDevice
 from cni.library.inventory.functions import Function
 from cni.library.resources.models import VFIO, Exclusive, ExclusiveSelectors, Selectors, Shared, spans
 
-_IWARP = "siw"
 _ADDRESSES = 2  # of a pod's link: its own and the link-local one of IPv6
+_EXCLUSIVE = (
+    "RDMA is in the exclusive netns mode, in which a container sees no shared device: `rdma system set netns shared` while no"
+    " other network namespace exists, or `options ib_core netns_mode=1` in /etc/modprobe.d and a reboot"
+)
 _VERSION = "1.1.0"  # of the Device Information Specification
 
 DeviceNode = tuple[str, str]  # its path in the container, and on the host
@@ -21,13 +25,16 @@ _VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/n
 
 @dataclass(frozen=True)
 class Host:
-    """What there is on the node: `devices` are verbs devices by name, `netdevs` those of the host's namespace, `busy` those
-    that carry the node's own traffic, with the reason, `paths` the device nodes that exist, such as "/dev/infiniband/uverbs0"."""
+    """What there is on the node: `devices` are verbs devices by name, `busy` the netdevs that carry the node's own traffic,
+    with the reason, `paths` the device nodes that exist, such as "/dev/infiniband/uverbs0". `is_exclusive` is RDMA's netns
+    mode: whether a namespace sees only the verbs devices that were moved into it. `below` has the links below each netdev
+    that is on top of others."""
 
     functions: Sequence[Function] = ()
     devices: Mapping[str, VerbsDevice] = field(default_factory=dict)
-    netdevs: Collection[str] = ()
     busy: Mapping[str, str] = field(default_factory=dict)
+    is_exclusive: bool = False
+    below: Mapping[str, Sequence[str]] = field(default_factory=dict)
     paths: Collection[str] = ()
 
 
@@ -52,11 +59,14 @@ class Offer:
 
 @dataclass(frozen=True)
 class Resource:
-    """The offers that kubelet knows under `name`."""
+    """The offers that kubelet knows under `name`. `limit` says why there are fewer devices than the configuration asks
+    for, "" when there are as many; `unchosen` why there is no offer, "" when there is one or the node needs them all."""
 
     name: str
     offers: tuple[Offer, ...] = ()
     is_exclusive: bool = False
+    limit: str = ""
+    unchosen: str = ""
     withheld: Mapping[str, str] = field(
         default_factory=dict
     )  # functions that are chosen and that the node needs, with the reason
@@ -78,50 +88,113 @@ class Resource:
 
 
 def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Resource]:
-    """All resources as they are now. A function that several exclusive ones choose is the first one's."""
+    """All resources as they are now. A function that several exclusive ones choose is the first one's; the GIDs of a NIC
+    that several shared ones choose are divided among them."""
     taken: set[str] = set()
-    return [shared(one, host) if isinstance(one, Shared) else exclusive(one, host, taken) for one in configured]
+    configured = list(configured)
+    chosen = {one.name: _candidates(one, host) for one in configured if isinstance(one, Shared)}
+    given = _divided([nic for nics in chosen.values() for nic in nics])
+    found = []
+    for one in configured:
+        earlier = set(taken)
+        made = _shared(one, chosen[one.name], given) if isinstance(one, Shared) else exclusive(one, host, taken)
+        if not made.offers and not made.withheld:
+            made = replace(made, unchosen=unchosen.reason(one, host.functions, earlier, host.below))
+        found.append(made)
+    return found
 
 
 # --- shared by many containers ---
 
 
-def shared(resource: Shared, host: Host) -> Resource:
-    """The devices of the NICs that are chosen: as many in all as rdmaHcaMax says, evenly, as far as GIDs are free."""
+@dataclass(frozen=True)
+class _Candidate:
+    """A NIC that a shared resource chooses: its offer without devices; how many devices the resource `wants` of it at most;
+    the GIDs that a device needs, of the `free` entries of `room` in its ports' tables. `cost` 0: it needs none."""
+
+    resource: str
+    offer: Offer
+    wants: int
+    cost: int
+    free: int
+    room: int
+
+
+def _candidates(resource: Shared, host: Host) -> list[_Candidate]:
     names = set(resource.selectors.ifNames)
     nics = [f for f in host.functions if f.verbs and _is_shared(f, resource)]
-    found = [_shared(nic, _ports(nic, names, host), resource, host) for nic in nics]
-    if resource.allNics and found:
-        found = [_together(found)]
-    counts = spread(resource.rdmaHcaMax, [bound for _, bound in found])
-    offers = [
-        Offer(o.name, tuple(f"{o.name}-{n}" for n in range(count)), o.nodes, o.numa_nodes, o.fault, o.name)
-        for (o, _), count in zip(found, counts, strict=True)
+    return [_candidate(nic, _ports(nic, names, host), resource, host) for nic in nics]
+
+
+def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -> _Candidate:
+    """An address of a pod becomes a GID of each kind that a port has, RoCE v1 and v2, or v2 alone."""
+    nodes = _rdma_nodes(nic, resource.umad, host)
+    down = ", ".join(f"{port} is {port.state} ({port.physical_state})" for port in ports) or "it has no port"
+    fault = _fault(nic, nodes, host) or ("" if any(port.is_active for port in ports) else down)
+    if host.is_exclusive and not fault:
+        fault = _EXCLUSIVE
+    offer = Offer(nic.id, (), nodes, _numa(nic), fault, nic.id)
+    if resource.gidsPerDevice == 0 or not ports or not all(port.is_roce and port.room for port in ports):
+        return _Candidate(resource.name, offer, resource.rdmaHcaMax, 0, 0, 0)
+    cost = resource.gidsPerDevice or _ADDRESSES * max(len({gid.kind for gid in port.gids}) or 1 for port in ports)
+    # the host's own entries: a device uses one port, so what is left over on each is of no use
+    free = [port.room - sum(not gid.ndev or gid.ndev in port.links for gid in port.gids) for port in ports]
+    room = sum(port.room for port in ports)
+    return _Candidate(resource.name, offer, resource.rdmaHcaMax, cost, sum(n - n % cost for n in free), room)
+
+
+def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
+    """How many devices of each NIC a resource can have at most, by (resource, NIC). Resources that want little of a NIC
+    get that, and the others the rest of its GIDs evenly."""
+    given = {(c.resource, c.offer.name): c.wants for c in candidates}
+    by_nic: dict[str, list[_Candidate]] = {}
+    for candidate in candidates:
+        if candidate.cost:
+            by_nic.setdefault(candidate.offer.name, []).append(candidate)
+    for rivals in by_nic.values():
+        wanted = [min(c.wants * c.cost, c.free) for c in rivals]
+        for candidate, gids in zip(rivals, spread(min(c.free for c in rivals), wanted), strict=True):
+            given[candidate.resource, candidate.offer.name] = gids // candidate.cost
+    return given
+
+
+def _shared(resource: Shared, nics: Sequence[_Candidate], given: Mapping[tuple[str, str], int]) -> Resource:
+    """The devices of the NICs that are chosen: as many in all as rdmaHcaMax says, evenly, as far as GIDs are free."""
+    bounds = [given[nic.resource, nic.offer.name] for nic in nics]
+    offers = [nic.offer for nic in nics]
+    if resource.allNics and nics:
+        offers, bounds = [_together(offers)], [min(bounds)]
+    counts = spread(resource.rdmaHcaMax, bounds)
+    made = [
+        replace(offer, ids=tuple(f"{offer.name}-{n}" for n in range(count)))
+        for offer, count in zip(offers, counts, strict=True)
     ]
-    return Resource(resource.name, tuple(offers))
+    return Resource(resource.name, tuple(made), limit=_limit(resource, nics, sum(counts)))
 
 
-def spread(total: int, bounds: Sequence[int | None]) -> list[int]:
-    """How many of `total` come to each place, as evenly as their bounds allow; None is no bound."""
-    most = [total if bound is None else min(bound, total) for bound in bounds]
+def _limit(resource: Shared, nics: Sequence[_Candidate], count: int) -> str:
+    """Why there are fewer devices than rdmaHcaMax."""
+    bound = [nic for nic in nics if nic.cost]
+    if count == resource.rdmaHcaMax or not bound:
+        return ""
+    tables = "the GID table has" if len(bound) == 1 else f"the GID tables of {len(bound)} NICs have"
+    rooms, costs = _span([nic.room for nic in bound]), _span([nic.cost for nic in bound])
+    return f"{count} of {resource.rdmaHcaMax}: {tables} {rooms} entries, {costs} a device"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def spread(total: int, bounds: Sequence[int]) -> list[int]:
+    """How many of `total` come to each place, as evenly as their bounds allow."""
     counts = [0] * len(bounds)
     left = total
-    for done, place in enumerate(sorted(range(len(most)), key=most.__getitem__)):  # the narrow ones first
-        counts[place] = min(most[place], left // (len(most) - done))
+    for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the narrow ones first
+        counts[place] = min(bounds[place], left // (len(bounds) - done))
         left -= counts[place]
     return counts
-
-
-def bound(port: Port, netdevs: Collection[str], per_device: int | None) -> int | None:
-    """For how many devices the port's GID table has room beside the host's own entries; None: it needs no GIDs.
-
-    An address becomes an entry of each kind that the port has, RoCE v1 and v2, or v2 alone.
-    """
-    if not port.is_roce or not port.room or per_device == 0:
-        return None
-    kinds = len({gid.kind for gid in port.gids}) or 1
-    own = sum(not gid.ndev or gid.ndev in netdevs for gid in port.gids)
-    return (port.room - own) // (per_device or kinds * _ADDRESSES)
 
 
 def _is_shared(function: Function, resource: Shared) -> bool:
@@ -139,24 +212,12 @@ def _ports(nic: Function, names: set[str], host: Host) -> list[Port]:
     return [port for port in ports if port.netdev in names] or ports
 
 
-def _shared(nic: Function, ports: list[Port], resource: Shared, host: Host) -> tuple[Offer, int | None]:
-    nodes = _rdma_nodes(nic, resource.umad, host)
-    active = [port for port in ports if port.is_active]
-    down = ", ".join(f"{port} is {port.state} ({port.physical_state})" for port in ports) or "it has no port"
-    fault = _fault(nic, nodes, host) or ("" if active else down)
-    bounds = [None if nic.driver == _IWARP else bound(p, host.netdevs, resource.gidsPerDevice) for p in ports]
-    known = [b for b in bounds if b is not None]
-    return Offer(nic.id, (), nodes, _numa(nic), fault), sum(known) if known and len(known) == len(bounds) else None
-
-
-def _together(found: Sequence[tuple[Offer, int | None]]) -> tuple[Offer, int | None]:
-    """One offer with the nodes of all NICs; healthy while one of them is, with the bound of the smallest."""
-    offers = [offer for offer, _ in found]
+def _together(offers: Sequence[Offer]) -> Offer:
+    """One offer with the nodes of all NICs; healthy while one of them is."""
     well = [offer for offer in offers if not offer.fault]
     nodes = tuple(dict.fromkeys(node for offer in well or offers for node in offer.nodes))
     numa = tuple(sorted({number for offer in offers for number in offer.numa_nodes}))
-    bounds = [bound for _, bound in found if bound is not None]
-    return Offer("all", (), nodes, numa, "" if well else offers[0].fault), min(bounds, default=None)
+    return Offer("all", (), nodes, numa, "" if well else offers[0].fault, "all")
 
 
 # --- one container at a time ---
@@ -181,7 +242,7 @@ def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
 
 def _is_exclusive(function: Function, selectors: ExclusiveSelectors) -> bool:
     return (
-        not function.is_software
+        function.is_on_pci
         and _is_chosen(function, selectors)
         and (not selectors.devices or function.product in selectors.devices)
         and (not selectors.pciAddresses or function.id in selectors.pciAddresses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from dataclasses import dataclass
 
 import grpc
@@ -42,6 +43,16 @@ class Kubelet:
         except OSError:
             return ()
         return status.st_dev, status.st_ino, status.st_ctime_ns
+
+    def fault(self) -> str:
+        """Why no plugin can be served in `folder`, with the remedy, after a colon; "" for no reason that is seen."""
+        if not os.path.isdir(self.folder):
+            return f": there is no {self.folder}, which kubelet makes: start kubelet, or name its folder with --kubelet-dir"
+        try:
+            with tempfile.TemporaryFile(dir=self.folder):
+                return ""
+        except OSError as fault:
+            return f": {self.folder}: {fault.strerror}: mount it writable"
 
     async def register(self, endpoint: str, resource: str) -> None:
         """Register the socket named `endpoint` for the resource; TryAgainLater with what kubelet answers.

@@ -49,10 +49,20 @@ def read_host(root: str = "", before: Host | None = None) -> Host:
     return Host(
         functions=functions.read(sys, before.functions if before else ()),
         devices={device.name: device for device in inventory.read(root=sys)},
-        netdevs=frozenset(names_in(f"{sys}/class/net")),
         busy=_needed(root),
+        is_exclusive=text(f"{sys}/module/ib_core/parameters/netns_mode") == "N",
+        below=_below(f"{sys}/class/net"),
         paths=paths | {path for path in _NODES if os.path.exists(root + path)},
     )
+
+
+def _below(folder: str) -> dict[str, list[str]]:
+    """The links below each netdev that is on top of others, as a bond's ports."""
+    found = {}
+    for name in names_in(folder):
+        if lower := [one.removeprefix("lower_") for one in names_in(f"{folder}/{name}") if one.startswith("lower_")]:
+            found[name] = sorted(lower)
+    return found
 
 
 def _needed(root: str) -> dict[str, str]:

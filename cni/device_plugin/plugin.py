@@ -141,8 +141,8 @@ class Plugin:
             elif not endpoint.update(resource):
                 continue
             faults = "; ".join(offer.fault for offer in resource.offers if offer.fault)
-            faults = faults or ("" if resource.offers else "no NIC or function is chosen")
-            self._log.state(f"{resource.name} devices", faults, resource=resource.name)
+            self._log.state(f"{resource.name} devices", faults or resource.unchosen, resource=resource.name)
+            self._log.state(f"{resource.name} limit", resource.limit, resource=resource.name)
 
     def _allocated(self, resource: Resource, offers: Sequence[Offer]) -> None:
         """Write what Multus reads of each device before it calls the network's plugins; OSError."""
@@ -170,15 +170,21 @@ class Plugin:
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
-        """503 with what is wrong: a resource that kubelet does not have from here, a fault of the configuration."""
+        """503 with what is wrong: a resource that kubelet does not have from here or that chooses nothing, a fault of the
+        configuration. 200 names the resources with fewer devices than the configuration asks for."""
         faults = [f.sentence for f in self._config.findings if f.severity == ERROR]
         faults += [*self._unmade, *filter(None, [self._unwritten])]
         for name, endpoint in self._endpoints.items():
             if endpoint.conflict:
                 faults.append(f"another device plugin serves {name}")
             elif not endpoint.is_served:
-                faults.append(f"kubelet does not listen to {name}")
-        return (503 if faults else 200), TEXT, "\n".join(faults) or "ok"
+                faults.append(f"kubelet does not listen to {name}{self._kubelet.fault()}")
+            if endpoint.resource.unchosen:
+                faults.append(f"{name}: {endpoint.resource.unchosen}")
+        if faults:
+            return 503, TEXT, "\n".join(faults)
+        limits = [f"{name}: {e.resource.limit}" for name, e in self._endpoints.items() if e.resource.limit]
+        return 200, TEXT, "\n".join(["ok", *limits])
 
     def metrics(self) -> tuple[int, str, str]:
         devices = Family("railcni_device_plugin_devices", "Devices by their health.", "resource", "health")

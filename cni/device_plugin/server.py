@@ -124,7 +124,8 @@ class Endpoint:
             await self._server.start()
         except RuntimeError as fault:
             self._server = None
-            raise TryAgainLater(f"cannot listen at {self._path}: {fault}") from None
+            why = self._kubelet.fault() or f": {fault}"
+            raise TryAgainLater(f"cannot listen at {self._path}{why}") from None
 
     async def _register(self) -> None:
         name = self.resource.name

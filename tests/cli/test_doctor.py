@@ -66,6 +66,7 @@ def port(**changes: object) -> Port:
         "state": "ACTIVE",
         "physical_state": "LinkUp",
         "link_layer": "Ethernet",
+        "is_roce": True,
         "rate": "100 Gb/sec (4X EDR)",
         "carrier": True,
         "mtu": 9000,

@@ -201,13 +201,122 @@ def test_what_one_nic_has_no_room_for_the_others_take(machine: Machine) -> None:
     assert [len(offer.ids) for offer in shared(machine, 60).offers] == [5, 55]
 
 
-@given(st.integers(0, 500), st.lists(st.none() | st.integers(0, 100), max_size=8))
-def test_devices_are_spread_evenly_within_the_bounds(total: int, bounds: list[int | None]) -> None:
+def test_the_gids_of_pods_whose_links_have_the_name_of_another_netdev_of_the_host_are_not_the_hosts(
+    machine: Machine,
+) -> None:
+    machine.nic(0, size=256)
+    machine.tree.netdev("eth1")  # of the host, on no RDMA NIC
+    machine.tree.netdev("ens0f0.7", lower=["ens0f0"])
+    for pod in range(20):
+        for kind in ("IB/RoCE v1", "RoCE v2"):
+            machine.tree.gid("mlx5_0", f"192.168.1.{pod}", ndev="eth1", kind=kind)
+    assert shared(machine, 1000).healthy == (256 - 1) // 4
+    machine.tree.gid("mlx5_0", "192.168.7.1", ndev="ens0f0.7")
+    machine.tree.gid("mlx5_0", "fe80::7", ndev="ens0f0.7")
+    machine.tree.gid("mlx5_0", "fd00::7", ndev="ens0f0.7")
+    assert shared(machine, 1000).healthy == (256 - 4) // 4
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"),
+    [
+        ({"rdmaHcaMax": 1000}, {"rdmaHcaMax": 1000}, (31, 31)),
+        ({"rdmaHcaMax": 10}, {"rdmaHcaMax": 1000}, (10, 53)),
+        ({"rdmaHcaMax": 1000, "gidsPerDevice": 1}, {"rdmaHcaMax": 1000, "gidsPerDevice": 4}, (126, 31)),
+        ({"rdmaHcaMax": 1000, "gidsPerDevice": 0}, {"rdmaHcaMax": 1000}, (1000, 63)),
+        ({"rdmaHcaMax": 1000, "allNics": True}, {"rdmaHcaMax": 1000}, (31, 31)),
+    ],
+)
+def test_resources_that_choose_one_nic_divide_its_gids(
+    machine: Machine, first: dict[str, Any], second: dict[str, Any], wanted: tuple[int, int]
+) -> None:
+    machine.nic(0, size=256)
+    machine.tree.gid("mlx5_0", "fe80::1", ndev="ens0f0", kind="IB/RoCE v1")
+    members = [{"resourceName": name, "devices": ["ens0f0"], **more} for name, more in (("a", first), ("b", second))]
+    assert tuple(found.healthy for found in chosen(machine, {"configList": members})) == wanted
+
+
+def test_a_number_that_the_gid_tables_do_not_allow_is_told_with_the_reason(machine: Machine) -> None:
+    machine.nic(0, size=256)
+    machine.tree.gid("mlx5_0", "fe80::1", ndev="ens0f0", kind="IB/RoCE v1")
+    assert shared(machine, 1000).limit == "63 of 1000: the GID table has 256 entries, 4 a device"
+    assert shared(machine, 63).limit == shared(machine, 1000, gidsPerDevice=0).limit == ""
+    machine.nic(1, size=128)
+    told = "126 of 1000: the GID tables of 2 NICs have 128 to 256 entries, 2 to 4 a device"
+    assert shared(machine, 1000).limit == told
+
+
+def test_in_the_exclusive_mode_of_rdma_no_shared_device_is_healthy(machine: Machine) -> None:
+    machine.nic(0)
+    mode = machine.root / "sys/module/ib_core/parameters"
+    machine.tree.put(mode, {"netns_mode": "N"})
+    found = shared(machine)
+    assert (found.healthy, "rdma system set netns shared" in found.offers[0].fault) == (0, True)
+    assert exclusive(machine, {"vendors": ["15b3"]}).healthy == 1
+    machine.tree.put(mode, {"netns_mode": "Y"})
+    assert shared(machine, 50).healthy == 50
+
+
+@pytest.mark.parametrize(
+    ("key", "member", "told"),
+    [
+        ("configList", {"devices": ["ens0"]}, "ifNames ens0: there are ens0f0, ens0v0, ens0v1"),
+        ("configList", {"devices": ["bond0"]}, "ifNames bond0: bond0 is a link on top of ens0f0, eth9: name these"),
+        ("configList", {"devices": ["en1"]}, "ifNames en1: there are ens0f0, ens0v0, ens0v1"),
+        ("configList", {"devices": ["eno1"]}, "ifNames eno1: eno1 has no verbs device"),
+        ("configList", {"selectors": {"vendors": ["8086"]}}, "vendors 8086: there is 15b3"),
+        ("configList", {"selectors": {"drivers": ["mlx5_ib"]}}, "drivers mlx5_ib: there is mlx5_core"),
+        (
+            "configList",
+            {"selectors": {"vendors": ["8086"], "linkTypes": ["infiniband"]}},
+            "vendors 8086: there is 15b3; linkTypes infiniband: there is ether",
+        ),
+        ("resourceList", {"selectors": {"pfNames": ["ens0f0#2-7"]}}, "pfNames ens0f0#2-7: ens0f0 has the VFs 0 to 1"),
+        ("resourceList", {"selectors": {"pfNames": ["eno1#0"]}}, "pfNames eno1#0: eno1 has no VF"),
+        (
+            "resourceList",
+            {"selectors": {"rootDevices": ["0000:99:00.0"]}},
+            "rootDevices 0000:99:00.0: there are 0000:01:00.0, 0000:30:00.0",
+        ),
+        ("resourceList", {"selectors": {"drivers": ["igb"], "isRdma": True}}, "no function matches all of drivers"),
+        (
+            "resourceList",
+            {"selectors": [{"vendors": ["1dd8"]}, {"devices": ["1002"]}]},
+            "vendors 1dd8: there are 15b3, 8086; devices 1002: there are 101d, 1521",
+        ),
+    ],
+)
+def test_a_resource_without_a_device_names_each_selector_with_what_there_is(
+    machine: Machine, key: str, member: dict[str, Any], told: str
+) -> None:
+    machine.nic(0, vfs=2)
+    machine.tree.pci("0000:01:00.0", driver="igb", vendor="0x8086", device="0x1521", **{"class": "0x020000"})
+    machine.tree.netdev("eno1", pci="0000:01:00.0")
+    machine.tree.netdev("eth9")
+    machine.tree.netdev("bond0", lower=["ens0f0", "eth9"])
+    if key == "configList":
+        member = {"rdmaHcaMax": 10, **member}
+    (found,) = chosen(machine, {key: [{"resourceName": "a", **member}]})
+    assert found.unchosen.startswith(f"no NIC or function is chosen: {told}")
+    assert found.offers == ()
+
+
+def test_a_resource_whose_functions_an_earlier_one_has_names_them(machine: Machine) -> None:
+    machine.nic(0)
+    members = [{"resourceName": name, "selectors": {"vendors": ["15b3"]}} for name in ("first", "second")]
+    first, second = chosen(machine, {"resourceList": members})
+    assert (first.unchosen, second.unchosen) == (
+        "",
+        "no NIC or function is chosen: earlier resources have 0000:30:00.0",
+    )
+
+
+@given(st.integers(0, 500), st.lists(st.integers(0, 100), max_size=8))
+def test_devices_are_spread_evenly_within_the_bounds(total: int, bounds: list[int]) -> None:
     counts = spread(total, bounds)
-    assert all(bound is None or count <= bound for count, bound in zip(counts, bounds, strict=True))
-    room = [total if bound is None else bound for bound in bounds]
-    assert sum(counts) == min(total, sum(room))
-    open_ = [count for count, bound in zip(counts, bounds, strict=True) if bound is None or count < bound]
+    assert all(count <= bound for count, bound in zip(counts, bounds, strict=True))
+    assert sum(counts) == min(total, sum(bounds))
+    open_ = [count for count, bound in zip(counts, bounds, strict=True) if count < bound]
     assert not open_ or max(counts) - min(open_) <= 1
 
 

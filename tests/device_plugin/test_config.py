@@ -160,11 +160,14 @@ def test_a_selector_that_would_choose_something_else_is_refused(member: dict[str
             'write "devices"',
         ),
         (
-            '{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"ifName": ["x"], "vendors": ["1"]}}]}',
+            '{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"ifName": ["x"], "vendors": ["15b3"]}}]}',
             'write "ifNames"',
         ),
-        ('{"periodicInterval": 5, "configList": []}', 'write "periodicUpdateInterval"'),
-        ('{"nonsense": 5, "configList": []}', "remove it"),
+        (
+            '{"periodicInterval": 5, "configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}]}',
+            'write "periodicUpdateInterval"',
+        ),
+        ('{"nonsense": 5, "configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}]}', "remove it"),
     ],
 )
 def test_an_unknown_key_is_a_warning_with_the_key_that_was_meant(text: str, finding: str) -> None:
@@ -184,7 +187,8 @@ def test_a_file_that_is_no_configuration_is_not_whole(text: str) -> None:
     ("given", "period"), [("0", 0.0), ("null", PERIOD), ("-3", PERIOD), ('"5"', PERIOD), ("true", PERIOD)]
 )
 def test_the_period_is_a_number_of_seconds(given: str, period: float) -> None:
-    config = one(f'{{"periodicUpdateInterval": {given}, "configList": []}}')
+    member = '{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}'
+    config = one(f'{{"periodicUpdateInterval": {given}, "configList": [{member}]}}')
     assert config.period == period
     assert bool(config.findings) == (given not in ("0", "null"))
 
@@ -201,3 +205,46 @@ def test_a_value_of_the_wrong_kind_has_a_remedy_whatever_key_it_is_of(kind: str)
     for member in wrong:
         faults = [f for f in one(json.dumps({kind: [member]})).findings if f.severity == ERROR]
         assert faults and all(f.fix for f in faults), (member, faults)
+
+
+def test_selectors_that_are_empty_are_absent() -> None:
+    selectors = {"vendors": ["15b3"], "acpiIndexes": [], "ddpProfiles": None, "vdpaType": "", "pKeys": []}
+    config = one(json.dumps({"resourceList": [{"resourceName": "r", "selectors": [selectors]}]}))
+    assert (config.findings, [resource.name for resource in config.resources]) == ([], ["intel.com/r"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        ("", "the file is empty", 'write {"configList": [...]}'),
+        (" \n", "the file is empty", 'write {"configList": [...]}'),
+        ('{"configList": []}', "configList is empty: nothing is offered by it", "add a member, or remove the key"),
+        (
+            "configList: [{resourceName: a, rdmaHcaMax: 1, selectors: {deviceIDs: [1017]}}]",
+            "1017: want text in quotes, since YAML reads these digits as a number",
+            'write a list of IDs such as ["15b3"]',
+        ),
+        (
+            '{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"vendors": ["mellanox"]}}]}',
+            '"mellanox": want four hexadecimal digits',
+            'write a list of IDs such as ["15b3"]',
+        ),
+        (
+            '{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["ens1f0#3-0"]}}]}',
+            '"ens1f0#3-0": the range 3-0 is empty: want the lower number first',
+            "write NETDEV, NETDEV#3 or NETDEV#0-3,7",
+        ),
+    ],
+)
+def test_what_chooses_nothing_is_told_with_the_remedy(text: str, message: str, fix: str) -> None:
+    (finding,) = one(text).findings
+    assert (finding.message, finding.fix) == (message, fix)
+
+
+def test_a_whole_configmap_is_read() -> None:
+    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"config.json": SRIOV}}
+    config = read([("configmap.yaml", json.dumps(manifest))])
+    assert (config.findings, len(config.resources)) == ([], 4)
+    manifest["data"] = {"config.json": '{"configList": ['}
+    (finding,) = read([("configmap.yaml", json.dumps(manifest))]).findings
+    assert finding.place.startswith("configmap.yaml, config.json:1:")

@@ -24,7 +24,17 @@ _NEEDED = (
     ("rdma_ucm", "class/misc/rdma_cm", "RDMA CM needs it: rping, ib_write_bw -R, and storage"),
 )
 # the driver of a NIC's netdev, and the module that makes a verbs device of the same function
-_COMPANIONS = {"mlx5_core": "mlx5_ib", "mlx4_core": "mlx4_ib", "bnxt_en": "bnxt_re", "ice": "irdma", "qede": "qedr"}
+_COMPANIONS = {
+    "mlx5_core": "mlx5_ib",
+    "mlx4_core": "mlx4_ib",
+    "bnxt_en": "bnxt_re",
+    "ice": "irdma",
+    "qede": "qedr",
+    "ionic": "ionic_rdma",
+    "hns3": "hns_roce_hw_v2",
+    "mana": "mana_ib",
+    "cxgb4": "iw_cxgb4",
+}
 _MELLANOX = "15b3"
 
 
@@ -101,7 +111,10 @@ def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterat
         yield note("verbs devices", "none in this namespace: the plugin rdma may have moved them into pods")
         return
     nics = [f.id for f in modules.functions if f.driver in _COMPANIONS or f.vendor == _MELLANOX]
-    remedy = "this node has no RDMA NIC; for soft-RoCE: rdma link add rxe0 type rxe netdev NETDEV"
+    remedy = (
+        "load the verbs driver of the node's RDMA NIC; without such a NIC, soft-RoCE:"
+        " rdma link add rxe0 type rxe netdev NETDEV"
+    )
     if nics:
         remedy = f"load the verbs driver of {', '.join(nics)}"
     yield broken("verbs devices", f"none in /sys{rdma_sysfs.CLASS}", "one for each RDMA NIC", remedy)

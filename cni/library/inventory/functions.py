@@ -27,7 +27,8 @@ _NODES = {"uverbs": "infiniband_verbs", "umad": "infiniband_mad", "issm": "infin
 
 @dataclass(frozen=True)
 class Function:
-    """A network function; `id` is its PCI address, or the name of a software verbs device (rxe, siw).
+    """A network function; `id` is its PCI address, the name of a subfunction ("mlx5_core.sf.4", on the auxiliary bus), or that
+    of a software verbs device (rxe, siw).
 
     `vendor` and `product` are four hexadecimal digits. `physical` is the PCI address of the physical function, its own
     unless it is a VF, with the VF's `index` there, else -1. `nodes` are names in /dev/infiniband, "uverbs0", in order.
@@ -56,13 +57,19 @@ class Function:
         return self.index >= 0
 
     @property
+    def is_on_pci(self) -> bool:
+        """Whether it has a PCI address, by which Multus and the plugins know it."""
+        return topology.is_address(self.id)
+
+    @property
     def is_software(self) -> bool:
         """Whether it is a verbs device without hardware (rxe, siw)."""
         return not self.vendor
 
 
 def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
-    """All functions of the class "network" that `root` shows, in order of address, then software verbs devices.
+    """All functions of the class "network" that `root` shows, in order of address, then subfunctions and software verbs
+    devices.
 
     `before` is a former answer: a function whose netdevs are in a pod now has the names that they had.
     """
@@ -80,9 +87,10 @@ def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
             link_type = now.link_type or old.link_type
             now = replace(now, netdevs=old.netdevs, physical_netdevs=physical, link_type=link_type)
         found.append(now)
-    return found + [
-        _software(name, nodes, root) for name in rdma_sysfs.devices(root) if not rdma_sysfs.pci_of(name, root)
-    ]
+    for name in rdma_sysfs.devices(root):
+        if not rdma_sysfs.pci_of(name, root):
+            found.append(_subfunction(name, nodes, root) or _software(name, nodes, root))
+    return found
 
 
 def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str) -> Function:
@@ -108,6 +116,24 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
         verbs=verbs,
         nodes=tuple(node for key in verbs or (address,) for node in nodes.get(key, ())),
         iommu_group=_iommu_group(folder),
+    )
+
+
+def _subfunction(name: str, nodes: dict[str, list[str]], root: str) -> Function | None:
+    """The part of a NIC that the verbs device is of; None when it has no hardware."""
+    place = os.path.realpath(f"{root}{rdma_sysfs.CLASS}/{name}/device")
+    owner = sysfs.pci_above(place) if os.path.isdir(place) else ""
+    if not owner:
+        return None
+    netdevs = tuple(sorted(names_in(f"{place}/net")))
+    return replace(
+        _function(topology.device(owner, root), nodes, root),
+        id=os.path.basename(place),
+        netdevs=netdevs,
+        link_type=_link_type((name,), netdevs, root),
+        has_virtual_functions=False,
+        verbs=(name,),
+        nodes=tuple(nodes.get(name, ())),
     )
 
 

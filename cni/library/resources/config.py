@@ -35,6 +35,7 @@ PERIOD = 60.0  # seconds
 _MODELS: dict[str, type[Shared | Exclusive]] = {"configList": Shared, "resourceList": Exclusive}
 _POLICIES = "virtualFunctions"
 _KIND = "SriovNetworkNodePolicy"
+_CONFIG_MAP = "ConfigMap"
 _ABOVE = {"periodicUpdateInterval", *_MODELS, _POLICIES}
 _UNSERVED = {"acpiIndexes", "ddpProfiles", "pKeys", "vdpaType", "auxTypes"}  # selectors of the SR-IOV device plugin
 _UNMADE = {"netFilter", "vdpaType", "bridge"}  # of sriov-network-operator
@@ -59,14 +60,25 @@ class Config:
 def read(files: Iterable[tuple[str, str]]) -> Config:
     """What the files, (path, text), say together."""
     config = Config()
-    for path, text in files:
+    left = list(files)
+    while left:
+        path, text = left.pop(0)
         before = len(config.findings)
+        if not text.strip():
+            scope = Scope(Text(path, text), TreeNode(0, 0), config.findings)
+            scope.error((), "the file is empty", 'write {"configList": [...]}')
+            config.is_whole = False
+            continue
         scopes = [part for _, scope in reader.documents(path, text, config.findings) for part in reader.objects(scope)]
         if len(config.findings) > before:
             config.is_whole = False
             continue
         for scope in scopes or [Scope(Text(path, text), TreeNode(0, 0), config.findings)]:
-            _document(scope, config)
+            root = scope.root.data
+            if isinstance(root, dict) and root.get("kind") == _CONFIG_MAP and isinstance(root.get("data"), dict):
+                left += [(f"{path}, {key}", str(inner)) for key, inner in root["data"].items()]
+            else:
+                _document(scope, config)
     config.policies.sort(key=lambda policy: policy.priority)
     return config
 
@@ -98,6 +110,8 @@ def _members(scope: Scope, key: str) -> list[tuple[int, Any]]:
         return []
     if member.node.items is None:
         scope.error((key,), f"{shown(member.node.data)}: want a list", f'write "{key}": [...]')
+    elif not member.node.items:
+        scope.warn((key,), f"{key} is empty: nothing is offered by it", "add a member, or remove the key")
     return [(number, node.data) for number, node in enumerate(member.node.items or [])]
 
 
@@ -140,7 +154,7 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
 def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusive], config: Config) -> None:
     before = len(config.findings)
     for selectors, within in _selectors(given, model):
-        for key in sorted(_UNSERVED & set(selectors)):
+        for key in sorted(_UNSERVED & {key for key, value in selectors.items() if value}):
             message = f"{key}: this device plugin cannot choose by it"
             scope.error((*keys, *within, key), message, OTHER_PLUGIN, at_key=True)
         fields = SharedSelectors if model is Shared else ExclusiveSelectors

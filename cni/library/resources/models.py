@@ -64,6 +64,7 @@ _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _RANGE = re.compile(r"[^#]+(#\d+(-\d+)?(,\d+(-\d+)?)*)?")
+_CODE = re.compile(r"[0-9a-f]{4}")
 
 
 def _name(text: str) -> str:
@@ -80,8 +81,17 @@ def _prefix(text: str) -> str:
     return text
 
 
+def _quoted(value: object) -> object:
+    if isinstance(value, int):
+        raise ValueError("want text in quotes, since YAML reads these digits as a number")
+    return value
+
+
 def _hex(text: str) -> str:
-    return text.lower().removeprefix("0x")
+    folded = text.lower().removeprefix("0x")
+    if not _CODE.fullmatch(folded):
+        raise ValueError("want four hexadecimal digits")
+    return folded
 
 
 def _address(text: str) -> str:
@@ -93,6 +103,9 @@ def _address(text: str) -> str:
 def _ranged(text: str) -> str:
     if not _RANGE.fullmatch(text):
         raise ValueError("want a name, or a name with the numbers of VFs after a #")
+    for first, last in spans(text)[1]:
+        if first > last:
+            raise ValueError(f"the range {first}-{last} is empty: want the lower number first")
     return text
 
 
@@ -101,7 +114,7 @@ def _listed(value: object) -> object:
 
 
 Texts = list[str]
-Codes = list[Annotated[str, AfterValidator(_hex)]]
+Codes = list[Annotated[str, BeforeValidator(_quoted), AfterValidator(_hex)]]
 Ranged = list[Annotated[str, AfterValidator(_ranged)]]
 LinkTypes = list[Literal["ether", "infiniband"]]
 
