@@ -66,7 +66,7 @@ def port(**changes: object) -> Port:
         "state": "ACTIVE",
         "physical_state": "LinkUp",
         "link_layer": "Ethernet",
-        "is_roce": True,
+        "is_roce": changes.get("link_layer", "Ethernet") == "Ethernet",
         "rate": "100 Gb/sec (4X EDR)",
         "carrier": True,
         "mtu": 9000,
@@ -171,9 +171,24 @@ def test_a_nic_without_its_verbs_driver_or_without_a_driver_is_named(tmp_path: P
 
 
 def test_no_device_in_sight_is_no_fault_where_devices_are_moved_into_pods() -> None:
-    known = modules.Modules(frozenset(), ())
+    known = modules.Modules(frozenset({"ib_core"}), ())
     assert levels(modules.check_devices([], known, moved=False)) == [FAULT]
     assert levels(modules.check_devices([], known, moved=True)) == [NOTE]
+
+
+def test_a_node_without_rdma_has_one_fault_that_names_all_modules() -> None:
+    known = modules.Modules(frozenset(), ())
+    found = [*modules.check(known), *modules.check_devices([], known, moved=False)]
+    assert only(found).found == "none in /sys/class/infiniband: ib_core, ib_uverbs, rdma_ucm are not loaded"
+    assert only(found).remedy.startswith("modprobe -a ib_core ib_uverbs rdma_ucm, and add them")
+
+
+def test_checks_that_were_skipped_for_one_reason_are_one_row(
+    node: Callable[[Callable[[Path], Machine]], NodeFacts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command._print(report.examine(node(Machine)), verbose=True)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped")]
+    assert len(rows) == 1 and "12 checks: not looked at, because of devices: nodes, ports, mtu" in rows[0]
 
 
 def test_device_nodes_that_are_missing_or_something_else_are_named(tmp_path: Path) -> None:
@@ -610,12 +625,33 @@ def test_a_runtime_whose_containers_may_lock_little_is_advice(tmp_path: Path) ->
         (tmp_path / str(pid) / "comm").write_text(name + "\n")
         limits = f"Limit                     Soft Limit           Hard Limit           Units     \n{'Max locked memory':26}{limit:21}{limit:21}bytes     \n"
         (tmp_path / str(pid) / "limits").write_text(limits)
-    found = list(setup.check_memlock(setup.read_runtimes(str(tmp_path))))
+    found = list(setup.check_runtimes(setup.read_runtimes(str(tmp_path))))
     assert [(f.level, f.subject) for f in found] == [
         (OK, "memlock of crio (9)"),
         (ADVICE, "memlock of containerd (17)"),
     ]
     assert found[1].found.startswith("8 MiB")
+
+
+@pytest.mark.parametrize(
+    ("user", "effective", "uid_map", "level", "remedy"),
+    [
+        (0, 1 << 14, "0 0 4294967295", OK, ""),
+        (1000, 1 << 14, "0 0 4294967295", OK, ""),  # by a file's capabilities
+        (0, 1 << 13, "0 0 4294967295", ADVICE, "or the capability IPC_LOCK in the container"),
+        (1000, 0, "0 0 4294967295", ADVICE, "does nothing for a process that is not root, as this one (user 1000)"),
+        (0, 1 << 14, "0 100000 65536", ADVICE, "LimitMEMLOCK=infinity"),  # of its own user namespace alone
+    ],
+)
+def test_a_process_may_lock_memory_if_the_capability_is_effective_where_the_kernel_looks(
+    tmp_path: Path, user: int, effective: int, uid_map: str, level: str, remedy: str
+) -> None:
+    status = f"Name:\tsleep\nUid:\t{user}\t{user}\t{user}\t{user}\nCapEff:\t{effective:016x}\n"
+    (tmp_path / "status").write_text(status)
+    (tmp_path / "uid_map").write_text(f"{uid_map}\n")
+    process = str(tmp_path)
+    found = setup.check_process("p", 8 << 20, setup.may_lock(process), setup.user_of(process))
+    assert (found.level, remedy in found.remedy) == (level, True), found
 
 
 def test_a_clock_of_another_year_is_a_fault_and_one_that_nobody_sets_advice() -> None:

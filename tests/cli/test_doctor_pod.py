@@ -122,6 +122,14 @@ def test_a_healthy_pod_has_no_fault_and_each_part_of_its_way_was_looked_at(scene
     assert "CNI plugins" in rest and "store of leases" in rest and "ports" not in rest
 
 
+def test_the_record_of_a_group_of_rails_is_no_link(scene: Scene) -> None:
+    group = Attachment("@gpu", "c1", "rails of gpu")
+    Records(str(scene.folder / "state")).write(
+        group, "ipam", {"netns": scene.pod.path, "pod": ["default", "pod-1", "u1"], "members": [["net", "net1"]]}
+    )
+    assert of_level(scene.findings(), FAULT) == []
+
+
 def unplug(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     scene.host.set("wire", state="down")
     while scene.pod.link("net1").carrier:  # the kernel tells it a moment later

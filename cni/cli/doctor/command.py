@@ -83,10 +83,16 @@ def _run(options: argparse.Namespace) -> int:
 def _print(found: DoctorReport, verbose: bool) -> None:
     verbose = verbose or bool(found.facts.pod)
     told = [f for f in found.findings if f.remedy]
-    rows = [_row(f) for f in found.findings if not f.remedy and (verbose or f.level not in (OK, SKIPPED))]
-    skipped = [f.check for f in found.findings if f.level == SKIPPED]
-    if skipped and not verbose:
-        rows.append(_row(Observation(SKIPPED, f"{len(skipped)} checks", ", ".join(skipped))))
+    rows = [_row(f) for f in found.findings if not f.remedy and (verbose or f.level != OK) and f.level != SKIPPED]
+    skipped: dict[str, list[Observation]] = {}  # by the reason
+    for one in found.findings:
+        if one.level == SKIPPED:
+            skipped.setdefault(one.found if verbose else "", []).append(one)
+    for reason, alike in skipped.items():
+        checks = ", ".join(one.check for one in alike)
+        if len(alike) > 1 or not verbose:
+            alike = [Observation(SKIPPED, f"{len(alike)} checks", ": ".join(filter(None, (reason, checks))))]
+        rows.append(_row(alike[0]))
     if rows:
         output.print_table(("level", "check", "found"), rows)
     out = output.console()

@@ -22,7 +22,7 @@ from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.library.runtime.cache import DIRECTORY
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import read_whole
-from cni.shared.records import STATE
+from cni.shared.records import GROUP, STATE
 from cni.shared.spec.errors import CniError
 
 
@@ -191,7 +191,7 @@ class NodeFacts:
         return {
             (a["netns"], a["ifname"]): [str(address).partition("/")[0] for address in a["addresses"]]
             for a in found
-            if not a["pending"]
+            if not a["pending"] and not a["network"].startswith(GROUP)  # a group has no link of its own
         }
 
     @cached_property

@@ -58,7 +58,7 @@ def read(root: str = "/sys") -> Modules:
 
 def check(modules: Modules) -> Iterator[Observation]:
     """Modules that are missing, and NICs whose driver or whose verbs driver is."""
-    for name, _, why in _NEEDED:
+    for name, _, why in _NEEDED if "ib_core" in modules.loaded else ():  # else `check_devices` says it
         if name in modules.loaded:
             yield ok(name, "loaded")
         else:
@@ -103,7 +103,8 @@ def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> I
 
 
 def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterator[Observation]:
-    """That there is a verbs device at all. `moved`: pods may have them all, each in its own namespace."""
+    """That there is a verbs device at all, which needs the modules. `moved`: pods may have them all, each in its own
+    namespace."""
     if names:
         yield ok("verbs devices", ", ".join(names))
         return
@@ -117,4 +118,9 @@ def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterat
     )
     if nics:
         remedy = f"load the verbs driver of {', '.join(nics)}"
-    yield broken("verbs devices", f"none in /sys{rdma_sysfs.CLASS}", "one for each RDMA NIC", remedy)
+    found = f"none in /sys{rdma_sysfs.CLASS}"
+    if "ib_core" not in modules.loaded:
+        missing = [name for name, _, _ in _NEEDED if name not in modules.loaded]
+        found += f": {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not loaded"
+        remedy = f"modprobe -a {' '.join(missing)}, and add them to /etc/modules-load.d; then {remedy}"
+    yield broken("verbs devices", found, "one for each RDMA NIC", remedy)

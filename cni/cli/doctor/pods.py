@@ -57,13 +57,15 @@ class PodNeed:
 
 @dataclass(frozen=True)
 class PodProcess:
-    """A process in a pod: its device nodes of RDMA, and what it may lock; None: this user may not see it. `gpus`: whether
-    it has device nodes of NVIDIA's GPUs."""
+    """A process in a pod: its device nodes of RDMA, and what it may lock; None: this user may not see it. `may_lock`: it has
+    the capability to lock more; `user` is its user's number. `gpus`: whether it has device nodes of NVIDIA's GPUs."""
 
     pid: int
     nodes: tuple[str, ...] | None
     memlock: int | None
     gpus: bool = False
+    may_lock: bool = False
+    user: int | None = None
 
 
 def needs(
@@ -195,8 +197,9 @@ def check_pod(
             yield advice(subject, found, "/dev/infiniband/rdma_cm", remedy)
         else:
             yield ok(subject, f"/dev/infiniband: {', '.join(process.nodes)}")
-    if processes:
-        yield from setup.check_memlock({f"process {p.pid} of {who}": p.memlock for p in processes})
+    for process in processes:
+        subject = f"process {process.pid} of {who}"
+        yield setup.check_process(subject, process.memlock, process.may_lock, process.user)
 
 
 def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str) -> list[Observation]:
@@ -256,9 +259,10 @@ def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
         except OSError:
             continue
         if (root.st_dev, root.st_ino) != (ours.st_dev, ours.st_ino):
-            memlock = setup.memlock_of(f"{proc}/{pid}")
-            gpus = any(name.startswith("nvidia") for name in _nodes(f"{proc}/{pid}/root/dev") or ())
-            found.append(PodProcess(pid, _nodes(f"{proc}/{pid}/root/dev/infiniband"), memlock, gpus))
+            here = f"{proc}/{pid}"
+            gpus = any(name.startswith("nvidia") for name in _nodes(f"{here}/root/dev") or ())
+            nodes, memlock = _nodes(f"{here}/root/dev/infiniband"), setup.memlock_of(here)
+            found.append(PodProcess(pid, nodes, memlock, gpus, setup.may_lock(here), setup.user_of(here)))
     return found[:_MOST_PROCESSES]
 
 

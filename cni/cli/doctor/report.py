@@ -75,7 +75,7 @@ CHECKS: tuple[Check, ...] = (
     _of_devices("sriov", "SR-IOV", lambda f: pcie.check_virtual_functions(f.functions)),
     _of_both("peer-memory", "GPU memory", _peer_memory),
     _of_devices("distance", "GPU to NIC", lambda f: pcie.check_distance(f.topology)),
-    Check("memlock", "memlock", lambda f: setup.check_memlock(setup.read_runtimes(f.places.proc))),
+    Check("memlock", "memlock", lambda f: setup.check_runtimes(setup.read_runtimes(f.places.proc))),
     Check("plugins", "CNI plugins", lambda f: setup.check_plugins(f.folders)),
     Check("warm", "warm workers", lambda f: setup.check_workers(warm.found(), warm.cold())),
     Check("networks", "CNI networks", lambda f: setup.check_networks(f.network_files, f.folders, f.places.networks)),

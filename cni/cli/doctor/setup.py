@@ -1,7 +1,7 @@
 """The software of a node: plugins, networks in net.d, the store of leases; what containers inherit of the runtime, and the clock.
 
-RDMA locks the memory it registers: a container may lock as much as its runtime (proc(5), /proc/PID/limits), unless it
-has the capability IPC_LOCK.
+RDMA locks the memory it registers: a container may lock as much as its runtime (proc(5), /proc/PID/limits), unless the
+capability IPC_LOCK is effective in it, which a container that does not run as root cannot have in Kubernetes.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ _VERSION = re.compile(r"\b(?:version|plugin|railcni|whereabouts)[: ]\s*(v?\d[^\s
 _RUNTIMES = ("containerd", "crio", "dockerd", "k3s-server", "k3s-agent", "rke2", "podman")
 _ENOUGH = 1 << 30  # bytes; a message ring of one process alone takes tens of MiB
 _UNLIMITED = -1
+_LIMIT = (
+    "LimitMEMLOCK=infinity in the container runtime's systemd unit (of CRI-O, default_ulimits in its configuration)"
+)
+_IPC_LOCK = 14  # include/uapi/linux/capability.h
+_ALL_USERS = 4294967295  # in uid_map of the host's user namespace
 POLICIES = (
     "railcni-addressleases",
     "railcni-abandoned",
@@ -258,6 +263,27 @@ def read_runtimes(proc: str = "/proc") -> dict[str, int | None]:
     return found
 
 
+def may_lock(process: str) -> bool:
+    """Whether the process with this directory in /proc has the effective capability IPC_LOCK in the host's user namespace: the
+    kernel looks for it there (ib_umem_get in drivers/infiniband/core/umem.c)."""
+    effective = _status(process, "CapEff")
+    whole = f"0 0 {_ALL_USERS}".split()
+    return (
+        bool(effective) and bool(int(effective[0], 16) >> _IPC_LOCK & 1) and text(f"{process}/uid_map").split() == whole
+    )
+
+
+def user_of(process: str) -> int | None:
+    """The effective user of the process; None when it cannot be read."""
+    users = _status(process, "Uid")
+    return int(users[1]) if users else None
+
+
+def _status(process: str, key: str) -> list[str]:
+    lines = text(f"{process}/status").splitlines()
+    return next((line.split()[1:] for line in lines if line.startswith(f"{key}:")), [])
+
+
 def memlock_of(process: str) -> int | None:
     """The soft limit of the process with this directory in /proc, in bytes: -1 without a limit, None where this user may
     not read it."""
@@ -268,23 +294,37 @@ def memlock_of(process: str) -> int | None:
     return None
 
 
-def check_memlock(limits: Mapping[str, int | None]) -> Iterator[Observation]:
-    """Runtimes whose containers can lock little memory, and processes; the limit of each is that of `memlock_of`."""
+def check_runtimes(limits: Mapping[str, int | None]) -> Iterator[Observation]:
+    """Runtimes whose containers can lock little memory; the limit of each is that of `memlock_of`."""
     if not limits:
         yield note("memlock", "no container runtime is seen to run here")
     for process, limit in limits.items():
-        subject = f"memlock of {process}"
-        if limit is None:
-            yield unknown(subject, "cannot be read")
-        elif limit == _UNLIMITED or limit >= _ENOUGH:
-            yield ok(subject, "unlimited" if limit == _UNLIMITED else _size(limit))
-        else:
-            yield advice(
-                subject,
-                f"{_size(limit)}: containers without IPC_LOCK cannot register more memory (ENOMEM)",
-                "unlimited",
-                "LimitMEMLOCK=infinity in the container runtime's systemd unit, or the capability IPC_LOCK in the container",
-            )
+        who = "containers that do not run as root with the capability IPC_LOCK"
+        yield _memlock(process, limit, who, f"{_LIMIT}, or, for containers that run as root, the capability IPC_LOCK")
+
+
+def check_process(process: str, limit: int | None, may_lock: bool, user: int | None) -> Observation:
+    """Whether a process of a pod can lock enough memory. `may_lock`: it has IPC_LOCK where the kernel looks for it; `user`
+    is its user's number, None when it cannot be read."""
+    if may_lock:
+        return ok(f"memlock of {process}", "unlimited, since it has the capability IPC_LOCK")
+    remedy = f"{_LIMIT}, or the capability IPC_LOCK in the container"
+    if user:
+        # a capability that a container adds is effective for root alone: Kubernetes sets no ambient capabilities
+        remedy = (
+            f"{_LIMIT}; the capability IPC_LOCK does nothing for a process that is not root, as this one (user {user})"
+        )
+    return _memlock(process, limit, "it", remedy)
+
+
+def _memlock(process: str, limit: int | None, who: str, remedy: str) -> Observation:
+    subject = f"memlock of {process}"
+    if limit is None:
+        return unknown(subject, "cannot be read")
+    if limit == _UNLIMITED or limit >= _ENOUGH:
+        return ok(subject, "unlimited" if limit == _UNLIMITED else _size(limit))
+    found = f"{_size(limit)}: {who} cannot register more memory (ENOMEM)"
+    return advice(subject, found, "unlimited", remedy)
 
 
 def _size(count: int) -> str:
