@@ -21,7 +21,7 @@ from rich.terminal_theme import DIMMED_MONOKAI, TerminalTheme
 
 from cni.cli import rdma
 from cni.cli.doctor import command as doctor
-from cni.cli.doctor import report
+from cni.cli.doctor import report, setup
 from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import Observation
 from cni.cli.main import main
@@ -69,7 +69,8 @@ def _namespace() -> int:
 def _doctor(scene: Scene) -> None:
     scene.put("class/net/ens2f0/mtu", "1500")
     (scene.devices / "uverbs0").unlink()
-    with in_container(scene), scene.host.entered():
+    usual = mock.patch.multiple(setup, memlock_of=lambda _: 8 << 20, may_lock=lambda _: False, user_of=lambda _: 0)
+    with usual, in_container(scene), scene.host.entered():
         found = report.examine(NodeFacts(scene.places(), "default/pod-1"))
         named = [_as_on_a_node(scene, finding) for finding in found.findings]
         doctor._print(replace(found, findings=named), verbose=False)
