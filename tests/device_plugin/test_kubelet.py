@@ -367,7 +367,9 @@ def test_show_tells_what_is_wrong(still: Scene, capsys: pytest.CaptureFixture[st
     assert main() == 1
     out, err = capsys.readouterr()
     assert "error: configList[1].rdmaHcaMax: -5: want 0 or more" in err
-    assert json.loads(out) == [{"resource": SHARED, "healthy": 0, "offers": [], "withheld": {}}]
+    unchosen = "no NIC or function is chosen: ifNames ens9f0: there are ens0f0, ens1f0"
+    nothing = {"offers": [], "withheld": {}, "limit": "", "unchosen": unchosen}
+    assert json.loads(out) == [{"resource": SHARED, "healthy": 0, **nothing}]
 
 
 @pytest.mark.parametrize(
