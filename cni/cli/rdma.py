@@ -8,13 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from cni.cli import nccl
 from cni.cli.terminal import output, subcommand
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import sandboxes
 from cni.library.inventory.devices import Gid, Port, VerbsDevice
-from cni.library.inventory.sandboxes import NamespaceView
 from cni.shared.kernel import rdma_sysfs
-from cni.shared.spec.errors import CniError
 
 _ABOUT = "show verbs devices with their netdevs, ports, PCI functions and GIDs, and the pod of each GID"
 
@@ -28,7 +27,7 @@ def register(commands: subcommand.Commands) -> None:
     form = parser.add_mutually_exclusive_group()
     about = "print lines like Mellanox's ibdev2netdev: mlx5_0 port 1 ==> ens2f0 (Up)"
     form.add_argument("--ibdev2netdev", action="store_true", help=about)
-    about = "print NCCL_IB_HCA, NCCL_IB_GID_INDEX and NCCL_SOCKET_IFNAME of that pod for a shell"
+    about = "print NCCL_IB_HCA, NCCL_SOCKET_IFNAME and what else NCCL needs in that pod, for a shell; stderr says why"
     subcommand.option(form, "--env", "", about, "NAMESPACE/POD|NETNS")
 
 
@@ -40,9 +39,11 @@ def _run(options: argparse.Namespace) -> int:
     found = sandboxes.read()
     devices = inventory.read(found)
     if options.env:
-        variables = environment(sandboxes.find(options.env, found), devices)
-        lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-        output.show(options.output, variables, lambda: print(*lines, sep="\n"))
+        told = nccl.advice(sandboxes.find(options.env, found), devices)
+        lines = [f"{name}={shlex.quote(value)}" for name, value in told.variables.items()]
+        output.show(options.output, dict(told.variables), lambda: print(*lines, sep="\n"))
+        for note in told.notes:
+            output.print_fault(f"railcni: {note}")
     else:
         output.show(options.output, document(devices), lambda: _print(devices))
     return 0
@@ -130,44 +131,3 @@ def ibdev2netdev(devices: Sequence[VerbsDevice]) -> Iterator[str]:
         if port.netdev:
             state = "NA" if port.carrier is None else "Up" if port.carrier else "Down"
             yield f"{port.device} port {port.number} ==> {port.netdev} ({state})"
-
-
-def environment(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> dict[str, str]:
-    """What NCCL is to be told in this namespace; CniError says which GID is missing, or what cannot be said to it.
-
-    Of each link one GID counts, that of its first IPv4 address, else of its first IPv6 address. NCCL takes one GID
-    index for all devices (NCCL_IB_GID_INDEX of its user guide); "=" makes it compare whole names.
-    """
-    chosen: dict[str, tuple[Port, int]] = {}
-    for interface in sandbox.interfaces:
-        for address in sorted(interface.global_addresses, key=lambda a: ":" in a):
-            wanted = (rdma_sysfs.ROCE_V2, interface.name, address)
-            entries = [(port, g.index) for port, g in _gids(devices) if (g.kind, g.ndev, g.address) == wanted]
-            if entries:
-                chosen.setdefault(interface.name, entries[0])
-    if not chosen:
-        raise CniError(_missing(sandbox, devices), code=100)
-    indexes = {index for _, index in chosen.values()}
-    if len(indexes) > 1:
-        each = ", ".join(f"{index} of {port.device} for {name}" for name, (port, index) in chosen.items())
-        raise CniError(
-            f"NCCL takes one GID index for all devices, and here they differ: {each}; give each process one device with"
-            " its own index, or the pods host devices of their own (host-device), whose tables hold nobody else's GIDs",
-            code=100,
-        )
-    return {
-        "NCCL_IB_HCA": "=" + ",".join(f"{port.device}:{port.number}" for port, _ in chosen.values()),
-        "NCCL_IB_GID_INDEX": str(indexes.pop()),
-        "NCCL_SOCKET_IFNAME": "=" + ",".join(chosen),
-    }
-
-
-def _missing(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> str:
-    has = [f"{i.name} {a}" for i in sandbox.interfaces for a in i.global_addresses if i.name != "lo"]
-    who = sandbox.owner or "this namespace"
-    if not devices:
-        return f"{who} has no RDMA: this node shows no verbs device; see `railcni doctor`"
-    return (
-        f"no verbs device has a RoCE v2 GID of {who}, which has {', '.join(has) or 'no address'}: an interface gets one"
-        " when its master is the netdev of a RoCE port that is up; see `railcni rdma` and `railcni doctor`"
-    )

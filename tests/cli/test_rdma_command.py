@@ -16,7 +16,7 @@ from cni.library.inventory import sandboxes
 from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.library.runtime.cache import Cache, CachedResult, Parameters
 from cni.shared.kernel.links import Rtnl
-from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.errors import InvalidConfig
 from tests import machines
 from tests.view import View
 
@@ -103,59 +103,6 @@ def test_a_device_that_was_moved_into_a_pod_has_the_mtu_of_its_link_there(tmp_pa
     machine.gid("mlx5_0", "192.168.111.1", "net1")
     (port,) = inventory.ports(inventory.read([POD], str(tmp_path)))
     assert (port.netdev, port.mtu, port.roce_mtu, port.carrier) == ("net1", 9000, 4096, None)
-
-
-def test_the_environment_of_a_pod_names_its_device_gid_and_interface(tmp_path: Path) -> None:
-    machines.soft(tmp_path)
-    devices = inventory.read([POD, OTHER], str(tmp_path))
-    assert views.environment(OTHER, devices) == {
-        "NCCL_IB_HCA": "=mlx5_0:1",
-        "NCCL_IB_GID_INDEX": "2",
-        "NCCL_SOCKET_IFNAME": "=net1",
-    }
-
-
-def test_of_a_link_with_addresses_of_both_families_the_gid_of_its_ipv4_address_counts(tmp_path: Path) -> None:
-    machine = machines.Machine(tmp_path)
-    machine.netdev("ens2f0")
-    machine.verbs("mlx5_0", netdev="ens2f0", size=5)
-    for address in ("fd00:111::7", "192.168.111.7"):
-        machine.gid("mlx5_0", address, "net1")
-    devices = inventory.read(root=str(tmp_path))
-    for addresses, index in ((("fd00:111::7", "192.168.111.7"), "2"), (("fe80::7", "fd00:111::7"), "1")):
-        pod = NamespaceView("", "default/pod-1", (SandboxInterface("net1", "macvlan", 9000, True, addresses),))
-        assert views.environment(pod, devices)["NCCL_IB_GID_INDEX"] == index
-
-
-def test_gids_of_roce_v1_and_of_other_links_are_not_for_nccl(tmp_path: Path) -> None:
-    machine = machines.soft(tmp_path)
-    machine.gid("mlx5_0", "192.168.111.1", "net1", kind="IB/RoCE v1", index=1)
-    machine.netdev("ens3f0")
-    machine.verbs("mlx5_1", netdev="ens3f0", size=5)
-    machine.gid("mlx5_1", "192.168.111.1", "net2", index=2)
-    machine.gid("mlx5_1", "192.168.111.1", "net1", index=3)
-    assert views.environment(POD, inventory.read([POD], str(tmp_path)))["NCCL_IB_GID_INDEX"] == "3"
-
-
-def test_the_environment_of_a_pod_without_a_gid_says_what_it_has_instead(tmp_path: Path) -> None:
-    machines.soft(tmp_path)
-    lost = NamespaceView(
-        "", "default/pod-3", (SandboxInterface("net1", "macvlan", 9000, True, ("192.168.111.3", "fe80::3")),)
-    )
-    with pytest.raises(CniError, match=r"RoCE v2 GID of default/pod-3, which has net1 192\.168\.111\.3: "):
-        views.environment(lost, inventory.read([lost], str(tmp_path)))
-
-
-def test_gid_indexes_that_differ_are_no_environment(tmp_path: Path) -> None:
-    machine = machines.soft(tmp_path)
-    machine.netdev("ens3f0")
-    machine.verbs("mlx5_1", netdev="ens3f0", size=5)
-    machine.gid("mlx5_1", "192.168.112.1", "net2", index=4)
-    two = NamespaceView(
-        "", "default/pod-1", (*POD.interfaces, SandboxInterface("net2", "macvlan", 9000, True, ("192.168.112.1",)))
-    )
-    with pytest.raises(CniError, match="1 of mlx5_0 for net1, 4 of mlx5_1 for net2"):
-        views.environment(two, inventory.read([two], str(tmp_path)))
 
 
 def test_the_pods_of_this_kernel_are_found_in_libcnis_cache_with_their_links(

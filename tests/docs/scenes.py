@@ -39,7 +39,7 @@ kubectl apply -f made.yaml; kubectl wait --for=condition=Ready pod/pod-1"""
 RAILS_POD = """
 railcni rails render conf/examples/rails-8.yaml | sed -n '/^kind: Pod/,$p' | sed '1i apiVersion: v1
 s/gpu-test/NAME/' | kubectl apply -f -; kubectl wait --for=condition=Ready pod/NAME"""
-ENV = r"(?s)NCCL_IB_HCA==?mlx5_0:1,.*mlx5_7:1.*NCCL_IB_GID_INDEX=\d+"
+ENV = r"(?s)NCCL_IB_HCA==?mlx5_0:1,.*mlx5_7:1.*NCCL_SOCKET_IFNAME=="
 PREFIXED = """
 kubectl -n team get network-attachment-definitions rdma-net -o yaml > nad.yaml
 sed 's/"\\(macvlan\\|whereabouts\\)"/"railcni-\\1"/g' nad.yaml | kubectl replace -f -"""

@@ -11,12 +11,14 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cni.cli import nccl
 from cni.cli.doctor import namespaces, setup
 from cni.cli.doctor.finding import FAULT, NOTE, OK, SKIPPED, Observation, advice, broken, note, ok, unknown
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.library.inventory.devices import Port
 from cni.library.inventory.functions import Function
 from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.library.inventory.topology import text
 from cni.library.runtime import icmp
 from cni.shared.kernel import netns, rdma_sysfs
 from cni.shared.spec.errors import CniError
@@ -58,12 +60,14 @@ class PodNeed:
 @dataclass(frozen=True)
 class PodProcess:
     """A process in a pod: its device nodes of RDMA, and what it may lock; None: this user may not see it. `may_lock`: it has
-    the capability to lock more; `user` is its user's number. `gpus`: whether it has device nodes of NVIDIA's GPUs."""
+    the capability to lock more; `user` is its user's number. `gpus`: whether it has device nodes of NVIDIA's GPUs.
+    `indexes` are the variables of its environment that name a GID index, with their values."""
 
     pid: int
     nodes: tuple[str, ...] | None
     memlock: int | None
     gpus: bool = False
+    indexes: tuple[tuple[str, str], ...] = ()
     may_lock: bool = False
     user: int | None = None
 
@@ -87,8 +91,8 @@ def needs(
 
 def check_unread(unread: Sequence[str]) -> Iterator[Observation]:
     """What is not known of pods, so that the checks of them see less than there is."""
-    for text in unread:
-        yield broken("namespaces of pods", text)
+    for fault in unread:
+        yield broken("namespaces of pods", fault)
 
 
 def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
@@ -199,7 +203,17 @@ def check_pod(
             yield ok(subject, f"/dev/infiniband: {', '.join(process.nodes)}")
     for process in processes:
         subject = f"process {process.pid} of {who}"
+        yield from _check_indexes(subject, process, links)
         yield setup.check_process(subject, process.memlock, process.may_lock, process.user)
+
+
+def _check_indexes(subject: str, process: PodProcess, links: Sequence[AttachedLink]) -> Iterator[Observation]:
+    """A GID index in the environment that is not the index of each link's own address."""
+    ways = [(link.interface.name, port) for link in links for port in link.ports if port.is_roce]
+    for name, value in process.indexes:
+        if why := nccl.wrong_index(value, ways):
+            remedy = f"leave {name} out: NCCL from 2.21 on chooses the index of each device; `railcni rdma --env` has the rest"
+            yield broken(subject, f"{name}={value}: {why}", "an index of the link's own address on each device", remedy)
 
 
 def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str) -> list[Observation]:
@@ -262,8 +276,14 @@ def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
             here = f"{proc}/{pid}"
             gpus = any(name.startswith("nvidia") for name in _nodes(f"{here}/root/dev") or ())
             nodes, memlock = _nodes(f"{here}/root/dev/infiniband"), setup.memlock_of(here)
-            found.append(PodProcess(pid, nodes, memlock, gpus, setup.may_lock(here), setup.user_of(here)))
+            indexes = _indexes(f"{here}/environ")
+            found.append(PodProcess(pid, nodes, memlock, gpus, indexes, setup.may_lock(here), setup.user_of(here)))
     return found[:_MOST_PROCESSES]
+
+
+def _indexes(environ: str) -> tuple[tuple[str, str], ...]:
+    pairs = [entry.partition("=") for entry in text(environ).split("\0")]
+    return tuple((name, value) for name, _, value in pairs if name in nccl.INDEX_VARIABLES)
 
 
 def _nodes(folder: str) -> tuple[str, ...] | None:

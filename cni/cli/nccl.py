@@ -1,0 +1,161 @@
+"""What NCCL is to be told about a pod's verbs devices, and which GID it chooses by itself. Pure.
+
+NCCL before 2.21 uses one GID index for all devices, NCCL_IB_GID_INDEX, by default 0. Newer versions choose an entry for each
+device when the variable is not set: the first of RoCE v2 (NCCL_IB_ROCE_VERSION_NUM) whose address is of one family
+(NCCL_IB_ADDR_FAMILY, by default IPv4), in one range (NCCL_IB_ADDR_RANGE) and not link-local. The entries of other pods on the
+same NIC are in the table too, and NCCL cannot tell them from the pod's own: then it needs a range, or the index.
+Sources: NCCL's user guide, "Environment Variables"; src/transport/net_ib/connect.cc of NCCL 2.31, ncclIbGetGidIndex.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cni.library.inventory.devices import Gid, Port, VerbsDevice
+from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.shared.kernel import rdma_sysfs
+from cni.shared.spec.errors import CniError
+
+INDEX_VARIABLES = ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX", "NVSHMEM_IB_GID_INDEX")
+_SINCE = "2.21"  # NCCL's version that chooses the index of each device
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`variables` for the container, and `notes` about them, a sentence each."""
+
+    variables: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A link of the pod with the port that its traffic takes; `gid` is the entry of its first IPv4 address, else of its first
+    IPv6 address, None for InfiniBand."""
+
+    link: str
+    port: Port
+    gid: Gid | None
+
+
+def advice(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str = "/sys") -> Advice:
+    """What the containers of a pod are to be told. CniError says which GID is missing."""
+    ways = list(_ways(sandbox, devices, root))
+    if not ways:
+        raise CniError(_missing(sandbox, devices), code=100)
+    names = ",".join(f"{way.port.device}:{way.port.number}" for way in ways)  # "=" compares whole names
+    variables = {"NCCL_IB_HCA": f"={names}", "NCCL_SOCKET_IFNAME": "=" + ",".join(dict.fromkeys(w.link for w in ways))}
+    chosen = {way: way.gid for way in ways if way.gid is not None}
+    if not chosen:
+        return Advice(variables)
+    more, notes = _selection(chosen)
+    return Advice({**variables, **more}, tuple(notes))
+
+
+def _selection(chosen: Mapping[_Way, Gid]) -> tuple[dict[str, str], list[str]]:
+    """The variables by which NCCL takes the pod's own GIDs, and what its older versions need."""
+    indexes = {gid.index for gid in chosen.values()}
+    each = ", ".join(f"{gid.index} of {way.port.device}" for way, gid in chosen.items())
+    if len(indexes) == 1:
+        note = f"NCCL before {_SINCE} needs NCCL_IB_GID_INDEX={min(indexes)} too"
+    else:
+        note = (
+            f"NCCL before {_SINCE} takes one GID index for all devices, and here they differ: {each}; give its processes one"
+            " device each, or the pods devices of their own (host-device, sriov)"
+        )
+    families = {":" in gid.address for gid in chosen.values()}
+    variables = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if families == {True} else {}
+    is_v6 = families == {True}
+    candidates = (None, _common([gid.address for gid in chosen.values()])) if len(families) == 1 else ()
+    for network in candidates:
+        if all(choice(way.port, is_v6, network) == gid.index for way, gid in chosen.items()):
+            return variables | ({"NCCL_IB_ADDR_RANGE": str(network)} if network else {}), [note]
+    why = "the tables have GIDs of other pods or links, which NCCL cannot tell from these by a range"
+    if len(indexes) == 1:
+        return {"NCCL_IB_GID_INDEX": str(min(indexes))}, [f"NCCL of every version needs the index: {why}"]
+    return variables, [note, f"NCCL from {_SINCE} on may choose the GID of another pod or link: {why} ({each})"]
+
+
+def choice(port: Port, is_v6: bool, network: Network | None) -> int:
+    """The index that NCCL from 2.21 on chooses of the port's table when it is told none."""
+    table = {gid.index: gid for gid in port.gids}
+    current = table.get(0) or Gid(0, "", "", "::", "")
+    for index in sorted(table.keys() - {0}):
+        gid = table[index]
+        if (":" in gid.address) != is_v6 or (network and ipaddress.ip_address(gid.address) not in network):
+            continue
+        is_first = (":" in current.address) != is_v6
+        is_better = current.kind != rdma_sysfs.ROCE_V2 and gid.kind == rdma_sysfs.ROCE_V2
+        if is_first or (is_better and not gid.address.startswith("fe80:")):
+            current = gid
+    return current.index
+
+
+def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
+    """Why the index `value` of a variable is wrong for the pod's links, (name, port); "" when it is right for all.
+
+    A negative number, and UCX's "auto", leave the choice to the library."""
+    if value == "auto":
+        return ""
+    try:
+        index = int(value)
+    except ValueError:
+        return "it is no number"
+    if index < 0:
+        return ""
+    others = []
+    for link, port in ways:
+        gid = next((gid for gid in port.gids if gid.index == index), None)
+        if gid is None:
+            others.append(f"{port.device} has no entry there")
+        elif gid.ndev != link or gid.kind != rdma_sysfs.ROCE_V2:
+            whose = f"of {gid.owner}" if gid.owner else f"of {gid.ndev or 'no link'}"
+            others.append(f"of {port.device} it is {gid.address} {whose}, {gid.kind}")
+    return "; ".join(others)
+
+
+def _ways(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) -> Iterator[_Way]:
+    ports = [port for device in devices for port in device.ports]
+    for interface in sandbox.interfaces:
+        found = next(_gids_of(interface, ports), None)
+        if found:
+            yield _Way(interface.name, *found)
+            continue
+        below = set(rdma_sysfs.ports_of_netdev(interface.lower, root)) if interface.lower else set()
+        own = {device.name for device in devices if interface.bus == "pci" and device.pci == interface.device}
+        for port in ports:
+            of_link = (port.device, port.number) in below or port.device in own
+            if of_link and port.link_layer == rdma_sysfs.INFINIBAND:
+                yield _Way(interface.name, port, None)
+
+
+def _gids_of(interface: SandboxInterface, ports: Sequence[Port]) -> Iterator[tuple[Port, Gid]]:
+    for address in sorted(interface.global_addresses, key=lambda a: ":" in a):
+        wanted = (rdma_sysfs.ROCE_V2, interface.name, address)
+        for port in ports:
+            for gid in port.gids:
+                if (gid.kind, gid.ndev, gid.address) == wanted:
+                    yield port, gid
+
+
+def _common(addresses: Sequence[str]) -> Network:
+    """The smallest network that has all the addresses, which are of one family."""
+    network: Network = ipaddress.ip_network(addresses[0])
+    while not all(ipaddress.ip_address(address) in network for address in addresses):
+        network = network.supernet()
+    return network
+
+
+def _missing(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> str:
+    has = [f"{i.name} {a}" for i in sandbox.interfaces for a in i.global_addresses if i.name != "lo"]
+    who = sandbox.owner or "this namespace"
+    if not devices:
+        return f"{who} has no RDMA: this node shows no verbs device; see `railcni doctor`"
+    return (
+        f"no verbs device has a RoCE v2 GID of {who}, which has {', '.join(has) or 'no address'}: an interface gets one"
+        " when its master is the netdev of a RoCE port that is up; see `railcni rdma` and `railcni doctor`"
+    )

@@ -1,0 +1,167 @@
+"""What NCCL is told about a pod's devices, and which GID it chooses by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cni.cli import nccl
+from cni.cli.doctor import pods
+from cni.cli.doctor.finding import FAULT
+from cni.library.inventory import devices as inventory
+from cni.library.inventory.devices import Gid, Port
+from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.shared.spec.errors import CniError
+from tests import machines
+
+V1, V2 = "IB/RoCE v1", "RoCE v2"
+OWN_FUNCTION = (("fe80::1", V1), ("fe80::1", V2), ("192.168.1.5", V1), ("192.168.1.5", V2))  # as mlx5 has them
+SHARED_NIC = (("fe80::1", V2), ("192.168.1.4", V2), ("192.168.1.5", V2))  # of rxe, with another pod's before it
+
+
+def link(name: str, *addresses: str) -> SandboxInterface:
+    return SandboxInterface(name, "macvlan", 9000, True, addresses)
+
+
+def pod(*links: SandboxInterface) -> NamespaceView:
+    return NamespaceView("/run/netns/a", "default/pod-1", links)
+
+
+class Node:
+    """A machine with a RoCE device mlx5_0, mlx5_1, ... for each table of (address, kind) that is added."""
+
+    def __init__(self, root: Path) -> None:
+        self.machine = machines.Machine(root)
+        self.root = root
+
+    def device(self, number: int, own: str, entries: Sequence[tuple[str, str]]) -> None:
+        """`own` is the name of the pod's link, which has the last address of the table."""
+        netdev = f"ens{number}f0"
+        self.machine.netdev(netdev)
+        self.machine.verbs(f"mlx5_{number}", netdev=netdev, size=16)
+        for index, (address, kind) in enumerate(entries):
+            self.machine.gid(
+                f"mlx5_{number}", address, own if address == entries[-1][0] else netdev, kind=kind, index=index
+            )
+
+    def advice(self, *links: SandboxInterface) -> nccl.Advice:
+        return nccl.advice(pod(*links), inventory.read([pod(*links)], str(self.root)), str(self.root))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_a_function_of_the_pods_own_needs_no_index_from_2_21_on(node: Node) -> None:
+    node.device(0, "net1", OWN_FUNCTION)
+    told = node.advice(link("net1", "192.168.1.5"))
+    assert told.variables == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_SOCKET_IFNAME": "=net1"}
+    assert told.notes == ("NCCL before 2.21 needs NCCL_IB_GID_INDEX=3 too",)
+
+
+def test_indexes_that_differ_are_left_to_nccl_with_a_word_on_older_versions(node: Node) -> None:
+    node.device(0, "net1", OWN_FUNCTION)
+    node.device(1, "net2", (("fe80::2", V2), ("192.168.2.5", V2)))
+    told = node.advice(link("net1", "192.168.1.5"), link("net2", "192.168.2.5"))
+    assert told.variables == {"NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "NCCL_SOCKET_IFNAME": "=net1,net2"}
+    assert "here they differ: 3 of mlx5_0, 1 of mlx5_1" in told.notes[0] and len(told.notes) == 1
+
+
+def test_on_a_nic_that_pods_share_the_range_is_the_pods_address(node: Node) -> None:
+    node.device(0, "net1", SHARED_NIC)
+    assert node.advice(link("net1", "192.168.1.5")).variables["NCCL_IB_ADDR_RANGE"] == "192.168.1.5/32"
+
+
+def test_ipv6_addresses_alone_are_told_with_their_family(node: Node) -> None:
+    node.device(0, "net1", (("fe80::1", V1), ("fe80::1", V2), ("fd00::5", V1), ("fd00::5", V2)))
+    told = node.advice(link("net1", "fd00::5"))
+    family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}
+    assert told.variables == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_SOCKET_IFNAME": "=net1", **family}
+    node.device(1, "net2", (("fe80::2", V2), ("fd00::6", V2)))  # NCCL stays with an entry of RoCE v2 at index 0
+    told = node.advice(link("net2", "fd00::6"))
+    assert told.variables["NCCL_IB_GID_INDEX"] == "1"
+
+
+def test_where_no_range_has_the_pods_gids_alone_one_index_for_all_is_told(node: Node) -> None:
+    node.device(0, "net1", SHARED_NIC)
+    node.device(1, "net2", (("fe80::2", V2), ("192.168.2.4", V2), ("192.168.2.5", V2)))
+    told = node.advice(link("net1", "192.168.1.5"), link("net2", "192.168.2.5"))
+    assert told.variables["NCCL_IB_GID_INDEX"] == "2"
+    assert told.notes[0].startswith("NCCL of every version needs the index")
+
+
+def test_where_neither_a_range_nor_an_index_has_the_pods_gids_that_is_said_and_is_no_error(node: Node) -> None:
+    node.device(0, "net1", SHARED_NIC)
+    node.device(1, "net2", (("fe80::2", V2), ("192.168.2.3", V2), ("192.168.2.4", V2), ("192.168.2.5", V2)))
+    told = node.advice(link("net1", "192.168.1.5"), link("net2", "192.168.2.5"))
+    assert set(told.variables) == {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"}
+    assert "may choose the GID of another pod or link" in told.notes[1] and "2 of mlx5_0, 3 of mlx5_1" in told.notes[1]
+
+
+def test_a_pod_of_infiniband_is_told_its_device_and_nothing_of_roce(tmp_path: Path) -> None:
+    machine = machines.infiniband(tmp_path)
+    devices = inventory.read(root=str(machine.root))
+    own = next(device for device in devices if device.ports[0].link_layer == "InfiniBand")
+    inside = SandboxInterface("net1", "", 2044, True, ("10.0.0.5",), bus="pci", device=own.pci)
+    told = nccl.advice(pod(inside), devices, str(machine.root))
+    assert told == nccl.Advice({"NCCL_IB_HCA": f"={own.name}:1", "NCCL_SOCKET_IFNAME": "=net1"})
+
+
+def test_the_first_ipv4_address_of_a_link_counts_before_its_ipv6_address(node: Node) -> None:
+    node.device(0, "net1", (("fe80::1", V2), ("fd00::5", V2), ("192.168.1.5", V2)))
+    both = node.advice(link("net1", "fd00::5", "192.168.1.5"))
+    assert "needs NCCL_IB_GID_INDEX=2" in both.notes[0]
+
+
+def test_gids_of_roce_v1_and_of_other_links_are_not_the_pods(node: Node) -> None:
+    node.device(0, "net2", (("fe80::1", V2), ("192.168.1.5", V2)))
+    node.device(1, "net1", (("fe80::1", V2), ("192.168.1.5", V1), ("192.168.1.5", V2)))
+    assert node.advice(link("net1", "192.168.1.5")).variables["NCCL_IB_HCA"] == "=mlx5_1:1"
+
+
+def test_a_pod_without_a_gid_is_told_what_it_has_instead(node: Node) -> None:
+    node.device(0, "net1", SHARED_NIC)
+    with pytest.raises(CniError, match=r"RoCE v2 GID of default/pod-1, which has net1 192\.168\.1\.9: "):
+        node.advice(link("net1", "192.168.1.9"))
+
+
+def port(number: int, *entries: tuple[str, str, str]) -> Port:
+    gids = tuple(Gid(index, "", kind, address, ndev) for index, (address, ndev, kind) in enumerate(entries))
+    return Port(
+        *(f"mlx5_{number}", 1, f"ens{number}f0", "ACTIVE", "LinkUp", "Ethernet", True, "100 Gb/sec", True),
+        *(9000, 4096, 16, gids),
+    )
+
+
+FIRST = port(0, ("fe80::1", "ens0f0", V2), ("192.168.1.5", "net1", V2))
+SECOND = port(1, ("fe80::2", "ens1f0", V2), ("192.168.2.9", "net7", V2), ("192.168.2.5", "net2", V2))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("-1", ""),
+        ("auto", ""),
+        ("x", "it is no number"),
+        ("0", "of mlx5_0 it is fe80::1 of ens0f0, RoCE v2; of mlx5_1 it is fe80::2 of ens1f0, RoCE v2"),
+        ("1", "of mlx5_1 it is 192.168.2.9 of net7, RoCE v2"),
+        ("2", "mlx5_0 has no entry there"),
+        ("9", "mlx5_0 has no entry there; mlx5_1 has no entry there"),
+    ],
+)
+def test_an_index_that_is_not_right_for_all_devices_is_told(value: str, words: str) -> None:
+    assert nccl.wrong_index(value, [("net1", FIRST), ("net2", SECOND)]) == words
+
+
+def test_doctor_finds_an_index_in_the_environment_of_a_pods_process_that_does_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "environ").write_bytes(b"HOME=/root\0NCCL_IB_GID_INDEX=3\0UCX_IB_GID_INDEX=auto\0NCCL_IB_HCA=mlx5\0")
+    indexes = pods._indexes(str(tmp_path / "environ"))
+    assert indexes == (("NCCL_IB_GID_INDEX", "3"), ("UCX_IB_GID_INDEX", "auto"))
+    process = pods.PodProcess(7, ("rdma_cm", "uverbs0"), -1, indexes=indexes[:1])
+    attached = [pods.AttachedLink(pod(), link("net1", "192.168.1.5"), (FIRST,))]
+    found = [one for one in pods.check_pod(pod(), attached, [process]) if one.level == FAULT]
+    assert [one.found for one in found] == ["NCCL_IB_GID_INDEX=3: mlx5_0 has no entry there"]
+    assert found[0].remedy.startswith("leave NCCL_IB_GID_INDEX out")
