@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import tempfile
@@ -34,13 +33,10 @@ from cni.cli.doctor.namespaces import LinkParameters
 from cni.cli.doctor.namespaces import check_parameters as namespaces_check
 from cni.cli.doctor.namespaces import read as namespaces_read
 from cni.cli.doctor.pcie import PcieFunction, PcieLink
-from cni.cli.doctor.ports import Congestion
 from cni.cli.main import main
 from cni.library.inventory import topology
 from cni.library.inventory.devices import Gid, Port
 from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
-from cni.shared.kernel import dcb
-from cni.shared.kernel.netlink import attribute
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from ipam import flatfile
@@ -347,43 +343,6 @@ def test_the_links_that_the_node_needs_are_read_of_both_families_and_with_those_
 
 
 # --- congestion ---
-
-
-def test_the_answer_of_dcb_tells_lossless_priorities_and_trust_in_dscp() -> None:
-    pfc = attribute(2, struct.pack("=BBBxH2x", 8, 0b1001, 0, 0) + bytes(128))
-    apps = attribute(3, attribute(1, struct.pack("=BBH", 5, 3, 26)) + attribute(1, struct.pack("=BBH", 1, 3, 0x8915)))
-    body = b"\0\x15\0\0" + attribute(1, b"ens2f0\0") + attribute(13, pfc + apps)
-    told = dcb.parse(body)
-    assert (told.pfc, told.by_dscp) == ((0, 3), True)
-    told = dcb.parse(b"\0\x15\0\0" + attribute(13, attribute(3, attribute(1, struct.pack("=BBH", 1, 3, 0x8915)))))
-    assert (told.pfc, told.by_dscp) == (None, False)
-
-
-def test_a_driver_without_dcb_says_nothing(namespaces: Callable[[], View]) -> None:
-    view = namespaces()
-    view.add_veth("ens2f0", "wire")
-    with view.entered():
-        assert ports.read_congestion("ens2f0", "") == Congestion(None, "", None)
-
-
-def test_roce_that_may_lose_packets_is_advice_and_what_nobody_says_is_unknown() -> None:
-    def level(*told: object) -> str:
-        return only(ports.check_congestion({"ens2f0": Congestion(*told)})).level  # type: ignore[arg-type]
-
-    assert level((3,), "dscp", None) == OK
-    assert level((), "pcp", (3,)) == OK
-    assert level((), "pcp", ()) == ADVICE
-    assert level((), "pcp", None) == NOTE
-    assert level(None, "", None) == UNKNOWN
-
-
-def test_ecn_counts_where_both_of_its_ends_are_on(tmp_path: Path) -> None:
-    for end, on in (("roce_np", "11100000"), ("roce_rp", "01110000")):
-        folder = tmp_path / f"class/net/lo/ecn/{end}/enable"
-        folder.mkdir(parents=True)
-        for priority, value in enumerate(on):
-            (folder / str(priority)).write_text(value + "\n")
-    assert ports.read_congestion("lo", "", str(tmp_path)).ecn == (1, 2)
 
 
 # --- PCI ---

@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cni.cli.doctor import modules, namespaces, pcie, pods, setup
+from cni.cli.doctor import congestion, modules, namespaces, pcie, pods, setup
+from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.namespaces import LinkParameters
-from cni.cli.doctor.ports import Congestion, read_congestion
 from cni.library.installation.options import DEFAULT, candidates
 from cni.library.inventory import attachments as recorded
 from cni.library.inventory import devices as inventory
@@ -214,10 +214,12 @@ class NodeFacts:
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
-        drivers = {p.netdev: d.driver for d in self.devices for p in d.ports}
-        if not self.places.live:
-            return {}
-        return {name: read_congestion(name, drivers.get(name, ""), self.places.sys) for name in self.active_netdevs}
+        """What each RoCE netdev of this namespace does about congestion."""
+        active = self.active_netdevs
+        ports = [
+            (p, d.driver) for d in self.devices for p in d.ports if p.netdev in active and p.is_active and p.is_roce
+        ]
+        return {p.netdev: congestion.read(p, driver, self.places.sys, self.places.live) for p, driver in ports}
 
     @cached_property
     def functions(self) -> list[pcie.PcieFunction]:

@@ -1,27 +1,16 @@
-"""Ports of verbs devices: their state, MTU and GID tables (pure: cni.library.inventory.devices reads them); and what keeps
-RoCE from losing packets: priority flow control, how packets are assigned to priorities, and ECN.
-
-PFC and DSCP come from the driver by netlink (cni.shared.kernel.dcb). NVIDIA's own driver package also has files: qos/trust
-and ecn/roce_{np,rp}/enable/PRIORITY below /sys/class/net/NETDEV. What nobody says is unknown, and no fault.
-"""
+"""Ports of verbs devices: their state, MTU and GID tables. Pure: cni.library.inventory.devices reads them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
 
 from cni.cli.doctor.finding import Observation, advice, broken, note, ok, unknown
 from cni.library.inventory.devices import Port
-from cni.library.inventory.topology import text
-from cni.shared.kernel import dcb, rdma_sysfs
-from cni.shared.kernel.links import Rtnl
+from cni.shared.kernel import rdma_sysfs
 
 NEARLY_FULL = 0.8  # of a GID table: the plugins warn from here on too
 
 Uses = Mapping[str, str]  # netdevs that something on this node uses, with what that is
-_PRIORITIES = range(8)
 
 
 def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> Iterator[Observation]:
@@ -100,58 +89,3 @@ def check_gids(ports: Sequence[Port]) -> Iterator[Observation]:
 
 def _subject(port: Port) -> str:
     return f"{port} ({port.netdev})" if port.netdev else str(port)
-
-
-# --- congestion ---
-
-
-@dataclass(frozen=True)
-class Congestion:
-    """`pfc`: the lossless priorities. `trust` is "dscp", "pcp" or "". `ecn`: the priorities with ECN at both ends,
-    as notification and as reaction point. None: not known."""
-
-    pfc: tuple[int, ...] | None = None
-    trust: str = ""
-    ecn: tuple[int, ...] | None = None
-
-
-def read_congestion(netdev: str, driver: str, root: str = "/sys") -> Congestion:
-    """Ask the driver of `netdev`, a link of this thread's namespace."""
-    with closing(Rtnl()) as socket:
-        told = dcb.read(socket, netdev)
-    trust = text(f"{root}/class/net/{netdev}/qos/trust")
-    if not trust and told is not None:
-        trust = "dscp" if told.by_dscp else "pcp" if driver == "mlx5_core" else ""
-    return Congestion(told.pfc if told else None, trust, _ecn(f"{root}/class/net/{netdev}/ecn"))
-
-
-def _ecn(folder: str) -> tuple[int, ...] | None:
-    if not os.path.isdir(folder):
-        return None
-    ends = ("roce_np", "roce_rp")
-    return tuple(p for p in _PRIORITIES if all(text(f"{folder}/{end}/enable/{p}") == "1" for end in ends))
-
-
-def check_congestion(read: Mapping[str, Congestion]) -> Iterator[Observation]:
-    """Check each netdev: PFC keeps RoCE from losing packets, or ECN slows it down before that."""
-    for netdev, told in read.items():
-        found = f"PFC {_listed(told.pfc)}, trust {told.trust or 'unknown'}, ECN {_listed(told.ecn)}"
-        if told.pfc is None and told.ecn is None:
-            yield unknown(netdev, f"{found}: the driver does not say; mlnx_qos or its vendor's tool may")
-        elif told.pfc or told.ecn:
-            yield ok(netdev, found)
-        elif told.pfc == () and told.ecn == ():
-            yield advice(
-                netdev,
-                f"{found}: RoCE loses packets under load, and then slows down by far",
-                "PFC on the priority of RoCE (3 by convention), or ECN, here and on the switches",
-                f"mlnx_qos -i {netdev} --trust dscp --pfc 0,0,0,1,0,0,0,0 (or `dcb pfc set`), as your switches have it",
-            )
-        else:
-            yield note(netdev, found)
-
-
-def _listed(priorities: tuple[int, ...] | None) -> str:
-    if priorities is None:
-        return "unknown"
-    return f"on priorities {', '.join(map(str, priorities))}" if priorities else "off"

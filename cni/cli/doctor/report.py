@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from cni.cli import rdma, warm
-from cni.cli.doctor import modules, namespaces, pcie, pods, ports, setup
+from cni.cli.doctor import congestion, modules, namespaces, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, unknown
 from cni.library.inventory import topology
@@ -69,7 +69,7 @@ CHECKS: tuple[Check, ...] = (
     _of_both("gids", "GID tables", lambda f: ports.check_gids(f.ports)),
     _of_both("pods", "GIDs of pods", lambda f: pods.check(f.attached)),
     _of_devices("parameters", "rp_filter and ARP", lambda f: namespaces.check_parameters(f.parameters, f.subnets)),
-    _of_both("congestion", "PFC, trust, ECN", lambda f: ports.check_congestion(f.congestion)),
+    _of_both("congestion", "PFC, trust, ECN", lambda f: congestion.check(f.congestion)),
     _of_both("pcie", "PCIe links", lambda f: pcie.check_links(f.functions)),
     _of_both("pcie-settings", "PCIe settings", _pcie_settings),
     _of_devices("sriov", "SR-IOV", lambda f: pcie.check_virtual_functions(f.functions)),

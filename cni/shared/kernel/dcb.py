@@ -6,23 +6,25 @@ that has no operations for it refuses with EOPNOTSUPP, as does a kernel without 
 
 from __future__ import annotations
 
+import sys
+
 from cni.shared.kernel.netlink import KernelError, Socket, string, unpack_attributes
 
 _GETDCB = 78  # RTM_GETDCB
 _HEADER = b"\0\x15\0\0"  # struct dcbmsg: AF_UNSPEC, DCB_CMD_IEEE_GET, padding
 _IFNAME, _IEEE = 1, 13
 _PFC, _APP_TABLE = 2, 3  # in DCB_ATTR_IEEE
-_APP = 1  # in DCB_ATTR_IEEE_APP_TABLE: struct dcb_app, whose first octet is the selector
+_APP = 1  # in DCB_ATTR_IEEE_APP_TABLE: struct dcb_app: the selector, the priority, and in two octets the DSCP
 _SELECTOR_DSCP = 5
 
 
 class Dcb:
-    """`pfc` are the priorities, 0 to 7, whose frames are lossless; None: the driver does not say. `by_dscp`: there are
-    entries that map DSCP to priorities, which is what mlx5 makes of trust in DSCP (en_dcbnl.c)."""
+    """`pfc` are the priorities, 0 to 7, whose frames are lossless; None: the driver does not say. `dscp` has the priority of
+    each DSCP that is mapped to one: mlx5 makes entries for all 64 when it trusts in DSCP (en_dcbnl.c)."""
 
-    def __init__(self, pfc: tuple[int, ...] | None, by_dscp: bool) -> None:
+    def __init__(self, pfc: tuple[int, ...] | None, dscp: dict[int, int]) -> None:
         self.pfc = pfc
-        self.by_dscp = by_dscp
+        self.dscp = dscp
 
 
 def read(socket: Socket, name: str) -> Dcb | None:
@@ -42,4 +44,5 @@ def parse(body: bytes) -> Dcb:
         enabled = told[_PFC][1]
         pfc = tuple(n for n in range(8) if enabled >> n & 1)
     entries = unpack_attributes(told.get(_APP_TABLE, b""))
-    return Dcb(pfc, any(kind == _APP and app[:1] == bytes([_SELECTOR_DSCP]) for kind, app in entries))
+    apps = [app for kind, app in entries if kind == _APP and len(app) >= 4 and app[0] == _SELECTOR_DSCP]
+    return Dcb(pfc, {int.from_bytes(app[2:4], sys.byteorder): app[1] for app in apps})

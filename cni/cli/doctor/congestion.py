@@ -1,0 +1,143 @@
+"""What keeps RoCE from losing packets: priority flow control (PFC), the priority of a packet, and ECN.
+
+PFC and the priorities of DSCPs come from the driver by netlink (cni.shared.kernel.dcb). NVIDIA's driver package also has files:
+qos/trust and ecn/roce_{np,rp}/enable/PRIORITY below /sys/class/net/NETDEV, and tc/1/traffic_class below the verbs device. The
+kernel's rdma_cm has default_roce_tos in configfs. A program may mark its packets otherwise (NCCL_IB_TC).
+Sources: Documentation/ABI/testing/configfs-rdma_cm of the kernel; NVIDIA's documentation of MLNX_OFED, "Flow Control" and "RoCE".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from cni.cli.doctor.finding import Observation, advice, ok, unknown
+from cni.library.inventory.devices import Port
+from cni.library.inventory.topology import text
+from cni.shared.kernel import dcb
+from cni.shared.kernel.files import names_in
+from cni.shared.kernel.links import Rtnl
+
+_PRIORITIES = range(8)
+_TOS_OF_TC = re.compile(r"tclass=(\d+)")
+_TOOLS = {  # by driver: what prints the settings that the kernel does not
+    "mlx5_core": "mlnx_qos -i {netdev}, and mlxconfig -d {netdev} query ROCE_CC_PRIO_MASK_P1",
+    "bnxt_en": "Broadcom's niccli (get_qos)",
+    "ionic": "AMD's nicctl (show qos)",
+}
+_ANY_TOOL = "dcb pfc show dev {netdev}, and the tool of the NIC's vendor"
+_LOSSY = "RoCE loses packets under load, and then slows down by far"
+
+
+@dataclass(frozen=True)
+class Congestion:
+    """`pfc`: the lossless priorities. `trust` is "dscp", "pcp" or "". `ecn`: the priorities with ECN at both ends, as
+    notification and as reaction point. None: nobody says.
+
+    `dscp` has the priority of each DSCP, as far as the driver tells it; `classes` the types of service (ToS, 8 bits) with which
+    packets are marked, by the place that says so; `has_vlan`: there is a VLAN on the netdev, whose tags have a priority.
+    """
+
+    pfc: tuple[int, ...] | None = None
+    trust: str = ""
+    ecn: tuple[int, ...] | None = None
+    dscp: Mapping[int, int] = field(default_factory=dict)
+    classes: Mapping[str, int] = field(default_factory=dict)
+    has_vlan: bool = False
+    driver: str = ""
+
+
+def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Congestion:
+    """What the driver of the port's netdev says; netlink is asked only if the link is one of this thread's namespace (`live`)."""
+    told = None
+    if live:
+        with closing(Rtnl()) as socket:
+            told = dcb.read(socket, port.netdev)
+    here = f"{root}/class/net/{port.netdev}"
+    trust = text(f"{here}/qos/trust")
+    if not trust and told is not None:
+        trust = "dscp" if told.dscp else "pcp" if driver == "mlx5_core" else ""
+    above = [name.removeprefix("upper_") for name in names_in(here) if name.startswith("upper_")]
+    return Congestion(
+        pfc=told.pfc if told else None,
+        trust=trust,
+        ecn=_ecn(f"{here}/ecn"),
+        dscp=told.dscp if told else {},
+        classes=_classes(port, root),
+        has_vlan=any("DEVTYPE=vlan" in text(f"{root}/class/net/{name}/uevent") for name in above),
+        driver=driver,
+    )
+
+
+def _ecn(folder: str) -> tuple[int, ...] | None:
+    if not os.path.isdir(folder):
+        return None
+    ends = ("roce_np", "roce_rp")
+    return tuple(p for p in _PRIORITIES if all(text(f"{folder}/{end}/enable/{p}") == "1" for end in ends))
+
+
+def _classes(port: Port, root: str) -> dict[str, int]:
+    """The types of service that are set; 0 is what a packet has anyway."""
+    by_cm = text(f"{root}/kernel/config/rdma_cm/{port.device}/ports/{port.number}/default_roce_tos")
+    by_driver = _TOS_OF_TC.search(text(f"{root}/class/infiniband/{port.device}/tc/{port.number}/traffic_class"))
+    found = {"default_roce_tos": by_cm, "traffic_class": by_driver[1] if by_driver else ""}
+    return {place: int(value) for place, value in found.items() if value.isdigit() and int(value)}
+
+
+def check(read: Mapping[str, Congestion]) -> Iterator[Observation]:
+    """For each netdev the faults of its settings, or one finding when there is none."""
+    for netdev, told in read.items():
+        found = f"PFC {_listed(told.pfc)}, trust {told.trust or 'unknown'}, ECN {_listed(told.ecn)}"
+        faults = list(_faults(netdev, told))
+        for why, healthy, remedy in faults:
+            yield advice(netdev, f"{found}: {why}", healthy, remedy)
+        tool = _TOOLS.get(told.driver, _ANY_TOOL).format(netdev=netdev)
+        if not faults and (told.pfc is None or told.ecn is None or (told.pfc and not told.trust)):
+            yield unknown(netdev, f"{found}: the kernel does not tell all of it; see {tool}")
+        elif not faults:
+            yield ok(netdev, found)
+
+
+def _faults(netdev: str, told: Congestion) -> Iterator[tuple[str, str, str]]:
+    """What is wrong, how it should be, and the remedy."""
+    one = "PFC on the one priority of RoCE (3 by convention), here and on the switches"
+    set_pfc = f"mlnx_qos -i {netdev} --trust dscp --pfc 0,0,0,1,0,0,0,0 (or `dcb pfc set`), as your switches have it"
+    if told.pfc == () and told.ecn == ():
+        yield _LOSSY, f"{one}, or ECN", set_pfc
+    if told.pfc is not None and len(told.pfc) == len(_PRIORITIES):
+        yield "a pause of RoCE stops all other traffic too", one, set_pfc
+    elif told.pfc:
+        yield from _missed(netdev, told, told.pfc)
+    if told.pfc and told.ecn == ():
+        why = "without ECN only pauses slow a sender down, and they spread through the fabric"
+        remedy = (
+            f"echo 1 > /sys/class/net/{netdev}/ecn/roce_np/enable/N and roce_rp/enable/N for the priority N of RoCE"
+        )
+        yield why, "ECN on the priority of RoCE, here and on the switches", remedy
+
+
+def _missed(netdev: str, told: Congestion, pfc: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
+    """RoCE whose packets do not get a lossless priority."""
+    lossless = ", ".join(map(str, pfc))
+    if told.trust == "pcp" and 0 not in pfc and (told.classes or not told.has_vlan):
+        marked = "".join(f", {place} {tos}," for place, tos in told.classes.items())
+        why = f"packets are marked by DSCP{marked} and get their priority by VLAN tags: without one it is 0, which is lossy"
+        yield why, "trust in DSCP, as RoCE v2 is marked", f"mlnx_qos -i {netdev} --trust dscp, as your switches have it"
+    for place, tos in told.classes.items() if told.trust == "dscp" else ():
+        priority = told.dscp.get(tos >> 2, tos >> 5)  # without an entry the three bits of the former precedence
+        if priority not in pfc:
+            why = f"{place} {tos} is DSCP {tos >> 2}, which gets the priority {priority}, and lossless is {lossless}"
+            yield (
+                why,
+                f"a class of the priority {lossless}, such as {pfc[0] << 5 | 8}",
+                f"set {place}, or PFC, accordingly",
+            )
+
+
+def _listed(priorities: tuple[int, ...] | None) -> str:
+    if priorities is None:
+        return "unknown"
+    return f"on priorities {', '.join(map(str, priorities))}" if priorities else "off"
