@@ -184,7 +184,7 @@ def test_checks_that_were_skipped_for_one_reason_are_one_row(
 ) -> None:
     command._print(report.examine(node(Machine)), verbose=True)
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped")]
-    assert len(rows) == 1 and "12 checks: not looked at, because of devices: nodes, ports, mtu" in rows[0]
+    assert len(rows) == 1 and "15 checks: not looked at, because of devices: nodes, ports, mtu" in rows[0]
 
 
 def test_device_nodes_that_are_missing_or_something_else_are_named(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ _STYLES = {FAULT: "bold red", ADVICE: "yellow", UNKNOWN: "cyan", SKIPPED: "dim",
 _CALLED_WRONGLY = 2
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/railcni"
 _PREFIX = "railcni.io"
+_LONGEST_WATCH = 3600
 _RATE = re.compile(r"(\d+)(?:\.\d+)? Gb/sec")
 _CODES = "Exit codes: 0 no fault, 1 a fault, 2 a wrong call, or a pod that is not on this node. Levels: " + "; ".join(
     f"{level}: {meaning}" for level, meaning in MEANINGS.items()
@@ -45,6 +46,8 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(parser, "--cni-path", "", about, "DIR:DIR")
     about = f"also write the labels of node-feature-discovery; default: {FEATURES}; - for stdout alone"
     subcommand.option(parser, "--nfd", "", about, "FILE", nargs="?", const=FEATURES)
+    about = "count the errors of the ports for so long, while traffic runs; default: those since the start of each port"
+    parser.add_argument("--watch", type=_seconds, default=0.0, metavar="SECONDS", help=about)
     parser.add_argument("-v", "--verbose", action="store_true", help="also show the checks that found no fault")
 
 
@@ -53,6 +56,16 @@ def _address(text: str) -> str:
         return str(ipaddress.ip_address(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f'"{text}" is no IP address: want one such as 192.168.111.2') from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _LONGEST_WATCH:
+        raise argparse.ArgumentTypeError(f'"{text}": want seconds, more than 0 and at most {_LONGEST_WATCH}')
+    return seconds
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -64,9 +77,13 @@ def _run(options: argparse.Namespace) -> int:
     from cni.cli.doctor.facts import NodeFacts, NodePlaces
 
     folders = tuple(f for f in options.cni_path.split(":") if f)
-    facts = NodeFacts(NodePlaces(networks=options.conf_dir, plugins=folders), options.pod, options.peer or "")
+    places = NodePlaces(networks=options.conf_dir, plugins=folders)
+    facts = NodeFacts(places, options.pod, options.peer or "", options.watch)
     try:
-        found = report.examine(facts)
+        with output.progress() as say:
+            if options.watch:
+                say(f"counting errors of ports for {options.watch:g} s")
+            found = report.examine(facts)
     except CniError as fault:  # of the pod that is not there: nothing was found of the node
         output.print_fault(f"railcni: {fault.msg}", fault.details)
         return _CALLED_WRONGLY

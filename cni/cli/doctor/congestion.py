@@ -24,7 +24,7 @@ from cni.shared.kernel.links import Rtnl
 _PRIORITIES = range(8)
 _TOS_OF_TC = re.compile(r"tclass=(\d+)")
 _TOOLS = {  # by driver: what prints the settings that the kernel does not
-    "mlx5_core": "mlnx_qos -i {netdev}, and mlxconfig -d {netdev} query ROCE_CC_PRIO_MASK_P1",
+    "mlx5_core": "mlnx_qos -i {netdev}, and mlxconfig -d ADDRESS query ROCE_CC_PRIO_MASK_P1",
     "bnxt_en": "Broadcom's niccli (get_qos)",
     "ionic": "AMD's nicctl (show qos)",
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cni.cli.doctor import congestion, modules, namespaces, pcie, pods, setup
+from cni.cli.doctor import congestion, health, modules, namespaces, pcie, pods, setup
 from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.library.installation.options import DEFAULT, candidates
@@ -43,11 +44,13 @@ class NodePlaces:
 
 @dataclass
 class NodeFacts:
-    """Facts about this node, as `places` show it; `pod` is the one pod that is asked for, NAMESPACE/POD or a namespace."""
+    """Facts about this node, as `places` show it; `pod` is the one pod that is asked for, NAMESPACE/POD or a namespace.
+    `watch` is for how many seconds errors of the ports are counted, 0 for those since their start."""
 
     places: NodePlaces = field(default_factory=NodePlaces)
     pod: str = ""
     peer: str = ""
+    watch: float = 0.0
 
     @cached_property
     def loaded(self) -> modules.Modules:
@@ -211,6 +214,15 @@ class NodeFacts:
         except (OSError, ValueError, KeyError, TypeError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def counts(self) -> tuple[health.Counts, health.Counts, float]:
+        """The counters of the ports; those of a reading before, {} without `watch`, and the seconds in between."""
+        if not self.watch:
+            return health.read(self.ports, self.places.sys), {}, 0.0
+        before = health.read(self.ports, self.places.sys)
+        time.sleep(self.watch)
+        return health.read(self.ports, self.places.sys), before, self.watch
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:

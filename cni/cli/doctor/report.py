@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from cni.cli import rdma, warm
-from cni.cli.doctor import congestion, modules, namespaces, pcie, pods, ports, setup
+from cni.cli.doctor import congestion, health, modules, namespaces, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, unknown
 from cni.library.inventory import topology
@@ -44,6 +44,12 @@ def _nodes(f: NodeFacts) -> Iterator[Observation]:
     return modules.check_nodes(f.places.sys, f.places.dev, needed)
 
 
+def _guids(f: NodeFacts) -> Iterator[Observation]:
+    used = {port.device for port in f.ports}
+    devices = [device for device in f.devices if device.name in used]
+    return health.check_guids(devices, health.read_guids(devices, f.places.sys))
+
+
 def _store(f: NodeFacts) -> Iterator[Observation]:
     yield from setup.check_store(*setup.reach())
     yield from setup.check_admission()
@@ -67,6 +73,9 @@ CHECKS: tuple[Check, ...] = (
     _of_both("ports", "ports", lambda f: ports.check_state(f.ports, f.uses, administrative_states(f.places.sys))),
     _of_both("mtu", "MTU", lambda f: ports.check_mtu(f.ports, f.management)),
     _of_both("gids", "GID tables", lambda f: ports.check_gids(f.ports)),
+    _of_both("counters", "errors of ports", lambda f: health.check_counters(f.ports, *f.counts)),
+    _of_devices("siblings", "NICs of one kind", lambda f: health.check_siblings(f.devices, f.loaded.functions)),
+    _of_both("node-guids", "node GUIDs", _guids),
     _of_both("pods", "GIDs of pods", lambda f: pods.check(f.attached)),
     _of_devices("parameters", "rp_filter and ARP", lambda f: namespaces.check_parameters(f.parameters, f.subnets)),
     _of_both("congestion", "PFC, trust, ECN", lambda f: congestion.check(f.congestion)),

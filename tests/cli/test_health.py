@@ -1,0 +1,113 @@
+"""Counters of ports, NICs that are behind their siblings, and functions without a node GUID."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cni.cli.doctor import command, health
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
+from cni.cli.doctor.finding import ADVICE, FAULT, OK
+from cni.library.inventory import devices as inventory
+from cni.library.inventory import functions
+from tests.sysfs import Tree
+
+CARD = {"vendor": "0x15b3", "device": "0x1021", "class": "0x020000"}
+
+
+class Rails:
+    """A node with `number` rails, each of them a card of one kind; `changes` are attributes of the last one."""
+
+    def __init__(self, root: Path, number: int, **changes: Any) -> None:
+        self.tree = Tree(root)
+        for rail in range(number):
+            address = f"0000:{0x30 + rail:02x}:00.0"
+            self.tree.pci(address, driver="mlx5_core", **CARD)
+            self.tree.netdev(f"ens{rail}f0", pci=address)
+            self.tree.verbs(
+                f"mlx5_{rail}", pci=address, netdev=f"ens{rail}f0", size=4, **(changes if rail == number - 1 else {})
+            )
+        self.devices = inventory.read(root=str(root))
+
+    def count(self, rail: int, **counters: int) -> None:
+        kinds = {kind.place.partition("/")[2]: kind.place for kind in health._KINDS}
+        port = self.tree.root / f"class/infiniband/mlx5_{rail}/ports/1"
+        self.tree.put(port, {kinds[name]: value for name, value in counters.items()})
+
+    def siblings(self) -> list[tuple[str, str, str]]:
+        found = health.check_siblings(self.devices, functions.read(str(self.tree)))
+        return [(one.level, one.subject, one.found) for one in found]
+
+    def facts(self, watch: float = 0.0) -> NodeFacts:
+        return NodeFacts(NodePlaces(sys=str(self.tree), live=False), watch=watch)
+
+
+def test_rails_of_one_speed_and_firmware_are_well(tmp_path: Path) -> None:
+    assert [level for level, _, _ in Rails(tmp_path, 8).siblings()] == [OK]
+
+
+def test_a_rail_that_runs_slower_than_its_siblings_is_named(tmp_path: Path) -> None:
+    slow = "25 Gb/sec (1X EDR)"
+    assert Rails(tmp_path, 8, rate=slow).siblings() == [(ADVICE, "mlx5_7 port 1", f"runs at {slow}")]
+
+
+def test_a_nic_with_older_firmware_than_its_siblings_is_named(tmp_path: Path) -> None:
+    assert Rails(tmp_path, 8, fw_ver="28.9.2000").siblings() == [(ADVICE, "mlx5_7", "firmware 28.9.2000")]
+
+
+def test_nics_of_other_kinds_and_ports_that_are_down_are_no_siblings(tmp_path: Path) -> None:
+    rails = Rails(tmp_path, 2, state="1: DOWN", rate="2.5 Gb/sec (1X SDR)")
+    rails.tree.pci("0000:30:00.0")
+    assert rails.siblings() == []
+    rails = Rails(tmp_path / "other", 2, fw_ver="16.35.1012")
+    rails.tree.put(rails.tree.pci("0000:31:00.0"), {"device": "0x1017"})
+    assert rails.siblings() == []
+
+
+@pytest.mark.parametrize("name", [kind.place.partition("/")[2] for kind in health._KINDS])
+def test_many_errors_since_the_start_are_advice_and_few_are_not(tmp_path: Path, name: str) -> None:
+    rails = Rails(tmp_path, 1)
+    many = next(kind.many for kind in health._KINDS if kind.place.endswith(f"/{name}"))
+    for count, level in ((many - 1, OK), (many, ADVICE)):
+        rails.count(0, **{name: count})
+        facts = rails.facts()
+        assert [one.level for one in health.check_counters(facts.ports, *facts.counts)] == [level]
+
+
+def test_errors_that_come_while_a_port_is_watched_are_a_fault_with_their_rate(tmp_path: Path) -> None:
+    rails = Rails(tmp_path, 2)
+    for rail in (0, 1):
+        rails.count(rail, link_downed=57, out_of_sequence=1_000_000)
+    before = health.read(rails.facts().ports, str(tmp_path))
+    rails.count(1, out_of_sequence=1_000_150)
+    found = list(
+        health.check_counters(rails.facts().ports, health.read(rails.facts().ports, str(tmp_path)), before, 10)
+    )
+    assert [(one.level, one.subject, one.found) for one in found] == [
+        (OK, "mlx5_0 port 1", "no error in 10 s"),
+        (FAULT, "mlx5_1 port 1", "150 packets out of sequence in 10 s (15/s)"),
+    ]
+
+
+def test_a_watch_reads_the_counters_twice(tmp_path: Path) -> None:
+    rails = Rails(tmp_path, 1)
+    rails.count(0, link_downed=57)
+    now, before, seconds = rails.facts(watch=0.01).counts
+    assert now == before == {"mlx5_0 port 1": {"counters/link_downed": 57}} and seconds == 0.01
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "nan", "3601"])
+def test_a_watch_of_no_length_is_refused(text: str) -> None:
+    with pytest.raises(Exception, match="want seconds, more than 0 and at most 3600"):
+        command._seconds(text)
+
+
+def test_a_device_without_a_node_guid_is_a_fault_and_one_of_software_is_not(tmp_path: Path) -> None:
+    rails = Rails(tmp_path, 2, node_guid="0000:0000:0000:0000")
+    rails.tree.netdev("eth0")
+    rails.tree.verbs("rxe0", netdev="eth0", node_guid="0000:0000:0000:0000")
+    devices = inventory.read(root=str(tmp_path))
+    (found,) = health.check_guids(devices, health.read_guids(devices, str(tmp_path)))
+    assert (found.level, found.subject) == (FAULT, "mlx5_1") and "node_guid GUID" in found.remedy
