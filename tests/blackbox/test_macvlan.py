@@ -507,6 +507,21 @@ def test_without_a_master_the_link_of_the_default_route_is_taken(node: Node, pod
     assert node.leftovers() == []
 
 
+@pytest.mark.parametrize("device", ["0000:99:00.0", "0000:99:00.0-7", "5", "all-3", "../../net/ens2f0"])
+def test_a_device_of_a_resource_without_a_netdev_is_no_reason_to_take_the_default_route(
+    node: Node, pod: Pod, device: str
+) -> None:
+    node.host.add_address("ens2f0", "192.0.2.2/24")
+    node.host.add_route("ens2f0", "default", gateway="192.0.2.1")
+    refused(node, pod, network(master=None, deviceID=device), 7, f'deviceID "{device}"', "`master`")
+    refused(node, pod, network(master=None, runtimeConfig={"deviceID": device}), 7, f'deviceID "{device}"')
+    delete(node, pod, network(master=None, deviceID=device))
+    add(node, pod, network(deviceID=device))  # a master that is named is the master
+    assert pod.view.link("net1").lower == node.host.link("ens2f0").index
+    delete(node, pod, network(deviceID=device))
+    assert node.leftovers() == []
+
+
 def test_a_macvlan_as_master_stands_for_the_link_below_it(node: Node, pod: Pod) -> None:
     with node.host.rtnl() as ipr:
         (lower,) = ipr.link_lookup(ifname="ens2f0")

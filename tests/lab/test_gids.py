@@ -69,6 +69,16 @@ def test_add_returns_when_the_gid_of_each_address_is_there(machine: Machine, pod
     assert entries() == {}
 
 
+@pytest.mark.parametrize("device", ["mlx5_0", "mlx5_0-3"])
+def test_without_a_master_the_netdev_of_the_allocated_device_is_taken(machine: Machine, pod: Pod, device: str) -> None:
+    config = {**network(runtimeConfig={"deviceID": device}), "master": None}
+    result, _ = add(machine, pod, config)
+    assert pod.view.link("net1").lower == machine.host.link("ens2f0").index
+    machine.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod).succeeded()
+    delete(machine, pod, config)
+    assert machine.leftovers() == []
+
+
 def test_a_gid_is_found_through_a_vlan_and_a_bond(machine: Machine, pod: Pod) -> None:
     command("ip", "link", "add", "link", "ens2f0", "name", "ens2f0.100", "type", "vlan", "id", "100")
     command("ip", "link", "set", "ens2f0.100", "up")

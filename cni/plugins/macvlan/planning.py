@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.plugins.base import KEYS_OF_EACH, LinkConfig, RecordedPlan
-from cni.shared.config import Fault, Key, boolean, fill, hardware_address, integer, netdev, one_of, optional, take
+from cni.shared.config import (
+    Fault,
+    Key,
+    boolean,
+    fill,
+    hardware_address,
+    integer,
+    netdev,
+    one_of,
+    optional,
+    string,
+    take,
+)
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU
 from cni.shared.records import digest
 from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment
@@ -21,7 +33,16 @@ MOST_QUEUED = 1 << 16
 """The largest `bcqueuelen` of a new link. The kernel takes any, and one queue is of all macvlans of a master: the node's memory."""
 
 KEYS = (
-    Key("master", optional(netdev), "", "netdev below the link; default: the netdev of the default route"),
+    Key(
+        "master", optional(netdev), "", "netdev below the link; default: that of `deviceID`, else of the default route"
+    ),
+    Key(
+        "deviceID",
+        optional(string),
+        "",
+        "device of a resource, as Multus passes it: its netdev is the default `master`. runtimeConfig.deviceID comes first",
+        "device_id",
+    ),
     Key("mode", optional(one_of(*MODES), "bridge"), "bridge", "how links of the same master communicate"),
     Key("mtu", integer(0, 65535), 0, "MTU of the link in bytes, at most the master's; 0: the master's"),
     Key(
@@ -45,6 +66,7 @@ class Config(LinkConfig):
     """The checked keys of KEYS. `mac` comes from runtimeConfig, else from CNI_ARGS, else from the configuration."""
 
     master: str
+    device_id: str
     mode: str
     mtu: int
     mac: str
@@ -99,6 +121,7 @@ def read(request: Request, faults: list[Fault]) -> Config:
         faults.append(Fault("bcqueuelen", config.bcqueuelen, f"want {MOST_QUEUED} at most"))
     given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
     take(config, "mac", hardware_address, faults, given)
+    take(config, "device_id", string, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
     if config.mode == "passthru":
         config.ignored_mac, config.mac = config.mac, ""  # the kernel gives the master's, macvlan_common_newlink
     return config
@@ -109,6 +132,10 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     master = facts.master
     where = "in the sandbox" if config.link_in_container else "on the host"
     if master is None:
+        if not config.master and config.device_id and not config.link_in_container:
+            raise InvalidConfig(
+                f'deviceID "{config.device_id}" is no device with a netdev on the host: name the netdev in the key `master`'
+            )
         if not config.master:
             raise InvalidConfig(
                 f"no `master` is given and there is no default route {where}: name the netdev in the key `master`"
