@@ -85,11 +85,7 @@ def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) 
         directory, _, name = path.rpartition("/")
         data = codec.dumps({**document, "rdma": own}).encode() + b"\n"
         try:
-            try:
-                files.write_whole(directory, name, data)
-            except FileNotFoundError:
-                files.make_private_directory(directory)
-                files.write_whole(directory, name, data)
+            files.write_whole_below(directory, name, data)
         except OSError as fault:
             raise IoFailure(f"the device-info file {path} cannot be written: {fault.strerror}") from None
 

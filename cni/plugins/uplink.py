@@ -42,7 +42,6 @@ BRIDGES = ("bridge", "openvswitch")
 _IN_IP = ("gre", "gretap", "ip6gre", "ip6gretap", "erspan", "ip6erspan", "ipip", "sit", "ip6tnl", "vti", "vti6")
 TUNNELS = (*_IN_IP, "vxlan", "geneve", "xfrm", "wireguard", "ovpn", "tun", "l2tpeth", "gtp", "bareudp", "amt")
 _MOST_BYTES = 1 << 20
-_LOOPBACK = 1
 
 Way = tuple[int, str]  # the index of a link, and what it carries
 
@@ -197,7 +196,7 @@ def _to_servers(host: Rtnl) -> Iterator[Way]:
     for path in KUBECONFIGS:
         for address in servers_of(_text(path)):
             index, source = routes.way_to(host, address)
-            if index > _LOOPBACK:
+            if index > routes.LOOPBACK:
                 yield index, f"carries the route to the API server {address} ({path})"
             yield from _of_addresses(host, [source])
 
@@ -208,7 +207,7 @@ def _to_storage(host: Rtnl) -> Iterator[Way]:
             index, _ = routes.way_to(host, address)
         except ValueError:
             continue  # a name, or an address of Fibre Channel
-        if index > _LOOPBACK:
+        if index > routes.LOOPBACK:
             yield index, f"carries the route to the {kind} server {address}"
 
 
@@ -232,7 +231,7 @@ def _of_addresses(host: Rtnl, sources: Sequence[str]) -> Iterator[Way]:
     """The links that have these addresses; "" is none."""
     wanted = {address_of(source)[1] for source in sources if source}
     for address in addresses.all_of(host) if wanted else ():
-        if address.local in wanted and address.index != _LOOPBACK:
+        if address.local in wanted and address.index != routes.LOOPBACK:
             yield address.index, f"has the node's address {address.text}"
 
 

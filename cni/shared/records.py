@@ -141,21 +141,15 @@ class Records:
         """A descriptor of a file of the directory, which is made if it is missing; the caller closes the descriptor."""
         self._examine()
         path = f"{self.directory}/{name}"
-        flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
         try:
             try:
-                fd = posix.open(path, flags, 0o600)
+                return files.open_checked(path)
             except FileNotFoundError:
                 files.make_private_directory(self.directory)
-                fd = posix.open(path, flags, 0o600)
+                return files.open_checked(path)
         except OSError as fault:
-            raise self._refused("open", name, fault) from None
-        try:
-            files.check_private_file(posix.fstat(fd))
-        except OSError as fault:
-            posix.close(fd)
-            raise self._refused("use", name, fault) from None
-        return fd
+            action = "use" if isinstance(fault, files.NotPrivate) else "open"
+            raise self._refused(action, name, fault) from None
 
     def _locked(self, offset: int, seconds: float, busy: str) -> HeldLock:
         fd = self.open_file("lock")
@@ -198,14 +192,10 @@ class Records:
             "bootID": node.boot_id(),
             **document,
         }
-        what = (self._folder, _name(attachment, part), _sealed(document), _outlives_boot(document))
         self._examine()
         try:
-            try:
-                files.write_whole(*what)
-            except FileNotFoundError:  # the first record on this node
-                files.make_private_directory(self._folder)
-                files.write_whole(*what)
+            name = _name(attachment, part)
+            files.write_whole_below(self._folder, name, _sealed(document), _outlives_boot(document))
         except OSError as fault:
             raise self._refused("write", "attachments", fault) from None
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cni.shared.kernel.files import make_private_directory, read_whole, write_whole
+from cni.shared.kernel.files import read_whole, write_whole_below
 from cni.shared.spec.errors import IoFailure, StateDamaged
 
 DIRECTORY = "/var/lib/cni"
@@ -80,8 +80,7 @@ class Cache:
         needed = ("kind", "containerId", "config", "ifName", "networkName")
         document = {k: v for k, v in document.items() if v or k in needed}
         with _worded(f"the result cannot be kept in {self._results}"):
-            make_private_directory(self._results)
-            write_whole(self._results, _name(entry.network, known), json.dumps(document).encode())
+            write_whole_below(self._results, _name(entry.network, known), json.dumps(document).encode())
 
     def remove(self, network: str, parameters: Parameters) -> None:
         """Forget the entry; there need not be one."""

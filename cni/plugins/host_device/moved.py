@@ -23,11 +23,19 @@ from cni.shared.kernel.links import LEAST_MTU
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
 from cni.shared.records import Records
-from cni.shared.spec.errors import InvalidConfig, InvalidEnvironment, KernelRefused, Lingers, TryAgainLater, Unrestored
+from cni.shared.spec.errors import (
+    InvalidConfig,
+    InvalidEnvironment,
+    KernelRefused,
+    Lingers,
+    NotAvailable,
+    TryAgainLater,
+    Unrestored,
+)
 from cni.shared.spec.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from cni.plugins.base import Named
@@ -55,6 +63,16 @@ class Facts:
         self.taken: Link | None = None
         self.tied = ""
 
+    def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
+        """Read the state of the device, and why it cannot be moved; `advertised` as for `uplink.needed`."""
+        from cni.plugins import uplink  # only an ADD needs these
+        from cni.plugins.host_device import hoststate
+        from cni.shared.kernel import routes
+
+        bodies = routes.all_bodies(host)
+        self.reason = uplink.needed(device, links, host, bodies, advertised)
+        self.state, self.tied = hoststate.look(device, links, bodies, host, log)
+
 
 def permit(device: Link | None, pci: str) -> None:
     """InvalidConfig when the node does not allow networks the device."""
@@ -63,6 +81,20 @@ def permit(device: Link | None, pci: str) -> None:
     from cni.shared import policy  # a DEL ignores the policy
 
     policy.current().permit("devices", f'device "{" ".join(names)}"', names)
+
+
+def available(
+    device: Link, pci: str, selected: str, links: Sequence[Link], host: Rtnl, advertised: bool = True
+) -> Link:
+    """The `device`, which `selected` names. NotAvailable when the node needs it, InvalidConfig when the node does not allow
+    networks the device; `advertised` as for `uplink.needed`."""
+    permit(device, pci)
+    from cni.plugins import uplink  # a DEL does not need it
+
+    reason = uplink.needed(device, links, host, advertised=advertised)
+    if reason:
+        raise NotAvailable(cut_off(selected, reason))
+    return device
 
 
 def holders(

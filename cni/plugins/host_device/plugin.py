@@ -142,13 +142,7 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
         raise TryAgainLater(f"{config.selected()} has just come back from another attachment: retry")
     if facts.device:
         moved.permit(facts.device, pci)
-        from cni.plugins import uplink  # only an ADD needs these
-        from cni.plugins.host_device import hoststate
-        from cni.shared.kernel import routes
-
-        bodies = routes.all_bodies(host)
-        facts.reason = uplink.needed(facts.device, links, host, bodies)
-        facts.state, facts.tied = hoststate.look(facts.device, links, bodies, host, log)
+        facts.look(facts.device, links, host, log)
     return facts
 
 
@@ -280,13 +274,7 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
     links = host.links()
     device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, "")
     if device:
-        moved.permit(device, pci)
-        from cni.plugins import uplink
-
-        reason = uplink.needed(device, links, host)
-        if reason:
-            raise NotAvailable(moved.cut_off(config.selected(), reason))
-        return device
+        return moved.available(device, pci, config.selected(), links, host)
     if not any(moved.holders(None, None, _is_meant(config), Records(log=log))):
         raise NotAvailable(
             f"{config.selected()} names no netdev of the host: correct the key, or bring the device back"

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 PASSES, EXTRA = 16, 3
 TRANSIENT = frozenset((errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ENOBUFS, errno.ENOMEM))
 
-_KERNEL = 2  # RTPROT_KERNEL
 _PAUSE_SECONDS = 0.05
 _DETECTION_SECONDS = 3.0  # duplicate address detection takes 1 to 2 s
 _SHOWN = 8
@@ -296,7 +295,7 @@ class Restoration:
             return
         wanted = {raw_state.identity_of(route) for route in self._saved_routes()}
         for route in self._own_routes():
-            if raw_state.protocol_of(route) == _KERNEL and raw_state.identity_of(route) not in wanted:
+            if raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL and raw_state.identity_of(route) not in wanted:
                 body = raw_state.route_again(route, route["legs"], 0)
                 what = f"removal of route {raw_state.destination_text(route)}"
                 yield what, self.host.request, raw_state.DELROUTE, body

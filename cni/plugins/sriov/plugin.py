@@ -15,7 +15,7 @@ from cni.plugins.host_device import devices, moved
 from cni.plugins.sriov import go_cache, vf
 from cni.shared import log as levels
 from cni.shared.config import Fault, Key, fill, hardware_address, integer, one_of, optional, string, take
-from cni.shared.kernel import routes, sysfs, vfs
+from cni.shared.kernel import sysfs, vfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, Unrestored
 from cni.shared.spec.request import member
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "sriov"
 SHARES_NETDEV = False
+ADVERTISED = False  # a VF that is up takes a route from any router of its fabric: such a route is not the node's own
 ONLY_OURS = "the VF would keep the settings of this pod, and its name there"
 LOG_LEVELS = ("panic", "error", "warning", "info", "verbose", "debug")
 
@@ -212,19 +213,8 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
     facts.device = devices.find(links, "", "", "", config.pci, "")
     moved.permit(facts.device, config.pci)
     if facts.device:
-        from cni.plugins.host_device import hoststate  # only an ADD needs it
-
-        bodies = routes.all_bodies(host)
-        facts.reason = _reason(facts.device, links, host, bodies)
-        facts.state, facts.tied = hoststate.look(facts.device, links, bodies, host, log)
+        facts.look(facts.device, links, host, log, ADVERTISED)
     return facts
-
-
-def _reason(device: Link, links: Sequence[Link], host: Rtnl, bodies: Sequence[bytes] = ()) -> str:
-    """Why the node needs the VF's netdev, or "". A VF that is up takes a route from any router of its fabric."""
-    from cni.plugins import uplink  # only an ADD needs it
-
-    return uplink.needed(device, links, host, bodies, advertised=False)
 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
@@ -381,8 +371,7 @@ def status(config: Config, host: Rtnl, log: Log) -> Link | None:
         raise NotAvailable(f'deviceID "{config.pci}" is no VF of this node: correct the key, or make the VFs')
     links = host.links()
     device = devices.find(links, "", "", "", config.pci, "")
-    moved.permit(device, config.pci)
-    reason = _reason(device, links, host) if device else ""
-    if reason:
-        raise NotAvailable(moved.cut_off(f'deviceID "{config.pci}"', reason))
-    return device
+    if device is None:
+        moved.permit(None, config.pci)
+        return None
+    return moved.available(device, config.pci, f'deviceID "{config.pci}"', links, host, ADVERTISED)

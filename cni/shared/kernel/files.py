@@ -49,6 +49,15 @@ def write_whole(directory: str, name: str, data: bytes, durable: bool = False, m
         sync_directory(directory)
 
 
+def write_whole_below(directory: str, name: str, data: bytes, durable: bool = False) -> None:
+    """As write_whole; a missing directory is made (mode 0700)."""
+    try:
+        write_whole(directory, name, data, durable)
+    except FileNotFoundError:
+        make_private_directory(directory)
+        write_whole(directory, name, data, durable)
+
+
 def temporary_of(name: str) -> str:
     """The name under which the file `name` is written."""
     return f".{name}.tmp"
@@ -206,23 +215,28 @@ def open_private(directory: str, name: str) -> int:
     A file that other users put there under that name, while they could, is removed.
     """
     path = f"{directory}/{name}"
-    flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
     try:
-        fd = posix.open(path, flags, 0o600)
-        try:
-            check_private_file(posix.fstat(fd))
-        except BaseException:
-            posix.close(fd)
-            raise
-        return fd
+        return open_checked(path)
     except OSError as fault:
         if not isinstance(fault, NotPrivate) and fault.errno != ELOOP:
             raise
+    _unlink(path)
+    return open_checked(path)
+
+
+def open_checked(path: str) -> int:
+    """A descriptor, for reading and writing, of the file at `path`, which is made (mode 0600) if it is missing.
+
+    NotPrivate when other users can write the file.
+    """
+    flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
+    fd = posix.open(path, flags, 0o600)
     try:
-        posix.unlink(path)
-    except FileNotFoundError:
-        pass  # another process has removed it
-    return posix.open(path, flags, 0o600)
+        check_private_file(posix.fstat(fd))
+    except BaseException:
+        posix.close(fd)
+        raise
+    return fd
 
 
 def sync_directory(path: str) -> None:

@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING
 from cni.shared.kernel.addresses import CACHE, CACHEINFO, FLAGS, IFADDR, Address, list_of
 from cni.shared.kernel.links import GETNEIGH, IFINFO, NDMSG
 from cni.shared.kernel.netlink import NESTED, KernelError, attribute, number, number_of, unpack_attributes
-from cni.shared.kernel.routes import NEXTHOP, RTMSG, all_bodies, dump_routes, next_hops
+from cni.shared.kernel.routes import (
+    KERNEL_PROTOCOL,
+    LOCAL_TABLE,
+    NEXTHOP,
+    RA_PROTOCOL,
+    RTMSG,
+    all_bodies,
+    dump_routes,
+    next_hops,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,7 +68,6 @@ _ROUTE_CACHE_INFO = Struct("=IIi")  # struct rta_cacheinfo begins with clntref, 
 _ONLINK, _CLONED = 0x4, 0x200
 _RTM_FLAGS = Struct("=I")  # the last member of struct rtmsg
 _EXPIRES = 23  # RTA_EXPIRES
-_LOCAL_TABLE, _KERNEL, _RA = 255, 2, 9
 _TICKS = 100  # USER_HZ
 
 _PERMANENT, _PROXY = 0x80, 0x8
@@ -175,7 +183,7 @@ def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) 
             continue
         for earlier in before.get(key_of(route), ()):
             earlier["ahead"] = True
-        if is_wanted and protocol_of(route) != _KERNEL:  # it makes its own again
+        if is_wanted and protocol_of(route) != KERNEL_PROTOCOL:  # it makes its own again
             others.append(route)
     own += others
 
@@ -204,9 +212,9 @@ def of_body(body: bytes) -> dict[str, Any] | None:
     family, length, source, tos, table, protocol, scope, kind, flags = RTMSG.unpack_from(body)
     found = unpack_attributes(body, RTMSG.size)
     get = dict(found).get
-    if flags & _CLONED or protocol == _RA or _NH_ID in dict(found):
+    if flags & _CLONED or protocol == RA_PROTOCOL or _NH_ID in dict(found):
         return None
-    if protocol == _KERNEL and (number_of(get(_TABLE, b"")) or table) == _LOCAL_TABLE:
+    if protocol == KERNEL_PROTOCOL and (number_of(get(_TABLE, b"")) or table) == LOCAL_TABLE:
         return None
     common = RTMSG.pack(family, length, source, tos, table, protocol, scope, kind, 0)
     common += b"".join(

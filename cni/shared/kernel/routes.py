@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NEWROUTE, _GETROUTE, _GETNEXTHOP = 24, 26, 106
 RTMSG = Struct("=BBBBBBBBI")  # struct rtmsg: family, two prefix lengths, tos, table, protocol, scope, type, flags
 NEXTHOP = Struct("=HBBi")  # struct rtnexthop: length, flags, weight - 1, index
-_DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS, _MULTIPATH, _TABLE, _VIA = 1, 4, 5, 6, 7, 8, 9, 15, 18
+_DST, _SRC, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS, _MULTIPATH, _TABLE, _VIA = 1, 2, 4, 5, 6, 7, 8, 9, 15, 18
 _NH_ID = 30
 _NHMSG = Struct("=BBBxI")  # struct nhmsg: family, scope, protocol, flags
 _NHA_ID, _NHA_GROUP, _NHA_OIF = 1, 2, 5
@@ -42,6 +42,7 @@ _ADDRESS_BYTES = {AF_INET: 4, AF_INET6: 16}
 _DEFAULT_BITS = {AF_INET: 1, AF_INET6: 4}  # the longest prefixes of `default_routes`
 
 UNICAST = 1  # a type of route
+LOOPBACK = 1  # the index of lo, in each namespace (LOOPBACK_IFINDEX)
 MAIN_TABLE, LOCAL_TABLE = 254, 255
 IPV6_PRIORITY = 1024  # of an IPv6 route that is given none
 IPV6_PREFIX_PRIORITY = 256  # of the IPv6 routes that the kernel sets to the subnets of a link
@@ -99,11 +100,14 @@ def of_bodies(bodies: Iterable[bytes], index: int) -> list[Route]:
     return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
 
 
-def way_to(rtnl: Socket, address: str) -> tuple[int, str]:
-    """The index of the link by which the kernel sends a packet without source and mark to `address`, and the source that it
-    gives it, as `ip route get`; 0 and "" when it has no route."""
+def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
+    """The index of the link by which the kernel sends a packet without mark from `source` to `address`, LOOPBACK if that is
+    in this namespace, and the source that it gives a packet without one, as `ip route get`; 0 and "" when it has no route."""
     family, octets = address_of(address)
-    body = RTMSG.pack(family, 8 * len(octets), 0, 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)
+    own = address_of(source)[1] if source else b""
+    body = RTMSG.pack(family, 8 * len(octets), 8 * len(own), 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)
+    if own:
+        body += attribute(_SRC, own)
     try:
         found = dict(unpack_attributes(rtnl.request(_GETROUTE, body)[0], RTMSG.size))
     except KernelError:  # it has none, such as ENETUNREACH, or one that discards
