@@ -202,7 +202,7 @@ def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
     )
 
 
-def move(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
+def move_in(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
     """Move, name and mark the device in one message; None when there is no netdev to move."""
     if not planned.device:
         return None
@@ -231,9 +231,9 @@ def move(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | 
         )
     saved = device.get("kernel")
     if saved and any(len(route["legs"]) > 1 for route in saved["routes"]):
-        from cni.plugins.host_device import restore as restoration
+        from cni.plugins.host_device import restore  # most devices have no such route
 
-        restoration.keep_others(saved, device["index"], host)
+        restore.keep_others(saved, device["index"], host)
     return link
 
 
@@ -262,13 +262,15 @@ def refused_up(planned: Plan, fault: KernelError) -> str:
 
 def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Bring the device back to the host and restore its state; a repeated call continues the first."""
-    device = bring_back(planned, host, inside, log)
+    device = move_out(planned, host, inside, log)
     if device:
-        restore(planned, device, host, log)
+        from cni.plugins.host_device import restore  # an ADD that succeeds restores nothing
+
+        restore.restore(planned, device, host, log)
 
 
-def bring_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
-    """Bring the device back to the host, if it is not there yet; None when it no longer exists, or had no netdev to move.
+def move_out(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
+    """Move the device back to the host, if it is not there yet; None when it no longer exists, or had no netdev to move.
 
     Lingers while the device is in a namespace other than these two.
     """
@@ -376,7 +378,7 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
     if index == link.index or host.link(index=index):
         index = 0  # the kernel keeps or chooses it
     if host.link(name=name):
-        name = "dev%d"  # the name that the kernel gives in this case (default_device_exit_net); `restore` reports it
+        name = "dev%d"  # the name that the kernel gives in this case (default_device_exit_net); `restore.restore` reports it
     else:
         _name_again(link, name, inside)
     home = host.namespace()  # the thread may still be in the sandbox, after a failure to leave it
@@ -394,13 +396,6 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
         ) from None
     finally:
         posix.close(home)
-
-
-def _name_taken(name: str, other: Link) -> str:
-    """Why a device cannot have its name: the link `other` has it. With the first half of the remedy."""
-    if other.name == name:
-        return f"another link has that name; rename it (ip link set {name} name ...)"
-    return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
 
 
 def _name_again(link: Link, name: str, inside: Rtnl) -> None:
@@ -435,40 +430,6 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
         for name in taken:
             here.remove_altname(index, name)
         move()
-
-
-def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
-    """Restore the device, which is on the host, to the state in the record; parts that are right are not written.
-
-    Unrestored when a later call can restore more, such as its name, which another link has.
-    """
-    former = planned.device
-    name, other = former["name"], None
-    try:
-        if link.name != name:
-            other = host.link(name=name)
-            if other is not None and other.index == link.index:  # udev may have made the former name an alternative
-                host.remove_altname(link.index, name)
-                other = None
-            if other is None:
-                host.change_link(link.index, up=False)
-                host.change_link(link.index, name=name)
-                link = host.link(index=link.index) or link
-        if not planned.restoresState and link.alias:
-            host.change_link(link.index, alias="")
-    except KernelError as fault:
-        raise KernelRefused(
-            f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; repeat the DEL', str(fault)
-        ) from None
-    if planned.restoresState:
-        from cni.plugins.host_device import restore as restoration  # an ADD that succeeds restores nothing
-
-        restoration.restore(former, link, host, log)
-    if other:
-        raise Unrestored(
-            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)},'
-            f" then the device (ip link set {link.name} name {name})"
-        )
 
 
 def without_link(planned: Plan) -> tuple[str, int] | None:

@@ -96,7 +96,7 @@ def read(request: Request, faults: list[Fault]) -> Config:
 
 direct_log = keep_log
 load = Plan
-apply = moved.move
+apply = moved.move_in
 refused_up = moved.refused_up
 remove = moved.remove
 present = devices.present

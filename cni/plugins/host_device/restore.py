@@ -29,12 +29,13 @@ from cni.shared.kernel.addresses import DADFAILED, NODAD, TENTATIVE, Address
 from cni.shared.kernel.links import NEWLINK, ifinfo
 from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError, attribute
 from cni.shared.kernel.netns import Namespace
-from cni.shared.spec.errors import Unrestored
+from cni.shared.spec.errors import KernelRefused, Unrestored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from cni.plugins.host_device.devices import Plan
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.log import Log
 
@@ -65,7 +66,46 @@ def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
     return idle == 0 or (idle <= EXTRA and any(refusal.is_transient for refusal in refused))
 
 
-def restore(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
+def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
+    """Restore the device, which is on the host, to the state in the record; parts that are right are not written.
+
+    Unrestored when a later call can restore more, such as its name, which another link has.
+    """
+    former = planned.device
+    name, other = former["name"], None
+    try:
+        if link.name != name:
+            other = host.link(name=name)
+            if other is not None and other.index == link.index:  # udev may have made the former name an alternative
+                host.remove_altname(link.index, name)
+                other = None
+            if other is None:
+                host.change_link(link.index, up=False)
+                host.change_link(link.index, name=name)
+                link = host.link(index=link.index) or link
+        if not planned.restoresState and link.alias:
+            host.change_link(link.index, alias="")
+    except KernelError as fault:
+        raise KernelRefused(
+            f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; repeat the DEL', str(fault)
+        ) from None
+    if planned.restoresState:
+        _restore_state(former, link, host, log)
+    if other:
+        raise Unrestored(
+            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)},'
+            f" then the device (ip link set {link.name} name {name})"
+        )
+
+
+def _name_taken(name: str, other: Link) -> str:
+    """Why a device cannot have its name: the link `other` has it. With the first half of the remedy."""
+    if other.name == name:
+        return f"another link has that name; rename it (ip link set {name} name ...)"
+    return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
+
+
+def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
     """Restore the state `former` of `link`, a device on the host, as far as the kernel allows.
 
     Unrestored when a second call can restore more; permanent refusals are logged.

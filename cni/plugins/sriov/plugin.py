@@ -309,7 +309,7 @@ def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link |
     function = vf.find(planned.pci, host) if planned.keys else None
     if function:
         vf.settle(function, planned.wanted, host)
-    link = moved.move(planned, host, inside, sandbox)
+    link = moved.move_in(planned, host, inside, sandbox)
     if not planned.mac:
         return link
     vf.give_mac(planned.mac, function, link, inside, host)
@@ -336,12 +336,14 @@ def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
 
 
 def _give_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-    device = moved.bring_back(planned, host, inside, log)
+    from cni.plugins.host_device import restore  # an ADD that succeeds restores nothing
+
+    device = moved.move_out(planned, host, inside, log)
     vf.clear(planned.pci, planned.keys, planned.former, host)
     try:
         device = host.link(index=device.index) if device else None  # its MAC may be another now
         if device:
-            moved.restore(planned, device, host, log)
+            restore.restore(planned, device, host, log)
     finally:
         vf.finish(planned.pci, planned.keys, planned.former, host)
 
