@@ -5,8 +5,8 @@ Each number has one writer at a time, so there is no lock: a worker writes its s
 
 from __future__ import annotations
 
-from _struct import Struct
 from mmap import mmap
+from struct import Struct
 
 _SLOT = Struct("=B7xQ104s")  # state, calls served by all workers that had it, the call that is served
 _HEAD = Struct("=Q360s")  # start (seconds since 1970), the last fault

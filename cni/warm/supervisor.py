@@ -10,13 +10,14 @@ policy change, and at SIGTERM. The workers then finish the current and the waiti
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`
+import ctypes
 import gc
 import posix
 import resource
 import select
+import signal
 import time
-from _socket import AF_UNIX, SHUT_RDWR, SOCK_CLOEXEC, SOCK_SEQPACKET, socket
+from socket import AF_UNIX, SHUT_RDWR, SOCK_SEQPACKET, socket
 from typing import TYPE_CHECKING
 
 from cni.shared import policy
@@ -43,7 +44,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
     `lock` is the descriptor that holds the lock of the one supervisor, `pack` the path of the compiled modules, of which
     the `modules` are loaded before the first call.
     """
-    prctl = _prctl()
+    prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, b"railcni-warm")
     posix.set_inheritable(lock, False)
     if _raise_limits() and prctl(_PR_GET_SECCOMP, None) <= 0:  # a seccomp filter cannot be removed
@@ -79,14 +80,14 @@ class Supervisor:
         self._early = 0  # successive workers that ended right after their start
 
     def run(self) -> None:
-        self._listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
+        self._listening = socket(AF_UNIX, SOCK_SEQPACKET)
         self._unlink(places.SOCKET)  # left by a killed supervisor
         self._listening.bind(self._path + places.SOCKET)
         self._socket = self._found()
         self._board.note(began=int(time.time()))
-        _signal.signal(_signal.SIGTERM, self._end)
-        _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
-        _signal.set_wakeup_fd(self._poke, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._poke, warn_on_full_buffer=False)
         gc.collect()
         gc.freeze()
         self._fill()
@@ -150,9 +151,9 @@ class Supervisor:
             self._workers[process] = slot, time.monotonic()
             return
         try:
-            self._prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL)
-            _signal.set_wakeup_fd(-1)
-            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             posix.close(self._reading)
             posix.close(self._lock)
             if posix.getppid() == parent:
@@ -213,12 +214,3 @@ def _raise_limits() -> bool:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most >= _LEAST_FILES
-
-
-def _prctl() -> Callable[[int, object], int]:
-    import _ctypes
-
-    class Function(_ctypes.CFuncPtr):
-        _flags_ = _ctypes.FUNCFLAG_CDECL
-
-    return Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type]  # None: this process

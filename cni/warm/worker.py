@@ -7,13 +7,12 @@ in another network namespace, or has left a descriptor open, which may hold a lo
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`
 import fcntl
 import gc
 import posix
 import resource
-from _socket import (
-    AF_UNIX,
+import signal
+from socket import (
     CMSG_SPACE,
     MSG_CMSG_CLOEXEC,
     MSG_CTRUNC,
@@ -22,11 +21,10 @@ from _socket import (
     MSG_TRUNC,
     SO_PEERCRED,
     SO_RCVTIMEO,
-    SOCK_SEQPACKET,
     SOL_SOCKET,
     socket,
 )
-from _struct import Struct
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from cni import run
@@ -67,7 +65,7 @@ class Worker:
 
     def serve(self) -> NoReturn:
         """Serve calls until it is time to end."""
-        _signal.signal(_signal.SIGTERM, self._end)
+        signal.signal(signal.SIGTERM, self._end)
         log.how = "warm"
         whereabouts.keep_open()
         gc.collect()
@@ -76,13 +74,14 @@ class Worker:
         while served < CALLS and not self._is_ending:
             self._board.set(self._slot, IDLE)
             try:
-                fd, _ = self._listening._accept()  # type: ignore[attr-defined]  # of the C half
+                connection, _ = self._listening.accept()
             except OSError:
                 break  # the supervisor has shut the socket down: no call waits any more
             self._is_busy = True
             served += 1
-            if not self._accepted(socket(AF_UNIX, SOCK_SEQPACKET, 0, fd)):
-                break
+            with connection:  # no longer than its call: a launcher may wait for its end
+                if not self._accepted(connection):
+                    break
             self._is_busy = False
             if served % _COLLECT == 0:
                 gc.collect()
@@ -172,7 +171,7 @@ class Worker:
     def _tell(self, connection: socket, asked: str) -> bool:
         supervisor = posix.getppid()
         if asked == protocol.STOP:
-            posix.kill(supervisor, _signal.SIGTERM)
+            posix.kill(supervisor, signal.SIGTERM)
         began, fault = self._board.head
         states = self._board.states()
         document = {
@@ -210,7 +209,7 @@ def _dies_with(connection: socket) -> bool:
     """Let the kernel kill this process when the launcher ends; False when the launcher has ended already."""
     fd = connection.fileno()
     fcntl.fcntl(fd, fcntl.F_SETOWN, posix.getpid())
-    fcntl.fcntl(fd, fcntl.F_SETSIG, _signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(fd, fcntl.F_SETFL, posix.O_ASYNC)
     try:
         return connection.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
