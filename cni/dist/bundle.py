@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -75,10 +76,10 @@ def _fill(top: Path, extra: str) -> None:
     libraries = {f"lib/{name}": file for name, file in elf.needed(files.values()).items()}
     for target, file in (files | libraries).items():
         _add(top, target, file.read_bytes(), executable=target == "libexec/python3" or target in libraries)
-    copied = "\n".join(map(str, (*machine.values(), *libraries.values())))
+    launcher, linked = compile_launcher(elf.loader().name)
+    copied = "\n".join(map(str, (*machine.values(), *libraries.values(), *linked)))
     _script("bill.py", top, copied)
     _add(top, "VERSION", f"{VERSION}\n".encode())
-    launcher = compile_launcher(elf.loader().name)
     for executable in (*EXECUTABLES, "railcni", "kubectl-railcni", "python3"):
         _add(top, f"bin/{executable}", launcher, executable=True)
     template = (PROJECT / "bin/launcher.in").read_text()
@@ -106,8 +107,9 @@ def _add(top: Path, target: str, content: bytes, executable: bool = False) -> No
     path.chmod(0o755 if executable else 0o644)
 
 
-def compile_launcher(loader: str) -> bytes:
-    """launcher.c, compiled for a bundle whose loader is called so, by the C compiler CC (default: musl-gcc if there is one)."""
+def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
+    """launcher.c, compiled for a bundle whose loader is called so, by the C compiler CC (default: musl-gcc if there is one);
+    and the libraries that are linked into it."""
     compiler = shlex.split(os.environ.get("CC") or shutil.which("musl-gcc") or "cc")
     if not shutil.which(compiler[0]):
         raise CannotBuild(
@@ -116,11 +118,20 @@ def compile_launcher(loader: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "launcher")
         names = [f'-DTAG="{sys.implementation.cache_tag}"', f'-DLOADER="{loader}"']
-        argv = [*compiler, f"@{_LAUNCHER.with_suffix('.flags')}", *names, str(_LAUNCHER), "-o", str(output)]
+        argv = [
+            *compiler,
+            f"@{_LAUNCHER.with_suffix('.flags')}",
+            *names,
+            str(_LAUNCHER),
+            "-Wl,--trace",
+            "-o",
+            str(output),
+        ]
         done = subprocess.run(argv, capture_output=True, text=True)
         if done.returncode:
             raise CannotBuild(f"{_LAUNCHER.name} cannot be compiled: {done.stderr[-500:]}")
-        return output.read_bytes()
+        linked = sorted({Path(name).resolve() for name in re.findall(r"/[^\s():]*\.a\b", done.stdout)})
+        return output.read_bytes(), linked
 
 
 def compile_modules(top: Path) -> None:

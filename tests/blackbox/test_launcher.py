@@ -24,7 +24,7 @@ TELLS = '#!/bin/sh\nprintf "%s\\n" "$@"; echo "cwd $(pwd)"; env | sort\n'
 
 @pytest.fixture(scope="module")
 def launcher() -> bytes:
-    return bundle.compile_launcher(LOADER)
+    return bundle.compile_launcher(LOADER)[0]
 
 
 @pytest.fixture
@@ -155,3 +155,7 @@ def test_a_very_long_path_is_refused_and_nothing_is_overwritten(top: Path, tmp_p
         os.chdir("/")
     assert done.returncode == 1
     assert json.loads(done.stdout)["code"] == 5
+
+
+def test_the_c_library_in_it_is_named_for_the_bill_of_materials() -> None:
+    assert "libc.a" in {path.name for path in bundle.compile_launcher(LOADER)[1]}
