@@ -32,7 +32,7 @@ _WANTED = {
 
 
 def refusals(invalid: ValidationError) -> Iterator[tuple[Keys, str]]:
-    """The keys of each value that was refused, and the reason, in the order of the model; "" for one that is missing."""
+    """The keys of each refused value with the reason, in the order of the model; the reason is "" if the value is missing."""
     for error in invalid.errors(include_url=False):
         kind, context = error["type"], error.get("ctx", {})
         if kind == "literal_error":

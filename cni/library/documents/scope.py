@@ -26,7 +26,7 @@ class Scope:
     network: str = ""
 
     def inside(self, node: TreeNode) -> Scope:
-        """A part of the same text as a document of its own."""
+        """Take the part at `node` as a document of its own."""
         return Scope(self.text, node, self.findings, self.network)
 
     def warn(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False) -> None:
@@ -44,7 +44,7 @@ class Scope:
         self.span(severity, start, end, name_of(keys), message, fix)
 
     def span(self, severity: str, start: int, end: int, key: str, message: str, fix: str) -> None:
-        """A finding about the characters from `start` to `end` of the text."""
+        """Add a finding about the characters from `start` to `end` of the text."""
         line, column = self.text.position(start)
         last, behind = self.text.position(end)
         shown = self.text.line(line)
@@ -59,7 +59,7 @@ class Scope:
     def model(
         self, model: type[BaseModel], document: Any, prefix: Keys = (), fixes: dict[str, str] | None = None
     ) -> Any:
-        """`document` as `model`, or None and its faults; `fixes` by the last key of a fault."""
+        """Read `document` as `model`; return None, and add the faults, if it is refused. `fixes` has remedies by the last key."""
         try:
             return model.model_validate(document)
         except ValidationError as invalid:

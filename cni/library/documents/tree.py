@@ -57,7 +57,7 @@ class TreeNode:
         return exact[-1] if exact else folded[0] if folded else None
 
     def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
-        """The value under `keys`: its member, if it is one, its node, and how many of the keys exist."""
+        """Follow `keys` as far as they exist; return the last member (None in a list), its node, and how many keys exist."""
         found: Member | None = None
         node, depth = self, 0
         for key in keys:
@@ -74,7 +74,7 @@ class TreeNode:
         return found, node, depth
 
     def objects(self) -> Iterator[TreeNode]:
-        """This node, and every object and list inside it once."""
+        """This node and all objects and lists inside it, each once."""
         seen: set[int] = set()
         pending = [self]
         while pending:

@@ -55,7 +55,7 @@ class Content(NamedTuple):
 
 
 def here() -> Content:
-    """The content that this file belongs to; IoFailure when it belongs to none."""
+    """The content of the bundle or checkout that has this file. Raises IoFailure if neither has it."""
     folder = os.path.dirname(os.path.realpath(__file__))
     while folder != "/":
         if os.path.isfile(f"{folder}/{VERSION_FILE}") and os.path.isfile(f"{folder}/{PROGRAMS}/{PLAIN[0]}"):

@@ -62,7 +62,7 @@ def state_faults(state: str) -> Iterator[str]:
 
 
 def fault_of(path: str, plugin: str) -> str:
-    """The reason why the executable at `path` is not our `plugin`; "" when it is, by what it prints without a verb."""
+    """Run the executable at `path` without a verb; return why it is not our `plugin`, "" if it is."""
     try:
         done = subprocess.run([path], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_SECONDS)
     except subprocess.TimeoutExpired:

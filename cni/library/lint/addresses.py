@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Assumed:
-    """A flat file as a cluster has it, where none is at hand: it names the stores, so that a NAD need not."""
+    """A flat file as clusters have it, assumed where none is given: it names the stores, so that a NAD need not."""
 
     _TEXT = codec.dumps(
         {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}, "etcd_host": "localhost"}
@@ -115,7 +115,7 @@ def overlaps(uses: Sequence[Use]) -> None:
 
 
 def _kept_back(keeping: Use, giving: Use) -> None:
-    """Warn when a range gives what another network of the addresses keeps back."""
+    """Warn when a range gives an address that another network on these addresses keeps back."""
     for family, value in keeping.kept_back:
         if giving.given and family == giving.family and giving.given.usable(value):
             text = format_address(family, value)
@@ -126,7 +126,7 @@ def _kept_back(keeping: Use, giving: Use) -> None:
 def examine(
     scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: Files, uses: list[Use]
 ) -> None:
-    """Note the faults of the block of the plugin `document`, which stands at `keys`; its ranges go to `uses`."""
+    """Note the faults in the `ipam` block of the plugin `document` at `keys`; add its ranges to `uses`."""
     block = member(document, "ipam")
     at = (*keys, "ipam")
     if not isinstance(block, dict):
@@ -196,12 +196,12 @@ def _whereabouts(
 
 
 def _told(text: str, flat: Files) -> str:
-    """`text` with the path of the flat file that was read in the place of an installed one."""
+    """Replace the path of the installed flat file in `text` by that of the given one."""
     return text.replace(flatfile.PATHS[0], flat.path) if isinstance(flat, Named) else text
 
 
 def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:
-    """The ranges of all indexes, which this block's plugin reads where a pod has one index on them."""
+    """Check the ranges of all rails, which the IPAM plugin reads if a pod has one index on them."""
     unread: list[Fault] = []  # the link plugin's to tell
     rail = rails_key.read(request.config, unread)
     if rail is None or unread or not rail.is_same_index:
@@ -235,7 +235,7 @@ def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
 
 
 def _own(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
-    """Warn of addresses that this machine has on the master: it gives them to no pod, but other nodes do."""
+    """Warn of this machine's own addresses on the master: it gives them to no pod, but other nodes do."""
     master = member(config.network, "master")
     if not isinstance(master, str) or not master or member(config.network, "linkInContainer") is True:
         return

@@ -43,7 +43,7 @@ def lint_text(text: str, path: str, flat: Files | None = None) -> list[Diagnosti
 
 
 def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnostic]:
-    """The findings of all files, with those of several networks together; those of a file in the order of their places."""
+    """Add the findings about several networks together, and sort those of each file by their places."""
     overlaps(around.uses)
     return [finding for part in parts for finding in sorted(part, key=lambda f: (f.line, f.column))]
 
@@ -74,7 +74,7 @@ class _File:
             self.findings.append(about(self._path, message, "name another file"))
 
     def _examine(self, is_json: bool, scope: Scope) -> int:
-        """Look at one document; the number of networks in it."""
+        """Examine one document; return the number of networks in it."""
         document, around = scope.root.data, self._around
         if isinstance(document, dict) and ("apiVersion" in document or ("kind" in document and not is_json)):
             count = 0
@@ -103,7 +103,7 @@ class _File:
         return 1
 
     def _appended(self, path: str, outer: dict[str, Any]) -> None:
-        """Look at a file that holds one plugin of the network `outer`."""
+        """Examine a file with one plugin of the network `outer`."""
         try:
             text = Text(path, reader.read_text(path))
         except OSError as fault:
@@ -120,7 +120,7 @@ def _is_network(document: dict[str, Any]) -> bool:
 
 
 def _appended(path: str, document: Any) -> list[str]:
-    """The files of further plugins, which libcni 1.3 appends from the directory of the network's name."""
+    """The files with further plugins: libcni 1.3 appends them from the directory that has the network's name."""
     name = document.get("name") if isinstance(document, dict) else None
     if not isinstance(name, str) or "/" in name or not name or document.get("loadOnlyInlinedPlugins"):
         return []

@@ -15,7 +15,7 @@ PREFIX = "railcni-"
 
 
 def own(name: str) -> str:
-    """The executable of ours that `name` is: "" when none; "railcni-macvlan" is macvlan."""
+    """The name of our executable without its prefix, so "macvlan" for "railcni-macvlan"; "" for another's."""
     plain = name.removeprefix(PREFIX)
     return plain if plain in PLAIN else ""
 

@@ -51,7 +51,7 @@ def examine(scope: Scope, around: Surroundings) -> None:
 
 
 def _namespace(scope: Scope, metadata: Any, around: Surroundings) -> None:
-    """Whether Kubernetes can have the namespace, and no other NAD has the name in it."""
+    """Check that Kubernetes can have the namespace, and that no other NAD in it has the name."""
     namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
     if isinstance(namespace, str) and not is_namespace(namespace):
         message = f"{shown(namespace)}: Kubernetes has no namespace of this name"

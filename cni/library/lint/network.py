@@ -93,7 +93,7 @@ def _inside(around: Surroundings, document: dict[str, Any], model: Configuration
 
 
 def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings) -> Configuration | None:
-    """The part of the network that a runtime reads itself; its plugins are examined one by one."""
+    """Check the keys that a runtime reads itself. The plugins are examined one by one."""
     outer = {k: v for k, v in document.items() if k != "plugins"}
     listed = document.get("plugins")
     if listed is not None and not isinstance(listed, list):

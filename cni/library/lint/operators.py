@@ -29,7 +29,7 @@ _DEVICE_PLUGINS = ("rdmaSharedDevicePlugin", "sriovDevicePlugin")
 
 
 def examine(scope: Scope, around: Surroundings) -> bool:
-    """Note the faults of the resource in `scope`; False when it is none that is known."""
+    """Note the faults of the resource in `scope`; return whether its kind is known."""
     document = scope.root.data
     if not isinstance(document, dict):
         return False
@@ -54,7 +54,7 @@ def examine(scope: Scope, around: Surroundings) -> bool:
 
 
 def _network(scope: Scope, around: Surroundings) -> None:
-    """The NAD that the operator makes of the network; its findings stand at the network's spec."""
+    """Examine the NAD that the operator makes of the network; note its findings at the network's spec."""
     nad = nvidia.render(scope)
     if nad is None:
         return

@@ -98,7 +98,7 @@ def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, A
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], rail: Rail | None) -> None:
-    """Rails of one index a pod are counted by our IPAM plugin alone."""
+    """Check that rails with one index have our IPAM plugin: no other one gives the same index."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
     if rail and rail.is_same_index and known.own(str(kind)) != known.OWN_IPAM:
@@ -128,8 +128,8 @@ def _foreign_mtu(scope: Scope, keys: Keys, document: Mapping[str, Any]) -> None:
 
 
 def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings, by_name: bool) -> None:
-    """Whether the plugin learns which device to take: from its own keys (`by_name`: also the device's name), or from the
-    resource of a NAD."""
+    """Check that the configuration chooses a device: by its own keys (`by_name`: also by the device's name), or by the resource
+    of a NAD."""
     selectors = [n for n in ("device", "hwaddr", "kernelpath", "pciBusID", "deviceID") if member(document, n)]
     capabilities = member(document, "capabilities")
     capable = isinstance(capabilities, dict) and member(capabilities, "deviceID")

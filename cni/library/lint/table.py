@@ -90,7 +90,7 @@ def _like(value: Any) -> Iterable[Any]:
 def unknown_keys(
     scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
 ) -> None:
-    """A warning for each key of `document` that is not read, or that is written differently from its documentation."""
+    """Warn of each key of `document` that is not read, or is spelled differently from its documentation."""
     names = [key.name for key in table]
     tops = {n.partition(".")[0] for n in names} | ({*known.OF_RUNTIMES, *known.OF_MULTUS} if kind else set())
     for name, value in document.items():
@@ -118,7 +118,7 @@ def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: 
 
 
 def _elsewhere(name: str, kind: str) -> str:
-    """Where the key `name`, which the plugin does not have, belongs."""
+    """The place where the key `name` belongs, which the plugin does not have."""
     if kind and name.lower() in {k.name.lower() for k in (*tables.RANGE_KEYS, *tables.IPAM_KEYS)}:
         return f'move "{name}" into "ipam"'
     if not kind and any(name.lower() == k.name.lower() for own in LINK_PLUGINS for k in plugins.named(own).KEYS):

@@ -122,7 +122,7 @@ class Runtime:
         )
 
     def plugin_versions(self, plugin: str) -> list[str]:
-        """The spec versions that the executable of `plugin` says it speaks; one that knows no VERSION is of 0.1.0."""
+        """Ask the executable of `plugin` for its spec versions; 0.1.0 if it does not know VERSION."""
         dummy = Parameters("", "dummy", "dummy")  # plugins of before 0.2.0 want them even here
         try:
             answer = self._run("VERSION", plugin, {"cniVersion": versions.NEWEST}, dummy)
@@ -181,7 +181,7 @@ def _request(
 
 
 def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
-    """The plugin's result; one that does not say its version is of the version asked (containernetworking/cni 895)."""
+    """Check the plugin's result. Without a version it has the requested one (containernetworking/cni 895)."""
     if not isinstance(answer, dict):
         raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")
     if not answer.get("cniVersion"):
@@ -192,7 +192,7 @@ def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
 
 @contextmanager
 def _noted(faults: list[CniError]) -> Iterator[None]:
-    """Errors inside go to `faults`, and the work goes on."""
+    """Add an error of the block to `faults`, and go on."""
     try:
         yield
     except StepsFailed as several:

@@ -45,7 +45,7 @@ class HttpEndpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """Where connections are too many, the oldest makes room for the new one: a probe, which sends its request at once, is served."""
+    """Closes the oldest connection where there are too many, so that a probe, which sends its request at once, is served."""
 
     daemon_threads = True
     request_queue_size = _MOST_CLIENTS
@@ -77,7 +77,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Send away whose time is over; the loop of serve_forever calls this twice a second, and after each connection."""
+        """Close connections whose time is over. serve_forever calls this twice a second, and after each connection."""
         latest = time.monotonic() - _CLIENT_SECONDS
         with self._lock:
             for client in [client for client, (_, begin) in self._clients.items() if begin <= latest]:

@@ -30,7 +30,7 @@ class AgentLog(Log):
             pass  # nobody listens
 
     def state(self, about: str, text: str, **fields: object) -> None:
-        """As `say`, but only when `text` differs from what was last said `about` it; "" only takes note that all is well."""
+        """Write a warning if `text` differs from the last one `about` this; "" notes that all is well, and writes nothing."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:
