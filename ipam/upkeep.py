@@ -412,19 +412,15 @@ def note_fault(
 def _unlisted(
     network: str, valid: set[Attachment], node_name: str, store: Store, pools: Iterable[str], records: Records
 ) -> list[Attachment]:
+    """The attachments of `network` that have leases of this node in `pools`, and are not `valid`."""
     found: dict[Attachment, None] = {}
     machine = node.machine_id()
     for pool in pools:
-        page = store.leases(pool, node=node_name)
-        while page:
-            for lease in page:
-                if (
-                    lease.network == network
-                    and lease.attachment not in valid
-                    and _is_ours(lease, machine, store, records)
-                ):
-                    found[lease.attachment] = None
-            page = store.leases(pool, page[-1], node=node_name)
+        for lease in store.each_lease(pool, node_name):
+            if lease.network != network or lease.attachment in valid:
+                continue
+            if _is_ours(lease, machine, store, records):
+                found[lease.attachment] = None
     return list(found)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cni.shared.spec.errors import TryAgainLater
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Any
 
     from cni.shared.spec.errors import CniError
@@ -238,6 +238,13 @@ class Store:
         """Up to `limit` leases of a pool after `after`, in the order of their addresses; with `node` those of it alone."""
         raise NotImplementedError
 
+    def each_lease(self, pool: str, node: str = "") -> Iterator[Lease]:
+        """Read all leases of a pool, page by page; with `node` those of it alone."""
+        page = self.leases(pool, node=node)
+        while page:
+            yield from page
+            page = self.leases(pool, page[-1], node=node)
+
     def pools(self) -> list[Pool]:
         """The pools that have leases, by name."""
         raise NotImplementedError
@@ -245,11 +252,12 @@ class Store:
     def of_earlier_boots(self, pool: str, node: str, boot_id: str, limit: int = 1000) -> list[Lease]:
         """Up to `limit` leases of `pool` that were claimed on `node` when its boot was not `boot_id`."""
         found: list[Lease] = []
-        page = self.leases(pool, node=node)
-        while page and len(found) < limit:
-            found += [lease for lease in page if lease.boot_id != boot_id]
-            page = self.leases(pool, page[-1], node=node)
-        return found[:limit]
+        for lease in self.each_lease(pool, node):
+            if lease.boot_id != boot_id:
+                found.append(lease)
+            if len(found) == limit:
+                break
+        return found
 
 
 class ServedStore(Store):

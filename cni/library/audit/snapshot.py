@@ -145,10 +145,7 @@ def _leases(store: Store, pool: str = "") -> Iterator[Lease]:
     """All leases, or those of one pool, by pool and address."""
     for found in store.pools():
         if pool in ("", found.name):
-            last = None
-            while page := store.leases(found.name, last, _PAGE):
-                yield from page
-                last = page[-1]
+            yield from store.each_lease(found.name)
 
 
 def _of_pools(cluster: Cluster, networks: list[Network], progress: Progress, pool: str = "") -> Snapshot:
