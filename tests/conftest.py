@@ -57,12 +57,12 @@ def executables(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def node(executables: Path) -> Iterator[nodes.Node]:
-    """A fresh node."""
+def node(executables: Path, request: pytest.FixtureRequest) -> Iterator[nodes.Node]:
+    """A fresh node. Of a test that is marked `forked` most calls do not run the executable."""
     why = nodes.unusable()
     if why:
         pytest.skip(why)
-    with nodes.Node(executables) as fresh:
+    with nodes.Node(executables, is_forked=request.node.get_closest_marker("forked") is not None) as fresh:
         yield fresh
 
 

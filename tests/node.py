@@ -3,7 +3,9 @@
 The executables run with their real paths and defaults, and the machine sees nothing of it. A thread of this process keeps
 the namespaces and starts what runs in them (tests/namespaces.py); when it ends, the kernel takes all that lived in them.
 
-RAILCNI_TEST_WARM=1 lets warm workers serve the calls (tests/warm.py); without it all are cold.
+Of tests marked `forked`, `cni` forks a call of a plugin from a process that has imported the product (tests/command.py);
+all others run the executables, and so do all with RAILCNI_TEST_COLD=1. RAILCNI_TEST_WARM=1 lets warm workers serve the
+calls (tests/warm.py).
 
 RAILCNI_BIN names another directory of executables, such as a bundle's bin/. RAILCNI_CHROOT names a root in which they
 and the command then run: a host of another kind, which has what tests/roots.py puts there, and of this one the kernel's
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cni.plugins import EXECUTABLES
 from cni.warm import places
 from tests import command, recorder, warm
 from tests.namespaces import Namespaces, mount, unshare, up
@@ -38,6 +41,7 @@ IS_BUNDLE = (BIN / "python3").exists()
 COMMAND: list[str | Path] = [BIN / "railcni"] if IS_BUNDLE else [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
 INTERPRETER = str(BIN / "python3") if IS_BUNDLE else sys.executable  # one that can be executed where the plugins can
 IS_WARM = bool(os.environ.get("RAILCNI_TEST_WARM"))
+IS_COLD = bool(os.environ.get("RAILCNI_TEST_COLD"))
 CHROOT = os.environ.get("RAILCNI_CHROOT", "")
 GO_PLUGINS = Path("/usr/lib/cni")
 STATE = "/var/lib/cni/railcni"
@@ -131,17 +135,22 @@ class Call:
     def finish(self, timeout: float = 60) -> Reply:
         """Give it its stdin and wait for what it says. AssertionError when stdout is no answer of a CNI plugin."""
         out, err = self.process.communicate(self._stdin, timeout)
-        status, stderr = self.process.returncode, err.decode(errors="replace")
-        shown = f"exit {status}, stdout {out[:2000]!r}, stderr {stderr[-2000:]}"
-        try:
-            document = json.loads(out) if out.strip() else None
-        except ValueError:
-            raise AssertionError(f"stdout is not JSON: {shown}") from None
-        assert "Traceback" not in stderr, shown
-        assert status in (0, 1), shown
-        if status:
-            assert isinstance(document, dict) and {"code", "msg"} <= set(document), shown
-        return Reply(status, document, stderr)
+        return _reply(self.process.returncode, out, err)
+
+
+def _reply(status: int, out: bytes, err: bytes) -> Reply:
+    """What a plugin has answered. AssertionError when stdout is no answer of a CNI plugin."""
+    stderr = err.decode(errors="replace")
+    shown = f"exit {status}, stdout {out[:2000]!r}, stderr {stderr[-2000:]}"
+    try:
+        document = json.loads(out) if out.strip() else None
+    except ValueError:
+        raise AssertionError(f"stdout is not JSON: {shown}") from None
+    assert "Traceback" not in stderr, shown
+    assert status in (0, 1), shown
+    if status:
+        assert isinstance(document, dict) and {"code", "msg"} <= set(document), shown
+    return Reply(status, document, stderr)
 
 
 @dataclass(frozen=True)
@@ -156,9 +165,10 @@ class Pod:
 class Node:
     """`with Node() as node`: see the module. `host` is the view of the node's own namespace."""
 
-    def __init__(self, executables: Path = BIN, is_warm: bool = IS_WARM) -> None:
+    def __init__(self, executables: Path = BIN, is_warm: bool = IS_WARM, is_forked: bool = False) -> None:
         self.executables = executables
         self.is_warm = is_warm
+        self.is_forked = is_forked and executables == ROOT / "bin" and not (is_warm or CHROOT or IS_COLD)
         self.caller: Mapping[str, str] = {}  # the variables of what calls plugins, beside those of the specification
         self.pods: dict[str, Pod] = {}
         self._started: list[subprocess.Popen[bytes]] = []
@@ -329,8 +339,8 @@ class Node:
         """Run the command in the node, as `run` does, but forked where that is possible: tests/command.py."""
         if IS_BUNDLE or CHROOT:
             return self.run([*COMMAND, *argv], env=env, stdin=stdin, timeout=timeout)
-        namespaces = [f"/proc/{self.holder}/ns/{kind}" for kind in ("net", "mnt")]
-        return command.run(argv, env=_PATH if env is None else env, stdin=stdin, namespaces=namespaces, timeout=timeout)
+        where = self._namespaces()
+        return command.run(argv, env=_PATH if env is None else env, stdin=stdin, namespaces=where, timeout=timeout)
 
     def start(
         self,
@@ -374,17 +384,28 @@ class Node:
         verb: str,
         config: Mapping[str, Any] | bytes,
         *,
+        cwd: str = "/",
+        through: Sequence[str] = (),
+        **variables: Any,
+    ) -> Call:
+        """Start `executable` (a name in bin/ or a path) for `verb`, with `variables` as for `_environ`."""
+        argv = [*through, self.executables / executable]
+        env = self._environ(verb, **variables)
+        return Call(self.start(argv, env=env, cwd=cwd, as_plugin=True), _stdin(config))
+
+    def _environ(
+        self,
+        verb: str,
+        *,
         container_id: str | None = "c1",
         ifname: str | None = "net1",
         netns: Pod | str | None = None,
         args: str | None = None,
         path: Sequence[str | Path] | None = None,
         more: Mapping[str, str] | None = None,
-        cwd: str = "/",
-        through: Sequence[str] = (),
-    ) -> Call:
-        """Start `executable` (a name in bin/ or a path) for `verb`, with CNI variables, `caller` and `more` in
-        its environment; a None leaves its variable out. GC and STATUS get CNI_PATH alone, as from libcni."""
+    ) -> dict[str, str]:
+        """The CNI variables, `caller` and `more`; a None leaves its variable out. GC and STATUS get CNI_PATH alone, as
+        from libcni."""
         folders = path if path is not None else [self.executables, GO_PLUGINS]
         env = {"CNI_COMMAND": verb, "CNI_PATH": ":".join(str(p) for p in folders)}
         if verb not in ("GC", "STATUS", "VERSION"):
@@ -395,16 +416,30 @@ class Node:
                 "CNI_ARGS": args,
             }
             env |= {name: value for name, value in named.items() if value is not None}
-        stdin = config if isinstance(config, bytes) else json.dumps(config).encode()
-        argv = [*through, self.executables / executable]
-        return Call(self.start(argv, env={**self.caller, **env, **(more or {})}, cwd=cwd, as_plugin=True), stdin)
+        return {**self.caller, **env, **(more or {})}
 
     def cni(self, executable: str | Path, verb: str, config: Mapping[str, Any] | bytes, **how: Any) -> Reply:
         """Call `executable` and return its answer; `how` as for `start_cni`."""
         warm.counted["calls"] += IS_WARM and verb != "VERSION"
-        reply = self.start_cni(executable, verb, config, **how).finish()
+        if self.is_forked and executable in EXECUTABLES and "through" not in how:
+            reply = self._forked(str(executable), verb, config, **how)
+        else:
+            reply = self.start_cni(executable, verb, config, **how).finish()
         recorder.note(self, (os.path.basename(executable), verb, config, how), reply)
         return reply
+
+    def _forked(
+        self, plugin: str, verb: str, config: Mapping[str, Any] | bytes, cwd: str = "/", **variables: Any
+    ) -> Reply:
+        """The same, forked from a process that has imported the product."""
+        env, namespaces = self._environ(verb, **variables), self._namespaces()
+        done = command.run(
+            [plugin], env=env, stdin=_stdin(config), namespaces=namespaces, cwd=cwd, program=command.PLUGIN
+        )
+        return _reply(done.returncode, done.stdout, done.stderr)
+
+    def _namespaces(self) -> list[str]:
+        return [f"/proc/{self.holder}/ns/{kind}" for kind in ("net", "mnt")]
 
     def cni_at_once(self, calls: Sequence[Call]) -> list[Reply]:
         """Give all `calls` their stdin as near to one moment as one process can, and collect the answers in order."""
@@ -419,6 +454,10 @@ class Node:
             call.process.stdin = None
             call._stdin = b""
         return [Call(call.process, None).finish() for call in calls]  # type: ignore[arg-type]
+
+
+def _stdin(config: Mapping[str, Any] | bytes) -> bytes:
+    return config if isinstance(config, bytes) else json.dumps(config).encode()
 
 
 def until(condition: Any, seconds: float = 5.0) -> bool:

@@ -31,6 +31,8 @@ from tests.node import GO_PLUGINS, Node, Pod
 from tests.tools import needs_ip
 from tests.unit import test_host_device_plan, test_sriov_plan
 
+pytestmark = pytest.mark.forked
+
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 MAC = "02:00:00:00:77:01"
 OTHER_PCI = "0000:3b:00.7"

@@ -21,7 +21,7 @@ from tests.node import GO_PLUGINS, Node, Pod, Reply, until
 from tests.tools import needs_ip
 from tests.view import View
 
-pytestmark = needs_ip
+pytestmark = [needs_ip, pytest.mark.forked]
 
 MASTER = "ens2f0"  # macvlan's master, and host-device's device
 ROOT = "/run/ipam"

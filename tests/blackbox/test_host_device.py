@@ -16,6 +16,8 @@ from cni.shared.spec.request import Attachment
 from tests.node import GO_PLUGINS, STATE, VERSIONS, Node, Pod, until
 from tests.view import Link, lasting
 
+pytestmark = pytest.mark.forked
+
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 PCI, AUXILIARY = "0000:3b:00.2", "mlx5_core.sf.4"
 

@@ -11,6 +11,8 @@ import pytest
 from tests import warm
 from tests.node import GO_PLUGINS, STATE, VERSIONS, Node, Pod, Reply
 
+pytestmark = pytest.mark.forked
+
 RANGE = {"range": "192.168.111.0/24"}
 FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 

@@ -12,6 +12,8 @@ from tests.blackbox.test_kubernetes import DIRECTORY, KUBECONFIG, Server, networ
 from tests.each import each_and
 from tests.node import STATE, Node, Pod
 
+pytestmark = pytest.mark.forked
+
 
 def flush(node: Node, *options: str) -> tuple[int, bytes]:
     done = node.railcni("ipam", "flush", *options)

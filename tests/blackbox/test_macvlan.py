@@ -14,6 +14,8 @@ import pytest
 from tests.node import GO_PLUGINS, STATE, VERSIONS, Node, Pod, until
 from tests.view import View
 
+pytestmark = pytest.mark.forked
+
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 BOTH = {
     "type": "whereabouts",

@@ -17,7 +17,7 @@ from tests.node import STATE, Node, Pod
 from tests.tools import needs_ip
 from tests.view import View
 
-pytestmark = needs_ip
+pytestmark = [needs_ip, pytest.mark.forked]
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
