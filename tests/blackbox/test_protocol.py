@@ -201,17 +201,17 @@ def test_each_variable_that_a_verb_needs_is_asked_for(site: Node, plugin: str, v
     assert not any(other in answer["msg"] for other in NEEDED[verb] - {variable})
 
 
-@each_and("bad", ["-c1", "_c1", ".", "c/1", "c:1", "c 1", "c1\n", "ä", "../../etc", "c1;rm"], ids=repr)
-def test_a_malformed_container_id_is_refused_first(site: Node, plugin: str, bad: str) -> None:
+@each_plugin
+def test_a_malformed_container_id_is_refused_first(site: Node, plugin: str) -> None:
     for verb in ATTACHMENT_VERBS:
-        reply = site.cni(plugin, verb, b"no JSON", container_id=bad, ifname=None, path=[])
+        reply = site.cni(plugin, verb, b"no JSON", container_id="../../etc", ifname=None, path=[])
         reply.refused(4, "CNI_CONTAINERID", "malformed")
 
 
-@each_and("bad", ["sixteen-bytes-in", ".", "..", "a/b", "a:b", "a b", "a\tb", "net1\n", "ä" * 8], ids=repr)
-def test_a_malformed_ifname_is_refused_first(site: Node, plugin: str, bad: str) -> None:
+@each_plugin
+def test_a_malformed_ifname_is_refused_first(site: Node, plugin: str) -> None:
     for verb in ATTACHMENT_VERBS:
-        reply = site.cni(plugin, verb, b"no JSON", container_id=None, ifname=bad, path=[])
+        reply = site.cni(plugin, verb, b"no JSON", container_id=None, ifname="sixteen-bytes-in", path=[])
         reply.refused(4, "CNI_IFNAME")
 
 
@@ -298,7 +298,7 @@ def test_stdin_that_is_no_configuration_is_refused(site: Node, plugin: str, stdi
         site.cni(plugin, verb, stdin, netns="/run/netns/none").refused(6)
 
 
-@each_and("name", [None, "", "-n", "a/b", "..", "a:b", "a b", "ä"], ids=repr)
+@each_and("name", [None, "a/b"], ids=repr)
 def test_a_missing_or_malformed_network_name_is_refused(site: Node, plugin: str, name: str | None) -> None:
     for verb in VERBS:
         config = configuration(plugin, "9.9.9", name=name)
@@ -357,17 +357,13 @@ def test_unknown_keys_are_ignored_at_every_level(node: Node, pod: Pod, plugin: s
 # --- versions: code 1 ---
 
 
-@each_and("version", ["0.0.1", "0.5.0", "1.2.0", "2.0.0", "v1.0.0", "1.0", " 1.0.0"], ids=repr)
-def test_an_unknown_version_is_refused_with_those_that_are_known(site: Node, plugin: str, version: str) -> None:
+@each_plugin
+def test_an_unknown_version_is_refused_with_those_that_are_known(site: Node, plugin: str) -> None:
     for verb in VERBS:
-        site.cni(plugin, verb, configuration(plugin, version), netns=site.pods["pod1"]).refused(1, version, *VERSIONS)
+        site.cni(plugin, verb, configuration(plugin, "1.2.0"), netns=site.pods["pod1"]).refused(1, "1.2.0", *VERSIONS)
 
 
-@each_and(
-    "verb, version, since",
-    [("CHECK", v, "0.4.0") for v in VERSIONS[:4]]
-    + [(verb, v, "1.1.0") for verb in ("GC", "STATUS") for v in VERSIONS[:6]],
-)
+@each_and("verb, version, since", [("CHECK", "0.3.1", "0.4.0"), ("GC", "1.0.0", "1.1.0"), ("STATUS", "1.0.0", "1.1.0")])
 def test_a_verb_that_the_version_does_not_have_is_refused(
     site: Node, plugin: str, verb: str, version: str, since: str
 ) -> None:

@@ -79,7 +79,7 @@ def test_the_name_is_checked_before_the_command_and_this_before_the_version() ->
     [
         ({}, 7),
         ({"name": ""}, 7),
-        ({"name": "a/b"}, 7),
+        *(({"name": name}, 7) for name in ("-n", "a/b", "..", "a:b", "a b", "ä")),
         ({"name": 5}, 6),
         ({"name": "rdma", "cniVersion": 1}, 6),
         ([], 6),
@@ -106,11 +106,28 @@ def test_a_verb_is_refused_below_the_version_that_brought_it(verb: str, since: s
             assert since in fault.msg
 
 
+@pytest.mark.parametrize("version", ["0.0.1", "0.5.0", "1.2.0", "2.0.0", "v1.0.0", "1.0", " 1.0.0"])
+def test_an_unknown_version_is_refused_with_those_that_are_known(version: str) -> None:
+    stdin = json.dumps({"name": "rdma", "cniVersion": version}).encode()
+    for verb in ("ADD", "DEL", "CHECK", "GC", "STATUS"):
+        fault = refusal({**WHOLE, "CNI_COMMAND": verb}, stdin)
+        assert fault.code == 1
+        assert all(known in fault.msg[:250] for known in (version, "0.1.0", "0.3.1", "1.1.0"))
+
+
 def test_no_version_is_the_oldest() -> None:
     assert request.parse(WHOLE, b'{"name": "rdma"}').cni_version == "0.1.0"
 
 
-@pytest.mark.parametrize("name", [".", "..", "a/b", "a:b", "a b", "a\tb", "a" * 16, "é" * 8])
+@pytest.mark.parametrize("bad", ["-c1", "_c1", ".", "c/1", "c:1", "c 1", "c1\n", "ä", "../../etc", "c1;rm"])
+def test_a_malformed_container_id_is_refused_before_stdin(bad: str) -> None:
+    for verb in ("ADD", "CHECK", "DEL"):
+        fault = refusal({**WHOLE, "CNI_COMMAND": verb, "CNI_CONTAINERID": bad}, b"no JSON")
+        assert fault.code == 4
+        assert "CNI_CONTAINERID" in fault.msg and "malformed" in fault.msg
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/b", "a:b", "a b", "a\tb", "net1\n", "a" * 16, "é" * 8])
 def test_an_ifname_that_the_kernel_would_refuse_is_refused(name: str) -> None:
     for verb in ("ADD", "CHECK", "DEL"):
         assert refusal({**WHOLE, "CNI_COMMAND": verb, "CNI_IFNAME": name}).code == 4
