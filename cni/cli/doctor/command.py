@@ -137,7 +137,7 @@ def _row(finding: Observation) -> tuple[object, ...]:
 
 
 def features(report: DoctorReport) -> dict[str, str]:
-    """What changes seldom: labels are written to the API server at each change."""
+    """The node's labels, of values that seldom change: each change is a write to the API server."""
     ports = [p for p in report.facts.ports if p.is_active]
     rates = [int(found[1]) for p in ports if (found := _RATE.match(p.rate))]
     mtus = [p.roce_mtu for p in ports if p.roce_mtu is not None]
@@ -157,10 +157,10 @@ def features(report: DoctorReport) -> dict[str, str]:
 
 
 def write_features(report: DoctorReport, path: str) -> None:
-    """Write the file in one step, "-" is stdout; IoFailure.
+    """Write the labels to the file `path`, or to stdout for "-". Raises IoFailure.
 
-    The worker of node-feature-discovery reads the files of the folder again and again (its customization guide, "Local
-    feature source"), and passes hidden ones over, as the one is that is written first.
+    The file is first written under a hidden name, and then renamed: the worker of node-feature-discovery reads the folder
+    all the time, and ignores hidden files (its customization guide, "Local feature source").
     """
     lines = "".join(f"{name}={value}\n" for name, value in features(report).items())
     if path == "-":

@@ -54,7 +54,7 @@ class NodeFacts:
 
     @cached_property
     def loaded(self) -> modules.Modules:
-        """The kernel modules; of one pod with those functions alone that its links are on."""
+        """The kernel modules, and the network functions; for one pod only the functions below its links."""
         found = modules.read(self.places.sys)
         if not self.pod:
             return found
@@ -91,14 +91,14 @@ class NodeFacts:
 
     @property
     def ports(self) -> list[Port]:
-        """All ports; of one pod those below its links."""
+        """All ports; for one pod only those below its links."""
         if self.pod:
             return [*dict.fromkeys(port for link in self.attached for port in link.ports)]
         return inventory.ports(self.devices)
 
     @property
     def nics(self) -> list[tuple[str, str]]:
-        """Verbs devices of physical functions, with their PCI addresses; of one pod those below its links."""
+        """Physical functions with a verbs device: its name, and the PCI address. For one pod only those below its links."""
         devices = {port.device for port in self.ports}
         physical = [d for d in self.devices if d.pci and not d.is_virtual_function]
         return [(d.name, d.pci) for d in physical if not self.pod or d.name in devices]
@@ -140,7 +140,7 @@ class NodeFacts:
 
     @property
     def subnets(self) -> dict[str, list[str]]:
-        """The IPv4 subnets of active RoCE netdevs, with those that are in each."""
+        """The active RoCE netdevs in each of their IPv4 subnets."""
         found: dict[str, list[str]] = {}
         for name, own in self._networks.items():
             for subnet in dict.fromkeys(str(ipaddress.ip_network(network, strict=False)) for network in own):
@@ -149,7 +149,8 @@ class NodeFacts:
 
     @cached_property
     def uses(self) -> dict[str, str]:
-        """Netdevs that are used: by networks of this node, by links of pods, by addresses of its own; or by the one pod."""
+        """The netdevs in use, each with its user: a network of this node, a pod's link, an address of the node. For one pod only its
+        own."""
         found: dict[str, str] = {}
         if self.pod:
             return {port.netdev: str(link) for link in self.attached for port in link.ports}

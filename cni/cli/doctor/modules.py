@@ -79,8 +79,7 @@ def check(modules: Modules) -> Iterator[Observation]:
 
 
 def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> Iterator[Observation]:
-    """The nodes of each verbs device that sysfs shows, and rdma_cm, or those of them that are `chosen`: nodes that are not
-    there, or are others."""
+    """Find device nodes that are missing or wrong: of each verbs device in sysfs and of rdma_cm, or only the `chosen` ones."""
     folder = f"{root}/class/infiniband_verbs"
     places = {name: f"{folder}/{name}" for name in sorted(names_in(folder)) if name.startswith("uverbs")}
     for name, place in {**places, "rdma_cm": f"{root}/class/misc/rdma_cm"}.items():

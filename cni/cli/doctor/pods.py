@@ -42,8 +42,7 @@ class AttachedLink:
 
 @dataclass(frozen=True)
 class PodNeed:
-    """What a link of a pod needs in its containers: the node of the verbs device `device`, and the `resources` of this node
-    that bring it."""
+    """A link's need in the pod's containers: the device `node` of the verbs device, and the node's `resources` that give it."""
 
     link: str
     device: str
@@ -165,7 +164,7 @@ def check_pod(
     processes: Sequence[PodProcess],
     needed: Sequence[PodNeed] = (),
 ) -> Iterator[Observation]:
-    """The checks of one pod in addition: whether it has RDMA at all, its parameters, device nodes and limits."""
+    """Check one pod further: whether it has RDMA at all, its kernel parameters, device nodes and limits."""
     who = sandbox.owner or "this namespace"
     if not links:
         names = ", ".join(i.name for i in sandbox.interfaces if i.name != "lo") or "none"
@@ -217,7 +216,7 @@ def _check_indexes(subject: str, process: PodProcess, links: Sequence[AttachedLi
 
 
 def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str) -> list[Observation]:
-    """Whether echoes come back from the peer: a small one and one of the link's whole MTU, sent inside the namespace."""
+    """Ping the peer from inside the namespace: with a small packet, and with one of the link's whole MTU."""
     if not peer:
         return [Observation(SKIPPED, "a peer", "not looked at: name the address of another pod with --peer")]
     wanted = ipaddress.ip_address(peer)
@@ -256,7 +255,7 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
 
 
 def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
-    """Processes in the namespace, but not those that see the host's files: a runtime's helpers, or a shell of ours."""
+    """The pod's processes: those in its namespace that do not see the host's files, as a runtime's helpers do."""
     if not sandbox.netns:
         return []
     found = []

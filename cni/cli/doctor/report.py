@@ -19,7 +19,7 @@ from cni.shared.spec.errors import CniError
 
 
 def _peer_memory(f: NodeFacts) -> Iterator[Observation]:
-    """Of one pod: where it has a GPU."""
+    """Check the memory of GPUs; for one pod only if it has a GPU."""
     if not f.pod or any(process.gpus for process in f.pod_processes):
         yield from pcie.check_memory(*pcie.read_peer_memory(f.places.sys, f.places.proc), f.topology)
 
@@ -39,7 +39,7 @@ def _pcie_settings(f: NodeFacts) -> Iterator[Observation]:
 
 
 def _nodes(f: NodeFacts) -> Iterator[Observation]:
-    """Of one pod those that its links need."""
+    """Check the device nodes; for one pod only those that its links need."""
     needed = {"rdma_cm", *(need.node for need in f.pod_needs)} if f.pod else None
     return modules.check_nodes(f.places.sys, f.places.dev, needed)
 
@@ -142,8 +142,8 @@ def examine(facts: NodeFacts) -> DoctorReport:
 
 
 def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
-    """The findings of `checks`, in order. What cannot be read is a finding too, and stops no other check; what this user
-    may not read is no fault of the node."""
+    """Make `checks` in order; return their findings. An error is a finding too, and stops no other check; a missing right of
+    this user is no fault of the node."""
     found: list[Observation] = []
     stopped: set[str] = set()
     for check in checks:
@@ -164,7 +164,7 @@ def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
 
 
 def _as_seen(finding: Observation) -> Observation:
-    """`finding`, or that it is not known because this user may not look."""
+    """The finding; "unknown" in place of a fault if this user lacks the right to look."""
     if finding.level in (FAULT, UNKNOWN) and is_denied(finding.found):
         return replace(finding, level=UNKNOWN, healthy="", remedy=REMEDY)
     return finding

@@ -90,8 +90,8 @@ def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
 
 
 def _plugin(path: str, ours: bool) -> Observation:
-    """Go's say of themselves when they are called without a verb (skel of containernetworking/cni), those that have
-    nothing to say there with --version (rdma, multus-shim)."""
+    """Ask a plugin for its version. Go's plugins print it when they are called without a verb (skel of containernetworking/cni),
+    a few only with --version (rdma, multus-shim)."""
     healthy, remedy = "a plugin that answers VERSION", "install it again"
     try:
         about = _run([path], {})
@@ -149,7 +149,7 @@ def _network_file(path: str, directory: str) -> NetworkFile:
 
 
 def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directory: str) -> Iterator[Observation]:
-    """Files with faults, and plugins that no folder has."""
+    """Find faults in network files, and plugins that are in none of the plugin folders."""
     if not files:
         yield note(directory, "no network is defined there (Multus keeps its own in the cluster's NADs)")
     for file in files:
@@ -167,7 +167,7 @@ def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directo
 
 
 def check_policy(masters: Collection[str]) -> Iterator[Observation]:
-    """That the node's policy can be read, and allows `masters`, those of the links that are there."""
+    """Check that the node's policy can be read, and allows `masters`, the masters of the present links."""
     policy.forget()
     try:
         found = policy.current()
@@ -183,8 +183,8 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
 
 
 def reach(config: str = "") -> tuple[str, float, str]:
-    """Ask the store that a flat file names for its pools; by default the installed one. The store's name, "" for none;
-    seconds until it answered, or why it did not."""
+    """Ask the store of a flat file, by default of the installed one, for its pools. Returns the store's name ("" without a flat
+    file), the seconds until it answered, and the fault ("" if it answered)."""
     if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
         return "", 0.0, ""
     try:
@@ -203,7 +203,7 @@ def reach(config: str = "") -> tuple[str, float, str]:
 
 
 def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]:
-    """A store that does not answer, or slowly; of `reach`."""
+    """Judge the answer of a store. The arguments come from `reach`."""
     if not store:
         yield note("store of leases", "no flat file names one; a network's own ipam block may")
     elif fault:
@@ -217,7 +217,7 @@ def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]
 
 
 def check_admission(config: str = "") -> Iterator[Observation]:
-    """The bindings of the admission policies in the cluster that a flat file names; nothing where they may not be read."""
+    """Find missing bindings of admission policies in the flat file's cluster. No finding if this user may not read them."""
     missing = []
     try:
         if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
@@ -254,7 +254,7 @@ def check_pending(state: str) -> Iterator[Observation]:
 
 
 def read_runtimes(proc: str = "/proc") -> dict[str, int | None]:
-    """The container runtimes that run, each with what it may lock, as `memlock_of` says."""
+    """The running container runtimes, each with the limit from `memlock_of`."""
     found = {}
     for pid in sorted(int(n) for n in os.listdir(proc) if n.isdigit()) if os.path.isdir(proc) else ():
         name = text(f"{proc}/{pid}/comm")
@@ -285,8 +285,8 @@ def _status(process: str, key: str) -> list[str]:
 
 
 def memlock_of(process: str) -> int | None:
-    """The soft limit of the process with this directory in /proc, in bytes: -1 without a limit, None where this user may
-    not read it."""
+    """The soft limit of locked memory, in bytes, of the process with this directory in /proc: -1 for no limit, None if this
+    user may not read it."""
     for line in text(f"{process}/limits").splitlines():
         if line.startswith("Max locked memory"):
             soft = line[len("Max locked memory") :].split()[0]
@@ -332,15 +332,14 @@ def _size(count: int) -> str:
 
 
 def clock() -> tuple[datetime, bool | None]:
-    """The time here, and whether NTP or PTP has told the kernel that it is right, None: unknown. adjtimex(2) with nothing
-    to set reads that."""
+    """The time, and whether NTP or PTP keeps the clock synchronized; None: unknown. adjtimex(2) without a mode only reads."""
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES + 64)
     state = ctypes.CDLL(None).adjtimex(buffer)
     return datetime.now(UTC), None if state < 0 else state != _TIME_ERROR
 
 
 def check_clock(now: datetime, synchronized: bool | None) -> Iterator[Observation]:
-    """A clock that is wrong or that nobody sets: certificates, tokens and cooldowns go by it."""
+    """Find a clock that is wrong or not synchronized: certificates, tokens and cooldowns depend on it."""
     shown = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     remedy = "start chronyd, systemd-timesyncd or ptp4l"
     if now < _NOT_BEFORE:

@@ -90,7 +90,10 @@ def _nics(rails: Sequence[attached.AttachedRail]) -> list[dict[str, Any]]:
     devices = [d for d in inventory.read() if not d.is_virtual_function]
     known = {p.netdev: d for d in devices for p in d.ports if p.netdev}
     carriers = [a.carrier for a in sorted(rails, key=lambda a: a.key) if a.carrier]
-    places = {name: known[name].pci if name in known else _pci_of(name) for name in dict.fromkeys([*carriers, *known])}
+    places = {
+        name: known[name].pci if name in known else sysfs.pci_above(sysfs.pci_path_of_netdev(name))
+        for name in dict.fromkeys([*carriers, *known])
+    }
     seen = topology.read((name, pci) for name, pci in places.items() if pci)
     nics = []
     for name, pci in places.items():
@@ -108,11 +111,6 @@ def _nics(rails: Sequence[attached.AttachedRail]) -> list[dict[str, Any]]:
         }
         nics.append(nic)
     return nics
-
-
-def _pci_of(netdev: str) -> str:
-    last = sysfs.pci_path_of_netdev(netdev).rpartition("/")[2]
-    return last if topology.is_address(last) else ""
 
 
 def _rail(rail: attached.AttachedRail) -> dict[str, Any]:
