@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -84,6 +84,15 @@ def unshare() -> None:
     """Put the calling thread in a mount and a network namespace of its own."""
     _done(_LIBC.unshare(_CLONE_FS | _CLONE_NEWNS | _CLONE_NEWNET), "unshare")
     mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
+
+
+def hide(folders: Iterable[str]) -> None:
+    """Put the calling thread, and those that it starts, in a mount namespace of its own, in which these are empty."""
+    _done(_LIBC.unshare(_CLONE_NEWNS), "unshare")
+    mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
+    for folder in folders:
+        if os.path.isdir(folder):
+            mount("tmpfs", folder, "tmpfs")
 
 
 def join(process: str) -> None:
