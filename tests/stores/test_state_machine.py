@@ -85,6 +85,13 @@ class StoreMachine(RuleBasedStateMachine):
         there = self.model.get((lease.pool, lease.family, lease.value))
         return there is not None and there.key() == lease.key()
 
+    def cools_for_another(self, want: Want, pod: tuple[str, str, str]) -> bool:
+        """Whether a claim refuses the address since it cools: only where the object of a lease says so, and so is read."""
+        if self.kind.remembers_beside or object_of(want) not in self.memory:
+            return False
+        freed, cooldown = self.memory[object_of(want)]
+        return cooldown > 0 and not (pod[1] and freed.pod[:2] == pod[:2])
+
     def placed(self, want: Want) -> Want:
         """`want`, in a pool that has no leases of another scope."""
         return Want(self.pool_of(want.pool, want.scope), want.family, want.value, want.scope)
@@ -137,11 +144,13 @@ class StoreMachine(RuleBasedStateMachine):
                 del self.model[old.pool, old.family, old.value]
             else:
                 conflicts.append(old.value)
+        cools = [want.value for want in wanted if cooldown and self.cools_for_another(want, pod)]
         for want in wanted:
             if self.held_by(want):
                 conflicts.append(want.value)
             else:
                 self.model[want.pool, want.family, want.value] = Lease(want, who)
+        conflicts = conflicts or cools[:1]
         self.store.cooldown = cooldown
         answer = self.store.claim(wanted, who, given_up)
         if conflicts:
