@@ -81,7 +81,7 @@ def open_store(
 ) -> Store:
     """The store of `store_ref`; `use` and `restore` as ipam.stores.file explains. Nothing is opened yet.
 
-    `seconds` bound each request to a store that nodes share; 0: its default. `warn` is called with a text before a limit is reached.
+    `seconds` bound each request to a store that nodes share; 0: its default. `warn` is called with what an administrator should know.
     """
     kind, path = store_ref.get("kind"), store_ref.get("path")
     if store_ref.get("borrowed"):

@@ -38,6 +38,7 @@ class FileKind:
     leaf = 4096  # addresses that are skipped as one when all are taken
     examples = 12  # runs of the state machine
     cools_scopes = True  # whether an address that cools does so in other pools of its scope
+    searches_scopes = True  # whether a search sees the leases of other pools of the scope
     remembers_beside = True  # whether an address that cools still does when another has it, and has left it again
 
     def unusable(self) -> str:
@@ -57,6 +58,7 @@ class EtcdKind:
     leaf = 64
     examples = 6
     cools_scopes = True
+    searches_scopes = True
     remembers_beside = True
     _prefixes = itertools.count()
 
@@ -119,15 +121,11 @@ def decoded(resource: str, document: dict[str, Any]) -> dict[str, Any]:
 
 
 class RecordingStore(KubernetesStore):
-    """A Kubernetes store with the records that a node would keep of its claims.
-
-    It looks at the reservations from the first, not only when it has met one of another pool.
-    """
+    """A Kubernetes store with the records that a node would keep of its claims."""
 
     def __init__(self, store_ref: dict[str, Any], records: list[Lease]) -> None:
         super().__init__(store_ref, 20, lambda: records)
         self.api.__class__ = AnyNames
-        self._view.thorough = True
         self._records = records
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
@@ -178,6 +176,7 @@ class KubernetesKind(ApiKind):
     name = "kubernetes"
     leaf = 64
     cools_scopes = False
+    searches_scopes = False
     remembers_beside = True
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
@@ -233,6 +232,7 @@ class AddressLeaseKind(ApiKind):
     name = "addresslease"
     leaf = 256
     cools_scopes = True
+    searches_scopes = True
     remembers_beside = False
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:

@@ -89,7 +89,8 @@ def test_an_address_belongs_to_one_lease_of_its_pool_whatever_the_scope(store: S
 def test_pools_of_one_scope_share_no_address(store: Store) -> None:
     claim(store, [want(TEN + 1, "narrow")], owner("c1"))
     assert taken(store, [want(TEN + 1, "wide")], owner("c2")) == [TEN + 1]
-    assert store.occupied("wide", "", 4, TEN, TEN + 3) == 0b0010
+    seen = 0b0000 if store.kind == "kubernetes" else 0b0010  # in IPPools a search reads its own pool alone
+    assert store.occupied("wide", "", 4, TEN, TEN + 3) == seen
     holder = store.holder(want(TEN + 1, "wide"))
     assert holder
     assert holder.container_id == "c1"

@@ -265,7 +265,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pool=st.sampled_from(POOLS), family=st.sampled_from(sorted(BASES)), scope=st.sampled_from(SCOPES))
     def occupied(self, pool: str, family: int, scope: str | None) -> None:
         base, pool = BASES[family], self.pool_of(pool, scope)
-        held = [self.held_by(Want(f"{pool}{family}", family, base + i, scope)) is not None for i in range(SPAN)]
+        places = [Want(f"{pool}{family}", family, base + i, scope) for i in range(SPAN)]
+        if self.kind.searches_scopes:
+            held = [self.held_by(place) is not None for place in places]
+        else:
+            held = [(place.pool, place.family, place.value) in self.model for place in places]
         bits = self.store.occupied(f"{pool}{family}", scope, family, base, base + SPAN - 1)
         assert [bool(bits >> i & 1) for i in range(SPAN)] == held
         assert bits >> SPAN == 0

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 
 class KubernetesStore(ObjectStore):
-    """`known` tells the leases of this node's records; `warn` is called for a pool that nears its limit."""
+    """`known` tells the leases of this node's records; `warn` is called with what an administrator should know.
+
+    A search reads the pool alone: an address that is reserved by another pool of the scope is found by the claim.
+    """
 
     __slots__ = ("_locks", "_view", "_warn")
 
@@ -59,7 +62,7 @@ class KubernetesStore(ObjectStore):
         super().__init__(store_ref, seconds)
         self._locks = PoolLocks(self.api, store_ref.get("pools") or [], seconds, warn)
         node = store_ref.get("node") or ""
-        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, node, warn)
+        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, node)
         self._warn = warn
 
     def begin(self) -> None:
@@ -171,7 +174,7 @@ class KubernetesStore(ObjectStore):
             return sum(1 << value - low for value in range(low, high + 1) if value in held)
 
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
-        return self._view.held(pool, scope, family)
+        return self._view.held(pool, family)
 
     def _of_pool(self, pool: str, node: str) -> list[Lease]:
         found = self._view.pool(pool)

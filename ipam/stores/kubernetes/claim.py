@@ -49,9 +49,7 @@ class Claim:
         self._write()
         between()
         taken = self._reserve()
-        if taken:
-            self._view.thorough = True
-        else:
+        if not taken:
             kept = {(want.scope, want.family, want.value) for want in self._wants}
             self._view.unreserve([o for o in self._instead_of if (o.scope, o.family, o.value) not in kept])
             self._view.remember(self.leases, self._instead_of)

@@ -8,8 +8,8 @@ The schema has no place for a lease's network, node, boot, netns, uid and sequen
 them, and without a reservation the node's record alone. Two annotations of the pool, JSON objects with the oldest member
 first, remember freed addresses: the last address of a pod's interface, and the end of each cooldown.
 
-An IPPool is one object, and so one value of etcd, which takes requests of 1.5 MiB (--max-request-bytes). The plugin, the
-command and the agent warn by `percent` of the size of its JSON.
+An IPPool is one object, and so one value of etcd, which takes requests of 1.5 MiB (--max-request-bytes). The command and
+the agent warn by `percent` of the size of its JSON.
 """
 
 from __future__ import annotations

@@ -40,13 +40,12 @@ class View:
     """The readings since `forget`. `named` are the pools that an attachment may have leases in, None for all; `node` is the
     node of a slice's pools, "" for pools that are no slices.
 
-    `before` is called before a pool is read. `cooldown` is that of the store. `thorough`: searches read the reservations of
-    other pools, too; set after a conflict with one. `warn` is called for a pool that nears its limit.
+    `before` is called before a pool is read. `cooldown` is that of the store.
     """
 
     __slots__ = (
-        *("_before", "_known", "_known_from", "_named", "_node", "_reservations", "_reserved", "_warn"),
-        *("api", "cooldown", "read_pools", "thorough"),
+        *("_before", "_known", "_known_from", "_named", "_node", "_reservations"),
+        *("api", "cooldown", "read_pools"),
     )
 
     def __init__(
@@ -56,33 +55,28 @@ class View:
         named: list[str] | None,
         known: Callable[[], list[Lease]],
         node: str,
-        warn: Callable[[str], object],
     ) -> None:
         self.api = api
-        self._warn = warn
         self._before = before
         self.cooldown = 0
-        self.thorough = False
         self._named = named
         self._node = node
         self._known_from = known
         self._known: dict[tuple[str, int, int], Lease] | None = None
         self.read_pools: dict[str, IPPool | None] = {}
         self._reservations: dict[str, Reservation | None] = {}
-        self._reserved: list[str] | None = None
 
     def forget(self) -> None:
         """Read all again."""
         self.read_pools = {}
         self._reservations = {}
-        self._reserved = self._known = None
+        self._known = None
 
     def forget_pool(self, name: str) -> None:
         self.read_pools.pop(name, None)
 
     def forget_reservation(self, place: Want) -> None:
         self._reservations.pop(reservation_name(place), None)
-        self._reserved = None
 
     def all(self) -> list[IPPool]:
         """The pools that an attachment may have leases in."""
@@ -131,21 +125,10 @@ class View:
                 self._reservations[name] = None
         return self._reservations[name]
 
-    def held(self, name: str, scope: str | None, family: int) -> Collection[int]:
-        """The addresses that cannot be claimed in a pool; by reservations, too, when the view is `thorough`."""
+    def held(self, name: str, family: int) -> Collection[int]:
+        """The addresses of the leases of a pool."""
         pool = self.pool(name)
-        entries = pool.entries if pool and pool.family == family else {}
-        if scope is None or not self.thorough:
-            return entries
-        held = set(entries)
-        if self._reserved is None:
-            found = self.api.list_all(RESERVATIONS)
-            self._reserved = [str((document.get("metadata") or {}).get("name")) for document in found]
-        for text in self._reserved:
-            address = objects.reserved_address(text, scope)
-            if address and address[0] == family:
-                held.add(address[1])
-        return held
+        return pool.entries if pool and pool.family == family else {}
 
     def lease(self, pool: IPPool, entry: Allocation) -> Lease:
         """The lease of an allocation, by this node's record if there is one."""
@@ -233,11 +216,6 @@ class View:
             raise
         pool.annotations = metadata.get("annotations") or {}
         pool.apply(changes, metadata.get("resourceVersion") or "", grown)
-        if added and objects.percent(pool.size) >= objects.WARN_PERCENT:
-            self._warn(
-                f"pool {name} of {self.api} is {objects.percent(pool.size)} % of what the API server takes in one object"
-                f" ({pool.size >> 10} of {objects.LIMIT >> 10} KiB, {len(pool.entries)} leases). {objects.REMEDY}"
-            )
 
     def _full(self, name: str, pool: IPPool) -> TryAgainLater:
         return TryAgainLater(
