@@ -11,6 +11,7 @@ import io
 import os
 import select
 import socket
+import ssl
 from http.client import HTTPException, HTTPResponse
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -33,6 +34,13 @@ _MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # servers close what is idle after a minute
 
 class _Socket(socket.socket):
     """A socket that may be forgotten: it is closed then, without a warning. Nobody need close a store."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _TlsSocket(ssl.SSLSocket):
+    """The same with TLS."""
 
     def __del__(self) -> None:
         self.close()
@@ -67,9 +75,8 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
 
     ValueError names the file that cannot be used.
     """
-    import ssl  # a Python without OpenSSL can still speak HTTP
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.sslsocket_class = _TlsSocket
     try:
         if authority:
             context.load_verify_locations(authority)
