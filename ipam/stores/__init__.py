@@ -93,7 +93,7 @@ def open_store(
     if kind == "etcd" and _is_etcd(store_ref):
         from ipam.stores.etcd import EtcdStore
 
-        return EtcdStore(store_ref, use, seconds or SHARED_SECONDS)
+        return EtcdStore(store_ref, seconds or SHARED_SECONDS)
     if kind == "kubernetes" and _is_kubernetes(store_ref):
         from ipam.stores.kubernetes import KubernetesStore
 

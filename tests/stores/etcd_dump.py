@@ -9,7 +9,6 @@ from typing import Any
 
 from tests.etcd import post
 
-BLOCK, LARGE = 64, 4096
 NO_LEASES = ("cooling", "former", "full", "void")  # kinds of keys that stand without a lease
 
 
@@ -27,7 +26,7 @@ def leases(entries: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def faults(entries: dict[str, str]) -> list[str]:
-    """Of names without "/" and "%", what cannot be: keys that no lease accounts for, keys that a lease lacks, and marks of blocks that are not full."""
+    """Of names without "/" and "%", what cannot be: keys that no lease accounts for, and keys that a lease lacks."""
     wanted: dict[str, str | None] = {}
     for lease in leases(entries):
         address = ipaddress.ip_address(lease["address"])
@@ -43,13 +42,6 @@ def faults(entries: dict[str, str]) -> list[str]:
             wanted[f"pod/{namespace}/{pod}/{lease['ifname']}/{pool}/{place}"] = ""
     standing = {key: value for key, value in entries.items() if key.partition("/")[0] not in NO_LEASES}
     found = [f"{key}: {standing.get(key)!r} for {wanted.get(key)!r}" for key in standing.keys() | wanted.keys()]
-    found = [
+    return [
         f for f, key in zip(found, standing.keys() | wanted.keys(), strict=True) if standing.get(key) != wanted.get(key)
     ]
-    for key in entries:
-        if key.startswith("full/"):
-            _, kind, space, size, place = key.split("/")
-            step, what = (1, f"{kind}/{space}") if int(size) == BLOCK else (BLOCK, f"full/{kind}/{space}/{BLOCK}")
-            parts = [f"{what}/{int(place, 16) + i:0{len(place)}x}" for i in range(0, int(size), step)]
-            found += [f"{key} stands, and {part} does not" for part in parts if part not in entries]
-    return found

@@ -57,23 +57,6 @@ FOREIGN_LEASES = [
     (b"attachment/n/c/i/pool/0a00000z/0000000000000001", VALUE),
     (b"attachment/n/c/i/pool/0000000000000001", VALUE),
 ]
-FOREIGN_MARKS = [
-    b"full",
-    b"full/",
-    b"full/lease/pool/64",
-    b"full/v1/lease/10.0.0.0-24/0a000001",  # a prefix below another one
-    b"full/v1/attachment/n/c1/net1/10.0.0.0-24/0a000001/0000000000000007",
-    b"full/other/pool/64/0a000000",
-    b"full/lease/pool/x/0a000000",
-    b"full/lease/pool/0/0a000000",
-    b"full/lease/pool/-64/0a000000",
-    b"full/lease/pool/9999999999999/0a000000",
-    b"full/lease/pool/064/0a000000",
-    b"full/lease/pool/64/0a00000z",
-    b"full/lease/pool/64/",
-    b"full/lease/\xff/64/0a000000",
-    b"full/lease/pool/64/0a000001",
-]
 FOREIGN_COOLING = [b"cooling", b"cooling/lease/pool/", b"cooling/lease/pool/0a0000_1", b"cooling/lease/pool/x"]
 
 
@@ -87,7 +70,7 @@ def test_a_key_of_another_program_holds_no_lease_and_is_named_with_the_remedy(ke
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [*((k, v) for k, v in FOREIGN_LEASES if k[:5] == b"lease"), *((k, b"") for k in FOREIGN_MARKS + FOREIGN_COOLING)],
+    [*((k, v) for k, v in FOREIGN_LEASES if k[:5] == b"lease"), *((k, b"") for k in FOREIGN_COOLING)],
     ids=lambda text: repr(text[:60]),
 )
 def test_an_audit_reports_each_key_of_another_program_and_reads_the_others(key: bytes, value: bytes) -> None:
@@ -110,9 +93,12 @@ def test_what_railcni_has_written_is_read_again() -> None:
     for key, value in Keys("/railcni").entries(LEASE).items():
         if value == VALUE:
             assert Keys("/railcni").read(key, value).key() == LEASE.key()
-    for size in (keys.BLOCK, keys.LARGE):
-        mark = Keys("/railcni").full(keys.LEASE, "a/b", size, 6, 4096 << 12)
-        assert keys.mark_of(mark, ROOT) == (keys.LEASE, "a/b", size, 6, 4096 << 12)
+
+
+def test_an_audit_has_nothing_to_say_of_the_marks_of_full_blocks_that_earlier_versions_have_left() -> None:
+    of_railcni = Keys("/railcni")
+    entries = of_railcni.entries(LEASE) | {ROOT + b"full/lease/pool/64/0a000000": b""}
+    assert store_rules.find_in_keys(entries, of_railcni)[1] == []
 
 
 @pytest.mark.parametrize("read", [keys.last_name, keys.unescaped])

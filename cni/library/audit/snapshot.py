@@ -161,7 +161,7 @@ def _of_pools(cluster: Cluster, networks: list[Network], progress: Progress, poo
 
 def _of_keys(choice: Choice, progress: Progress) -> Snapshot:
     """What the keys of etcd hold, and their faults."""
-    store = EtcdStore(choice.store_ref, READ)
+    store = EtcdStore(choice.store_ref)
     entries: dict[bytes, bytes] = {}
     last = b""
     while page := store.entries(last):

@@ -13,8 +13,7 @@ from cni.shared.spec.request import Attachment
 from ipam import records as ipam_records
 from ipam.group import rails
 from ipam.leases import Lease
-from ipam.ranges import format_address
-from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, family_of, mark_of, shown, value_of
+from ipam.stores.etcd.keys import LEASE, Keys, family_of, shown, value_of
 
 # Whether the address of a lease may be in use, by the links of these attachments; None when it cannot be told.
 InUse = Callable[[Lease, Sequence[Attachment]], bool | None]
@@ -86,7 +85,7 @@ def _counts(snapshot: Snapshot) -> Iterator[Finding]:
 
 # --- the keys of etcd ---
 
-_ALONE = (b"cooling", b"former", b"full", b"void")  # keys that go with no single lease
+_ALONE = (b"cooling", b"former", b"full", b"void")  # keys that go with no single lease; "full" is of earlier versions
 
 
 def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease], list[Finding]]:
@@ -102,8 +101,6 @@ def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease
                 lease = keys.read(key, value)
                 leases.append(lease)
                 wanted |= {name: (text, lease) for name, text in keys.entries(lease).items()}
-            elif kind == b"full":
-                found += _unfilled(key, entries, keys)
             elif kind == b"cooling":
                 value_of(key, family_of(key))
         except StateDamaged as fault:
@@ -119,16 +116,3 @@ def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease
             message = f"key {name} goes with no lease: `etcdctl del {name}` when another look finds it again"
             found.append(Finding(kinds.INDEX_DIFFERS, LOOK, message))
     return leases, found
-
-
-def _unfilled(key: bytes, entries: Mapping[bytes, bytes], keys: Keys) -> Iterator[Finding]:
-    """A mark "full" of addresses that are not all taken: they would never be given."""
-    kind, space, size, family, value = mark_of(key, keys.root)
-    if size == BLOCK:
-        parts = [keys.taken(kind, space, family, value + i) for i in range(BLOCK)]
-    else:
-        parts = [keys.full(kind, space, BLOCK, family, value + i) for i in range(0, size, BLOCK)]
-    if any(part not in entries for part in parts):
-        first = format_address(family, value)
-        message = f"{size} addresses from {first} on are marked as taken, and are not: `etcdctl del {shown(key)}`"
-        yield Finding(kinds.INDEX_DIFFERS, LOOK, message, pool=space, address=first)

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 from cni.shared.spec.errors import CniError
 from ipam.leases import Lease, Owner, Pool, Want, given_up, returns
 from ipam.stores.base import (
-    CREATE,
     FORMER,
-    READ,
     SHARED_SECONDS,
     Claimed,
     Open,
@@ -58,13 +56,13 @@ class EtcdStore(ServedStore):
     kind = "etcd"
     window = BLOCK
 
-    def __init__(self, store_ref: dict[str, Any], use: int = CREATE, seconds: float = SHARED_SECONDS) -> None:
+    def __init__(self, store_ref: dict[str, Any], seconds: float = SHARED_SECONDS) -> None:
         self.keys = Keys(store_ref["prefix"])
         paths = (store_ref["ca"], store_ref["cert"], store_ref["key"])
         endpoints = [endpoint(text, False) for text in store_ref["endpoints"]]
         self._etcd = Client(endpoints, paths, store_ref["user"], store_ref.get("password", ""), seconds)
         super().__init__({key: value for key, value in store_ref.items() if key != "password"}, self._etcd)
-        self._search = Search(self.keys, self._call, use != READ)
+        self._search = Search(self.keys, self._call)
 
     def find(self, attachment: Attachment) -> list[Lease]:
         prefix = self.keys.all("attachment", *attachment.key())
@@ -113,7 +111,6 @@ class EtcdStore(ServedStore):
             puts |= self.keys.entries(lease)
         former = {key for old in instead_of for key in self.keys.entries(old)}
         gone = [key for key in former if key not in puts]
-        gone += {mark for old in instead_of for mark in self.keys.marks(old, puts.keys())}
         unique = [key for want in wants for key in self.keys.unique(want)]
         identities = [self.keys.identity(old) for old in instead_of]
         looked_at = {*identities, *unique, *(key for old in instead_of for key in self.keys.unique(old))}
@@ -173,7 +170,7 @@ class EtcdStore(ServedStore):
         written: set[bytes] = set()  # etcd takes a key once
         # etcd compares all before it changes anything
         for lease in sorted(distinct, key=lambda lease: -lease.sequence):
-            changes = [txn.delete(key) for key in (*self.keys.entries(lease), *self.keys.marks(lease))]
+            changes = [txn.delete(key) for key in self.keys.entries(lease)]
             cooling = self._cooling(lease, term)
             place = keys.place_of(lease.family, lease.value)
             former = {self.keys.former(lease): place} if returns(lease.pod) else {}

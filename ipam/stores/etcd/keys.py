@@ -8,12 +8,12 @@ that the order of keys is that of addresses:
     attachment/NETWORK/CONTAINERID/IFNAME/POOL/ADDRESS/SEQUENCE     the lease once more, found by its attachment
     pod/NAMESPACE/NAME/IFNAME/POOL/ADDRESS                          nothing: the lease is found by its pod,
     node/NODE/POOL/ADDRESS                                          and by its node
-    full/KIND/SPACE/SIZE/ADDRESS                                    nothing: SIZE addresses from there on are all taken,
-                                                                    of a pool (KIND lease) or a scope (reserved)
     void/NETWORK/CONTAINERID/IFNAME/SEQUENCE                        nothing: claims up to this sequence come too late
     former/NAMESPACE/NAME/IFNAME/POOL                               the address that a pod had there last
-    cooling/KIND/SPACE/ADDRESS                                      the pod that had the address, as NAMESPACE/NAME/IFNAME;
-                                                                    it goes when the address may be given again
+    cooling/KIND/SPACE/ADDRESS                                      the pod that had the address, as NAMESPACE/NAME/IFNAME,
+                                                                    in a pool (KIND lease) or a scope (reserved); it goes
+                                                                    when the address may be given again
+    full/KIND/SPACE/SIZE/ADDRESS                                    earlier versions marked full blocks by it; nothing reads it
 
 The first five are created and deleted together. The key below attachment/ has all that makes a lease this one: while it
 exists, the lease is as it was read.
@@ -21,17 +21,12 @@ exists, the lease is as it was read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, StateDamaged
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Want, from_json, to_json
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-BLOCK, LARGE = 64, 4096  # addresses; LARGE is 64 blocks, for one transaction compares no more than 128 keys
+BLOCK = 64  # addresses that a search reads at once
 LEASE, RESERVED = "lease", "reserved"
 _DIGITS = {4: 8, 6: 32}  # of an address of a family
 
@@ -59,9 +54,6 @@ class Keys:
         """The key of the address `low` after these names, and the first key after that of `high`."""
         prefix = self.all(*names)
         return prefix + place_of(family, low), next_key(prefix + place_of(family, high))
-
-    def full(self, kind: str, space: str, size: int, family: int, value: int) -> bytes:
-        return self.all("full", kind, space, str(size)) + place_of(family, value)
 
     def void(self, attachment: Attachment, sequence: int) -> bytes:
         return self.all("void", *attachment.key()) + b"%016x" % sequence
@@ -92,15 +84,6 @@ class Keys:
             found[self.all("pod", *lease.pod[:2], lease.ifname, lease.pool) + place] = b""
         found[self.all("node", lease.node, lease.pool) + place] = b""
         return found
-
-    def marks(self, lease: Lease, kept: Collection[bytes] = ()) -> list[bytes]:
-        """The marks "full" that end with `lease`, without those of the keys in `kept`."""
-        return [
-            self.full(kind, space, size, lease.family, lease.value & -size)
-            for kind, space in self.places(lease)
-            if self.taken(kind, space, lease.family, lease.value) not in kept
-            for size in (BLOCK, LARGE)
-        ]
 
     def read(self, key: bytes, value: bytes) -> Lease:
         """The lease that `value` holds, at the place that `key` names, which protects it; StateDamaged names any other key."""
@@ -199,20 +182,6 @@ def _escaped(name: str) -> str:
 def place_of(family: int, value: int) -> bytes:
     """An address as keys end with it."""
     return b"%08x" % value if family == 4 else b"%032x" % value
-
-
-def mark_of(key: bytes, root: bytes) -> tuple[str, str, int, int, int]:
-    """What the key of a mark "full" says, (kind, space, size, family, value); StateDamaged names any other key."""
-    try:
-        kind, space, size, place = key[len(root) :].split(b"/")[1:]
-        family = family_of(place)
-        found = kind.decode(), unescaped(space), int(size), family, value_of(place, family)
-    except (ValueError, StateDamaged):
-        raise _foreign(key, "is no mark of railcni") from None
-    of_kind, _, of_size, _, value = found
-    if of_kind not in (LEASE, RESERVED) or size not in (b"%d" % BLOCK, b"%d" % LARGE) or value % of_size:
-        raise _foreign(key, "is no mark of railcni")
-    return found
 
 
 def shown(key: bytes) -> str:
