@@ -53,7 +53,6 @@ POLICIES = (
     "railcni-abandoned",
     "railcni-tokens",
     "railcni-names",
-    "railcni-elected",
     "railcni-lost-nodes",
     "railcni-events",
 )
