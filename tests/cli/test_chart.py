@@ -333,7 +333,7 @@ def test_the_notes_name_the_namespace_of_the_agents_and_what_becomes_of_the_leas
 
 
 @needs_helm
-@pytest.mark.parametrize(("version", "count"), [("1.30.9", 0), ("1.31.0", 7), ("1.36.2", 7)])
+@pytest.mark.parametrize(("version", "count"), [("1.30.9", 0), ("1.31.0", 6), ("1.36.2", 6)])
 def test_the_policies_are_for_servers_that_bind_tokens_to_nodes_and_name_the_accounts_of_the_release(
     version: str, count: int
 ) -> None:
