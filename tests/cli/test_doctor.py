@@ -724,7 +724,7 @@ class Bindings(http_server.Handler):
 @pytest.mark.parametrize(
     ("names", "status", "said"),
     [
-        (setup.POLICIES, 0, [(OK, "7 bindings")]),
+        (setup.POLICIES, 0, [(OK, f"{len(setup.POLICIES)} bindings")]),
         (setup.POLICIES[2:], 0, [(ADVICE, "missing: railcni-addressleases, railcni-abandoned")]),
         ((), 404, [(ADVICE, "missing: the server knows no such policies")]),
         ((), 403, []),
