@@ -18,7 +18,7 @@ from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease.objects import name_of
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.base import Claimed, Store, Unknown
+from ipam.stores.base import Claimed, Open, Store, Unknown
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
 from ipam.stores.kubernetes import KubernetesStore, locks
@@ -121,23 +121,48 @@ def decoded(resource: str, document: dict[str, Any]) -> dict[str, Any]:
 
 
 class RecordingStore(KubernetesStore):
-    """A Kubernetes store with the records that a node would keep of its claims."""
+    """A Kubernetes store with the records that a node would keep of its claims. `well` names a server that is always well, at
+    which pools are made."""
 
-    def __init__(self, store_ref: dict[str, Any], records: list[Lease]) -> None:
+    def __init__(self, store_ref: dict[str, Any], records: list[Lease], well: str) -> None:
         super().__init__(store_ref, 20, lambda: records)
+        self._well = AnyNames(well, 20, "")
         self.api.__class__ = AnyNames
         self._records = records
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
-        with self.session():
-            for want in wants:
-                if self._view.pool(want.pool) is None:
-                    AnyNames.make_pool(self.api, want)
-                    self._view.forget_pool(want.pool)
-            answer = super().claim(wants, owner, instead_of)
-        if isinstance(answer, Claimed):
-            self._records += answer.leases
+        def attempt(instead_of: Sequence[Lease]) -> Any:
+            with self.session():
+                for want in wants:
+                    if self._view.pool(want.pool) is None:
+                        self._well.make_pool(want)
+                        self._view.forget_pool(want.pool)
+                return super(RecordingStore, self).claim(wants, owner, instead_of)
+
+        former = list(self._records)
+        leases = [Lease(want, owner) for want in wants]
+        answer = certain(self, attempt, lambda: self._records.extend(leases), wants, owner, instead_of)
+        self._records[:] = [*former, *answer.leases] if isinstance(answer, Claimed) else former
         return answer
+
+    def release(self, leases: Sequence[Lease]) -> int:
+        """Made again after an outcome that an unwell server leaves open, as the next call of a node does."""
+        there = sum(self._is_there(lease) for lease in {lease.key(): lease for lease in leases}.values())
+        try:
+            return super().release(leases)
+        except Open:
+            self.release(leases)
+            return there
+
+    def settle(self, attachment: Attachment, sequence: int) -> None:
+        try:
+            super().settle(attachment, sequence)
+        except Open:
+            self.settle(attachment, sequence)
+
+    def _is_there(self, lease: Lease) -> bool:
+        with self.session():
+            return self._view.is_there(lease)
 
 
 class ApiKind:
@@ -156,8 +181,8 @@ class ApiKind:
     def unusable(self) -> str:
         return "a real server is well" if self.unwell and kubernetes_proxy.path() else ""
 
-    def kubeconfig(self) -> tuple[Path, str]:
-        """A new directory, and in it a kubeconfig that names a new namespace."""
+    def kubeconfig(self) -> tuple[Path, str, str]:
+        """A new directory, and in it a kubeconfig that names a new namespace, and one for the same server while it is well."""
         if self._server is None:
             self._server = kubernetes_proxy.start()
             atexit.register(self._server.close)
@@ -165,9 +190,10 @@ class ApiKind:
             if self.unwell:
                 self._port = Unwell(self._server.port, False, in_turn(3)).__enter__().port
         directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
-        path = Path(self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}"))
-        path.write_text(path.read_text().replace(f":{self._server.port}", f":{self._port}"))
-        return directory, str(path)
+        well = Path(self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}"))
+        path = directory / "unwell.kubeconfig"
+        path.write_text(well.read_text().replace(f":{self._server.port}", f":{self._port}"))
+        return directory, str(path), str(well)
 
 
 class KubernetesKind(ApiKind):
@@ -180,13 +206,13 @@ class KubernetesKind(ApiKind):
     remembers_beside = True
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
-        directory, kubeconfig = self.kubeconfig()
+        directory, kubeconfig, well = self.kubeconfig()
         locks.DIRECTORY = str(directory / "run")
         records: list[Lease] = []
         opened: list[KubernetesStore] = []
 
         def reopen() -> KubernetesStore:
-            opened.append(RecordingStore({"kind": "kubernetes", "kubeconfig": kubeconfig}, records))
+            opened.append(RecordingStore({"kind": "kubernetes", "kubeconfig": kubeconfig}, records, well))
             return opened[-1]
 
         def remove() -> None:
@@ -236,7 +262,7 @@ class AddressLeaseKind(ApiKind):
     remembers_beside = False
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
-        directory, kubeconfig = self.kubeconfig()
+        directory, kubeconfig, _ = self.kubeconfig()
         if self.unwell and self._server:
             self._server.lag()
         records: dict[tuple[str, Attachment], Lease] = {}
@@ -254,8 +280,39 @@ class AddressLeaseKind(ApiKind):
         return reopen, remove
 
 
+def certain(
+    store: Store,
+    attempt: Callable[[Sequence[Lease]], Any],
+    note: Callable[[], object],
+    wants: Sequence[Want],
+    owner: Owner,
+    instead_of: Sequence[Lease],
+) -> Any:
+    """The answer of `attempt`, which is made again as ipam.acquire does while an unwell server leaves its outcome open.
+
+    `note` writes the record of the claim: a node does so before it claims.
+    """
+    others = {lease.place for lease in store.find(owner.attachment)} - {old.place for old in instead_of}
+    answer = attempt(instead_of)
+    if isinstance(answer, Unknown):
+        note()
+    while isinstance(answer, Unknown):
+        concerned = {owner.attachment, *(old.attachment for old in instead_of)}
+        held = [lease for attachment in sorted(concerned, key=str) for lease in store.find(attachment)]
+        places = {place.place for place in (*wants, *instead_of)} - others
+        answer = attempt([lease for lease in held if lease.place in places])
+    return answer
+
+
 Kind = FileKind | EtcdKind | KubernetesKind | AddressLeaseKind
-KINDS: list[Kind] = [FileKind(), EtcdKind(), KubernetesKind(), AddressLeaseKind(), AddressLeaseKind(unwell=True)]
+KINDS: list[Kind] = [
+    FileKind(),
+    EtcdKind(),
+    KubernetesKind(),
+    KubernetesKind(unwell=True),
+    AddressLeaseKind(),
+    AddressLeaseKind(unwell=True),
+]
 
 
 def owner(

@@ -46,7 +46,7 @@ class KubernetesStore(ObjectStore):
     A search reads the pool alone: an address that is reserved by another pool of the scope is found by the claim.
     """
 
-    __slots__ = ("_locks", "_view", "_warn")
+    __slots__ = ("_doubtful", "_locks", "_view", "_warn")
 
     kind = "kubernetes"
     window = 256  # the pool is in memory; `next_open` passes over all that is full
@@ -64,6 +64,7 @@ class KubernetesStore(ObjectStore):
         node = store_ref.get("node") or ""
         self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, node)
         self._warn = warn
+        self._doubtful: list[Lease] = []  # given up by claims whose outcome is open
 
     def begin(self) -> None:
         """Forget the readings of the last session; the locks are taken when a pool is to be read."""
@@ -192,9 +193,13 @@ class KubernetesStore(ObjectStore):
         """One attempt; after a change of a pool by others the caller has to read again."""
         with self.session():
             self._locks.take()
-            claim = Claim(self._view, wants, owner, instead_of)
+            claim = Claim(self._view, wants, owner, instead_of, self._doubtful)
             answer = attempt(claim.leases, lambda: claim.make(self._locks.end), claim.undo, claim.taken)
-            if not isinstance(answer, Claimed):
+            if isinstance(answer, Unknown):
+                self._doubtful += instead_of
+            if isinstance(answer, Claimed):
+                self._doubtful = []
+            else:
                 self._view.forget()
             return answer
 

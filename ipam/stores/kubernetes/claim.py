@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 
 class Claim:
-    """`wants` for `owner` in place of the leases `instead_of`. Every part of it is undone by `undo`."""
+    """`wants` for `owner` in place of the leases `instead_of`. Every part of it is undone by `undo`.
 
-    __slots__ = ("_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_written", "leases")
+    `doubtful` are leases that earlier claims gave up, whose outcome was open: their reservations may be left.
+    """
+
+    __slots__ = ("_doubtful", "_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_written", "leases")
 
     def __init__(
         self,
@@ -29,12 +32,14 @@ class Claim:
         wants: Sequence[Want],
         owner: Owner,
         instead_of: Sequence[Lease],
+        doubtful: Sequence[Lease] = (),
     ) -> None:
         self.leases = [Lease(want, owner) for want in wants]
         self._view = view
         self._wants = wants
         self._owner = owner
         self._instead_of = instead_of
+        self._doubtful = doubtful
         self._written: list[tuple[str, Changes]] = []  # pools, and their former allocations
         self._made: list[Lease] = []  # with new reservations
         self._moved: list[tuple[Lease, Lease]] = []  # with changed reservations, and their former leases
@@ -51,7 +56,8 @@ class Claim:
         taken = self._reserve()
         if not taken:
             kept = {(want.scope, want.family, want.value) for want in self._wants}
-            self._view.unreserve([o for o in self._instead_of if (o.scope, o.family, o.value) not in kept])
+            gone = [*self._instead_of, *(old for old in self._doubtful if not self._view.is_there(old))]
+            self._view.unreserve([old for old in gone if (old.scope, old.family, old.value) not in kept])
             self._view.remember(self.leases, self._instead_of)
         return taken
 
