@@ -71,6 +71,7 @@ def of_rail(asked: dict[str, Any], words: str, made: dict[str, Any] | None = Non
 
 
 RESULT_ONLY = "it is in the result, for the runtime; the kernel does not have it"
+DEFAULT_MASTER = "it chooses the default master, which may change"
 HOW_ADD_WAITED = "it says how ADD waits for the addresses; none of them shows it"
 OF_THE_IPAM = "the IPAM plugin's CHECK compares its keys: the table of whereabouts"
 LOG = "it says where and how much is logged"
@@ -184,6 +185,7 @@ TABLES: dict[str, tuple[Any, dict[str, list[Case] | Case]]] = {
                 {"linkInContainer": True}, "master is ens2f0 on the host, configured is one in the sandbox"
             ),
             "bcqueuelen": Scene({"bcqueuelen": 70}, "bcqueuelen is 50, configured is 70", {"bcqueuelen": 50}),
+            "deviceID": DEFAULT_MASTER,
             "dad": HOW_ADD_WAITED,
             "ipam": OF_THE_IPAM,
             "dns": RESULT_ONLY,

@@ -18,7 +18,7 @@ from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease.objects import name_of
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.base import Claimed, Open, Store, Unknown
+from ipam.stores.base import Claimed, Open, Store, Taken, Unknown
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
 from ipam.stores.kubernetes import KubernetesStore, locks
@@ -301,6 +301,9 @@ def certain(
         held = [lease for attachment in sorted(concerned, key=str) for lease in store.find(attachment)]
         places = {place.place for place in (*wants, *instead_of)} - others
         answer = attempt([lease for lease in held if lease.place in places])
+        if isinstance(answer, Taken):  # an ADD that finds no other addresses releases what its first claim has left
+            new = {want.place for want in wants} - others - {old.place for old in instead_of}
+            store.release([lease for lease in store.find(owner.attachment) if lease.place in new])
     return answer
 
 
