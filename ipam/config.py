@@ -44,7 +44,7 @@ class IpamConfig:
     routes: list[Route]
     dns: dict[str, Any]  # the object of the spec, {} when the configuration says nothing
     node: str  # this node's name
-    slice_node: str  # the node whose slices the ranges are; "" for whole ranges (ipam.stores.kubernetes.slices)
+    slice_node: str  # the node whose slices the ranges are; "" for whole ranges (ipam.stores.ippool.slices)
     config_path: str  # the flat file that was read, or ""
     hidden: list[str]  # texts of a flat file that the network chose: no error may show them
     borrowed: str = ""  # why the network may not name its store, by which only the recorded one is reached then

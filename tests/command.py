@@ -195,7 +195,7 @@ def _child(program: str, request: dict[str, Any], streams: Sequence[int]) -> Non
             status = dispatcher.main(request["argv"][0])
             return
         if folder := os.environ.pop(LOCKS, ""):
-            from ipam.stores.kubernetes import locks
+            from ipam.stores.ippool import locks
 
             locks.DIRECTORY = folder
         stdin = io.BufferedReader(io.FileIO(0, closefd=False))

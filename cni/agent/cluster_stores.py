@@ -34,8 +34,8 @@ from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver.faults import Conflict, Undefined
 from ipam.stores.apiserver.resources import ADDRESSES, POOLS, RESERVATIONS
 from ipam.stores.base import CHANGE, Claimed, Store
-from ipam.stores.kubernetes import objects
-from ipam.stores.kubernetes.objects import IPPool, Reservation, allocation
+from ipam.stores.ippool import objects
+from ipam.stores.ippool.objects import IPPool, Reservation, allocation
 
 _NAMES = 1000  # names and labels of objects in one reply
 

@@ -31,7 +31,7 @@ from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease
 from ipam.stores.addresslease import objects as addresses
-from ipam.stores.kubernetes.objects import LIMIT, Reservation
+from ipam.stores.ippool.objects import LIMIT, Reservation
 
 Steps = Generator[None, None, None]
 _LISTED_GRACES = 10  # between two lists of a node's objects: for each the server reads those of all nodes

@@ -67,7 +67,7 @@ def locate(config: IpamConfig, network: str, take: bool, seconds: float = 0) -> 
     `take` one when the node has none, as an ADD does. `seconds` bound a request; 0: their default.
     """
     if config.node_slice_size and config.datastore == "kubernetes" and config.ranges:
-        from ipam.stores.kubernetes.slices import narrow
+        from ipam.stores.ippool.slices import narrow
 
         narrow(config, network, seconds or SHARED_SECONDS, take)
 
@@ -95,7 +95,7 @@ def open_store(
 
         return EtcdStore(store_ref, seconds or SHARED_SECONDS)
     if kind == "kubernetes" and _is_kubernetes(store_ref):
-        from ipam.stores.kubernetes import KubernetesStore
+        from ipam.stores.ippool import KubernetesStore
 
         return KubernetesStore(store_ref, seconds or SHARED_SECONDS, restore, warn)
     if kind == "addresslease" and isinstance(store_ref.get("kubeconfig"), str):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ipam.stores.kubernetes import locks
+from ipam.stores.ippool import locks
 from tests import command
 from tests.agent.rig import Rig
 from tests.stores import kubernetes_proxy

@@ -21,7 +21,7 @@ from ipam.leases import Lease, Owner, Want
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.base import Claimed
-from ipam.stores.kubernetes.objects import entry_of, reservation
+from ipam.stores.ippool.objects import entry_of, reservation
 from tests import command
 from tests.node import until
 from tests.stores.kubernetes_api import ADDRESSES, ApiServer

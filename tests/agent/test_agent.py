@@ -20,7 +20,7 @@ from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
 from ipam.stores.addresslease import objects as addresses
-from ipam.stores.kubernetes.objects import entry_of, reservation
+from ipam.stores.ippool.objects import entry_of, reservation
 from tests.agent.rig import Rig, owner
 from tests.node import INTERPRETER, until
 from tests.stores import kubernetes_proxy
@@ -68,7 +68,7 @@ def call(rig: Rig, verb: str, container: str) -> Any:
     state = str(rig.directory / "plugin")
     program = (
         "import sys, json; from cni.shared import policy; from cni.shared.log import Log; from cni.shared.spec import request; from ipam import plugin\n"
-        "from ipam.stores.kubernetes import locks\n"
+        "from ipam.stores.ippool import locks\n"
         "policy._current = policy.Policy({k: ['/'] for k in ('dataRoots', 'logRoots', 'configRoots')})\n"
         f"locks.DIRECTORY = {state + '/run'!r}\n"
         "import os; parsed = request.parse(dict(os.environ), sys.stdin.buffer.read())\n"

@@ -12,7 +12,7 @@ from cni.cli.ipam import reclaim as ipam_reclaim
 from cni.library.audit import snapshot
 from ipam.leases import Lease, Want
 from ipam.stores.addresslease import objects as addresses
-from ipam.stores.kubernetes.objects import entry_of
+from ipam.stores.ippool.objects import entry_of
 from tests.agent.rig import GONE, POOL, POOLS, RESERVATIONS, TEN, Rig, owner, status_of
 from tests.blackbox.command import run
 from tests.node import until

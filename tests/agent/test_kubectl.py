@@ -24,7 +24,7 @@ import pytest
 
 from cni.cli import cluster as command
 from cni.cli.main import main
-from ipam.stores.kubernetes import locks
+from ipam.stores.ippool import locks
 from tests import tools
 from tests.agent.rig import GONE, Rig, owner
 from tests.callers import KUBECTL

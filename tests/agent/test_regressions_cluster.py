@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cni.shared.spec.errors import CniError, TryAgainLater
-from ipam.stores.kubernetes import locks
+from ipam.stores.ippool import locks
 from tests.agent.rig import Rig, owner, status_of
 from tests.node import until
 from tests.stores import kubernetes_api

@@ -27,7 +27,7 @@ from ipam.stores.apiserver import Api
 from ipam.stores.base import Claimed, Store
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
-from ipam.stores.kubernetes import KubernetesStore, locks
+from ipam.stores.ippool import KubernetesStore, locks
 from tests import etcd
 from tests.blackbox.command import run
 from tests.blackbox.test_etcd import Etcd, member, network  # noqa: F401

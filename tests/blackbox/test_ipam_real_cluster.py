@@ -23,7 +23,7 @@ from lightkube.resources.rbac_authorization_v1 import ClusterRole, ClusterRoleBi
 from cni.cli.ipam import migrate as ipam_migrate
 from cni.library.audit import cluster as clusters
 from cni.library.audit.cluster import Cluster
-from ipam.stores.kubernetes import locks
+from ipam.stores.ippool import locks
 from tests.attachment_definitions import Nad, define
 from tests.blackbox.command import run
 

@@ -23,7 +23,7 @@ from cni.cli.ipam import migrate as ipam_migrate
 from cni.library.installation import change
 from cni.shared import policy
 from cni.shared.spec.errors import CniError
-from ipam.stores.kubernetes import locks
+from ipam.stores.ippool import locks
 from tests.agent.rig import Rig
 from tests.blackbox.command import run
 from tests.blackbox.test_kubernetes import Server, network, server  # noqa: F401

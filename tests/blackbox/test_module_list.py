@@ -27,7 +27,7 @@ SHARED_STORES = (
     "ipam.stores.addresslease*",
     "ipam.stores.etcd*",
     "ipam.stores.http",
-    "ipam.stores.kube*",
+    "ipam.stores.ippool*",
     "ipam.stores.apiserver*",
 )
 FILE_STORE = ("_sqlite3", "ipam.stores.file")

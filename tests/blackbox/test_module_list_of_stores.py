@@ -38,7 +38,7 @@ def test_an_etcd_call_loads_of_pythons_modules_the_http_client_alone(
     node.cni("macvlan", "ADD", config, container_id="c0", ifname="net0", netns=pod).succeeded()
     found = loaded(node, node.executables / "macvlan", "ADD", config, pod)
     assert set(costly(found)) <= of_client
-    assert of(found, (*UNLOADED, "ipam.stores.kube*", "ipam.stores.addresslease*", "ipam.stores.apiserver*")) == []
+    assert of(found, (*UNLOADED, "ipam.stores.ippool*", "ipam.stores.addresslease*", "ipam.stores.apiserver*")) == []
 
 
 def test_a_kubernetes_call_loads_of_pythons_modules_the_http_client_alone(

@@ -77,13 +77,13 @@ MISTAKEN = {
         "and leased are",
     ),
     "a reservation that is not undone when the rest of a claim fails": (
-        Edit("ipam/stores/kubernetes/claim.py", r"self\._view\.unreserve\(self\._made\)", "pass"),
+        Edit("ipam/stores/ippool/claim.py", r"self\._view\.unreserve\(self\._made\)", "pass"),
         ("kubernetes-macvlan-add", "conflicts", "retry"),
         "allocated to nobody",
     ),
     "a reservation left because it has changed": (
         Edit(
-            "ipam/stores/kubernetes/view.py",
+            "ipam/stores/ippool/view.py",
             r"except Gone:\n {20}break",
             "except (Gone, Conflict):\n                    break",
         ),
@@ -91,13 +91,13 @@ MISTAKEN = {
         "allocated to nobody",
     ),
     "a reservation deleted that has moved": (
-        Edit("ipam/stores/kubernetes/view.py", r"found\.uid, found\.version", "found.uid"),
+        Edit("ipam/stores/ippool/view.py", r"found\.uid, found\.version", "found.uid"),
         ("kubernetes-macvlan-del", "late", "restart"),
         "is not reserved",
     ),
     "nobody's reservation taken for another's": (
         Edit(
-            "ipam/stores/kubernetes/claim.py",
+            "ipam/stores/ippool/claim.py",
             r"elif found and found\.lease\.pool == lease\.pool and not .*:",
             "elif False:",
         ),

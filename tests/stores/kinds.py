@@ -21,8 +21,8 @@ from ipam.stores.apiserver.resources import POOLS
 from ipam.stores.base import Claimed, Open, Store, Taken, Unknown
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
-from ipam.stores.kubernetes import KubernetesStore, locks
-from ipam.stores.kubernetes.objects import new_pool
+from ipam.stores.ippool import KubernetesStore, locks
+from ipam.stores.ippool.objects import new_pool
 from tests import etcd
 from tests.stores import etcd_dump, kubernetes_proxy
 from tests.stores.kubernetes_api import ApiServer

@@ -14,7 +14,7 @@ import pytest
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 from ipam.ranges import Range
 from ipam.stores import base
-from ipam.stores.kubernetes import locks
+from ipam.stores.ippool import locks
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.test_kubernetes_store import POOL, POOLS, RESERVATIONS, TEN, Cluster, divided, message
 

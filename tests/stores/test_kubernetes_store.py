@@ -34,8 +34,8 @@ from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import BINDINGS, RIGHTS
 from ipam.stores.base import Claimed, Taken, Unknown, Unreachable
-from ipam.stores.kubernetes import KubernetesStore, locks
-from ipam.stores.kubernetes.objects import LIMIT
+from ipam.stores.ippool import KubernetesStore, locks
+from ipam.stores.ippool.objects import LIMIT
 from tests.node import ROOT
 from tests.stores import kubernetes_api, kubernetes_proxy
 from tests.stores.kinds import owner

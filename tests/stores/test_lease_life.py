@@ -26,7 +26,7 @@ from ipam.ranges import format_address
 from ipam.stores import base
 from ipam.stores.base import CREATE, Store
 from ipam.stores.etcd import client
-from ipam.stores.kubernetes import locks
+from ipam.stores.ippool import locks
 from tests import etcd
 from tests.proxy import Proxy
 from tests.stores import kubernetes_proxy

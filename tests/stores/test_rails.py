@@ -20,7 +20,7 @@ from ipam.group.rails import attachment_of
 from ipam.stores.apiserver import Api
 from ipam.stores.etcd.client import Client
 from ipam.stores.file.database import Database
-from ipam.stores.kubernetes import locks
+from ipam.stores.ippool import locks
 from tests.stores.test_lease_life import MAKERS, Place
 
 COUNT = 4

@@ -19,7 +19,7 @@ from ipam.stores import base, http
 from ipam.stores.addresslease import objects
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
 from ipam.stores.etcd import EtcdStore, txn
-from ipam.stores.kubernetes import locks
+from ipam.stores.ippool import locks
 from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_api import DROP_LATE, Refusal
 from tests.stores.test_lease_life import MAKERS, Place

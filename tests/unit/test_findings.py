@@ -11,7 +11,7 @@ from cni.library.audit import findings as kinds
 from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding
 from cni.library.audit.lease_rules import find
 from cni.library.audit.model import Snapshot, nad_name, parse_networks, parse_node, parse_pod, parse_pool
-from ipam.stores.kubernetes.objects import LIMIT, Reservation
+from ipam.stores.ippool.objects import LIMIT, Reservation
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 NAD = "team/rdma-net"

@@ -8,7 +8,7 @@ from cni.library.audit.occupancy import spans_of
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, parse_address
-from ipam.stores.kubernetes.objects import IPPool
+from ipam.stores.ippool.objects import IPPool
 
 NET = parse_address("10.0.0.0")[1]
 

@@ -29,7 +29,7 @@ from ipam.leases import Lease, Want
 from ipam.ranges import format_address, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.faults import Forbidden
 from ipam.stores.base import READ
-from ipam.stores.kubernetes.objects import LIMIT, REMEDY, WARN_PERCENT, percent
+from ipam.stores.ippool.objects import LIMIT, REMEDY, WARN_PERCENT, percent
 
 _FLUSH_SECONDS = 30.0
 

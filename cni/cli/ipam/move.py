@@ -21,7 +21,7 @@ from ipam.ranges import parse_cidr, range_of
 from ipam.stores.addresslease.claim import NAMES
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, replacement
-from ipam.stores.kubernetes import objects
+from ipam.stores.ippool import objects
 
 
 class Pools:

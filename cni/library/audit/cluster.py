@@ -25,7 +25,7 @@ from ipam.stores.apiserver.resources import (
     RESERVATIONS,
     SLICES,
 )
-from ipam.stores.kubernetes.objects import IPPool, Reservation, is_closed, reservation_name
+from ipam.stores.ippool.objects import IPPool, Reservation, is_closed, reservation_name
 
 T = TypeVar("T")
 

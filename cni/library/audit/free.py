@@ -17,7 +17,7 @@ from ipam.records import PART
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import RESERVATIONS
 from ipam.stores.base import Store
-from ipam.stores.kubernetes.objects import Reservation, allocation
+from ipam.stores.ippool.objects import Reservation, allocation
 
 Check = Callable[[Lease], object]
 

@@ -17,7 +17,7 @@ from cni.library.audit.model import Address, Network, Pod, PodInterface, Snapsho
 from ipam.leases import Lease
 from ipam.ranges import format_address, range_of
 from ipam.stores.apiserver.resources import OF_STORES
-from ipam.stores.kubernetes.objects import REMEDY, WARN_PERCENT, IPPool, Reservation, percent
+from ipam.stores.ippool.objects import REMEDY, WARN_PERCENT, IPPool, Reservation, percent
 
 
 def find(snapshot: Snapshot) -> list[Finding]:

@@ -21,7 +21,7 @@ from ipam.keys import IPAM_KEYS, RANGE_KEYS
 from ipam.leases import Lease, Pool
 from ipam.ranges import Range, host_of
 from ipam.source import Source
-from ipam.stores.kubernetes.objects import IPPool, Reservation
+from ipam.stores.ippool.objects import IPPool, Reservation
 
 Address = tuple[int, int]  # family and value
 Name = tuple[str, str]  # namespace and name

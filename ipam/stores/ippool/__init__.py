@@ -27,17 +27,17 @@ from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.apiserver.store import ObjectStore, attempt
 from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown
-from ipam.stores.kubernetes import objects
-from ipam.stores.kubernetes.claim import Claim
-from ipam.stores.kubernetes.locks import PoolLocks
-from ipam.stores.kubernetes.view import View
+from ipam.stores.ippool import objects
+from ipam.stores.ippool.claim import Claim
+from ipam.stores.ippool.locks import PoolLocks
+from ipam.stores.ippool.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
     from ipam.stores.base import Window
-    from ipam.stores.kubernetes.objects import Allocation
+    from ipam.stores.ippool.objects import Allocation
 
 
 class KubernetesStore(ObjectStore):

@@ -9,13 +9,13 @@ from ipam.stores.apiserver import uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import RESERVATIONS
 from ipam.stores.base import Open, conflicts
-from ipam.stores.kubernetes import objects
+from ipam.stores.ippool import objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ipam.stores.kubernetes.objects import Changes, Reservation
-    from ipam.stores.kubernetes.view import View
+    from ipam.stores.ippool.objects import Changes, Reservation
+    from ipam.stores.ippool.view import View
 
 
 class Claim:

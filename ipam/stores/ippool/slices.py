@@ -19,7 +19,7 @@ from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import POOLS, SLICES
 from ipam.stores.base import Open, Pauses
-from ipam.stores.kubernetes.objects import IPPool
+from ipam.stores.ippool.objects import IPPool
 
 if TYPE_CHECKING:
     from ipam.config import IpamConfig

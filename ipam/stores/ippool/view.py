@@ -23,15 +23,15 @@ from ipam.stores.apiserver.resources import (
 )
 from ipam.stores.apiserver.store import refuse_elsewhere
 from ipam.stores.base import SHARED_SECONDS, Open, Pauses
-from ipam.stores.kubernetes import objects
-from ipam.stores.kubernetes.objects import IPPool, Reservation, reservation_name
+from ipam.stores.ippool import objects
+from ipam.stores.ippool.objects import IPPool, Reservation, reservation_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
     from ipam.stores.apiserver import Api
-    from ipam.stores.kubernetes.objects import Allocation, Changes
+    from ipam.stores.ippool.objects import Allocation, Changes
 
 _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
