@@ -323,10 +323,15 @@ def _leases_of(listed: Iterable[tuple[Attachment, dict[str, Any]]], records: Rec
     return found
 
 
+def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
+    """The leases of `pool` that were claimed on the node of `owner` in another boot than the present one."""
+    return [lease for lease in store.each_lease(pool, owner.node) if lease.boot_id != owner.boot_id]
+
+
 def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) -> bool:
     """Release the leases of `pool` from earlier boots of this node whose namespaces are gone; whether any was released."""
     freed = False
-    for attachment in {lease.attachment for lease in store.of_earlier_boots(pool, owner.node, owner.boot_id)}:
+    for attachment in {lease.attachment for lease in of_earlier_boots(store, pool, owner)}:
         if attachment == owner.attachment:
             continue
         held = records.try_locked(attachment, PART)

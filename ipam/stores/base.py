@@ -161,7 +161,7 @@ class Store:
         self._depth += 1
         if self._depth == 1:
             try:
-                self.begin()
+                self._begin()
             except BaseException:
                 self.__exit__()
                 raise
@@ -170,13 +170,13 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self.end()
+            self._end()
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Begin the outermost session; TryAgainLater when the store cannot do so in time."""
 
-    def end(self) -> None:
-        """End the outermost session, also after `begin` has failed."""
+    def _end(self) -> None:
+        """End the outermost session, also after `_begin` has failed."""
 
     def take_locks(self) -> None:
         """Take the locks that this node's sessions have one after another, which are else taken at the first reading."""
@@ -248,16 +248,6 @@ class Store:
     def pools(self) -> list[Pool]:
         """The pools that have leases, by name."""
         raise NotImplementedError
-
-    def of_earlier_boots(self, pool: str, node: str, boot_id: str, limit: int = 1000) -> list[Lease]:
-        """Up to `limit` leases of `pool` that were claimed on `node` when its boot was not `boot_id`."""
-        found: list[Lease] = []
-        for lease in self.each_lease(pool, node):
-            if lease.boot_id != boot_id:
-                found.append(lease)
-            if len(found) == limit:
-                break
-        return found
 
 
 class ServedStore(Store):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ipam import upkeep
 from ipam.leases import Lease, Owner, Want
 from ipam.stores.base import Claimed, Store, Taken
 from tests.node import until
@@ -266,7 +267,7 @@ def test_leases_of_earlier_boots_are_those_of_this_node_only(store: Store) -> No
     claim(store, [want(TEN + 2)], owner("c2", boot_id="now"))
     claim(store, [want(TEN + 3)], owner("c3", boot_id="old", node="node-2"))
     claim(store, [want(TEN + 4, "other")], owner("c4", boot_id="old"))
-    assert values(store.of_earlier_boots("pool", "node-1", "now")) == [TEN + 1]
+    assert values(upkeep.of_earlier_boots(store, "pool", owner(boot_id="now"))) == [TEN + 1]
 
 
 WEB = ("ns", "web-0", "uid-1")

@@ -26,11 +26,11 @@ from cni.shared.spec.errors import (
     TryAgainLater,
 )
 from cni.shared.spec.request import Attachment
-from ipam import acquire, plugin, rules, search, stores
+from ipam import acquire, plugin, rules, search, stores, upkeep
 from ipam import records as ipam_records
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, format_address
-from ipam.stores.base import Claimed, Taken, Unknown
+from ipam.stores.base import Claimed, Store, Taken, Unknown
 from ipam.stores.file import FileStore
 from tests.unit.test_formats import make_newer
 
@@ -668,15 +668,15 @@ def test_an_attachment_that_comes_back_while_its_earlier_boots_leases_are_looked
 ) -> None:
     """Another node's claim, in a store that nodes share. /dev/null as its namespace tells nothing of its life."""
     host.dead("dead", 1, 2, 3, netns="/dev/null")
-    real = FileStore.of_earlier_boots
+    real = upkeep.of_earlier_boots
 
-    def back_again(store: FileStore, *where: Any) -> list[Lease]:
+    def back_again(store: Store, *where: Any) -> list[Lease]:
         found = real(store, *where)
         who = Owner(Attachment("rdma-net", "dead", "net1"), boot_id=boot_id(), netns="/dev/null", sequence=2)
         assert isinstance(store.claim([Want(POOL, 4, lease.value, "") for lease in found], who, found), Claimed)
         return found
 
-    monkeypatch.setattr(FileStore, "of_earlier_boots", back_again)
+    monkeypatch.setattr(upkeep, "of_earlier_boots", back_again)
     with pytest.raises(TryAgainLater, match="exhausted"):
         host.add("new", TINY)
 

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from ipam import upkeep
 from ipam.leases import Lease, Owner, Want
 from ipam.stores import base
 from ipam.stores.base import Claimed, Taken
@@ -281,7 +282,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pool=st.sampled_from(POOLS), boot=boots)
     def earlier_boots(self, pool: str, boot: str) -> None:
         expected = [x for x in self.model.values() if x.pool == f"{pool}4" and x.boot_id != boot]
-        self.same(self.store.of_earlier_boots(f"{pool}4", "node-1", boot), expected)
+        self.same(upkeep.of_earlier_boots(self.store, f"{pool}4", owner(boot_id=boot)), expected)
 
     @invariant()
     def the_store_holds_what_the_model_holds(self) -> None:

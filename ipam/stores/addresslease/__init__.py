@@ -69,7 +69,7 @@ class AddressLeaseStore(ObjectStore):
         self._recent = False  # lists may be a moment old
         self._surveyed: Survey | None = None  # for a new attachment
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Forget the readings of the last session; no lock is taken."""
         self._forget()
 

@@ -60,14 +60,14 @@ class FileStore(Store):
     def record(self) -> dict[str, Any]:
         return {"kind": self.kind, "path": self.directory}
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         opened = open_database(self.path, self._use, self._seconds)
         if opened:
             self._database, begins = opened
             if begins:
                 self._fill(self._database)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         if self._database:
             self._database.close()
             self._database = None
@@ -168,9 +168,6 @@ class FileStore(Store):
             pool = found.setdefault(name, Pool(name, 4 if len(number) == 3 else 6, 0))
             pool.used += bitmap.decode(row).bit_count()
         return list(found.values())
-
-    def of_earlier_boots(self, pool: str, node: str, boot_id: str, limit: int = 1000) -> list[Lease]:
-        return self._leases(schema.EARLIER_BOOTS, pool, boot_id, node, limit)
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         namespace, name, _ = owner.pod

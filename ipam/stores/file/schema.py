@@ -62,8 +62,6 @@ FIND_POD = "SELECT * FROM lease WHERE pod = ? AND pod <> '' AND namespace = ? AN
 FIND_ADDRESS = "SELECT * FROM lease WHERE pool = ? AND address = ?"
 FIND_RESERVED = "SELECT * FROM lease WHERE scope = ? AND scope IS NOT NULL AND address = ?"
 PAGE = "SELECT * FROM lease WHERE pool = ? AND address > ? AND ? IN ('', node) ORDER BY address LIMIT ?"
-# reads the pool
-EARLIER_BOOTS = "SELECT * FROM lease WHERE pool = ? AND boot <> ? AND node = ? ORDER BY address LIMIT ?"
 INSERT = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 MATCH = """
 SELECT scope FROM lease

@@ -66,7 +66,7 @@ class KubernetesStore(ObjectStore):
         self._warn = warn
         self._doubtful: list[Lease] = []  # given up by claims whose outcome is open
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Forget the readings of the last session; the locks are taken when a pool is to be read."""
         self._view.forget()
         self._view.cooldown = self.cooldown
@@ -74,7 +74,7 @@ class KubernetesStore(ObjectStore):
     def take_locks(self) -> None:
         self._locks.take()
 
-    def end(self) -> None:
+    def _end(self) -> None:
         self._locks.end()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
