@@ -77,7 +77,7 @@ class Host:
 
     def records(self) -> list[str]:
         """The files that stand for an attachment."""
-        standing = ("lock", "leases.db", "leases.db-journal")
+        standing = ("lock", "remembered", "leases.db", "leases.db-journal")
         return [str(p) for p in self.state.rglob("*") if p.is_file() and p.name not in standing]
 
     def _make(self) -> None:
